@@ -1,0 +1,268 @@
+//! A Hugging Face model directory: which files make it up, and what each contributes.
+//!
+//! Required are `config.json` and safetensors weights; every text file is optional here, because whether it is needed
+//! depends on what the caller does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path};
+
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, Format};
+use crate::error::{CheckpointError, shown};
+use crate::generation::Generation;
+use crate::json::{self, Object};
+use crate::mapped::MappedFile;
+use crate::tensor::Entry;
+use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
+use crate::{gguf, safetensors};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const TOKENIZER_LIMIT: u64 = 256 << 20;
+const INDEX_LIMIT: u64 = 32 << 20;
+
+/// Opens the directory, or the one `.gguf` file in it if nothing else in it is a model.
+pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let Some(config) = json::read_object(&path.join("config.json"))? else {
+        return open_without_config(path);
+    };
+    let (files, tensors) = weights(path)?;
+
+    let empty = |name: &str| Object { path: path.join(name), fields: serde_json::Map::new() };
+    let object = |name: &str| Ok(json::read_object(&path.join(name))?.unwrap_or_else(|| empty(name)));
+    let tokenizer_config = object("tokenizer_config.json")?;
+    let generation = generation(&object("generation_config.json")?, &config)?;
+    let special_tokens = special_tokens(&tokenizer_config, &object("special_tokens_map.json")?)?;
+    let added_tokens = added_tokens(&tokenizer_config, &object("added_tokens.json")?)?;
+    let chat_templates = chat_templates(path, &tokenizer_config)?;
+    let tokenizer = json::read(&path.join("tokenizer.json"), TOKENIZER_LIMIT)?.map(TokenizerSource::Json);
+
+    Ok(Checkpoint {
+        path: path.to_owned(),
+        format: Format::Safetensors,
+        files,
+        tensors,
+        config: Value::Object(config.fields),
+        generation,
+        tokenizer,
+        special_tokens,
+        added_tokens,
+        chat_templates,
+    })
+}
+
+fn open_without_config(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let ggufs = names_ending(path, &[".gguf"])?;
+    match ggufs.as_slice() {
+        [one] => gguf::open(&path.join(one)),
+        [] => Err(CheckpointError::not_a_model(path, "has neither a config.json nor a .gguf file")),
+        several => {
+            let reason = format!("has several .gguf files; name the one to open: {}", listed(several));
+            Err(CheckpointError::not_a_model(path, reason))
+        }
+    }
+}
+
+/// The weight files and their tensors: one file, or the shards that the index names.
+fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, Entry>), CheckpointError> {
+    let single = path.join(SINGLE);
+    if single.exists() {
+        let file = MappedFile::open(&single)?;
+        let tensors = safetensors::tensors(&file, 0)?;
+        return Ok((vec![file], tensors));
+    }
+    let index_path = path.join(INDEX);
+    let Some(index) = json::read(&index_path, INDEX_LIMIT)? else {
+        return Err(CheckpointError::not_a_model(path, why_no_weights(path)?));
+    };
+    let Index { weight_map } = serde_json::from_slice(&index)
+        .map_err(|error| CheckpointError::malformed(&index_path, "index", shown(&error.to_string())))?;
+
+    let shards: BTreeSet<&str> = weight_map.values().map(String::as_str).collect();
+    let mut files = Vec::new();
+    let mut held = BTreeMap::new();
+    for shard in shards {
+        let refused = |problem: &str| {
+            let field = format!("weight_map, shard {}", shown(shard));
+            Err(CheckpointError::malformed(&index_path, field, problem))
+        };
+        if !is_inside(shard) {
+            return refused("leads out of the model's directory");
+        }
+        if !path.join(shard).exists() {
+            return refused("is missing");
+        }
+        let file = MappedFile::open(&path.join(shard))?;
+        held.insert(shard, safetensors::tensors(&file, files.len())?);
+        files.push(file);
+    }
+
+    let mut tensors = BTreeMap::new();
+    for (name, shard) in &weight_map {
+        // Every shard of the map was opened just above.
+        let Some(entry) = held.get_mut(shard.as_str()).and_then(|shard| shard.remove(name)) else {
+            let field = format!("weight_map, {}", shown(name));
+            let problem = format!("the shard {} holds no such tensor", shown(shard));
+            return Err(CheckpointError::malformed(&index_path, field, problem));
+        };
+        tensors.insert(name.clone(), entry);
+    }
+    Ok((files, tensors))
+}
+
+#[derive(serde::Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Whether a name from an index stays below the directory it is joined to. Links inside the directory may lead
+/// anywhere: they were put there by whoever owns the disk.
+fn is_inside(name: &str) -> bool {
+    let mut components = Path::new(name).components().peekable();
+    components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))
+}
+
+fn why_no_weights(path: &Path) -> Result<String, CheckpointError> {
+    let looked_for = format!("has neither {SINGLE} nor {INDEX}");
+    let ggufs = names_ending(path, &[".gguf"])?;
+    if !ggufs.is_empty() {
+        return Ok(format!("{looked_for}; to use GGUF weights, open the file itself: {}", listed(&ggufs)));
+    }
+    let pickled = names_ending(path, &[".bin", ".pt", ".pth"])?;
+    if !pickled.is_empty() {
+        return Ok(format!(
+            "{looked_for}, only {}: pickled weights can run code and are not read; convert them with \
+             AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers",
+            listed(&pickled)
+        ));
+    }
+    let others = names_ending(path, &[".safetensors"])?;
+    if !others.is_empty() {
+        return Ok(format!("{looked_for}, only {}", listed(&others)));
+    }
+    Ok(looked_for)
+}
+
+/// Names of the directory's files with one of these endings, sorted.
+fn names_ending(path: &Path, endings: &[&str]) -> Result<Vec<String>, CheckpointError> {
+    let io = |source| CheckpointError::io(path, source);
+    let mut names = Vec::new();
+    for entry in path.read_dir().map_err(io)? {
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+        if endings.iter().any(|ending| name.ends_with(ending)) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn listed(names: &[String]) -> String {
+    const MOST: usize = 8;
+    let mut text = names.iter().take(MOST).map(|name| shown(name)).collect::<Vec<_>>().join(", ");
+    if names.len() > MOST {
+        text.push_str(&format!(" and {} more", names.len() - MOST));
+    }
+    text
+}
+
+fn generation(file: &Object, config: &Object) -> Result<Generation, CheckpointError> {
+    let ids = |field| match file.token_ids(field)? {
+        None => config.token_ids(field),
+        ids => Ok(ids),
+    };
+    let first = |ids: Option<Vec<u32>>| ids.and_then(|ids| ids.first().copied());
+    Ok(Generation {
+        eos_token_ids: ids("eos_token_id")?.unwrap_or_default(),
+        bos_token_id: first(ids("bos_token_id")?),
+        pad_token_id: first(ids("pad_token_id")?),
+        do_sample: file.bool("do_sample")?,
+        temperature: file.f32("temperature")?,
+        top_k: file.u32("top_k")?,
+        top_p: file.f32("top_p")?,
+        min_p: file.f32("min_p")?,
+        repetition_penalty: file.f32("repetition_penalty")?,
+    })
+}
+
+/// A token's text is written as a string or as an object with its `content`.
+fn token_text(object: &Object, field: &str) -> Result<Option<String>, CheckpointError> {
+    object.typed(field, "a token, as text or as an object with content", |value| {
+        value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+    })
+}
+
+fn special_tokens(config: &Object, map: &Object) -> Result<SpecialTokens, CheckpointError> {
+    let text = |field| match token_text(config, field)? {
+        None => token_text(map, field),
+        text => Ok(text),
+    };
+    Ok(SpecialTokens {
+        bos: text("bos_token")?,
+        eos: text("eos_token")?,
+        unk: text("unk_token")?,
+        pad: text("pad_token")?,
+    })
+}
+
+/// Tokens by id out of `added_tokens_decoder`, then those that only the older `added_tokens.json` knows.
+fn added_tokens(config: &Object, older: &Object) -> Result<Vec<AddedToken>, CheckpointError> {
+    let mut tokens = BTreeMap::new();
+    let empty = serde_json::Map::new();
+    let decoder = config.typed("added_tokens_decoder", "an object", Value::as_object)?.unwrap_or(&empty);
+    for (id, value) in decoder {
+        let field = format!("added_tokens_decoder.{}", shown(id));
+        let malformed = |problem: &str| CheckpointError::malformed(&config.path, &field, problem);
+        let id: u32 = id.parse().map_err(|_| malformed("the key is no token id"))?;
+        let content =
+            value.get("content").and_then(Value::as_str).ok_or_else(|| malformed("has no content"))?;
+        let flag = |name: &str| value.get(name).and_then(Value::as_bool);
+        let special = flag("special").unwrap_or(false);
+        let token = AddedToken {
+            id,
+            content: content.to_owned(),
+            special,
+            lstrip: flag("lstrip").unwrap_or(false),
+            rstrip: flag("rstrip").unwrap_or(false),
+            single_word: flag("single_word").unwrap_or(false),
+            normalized: flag("normalized").unwrap_or(!special),
+        };
+        tokens.insert(id, token);
+    }
+    for content in older.fields.keys() {
+        let Some(id) = older.u32(content)? else { continue };
+        tokens.entry(id).or_insert_with(|| AddedToken {
+            id,
+            content: content.clone(),
+            special: false,
+            lstrip: false,
+            rstrip: false,
+            single_word: false,
+            normalized: true,
+        });
+    }
+    Ok(tokens.into_values().collect())
+}
+
+/// The templates of `tokenizer_config.json`, one text or a list of named ones; a `chat_template.jinja` is the default
+/// whatever they say.
+fn chat_templates(path: &Path, config: &Object) -> Result<BTreeMap<String, String>, CheckpointError> {
+    let named = |value: &Value| {
+        let field = |name| value.get(name).and_then(Value::as_str).map(str::to_owned);
+        Some((field("name")?, field("template")?))
+    };
+    let templates =
+        config.typed("chat_template", "a text, or a list of objects with name and template", |value| {
+            match value {
+                Value::String(text) => Some(BTreeMap::from([("default".to_owned(), text.clone())])),
+                Value::Array(list) => list.iter().map(named).collect(),
+                _ => None,
+            }
+        })?;
+    let mut templates = templates.unwrap_or_default();
+    if let Some(text) = json::read_text(&path.join("chat_template.jinja"), json::CONFIG_LIMIT)? {
+        templates.insert("default".to_owned(), text);
+    }
+    Ok(templates)
+}

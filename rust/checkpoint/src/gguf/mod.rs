@@ -1,0 +1,108 @@
+//! A GGUF file as a checkpoint: Hugging Face names, layout and configuration keys over ggml's.
+//!
+//! `header` checks and borrows what the file says; `config`, `names` and `vocabulary` translate it; here it is put
+//! together. Nothing borrowed outlives opening.
+
+mod config;
+mod header;
+mod metadata;
+mod names;
+mod vocabulary;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use self::config::Config;
+use self::header::{Header, TensorInfo};
+use self::names::Projection;
+use crate::checkpoint::{Checkpoint, Format};
+use crate::error::{CheckpointError, shown};
+use crate::mapped::MappedFile;
+use crate::tensor::{Entry, RowOrder, Stored};
+use crate::tokenizer::{SpecialTokens, TokenizerSource};
+
+/// Opens a `.gguf` file.
+pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let file = MappedFile::open(path)?;
+    let header = Header::parse(path, file.bytes())?;
+    let metadata = &header.metadata;
+    if let Some(parts @ 2..) = metadata.integer("split.count")? {
+        let found = format!("{parts}: the file is one part of a split model");
+        return Err(metadata.unsupported(
+            "split.count",
+            found,
+            "1; llama-gguf-split --merge joins the parts",
+        ));
+    }
+
+    let config = config::read(&header, file.bytes())?;
+    let tensors = tensors(path, &header, &config)?;
+    let vocabulary = vocabulary::vocabulary(metadata)?;
+    let generation = vocabulary::generation(metadata, vocabulary.as_ref())?;
+    let chat_templates = vocabulary::chat_templates(metadata)?;
+
+    Ok(Checkpoint {
+        path: path.to_owned(),
+        format: Format::Gguf(header.version),
+        tensors,
+        config: config.json,
+        generation,
+        special_tokens: vocabulary.as_ref().map_or_else(SpecialTokens::default, vocabulary::special_tokens),
+        tokenizer: vocabulary.map(TokenizerSource::Gguf),
+        added_tokens: Vec::new(),
+        chat_templates,
+        files: vec![file],
+    })
+}
+
+/// The tensors under their Hugging Face names; one that has none keeps its own.
+fn tensors(
+    path: &Path,
+    header: &Header<'_>,
+    config: &Config,
+) -> Result<BTreeMap<String, Entry>, CheckpointError> {
+    let mut tensors = BTreeMap::new();
+    for (&name, info) in header.tensors.iter().filter(|(name, _)| **name != config::ROPE_FACTORS) {
+        let entry = Entry {
+            file: 0,
+            range: info.range.clone(),
+            shape: info.shape.clone(),
+            stored: Stored::Weights(info.storage),
+            order: row_order(path, name, info, config)?,
+        };
+        let hugging_face = names::hugging_face(name).unwrap_or_else(|| name.to_owned());
+        if tensors.insert(hugging_face, entry).is_some() {
+            let problem = "there is one of this name in ggml's spelling and one in Hugging Face's";
+            return Err(CheckpointError::malformed(path, format!("tensor {}", shown(name)), problem));
+        }
+    }
+    Ok(tensors)
+}
+
+/// Queries and keys of the llama architecture are stored for a rotation of neighbouring pairs.
+fn row_order(
+    path: &Path,
+    name: &str,
+    info: &TensorInfo,
+    config: &Config,
+) -> Result<RowOrder, CheckpointError> {
+    let heads = match names::projection(name).filter(|_| config.architecture == "llama") {
+        Some(Projection::Query) => config.num_attention_heads,
+        Some(Projection::Key) => config.num_key_value_heads,
+        None => return Ok(RowOrder::AsStored),
+    };
+    let head_dim = config.head_dim;
+    let malformed =
+        |problem| Err(CheckpointError::malformed(path, format!("tensor {}", shown(name)), problem));
+    let rows = info.shape[0];
+    if info.shape.len() > 2 || heads.checked_mul(head_dim) != Some(rows) {
+        return malformed(format!(
+            "shape {:?}; {heads} heads of {head_dim} are expected in rows",
+            info.shape
+        ));
+    }
+    if info.shape.len() == 1 && info.storage.block_elements() > 1 {
+        return malformed(format!("a bias of blocks ({}); single elements are expected", info.storage));
+    }
+    Ok(RowOrder::Interleaved { head_dim })
+}

@@ -1,0 +1,197 @@
+//! The header of a safetensors file: eight bytes of length, a JSON object of tensors, then their bytes.
+//!
+//! Read here and not by the `safetensors` crate, which is the twin in the tests, because a hostile or damaged file asks
+//! for more than it gives: its errors name neither the tensor nor the numbers, the last of two tensors of one name
+//! silently wins, and its parse buffers a header of the largest allowed size many times over.
+
+use std::collections::{BTreeMap, btree_map};
+use std::fmt;
+use std::ops::Range;
+
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::error::{CheckpointError, shown};
+use crate::mapped::MappedFile;
+use crate::storage::Storage;
+use crate::tensor::{Entry, RowOrder, Stored};
+
+/// The format's own limit.
+const MAX_HEADER: u64 = 100_000_000;
+const MAX_DIMENSIONS: usize = 8;
+
+/// The tensors of a file, every range checked: together they cover the bytes after the header exactly, without overlap.
+pub(crate) fn tensors(file: &MappedFile, index: usize) -> Result<BTreeMap<String, Entry>, CheckpointError> {
+    let bytes = file.bytes();
+    let malformed = |field: &str, problem: String| CheckpointError::malformed(file.path(), field, problem);
+
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        return Err(malformed("header length", format!("needs 8 bytes; the file has {}", bytes.len())));
+    };
+    let length = u64::from_le_bytes(*length);
+    let limit = MAX_HEADER.min(rest.len() as u64);
+    if length > limit {
+        return Err(malformed("header length", format!("{length} bytes; at most {limit} are possible here")));
+    }
+    let (header, data) = rest.split_at(length as usize);
+    let data_start = 8 + header.len();
+    let parsed = std::str::from_utf8(header)
+        .map_err(|error| error.to_string())
+        .and_then(|header| serde_json::from_str(header).map_err(|error| error.to_string()));
+    let Header(declared) = parsed.map_err(|error| malformed("header", shown(&error)))?;
+
+    let mut tensors = BTreeMap::new();
+    for (name, declaration) in declared {
+        let entry = declaration
+            .entry(data.len(), data_start, index)
+            .map_err(|problem| malformed(&format!("tensor {}", shown(&name)), problem))?;
+        tensors.insert(name, entry);
+    }
+
+    let mut by_offset: Vec<_> = tensors.iter().map(|(name, entry)| (&entry.range, name)).collect();
+    by_offset.sort_by_key(|(range, _)| (range.start, range.end));
+    let mut end = data_start;
+    for (range, name) in by_offset {
+        if range.start != end {
+            let (begins, expected) = (range.start - data_start, end - data_start);
+            let problem =
+                format!("begins at byte {begins} of the data; the tensors before it end at {expected}");
+            return Err(malformed(&format!("tensor {}", shown(name)), problem));
+        }
+        end = range.end;
+    }
+    if end != bytes.len() {
+        let problem = format!("{} bytes; the tensors cover {}", data.len(), end - data_start);
+        return Err(malformed("data", problem));
+    }
+    Ok(tensors)
+}
+
+struct Header(BTreeMap<String, Declaration>);
+
+#[derive(serde::Deserialize)]
+struct Declaration {
+    dtype: String,
+    shape: Shape,
+    data_offsets: (u64, u64),
+}
+
+struct Shape(Vec<u64>);
+
+impl Declaration {
+    fn entry(self, data_len: usize, data_start: usize, file: usize) -> Result<Entry, String> {
+        let (bits, stored) =
+            stored(&self.dtype).ok_or_else(|| format!("unknown dtype {}", shown(&self.dtype)))?;
+        let Shape(shape) = self.shape;
+        let size =
+            shape.iter().try_fold(1, |size: usize, &dimension| size.checked_mul(dimension.try_into().ok()?));
+        let bytes = size.and_then(|size| size.checked_mul(bits)).filter(|bits| bits.is_multiple_of(8));
+        let Some(bytes) = bytes.map(|bits| bits / 8) else {
+            return Err(format!("shape {shape:?} of {} is no possible size in bytes", self.dtype));
+        };
+        let (start, end) = self.data_offsets;
+        if start > end || end > data_len as u64 {
+            return Err(format!("data_offsets {start}..{end}; the data has {data_len} bytes"));
+        }
+        if end - start != bytes as u64 {
+            let given = end - start;
+            return Err(format!(
+                "shape {shape:?} of {} needs {bytes} bytes; data_offsets give {given}",
+                self.dtype
+            ));
+        }
+        let range = Range { start: data_start + start as usize, end: data_start + end as usize };
+        // Lossless: each was converted while the size was computed.
+        let shape = shape.into_iter().map(|dimension| dimension as usize).collect();
+        Ok(Entry { file, range, shape, stored, order: RowOrder::AsStored })
+    }
+}
+
+/// Bits per element, and whether the type can be read as weights.
+fn stored(dtype: &str) -> Option<(usize, Stored)> {
+    const OTHER: [(usize, &str); 19] = [
+        (4, "F4"),
+        (6, "F6_E2M3"),
+        (6, "F6_E3M2"),
+        (8, "BOOL"),
+        (8, "U8"),
+        (8, "I8"),
+        (8, "F8_E4M3"),
+        (8, "F8_E4M3FNUZ"),
+        (8, "F8_E5M2"),
+        (8, "F8_E5M2FNUZ"),
+        (8, "F8_E8M0"),
+        (16, "I16"),
+        (16, "U16"),
+        (32, "I32"),
+        (32, "U32"),
+        (64, "I64"),
+        (64, "U64"),
+        (64, "F64"),
+        (64, "C64"),
+    ];
+    Some(match dtype {
+        "F32" => (32, Stored::Weights(Storage::F32)),
+        "F16" => (16, Stored::Weights(Storage::F16)),
+        "BF16" => (16, Stored::Weights(Storage::Bf16)),
+        _ => {
+            OTHER.iter().find(|(_, name)| *name == dtype).map(|&(bits, name)| (bits, Stored::Other(name)))?
+        }
+    })
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tensors;
+        impl<'de> Visitor<'de> for Tensors {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+                let mut tensors = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    match tensors.entry(name) {
+                        btree_map::Entry::Vacant(place) => place.insert(map.next_value::<Declaration>()?),
+                        btree_map::Entry::Occupied(place) => {
+                            let name = shown(place.key());
+                            return Err(de::Error::custom(format_args!("two tensors are named {name}")));
+                        }
+                    };
+                }
+                Ok(Header(tensors))
+            }
+        }
+        deserializer.deserialize_map(Tensors)
+    }
+}
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Dimensions;
+        impl<'de> Visitor<'de> for Dimensions {
+            type Value = Shape;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a list of at most {MAX_DIMENSIONS} dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Shape, A::Error> {
+                let mut shape = Vec::new();
+                while let Some(dimension) = list.next_element()? {
+                    if shape.len() == MAX_DIMENSIONS {
+                        return Err(de::Error::invalid_length(shape.len() + 1, &self));
+                    }
+                    shape.push(dimension);
+                }
+                Ok(Shape(shape))
+            }
+        }
+        deserializer.deserialize_seq(Dimensions)
+    }
+}

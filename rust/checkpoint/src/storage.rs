@@ -1,0 +1,99 @@
+//! How the elements of a tensor lie on disk: the types that can be read, their block sizes and names.
+
+use std::fmt;
+
+/// A floating-point type that weights may be computed or kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single.
+    Bf16,
+}
+
+/// The stored type of a tensor. Quantised types are ggml's: blocks of 32 or 256 neighbouring elements of a row share
+/// scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Storage {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single.
+    Bf16,
+    /// 32 elements of 4 bits, one scale, centred on 8.
+    Q4_0,
+    /// 32 elements of 4 bits, one scale, one minimum.
+    Q4_1,
+    /// 32 elements of 8 bits, one scale.
+    Q8_0,
+    /// 256 elements of 4 bits; 6-bit scales and minima for each 32.
+    Q4K,
+    /// 256 elements of 5 bits; 6-bit scales and minima for each 32.
+    Q5K,
+    /// 256 elements of 6 bits; 8-bit scales for each 16.
+    Q6K,
+}
+
+impl Storage {
+    /// Every type that can be read, for messages.
+    pub(crate) const SUPPORTED: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K";
+
+    /// Elements per block; 1 for plain types.
+    pub const fn block_elements(self) -> usize {
+        match self {
+            Storage::F32 | Storage::F16 | Storage::Bf16 => 1,
+            Storage::Q4_0 | Storage::Q4_1 | Storage::Q8_0 => 32,
+            Storage::Q4K | Storage::Q5K | Storage::Q6K => 256,
+        }
+    }
+
+    /// Bytes per block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Storage::F32 => 4,
+            Storage::F16 | Storage::Bf16 => 2,
+            Storage::Q4_0 => 2 + 16,
+            Storage::Q4_1 => 2 + 2 + 16,
+            Storage::Q8_0 => 2 + 32,
+            Storage::Q4K => 2 + 2 + 12 + 128,
+            Storage::Q5K => 2 + 2 + 12 + 32 + 128,
+            Storage::Q6K => 128 + 64 + 16 + 2,
+        }
+    }
+
+    /// The type that holds every value of this one; quantised types need a full `F32`.
+    pub const fn dtype(self) -> Dtype {
+        match self {
+            Storage::F16 => Dtype::F16,
+            Storage::Bf16 => Dtype::Bf16,
+            _ => Dtype::F32,
+        }
+    }
+
+    /// Bytes of this many elements of a row, unless they are no whole number of blocks or too many to address.
+    pub(crate) fn bytes_of(self, elements: usize) -> Option<usize> {
+        if !elements.is_multiple_of(self.block_elements()) {
+            return None;
+        }
+        (elements / self.block_elements()).checked_mul(self.block_bytes())
+    }
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Storage::F32 => "F32",
+            Storage::F16 => "F16",
+            Storage::Bf16 => "BF16",
+            Storage::Q4_0 => "Q4_0",
+            Storage::Q4_1 => "Q4_1",
+            Storage::Q8_0 => "Q8_0",
+            Storage::Q4K => "Q4_K",
+            Storage::Q5K => "Q5_K",
+            Storage::Q6K => "Q6_K",
+        })
+    }
+}

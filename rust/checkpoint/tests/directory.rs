@@ -1,0 +1,316 @@
+//! Hugging Face directories: what each file contributes, which wins, and what is refused with which words.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Scratch, f32_bytes, read, refusal, safetensors};
+use penstock_checkpoint::{AddedToken, CheckpointError, Dtype, Format, Generation, TokenizerSource};
+use serde_json::json;
+
+const CONFIG: &str = r#"{"model_type": "llama", "eos_token_id": 2, "bos_token_id": 1}"#;
+
+/// Two tensors, `a` of 2x2 and `b` of 3, counting from 1.
+fn two_tensors() -> Vec<u8> {
+    safetensors(
+        r#"{"__metadata__":{"format":"pt"},
+            "a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},
+            "b":{"dtype":"F32","shape":[3],"data_offsets":[16,28]}}  "#,
+        &f32_bytes(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]),
+    )
+}
+
+fn model() -> Scratch {
+    let scratch = Scratch::new();
+    scratch.write("config.json", CONFIG);
+    scratch.write("model.safetensors", two_tensors());
+    scratch
+}
+
+fn one_tensor(name: &str, value: f32) -> Vec<u8> {
+    let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#);
+    safetensors(&header, &value.to_le_bytes())
+}
+
+fn sharded(index: &str) -> Scratch {
+    let scratch = Scratch::new();
+    scratch.write("config.json", CONFIG);
+    scratch.write("model.safetensors.index.json", index);
+    scratch.write("one.safetensors", one_tensor("a", 1.0));
+    scratch.write("two.safetensors", one_tensor("b", 2.0));
+    scratch
+}
+
+#[test]
+fn a_single_file_is_read() {
+    let checkpoint = model().open().unwrap();
+    assert_eq!(checkpoint.config()["model_type"], json!("llama"));
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(checkpoint.tensor("a").unwrap().shape(), [2, 2]);
+    assert_eq!(read(&checkpoint, "a"), [1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(read(&checkpoint, "b"), [5.0, 6.0, 7.0]);
+    let description = checkpoint.description();
+    assert_eq!((description.format, description.tensors, description.bytes), (Format::Safetensors, 2, 28));
+}
+
+#[test]
+fn half_precision_types_convert_and_decide_the_dtype() {
+    for (dtype, expected, bytes) in
+        [("F16", Dtype::F16, [0x00, 0x3c, 0x00, 0xc0]), ("BF16", Dtype::Bf16, [0x80, 0x3f, 0x00, 0xc0])]
+    {
+        let scratch = Scratch::new();
+        scratch.write("config.json", "{}");
+        let header = format!(r#"{{"w":{{"dtype":"{dtype}","shape":[1,2],"data_offsets":[0,4]}}}}"#);
+        scratch.write("model.safetensors", safetensors(&header, &bytes));
+        let checkpoint = scratch.open().unwrap();
+        assert_eq!((checkpoint.dtype(), read(&checkpoint, "w")), (expected, vec![1.0, -2.0]));
+    }
+}
+
+#[test]
+fn tensors_of_other_types_are_held_but_not_read_as_weights() {
+    let scratch = model();
+    let header = r#"{"ids":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},
+        "none":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]}}"#;
+    scratch.write("model.safetensors", safetensors(header, &[0; 8]));
+    let checkpoint = scratch.open().unwrap();
+    let error = checkpoint.tensor("ids").unwrap_err().to_string();
+    assert!(error.contains("model.safetensors: ids is I64; supported: F32"), "{error}");
+    assert!(read(&checkpoint, "none").is_empty());
+}
+
+#[test]
+fn shards_are_read_by_their_index() {
+    let scratch = sharded(
+        r#"{"metadata":{"total_size":8},"weight_map":{"a":"one.safetensors","b":"two.safetensors"}}"#,
+    );
+    let checkpoint = scratch.open().unwrap();
+    assert_eq!((read(&checkpoint, "a"), read(&checkpoint, "b")), (vec![1.0], vec![2.0]));
+    assert_eq!(checkpoint.description().files.len(), 2);
+}
+
+#[test]
+fn an_index_that_disagrees_with_the_shards_is_refused() {
+    for (map, expected) in [
+        (r#"{"a":"three.safetensors"}"#, "index.json: weight_map, shard three.safetensors: is missing"),
+        (r#"{"c":"one.safetensors"}"#, "weight_map, c: the shard one.safetensors holds no such tensor"),
+        (r#"{"a":"../one.safetensors"}"#, "shard ../one.safetensors: leads out of the model's directory"),
+        (r#"{"a":"/etc/hostname"}"#, "shard /etc/hostname: leads out of the model's directory"),
+        (r#"{"a":"x/../../one.safetensors"}"#, "leads out of the model's directory"),
+        (r#"{"a":""}"#, "leads out of the model's directory"),
+        (r#"{"a":1}"#, "index: invalid type"),
+    ] {
+        let error = refusal(sharded(&format!(r#"{{"weight_map":{map}}}"#)).open());
+        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn links_inside_the_directory_may_lead_anywhere() {
+    let elsewhere = model();
+    let scratch = Scratch::new();
+    for name in ["config.json", "model.safetensors"] {
+        std::os::unix::fs::symlink(elsewhere.path().join(name), scratch.path().join(name)).unwrap();
+    }
+    assert!(scratch.open().unwrap().has("a"));
+}
+
+#[test]
+fn a_directory_without_usable_weights_says_what_it_holds() {
+    let cases: [(&[&str], &str); 5] = [
+        (&[], "has neither a config.json nor a .gguf file"),
+        (&["config.json"], "has neither model.safetensors nor model.safetensors.index.json"),
+        (&["config.json", "pytorch_model.bin"], "only pytorch_model.bin: pickled weights can run code"),
+        (&["config.json", "model.gguf"], "open the file itself: model.gguf"),
+        (&["config.json", "consolidated.safetensors"], "only consolidated.safetensors"),
+    ];
+    for (files, expected) in cases {
+        let scratch = Scratch::new();
+        files.iter().for_each(|name| drop(scratch.write(name, "{}")));
+        let error = refusal(scratch.open());
+        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+    }
+}
+
+#[test]
+fn generation_defaults_win_over_the_configuration() {
+    let scratch = model();
+    let plain = Generation { eos_token_ids: vec![2], bos_token_id: Some(1), ..Generation::default() };
+    assert_eq!(*scratch.open().unwrap().generation(), plain);
+    let file = r#"{"eos_token_id":[7,8],"pad_token_id":-1,"do_sample":true,
+        "temperature":0.6,"top_k":20,"top_p":0.95,"min_p":null}"#;
+    scratch.write("generation_config.json", file);
+    let expected = Generation {
+        eos_token_ids: vec![7, 8],
+        bos_token_id: Some(1),
+        do_sample: Some(true),
+        temperature: Some(0.6),
+        top_k: Some(20),
+        top_p: Some(0.95),
+        ..Generation::default()
+    };
+    assert_eq!(*scratch.open().unwrap().generation(), expected);
+}
+
+#[test]
+fn fields_of_the_wrong_type_are_refused_by_name() {
+    for (name, text, expected) in [
+        (
+            "generation_config.json",
+            r#"{"eos_token_id":"two"}"#,
+            "eos_token_id: \"two\"; a token id or a list",
+        ),
+        ("generation_config.json", r#"{"eos_token_id":4294967296}"#, "eos_token_id: 4294967296; a token id"),
+        (
+            "generation_config.json",
+            r#"{"temperature":1e300}"#,
+            "temperature: 1e+300; a number that fits 32 bits",
+        ),
+        ("generation_config.json", r#"{"top_k":-5}"#, "top_k: -5; a non-negative integer"),
+        ("tokenizer_config.json", r#"{"bos_token":[]}"#, "bos_token: a list; a token, as text or"),
+        (
+            "tokenizer_config.json",
+            r#"{"chat_template":[{"name":"x"}]}"#,
+            "chat_template: a list; a text, or a list",
+        ),
+        (
+            "tokenizer_config.json",
+            r#"{"added_tokens_decoder":{"x":{}}}"#,
+            "decoder.x: the key is no token id",
+        ),
+        ("tokenizer_config.json", r#"{"added_tokens_decoder":{"1":{}}}"#, "decoder.1: has no content"),
+        ("config.json", "[]", "config.json: JSON object: invalid type"),
+        ("config.json", "{", "config.json: JSON object: EOF"),
+        ("chat_template.jinja", "", ""),
+    ] {
+        let scratch = model();
+        scratch.write(name, text);
+        match scratch.open() {
+            Ok(_) => assert!(expected.is_empty(), "{name} opened: {text}"),
+            Err(error) => assert!(error.to_string().contains(expected), "{error}\nshould say: {expected}"),
+        }
+    }
+}
+
+#[test]
+fn chat_templates_come_as_one_text_as_a_list_or_as_a_file() {
+    let scratch = model();
+    assert_eq!(scratch.open().unwrap().chat_template(), None);
+    scratch.write("tokenizer_config.json", r#"{"chat_template":"plain"}"#);
+    assert_eq!(scratch.open().unwrap().chat_template(), Some("plain"));
+    let list = r#"{"chat_template":[{"name":"default","template":"listed"},{"name":"tool_use","template":"tools"}]}"#;
+    scratch.write("tokenizer_config.json", list);
+    assert_eq!(scratch.open().unwrap().chat_template(), Some("listed"));
+    scratch.write("chat_template.jinja", "from the file");
+    let checkpoint = scratch.open().unwrap();
+    assert_eq!(checkpoint.chat_template(), Some("from the file"));
+    assert_eq!(checkpoint.chat_templates()["tool_use"], "tools");
+}
+
+#[test]
+fn special_tokens_are_texts_or_objects_of_either_file() {
+    let scratch = model();
+    scratch.write(
+        "tokenizer_config.json",
+        r#"{"bos_token":{"content":"<s>"},"eos_token":"</s>","pad_token":null}"#,
+    );
+    scratch.write("special_tokens_map.json", r#"{"eos_token":"ignored","pad_token":{"content":"<pad>"}}"#);
+    let checkpoint = scratch.open().unwrap();
+    let tokens = checkpoint.special_tokens();
+    assert_eq!((tokens.bos.as_deref(), tokens.eos.as_deref()), (Some("<s>"), Some("</s>")));
+    assert_eq!((tokens.unk.as_deref(), tokens.pad.as_deref()), (None, Some("<pad>")));
+}
+
+#[test]
+fn added_tokens_are_listed_by_id() {
+    let scratch = model();
+    let config = r#"{"added_tokens_decoder":
+        {"9":{"content":"<x>","special":true,"lstrip":true},"10":{"content":"<y>"}}}"#;
+    scratch.write("tokenizer_config.json", config);
+    scratch.write("added_tokens.json", r#"{"<old>":3,"<x>":9}"#);
+    let checkpoint = scratch.open().unwrap();
+    let token = |id, content: &str, special, lstrip| AddedToken {
+        id,
+        content: content.to_owned(),
+        special,
+        lstrip,
+        rstrip: false,
+        single_word: false,
+        normalized: !special,
+    };
+    let expected =
+        [token(3, "<old>", false, false), token(9, "<x>", true, true), token(10, "<y>", false, false)];
+    assert_eq!(checkpoint.added_tokens(), expected);
+}
+
+#[test]
+fn the_tokenizer_is_handed_on_as_it_is() {
+    let scratch = model();
+    let error = scratch.open().unwrap().tokenizer().unwrap_err();
+    assert!(
+        matches!(&error, CheckpointError::NotAModel { .. }) && error.to_string().contains("tokenizer.json")
+    );
+    scratch.write("tokenizer.json", "anything");
+    match scratch.open().unwrap().tokenizer().unwrap() {
+        TokenizerSource::Json(bytes) => assert_eq!(bytes, b"anything"),
+        TokenizerSource::Gguf(_) => panic!("there is no GGUF file"),
+    }
+}
+
+#[test]
+fn files_beyond_their_limit_and_nested_without_end_are_refused() {
+    let scratch = model();
+    scratch.write("config.json", "[".repeat(100_000));
+    assert!(refusal(scratch.open()).contains("config.json: JSON object"));
+    scratch.write("config.json", format!(r#"{{"a":{}"#, "[".repeat(100_000)));
+    assert!(refusal(scratch.open()).contains("recursion limit"));
+    scratch.write("config.json", format!("{{}}{}", " ".repeat(5 << 20)));
+    assert!(refusal(scratch.open()).contains("size: 5242882 bytes; the limit is 4194304"));
+    scratch.write("config.json", CONFIG);
+    std::fs::create_dir(scratch.path().join("tokenizer.json")).unwrap();
+    assert!(refusal(scratch.open()).contains("tokenizer.json: is no regular file"));
+}
+
+#[test]
+fn a_broken_safetensors_file_is_refused_with_the_tensor_the_value_and_the_limit() {
+    let entry = |dtype: &str, shape: &str, start: u64, end: u64| {
+        format!(r#""t":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)
+    };
+    let file =
+        |entries: &[String], data: usize| safetensors(&format!("{{{}}}", entries.join(",")), &vec![0; data]);
+    let good = entry("F32", "[2]", 0, 8);
+    let other = good.replace("\"t\"", "\"u\"");
+    for (bytes, expected) in [
+        (vec![0; 3], "header length: needs 8 bytes; the file has 3"),
+        (u64::MAX.to_le_bytes().to_vec(), "header length: 18446744073709551615 bytes; at most 0"),
+        ([100u64.to_le_bytes().as_slice(), b"{}"].concat(), "header length: 100 bytes; at most 2"),
+        (safetensors("{]", &[]), "header: key must be a string"),
+        (safetensors("\u{1}", &[]), "header: expected value"),
+        (file(std::slice::from_ref(&good), 9), "data: 9 bytes; the tensors cover 8"),
+        (
+            file(&[entry("F32", "[2]", 0, 12)], 12),
+            "tensor t: shape [2] of F32 needs 8 bytes; data_offsets give 12",
+        ),
+        (file(&[entry("F32", "[2]", 0, 8)], 4), "tensor t: data_offsets 0..8; the data has 4 bytes"),
+        (file(&[entry("F32", "[2]", 8, 0)], 8), "tensor t: data_offsets 8..0"),
+        (
+            file(&[entry("F32", "[2]", 4, 12)], 12),
+            "tensor t: begins at byte 4 of the data; the tensors before it end at 0",
+        ),
+        (file(&[good.clone(), other], 8), "begins at byte 0 of the data; the tensors before it end at 8"),
+        (file(&[good.clone(), good.clone()], 8), "two tensors are named t"),
+        (file(&[entry("F32", "[4294967296,4294967296,0]", 0, 0)], 0), "is no possible size"),
+        (file(&[entry("F64", "[4611686018427387904]", 0, 0)], 0), "is no possible size"),
+        (file(&[entry("F4", "[1]", 0, 0)], 0), "is no possible size"),
+        (file(&[entry("F7", "[1]", 0, 1)], 1), "tensor t: unknown dtype F7"),
+        (file(&[entry("F32", "[1,1,1,1,1,1,1,1,1]", 0, 4)], 4), "at most 8 dimensions"),
+        (file(&[entry("F32", "[-1]", 0, 4)], 4), "header: invalid value: integer `-1`"),
+    ] {
+        let scratch = model();
+        scratch.write("model.safetensors", bytes);
+        let error = refusal(scratch.open());
+        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+        assert!(error.contains("model.safetensors"), "{error}");
+    }
+}

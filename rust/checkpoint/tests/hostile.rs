@@ -1,0 +1,242 @@
+//! Damaged files of every kind: never a panic, never an allocation out of proportion to the file, and for safetensors
+//! the same verdict as the format's own crate.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::Path;
+
+use common::{Field, Gguf, Scratch, f32_bytes, safetensors};
+use penstock_checkpoint::Checkpoint;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+
+/// Counts what the current thread holds and the most it held.
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<usize> = const { Cell::new(0) };
+    static MOST: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count(change: impl Fn(usize) -> usize) {
+    let held = change(HELD.get());
+    HELD.set(held);
+    MOST.set(MOST.get().max(held));
+}
+
+// SAFETY: every call is passed on to the system's allocator; the counters neither allocate nor unwind.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(|held| held + layout.size());
+        // SAFETY: the caller's promises are those of this function.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        count(|held| held.saturating_sub(layout.size()));
+        // SAFETY: as above.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Opens a checkpoint and reads all of it, whatever comes of it. `size` is that of its files.
+fn open_and_read(path: &Path, size: usize) -> bool {
+    let before = HELD.get();
+    MOST.set(before);
+    let opened = Checkpoint::open(path).map(|checkpoint| {
+        for name in checkpoint.names() {
+            if let Ok(tensor) = checkpoint.tensor(name) {
+                let mut row = vec![0.0; tensor.columns() * usize::from(tensor.rows() > 0)];
+                (0..tensor.rows()).for_each(|index| tensor.read_rows(index..index + 1, &mut row));
+            }
+        }
+        checkpoint.description()
+    });
+    let (most, limit) = (MOST.get() - before, 32 * size + (64 << 10));
+    assert!(most <= limit, "{most} bytes held for files of {size}; {opened:?}");
+    if let Err(error) = &opened {
+        assert!(error.to_string().len() < 1000, "{error}");
+    }
+    opened.is_ok()
+}
+
+/// A small model with every kind of metadata and several types of tensors.
+fn gguf() -> Vec<u8> {
+    let mut file = Gguf::model("llama")
+        .with("tokenizer.ggml.scores", Field::F32s(vec![0.0; 6]))
+        .with("tokenizer.ggml.add_bos_token", Field::Bool(true))
+        .with("general.alignment", Field::U32(32));
+    file.f32_tensor("rope_freqs.weight", &[2], &[1.0, 2.0]);
+    file.f32_tensor("blk.0.attn_q.bias", &[8], &[0.0; 8]);
+    file.tensor("blk.0.more.weight", &[256], 12, vec![1; 144]);
+    file.tensor("blk.0.less.weight", &[32, 2], 3, vec![2; 40]);
+    file.bytes()
+}
+
+/// The end of the header: beyond it are only weights, which may be anything.
+fn header_len(gguf: &[u8]) -> usize {
+    let name = b"blk.0.less.weight";
+    gguf.windows(name.len()).position(|window| window == name).unwrap() + name.len() + 4 + 16 + 4 + 8
+}
+
+const HEADER: &str = r#"{"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},
+    "b":{"dtype":"BF16","shape":[4],"data_offsets":[16,24]}}"#;
+const CONFIG: &str = r#"{"model_type":"llama","eos_token_id":[1,2]}"#;
+const INDEX: &str = r#"{"weight_map":{"a":"one.safetensors","b":"one.safetensors"}}"#;
+const TOKENIZER_CONFIG: &str = r#"{"bos_token":{"content":"<s>"},
+    "chat_template":[{"name":"default","template":"t"}],
+    "added_tokens_decoder":{"3":{"content":"x","special":true}}}"#;
+
+fn weights() -> Vec<u8> {
+    safetensors(HEADER, &f32_bytes(&[1.0; 6]))
+}
+
+/// A whole directory: its files by name.
+fn directory() -> [(&'static str, Vec<u8>); 5] {
+    [
+        ("one.safetensors", weights()),
+        ("model.safetensors.index.json", INDEX.into()),
+        ("config.json", CONFIG.into()),
+        ("tokenizer_config.json", TOKENIZER_CONFIG.into()),
+        ("generation_config.json", r#"{"temperature":0.5,"top_k":3,"eos_token_id":1}"#.into()),
+    ]
+}
+
+/// The same bytes with one changed, in the ways that matter: to nothing, to the most, by a sign, by one.
+fn damaged(bytes: &[u8], at: usize) -> impl Iterator<Item = Vec<u8>> + '_ {
+    let byte = bytes[at];
+    [0, 0xff, byte ^ 0x80, byte.wrapping_add(1)].into_iter().map(move |byte| {
+        let mut bytes = bytes.to_vec();
+        bytes[at] = byte;
+        bytes
+    })
+}
+
+#[test]
+fn a_gguf_file_cut_anywhere_is_refused() {
+    let (whole, scratch) = (gguf(), Scratch::new());
+    assert!(open_and_read(&scratch.write("model.gguf", &whole), whole.len()));
+    for length in 0..whole.len() {
+        let path = scratch.write("model.gguf", &whole[..length]);
+        assert!(!open_and_read(&path, length), "opened with {length} of {} bytes", whole.len());
+    }
+}
+
+#[test]
+fn a_gguf_file_with_any_byte_of_its_header_changed_opens_or_is_refused() {
+    let (whole, scratch) = (gguf(), Scratch::new());
+    for at in 0..header_len(&whole) {
+        for bytes in damaged(&whole, at) {
+            open_and_read(&scratch.write("model.gguf", &bytes), bytes.len());
+        }
+    }
+}
+
+#[test]
+fn a_directory_with_a_file_cut_anywhere_or_any_byte_changed_opens_or_is_refused() {
+    let (files, scratch) = (directory(), Scratch::new());
+    let size = files.iter().map(|(_, bytes)| bytes.len()).sum();
+    files.iter().for_each(|(name, bytes)| drop(scratch.write(name, bytes)));
+    assert!(open_and_read(scratch.path(), size));
+    for (name, whole) in &files {
+        for at in 0..whole.len() {
+            scratch.write(name, &whole[..at]);
+            open_and_read(scratch.path(), size);
+            for bytes in damaged(whole, at) {
+                scratch.write(name, bytes);
+                open_and_read(scratch.path(), size);
+            }
+        }
+        scratch.write(name, whole);
+    }
+}
+
+#[test]
+fn counts_and_lengths_of_any_size_cost_nothing() {
+    let (whole, scratch) = (gguf(), Scratch::new());
+    // The tensor count, the metadata count, and the length of the first key.
+    for at in [8, 16, 24] {
+        for count in [1 << 20, 1 << 31, 1 << 32, 1 << 48, i64::MAX as u64, u64::MAX] {
+            let mut bytes = whole.clone();
+            bytes[at..at + 8].copy_from_slice(&count.to_le_bytes());
+            assert!(!open_and_read(&scratch.write("model.gguf", &bytes), bytes.len()), "{count} at {at}");
+        }
+    }
+}
+
+/// What the format's own crate makes of a file: the names with their ranges in the data.
+fn twin(bytes: &[u8]) -> Option<Vec<(String, Vec<usize>, usize)>> {
+    let tensors = SafeTensors::deserialize(bytes).ok()?;
+    let view = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+        (name, view.shape().to_vec(), view.data().len())
+    };
+    let mut tensors: Vec<_> = tensors.tensors().into_iter().map(view).collect();
+    tensors.sort();
+    Some(tensors)
+}
+
+fn ours(scratch: &Scratch, bytes: &[u8]) -> Option<Vec<(String, Vec<usize>, usize)>> {
+    scratch.write("model.safetensors", bytes);
+    let checkpoint = scratch.open().ok()?;
+    let describe = |name: &str| {
+        let tensor = checkpoint.tensor(name).ok()?;
+        Some((name.to_owned(), tensor.shape().to_vec(), tensor.stored_bytes()))
+    };
+    checkpoint.names().map(describe).collect()
+}
+
+#[test]
+fn safetensors_verdicts_are_those_of_the_format_s_own_crate() {
+    let (whole, scratch) = (weights(), Scratch::new());
+    scratch.write("config.json", CONFIG);
+    assert!(twin(&whole).is_some());
+    let cut = (0..whole.len()).map(|length| whole[..length].to_vec());
+    let changed = (0..8 + HEADER.len()).flat_map(|at| damaged(&whole, at));
+    for bytes in std::iter::once(whole.clone()).chain(cut).chain(changed) {
+        let shown = String::from_utf8_lossy(&bytes).into_owned();
+        assert_eq!(ours(&scratch, &bytes), twin(&bytes), "{shown}");
+    }
+}
+
+fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, u8)>> {
+    vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)
+}
+
+fn apply(bytes: &mut [u8], length: usize, edits: &[(prop::sample::Index, u8)]) {
+    edits.iter().for_each(|(at, byte)| bytes[at.index(length)] = *byte);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_gguf_file_with_random_edits_opens_or_is_refused(edits in edits()) {
+        let (mut bytes, scratch) = (gguf(), Scratch::new());
+        let header = header_len(&bytes);
+        apply(&mut bytes, header, &edits);
+        open_and_read(&scratch.write("model.gguf", &bytes), bytes.len());
+    }
+
+    #[test]
+    fn a_directory_with_random_edits_opens_or_is_refused(which in 0..5usize, edits in edits()) {
+        let scratch = Scratch::new();
+        let mut size = 0;
+        for (index, (name, mut bytes)) in directory().into_iter().enumerate() {
+            let length = bytes.len();
+            if index == which {
+                apply(&mut bytes, length, &edits);
+            }
+            size += length;
+            scratch.write(name, bytes);
+        }
+        open_and_read(scratch.path(), size);
+    }
+}

@@ -1,0 +1,193 @@
+//! Every stored type against a naive twin: one element at a time, straight from the definition of the format.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Gguf, read};
+use half::{bf16, f16};
+use penstock_checkpoint::Checkpoint;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+const COLUMNS: usize = 512;
+
+/// A stored type as its definition has it.
+#[derive(Debug)]
+struct Type {
+    name: &'static str,
+    ggml_type: u32,
+    /// Of a block.
+    elements: usize,
+    /// Of a block.
+    bytes: usize,
+    /// Where half-precision scales lie in a block.
+    halves: &'static [usize],
+    /// The i-th element of a block.
+    element: fn(&[u8], usize) -> f32,
+}
+
+static TYPES: [Type; 9] = [
+    Type {
+        name: "F32",
+        ggml_type: 0,
+        elements: 1,
+        bytes: 4,
+        halves: &[],
+        element: |block, _| f32::from_le_bytes(block.try_into().unwrap()),
+    },
+    Type {
+        name: "F16",
+        ggml_type: 1,
+        elements: 1,
+        bytes: 2,
+        halves: &[],
+        element: |block, _| half_at(block, 0),
+    },
+    Type {
+        name: "BF16",
+        ggml_type: 30,
+        elements: 1,
+        bytes: 2,
+        halves: &[],
+        element: |block, _| bf16::from_le_bytes(block.try_into().unwrap()).to_f32(),
+    },
+    Type {
+        name: "Q4_0",
+        ggml_type: 2,
+        elements: 32,
+        bytes: 18,
+        halves: &[0],
+        element: |block, i| half_at(block, 0) * (nibble(&block[2..], i) as i32 - 8) as f32,
+    },
+    Type {
+        name: "Q4_1",
+        ggml_type: 3,
+        elements: 32,
+        bytes: 20,
+        halves: &[0, 2],
+        element: |block, i| half_at(block, 0) * nibble(&block[4..], i) as f32 + half_at(block, 2),
+    },
+    Type {
+        name: "Q8_0",
+        ggml_type: 8,
+        elements: 32,
+        bytes: 34,
+        halves: &[0],
+        element: |block, i| half_at(block, 0) * f32::from(block[2 + i] as i8),
+    },
+    Type {
+        name: "Q4_K",
+        ggml_type: 12,
+        elements: 256,
+        bytes: 144,
+        halves: &[0, 2],
+        element: |block, i| scaled(block, i / 32, nibble(&block[16 + i / 64 * 32..][..32], i % 64)),
+    },
+    Type {
+        name: "Q5_K",
+        ggml_type: 13,
+        elements: 256,
+        bytes: 176,
+        halves: &[0, 2],
+        element: |block, i| {
+            let fifth = u32::from(block[16 + i % 32]) >> (i / 32) & 1;
+            scaled(block, i / 32, nibble(&block[48 + i / 64 * 32..][..32], i % 64) + 16 * fifth)
+        },
+    },
+    Type {
+        name: "Q6_K",
+        ggml_type: 14,
+        elements: 256,
+        bytes: 210,
+        halves: &[208],
+        element: |block, i| {
+            let (half, within) = (i / 128, i % 128);
+            let low = u32::from(block[half * 64 + within % 64]) >> (within / 64 * 4) & 15;
+            let high = u32::from(block[128 + half * 32 + within % 32]) >> (within / 32 * 2) & 3;
+            let scale = half_at(block, 208) * f32::from(block[192 + i / 16] as i8);
+            scale * ((low + 16 * high) as i32 - 32) as f32
+        },
+    },
+];
+
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// The i-th 4-bit number: all low nibbles come before all high ones.
+fn nibble(bytes: &[u8], i: usize) -> u32 {
+    let half = if bytes.len() < 32 { 16 } else { 32 };
+    u32::from(bytes[i % half]) >> (i / half * 4) & 15
+}
+
+/// A quant of a group of a 4- or 5-bit K type. The twelve bytes of 6-bit numbers are read as the table they are: eight
+/// scales and eight minima, whose upper halves are split.
+fn scaled(block: &[u8], group: usize, quant: u32) -> f32 {
+    let packed = |byte: usize| u32::from(block[4 + byte]);
+    let six_bits = |base: usize, shift: u32| {
+        if group < 4 {
+            packed(base + group) % 64
+        } else {
+            (packed(8 + group - 4) >> shift) % 16 + packed(base + group - 4) / 64 * 16
+        }
+    };
+    let (scale, minimum) = (six_bits(0, 0), six_bits(4, 4));
+    half_at(block, 0) * scale as f32 * quant as f32 - half_at(block, 2) * minimum as f32
+}
+
+/// A type and some rows of random blocks; half-precision scales are neither infinite nor NaN, the rest may be anything.
+fn blocks() -> impl Strategy<Value = (&'static Type, Vec<u8>)> {
+    let bytes = |(index, rows): (usize, usize)| {
+        let kind = &TYPES[index];
+        vec(any::<u8>(), rows * COLUMNS / kind.elements * kind.bytes).prop_map(move |mut bytes| {
+            for block in bytes.chunks_exact_mut(kind.bytes) {
+                kind.halves.iter().for_each(|&at| block[at + 1] &= 0b1111_1011);
+            }
+            (kind, bytes)
+        })
+    };
+    (0..TYPES.len(), 1..4usize).prop_flat_map(bytes)
+}
+
+fn model_with(kind: &Type, bytes: Vec<u8>) -> Checkpoint {
+    let rows = bytes.len() / (COLUMNS / kind.elements * kind.bytes);
+    let mut file = Gguf::model("qwen2");
+    file.tensor("weights", &[COLUMNS, rows], kind.ggml_type, bytes);
+    file.open().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_type_reads_as_its_definition_says((kind, bytes) in blocks()) {
+        let checkpoint = model_with(kind, bytes.clone());
+        prop_assert_eq!(checkpoint.tensor("weights").unwrap().storage().to_string(), kind.name);
+        let blocks = bytes.chunks_exact(kind.bytes);
+        let expected = blocks.flat_map(|block| (0..kind.elements).map(|i| (kind.element)(block, i)));
+        for (at, (ours, expected)) in read(&checkpoint, "weights").into_iter().zip(expected).enumerate() {
+            let same = ours.to_bits() == expected.to_bits() || ours.is_nan() && expected.is_nan();
+            prop_assert!(same, "{} element {at}: {ours} but {expected} is expected", kind.name);
+        }
+    }
+}
+
+#[test]
+fn a_range_of_rows_is_a_slice_of_the_whole() {
+    for kind in &TYPES {
+        let checkpoint = model_with(
+            kind,
+            (0..5 * COLUMNS / kind.elements * kind.bytes).map(|i| (i * 7 % 120) as u8).collect(),
+        );
+        let mut part = vec![0.0; 2 * COLUMNS];
+        checkpoint.tensor("weights").unwrap().read_rows(2..4, &mut part);
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(
+            bits(&part),
+            bits(&read(&checkpoint, "weights")[2 * COLUMNS..4 * COLUMNS]),
+            "{}",
+            kind.name
+        );
+    }
+}
