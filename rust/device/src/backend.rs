@@ -1,0 +1,291 @@
+//! The contract between a model and a device.
+//!
+//! A backend owns its device; one thread drives it. Weights, activations and caches are associated types that only the
+//! backend looks into, so a model is written once and never asks where it runs. Step metadata (tokens, positions, block
+//! tables) is uploaded once per step and shared by every layer.
+//!
+//! The law of every operation: an output row depends on its own input row (and, for attention, on the sequence's own cache)
+//! alone, never on how many rows are computed together or by how many threads.
+
+use std::ops::Range;
+
+use penstock_kernels::{AttentionRow, Element};
+
+/// Rows of one weight, in order, as float32: how a backend pulls a weight from wherever it is stored.
+pub trait RowSource: Sync {
+    /// Number of rows (output features).
+    fn rows(&self) -> usize;
+    /// Values in a row (input features).
+    fn columns(&self) -> usize;
+    /// Writes rows `rows` into `out`, row after row. Called from several threads at once.
+    fn read(&self, rows: Range<usize>, out: &mut [f32]);
+}
+
+/// The device failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// Memory does not suffice.
+    #[error("{what} needs {bytes} bytes and the device refused them: {reason}")]
+    OutOfMemory {
+        /// What the memory was for.
+        what: &'static str,
+        /// How much was asked for.
+        bytes: u64,
+        /// The device's own words.
+        reason: String,
+    },
+    /// The device or its threads could not be set up.
+    #[error("the device could not be started: {0}")]
+    Start(String),
+}
+
+/// The KV cache of all layers: `blocks` blocks of `block_size` tokens per layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheSpec {
+    /// Decoder layers.
+    pub layers: usize,
+    /// Blocks per layer.
+    pub blocks: usize,
+    /// Tokens per block; a multiple of 16.
+    pub block_size: usize,
+    /// Query, key and value heads.
+    pub heads: HeadShape,
+    /// Stored type.
+    pub element: Element,
+}
+
+/// Head counts of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Width of the query part.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of the key part, and of the value part.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Width of query, key and value side by side.
+    pub fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.kv_width()
+    }
+}
+
+/// What an attention layer does with its scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionParams {
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// A query at position p sees positions above p - window only.
+    pub window: Option<usize>,
+}
+
+/// Everything a step needs besides weights, as flat host arrays; one row per token.
+#[derive(Clone, Debug, Default)]
+pub struct StepInputs {
+    /// Input token of each row.
+    pub tokens: Vec<u32>,
+    /// Block of the KV cache each row's key and value go to.
+    pub write_blocks: Vec<u32>,
+    /// Offset inside that block.
+    pub write_offsets: Vec<u32>,
+    /// Cosines of each row's rotation angles, `head_dim / 2` a row, attention scaling included.
+    pub cosines: Vec<f32>,
+    /// Sines, likewise.
+    pub sines: Vec<f32>,
+    /// The sequences, in row order.
+    pub sequences: Vec<AttentionRow>,
+    /// Block tables of all sequences.
+    pub blocks: Vec<u32>,
+    /// Rows whose logits are wanted, ascending.
+    pub output_rows: Vec<u32>,
+}
+
+impl StepInputs {
+    /// Forgets the last step, keeps the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.write_blocks.clear();
+        self.write_offsets.clear();
+        self.cosines.clear();
+        self.sines.clear();
+        self.sequences.clear();
+        self.blocks.clear();
+        self.output_rows.clear();
+    }
+}
+
+/// What happens to a product before it is stored.
+#[derive(Debug)]
+pub enum Epilogue<'a, V> {
+    /// `out = product`
+    Store,
+    /// `out = product + bias`
+    Bias(&'a V),
+    /// `out = out + product`
+    Add,
+    /// `out = out + product + bias`
+    AddBias(&'a V),
+}
+
+/// How one row of logits becomes a token.
+#[derive(Clone, Copy, Debug)]
+pub struct SampleParams<'a> {
+    /// Divides the logits; 0 is greedy.
+    pub temperature: f32,
+    /// Keep so many of the most likely; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the most likely up to this total probability.
+    pub top_p: f32,
+    /// Keep those at least this share as likely as the most likely.
+    pub min_p: f32,
+    /// Key of the draw, with `index`.
+    pub seed: u64,
+    /// Number of the token within its request.
+    pub index: u32,
+    /// Whether the log probability is wanted.
+    pub logprob: bool,
+    /// Ids that cannot be chosen.
+    pub suppressed: &'a [u32],
+}
+
+/// A chosen token.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub token: u32,
+    /// Log of its probability under the softmax of the raw logits, or NaN if not asked for.
+    pub logprob: f32,
+}
+
+/// A device that can carry out a decoder. See the module's law.
+pub trait Backend: Send + 'static {
+    /// A weight matrix `[rows, columns]`, packed as the backend likes it.
+    type Matrix: Send;
+    /// A short float32 weight (a norm, a bias).
+    type Vector: Send;
+    /// Float32 activations, `[rows, width]` as the caller keeps track of.
+    type Buffer: Send;
+    /// The KV cache of all layers.
+    type Cache: Send;
+    /// A step's metadata on the device, valid while the host arrays are.
+    type Step<'a>: Copy;
+
+    /// Packs a matrix. Reads the rows from several threads; leaves nothing behind on failure.
+    fn load_matrix(&mut self, source: &dyn RowSource, element: Element) -> Result<Self::Matrix, DeviceError>;
+
+    /// Loads a vector.
+    fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
+
+    /// Bytes of memory that can still be had.
+    fn available_memory(&self) -> u64;
+
+    /// Bytes that [`load_matrix`](Self::load_matrix) will take.
+    fn matrix_bytes(&self, rows: usize, columns: usize, element: Element) -> u64;
+
+    /// Zeroed activations.
+    fn allocate(&mut self, len: usize) -> Result<Self::Buffer, DeviceError>;
+
+    /// A zeroed KV cache.
+    fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError>;
+
+    /// Bytes one block takes in one layer.
+    fn block_bytes(&self, spec: &CacheSpec) -> u64;
+
+    /// Brings a step's metadata to the device.
+    fn upload<'a>(&mut self, inputs: &'a StepInputs) -> Result<Self::Step<'a>, DeviceError>;
+
+    /// `out[row] = table[token of row]`
+    fn embed(
+        &mut self,
+        step: Self::Step<'_>,
+        table: &Self::Matrix,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[row] = x[row] / sqrt(mean(x[row]^2) + epsilon) * weight`, for the first `rows` rows.
+    fn rms_norm(
+        &mut self,
+        rows: usize,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        epsilon: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[row] = weight * x[row]`, then the epilogue, for the first `rows` rows.
+    fn linear(
+        &mut self,
+        rows: usize,
+        x: &Self::Buffer,
+        weight: &Self::Matrix,
+        epilogue: Epilogue<'_, Self::Vector>,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Rows of `qkv` hold query, key and value heads side by side. Normalises the heads of q and k where `norms` (of q, of k,
+    /// epsilon) are given, rotates them in place, and writes k and v into the layer's cache.
+    fn rope_write_kv(
+        &mut self,
+        step: Self::Step<'_>,
+        shape: HeadShape,
+        norms: Option<(&Self::Vector, &Self::Vector, f32)>,
+        qkv: &mut Self::Buffer,
+        layer: usize,
+        cache: &mut Self::Cache,
+    ) -> Result<(), DeviceError>;
+
+    /// Causal attention of the query part of every row of `qkv` over its sequence's cache.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
+    fn attention(
+        &mut self,
+        step: Self::Step<'_>,
+        shape: HeadShape,
+        params: AttentionParams,
+        layer: usize,
+        cache: &Self::Cache,
+        qkv: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[row] = silu(gate) * up`, where row `row` of `gate_up` holds `width` gates, then `width` ups.
+    fn silu_mul(
+        &mut self,
+        rows: usize,
+        width: usize,
+        gate_up: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[i] = x[output_rows[i]]`, rows of `width`.
+    fn gather(
+        &mut self,
+        step: Self::Step<'_>,
+        width: usize,
+        x: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Chooses a token for each row of `logits` (rows of `vocabulary`) as `params(row)` asks; `out` has one place per row.
+    fn sample<'a>(
+        &mut self,
+        vocabulary: usize,
+        logits: &Self::Buffer,
+        params: &(dyn Fn(usize) -> SampleParams<'a> + Sync),
+        out: &mut [Sampled],
+    ) -> Result<(), DeviceError>;
+
+    /// Copies the first `out.len()` values to the host.
+    fn download(&mut self, x: &Self::Buffer, out: &mut [f32]) -> Result<(), DeviceError>;
+}

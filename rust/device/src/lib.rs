@@ -1,0 +1,14 @@
+//! Devices: the operations a decoder is written over, and the backends that carry them out.
+//!
+//! [`Backend`] is the seam: opaque matrices, vectors, buffers and caches, and about a dozen operations of the size of a
+//! language model's layer. Nothing here knows a model family, a request or a scheduler. [`cpu::Cpu`] is the CPU backend; it
+//! calls `penstock-kernels` and contains no arithmetic of its own except for sampling.
+
+pub mod backend;
+pub mod cpu;
+
+pub use backend::{
+    AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, HeadShape, RowSource, SampleParams, Sampled,
+    StepInputs,
+};
+pub use penstock_kernels::{AttentionRow, Element, IsaError};
