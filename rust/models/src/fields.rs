@@ -1,0 +1,129 @@
+//! Typed reading of a configuration: every missing, mistyped or senseless value is an error that names the field.
+
+use serde_json::Value;
+
+use crate::config::ModelError;
+
+/// A JSON object with typed getters.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a> {
+    object: &'a Value,
+    prefix: &'static str,
+}
+
+impl<'a> Fields<'a> {
+    /// The configuration itself.
+    pub(crate) fn new(object: &'a Value) -> Self {
+        Self { object, prefix: "" }
+    }
+
+    /// A nested object, if it is there and not null.
+    pub(crate) fn nested(&self, name: &'static str) -> Result<Option<Fields<'a>>, ModelError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(object @ Value::Object(_)) => Ok(Some(Fields { object, prefix: name })),
+            Some(other) => Err(self.error(name, other, "an object")),
+        }
+    }
+
+    /// The value, unless it is missing or null.
+    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        self.object.get(name).filter(|value| !value.is_null())
+    }
+
+    /// A count of at least one and at most `limit`.
+    pub(crate) fn count(&self, name: &str, limit: usize) -> Result<usize, ModelError> {
+        match self.get(name) {
+            None => Err(self.missing(name)),
+            Some(value) => self.as_count(name, value, limit),
+        }
+    }
+
+    /// The same with a default.
+    pub(crate) fn count_or(&self, name: &str, limit: usize, default: usize) -> Result<usize, ModelError> {
+        self.get(name).map_or(Ok(default), |value| self.as_count(name, value, limit))
+    }
+
+    /// The same, or `None` when it is missing or null.
+    pub(crate) fn optional_count(&self, name: &str, limit: usize) -> Result<Option<usize>, ModelError> {
+        self.get(name).map(|value| self.as_count(name, value, limit)).transpose()
+    }
+
+    /// A finite number above zero.
+    pub(crate) fn positive(&self, name: &str) -> Result<f64, ModelError> {
+        match self.get(name) {
+            None => Err(self.missing(name)),
+            Some(value) => self.as_positive(name, value),
+        }
+    }
+
+    /// The same with a default.
+    pub(crate) fn positive_or(&self, name: &str, default: f64) -> Result<f64, ModelError> {
+        self.get(name).map_or(Ok(default), |value| self.as_positive(name, value))
+    }
+
+    /// The same, or `None` when it is missing or null.
+    pub(crate) fn optional_positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
+        self.get(name).map(|value| self.as_positive(name, value)).transpose()
+    }
+
+    /// A truth value with a default.
+    pub(crate) fn flag_or(&self, name: &str, default: bool) -> Result<bool, ModelError> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.error(name, other, "true or false")),
+        }
+    }
+
+    /// A text, or `None` when it is missing or null.
+    pub(crate) fn optional_text(&self, name: &str) -> Result<Option<&'a str>, ModelError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.error(name, other, "a text")),
+        }
+    }
+
+    /// A list, or `None` when it is missing or null.
+    pub(crate) fn optional_list(&self, name: &str) -> Result<Option<&'a [Value]>, ModelError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(other) => Err(self.error(name, other, "a list")),
+        }
+    }
+
+    /// An error that names the field, its value and what is allowed.
+    pub(crate) fn error(&self, name: &str, value: &Value, limit: impl Into<String>) -> ModelError {
+        let mut value = value.to_string();
+        if let Some((end, _)) = value.char_indices().nth(80) {
+            value.truncate(end);
+            value.push('…');
+        }
+        ModelError::Field { field: self.path(name), value, limit: limit.into() }
+    }
+
+    fn missing(&self, name: &str) -> ModelError {
+        ModelError::Missing { field: self.path(name) }
+    }
+
+    fn path(&self, name: &str) -> String {
+        if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
+    }
+
+    fn as_count(&self, name: &str, value: &Value, limit: usize) -> Result<usize, ModelError> {
+        value
+            .as_u64()
+            .and_then(|count| usize::try_from(count).ok())
+            .filter(|count| (1..=limit).contains(count))
+            .ok_or_else(|| self.error(name, value, format!("a whole number from 1 to {limit}")))
+    }
+
+    fn as_positive(&self, name: &str, value: &Value) -> Result<f64, ModelError> {
+        value
+            .as_f64()
+            .filter(|number| number.is_finite() && *number > 0.0)
+            .ok_or_else(|| self.error(name, value, "a finite number above 0"))
+    }
+}

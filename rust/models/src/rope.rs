@@ -1,0 +1,355 @@
+//! Rotary position embedding (Su et al. 2021, RoFormer, section 3.4.2) and its five scalings.
+//!
+//! The angles of position p are p times the inverse frequencies, computed in float32 exactly as `transformers` does, so
+//! that far positions agree. `Dynamic` is the one scaling whose frequencies depend on a length: the prompt's for every
+//! position of the prompt, the position's own plus one after it. That is what one whole prefill and token-by-token decoding
+//! give, and it depends on the request alone, never on how its prompt was cut into chunks.
+
+use crate::config::{MOST_POSITIONS, ModelError};
+use crate::fields::Fields;
+
+/// Inverse frequencies, and the factor on cosines and sines.
+pub(crate) type Frequencies = (Vec<f32>, f32);
+
+/// Frequencies of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    theta: f64,
+    head_dim: usize,
+    max_position_embeddings: usize,
+    scaling: RopeScaling,
+    /// One divisor per frequency, where the file gives them ready made (GGUF).
+    divisors: Option<Vec<f32>>,
+}
+
+/// How frequencies are stretched beyond the length a model was trained for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    Default,
+    /// Every frequency divided by the factor.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// NTK-aware scaling of the base that grows with the sequence.
+    Dynamic {
+        /// How many times the trained length.
+        factor: f64,
+    },
+    /// YaRN (Peng et al. 2023, section 3.2-3.4): low frequencies interpolated, high ones kept, a ramp between.
+    Yarn {
+        /// How many times the trained length.
+        factor: f64,
+        /// Length of the training.
+        original: usize,
+        /// Rotations above which a frequency is kept.
+        beta_fast: f64,
+        /// Rotations below which a frequency is interpolated.
+        beta_slow: f64,
+        /// Multiplies cosines and sines.
+        attention_factor: f64,
+        /// Round the ends of the ramp to whole dimensions.
+        truncate: bool,
+    },
+    /// Llama 3.1: by wavelength, low frequencies divided, high ones kept, a smooth part between.
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Length of the training.
+        original: usize,
+        /// Wavelengths above `original / low` are divided.
+        low: f64,
+        /// Wavelengths below `original / high` are kept.
+        high: f64,
+    },
+}
+
+impl Rope {
+    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`.
+    pub(crate) fn from_fields(
+        fields: Fields<'_>,
+        head_dim: usize,
+        max_positions: usize,
+    ) -> Result<Self, ModelError> {
+        let parameters = fields.nested("rope_parameters")?;
+        let scaling = match parameters {
+            Some(parameters) => Some(parameters),
+            None => fields.nested("rope_scaling")?,
+        };
+        let theta =
+            match parameters.map(|nested| nested.optional_positive("rope_theta")).transpose()?.flatten() {
+                Some(theta) => theta,
+                None => fields.positive_or("rope_theta", 10_000.0)?,
+            };
+        for place in [Some(fields), scaling].into_iter().flatten() {
+            if let Some(share) =
+                place.optional_positive("partial_rotary_factor")?.filter(|share| *share != 1.0)
+            {
+                return Err(place.error(
+                    "partial_rotary_factor",
+                    &share.into(),
+                    "1 (partial rotation is not supported)",
+                ));
+            }
+        }
+        let rope = Self {
+            theta,
+            head_dim,
+            max_position_embeddings: max_positions,
+            scaling: match scaling {
+                None => RopeScaling::Default,
+                Some(scaling) => read_scaling(fields, scaling, max_positions)?,
+            },
+            divisors: read_divisors(fields, head_dim)?,
+        };
+        if matches!(rope.scaling, RopeScaling::Dynamic { .. }) && head_dim <= 2 {
+            return Err(fields.error("head_dim", &head_dim.into(), "above 2 with dynamic rope scaling"));
+        }
+        Ok(rope)
+    }
+
+    /// How the frequencies are scaled.
+    pub fn scaling(&self) -> &RopeScaling {
+        &self.scaling
+    }
+
+    /// Angles per position.
+    pub(crate) fn num_frequencies(&self) -> usize {
+        self.head_dim / 2
+    }
+
+    /// The length that the frequencies of `position` depend on, in a request with a prompt of `prompt_len` tokens. Rows of
+    /// equal length share their frequencies.
+    pub(crate) fn frequency_len(&self, position: usize, prompt_len: usize) -> usize {
+        match self.scaling {
+            RopeScaling::Dynamic { .. } => prompt_len.max(position + 1).max(self.max_position_embeddings),
+            _ => 0,
+        }
+    }
+
+    /// Those of a [`frequency_len`](Self::frequency_len).
+    pub(crate) fn frequencies(&self, frequency_len: usize) -> Frequencies {
+        let (mut frequencies, factor) = self.scaled(frequency_len);
+        if let Some(divisors) = &self.divisors {
+            for (frequency, divisor) in frequencies.iter_mut().zip(divisors) {
+                *frequency /= divisor;
+            }
+        }
+        (frequencies, factor)
+    }
+
+    fn scaled(&self, frequency_len: usize) -> Frequencies {
+        match self.scaling {
+            RopeScaling::Default => (self.unscaled(self.theta), 1.0),
+            RopeScaling::Linear { factor } => {
+                let divide = |frequency| frequency / factor as f32;
+                (self.unscaled(self.theta).into_iter().map(divide).collect(), 1.0)
+            }
+            RopeScaling::Dynamic { factor } => {
+                let stretch = frequency_len.max(self.max_position_embeddings) as f64;
+                let grown = factor * stretch / self.max_position_embeddings as f64 - (factor - 1.0);
+                let width = self.head_dim as f64;
+                (self.unscaled(self.theta * grown.powf(width / (width - 2.0))), 1.0)
+            }
+            RopeScaling::Yarn { factor, original, beta_fast, beta_slow, attention_factor, truncate } => {
+                let (low, high) = self.yarn_ramp(original, beta_fast, beta_slow, truncate);
+                let blend = |(index, frequency): (usize, f32)| {
+                    let interpolated = frequency / factor as f32;
+                    let share = ((index as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
+                    interpolated * share + frequency * (1.0 - share)
+                };
+                (
+                    self.unscaled(self.theta).into_iter().enumerate().map(blend).collect(),
+                    attention_factor as f32,
+                )
+            }
+            RopeScaling::Llama3 { factor, original, low, high } => {
+                let original = original as f64;
+                let smooth = |frequency: f32| {
+                    let wavelength = 2.0 * std::f64::consts::PI / f64::from(frequency);
+                    if wavelength > original / low {
+                        frequency / factor as f32
+                    } else if wavelength < original / high {
+                        frequency
+                    } else {
+                        let share = ((original / wavelength - low) / (high - low)) as f32;
+                        (1.0 - share) * frequency / factor as f32 + share * frequency
+                    }
+                };
+                (self.unscaled(self.theta).into_iter().map(smooth).collect(), 1.0)
+            }
+        }
+    }
+
+    /// `theta ^ (-2i / head_dim)`, each operation rounded to float32.
+    fn unscaled(&self, theta: f64) -> Vec<f32> {
+        let theta = f64::from(theta as f32);
+        (0..self.num_frequencies())
+            .map(|index| (2 * index) as f32 / self.head_dim as f32)
+            .map(|exponent| 1.0 / theta.powf(f64::from(exponent)) as f32)
+            .collect()
+    }
+
+    /// The dimensions between which YaRN's ramp rises from kept (0) to interpolated (1).
+    fn yarn_ramp(&self, original: usize, beta_fast: f64, beta_slow: f64, truncate: bool) -> (f64, f64) {
+        let width = self.head_dim as f64;
+        let dimension_of = |rotations: f64| {
+            width * (original as f64 / (rotations * 2.0 * std::f64::consts::PI)).ln()
+                / (2.0 * self.theta.ln())
+        };
+        let (mut low, mut high) = (dimension_of(beta_fast), dimension_of(beta_slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, high) = (low.max(0.0), high.min(width - 1.0));
+        (low, if low == high { high + 0.001 } else { high })
+    }
+}
+
+/// Appends the cosines and sines of one position.
+pub(crate) fn append_rotation(
+    position: usize,
+    (frequencies, factor): &Frequencies,
+    cosines: &mut Vec<f32>,
+    sines: &mut Vec<f32>,
+) {
+    for frequency in frequencies {
+        // The product is rounded to float32 first, as the oracle does; its sine and cosine are exact to the last bit.
+        let angle = f64::from(position as f32 * frequency);
+        let (sine, cosine) = angle.sin_cos();
+        cosines.push(cosine as f32 * factor);
+        sines.push(sine as f32 * factor);
+    }
+}
+
+fn read_scaling(
+    fields: Fields<'_>,
+    scaling: Fields<'_>,
+    max_positions: usize,
+) -> Result<RopeScaling, ModelError> {
+    let kind = match scaling.optional_text("rope_type")? {
+        Some(kind) => kind,
+        None => scaling.optional_text("type")?.unwrap_or("default"),
+    };
+    let original = || -> Result<usize, ModelError> {
+        match scaling.optional_count("original_max_position_embeddings", MOST_POSITIONS)? {
+            Some(original) => Ok(original),
+            None => fields.count_or("original_max_position_embeddings", MOST_POSITIONS, max_positions),
+        }
+    };
+    Ok(match kind {
+        "default" => RopeScaling::Default,
+        "linear" => RopeScaling::Linear { factor: scaling.positive("factor")? },
+        "dynamic" => {
+            let factor = scaling.positive("factor")?;
+            if factor < 1.0 {
+                return Err(scaling.error("factor", &factor.into(), "at least 1"));
+            }
+            RopeScaling::Dynamic { factor }
+        }
+        "yarn" => read_yarn(scaling, original()?, max_positions)?,
+        "llama3" => {
+            let (low, high) = (scaling.positive("low_freq_factor")?, scaling.positive("high_freq_factor")?);
+            if low >= high {
+                let limit = format!("below high_freq_factor={high}");
+                return Err(scaling.error("low_freq_factor", &low.into(), limit));
+            }
+            RopeScaling::Llama3 { factor: scaling.positive("factor")?, original: original()?, low, high }
+        }
+        other => {
+            let known = "default, linear, dynamic, yarn or llama3";
+            return Err(scaling.error("rope_type", &other.into(), known));
+        }
+    })
+}
+
+fn read_yarn(scaling: Fields<'_>, original: usize, max_positions: usize) -> Result<RopeScaling, ModelError> {
+    let factor = scaling.optional_positive("factor")?.unwrap_or(max_positions as f64 / original as f64);
+    let magnitude =
+        |scale: f64, weight: f64| if scale <= 1.0 { 1.0 } else { 0.1 * weight * scale.ln() + 1.0 };
+    let attention_factor = match scaling.optional_positive("attention_factor")? {
+        Some(given) => given,
+        None => match (scaling.optional_positive("mscale")?, scaling.optional_positive("mscale_all_dim")?) {
+            (Some(one), Some(all)) => magnitude(factor, one) / magnitude(factor, all),
+            _ => magnitude(factor, 1.0),
+        },
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        original,
+        beta_fast: scaling.positive_or("beta_fast", 32.0)?,
+        beta_slow: scaling.positive_or("beta_slow", 1.0)?,
+        attention_factor,
+        truncate: scaling.flag_or("truncate", true)?,
+    })
+}
+
+fn read_divisors(fields: Fields<'_>, head_dim: usize) -> Result<Option<Vec<f32>>, ModelError> {
+    const NAME: &str = "rope_frequency_factors";
+    let Some(list) = fields.optional_list(NAME)? else { return Ok(None) };
+    if list.len() != head_dim / 2 {
+        return Err(fields.error(
+            NAME,
+            &list.len().into(),
+            format!("a list of head_dim/2={} numbers", head_dim / 2),
+        ));
+    }
+    let read = |value: &serde_json::Value| {
+        let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+        number.map(|number| number as f32).ok_or_else(|| fields.error(NAME, value, "finite numbers above 0"))
+    };
+    list.iter().map(read).collect::<Result<_, _>>().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn rope(config: &Value) -> Result<Rope, ModelError> {
+        Rope::from_fields(Fields::new(config), 8, 64)
+    }
+
+    #[test]
+    fn both_spellings_give_the_same_frequencies() {
+        let old = rope(&json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}))
+            .expect("old");
+        let new =
+            rope(&json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}}));
+        assert_eq!(old, new.expect("new"));
+        assert_eq!(old.frequencies(0).0[0], 0.25);
+    }
+
+    #[test]
+    fn dynamic_scaling_leaves_short_sequences_alone_and_depends_on_the_request_only() {
+        let config = json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}});
+        let (dynamic, plain) = (rope(&config).expect("dynamic"), rope(&json!({})).expect("default"));
+        assert_eq!(dynamic.frequencies(dynamic.frequency_len(3, 40)), plain.frequencies(0));
+        // Every position of a long prompt shares the prompt's frequencies, whichever chunk it is in.
+        assert_eq!(dynamic.frequency_len(0, 100), dynamic.frequency_len(99, 100));
+        assert_ne!(dynamic.frequencies(dynamic.frequency_len(0, 100)), plain.frequencies(0));
+        assert_eq!(dynamic.frequency_len(100, 100), 101);
+    }
+
+    #[test]
+    fn senseless_scalings_are_refused_by_name() {
+        for (config, field) in [
+            (json!({"rope_theta": -1.0}), "rope_theta"),
+            (json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}), "rope_scaling.factor"),
+            (json!({"rope_scaling": {"rope_type": "linear"}}), "rope_scaling.factor"),
+            (json!({"rope_scaling": {"rope_type": "spiral", "factor": 2}}), "rope_scaling.rope_type"),
+            (json!({"rope_scaling": 3}), "rope_scaling"),
+            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+            (json!({"rope_frequency_factors": [1.0]}), "rope_frequency_factors"),
+            (
+                json!({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}}),
+                "rope_scaling.low_freq_factor",
+            ),
+        ] {
+            let message = rope(&config).expect_err("refused").to_string();
+            assert!(message.contains(field), "{message} should name {field}");
+        }
+    }
+}
