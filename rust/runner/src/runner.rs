@@ -1,0 +1,185 @@
+//! The device thread: owns the backend, the model, the KV cache and the workspace, and computes plans in the order they
+//! come. It decides nothing. A failure inside a step, a panic too, is that step's result; the thread goes on.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use penstock_device::{Backend, CacheSpec, DeviceError, SampleParams, Sampled, StepInputs};
+use penstock_engine::Completions;
+use penstock_engine::executor::{DEPTH, Executor, Sample, StepDone, StepPlan};
+use penstock_engine::request::Token;
+use penstock_models::{Decoder, Workspace};
+
+use crate::inputs;
+
+/// Everything a step needs, in one place and on one thread.
+pub(crate) struct Runner<B: Backend> {
+    backend: B,
+    decoder: Decoder<B>,
+    cache: B::Cache,
+    workspace: Workspace<B>,
+    block_size: usize,
+    inputs: StepInputs,
+    /// Rows of the plan that sample, and what they sampled.
+    rows: Vec<usize>,
+    sampled: Vec<Sampled>,
+    /// The token sampled last for each slot.
+    latest: Vec<u32>,
+}
+
+impl<B: Backend> Runner<B> {
+    /// Allocates for steps of up to `max_tokens` tokens and `max_sequences` sequences; nothing grows afterwards.
+    pub(crate) fn new(
+        mut backend: B,
+        decoder: Decoder<B>,
+        cache: &CacheSpec,
+        max_tokens: usize,
+        max_sequences: usize,
+    ) -> Result<Self, DeviceError> {
+        Ok(Self {
+            workspace: Workspace::new(&mut backend, decoder.config(), max_tokens, max_sequences)?,
+            cache: backend.allocate_cache(cache)?,
+            block_size: cache.block_size,
+            inputs: StepInputs::default(),
+            rows: Vec::with_capacity(max_sequences),
+            sampled: Vec::with_capacity(max_sequences),
+            latest: vec![0; max_sequences],
+            backend,
+            decoder,
+        })
+    }
+
+    /// Computes a plan and writes its tokens into it.
+    pub(crate) fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
+        inputs::build(&self.decoder, plan, &self.latest, self.block_size, &mut self.inputs);
+        self.decoder.forward(&mut self.backend, &self.inputs, &mut self.cache, &mut self.workspace)?;
+        let Self { rows, sampled, .. } = self;
+        rows.clear();
+        rows.extend((0..plan.work.len()).filter(|row| plan.work[*row].sample.is_some()));
+        sampled.resize(rows.len(), Sampled::default());
+        let params = |row: usize| {
+            let sample = plan.work[rows[row]].sample.as_ref();
+            sample_params(sample.expect("only rows that sample were collected; this is a bug"))
+        };
+        let vocabulary = self.decoder.config().vocabulary_size;
+        self.backend.sample(vocabulary, &self.workspace.logits, &params, sampled)?;
+        for (row, sampled) in rows.iter().zip(&*sampled) {
+            self.latest[plan.work[*row].slot as usize] = sampled.token;
+        }
+        plan.sampled.clear();
+        plan.sampled
+            .extend(sampled.iter().map(|sampled| Token { id: sampled.token, logprob: sampled.logprob }));
+        Ok(())
+    }
+
+    /// Logits of every row of `tokens` as one sequence computed in chunks of `chunk`, row after row: for tests.
+    pub(crate) fn logits(&mut self, tokens: &[u32], chunk: usize) -> Result<Vec<f32>, DeviceError> {
+        let vocabulary = self.decoder.config().vocabulary_size;
+        let mut logits = vec![0.0; tokens.len() * vocabulary];
+        let num_blocks = tokens.len().div_ceil(self.block_size);
+        for (index, part) in tokens.chunks(chunk).enumerate() {
+            let start = index * chunk;
+            self.inputs.clear();
+            self.inputs.blocks.extend(0..num_blocks as u32);
+            let ids = part.iter().copied();
+            self.decoder.push_sequence(
+                &mut self.inputs,
+                ids,
+                start,
+                tokens.len(),
+                num_blocks,
+                self.block_size,
+            );
+            self.inputs.output_rows.extend(0..part.len() as u32);
+            self.decoder.forward(&mut self.backend, &self.inputs, &mut self.cache, &mut self.workspace)?;
+            let rows = start * vocabulary..(start + part.len()) * vocabulary;
+            self.backend.download(&self.workspace.logits, &mut logits[rows])?;
+        }
+        Ok(logits)
+    }
+}
+
+fn sample_params(sample: &Sample) -> SampleParams<'_> {
+    let sampling = &sample.request.sampling;
+    SampleParams {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        seed: sampling.seed,
+        index: sample.index,
+        logprob: sampling.logprobs,
+        suppressed: if sample.suppress_stops { &sample.request.stop_token_ids } else { &[] },
+    }
+}
+
+/// The engine's side of the device thread. Dropping it ends the thread once its plans are computed, and waits for that.
+pub(crate) struct DeviceThread {
+    plans: Option<Sender<Box<StepPlan>>>,
+    completions: Sender<Completions>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl DeviceThread {
+    /// Starts the thread, which first waits to be connected.
+    pub(crate) fn spawn<B: Backend>(runner: Runner<B>) -> std::io::Result<Self> {
+        let (plans, incoming) = bounded(DEPTH);
+        let (completions, connection) = bounded(1);
+        let thread = thread::Builder::new()
+            .name("penstock-device".to_owned())
+            .spawn(move || serve(runner, &incoming, &connection))?;
+        Ok(Self { plans: Some(plans), completions, thread: Some(thread) })
+    }
+
+    /// Says where answers go.
+    pub(crate) fn connect(self, completions: Completions) -> Self {
+        self.completions.send(completions).expect("the device thread waits to be connected; this is a bug");
+        self
+    }
+}
+
+impl Executor for DeviceThread {
+    fn submit(&mut self, plan: Box<StepPlan>) {
+        let plans = self.plans.as_ref().expect("the channel is open until the drop");
+        plans.send(plan).expect("the device thread ends only when its channel is closed; this is a bug");
+    }
+}
+
+impl Drop for DeviceThread {
+    fn drop(&mut self) {
+        drop(self.plans.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has already been reported as a step's result.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve<B: Backend>(
+    mut runner: Runner<B>,
+    incoming: &Receiver<Box<StepPlan>>,
+    connection: &Receiver<Completions>,
+) {
+    let mut completions = None;
+    for mut plan in incoming {
+        let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(&mut plan)));
+        let result = match outcome {
+            Ok(result) => result.map_err(|error| error.to_string()),
+            Err(panic) => Err(format!("a defect in the step: {}", panic_text(panic.as_ref()))),
+        };
+        // Connected before the first plan can be submitted, so this waits for nothing.
+        if completions.is_none() {
+            completions = connection.recv().ok();
+        }
+        if let Some(completions) = &completions {
+            completions.send(StepDone { plan, result });
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
+}
