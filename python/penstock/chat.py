@@ -1,0 +1,157 @@
+"""Chat templates: messages to the text that a model was trained to answer.
+
+A template is a small program in Jinja that comes with the model. It runs as Hugging Face runs it, so that its
+text is the same to the letter, and as the untrusted code that it is: sandboxed, on plain copies of the
+caller's data, with limits on its time and on the text it makes.
+"""
+
+from __future__ import annotations
+
+import functools
+import reprlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import jinja2
+
+__all__ = ["ChatTemplate"]
+
+MAX_TEMPLATE_CHARS = 1 << 20
+"""Longest source of a template; real ones have up to 20,000 characters."""
+
+MAX_NESTING = 100
+"""Deepest nesting of a message or a variable."""
+
+CACHED_TEMPLATES = 32
+"""Compiled templates kept, the least recently used one dropped first."""
+
+# Names under which reasoning is passed. Templates read the first; gpt-oss's reads the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """A chat template, ready to render conversations.
+
+    `special_tokens` are the texts that the template knows as `bos_token`, `eos_token` and so on.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            message = f"chat_template has {len(source)} characters; the limit is {MAX_TEMPLATE_CHARS}"
+            raise InvalidRequest(message, "chat_template", len(source), str(MAX_TEMPLATE_CHARS))
+        self._template = _compiled(source)
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation, special tokens included: encode it without adding any.
+
+        `variables` reach the template by their names: `tools`, `documents`, `enable_thinking` and what else
+        it knows. They cannot replace special tokens or the template's functions.
+
+        Raises `InvalidRequest` if a message is malformed or the template refuses the conversation.
+        """
+        from penstock import _chat_sandbox
+
+        taken = self._special_tokens.keys() | self._template.environment.globals.keys()
+        if clash := sorted(taken & variables.keys()):
+            message = f"chat template variable {clash[0]!r} is the template's own"
+            raise InvalidRequest(message, clash[0], variables[clash[0]], "another name")
+        values: dict[str, Any] = {"tools": None, "documents": None}
+        values.update({name: _plain(value, name) for name, value in variables.items()})
+        values.update(self._special_tokens)
+        values["messages"] = _checked(messages)
+        values["add_generation_prompt"] = add_generation_prompt
+        try:
+            return _chat_sandbox.render(self._template, values)
+        except _chat_sandbox.TemplateFailure as error:
+            message = f"the chat template refuses these messages: {error}"
+            raise InvalidRequest(message, "messages") from error.__cause__
+
+
+@functools.lru_cache(maxsize=CACHED_TEMPLATES)
+def _compiled(source: str) -> jinja2.Template:
+    from penstock import _chat_sandbox
+
+    try:
+        return _chat_sandbox.compile_template(source)
+    except _chat_sandbox.TemplateFailure as error:
+        raise InvalidRequest(f"chat_template: {error}", "chat_template") from error.__cause__
+
+
+def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Plain copies of the messages, with what templates rely on made sure of."""
+    if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
+        raise _wrong("messages", messages, "a list of messages, each a mapping with role and content")
+    checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    if not checked:
+        raise _wrong("messages", messages, "at least one message")
+    return checked
+
+
+def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise _wrong(field, message, "a mapping with role and content")
+    # A key without a value is left out: templates ask whether a key is there.
+    plain = {key: value for key, value in _plain(message, field).items() if value is not None}
+    role = plain.get("role")
+    if not isinstance(role, str) or not role:
+        raise _wrong(f"{field}.role", role, "a string such as 'user', 'assistant' or 'system'")
+    content = plain.get("content", "")
+    if isinstance(content, list):
+        for index, part in enumerate(content):
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise _wrong(f"{field}.content[{index}]", part, "a mapping with a string 'type'")
+    elif not isinstance(content, str):
+        raise _wrong(f"{field}.content", content, "a string or a list of parts")
+    reasoning = next((plain[key] for key in _REASONING if key in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+def _plain(value: object, field: str, depth: int = 0) -> Any:
+    """A copy made of JSON's types: no object of the caller's, with methods of its own, reaches a template."""
+    if depth > MAX_NESTING:
+        raise InvalidRequest(f"{field} is nested deeper than {MAX_NESTING}", field, None, str(MAX_NESTING))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        text = str.__str__(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = (
+                f"{field} has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}"
+            )
+            raise InvalidRequest(message, field, value, "text that UTF-8 can encode") from None
+        return text
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        plain = {}
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise _wrong(f"a key of {field}", key, "a string")
+            plain[_plain(key, f"a key of {field}")] = _plain(inner, f"{field}.{key}", depth + 1)
+        return plain
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner, f"{field}[{index}]", depth + 1) for index, inner in enumerate(value)]
+    raise _wrong(field, value, "a value that JSON knows: a string, number, boolean, list, mapping or None")
+
+
+def _wrong(field: str, value: object, wanted: str) -> InvalidRequest:
+    given = "is missing" if value is None else f"is {reprlib.repr(value)}"
+    return InvalidRequest(f"{field} {given}; it must be {wanted}", field, value, wanted)

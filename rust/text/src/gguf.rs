@@ -1,0 +1,242 @@
+//! Builds a tokenizer from the vocabulary inside a GGUF file.
+//!
+//! Two kinds exist in practice: byte-level BPE (`gpt2`), whose merges are in the file, and SentencePiece BPE
+//! (`llama`), whose merges follow from the scores. Both become the pipeline that the model's own
+//! `tokenizer.json` would describe.
+
+use penstock_checkpoint::{GgufVocabulary, TokenType};
+use tokenizers::AddedToken;
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::decoders::byte_fallback::ByteFallback;
+use tokenizers::decoders::fuse::Fuse;
+use tokenizers::decoders::sequence::Sequence;
+use tokenizers::decoders::strip::Strip;
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::normalizers::replace::Replace;
+use tokenizers::normalizers::unicode::NFC;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
+
+use crate::TextError;
+use crate::recipe::Recipe;
+use crate::splitter::Splitter;
+use crate::tokenizer::Pipeline;
+
+/// What SentencePiece writes for a space.
+const SPACE: char = '▁';
+
+pub(crate) fn build(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
+    let (mut pipeline, add_bos) = match vocabulary.model.as_str() {
+        "gpt2" => byte_level(vocabulary)?,
+        "llama" => (sentencepiece(vocabulary)?, true),
+        other => {
+            let reason = format!(
+                "{other:?} is not supported; supported are gpt2 (byte-level BPE) and llama (SentencePiece)"
+            );
+            return Err(TextError::Gguf { field: "model", reason });
+        }
+    };
+    add_tokens(&mut pipeline, vocabulary)?;
+    add_template(&mut pipeline, vocabulary, add_bos)?;
+    Ok(pipeline)
+}
+
+/// The pipeline and whether it begins with BOS where the file does not say.
+fn byte_level(vocabulary: &GgufVocabulary) -> Result<(Pipeline, bool), TextError> {
+    let recipe = Recipe::named(&vocabulary.pre)?;
+    if vocabulary.merges.is_empty() {
+        return Err(TextError::Gguf {
+            field: "merges",
+            reason: "is missing; a gpt2 vocabulary needs it".into(),
+        });
+    }
+    let vocab = vocab(vocabulary);
+    let merges = listed_merges(vocabulary, &vocab)?;
+    let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(recipe.whole_words_first);
+    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| unusable("tokens", &error))?.into());
+    if recipe.composed {
+        pipeline.with_normalizer(Some(NFC)).map_err(|error| unusable("pre", &error))?;
+    }
+    let splitter = recipe.pre_tokenizer().and_then(Splitter::new).map_err(|error| unusable("pre", &error))?;
+    pipeline.with_pre_tokenizer(Some(splitter)).with_decoder(Some(ByteLevel::default()));
+    Ok((pipeline, recipe.add_bos))
+}
+
+fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
+    let vocab = vocab(vocabulary);
+    let merges = if vocabulary.merges.is_empty() {
+        if vocabulary.scores.len() != vocabulary.tokens.len() {
+            let reason =
+                format!("has {} scores for {} tokens", vocabulary.scores.len(), vocabulary.tokens.len());
+            return Err(TextError::Gguf { field: "scores", reason });
+        }
+        implied_merges(&vocab, &vocabulary.scores)
+    } else {
+        listed_merges(vocabulary, &vocab)?
+    };
+    let mut bpe = BPE::builder().vocab_and_merges(vocab, merges).fuse_unk(true).byte_fallback(true);
+    if let Some(unknown) = vocabulary.unk.and_then(|id| token(vocabulary, id)) {
+        bpe = bpe.unk_token(unknown.to_owned());
+    }
+    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| unusable("tokens", &error))?.into());
+    let space_prefix = vocabulary.add_space_prefix.unwrap_or(true);
+    let scheme = if space_prefix { PrependScheme::First } else { PrependScheme::Never };
+    let splitter = Splitter::new(Metaspace::new(SPACE, scheme, false).into())
+        .map_err(|error| unusable("tokens", &error))?;
+    let mut decoders: Vec<DecoderWrapper> = vec![
+        Replace::new(SPACE.to_string(), " ").map_err(|error| unusable("tokens", &error))?.into(),
+        ByteFallback::new().into(),
+        Fuse::new().into(),
+    ];
+    if space_prefix {
+        decoders.push(Strip::new(' ', 1, 0).into());
+    }
+    pipeline.with_pre_tokenizer(Some(splitter)).with_decoder(Some(Sequence::new(decoders)));
+    Ok(pipeline)
+}
+
+fn vocab(vocabulary: &GgufVocabulary) -> Vocab {
+    vocabulary.tokens.iter().cloned().zip(0..).collect()
+}
+
+fn token(vocabulary: &GgufVocabulary, id: u32) -> Option<&str> {
+    vocabulary.tokens.get(usize::try_from(id).ok()?).map(String::as_str)
+}
+
+fn unusable(field: &'static str, error: &impl ToString) -> TextError {
+    TextError::Gguf { field, reason: error.to_string() }
+}
+
+/// The merges of the file, each checked against the vocabulary.
+fn listed_merges(vocabulary: &GgufVocabulary, vocab: &Vocab) -> Result<Merges, TextError> {
+    let mut joined = String::new();
+    let merge = |(index, line): (usize, &String)| {
+        let wrong = |reason: &str| TextError::Gguf {
+            field: "merges",
+            reason: format!("entry {index}, {line:?}, {reason}"),
+        };
+        let (left, right) =
+            line.split_once(' ').ok_or_else(|| wrong("is not two tokens with a space between"))?;
+        joined.clear();
+        joined.push_str(left);
+        joined.push_str(right);
+        for part in [left, right, joined.as_str()] {
+            if !vocab.contains_key(part) {
+                return Err(wrong(&format!("needs the token {part:?}, which the vocabulary does not have")));
+            }
+        }
+        Ok((left.to_owned(), right.to_owned()))
+    };
+    vocabulary.merges.iter().enumerate().map(merge).collect()
+}
+
+/// The merges that make every token that two others make, best score first. Among equal scores the longer
+/// left part goes first, then the order of ids: the order in which the reference converter of SentencePiece
+/// models puts them.
+fn implied_merges(vocab: &Vocab, scores: &[f32]) -> Merges {
+    struct Implied<'a> {
+        score: f32,
+        left_length: usize,
+        right_length: usize,
+        left: &'a str,
+        right: &'a str,
+    }
+    let mut tokens: Vec<(&str, u32)> = vocab.iter().map(|(token, &id)| (token.as_str(), id)).collect();
+    tokens.sort_unstable_by_key(|&(_, id)| id);
+    let mut merges = Vec::new();
+    for (token, id) in tokens {
+        let length = token.chars().count();
+        let begin = merges.len();
+        for (left_length, (cut, _)) in token.char_indices().enumerate().skip(1) {
+            let (left, right) = token.split_at(cut);
+            if vocab.contains_key(left) && vocab.contains_key(right) {
+                let right_length = length - left_length;
+                merges.push(Implied { score: scores[id as usize], left_length, right_length, left, right });
+            }
+        }
+        merges[begin..].sort_by_key(|merge| (vocab[merge.left], vocab[merge.right]));
+    }
+    merges.sort_by(|a, b| {
+        let lengths = |merge: &Implied<'_>| (merge.left_length, merge.right_length);
+        b.score.total_cmp(&a.score).then_with(|| lengths(b).cmp(&lengths(a)))
+    });
+    merges.into_iter().map(|merge| (merge.left.to_owned(), merge.right.to_owned())).collect()
+}
+
+/// Makes the tokens that are matched verbatim in the text known: control tokens and BOS and EOS as special
+/// ones, which decoding can leave out, user-defined ones as plain ones.
+fn add_tokens(pipeline: &mut Pipeline, vocabulary: &GgufVocabulary) -> Result<(), TextError> {
+    let named = [vocabulary.bos, vocabulary.eos];
+    let added = vocabulary.tokens.iter().zip(0_u32..).filter_map(|(token, id)| {
+        let token_type = vocabulary.types.get(id as usize).copied().unwrap_or(TokenType::Normal);
+        let special =
+            matches!(token_type, TokenType::Control | TokenType::Unknown) || named.contains(&Some(id));
+        let verbatim = special || token_type == TokenType::UserDefined;
+        verbatim.then(|| AddedToken::from(token.as_str(), special).normalized(false))
+    });
+    let added: Vec<_> = added.collect();
+    pipeline.add_tokens(added).map_err(|error| unusable("tokens", &error))?;
+    Ok(())
+}
+
+/// Puts BOS and EOS around encoded text where the file, or else the habit of its kind, wants them.
+fn add_template(
+    pipeline: &mut Pipeline,
+    vocabulary: &GgufVocabulary,
+    add_bos: bool,
+) -> Result<(), TextError> {
+    let wanted = |field, asked: Option<bool>, habit: bool, id: Option<u32>| match (asked.unwrap_or(habit), id)
+    {
+        (false, _) => Ok(None),
+        (true, Some(id)) => Ok(Some(id)),
+        // A habit needs a token to follow it.
+        (true, None) if asked.is_none() => Ok(None),
+        (true, None) => {
+            Err(TextError::Gguf { field, reason: "is missing, but the file asks to add it".into() })
+        }
+    };
+    let bos = wanted("bos_token_id", vocabulary.add_bos, add_bos, vocabulary.bos)?;
+    let eos = wanted("eos_token_id", vocabulary.add_eos, false, vocabulary.eos)?;
+    let mut template = vec!["$A"];
+    let mut tokens = Vec::new();
+    let mut add = |name: &'static str, id: u32| {
+        let text = token(vocabulary, id).unwrap_or_default().to_owned();
+        tokens.push(
+            SpecialToken::new(name.to_owned(), vec![id], vec![text])
+                .map_err(|error| unusable("tokens", &error))?,
+        );
+        Ok::<_, TextError>(name)
+    };
+    if let Some(id) = bos {
+        template.insert(0, add("bos", id)?);
+    }
+    if let Some(id) = eos {
+        template.push(add("eos", id)?);
+    }
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let processor = TemplateProcessing::builder()
+        .try_single(template)
+        .map_err(|error| unusable("bos_token_id", &error))?
+        .special_tokens(tokens)
+        .build()
+        .map_err(|error| unusable("bos_token_id", &error))?;
+    pipeline.with_post_processor(Some(processor));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merges_implied_by_scores_come_best_first_then_longer_left_part_first() {
+        let tokens = ["a", "b", "c", "ab", "bc", "abc", "ca"];
+        let vocab: Vocab = tokens.iter().map(ToString::to_string).zip(0..).collect();
+        let merges = implied_merges(&vocab, &[0.0, 0.0, 0.0, -3.0, -2.0, -3.0, -1.0]);
+        let merges: Vec<_> = merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
+        assert_eq!(merges, [("c", "a"), ("b", "c"), ("ab", "c"), ("a", "bc"), ("a", "b")]);
+    }
+}

@@ -1,0 +1,24 @@
+//! Text of Penstock: from text to token ids and back.
+//!
+//! [`Tokenizer`] encodes prompts, out of a `tokenizer.json` or of the vocabulary inside a GGUF file, to the
+//! ids that the Hugging Face libraries give. [`TextStream`] turns the ids of one running request back into
+//! text as they come: it never shows half a character, finds stop strings, and holds back only what may still
+//! become one.
+//!
+//! Everything is linear in the text, whatever the text is. Nothing here knows of requests, engines or Python;
+//! the caller brings ids and takes strings.
+
+mod detokenizer;
+mod error;
+mod gguf;
+mod pieces;
+mod recipe;
+mod splitter;
+mod stops;
+mod stream;
+mod tokenizer;
+
+pub use error::TextError;
+pub use stops::StopMatch;
+pub use stream::TextStream;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,475 @@
+"""Chat templates: Hugging Face's text, errors that name the field, and templates that cannot do harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+import jinja2
+import pytest
+
+from penstock import _chat_sandbox, chat
+from penstock.chat import ChatTemplate
+from penstock.errors import InvalidRequest
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+LLAMA3 = """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%d %b %Y") %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date_string + "\\n\\n" }}
+{%- if tools is not none %}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- "\\n\\n" }}
+    {%- endfor %}
+{%- endif %}
+{{- system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if 'tool_calls' in message %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + tool_call.name + '", ' }}
+        {{- '"parameters": ' ~ (tool_call.arguments | tojson) ~ "}<|eot_id|>" }}
+    {%- elif message.role == "tool" or message.role == "ipython" %}
+        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}
+        {%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}
+        {%- else %}{{- message.content }}{%- endif %}
+        {{- "<|eot_id|>" }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim }}
+        {{- '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+MISTRAL = (
+    "{{ bos_token }}{% set ns = namespace(index=0) %}{% for message in messages %}"
+    "{% if message['role'] not in ['user', 'assistant'] %}{% continue %}{% endif %}"
+    "{% if (message['role'] == 'user') != (ns.index % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% set ns.index = ns.index + 1 %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% else %}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+)
+
+QWEN = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "# Tools\\n\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n') %}
+            {%- set reasoning_content = reasoning_content.split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>' + message.role + '\\n' }}
+        {%- if loop.index0 > ns.last_query_index %}
+            {{- '<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- set tool_call = tool_call.function if tool_call.function else tool_call %}
+            {{- '\\n<tool_call>\\n{"name": "' ~ tool_call.name ~ '", "arguments": ' }}
+            {{- tool_call.arguments if tool_call.arguments is string else tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+# Blocks on lines of their own, comments, macros, captured blocks, filters of many kinds.
+ODD = """\
+{# a comment #}
+{%- macro entry(key, value, depth=0) -%}
+    {{ '  ' * depth }}{{ key }}: {{ value if value is string else value | tojson(sort_keys=true) }}
+{% endmacro %}
+  {% for message in messages %}
+    {% if loop.index > 3 %}{% break %}{% endif %}
+{{ entry(message.role | upper, message.content | default('nothing'), loop.index) }}
+  {% endfor %}
+{% set block %}<{{ messages | map(attribute='role') | join(', ') }}>{% endset %}
+{{ block | replace('<', '[') | replace('>', ']') | indent(2, true) }}
+{{ '%s has %d, %.2f' | format('x', 3, 0.5) }} {{ '%s-%03d' % ('a', 7) }} {{ '{}|{:>6}'.format('é', 'b') }}
+{{ dict(a=1, b=[1, 2]) | dictsort | tojson }} {{ 'a,b'.split(',') | batch(1) | list }} {{ 'ab' | center(7) }}|
+{{ messages | selectattr('role', 'equalto', 'user') | list | length }} {{ 2 ** 10 }}
+{{ [0] * 3 + [1] }} {{ missing }}
+"""
+
+PLAIN = [
+    {"role": "system", "content": "Be brief. ünïcödé 漢字 👩‍🚀 <b>&amp;</b> \"quotes\" 'single'"},
+    {"role": "user", "content": "  What is 1+1?\n\n"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nIt is 2."},
+    {"role": "user", "content": "{{ 7*7 }} {% raw %} <|im_end|>"},
+]
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Wetter in <Städten> & 都市",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+
+WITH_TOOLS = [
+    {"role": "user", "content": "Weather in Köln?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "I should look.",
+        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}],
+    },
+    {"role": "tool", "content": '{"°C": 21.5}'},
+]
+
+
+# The beginning of a loop that makes `n.x` longer, and a list that holds itself twice, many times over.
+DOUBLE = "{% set n = namespace(x='0123456789') %}{% for i in range(99) %}"
+NEST = (
+    "{{% set n = namespace(x=['0123456789']) %}}"
+    "{{% for i in range({}) %}}{{% set n.x = [n.x, n.x] %}}{{% endfor %}}"
+)
+
+
+def render(source: str, messages: Any = None, **variables: Any) -> str:
+    return ChatTemplate(source, TOKENS).render(messages or [{"role": "user", "content": "hi"}], **variables)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    "source", [CHATML, LLAMA3, MISTRAL, QWEN, ODD], ids=["chatml", "llama3", "mistral", "qwen", "odd"]
+)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+@pytest.mark.parametrize(
+    ("messages", "variables"),
+    [
+        (PLAIN, {}),
+        (PLAIN[1:], {"date_string": "26 Jul 2024"}),
+        (PLAIN, {"enable_thinking": False}),
+        (PLAIN, {"tools": TOOLS}),
+        (WITH_TOOLS, {"tools": TOOLS}),
+        ([*PLAIN, {"role": "assistant", "content": "ok"}], {}),
+        (PLAIN[2:3], {}),
+    ],
+)
+def test_the_text_is_that_of_transformers(
+    source: str, *, add_generation_prompt: bool, messages: list[dict[str, Any]], variables: dict[str, Any]
+) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
+    expected = None
+    # Whatever the template raises there, it must raise here.
+    with contextlib.suppress(jinja2.TemplateError, TypeError):
+        expected = theirs.apply_chat_template(
+            messages,
+            chat_template=source,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+    if expected is None:
+        assert source in {CHATML, LLAMA3, MISTRAL}
+        with pytest.raises(InvalidRequest, match="refuses these messages"):
+            render(source, messages, add_generation_prompt=add_generation_prompt, **variables)
+    else:
+        assert render(source, messages, add_generation_prompt=add_generation_prompt, **variables) == expected
+
+
+def test_a_conversation_in_chatml() -> None:
+    assert render(CHATML, PLAIN[1:2]) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n  What is 1+1?\n\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_blocks_take_their_line_with_them() -> None:
+    source = "  {% for message in messages %}\n{{ message.role }}\n  {% endfor %}\nend\n"
+    assert render(source) == "user\nend"
+
+
+def test_json_is_written_as_hugging_face_writes_it() -> None:
+    assert render("{{ tools | tojson }}", tools=[{"ä": "<&'>", "n": None}]) == '[{"ä": "<&\'>", "n": null}]'
+    value = {"b": [1, 2], "a": "x"}
+    assert render("{{ tools | tojson(indent=2, sort_keys=true) }}", tools=value) == json.dumps(
+        value, indent=2, sort_keys=True
+    )
+
+
+def test_special_tokens_and_variables_reach_the_template() -> None:
+    assert render("{{ bos_token }}{{ answer }}{{ eos_token }}", answer=42) == "<s>42</s>"
+    assert (
+        render("{{ tools is none }} {{ documents is none }} {{ pad_token is defined }}") == "True True False"
+    )
+    assert render("{{ strftime_now('%%') }}") == "%"
+
+
+def test_reasoning_is_found_under_each_of_its_names() -> None:
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        message = {"role": "assistant", "content": "", name: "hm"}
+        assert render("{{ messages[0].reasoning_content }}", [message]) == "hm"
+
+
+def test_the_callers_messages_are_left_alone() -> None:
+    message = {"role": "user", "content": None, "reasoning": "hm", "extra": [1]}
+    render("{{ messages[0] }}", [message])
+    assert message == {"role": "user", "content": None, "reasoning": "hm", "extra": [1]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ("hi", "messages is 'hi'; it must be a list of messages"),
+        ({"role": "user"}, "messages is {'role': 'user'}; it must be a list"),
+        (7, "messages is 7; it must be a list"),
+        ([], "messages is []; it must be at least one message"),
+        (["hi"], r"messages[0] is 'hi'; it must be a mapping with role and content"),
+        ([{"content": "x"}], "messages[0].role is missing; it must be a string"),
+        ([PLAIN[0], {"role": 1, "content": "x"}], "messages[1].role is 1; it must be a string"),
+        (
+            [{"role": "user", "content": 5}],
+            "messages[0].content is 5; it must be a string or a list of parts",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
+            "messages[0].content[1] is {'text': 'b'}; it must be a mapping with a string 'type'",
+        ),
+        (
+            [{"role": "user", "content": "a\ud800b"}],
+            "messages[0].content has a lone surrogate, U+D800, at position 1",
+        ),
+        (
+            [{"role": "user", "content": "a", "x": {"y": [object]}}],
+            "messages[0].x.y[0] is <class 'object'>; it must be a",
+        ),
+        ([{"role": "user", "content": "a", "x": {1: 2}}], "a key of messages[0].x is 1; it must be a string"),
+    ],
+)
+def test_a_malformed_message_is_named(messages: Any, expected: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        ChatTemplate(CHATML, TOKENS).render(messages)
+    assert str(raised.value).startswith(expected)
+    assert raised.value.field is not None
+
+
+def test_endless_nesting_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InvalidRequest, match="is nested deeper than 100"):
+        render(CHATML, tools=endless)
+
+
+@pytest.mark.parametrize("name", ["bos_token", "raise_exception", "range"])
+def test_variables_cannot_replace_what_is_the_templates_own(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name!r} is the template's own"):
+        render("x", **{name: "y"})
+
+
+def test_what_a_template_objects_to_is_told() -> None:
+    with pytest.raises(InvalidRequest, match="refuses these messages: Conversation roles must alternate"):
+        render(MISTRAL, [PLAIN[1], PLAIN[1]])
+    with pytest.raises(InvalidRequest, match="'nothing' is undefined"):
+        render("{{ nothing.at_all }}")
+    with pytest.raises(InvalidRequest, match="TypeError"):
+        render("{{ messages[0].content + 1 }}")
+
+
+def test_a_broken_template_names_its_line() -> None:
+    with pytest.raises(InvalidRequest, match="chat_template: line 2: ") as raised:
+        ChatTemplate("a\n{% if %}", {})
+    assert raised.value.field == "chat_template"
+    with pytest.raises(InvalidRequest, match="chat_template has 1048577 characters; the limit is 1048576"):
+        ChatTemplate("a" * (1 << 20) + "a", {})
+    with pytest.raises(InvalidRequest, match="chat_template"):
+        ChatTemplate("{{ " + "(" * 5000 + ")" * 5000 + " }}", {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''['__class__'] }}",
+        "{{ messages|attr('__class__') }}",
+        "{{ (messages|first)|attr('__init__') }}",
+        "{{ strftime_now.__globals__ }}",
+        "{{ '{x.__class__}'.format_map({'x': ''}) }}",
+    ],
+)
+def test_what_is_unsafe_is_not_there(source: str) -> None:
+    assert not render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ dict.__base__.__subclasses__() }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ '{0.__class__.__base__}'.format('') }}",
+        "{{ ['{0.__class__}']|map('format')|list }}{{ ''.__class__() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{% set n = namespace(__html__=1) %}",
+        "{% set n = namespace() %}{% set n.__call__ = 1 %}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os.getcwd() }}",
+        "{% extends 'x' %}",
+        "{{ lipsum(n=1000000) }}",
+    ],
+)
+def test_no_template_gets_out(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' * 10 ** 10 }}",
+        "{{ 1000000000 * [0] }}",
+        "{{ 10 ** 9999999 }}",
+        "{% set n = namespace(x=2) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        DOUBLE + "{% set n.x = n.x + n.x %}{% endfor %}",
+        DOUBLE + "{% set n.x = n.x ~ n.x %}{% endfor %}",
+        DOUBLE + "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+        NEST.format(99) + "{{ n.x }}",
+        NEST.format(40) + "{{ n.x|string }}",
+        NEST.format(40) + "{{ n.x|tojson }}",
+        "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
+        "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+        "{% set x %}{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}{% endset %}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' % (999999999, 1) }}",
+        "{{ '%999999999d'|format(1) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 999999999) }}",
+        "{{ '{x:999999999}'.format_map({'x': 1}) }}",
+        "{{ 'x'.ljust(999999999) }}",
+        "{{ 'x'.zfill(width=999999999) }}",
+        "{{ '\t'.expandtabs(999999999) }}",
+        "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+        "{{ ('x' * 100000).replace('', 'y' * 100000) }}",
+        "{{ ('x' * 100000).join(['a'] * 100000) }}",
+        "{{ 'ab'.translate({97: 'x' * 1000000}) }}",
+        "{{ ('x' * 100000)|replace('x', 'y' * 100000) }}",
+        "{{ ['x' * 100000] * 100000 }}",
+        "{{ (['x' * 100000] * 100000)|join }}",
+        "{{ (['a'] * 100000)|join('x' * 100000) }}",
+        "{{ ('\n' * 100000)|indent(100000) }}",
+        "{{ 'x'|center(999999999) }}",
+        "{{ ('x' * 1000)|wordwrap(1, true, 'y' * 100000) }}",
+        "{{ ([1] * 100000)|tojson(indent=100000) }}",
+        "{{ [1]|batch(999999999, 0)|list }}",
+        "{{ [1]|slice(999999999)|list }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+    ],
+)
+def test_no_template_makes_much_out_of_little(source: str) -> None:
+    limits = (
+        r"it makes (a )?texts? of more than|integers of more than|is not available|Range too big|TypeError"
+    )
+    with pytest.raises(InvalidRequest, match=limits):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for n in [60] recursive %}{% if n %}{{ loop([n - 1, n - 1]) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_no_template_runs_for_long(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 0.05)
+    with pytest.raises(InvalidRequest, match=r"it runs for more than 0\.05 seconds"):
+        render(source)
+
+
+def test_a_long_conversation_is_well_within_the_limits() -> None:
+    messages = [{"role": ("user", "assistant")[turn % 2], "content": "word " * 200} for turn in range(2000)]
+    assert len(render(QWEN, messages)) > 2_000_000
+    assert len(render(MISTRAL, messages)) > 2_000_000
+
+
+def test_templates_are_compiled_once_and_the_cache_is_bounded() -> None:
+    chat._compiled.cache_clear()
+    for index in range(2 * chat.CACHED_TEMPLATES):
+        ChatTemplate(f"{index}", {})
+        ChatTemplate(f"{index}", {})
+    cache = chat._compiled.cache_info()
+    assert (cache.hits, cache.currsize) == (2 * chat.CACHED_TEMPLATES, chat.CACHED_TEMPLATES)
+
+
+def test_importing_the_module_does_not_import_jinja() -> None:
+    code = "import sys, penstock.chat, penstock._chat_sandbox; sys.exit('jinja2' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
