@@ -1,0 +1,315 @@
+//! How far each kernel is from what this machine can do.
+//!
+//!     cargo bench -p penstock-kernels --bench kernels -- [--quick] [--threads N] [--isa NAME] [FILTER]
+//!
+//! Every round measures the machine (read bandwidth, FMA rate) right before and after the kernel, so that a share of
+//! the limit stays meaningful on a machine whose clock or neighbours change by the minute. A line shows the median
+//! rate, the median share of the limit over the rounds, and the best share. The limit of a kernel is the longer of
+//! two times: its bytes at the read bandwidth, its operations at the FMA rate.
+
+#[path = "roofline.rs"]
+#[allow(dead_code, reason = "each benchmark uses a part of it")]
+mod roofline;
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use penstock_kernels::{
+    AttentionParams, AttentionRow, AttentionScratch, Element, Epilogue, Isa, Kernels, KvLayout, Matrix,
+    MatrixLayout, Pool, Rows, RowsMut, pin_current_thread,
+};
+use roofline::{Probe, seconds};
+
+fn main() {
+    let options = Options::from_arguments();
+    let kernels = Kernels::for_isa(options.isa).expect("this CPU has no such instruction set");
+    // Bound to CPUs, so that a line is about kernels and not about where the system puts threads.
+    let cpus: Vec<usize> = (0..options.threads).collect();
+    let pinned = pin_current_thread(0).and_then(|()| Pool::pinned(&cpus));
+    let pool = pinned.or_else(|_| Pool::new(options.threads)).expect("threads");
+    let bench = Bench {
+        probe: Probe::new(if options.quick { 128 << 20 } else { 256 << 20 }),
+        kernels,
+        pool,
+        options,
+    };
+    println!("{} on {} threads", kernels.isa(), bench.pool.threads());
+    let (bandwidth, flops) = (0..5).fold((0.0_f64, 0.0_f64), |best, _| {
+        let machine = bench.probe.measure(&bench.pool);
+        (best.0.max(machine.bytes_per_second), best.1.max(machine.flops_per_second))
+    });
+    println!("machine: reads {:.1} GB/s, multiply-adds {:.0} GFLOP/s\n", bandwidth / 1e9, flops / 1e9);
+    println!("{:<34}{:>12}{:>10}{:>8}{:>8}", "", "time", "rate", "share", "best");
+    bench.barrier();
+    for element in [Element::Bf16, Element::F16, Element::F32] {
+        bench.products(element);
+    }
+    bench.tiles();
+    for element in [Element::Bf16, Element::F32] {
+        bench.attention_decode(element, 8192);
+        bench.attention_prefill(element, 512);
+    }
+    bench.row_operations();
+}
+
+struct Options {
+    quick: bool,
+    threads: usize,
+    isa: Isa,
+    filter: String,
+}
+
+impl Options {
+    fn from_arguments() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut options = Options { quick: false, threads, isa: Isa::best(), filter: String::new() };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--bench" => {}
+                "--quick" => options.quick = true,
+                "--threads" => {
+                    options.threads =
+                        arguments.next().and_then(|n| n.parse().ok()).expect("--threads takes a number");
+                }
+                "--isa" => {
+                    let name = arguments.next().unwrap_or_default();
+                    options.isa =
+                        *Isa::ALL.iter().find(|isa| isa.name() == name).expect("--isa portable or avx2");
+                }
+                _ => options.filter = argument,
+            }
+        }
+        options
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The kernels
+
+struct Bench {
+    options: Options,
+    probe: Probe,
+    kernels: Kernels,
+    pool: Pool,
+}
+
+/// What one call of a kernel has to move and to compute.
+#[derive(Clone, Copy, Default)]
+struct Work {
+    bytes: usize,
+    flops: usize,
+}
+
+/// The qwen2-0.5b shape: (rows, columns) of a layer's four products, and of the head.
+const LAYER: [(usize, usize); 4] = [(1152, 896), (896, 896), (9728, 896), (896, 4864)];
+const HEAD: (usize, usize) = (151_936, 896);
+const LAYERS: usize = 24;
+
+impl Bench {
+    /// Runs `call` a number of times between probes and prints a line.
+    fn line(&self, name: &str, work: Work, mut call: impl FnMut(&Kernels, &Pool)) {
+        if !name.contains(&self.options.filter) {
+            return;
+        }
+        call(&self.kernels, &self.pool);
+        let budget = if self.options.quick { 0.15 } else { 2.0 };
+        let (mut times, mut shares) = (Vec::new(), Vec::new());
+        let start = Instant::now();
+        while times.len() < 3 || start.elapsed().as_secs_f64() < budget {
+            let before = self.probe.measure(&self.pool);
+            let time = seconds(|| call(&self.kernels, &self.pool));
+            let after = self.probe.measure(&self.pool);
+            let machine = before.mean(after);
+            let reading = work.bytes as f64 / machine.bytes_per_second;
+            shares.push(reading.max(work.flops as f64 / machine.flops_per_second) / time);
+            times.push(time);
+        }
+        times.sort_by(f64::total_cmp);
+        shares.sort_by(f64::total_cmp);
+        let time = times[times.len() / 2];
+        let rate = if work.flops > 2 * work.bytes {
+            format!("{:.0} GF/s", work.flops as f64 / time / 1e9)
+        } else {
+            format!("{:.1} GB/s", work.bytes as f64 / time / 1e9)
+        };
+        let (median, best) = (100.0 * shares[shares.len() / 2], 100.0 * shares[shares.len() - 1]);
+        println!("{name:<34}{:>9.3} ms{rate:>11}{median:>6.0} %{best:>6.0} %", 1e3 * time);
+    }
+
+    fn barrier(&self) {
+        if "barrier".contains(&self.options.filter) {
+            const RUNS: usize = 20_000;
+            let time = seconds(|| (0..RUNS).for_each(|_| self.pool.run(&|_| {})));
+            println!("{:<34}{:>9.3} us", "barrier", 1e6 * time / RUNS as f64);
+        }
+    }
+
+    /// One pass over the matrices of a model, as a forward pass of that many tokens makes it.
+    fn products(&self, element: Element) {
+        let tag = format!("{element:?}").to_lowercase();
+        let names = [1, 8, 32, 512].map(|tokens| format!("matmul {tag} {tokens} tokens"));
+        if !names.iter().any(|name| name.contains(&self.options.filter)) {
+            return;
+        }
+        let (layers, head) = match (self.options.quick, element) {
+            (true, _) => (6, (HEAD.0 / 8, HEAD.1)),
+            (false, Element::F32) => (LAYERS / 2, (HEAD.0 / 2, HEAD.1)),
+            (false, _) => (LAYERS, HEAD),
+        };
+        let shapes = (0..layers).flat_map(|_| LAYER).chain([head]);
+        let layouts: Vec<MatrixLayout> =
+            shapes.map(|(rows, columns)| MatrixLayout { rows, columns, element }).collect();
+        let fill = |_: std::ops::Range<usize>, into: &mut [f32]| {
+            into.iter_mut().enumerate().for_each(|(i, v)| *v = (i % 97) as f32 / 97.0 - 0.5);
+        };
+        let matrices: Vec<Vec<u8>> = layouts
+            .iter()
+            .map(|layout| {
+                let mut bytes = vec![0; layout.bytes()];
+                layout.pack(&self.pool, &mut bytes, fill);
+                bytes
+            })
+            .collect();
+        for (name, tokens) in names.iter().zip([1, 8, 32, 512]) {
+            // Long prompts need no head, and two layers of it are more than any cache holds.
+            let count = if tokens > 32 { 8 } else { layouts.len() };
+            let pass: Vec<Matrix<'_>> = layouts
+                .iter()
+                .zip(&matrices)
+                .take(count)
+                .map(|(layout, bytes)| Matrix { layout: *layout, bytes })
+                .collect();
+            let elements: usize = pass.iter().map(|matrix| matrix.layout.rows * matrix.layout.columns).sum();
+            let bytes = pass.iter().map(|matrix| matrix.bytes.len()).sum();
+            let x = vec![0.25; tokens * 4864];
+            let mut out = vec![0.0; tokens * pass.iter().map(|matrix| matrix.layout.rows).max().unwrap_or(0)];
+            self.line(name, Work { bytes, flops: 2 * elements * tokens }, |kernels, pool| {
+                for matrix in &pass {
+                    let MatrixLayout { rows, columns, .. } = matrix.layout;
+                    let (x, out) = (&x[..tokens * columns], &mut out[..tokens * rows]);
+                    kernels.matmul(pool, x, tokens, *matrix, Epilogue::Store, out);
+                }
+            });
+        }
+    }
+
+    /// The tile shapes alone: a matrix that stays in L2, on one thread.
+    fn tiles(&self) {
+        let alone = Pool::new(1).expect("no threads");
+        let layout = MatrixLayout { rows: 96, columns: 896, element: Element::Bf16 };
+        let matrix = Matrix { layout, bytes: &vec![0x3c; layout.bytes()] };
+        const ROUNDS: usize = 500;
+        for tokens in 1..=8 {
+            let x = vec![0.25; tokens * layout.columns];
+            let mut out = vec![0.0; tokens * layout.rows];
+            // The limit is that of all threads.
+            let flops = 2 * ROUNDS * tokens * layout.rows * layout.columns * self.pool.threads();
+            self.line(
+                &format!("tile bf16 {tokens} tokens x threads"),
+                Work { bytes: 0, flops },
+                |kernels, _| {
+                    for _ in 0..ROUNDS {
+                        kernels.matmul(&alone, &x, tokens, matrix, Epilogue::Store, &mut out);
+                    }
+                },
+            );
+        }
+    }
+
+    /// One token of a sequence with a long past, over as many layers as no cache holds.
+    fn attention_decode(&self, element: Element, positions: usize) {
+        let (heads, layout) = (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element });
+        let bytes = positions / 16 * layout.block_bytes();
+        let layers = (self.probe.bytes()).div_ceil(bytes);
+        let blocks: Vec<u32> = (0..positions as u32 / 16).rev().collect();
+        let cache = vec![0; bytes];
+        let caches: Vec<Vec<u8>> = (0..layers).map(|_| cache.clone()).collect();
+        let q = vec![0.5; heads * 64];
+        let mut out = vec![0.0; heads * 64];
+        let mut scratch = AttentionScratch::new(heads, 64, positions);
+        let row =
+            AttentionRow { first_query: 0, num_queries: 1, start: positions - 1, blocks: 0..blocks.len() };
+        let work = Work { bytes: layers * bytes, flops: layers * 4 * heads * 64 * positions };
+        let name = format!("attention {} decode at {positions}", format!("{element:?}").to_lowercase());
+        self.line(&name, work, |kernels, pool| {
+            for cache in &caches {
+                kernels.attention(
+                    pool,
+                    &layout,
+                    cache,
+                    std::slice::from_ref(&row),
+                    &blocks,
+                    Rows::dense(&q, heads * 64),
+                    heads,
+                    AttentionParams { scale: 0.125, window: None, softcap: None },
+                    &mut scratch,
+                    RowsMut::dense(&mut out, heads * 64),
+                );
+            }
+        });
+    }
+
+    fn attention_prefill(&self, element: Element, tokens: usize) {
+        let (heads, layout) = (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element });
+        let blocks: Vec<u32> = (0..tokens as u32 / 16).collect();
+        let cache = vec![0; tokens / 16 * layout.block_bytes()];
+        let q = vec![0.5; tokens * heads * 64];
+        let mut out = vec![0.0; tokens * heads * 64];
+        let mut scratch = AttentionScratch::default();
+        let row = AttentionRow { first_query: 0, num_queries: tokens, start: 0, blocks: 0..blocks.len() };
+        // Half of the square, with its diagonal.
+        let work = Work { bytes: cache.len(), flops: 4 * heads * 64 * tokens * (tokens + 1) / 2 };
+        let name = format!("attention {} prefill {tokens}", format!("{element:?}").to_lowercase());
+        self.line(&name, work, |kernels, pool| {
+            kernels.attention(
+                pool,
+                &layout,
+                &cache,
+                std::slice::from_ref(&row),
+                &blocks,
+                Rows::dense(&q, heads * 64),
+                heads,
+                AttentionParams { scale: 0.125, window: None, softcap: None },
+                &mut scratch,
+                RowsMut::dense(&mut out, heads * 64),
+            );
+        });
+    }
+
+    fn row_operations(&self) {
+        let (tokens, hidden, ffn) = (512, 896, 4864);
+        let weight = vec![1.0; hidden];
+        let x = vec![0.5; tokens * hidden];
+        let mut out = vec![0.0; tokens * hidden];
+        self.line("rms_norm 512 x 896", Work { bytes: 8 * x.len(), flops: 0 }, |kernels, pool| {
+            kernels.rms_norm(pool, Rows::dense(&x, hidden), &weight, 1e-6, RowsMut::dense(&mut out, hidden));
+        });
+        let gate_up = vec![0.5; tokens * 2 * ffn];
+        let mut out = vec![0.0; tokens * ffn];
+        self.line("silu_mul 512 x 4864", Work { bytes: 12 * out.len(), flops: 0 }, |kernels, pool| {
+            kernels.silu_mul(pool, Rows::dense(&gate_up, 2 * ffn), RowsMut::dense(&mut out, ffn));
+        });
+        let (cos, sin) = (vec![0.6; tokens * 32], vec![0.8; tokens * 32]);
+        let mut q = vec![0.5; tokens * hidden];
+        self.line("rope 512 x 14 x 64", Work { bytes: 8 * q.len(), flops: 0 }, |kernels, pool| {
+            let (cos, sin) = (Rows::dense(&cos, 32), Rows::dense(&sin, 32));
+            kernels.rope(pool, RowsMut::dense(&mut q, hidden), 64, cos, sin);
+        });
+        let logits: Vec<f32> = (0..HEAD.0).map(|i| (i * 7919 % 1000) as f32 / 100.0).collect();
+        self.line("argmax 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
+            black_box(kernels.argmax(&logits));
+        });
+        self.line("log_sum_exp 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
+            black_box(kernels.log_sum_exp(&logits));
+        });
+        let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element: Element::Bf16 };
+        let mut cache = vec![0; tokens / 16 * layout.block_bytes()];
+        let kv = vec![0.5; 128];
+        self.line("write_kv bf16 512 x 2 x 64", Work { bytes: cache.len(), flops: 0 }, |kernels, _| {
+            for token in 0..tokens {
+                kernels.write_kv(&layout, &mut cache, token as u32 / 16, token % 16, &kv, &kv);
+            }
+        });
+    }
+}

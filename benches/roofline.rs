@@ -1,0 +1,136 @@
+//! The limits of this machine, for benchmarks to divide by: how fast all threads together read memory, and how fast they
+//! multiply and add. Measured beside every figure, because a shared machine's limits move from minute to minute.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use penstock_kernels::Pool;
+
+/// What this machine can do at the moment.
+#[derive(Clone, Copy)]
+pub struct Machine {
+    /// Read bandwidth of all threads together.
+    pub bytes_per_second: f64,
+    /// Float32 operations of all threads together, a multiply-add being two.
+    pub flops_per_second: f64,
+}
+
+impl Machine {
+    /// The middle of two readings.
+    pub fn mean(self, other: Self) -> Self {
+        Self {
+            bytes_per_second: (self.bytes_per_second + other.bytes_per_second) / 2.0,
+            flops_per_second: (self.flops_per_second + other.flops_per_second) / 2.0,
+        }
+    }
+}
+
+/// Measures the machine.
+pub struct Probe {
+    memory: Vec<u64>,
+}
+
+impl Probe {
+    /// A probe that reads `bytes` bytes: several times any cache its threads are likely to have to themselves.
+    pub fn new(bytes: usize) -> Self {
+        Self { memory: vec![1; bytes / 8] }
+    }
+
+    /// How much it reads.
+    pub fn bytes(&self) -> usize {
+        8 * self.memory.len()
+    }
+
+    /// Both limits, now.
+    pub fn measure(&self, pool: &Pool) -> Machine {
+        let parts = pool.threads();
+        let length = self.memory.len() / parts;
+        let reading = seconds(|| {
+            pool.run(&|worker| {
+                black_box(read(&self.memory[worker * length..][..length]));
+            });
+        });
+        const STEPS: usize = 1 << 20;
+        let computing = seconds(|| {
+            pool.run(&|worker| {
+                black_box(multiply_add(STEPS, worker as f32));
+            });
+        });
+        Machine {
+            bytes_per_second: (parts * length * 8) as f64 / reading,
+            flops_per_second: (parts * STEPS * FLOPS_OF_A_STEP) as f64 / computing,
+        }
+    }
+}
+
+/// Reads in four streams, each prefetched ahead.
+fn read(memory: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: AVX2 was just detected.
+        return unsafe { read_avx2(memory) };
+    }
+    memory.iter().fold(0, |sum, value| sum ^ value)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn read_avx2(memory: &[u64]) -> u64 {
+    use std::arch::x86_64::*;
+    const LINE: usize = 8;
+    const AHEAD: usize = 24 * LINE;
+    let stream = memory.len() / 4 / LINE * LINE;
+    let mut sums = [_mm256_setzero_si256(); 8];
+    for at in (0..stream).step_by(LINE) {
+        for part in 0..4 {
+            let line = memory.as_ptr().wrapping_add(part * stream + at);
+            // SAFETY: the line is inside the slice; a prefetch may name any address.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(AHEAD).cast());
+                sums[2 * part] = _mm256_xor_si256(sums[2 * part], _mm256_loadu_si256(line.cast()));
+                sums[2 * part + 1] =
+                    _mm256_xor_si256(sums[2 * part + 1], _mm256_loadu_si256(line.add(4).cast()));
+            }
+        }
+    }
+    sums.iter().fold(0, |sum, v| sum ^ _mm256_extract_epi64::<0>(*v).cast_unsigned())
+}
+
+const FLOPS_OF_A_STEP: usize = 2 * 12 * 8;
+
+fn multiply_add(steps: usize, seed: f32) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        // SAFETY: AVX2 and FMA were just detected.
+        return unsafe { multiply_add_avx2(steps, seed) };
+    }
+    let mut lanes = [[seed; 8]; 12];
+    for _ in 0..steps {
+        for lane in lanes.iter_mut().flatten() {
+            *lane = *lane * 0.999 + 0.001;
+        }
+    }
+    lanes.iter().flatten().sum()
+}
+
+/// Twelve independent chains: enough for any latency, few enough for 16 registers.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn multiply_add_avx2(steps: usize, seed: f32) -> f32 {
+    use std::arch::x86_64::*;
+    let (factor, term) = (_mm256_set1_ps(0.999), _mm256_set1_ps(0.001));
+    let mut chains = [_mm256_set1_ps(seed); 12];
+    for _ in 0..steps {
+        for chain in &mut chains {
+            *chain = _mm256_fmadd_ps(*chain, factor, term);
+        }
+    }
+    chains.iter().fold(0.0, |sum, chain| sum + _mm256_cvtss_f32(*chain))
+}
+
+/// How long `run` takes.
+pub fn seconds(run: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    run();
+    start.elapsed().as_secs_f64()
+}

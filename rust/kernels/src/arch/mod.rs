@@ -1,0 +1,162 @@
+//! One table of function pointers per instruction set.
+//!
+//! A table is the algorithms of `generic`, compiled for one vector alphabet. The functions in it are the only ones
+//! that carry target features, and [`crate::Kernels`] is the only one that reads a table, after it made sure that the
+//! instruction set is available. An instruction set with a better algorithm for an operation (integer dot products,
+//! matrix tiles) fills that entry with its own function.
+
+pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86_64;
+
+use std::ops::Range;
+
+use crate::element::Element;
+use crate::generic::attention::{Job, Shape};
+use crate::generic::matmul::Product;
+use crate::generic::row_ops::Gate;
+use crate::isa::Isa;
+
+pub(crate) type MatmulFn = unsafe fn(&Product, Range<usize>, Range<usize>);
+pub(crate) type AttendSplitFn = unsafe fn(&Shape, &Job<'_>, usize, *mut f32);
+
+/// The operations of one instruction set. Each asks for what the function of `generic` by its name asks for, and for
+/// the instruction set.
+pub(crate) struct Table {
+    pub(crate) matmul: PerElement<MatmulFn>,
+    pub(crate) attend_split: PerElement<AttendSplitFn>,
+    pub(crate) attention_clear: unsafe fn(&Shape, &Job<'_>, *mut f32),
+    pub(crate) attention_merge: unsafe fn(&Shape, &Job<'_>, usize, *const f32, *mut f32),
+    pub(crate) attention_finish: unsafe fn(&Shape, &Job<'_>, *const f32),
+    pub(crate) rms_norm: unsafe fn(*const f32, usize, &[f32], f32, *mut f32),
+    pub(crate) gated: unsafe fn(Gate, *const f32, usize, *mut f32),
+    pub(crate) rope: unsafe fn(*mut f32, usize, usize, &[f32], &[f32]),
+    pub(crate) add: unsafe fn(&mut [f32], &[f32]),
+    pub(crate) scale: unsafe fn(&mut [f32], f32),
+    pub(crate) max: unsafe fn(&[f32]) -> f32,
+    pub(crate) argmax: unsafe fn(&[f32]) -> usize,
+    pub(crate) log_sum_exp: unsafe fn(&[f32]) -> f32,
+    pub(crate) softmax: unsafe fn(&mut [f32]),
+}
+
+/// One function for each element type.
+pub(crate) struct PerElement<F> {
+    f32: F,
+    f16: F,
+    bf16: F,
+}
+
+impl<F: Copy> PerElement<F> {
+    pub(crate) fn of(&self, element: Element) -> F {
+        match element {
+            Element::F32 => self.f32,
+            Element::F16 => self.f16,
+            Element::Bf16 => self.bf16,
+        }
+    }
+}
+
+/// The table of `isa`, which must be available.
+pub(crate) fn table(isa: Isa) -> &'static Table {
+    match isa {
+        Isa::Portable => &portable::TABLE,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => &x86_64::avx2::TABLE,
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 => unreachable!("AVX2 outside of x86-64; this is a bug"),
+    }
+}
+
+/// Compiles every algorithm for one alphabet: `TABLE`, and a module of functions with the target features given.
+macro_rules! compile_table {
+    ($simd:ident from $new:expr, $(#[$features:meta])?) => {
+        pub(crate) static TABLE: $crate::arch::Table = {
+            use $crate::arch::{PerElement, Table};
+            use $crate::generic::storage::{Bf16, F16, F32};
+            Table {
+                matmul: PerElement {
+                    f32: entry::matmul::<F32>,
+                    f16: entry::matmul::<F16>,
+                    bf16: entry::matmul::<Bf16>,
+                },
+                attend_split: PerElement {
+                    f32: entry::attend_split::<F32>,
+                    f16: entry::attend_split::<F16>,
+                    bf16: entry::attend_split::<Bf16>,
+                },
+                attention_clear: entry::attention_clear,
+                attention_merge: entry::attention_merge,
+                attention_finish: entry::attention_finish,
+                rms_norm: entry::rms_norm,
+                gated: entry::gated,
+                rope: entry::rope,
+                add: entry::add,
+                scale: entry::scale,
+                max: entry::max,
+                argmax: entry::argmax,
+                log_sum_exp: entry::log_sum_exp,
+                softmax: entry::softmax,
+            }
+        };
+
+        /// The algorithms, compiled with the features of this instruction set.
+        mod entry {
+            use super::*;
+            use $crate::generic::storage::Storage;
+            use $crate::generic::{attention, matmul as product, reduce, row_ops};
+
+            $crate::arch::compile_entries! {
+                $simd, $new, $(#[$features])?
+                fn matmul<E>(p: &product::Product, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
+                    = product::matmul;
+                fn attend_split<E>(
+                    shape: &attention::Shape, job: &attention::Job<'_>, split: usize, partial: *mut f32
+                ) = attention::attend_split;
+                fn attention_clear(shape: &attention::Shape, job: &attention::Job<'_>, total: *mut f32)
+                    = attention::clear;
+                fn attention_merge(
+                    shape: &attention::Shape, job: &attention::Job<'_>, split: usize,
+                    partial: *const f32, total: *mut f32
+                ) = attention::merge;
+                fn attention_finish(shape: &attention::Shape, job: &attention::Job<'_>, total: *const f32)
+                    = attention::finish;
+                fn rms_norm(x: *const f32, width: usize, weight: &[f32], eps: f32, out: *mut f32) = row_ops::rms_norm;
+                fn gated(gate: row_ops::Gate, x: *const f32, f: usize, out: *mut f32) = row_ops::gated;
+                fn rope(x: *mut f32, width: usize, head_dim: usize, cos: &[f32], sin: &[f32]) = row_ops::rope;
+                fn add(x: &mut [f32], y: &[f32]) = row_ops::add;
+                fn scale(x: &mut [f32], factor: f32) = row_ops::scale;
+                fn max(x: &[f32]) -> f32 = reduce::max;
+                fn argmax(x: &[f32]) -> usize = reduce::argmax;
+                fn log_sum_exp(x: &[f32]) -> f32 = reduce::log_sum_exp;
+                fn softmax(x: &mut [f32]) = reduce::softmax;
+            }
+        }
+    };
+}
+pub(crate) use compile_table;
+
+/// `fn name(arguments) = algorithm;` becomes a function with the features that calls `algorithm(simd, arguments)`.
+macro_rules! compile_entries {
+    ($simd:ident, $new:expr, $(#[$features:meta])?) => {};
+    ($simd:ident, $new:expr, $(#[$features:meta])?
+     fn $name:ident<E>($($argument:ident: $type:ty),*) = $module:ident::$algorithm:ident; $($rest:tt)*) => {
+        $(#[$features])?
+        pub(super) unsafe fn $name<E: Storage>($($argument: $type),*) {
+            // SAFETY: the caller keeps the algorithm's contract, and promises the instruction set.
+            unsafe { $module::$algorithm::<$simd, E>($new, $($argument),*) }
+        }
+        $crate::arch::compile_entries! { $simd, $new, $(#[$features])? $($rest)* }
+    };
+    ($simd:ident, $new:expr, $(#[$features:meta])?
+     fn $name:ident($($argument:ident: $type:ty),*) $(-> $output:ty)? = $module:ident::$algorithm:ident;
+     $($rest:tt)*) => {
+        $(#[$features])?
+        pub(super) unsafe fn $name($($argument: $type),*) $(-> $output)? {
+            // SAFETY: the caller keeps the algorithm's contract, and promises the instruction set.
+            #[allow(unused_unsafe)]
+            unsafe { $module::$algorithm::<$simd>($new, $($argument),*) }
+        }
+        $crate::arch::compile_entries! { $simd, $new, $(#[$features])? $($rest)* }
+    };
+}
+pub(crate) use compile_entries;

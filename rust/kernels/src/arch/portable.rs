@@ -1,0 +1,144 @@
+//! The vector alphabet in plain Rust: arrays that the compiler vectorises for the target's baseline.
+//!
+//! Multiply-add is fused where the baseline has the instruction (aarch64, or x86-64 built for FMA) and two roundings
+//! elsewhere: a fused one without hardware is a library call per lane.
+
+use half::f16;
+
+use crate::element::LANES;
+use crate::simd::Simd;
+
+crate::arch::compile_table!(Portable from Portable,);
+
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct V([f32; LANES]);
+
+/// Adding and subtracting it rounds a number below 2^22 to the nearest integer, ties to even.
+const ROUND: f32 = 1.5 * (1 << 23) as f32;
+
+#[inline(always)]
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// Lane by lane over one, two or three vectors. A macro, because a closure would not inherit target features.
+macro_rules! lanes {
+    ($i:ident => $lane:expr) => {{
+        let mut out = [0.0; LANES];
+        for $i in 0..LANES {
+            out[$i] = $lane;
+        }
+        V(out)
+    }};
+}
+
+impl Simd for Portable {
+    type V = V;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> V {
+        V([value; LANES])
+    }
+
+    #[inline(always)]
+    fn vector(self, lanes: [f32; LANES]) -> V {
+        V(lanes)
+    }
+
+    #[inline(always)]
+    fn to_array(self, v: V) -> [f32; LANES] {
+        v.0
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> V {
+        // SAFETY: 16 floats are readable by contract; read_unaligned asks for no more.
+        V(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: V) {
+        // SAFETY: 16 floats are writable by contract; write_unaligned asks for no more.
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(v.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u8) -> V {
+        // SAFETY: 32 bytes are readable by contract.
+        let halves = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        lanes!(i => f16::from_bits(u16::from_le(halves[i])).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_low(self, from: *const u8) -> V {
+        // SAFETY: 64 bytes are readable by contract.
+        let pairs = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
+        lanes!(i => f32::from_bits(u32::from_le(pairs[i]) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_high(self, from: *const u8) -> V {
+        // SAFETY: 64 bytes are readable by contract.
+        let pairs = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
+        lanes!(i => f32::from_bits(u32::from_le(pairs[i]) & 0xffff_0000))
+    }
+
+    /// There is no portable prefetch; the hardware's has to do.
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        lanes!(i => a.0[i] + b.0[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        lanes!(i => a.0[i] - b.0[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        lanes!(i => a.0[i] * b.0[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        lanes!(i => a.0[i] / b.0[i])
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: V, b: V, c: V) -> V {
+        lanes!(i => fused(a.0[i], b.0[i], c.0[i]))
+    }
+
+    #[inline(always)]
+    fn neg_mul_add(self, a: V, b: V, c: V) -> V {
+        lanes!(i => fused(-a.0[i], b.0[i], c.0[i]))
+    }
+
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        lanes!(i => if a.0[i] > b.0[i] { a.0[i] } else { b.0[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        lanes!(i => if a.0[i] < b.0[i] { a.0[i] } else { b.0[i] })
+    }
+
+    #[inline(always)]
+    fn round(self, a: V) -> V {
+        lanes!(i => (a.0[i] + ROUND) - ROUND)
+    }
+
+    #[inline(always)]
+    fn exp2(self, n: V) -> V {
+        // The low bits of n + ROUND are n itself; shifted, they are the exponent field.
+        lanes!(i => f32::from_bits((n.0[i] + (ROUND + 127.0)).to_bits() << 23))
+    }
+}

@@ -1,0 +1,226 @@
+//! The vector alphabet on AVX2 + FMA + F16C: 16 lanes are two registers.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use crate::element::LANES;
+use crate::simd::Simd;
+
+crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), #[target_feature(enable = "avx2,fma,f16c")]);
+
+/// Proof that this CPU has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    /// [`crate::Isa::Avx2`] is available.
+    #[inline(always)]
+    pub(crate) unsafe fn new_unchecked() -> Self {
+        Self(())
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct V(__m256, __m256);
+
+/// `f(half of each argument)` for both halves.
+macro_rules! both {
+    ($f:ident($($v:ident),+)) => {
+        // SAFETY: these intrinsics ask only for AVX2 and FMA, which `self` proves.
+        unsafe { V($f($($v.0),+), $f($($v.1),+)) }
+    };
+    ($f:ident::<$mode:ident>($v:ident)) => {
+        // SAFETY: as above.
+        unsafe { V($f::<$mode>($v.0), $f::<$mode>($v.1)) }
+    };
+}
+
+/// One piece of assembly, because the compiler would tear it apart: it likes to load the broadcasts of a whole step
+/// early, runs out of registers, and spills accumulators; the tile then takes twice its time.
+///
+/// # Safety
+/// `row[k]` is readable.
+#[inline]
+#[target_feature(enable = "avx,fma")]
+unsafe fn mul_add_broadcast(row: *const f32, k: usize, b: V, mut c: V) -> V {
+    // SAFETY: reads `row[k]` and nothing else of memory, writes its output registers and nothing else.
+    unsafe {
+        asm!(
+            "vbroadcastss {x}, dword ptr [{row} + 4 * {k}]",
+            "vfmadd231ps {low}, {x}, {b_low}",
+            "vfmadd231ps {high}, {x}, {b_high}",
+            row = in(reg) row,
+            k = in(reg) k,
+            x = out(ymm_reg) _,
+            b_low = in(ymm_reg) b.0,
+            b_high = in(ymm_reg) b.1,
+            low = inout(ymm_reg) c.0,
+            high = inout(ymm_reg) c.1,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    c
+}
+
+/// Assembly for the same reason: the compiler would load the pairs once for both halves, and keep them.
+///
+/// # Safety
+/// 64 bytes are readable at `from`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_bf16_high(from: *const u8) -> V {
+    let (low, high);
+    let mask = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+    // SAFETY: reads 64 bytes at `from`, writes its output registers and nothing else.
+    unsafe {
+        asm!(
+            "vpand {low}, {mask}, ymmword ptr [{from}]",
+            "vpand {high}, {mask}, ymmword ptr [{from} + 32]",
+            from = in(reg) from,
+            mask = in(ymm_reg) mask,
+            low = out(ymm_reg) low,
+            high = lateout(ymm_reg) high,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    V(low, high)
+}
+
+impl Simd for Avx2 {
+    type V = V;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> V {
+        // SAFETY: `self` proves AVX.
+        let half = unsafe { _mm256_set1_ps(value) };
+        V(half, half)
+    }
+
+    #[inline(always)]
+    fn vector(self, lanes: [f32; LANES]) -> V {
+        // SAFETY: the array has the 16 floats that are read.
+        unsafe { self.load(lanes.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn to_array(self, v: V) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: the array has room for the 16 floats that are written.
+        unsafe { self.store(lanes.as_mut_ptr(), v) };
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> V {
+        // SAFETY: `self` proves AVX; 16 floats are readable by contract.
+        unsafe { V(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: V) {
+        // SAFETY: `self` proves AVX; 16 floats are writable by contract.
+        unsafe {
+            _mm256_storeu_ps(to, v.0);
+            _mm256_storeu_ps(to.add(8), v.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u8) -> V {
+        let from = from.cast::<__m128i>();
+        // SAFETY: `self` proves F16C; 32 bytes are readable by contract.
+        unsafe { V(_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_low(self, from: *const u8) -> V {
+        let from = from.cast::<__m256i>();
+        // SAFETY: `self` proves AVX2; 64 bytes are readable by contract.
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
+            V(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_high(self, from: *const u8) -> V {
+        // SAFETY: `self` proves AVX2; 64 bytes are readable by contract.
+        unsafe { load_bf16_high(from) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: a prefetch may name any address; it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        both!(_mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        both!(_mm256_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        both!(_mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        both!(_mm256_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: V, b: V, c: V) -> V {
+        both!(_mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add_broadcast(self, row: *const f32, k: usize, b: V, c: V) -> V {
+        // SAFETY: `self` proves AVX and FMA; `row[k]` is readable by contract.
+        unsafe { mul_add_broadcast(row, k, b, c) }
+    }
+
+    #[inline(always)]
+    fn neg_mul_add(self, a: V, b: V, c: V) -> V {
+        both!(_mm256_fnmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        both!(_mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        both!(_mm256_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn round(self, a: V) -> V {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        both!(_mm256_round_ps::<NEAREST>(a))
+    }
+
+    #[inline(always)]
+    fn exp2(self, n: V) -> V {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let bias = _mm256_set1_epi32(127);
+            let low = _mm256_add_epi32(_mm256_cvtps_epi32(n.0), bias);
+            let high = _mm256_add_epi32(_mm256_cvtps_epi32(n.1), bias);
+            V(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
+            )
+        }
+    }
+}

@@ -1,0 +1,559 @@
+//! Attention of a few query rows of one kv head over paged keys and values.
+//!
+//! A *query row* is one query head at one position; the rows of a job share a kv head (the heads of its group times
+//! some neighbouring positions), so that keys and values are read from memory once for all of them.
+//!
+//! ```text
+//! for a split of 256 positions            the splits start at 0, 256, 512, ... for every query
+//!   for a tile of up to 6 query rows
+//!     scores  = q . K                     microkernel, lanes are positions, chain over dimensions
+//!     weights = exp(scores - max), sum    masked lanes are -inf before and 0 after
+//!     acc     = weights . V               microkernel, lanes are dimensions, chain over positions
+//!   merge (max, sum, acc) of the split into that of the row
+//! out = acc / sum
+//! ```
+//!
+//! The law: what a row gets is a function of its own query and of the keys and values it sees. Its scores are chains
+//! over dimensions; its maximum does not depend on an order; lane i of its sum adds the weights of positions i, i +
+//! 16, ... of the split; its acc is a chain over exactly the positions it sees, in ascending order (rows of a tile
+//! that see different ends are taken on one by one); splits are merged in ascending order. Nothing is added for a
+//! position it does not see, so whatever lies there (NaN included) cannot matter.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::math;
+use super::row_ops::{load as load_lanes, store as store_lanes};
+use super::storage::Storage;
+use super::tile::{self, MAX_ROWS, Prefetch, Tiles, with_tile_shape};
+use crate::element::LANES;
+use crate::kv::KvLayout;
+use crate::simd::Simd;
+
+/// Positions of a split. Part of the law: another number gives other bits.
+pub(crate) const SPLIT: usize = 256;
+const SPLIT_TILES: usize = SPLIT / LANES;
+
+/// Floats that the query rows of one job, padded to 16, may take.
+pub(crate) const JOB_FLOATS: usize = 48 * 128;
+/// The most query rows of one job.
+pub(crate) const JOB_ROWS: usize = 48;
+
+/// Floats of a row's (max, sum, acc).
+pub(crate) const fn partial_floats(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(LANES) + LANES
+}
+/// Floats of (max, sum, acc) of all rows of a job, at most.
+pub(crate) const PARTIAL_FLOATS: usize = JOB_FLOATS + JOB_ROWS * LANES;
+
+/// What all jobs of one call share. Its pointers are valid for what the shapes say.
+pub(crate) struct Shape {
+    pub(crate) layout: KvLayout,
+    pub(crate) block_bytes: usize,
+    pub(crate) cache: *const u8,
+    pub(crate) q: *const f32,
+    pub(crate) q_stride: usize,
+    pub(crate) out: *mut f32,
+    pub(crate) out_stride: usize,
+    /// Query heads of a kv head.
+    pub(crate) group: usize,
+    pub(crate) scale: f32,
+    pub(crate) window: usize,
+    /// 0 for none.
+    pub(crate) softcap: f32,
+}
+
+// SAFETY: the pointers come from slices that the caller of the attention borrows for its duration.
+unsafe impl Sync for Shape {}
+
+/// The query rows of one job: row r is head `group * kv_head + r % group` of the sequence's query r / group.
+#[derive(Clone)]
+pub(crate) struct Job<'a> {
+    pub(crate) kv_head: usize,
+    pub(crate) rows: Range<usize>,
+    /// Where the sequence's first query lies in q and out, and which position it has.
+    pub(crate) first_query: usize,
+    pub(crate) start: usize,
+    /// The sequence's blocks.
+    pub(crate) blocks: &'a [u32],
+}
+
+impl Shape {
+    /// The positions that query row `row` of a sequence sees.
+    #[inline(always)]
+    pub(crate) fn visible(&self, start: usize, row: usize) -> Range<usize> {
+        let end = start + row / self.group + 1;
+        end.saturating_sub(self.window)..end
+    }
+}
+
+impl Job<'_> {
+    /// The splits in which some row of the job sees something.
+    #[inline(always)]
+    pub(crate) fn splits(&self, shape: &Shape) -> Range<usize> {
+        let first = shape.visible(self.start, self.rows.start);
+        let last = shape.visible(self.start, self.rows.end - 1);
+        first.start / SPLIT..last.end.div_ceil(SPLIT)
+    }
+}
+
+/// One split of a job: writes (max, sum, acc) of every row that sees something in it.
+///
+/// # Safety
+/// - `shape` and `job` are as their types say, for element type `E`;
+/// - the job's rows take at most [`JOB_FLOATS`] and are at most [`JOB_ROWS`];
+/// - its blocks cover what its rows see and lie inside the cache;
+/// - `partial` has room for [`partial_floats`] for each row.
+#[inline(always)]
+pub(crate) unsafe fn attend_split<S: Simd, E: Storage>(
+    s: S,
+    shape: &Shape,
+    job: &Job<'_>,
+    split: usize,
+    partial: *mut f32,
+) {
+    let head_dim = shape.layout.head_dim;
+    let padded = head_dim.next_multiple_of(LANES);
+    let mut queries = MaybeUninit::<[f32; JOB_FLOATS]>::uninit();
+    let queries = queries.as_mut_ptr().cast::<f32>();
+    let mut scores = MaybeUninit::<[f32; MAX_ROWS * SPLIT]>::uninit();
+    let scores = scores.as_mut_ptr().cast::<f32>();
+
+    // What the last row sees after this split, to be fetched while this one is computed.
+    let end = shape.visible(job.start, job.rows.end - 1).end.saturating_sub((split + 1) * SPLIT).min(SPLIT);
+    let following = tile_pointers(shape, job, (split + 1) * SPLIT, 0..end.div_ceil(LANES));
+
+    let tiles = Tiles::new(job.rows.len(), MAX_ROWS);
+    for index in 0..tiles.count {
+        let rows = tiles.rows(index);
+        let mut visible = [Visible::default(); MAX_ROWS];
+        let mut union = Visible { start: SPLIT, end: 0 };
+        for (seen, row) in visible.iter_mut().zip(rows.clone()) {
+            let positions = shape.visible(job.start, job.rows.start + row);
+            *seen = Visible::inside(positions, split);
+            if seen.start < seen.end {
+                union = Visible { start: union.start.min(seen.start), end: union.end.max(seen.end) };
+            }
+            // SAFETY: `queries` has room for the rows of a job, and the query's head is `head_dim` floats of q.
+            unsafe { copy_query(s, shape, job, row, queries.add(row * padded)) };
+        }
+        if union.start >= union.end {
+            continue;
+        }
+        let tiles_of_split =
+            tile_pointers(shape, job, split * SPLIT, union.start / LANES..union.end.div_ceil(LANES));
+        let pass = Pass {
+            layout: &shape.layout,
+            tiles: tiles_of_split,
+            following,
+            turn: index,
+            turns: tiles.count,
+            // SAFETY: the tile's rows were just written.
+            queries: unsafe { queries.add(rows.start * padded) },
+            scores,
+            // SAFETY: `partial` has room for every row.
+            partial: unsafe { partial.add(rows.start * partial_floats(head_dim)) },
+        };
+        // SAFETY: the pass describes these rows; K and V tiles of `union` are valid by contract.
+        unsafe {
+            let mut tile = union.start / LANES;
+            while tile < union.end.div_ceil(LANES) {
+                let left = union.end.div_ceil(LANES) - tile;
+                tile += with_tile_shape!(rows.len(), left, score::<S, E>(s, &pass, tile));
+            }
+            let floats = partial_floats(head_dim);
+            for (row, seen) in visible.iter().enumerate().take(rows.len()) {
+                if seen.start < seen.end {
+                    weigh(
+                        s,
+                        shape.softcap,
+                        *seen,
+                        scores.add(row * SPLIT),
+                        pass.partial.add(row * floats),
+                        floats,
+                    );
+                }
+            }
+            let panels = padded / LANES;
+            for part in Parts::new(&visible[..rows.len()]) {
+                let mut panel = 0;
+                while panel < panels {
+                    panel += with_tile_shape!(
+                        part.rows.len(),
+                        panels - panel,
+                        sum_values::<S, E>(s, &pass, &part, panel)
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Positions counted from the start of a split.
+#[derive(Clone, Copy, Default)]
+struct Visible {
+    start: usize,
+    end: usize,
+}
+
+impl Visible {
+    #[inline(always)]
+    fn inside(positions: Range<usize>, split: usize) -> Self {
+        let from = split * SPLIT;
+        Self {
+            start: positions.start.saturating_sub(from).min(SPLIT),
+            end: positions.end.saturating_sub(from).min(SPLIT),
+        }
+    }
+}
+
+/// One tile of query rows in one split.
+struct Pass<'a> {
+    layout: &'a KvLayout,
+    /// Where the split's tiles of 16 positions lie; null where no row sees anything.
+    tiles: [*const u8; SPLIT_TILES],
+    /// The same for the split after this one.
+    following: [*const u8; SPLIT_TILES],
+    /// Which tile of rows of the job this is, of how many: each prefetches its share.
+    turn: usize,
+    turns: usize,
+    /// `[row][head_dim padded to 16]`
+    queries: *const f32,
+    /// `[row][256]`
+    scores: *mut f32,
+    /// `[row][max and sum in 16 floats, head_dim padded to 16]`
+    partial: *mut f32,
+}
+
+impl Pass<'_> {
+    /// For `panels` that are `bytes` bytes at offset `offsets[p]` of tile `tiles[p]`: this turn's share of the same
+    /// bytes of the following split. That far ahead, memory is busy all the time and at an even rate.
+    #[inline(always)]
+    fn prefetch<E: Storage, const P: usize>(
+        &self,
+        panels: [*const u8; P],
+        tiles: [usize; P],
+        offsets: [usize; P],
+        bytes: usize,
+    ) -> Prefetch<P> {
+        let mut prefetch = Prefetch { offsets: [0; P], advance: E::PAIR / self.turns };
+        for p in 0..P {
+            let following = self.following[tiles[p]];
+            if !following.is_null() {
+                let share = offsets[p] + self.turn * bytes / self.turns;
+                let address = following.addr().wrapping_add(share);
+                prefetch.offsets[p] = address.wrapping_sub(panels[p].addr()).cast_signed();
+            }
+        }
+        prefetch
+    }
+}
+
+/// Where the tiles `tiles` lie, counted from position `start`.
+#[inline(always)]
+fn tile_pointers(
+    shape: &Shape,
+    job: &Job<'_>,
+    start: usize,
+    tiles: Range<usize>,
+) -> [*const u8; SPLIT_TILES] {
+    let mut pointers = [std::ptr::null(); SPLIT_TILES];
+    for tile in tiles {
+        let position = start + tile * LANES;
+        let block = job.blocks[position / shape.layout.block_size] as usize;
+        let offset = shape.layout.tile_offset(job.kv_head, position % shape.layout.block_size);
+        pointers[tile] = shape.cache.wrapping_add(block * shape.block_bytes + offset);
+    }
+    pointers
+}
+
+/// Copies a query, times the scale.
+///
+/// # Safety
+/// The query's head is readable, and `to` has room for head_dim padded to 16.
+#[inline(always)]
+unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, row: usize, to: *mut f32) {
+    let row = job.rows.start + row;
+    let head_dim = shape.layout.head_dim;
+    let head = job.kv_head * shape.group + row % shape.group;
+    let scale = s.splat(shape.scale);
+    // SAFETY: this is the head of this query.
+    let from =
+        unsafe { shape.q.add((job.first_query + row / shape.group) * shape.q_stride + head * head_dim) };
+    let mut d = 0;
+    while d < head_dim {
+        // SAFETY: the rest of the head is readable, and `to` is padded.
+        unsafe { s.store(to.add(d), s.mul(load_lanes(s, from.add(d), LANES.min(head_dim - d)), scale)) };
+        d += LANES;
+    }
+}
+
+/// Scores of `T` rows with `P` tiles of positions from `first` on.
+///
+/// # Safety
+/// `pass` has these rows and tiles.
+#[inline(always)]
+unsafe fn score<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, pass: &Pass<'_>, first: usize) {
+    let mut panels = [std::ptr::null(); P];
+    panels.copy_from_slice(&pass.tiles[first..first + P]);
+    let head_dim = pass.layout.head_dim;
+    let mut tiles = [first; P];
+    for (p, tile) in tiles.iter_mut().enumerate() {
+        *tile += p;
+    }
+    let prefetch = pass.prefetch::<E, P>(panels, tiles, [0; P], pass.layout.key_bytes());
+    let mut acc = tile::zero::<S, T, P>(s);
+    // SAFETY: the queries have `head_dim` floats and each K panel as many steps; 256 scores are writable in each row.
+    unsafe {
+        let stride = head_dim.next_multiple_of(LANES);
+        tile::advance::<S, E, T, P>(s, &mut acc, pass.queries, stride, panels, 0..head_dim, prefetch);
+        tile::store(s, pass.scores.add(first * LANES), SPLIT, LANES, &acc);
+    }
+}
+
+/// Turns one row's scores into weights, and writes its max and sum, and zeros for its acc.
+///
+/// # Safety
+/// `scores` has 256 floats, set for the tiles that `seen` touches; `partial` has `floats`.
+#[inline(always)]
+unsafe fn weigh<S: Simd>(
+    s: S,
+    softcap: f32,
+    seen: Visible,
+    scores: *mut f32,
+    partial: *mut f32,
+    floats: usize,
+) {
+    let (from, to) = (seen.start / LANES * LANES, seen.end.next_multiple_of(LANES));
+    // SAFETY (all blocks): from..to lies inside the 256 scores, and so do the single lanes.
+    let mut i = from;
+    if softcap > 0.0 {
+        while i < to {
+            // SAFETY: see above.
+            unsafe {
+                let v = s.div(s.load(scores.add(i)), s.splat(softcap));
+                s.store(scores.add(i), s.mul(math::tanh(s, v), s.splat(softcap)));
+            }
+            i += LANES;
+        }
+    }
+    i = from;
+    while i < seen.start {
+        // SAFETY: see above.
+        unsafe { *scores.add(i) = f32::NEG_INFINITY };
+        i += 1;
+    }
+    i = seen.end;
+    while i < to {
+        // SAFETY: see above.
+        unsafe { *scores.add(i) = f32::NEG_INFINITY };
+        i += 1;
+    }
+    let mut best = s.splat(f32::NEG_INFINITY);
+    i = from;
+    while i < to {
+        // SAFETY: see above.
+        best = s.max(unsafe { s.load(scores.add(i)) }, best);
+        i += LANES;
+    }
+    let max = s.largest(best);
+    let mut sum = s.splat(0.0);
+    i = from;
+    while i < to {
+        // SAFETY: see above.
+        unsafe {
+            let weight = math::exp_of_nonpositive(s, s.sub(s.load(scores.add(i)), s.splat(max)));
+            s.store(scores.add(i), weight);
+            sum = s.add(sum, weight);
+        }
+        i += LANES;
+    }
+    // SAFETY: the row is writable.
+    unsafe {
+        *partial = max;
+        *partial.add(1) = s.sum(sum);
+        i = LANES;
+        while i < floats {
+            s.store(partial.add(i), s.splat(0.0));
+            i += LANES;
+        }
+    }
+}
+
+/// Which rows take which positions into their sums together: what every row sees is done for all at once; the ragged
+/// ends before and after belong to single rows.
+struct Parts<'a> {
+    visible: &'a [Visible],
+    common: Visible,
+    next: usize,
+}
+
+struct Part {
+    rows: Range<usize>,
+    positions: Range<usize>,
+}
+
+impl<'a> Parts<'a> {
+    #[inline(always)]
+    fn new(visible: &'a [Visible]) -> Self {
+        let mut common = Visible { start: 0, end: SPLIT };
+        for seen in visible {
+            common = Visible { start: common.start.max(seen.start), end: common.end.min(seen.end) };
+        }
+        if common.start >= common.end {
+            common = Visible { start: SPLIT, end: SPLIT };
+        }
+        Self { visible, common, next: 0 }
+    }
+}
+
+impl Iterator for Parts<'_> {
+    type Item = Part;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Part> {
+        let (count, common) = (self.visible.len(), self.common);
+        while self.next <= 2 * count {
+            let index = self.next;
+            self.next += 1;
+            let (rows, positions) = if index < count {
+                let seen = self.visible[index];
+                (index..index + 1, seen.start..seen.end.min(common.start))
+            } else if index == count {
+                (0..count, common.start..common.end)
+            } else {
+                let row = index - count - 1;
+                let seen = self.visible[row];
+                (row..row + 1, seen.start.max(common.end)..seen.end)
+            };
+            if positions.start < positions.end {
+                return Some(Part { rows, positions });
+            }
+        }
+        None
+    }
+}
+
+/// Takes the weighted sums of the `T` rows of `part` over `P` V panels (16 dimensions each) from `panel` on.
+///
+/// # Safety
+/// `pass` has these rows and panels, and weights and values for these positions; the sums are set.
+#[inline(always)]
+unsafe fn sum_values<S: Simd, E: Storage, const T: usize, const P: usize>(
+    s: S,
+    pass: &Pass<'_>,
+    part: &Part,
+    panel: usize,
+) {
+    let stride = partial_floats(pass.layout.head_dim);
+    let panel_bytes = E::ELEMENT.panel_bytes(LANES);
+    let mut offsets = [pass.layout.key_bytes() + panel * panel_bytes; P];
+    for (p, offset) in offsets.iter_mut().enumerate() {
+        *offset += p * panel_bytes;
+    }
+    // SAFETY: each row has its acc after the max and the sum, 16 floats for each panel; the panels lie inside the
+    // tiles; 16 weights of each row lie at each tile's place.
+    unsafe {
+        let acc_at = pass.partial.add(part.rows.start * stride + LANES + panel * LANES);
+        let mut acc = tile::load::<S, T, P>(s, acc_at, stride, LANES);
+        let mut at = part.positions.start;
+        while at < part.positions.end {
+            let base = at / LANES * LANES;
+            let end = part.positions.end.min(base + LANES);
+            let mut panels = [pass.tiles[at / LANES]; P];
+            for (panel, offset) in panels.iter_mut().zip(offsets) {
+                *panel = panel.add(offset);
+            }
+            let prefetch = pass.prefetch::<E, P>(panels, [at / LANES; P], offsets, panel_bytes);
+            let (weights, steps) = (pass.scores.add(part.rows.start * SPLIT + base), at - base..end - base);
+            tile::advance::<S, E, T, P>(s, &mut acc, weights, SPLIT, panels, steps, prefetch);
+            at = end;
+        }
+        tile::store(s, acc_at, stride, LANES, &acc);
+    }
+}
+
+/// Begins the totals of a job: nothing seen.
+///
+/// # Safety
+/// `total` has room for the job's rows.
+#[inline(always)]
+pub(crate) unsafe fn clear<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, total: *mut f32) {
+    let floats = partial_floats(shape.layout.head_dim);
+    for row in 0..job.rows.len() {
+        let mut i = 0;
+        while i < floats {
+            // SAFETY: inside the row.
+            unsafe { s.store(total.add(row * floats + i), s.splat(0.0)) };
+            i += LANES;
+        }
+        // SAFETY: as above.
+        unsafe { *total.add(row * floats) = f32::NEG_INFINITY };
+    }
+}
+
+/// Merges one split into the totals of the rows that see something in it.
+///
+/// # Safety
+/// `partial` and `total` have the job's rows, `partial` as [`attend_split`] left them.
+#[inline(always)]
+pub(crate) unsafe fn merge<S: Simd>(
+    s: S,
+    shape: &Shape,
+    job: &Job<'_>,
+    split: usize,
+    partial: *const f32,
+    total: *mut f32,
+) {
+    let floats = partial_floats(shape.layout.head_dim);
+    for row in 0..job.rows.len() {
+        let seen = Visible::inside(shape.visible(job.start, job.rows.start + row), split);
+        if seen.start >= seen.end {
+            continue;
+        }
+        // SAFETY: all of it lies inside this row of `partial` and `total`.
+        unsafe {
+            let (from, to) = (partial.add(row * floats), total.add(row * floats));
+            let max = if *from > *to { *from } else { *to };
+            let mut factors = [f32::NEG_INFINITY; LANES];
+            factors[0] = *to - max;
+            factors[1] = *from - max;
+            let factors = s.to_array(math::exp(s, s.vector(factors)));
+            *to = max;
+            *to.add(1) = *to.add(1) * factors[0] + *from.add(1) * factors[1];
+            let (old, new) = (s.splat(factors[0]), s.splat(factors[1]));
+            let mut i = LANES;
+            while i < floats {
+                let scaled = s.mul(s.load(to.add(i)), old);
+                s.store(to.add(i), s.mul_add(s.load(from.add(i)), new, scaled));
+                i += LANES;
+            }
+        }
+    }
+}
+
+/// Writes the output of a job.
+///
+/// # Safety
+/// `total` has the job's rows, each with at least one split merged; nobody else touches their output.
+#[inline(always)]
+pub(crate) unsafe fn finish<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, total: *const f32) {
+    let head_dim = shape.layout.head_dim;
+    let floats = partial_floats(head_dim);
+    for (index, row) in job.rows.clone().enumerate() {
+        let head = job.kv_head * shape.group + row % shape.group;
+        // SAFETY: this is the head of this query's output, and the row's total.
+        unsafe {
+            let out =
+                shape.out.add((job.first_query + row / shape.group) * shape.out_stride + head * head_dim);
+            let from = total.add(index * floats);
+            let factor = s.splat(1.0 / *from.add(1));
+            let mut d = 0;
+            while d < head_dim {
+                let v = s.mul(s.load(from.add(LANES + d)), factor);
+                store_lanes(s, out.add(d), LANES.min(head_dim - d), v);
+                d += LANES;
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! How two steps of a panel become vectors, one marker type per [`Element`].
+
+use crate::element::Element;
+use crate::simd::Simd;
+
+/// Panels hold steps in pairs, see [`Element`]: `even` reads the first of a pair, `odd` the second.
+pub(crate) trait Storage: Copy {
+    const ELEMENT: Element;
+    /// Bytes of a pair of steps.
+    const PAIR: usize = Self::ELEMENT.panel_bytes(2);
+
+    /// # Safety
+    /// A whole pair (`PAIR` bytes) is readable at `pair`.
+    unsafe fn even<S: Simd>(s: S, pair: *const u8) -> S::V;
+    /// # Safety
+    /// As for `even`.
+    unsafe fn odd<S: Simd>(s: S, pair: *const u8) -> S::V;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct F32;
+#[derive(Clone, Copy)]
+pub(crate) struct F16;
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16;
+
+impl Storage for F32 {
+    const ELEMENT: Element = Element::F32;
+
+    #[inline(always)]
+    unsafe fn even<S: Simd>(s: S, pair: *const u8) -> S::V {
+        // SAFETY: the first half of the pair.
+        unsafe { s.load(pair.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn odd<S: Simd>(s: S, pair: *const u8) -> S::V {
+        // SAFETY: the second half of the pair.
+        unsafe { s.load(pair.add(Self::PAIR / 2).cast()) }
+    }
+}
+
+impl Storage for F16 {
+    const ELEMENT: Element = Element::F16;
+
+    #[inline(always)]
+    unsafe fn even<S: Simd>(s: S, pair: *const u8) -> S::V {
+        // SAFETY: the first half of the pair.
+        unsafe { s.load_f16(pair) }
+    }
+
+    #[inline(always)]
+    unsafe fn odd<S: Simd>(s: S, pair: *const u8) -> S::V {
+        // SAFETY: the second half of the pair.
+        unsafe { s.load_f16(pair.add(Self::PAIR / 2)) }
+    }
+}
+
+impl Storage for Bf16 {
+    const ELEMENT: Element = Element::Bf16;
+
+    #[inline(always)]
+    unsafe fn even<S: Simd>(s: S, pair: *const u8) -> S::V {
+        // SAFETY: the low halves of the pair's 16 lanes.
+        unsafe { s.load_bf16_low(pair) }
+    }
+
+    #[inline(always)]
+    unsafe fn odd<S: Simd>(s: S, pair: *const u8) -> S::V {
+        // SAFETY: the high halves of the pair's 16 lanes.
+        unsafe { s.load_bf16_high(pair) }
+    }
+}

@@ -1,0 +1,148 @@
+//! Which instruction set the kernels use: what this CPU has, and what `PENSTOCK_ISA` asks for.
+//!
+//! Detection happens here and nowhere else; everything below a [`crate::Kernels`] table trusts it.
+
+use std::{error, fmt};
+
+/// An instruction set that a kernel table exists for, from the least to the most capable.
+///
+/// A new one (AVX-512/VNNI, AMX, NEON) is a variant here, a `Simd` implementation in `arch/`, and a line in
+/// [`Isa::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Isa {
+    /// Plain Rust for any target; the compiler vectorises it for the target's baseline.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+}
+
+impl Isa {
+    /// Every instruction set there is a table for, in ascending order.
+    pub const ALL: &[Isa] = &[Isa::Portable, Isa::Avx2];
+
+    /// The word that `PENSTOCK_ISA` knows it by.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+        }
+    }
+
+    /// Whether this CPU (and operating system) can run it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 => false,
+        }
+    }
+
+    /// The instruction sets this CPU can run, in ascending order.
+    pub fn available() -> impl DoubleEndedIterator<Item = Isa> {
+        Isa::ALL.iter().copied().filter(|isa| isa.is_available())
+    }
+
+    /// The most capable instruction set of this CPU.
+    pub fn best() -> Isa {
+        Isa::available().next_back().unwrap_or(Isa::Portable)
+    }
+
+    /// What `PENSTOCK_ISA` asks for; unset or empty means [`Isa::best`].
+    pub fn from_environment() -> Result<Isa, IsaError> {
+        match std::env::var_os("PENSTOCK_ISA") {
+            None => Ok(Isa::best()),
+            Some(value) => Isa::from_name(&value.to_string_lossy()),
+        }
+    }
+
+    fn from_name(value: &str) -> Result<Isa, IsaError> {
+        if value.is_empty() {
+            return Ok(Isa::best());
+        }
+        match Isa::ALL.iter().find(|isa| isa.name() == value) {
+            None => Err(IsaError::Unknown { value: value.to_owned() }),
+            Some(isa) if isa.is_available() => Ok(*isa),
+            Some(isa) => Err(IsaError::Unavailable { isa: *isa }),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// `PENSTOCK_ISA` names an instruction set that cannot be used here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IsaError {
+    /// No kernel table has this name.
+    Unknown {
+        /// The value as found.
+        value: String,
+    },
+    /// There is such a table, but this CPU cannot run it.
+    Unavailable {
+        /// The instruction set asked for.
+        isa: Isa,
+    },
+}
+
+impl fmt::Display for IsaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            IsaError::Unknown { value } => write!(f, "PENSTOCK_ISA={value} names no instruction set")?,
+            IsaError::Unavailable { isa } => write!(f, "PENSTOCK_ISA={isa} is not available on this CPU")?,
+        }
+        f.write_str("; this CPU has:")?;
+        Isa::available().try_for_each(|isa| write!(f, " {isa}"))
+    }
+}
+
+impl error::Error for IsaError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portable_is_always_there_and_the_best_is_available() {
+        assert!(Isa::Portable.is_available());
+        assert!(Isa::best().is_available());
+        assert!(Isa::best() >= Isa::Portable);
+    }
+
+    #[test]
+    fn an_unset_or_empty_override_means_the_best() {
+        assert_eq!(Isa::from_name(""), Ok(Isa::best()));
+    }
+
+    #[test]
+    fn a_name_selects_its_instruction_set() {
+        for isa in Isa::available() {
+            assert_eq!(Isa::from_name(isa.name()), Ok(isa));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_an_error_that_says_what_there_is() {
+        let error = Isa::from_name("sse9").expect_err("no such name");
+        assert_eq!(error, IsaError::Unknown { value: "sse9".into() });
+        let text = error.to_string();
+        assert!(text.contains("sse9") && text.contains("portable"), "{text}");
+    }
+
+    #[test]
+    fn an_unavailable_one_is_an_error_that_says_what_there_is() {
+        let text = IsaError::Unavailable { isa: Isa::Avx2 }.to_string();
+        assert!(text.contains("PENSTOCK_ISA=avx2") && text.contains("this CPU has: portable"), "{text}");
+    }
+}

@@ -1,0 +1,275 @@
+//! The safe front: a table of kernels for one instruction set, behind checked slices.
+//!
+//! Every method checks its shapes (a mismatch is a caller's bug and panics with the numbers), divides the work over
+//! the pool, and calls the table. What it divides never shows in the result, see the law in the crate's root.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::arch::{self, Table};
+use crate::generic::matmul::{BLOCK_TILES, Finish, Product, SHARE_TILES};
+use crate::generic::row_ops::Gate;
+use crate::generic::tile::{MAX_ROWS, Tiles, panels_at_once};
+use crate::isa::{Isa, IsaError};
+use crate::kv::KvLayout;
+use crate::matrix::Matrix;
+use crate::pool::{Claims, Pool};
+use crate::rows::{Rows, RowsMut};
+
+/// What becomes of a product of [`Kernels::matmul`].
+#[derive(Clone, Copy, Debug)]
+pub enum Epilogue<'a> {
+    /// `out = product`
+    Store,
+    /// `out = product + bias`, one number for each row of the matrix.
+    Bias(&'a [f32]),
+    /// `out = product + out`, for residual connections.
+    Add,
+}
+
+/// The kernels of one instruction set. Cheap to copy; there is no state behind it.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    isa: Isa,
+    pub(crate) table: &'static Table,
+}
+
+impl fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernels({})", self.isa)
+    }
+}
+
+/// Floats that one worker should have at least before a row operation is divided: less is done sooner than a
+/// barrier is passed.
+const ROW_SHARE: usize = 4096;
+
+impl Kernels {
+    /// The most capable instruction set of this CPU.
+    pub fn best() -> Kernels {
+        Self::new_unchecked(Isa::best())
+    }
+
+    /// `isa`, if this CPU has it.
+    pub fn for_isa(isa: Isa) -> Option<Kernels> {
+        isa.is_available().then(|| Self::new_unchecked(isa))
+    }
+
+    /// What the environment variable `PENSTOCK_ISA` asks for (`portable`, `avx2`), or the best if it is not set.
+    pub fn from_environment() -> Result<Kernels, IsaError> {
+        Isa::from_environment().map(Self::new_unchecked)
+    }
+
+    /// `isa` must be available.
+    fn new_unchecked(isa: Isa) -> Kernels {
+        Kernels { isa, table: arch::table(isa) }
+    }
+
+    /// The instruction set of this table.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// `out[t][r] = sum over k of x[t][k] * matrix[r][k]`, then the epilogue.
+    ///
+    /// `x` is `[tokens, columns]`, `out` is `[tokens, rows]`. Each sum is one chain of multiply-adds over ascending k.
+    pub fn matmul(
+        &self,
+        pool: &Pool,
+        x: &[f32],
+        tokens: usize,
+        matrix: Matrix<'_>,
+        epilogue: Epilogue<'_>,
+        out: &mut [f32],
+    ) {
+        let layout = matrix.layout;
+        assert!(layout.columns > 0, "{layout:?} has no columns");
+        assert_eq!(x.len(), tokens * layout.columns, "x of {tokens} tokens for {layout:?}");
+        assert_eq!(out.len(), tokens * layout.rows, "out of {tokens} tokens for {layout:?}");
+        assert_eq!(matrix.bytes.len(), layout.bytes(), "bytes of {layout:?}");
+        let finish = match epilogue {
+            Epilogue::Store => Finish::Store,
+            Epilogue::Add => Finish::Add,
+            Epilogue::Bias(bias) => {
+                assert_eq!(bias.len(), layout.rows, "bias for {layout:?}");
+                Finish::Bias(bias.as_ptr())
+            }
+        };
+        let product = Product {
+            x: x.as_ptr(),
+            columns: layout.columns,
+            tokens: Tiles::new(tokens, MAX_ROWS),
+            weights: matrix.bytes.as_ptr(),
+            rows: layout.rows,
+            finish,
+            out: out.as_mut_ptr(),
+        };
+        let tiles = product.tokens;
+        let run = self.table.matmul.of(layout.element);
+        // Work is (token block, panel), panels fastest: a block's activations stay in L2 while panels pass by.
+        let blocks = Tiles::new(tiles.count, BLOCK_TILES);
+        let panels = layout.panels();
+        let claims = Claims::new(blocks.count * panels);
+        let unit = if tiles.count == 1 { panels_at_once(tokens) } else { 1 };
+        let limit = SHARE_TILES / tiles.count.clamp(1, BLOCK_TILES);
+        pool.run(&|_| {
+            while let Some(mut share) = claims.next_share(pool.threads(), unit, limit) {
+                while !share.is_empty() {
+                    let block = share.start / panels;
+                    let end = share.end.min((block + 1) * panels);
+                    // SAFETY: the table's instruction set is available; the pointers come from slices of the right
+                    // lengths that are borrowed here; every (block, panel) is claimed once; shares are within limits.
+                    unsafe {
+                        run(&product, share.start - block * panels..end - block * panels, blocks.rows(block))
+                    };
+                    share.start = end;
+                }
+            }
+        });
+    }
+
+    /// Root-mean-square norm of each row: `out = x / sqrt(mean(x^2) + eps) * weight`.
+    pub fn rms_norm(&self, pool: &Pool, x: Rows<'_>, weight: &[f32], eps: f32, mut out: RowsMut<'_>) {
+        assert_eq!(x.width(), weight.len(), "width of x and weight");
+        assert_eq!((out.width(), out.count()), (x.width(), x.count()), "width and rows of out and x");
+        let (width, stride, count) = (out.width(), out.stride(), out.count());
+        let target = out.shared();
+        share_rows(pool, count, width, &|range| {
+            for row in range {
+                // SAFETY: the table's instruction set is available; each row is visited once.
+                unsafe {
+                    let to = target.slice(row * stride, width);
+                    (self.table.rms_norm)(x.row(row).as_ptr(), width, weight, eps, to.as_mut_ptr());
+                }
+            }
+        });
+    }
+
+    /// [`rms_norm`](Self::rms_norm) in place, of each stretch of `weight.len()` floats: a row of heads is normed head
+    /// by head.
+    pub fn rms_norm_in_place(&self, pool: &Pool, mut x: RowsMut<'_>, weight: &[f32], eps: f32) {
+        let (width, stride, count) = (x.width(), x.stride(), x.count());
+        assert!(
+            !weight.is_empty() && width.is_multiple_of(weight.len()),
+            "heads of {} in {width}",
+            weight.len()
+        );
+        let target = x.shared();
+        share_rows(pool, count, width, &|range| {
+            for row in range {
+                // SAFETY: the table's instruction set is available; each row is visited once, and read and written
+                // through one pointer.
+                unsafe {
+                    let at = target.slice(row * stride, width).as_mut_ptr();
+                    (self.table.rms_norm)(at, width, weight, eps, at);
+                }
+            }
+        });
+    }
+
+    /// `out = silu(gate) * up`, where a row of `gate_up` is the gate's half and then the other.
+    pub fn silu_mul(&self, pool: &Pool, gate_up: Rows<'_>, out: RowsMut<'_>) {
+        self.gated(pool, Gate::Silu, gate_up, out);
+    }
+
+    /// `out = gelu(gate) * up` with the tanh form of gelu, where a row of `gate_up` is the gate's half and then the
+    /// other.
+    pub fn gelu_tanh_mul(&self, pool: &Pool, gate_up: Rows<'_>, out: RowsMut<'_>) {
+        self.gated(pool, Gate::GeluTanh, gate_up, out);
+    }
+
+    fn gated(&self, pool: &Pool, gate: Gate, gate_up: Rows<'_>, mut out: RowsMut<'_>) {
+        assert_eq!(gate_up.width(), 2 * out.width(), "width of gate_up and twice that of out");
+        assert_eq!(gate_up.count(), out.count(), "rows of gate_up and out");
+        let (width, stride, count) = (out.width(), out.stride(), out.count());
+        let target = out.shared();
+        share_rows(pool, count, width, &|range| {
+            for row in range {
+                // SAFETY: the table's instruction set is available; each row is visited once.
+                unsafe {
+                    let to = target.slice(row * stride, width);
+                    (self.table.gated)(gate, gate_up.row(row).as_ptr(), width, to.as_mut_ptr());
+                }
+            }
+        });
+    }
+
+    /// Rotary embedding in the half-rotated order of Hugging Face: in every head, float i turns with float
+    /// i + r/2, for i below r/2, where r/2 is the width of `cos` and `sin` (a row for each row of `x`). Floats of a head
+    /// past r stay as they are.
+    pub fn rope(&self, pool: &Pool, mut x: RowsMut<'_>, head_dim: usize, cos: Rows<'_>, sin: Rows<'_>) {
+        let (width, stride, count) = (x.width(), x.stride(), x.count());
+        assert!(head_dim > 0 && width.is_multiple_of(head_dim), "heads of {head_dim} in rows of {width}");
+        assert!(2 * cos.width() <= head_dim, "{} angles for heads of {head_dim}", cos.width());
+        assert_eq!(cos.width(), sin.width(), "width of cos and sin");
+        assert_eq!((cos.count(), sin.count()), (count, count), "rows of cos, sin and x");
+        let target = x.shared();
+        share_rows(pool, count, width, &|range| {
+            for row in range {
+                // SAFETY: the table's instruction set is available; each row is visited once.
+                unsafe {
+                    let at = target.slice(row * stride, width).as_mut_ptr();
+                    (self.table.rope)(at, width, head_dim, cos.row(row), sin.row(row));
+                }
+            }
+        });
+    }
+
+    /// `x += y`.
+    pub fn add(&self, x: &mut [f32], y: &[f32]) {
+        assert_eq!(x.len(), y.len(), "lengths of x and y");
+        // SAFETY: the table's instruction set is available.
+        unsafe { (self.table.add)(x, y) }
+    }
+
+    /// `x *= factor`.
+    pub fn scale(&self, x: &mut [f32], factor: f32) {
+        // SAFETY: the table's instruction set is available.
+        unsafe { (self.table.scale)(x, factor) }
+    }
+
+    /// The largest element, NaN left aside; -inf if there is none.
+    pub fn max(&self, x: &[f32]) -> f32 {
+        // SAFETY: the table's instruction set is available.
+        unsafe { (self.table.max)(x) }
+    }
+
+    /// The lowest index of the largest element, NaN left aside; 0 if there is none.
+    pub fn argmax(&self, x: &[f32]) -> usize {
+        // SAFETY: the table's instruction set is available.
+        unsafe { (self.table.argmax)(x) }
+    }
+
+    /// `ln(sum of exp(x))`; -inf of nothing.
+    pub fn log_sum_exp(&self, x: &[f32]) -> f32 {
+        // SAFETY: the table's instruction set is available.
+        unsafe { (self.table.log_sum_exp)(x) }
+    }
+
+    /// `x = exp(x) / sum of exp(x)`.
+    pub fn softmax(&self, x: &mut [f32]) {
+        // SAFETY: the table's instruction set is available.
+        unsafe { (self.table.softmax)(x) }
+    }
+
+    /// Writes one token's keys and values, `[kv_heads * head_dim]` each, into place `offset` of block `block`.
+    /// `cache` is all blocks of the layer. The bytes of other tokens stay as they are.
+    pub fn write_kv(
+        &self,
+        layout: &KvLayout,
+        cache: &mut [u8],
+        block: u32,
+        offset: usize,
+        k: &[f32],
+        v: &[f32],
+    ) {
+        layout.write(cache, block, offset, k, v);
+    }
+}
+
+/// Divides `count` rows of `width` floats among the workers, or does them here if they are few.
+fn share_rows(pool: &Pool, count: usize, width: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
+    let shares = pool.threads().min(count * width / ROW_SHARE).max(1);
+    let rows = Tiles::new(count, count.div_ceil(shares).max(1));
+    pool.for_each(rows.count, &|share| run(rows.rows(share)));
+}

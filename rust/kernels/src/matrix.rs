@@ -1,0 +1,117 @@
+//! Weight matrices as panels of 16 output rows.
+//!
+//! ```text
+//! matrix  [rows / 16] panels, the last one padded with zero rows
+//! panel   16 lanes are output rows, `columns` steps; the order inside is Element's
+//! ```
+//!
+//! Because lanes are output rows, one token and a thousand tokens add their products in the same order, and a
+//! matrix-vector product reads memory strictly forward. Packing happens once, at load.
+
+use std::ops::Range;
+
+use crate::element::{Element, LANES};
+use crate::pool::{Claims, Pool, SharedMut};
+
+/// The shape of a packed weight matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixLayout {
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub columns: usize,
+    /// Storage type.
+    pub element: Element,
+}
+
+impl MatrixLayout {
+    /// Panels of 16 rows; the last one may be partly empty.
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(LANES)
+    }
+
+    /// Bytes of one panel; a multiple of 64.
+    pub fn panel_bytes(&self) -> usize {
+        self.element.panel_bytes(self.columns)
+    }
+
+    /// Bytes of the whole matrix.
+    ///
+    /// # Panics
+    /// If that does not fit the address space.
+    pub fn bytes(&self) -> usize {
+        let row_bytes =
+            self.columns.checked_next_multiple_of(2).and_then(|k| k.checked_mul(self.element.bytes()));
+        row_bytes
+            .and_then(|bytes| bytes.checked_mul(self.rows.checked_next_multiple_of(LANES)?))
+            .filter(|bytes| isize::try_from(*bytes).is_ok())
+            .unwrap_or_else(|| panic!("{self:?} does not fit the address space"))
+    }
+
+    /// The rows that panel `panel` holds.
+    pub fn panel_rows(&self, panel: usize) -> Range<usize> {
+        panel * LANES..self.rows.min((panel + 1) * LANES)
+    }
+
+    /// Packs one panel: `rows` are its rows (16, fewer in the last panel) one after the other, `out` its
+    /// [`panel_bytes`](Self::panel_bytes) bytes, all of which are written.
+    pub fn pack_panel(&self, panel: usize, rows: &[f32], out: &mut [u8]) {
+        assert!(panel < self.panels(), "panel {panel} of {self:?}");
+        assert_eq!(
+            rows.len(),
+            self.panel_rows(panel).len() * self.columns,
+            "rows of panel {panel} of {self:?}"
+        );
+        assert_eq!(out.len(), self.panel_bytes(), "bytes of panel {panel} of {self:?}");
+        out.fill(0);
+        let lanes = self.panel_rows(panel).len();
+        for k in 0..self.columns {
+            self.element.set_all(out, lanes, |element, lane| {
+                (element.panel_index(k, lane), rows[lane * self.columns + k])
+            });
+        }
+    }
+
+    /// Packs a whole matrix on `pool`; `read(rows, into)` supplies the rows asked for as f32. For loading only: each
+    /// worker allocates one panel.
+    pub fn pack(&self, pool: &Pool, out: &mut [u8], read: impl Fn(Range<usize>, &mut [f32]) + Sync) {
+        assert_eq!(out.len(), self.bytes(), "bytes of {self:?}");
+        let panel_bytes = self.panel_bytes();
+        let out = SharedMut::new(out);
+        let panels = Claims::new(self.panels());
+        pool.run(&|_| {
+            let mut rows = vec![0.0; LANES * self.columns];
+            while let Some(panel) = panels.next() {
+                let range = self.panel_rows(panel);
+                let rows = &mut rows[..range.len() * self.columns];
+                read(range, rows);
+                // SAFETY: every panel is claimed once, and panels do not overlap.
+                let bytes = unsafe { out.slice(panel * panel_bytes, panel_bytes) };
+                self.pack_panel(panel, rows, bytes);
+            }
+        });
+    }
+}
+
+/// A packed weight matrix. Alignment to 64 bytes is not required, but a panel that straddles cache lines reads slower.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// Its shape.
+    pub layout: MatrixLayout,
+    /// Its panels: [`MatrixLayout::bytes`] bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Matrix<'_> {
+    /// Reads one row back as f32; with tied embeddings the output head is also the embedding table.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        let MatrixLayout { rows, columns, element } = self.layout;
+        assert!(row < rows, "row {row} of {:?}", self.layout);
+        assert_eq!(out.len(), columns, "a row of {:?}", self.layout);
+        let panel_bytes = self.layout.panel_bytes();
+        let panel = &self.bytes[row / LANES * panel_bytes..][..panel_bytes];
+        for (k, value) in out.iter_mut().enumerate() {
+            *value = element.get(panel, element.panel_index(k, row % LANES));
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The worker pool: one closure, run once on every worker, between two barriers.
+//!
+//! ```text
+//! caller    run(f) ── generation + 1 ── f(0) ── wait for pending = 0 ── returns
+//! worker i            wait for it ───── f(i) ── pending - 1 ─────────── wait for the next generation
+//! ```
+//!
+//! Worker 0 is the caller. Waiting means spinning for a moment, then sleeping, so an idle pool uses no CPU. A panic
+//! in `f` is carried to the caller of [`Pool::run`] once every worker has returned, and the pool stays usable.
+//! Nothing allocates after construction (a panic aside).
+
+mod gate;
+mod share;
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use gate::{Gate, SPINS};
+pub(crate) use share::{Claims, SharedMut};
+
+type Job<'a> = &'a (dyn Fn(usize) + Sync);
+type Panic = Box<dyn Any + Send>;
+
+/// Threads that run one closure at a time, together with the thread that asks for it.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// Every change of it is one job, or the end.
+    generation: Gate,
+    /// Workers that have not finished the current job.
+    pending: Gate,
+    /// Whether somebody is inside `run`.
+    busy: AtomicBool,
+    closed: AtomicBool,
+    job: UnsafeCell<Option<Job<'static>>>,
+    panic: Mutex<Option<Panic>>,
+}
+
+// SAFETY: `job` is the only part that is not Sync by itself. The thread that holds `busy` writes it before it raises
+// `generation` (release) and workers read it after they saw that (acquire); it is written again only after `pending`
+// reached zero, that is after every worker's last read.
+unsafe impl Sync for Shared {}
+// SAFETY: the closure behind `job` is Sync, so a reference to it may move to another thread.
+unsafe impl Send for Shared {}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` workers, the caller of [`run`](Self::run) included; it starts `threads - 1` of them.
+    /// Fails if the system refuses a thread.
+    pub fn new(threads: usize) -> io::Result<Pool> {
+        Self::start(threads, |_| Ok(()))
+    }
+
+    /// A pool with one worker for each of `cpus`, worker `i` bound to `cpus[i]`. Worker 0 is whoever calls
+    /// [`run`](Self::run) and binds itself with [`pin_current_thread`]. Fails where the system cannot bind threads.
+    pub fn pinned(cpus: &[usize]) -> io::Result<Pool> {
+        Self::start(cpus.len(), |worker| pin_current_thread(cpus[worker]))
+    }
+
+    fn start(threads: usize, prepare: impl Fn(usize) -> io::Result<()> + Sync) -> io::Result<Pool> {
+        // More workers than CPUs: whoever spins takes the time of the one it waits for.
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let spins = if threads <= cpus { SPINS } else { 0 };
+        let shared = Arc::new(Shared {
+            generation: Gate::new(spins),
+            pending: Gate::new(spins),
+            busy: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+            panic: Mutex::new(None),
+        });
+        // From here on dropping `pool` ends the threads that were started.
+        let mut pool = Pool { shared, workers: Vec::with_capacity(threads.saturating_sub(1)) };
+        for worker in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let builder = std::thread::Builder::new().name(format!("penstock-worker-{worker}"));
+            pool.workers.push(builder.spawn(move || shared.work(worker))?);
+        }
+        let failure = Mutex::new(None);
+        pool.run(&|worker| {
+            if worker > 0
+                && let Err(error) = prepare(worker)
+            {
+                *failure.lock().unwrap_or_else(|poison| poison.into_inner()) = Some(error);
+            }
+        });
+        let failure = failure.into_inner().unwrap_or_else(|poison| poison.into_inner());
+        failure.map_or(Ok(pool), Err)
+    }
+
+    /// How many workers [`run`](Self::run) calls, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Workers asleep now: `threads() - 1` once an idle pool has stopped spinning.
+    pub fn sleeping(&self) -> usize {
+        self.shared.generation.sleepers()
+    }
+
+    /// Calls `job(worker)` once for every worker and returns when all calls have returned; worker 0 runs here.
+    ///
+    /// While the pool is already at work (a job that calls `run`, or a second thread) the calls are made one after
+    /// the other on the calling thread: same result, no deadlock.
+    ///
+    /// # Panics
+    /// With the payload of a call that panicked, after all calls have ended.
+    pub fn run(&self, job: Job<'_>) {
+        // Acquire and the release below order one caller's use of `job` before the next one's.
+        if self.workers.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
+            return (0..self.threads()).for_each(job);
+        }
+        // SAFETY: only the lifetime changes. Workers use the reference between the two barriers below, and this
+        // function does not leave (not even by a panic) before the second.
+        let forever = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+        // SAFETY: `busy` is ours and no worker reads before the generation changes.
+        unsafe { *self.shared.job.get() = Some(forever) };
+        self.shared.pending.set(self.workers.len());
+        self.shared.generation.increment();
+        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        self.shared.pending.wait(|pending| pending == 0);
+        let theirs = self.shared.take_panic();
+        self.shared.busy.store(false, Ordering::Release);
+        if let Some(panic) = mine.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Calls `each(i)` once for every `i` in `0..count`; workers claim the next index when they are free, in
+    /// ascending order. Panics as [`run`](Self::run) does; the panicking worker's share is taken over by the others.
+    pub fn for_each(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
+        if count <= 1 {
+            return (0..count).for_each(each);
+        }
+        let claims = Claims::new(count);
+        self.run(&|_| {
+            while let Some(index) = claims.next() {
+                each(index);
+            }
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // The generation's release makes it visible to the workers that it wakes.
+        self.shared.closed.store(true, Ordering::Relaxed);
+        self.shared.generation.increment();
+        for worker in self.workers.drain(..) {
+            // A worker catches its jobs' panics, so it cannot have ended by one.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            seen = self.generation.wait(|generation| generation != seen);
+            // Relaxed: the generation carried it.
+            if self.closed.load(Ordering::Relaxed) {
+                return;
+            }
+            // SAFETY: the generation changed, so the job is set and stays until this worker has counted down.
+            let job = unsafe { *self.job.get() }.expect("a generation without a job; this is a bug");
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
+                self.panic.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(panic);
+            }
+            self.pending.count_down();
+        }
+    }
+
+    fn take_panic(&self) -> Option<Panic> {
+        self.panic.lock().unwrap_or_else(|poison| poison.into_inner()).take()
+    }
+}
+
+/// Binds the calling thread to one CPU. Fails where that is not possible: an unknown CPU, or no Linux.
+pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        if cpu >= 8 * size_of::<libc::cpu_set_t>() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no CPU {cpu}")));
+        }
+        // SAFETY: an all-zero cpu_set_t is the empty set, `cpu` is inside it, and the kernel only reads it.
+        let status = unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(cpu, &mut set);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+        };
+        if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        Err(io::Error::new(io::ErrorKind::Unsupported, format!("binding a thread to CPU {cpu} needs Linux")))
+    }
+}

@@ -1,0 +1,98 @@
+//! The slow twin of every kernel: one plain loop per operation, in f64, over plain row-major arrays.
+//!
+//! This is what the tables in `arch` are tested against, and what a reader should look at first. Nothing at run time
+//! calls it.
+
+/// `out[t][r] = sum over k of x[t][k] * weights[r][k]`.
+pub fn matmul(x: &[f32], weights: &[f32], columns: usize) -> Vec<f32> {
+    let mut out = Vec::new();
+    for x in x.chunks_exact(columns) {
+        for w in weights.chunks_exact(columns) {
+            out.push(x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>() as f32);
+        }
+    }
+    out
+}
+
+/// `x / sqrt(mean(x^2) + eps) * weight` for each `weight.len()` floats.
+pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mut out = Vec::new();
+    for x in x.chunks_exact(weight.len()) {
+        let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64;
+        let factor = 1.0 / (mean + f64::from(eps)).sqrt();
+        out.extend(x.iter().zip(weight).map(|(x, w)| (f64::from(*x) * factor * f64::from(*w)) as f32));
+    }
+    out
+}
+
+/// `silu(gate) * up` of rows that are the gate's half and then the other.
+pub fn silu_mul(gate_up: &[f32], width: usize) -> Vec<f32> {
+    gated(gate_up, width, |x| x / (1.0 + (-x).exp()))
+}
+
+/// `gelu(gate) * up`, with the tanh form of gelu.
+pub fn gelu_tanh_mul(gate_up: &[f32], width: usize) -> Vec<f32> {
+    gated(gate_up, width, |x| {
+        0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+    })
+}
+
+fn gated(gate_up: &[f32], width: usize, gate: impl Fn(f64) -> f64) -> Vec<f32> {
+    let mut out = Vec::new();
+    for row in gate_up.chunks_exact(2 * width) {
+        let (gates, ups) = row.split_at(width);
+        out.extend(gates.iter().zip(ups).map(|(g, u)| (gate(f64::from(*g)) * f64::from(*u)) as f32));
+    }
+    out
+}
+
+/// Turns float i of a head with float i + `cos.len()`.
+pub fn rope(head: &[f32], cos: &[f32], sin: &[f32]) -> Vec<f32> {
+    let mut out = head.to_vec();
+    for i in 0..cos.len() {
+        let (a, b) = (f64::from(head[i]), f64::from(head[i + cos.len()]));
+        let (c, s) = (f64::from(cos[i]), f64::from(sin[i]));
+        out[i] = (a * c - b * s) as f32;
+        out[i + cos.len()] = (b * c + a * s) as f32;
+    }
+    out
+}
+
+/// The largest element but for NaN, -inf if there is none.
+pub fn max(x: &[f32]) -> f32 {
+    x.iter().copied().filter(|x| !x.is_nan()).fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// The lowest index of the largest element but for NaN, 0 if there is none.
+pub fn argmax(x: &[f32]) -> usize {
+    x.iter().position(|value| *value == max(x)).unwrap_or(0)
+}
+
+/// `ln(sum of exp(x))`.
+pub fn log_sum_exp(x: &[f32]) -> f32 {
+    let shift = f64::from(max(x));
+    (shift + x.iter().map(|x| (f64::from(*x) - shift).exp()).sum::<f64>().ln()) as f32
+}
+
+/// `exp(x) / sum of exp(x)`.
+pub fn softmax(x: &[f32]) -> Vec<f32> {
+    let shift = f64::from(max(x));
+    let sum: f64 = x.iter().map(|x| (f64::from(*x) - shift).exp()).sum();
+    x.iter().map(|x| ((f64::from(*x) - shift).exp() / sum) as f32).collect()
+}
+
+/// One query head over the keys and values it sees, `[positions, q.len()]` each.
+pub fn attention(q: &[f32], keys: &[f32], values: &[f32], scale: f32, softcap: Option<f32>) -> Vec<f32> {
+    let dot = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
+    let cap = |score: f64| softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+    let scores: Vec<f64> = keys.chunks_exact(q.len()).map(|k| cap(dot(k) * f64::from(scale))).collect();
+    let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - best).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    (0..q.len())
+        .map(|d| {
+            let weighted = weights.iter().zip(values.chunks_exact(q.len()));
+            (weighted.map(|(weight, v)| weight * f64::from(v[d])).sum::<f64>() / sum) as f32
+        })
+        .collect()
+}

@@ -1,0 +1,116 @@
+//! The vector alphabet that every algorithm in `generic` is written in.
+//!
+//! A vector always has 16 lanes; an instruction set says how many registers that takes (two on AVX2, one with
+//! AVX-512, four on NEON). So the order of every reduction is the same everywhere, and results of two instruction
+//! sets differ only where one fuses a multiplication with an addition and the other cannot.
+//!
+//! A value of a `Simd` type is the proof that the CPU has the instructions: it is made only inside the functions that
+//! an available [`crate::Isa`] leads to. That is what makes the arithmetic methods safe. Everything here and in
+//! `generic` is `inline(always)` and free of closures, so that it compiles into the functions of `arch`, which carry
+//! the target features.
+
+use crate::element::LANES;
+
+pub(crate) trait Simd: Copy {
+    /// 16 lanes of f32.
+    type V: Copy;
+
+    fn splat(self, value: f32) -> Self::V;
+    fn vector(self, lanes: [f32; LANES]) -> Self::V;
+    fn to_array(self, v: Self::V) -> [f32; LANES];
+
+    /// # Safety
+    /// 16 floats are readable at `from`; no alignment needed.
+    unsafe fn load(self, from: *const f32) -> Self::V;
+    /// # Safety
+    /// 16 floats are writable at `to`; no alignment needed.
+    unsafe fn store(self, to: *mut f32, v: Self::V);
+    /// 16 halves to f32.
+    /// # Safety
+    /// 32 bytes are readable at `from`; no alignment needed.
+    unsafe fn load_f16(self, from: *const u8) -> Self::V;
+    /// The low halves of 16 pairs of bf16.
+    /// # Safety
+    /// 64 bytes are readable at `from`; no alignment needed.
+    unsafe fn load_bf16_low(self, from: *const u8) -> Self::V;
+    /// The high halves of 16 pairs of bf16.
+    /// # Safety
+    /// 64 bytes are readable at `from`; no alignment needed.
+    unsafe fn load_bf16_high(self, from: *const u8) -> Self::V;
+    /// Asks for the cache line at `at`, which may be any address.
+    fn prefetch(self, at: *const u8);
+
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the instruction set can.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `row[k] * b + c` in every lane, rounded once where the instruction set can.
+    /// # Safety
+    /// `row[k]` is readable.
+    #[inline(always)]
+    unsafe fn mul_add_broadcast(self, row: *const f32, k: usize, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: by contract.
+        self.mul_add(self.splat(unsafe { *row.add(k) }), b, c)
+    }
+    /// `c - a * b`, rounded once where the instruction set can.
+    fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `if a > b { a } else { b }`, so `b` where either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if a < b { a } else { b }`, so `b` where either is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// To the nearest integer, ties to even, for |a| < 2^22.
+    fn round(self, a: Self::V) -> Self::V;
+    /// 2^n for whole n in -126..=127.
+    fn exp2(self, n: Self::V) -> Self::V;
+
+    /// The first `count` (at most 16) floats at `from`; the other lanes are `rest`.
+    /// # Safety
+    /// `count` floats are readable at `from`.
+    #[inline(always)]
+    unsafe fn load_part(self, from: *const f32, count: usize, rest: f32) -> Self::V {
+        let mut lanes = [rest; LANES];
+        // SAFETY: `count` floats are readable by contract, and at most 16 are copied into 16.
+        unsafe { std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count.min(LANES)) };
+        self.vector(lanes)
+    }
+
+    /// Writes the first `count` (at most 16) lanes to `to`.
+    /// # Safety
+    /// `count` floats are writable at `to`.
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize, v: Self::V) {
+        let lanes = self.to_array(v);
+        // SAFETY: `count` floats are writable by contract, and at most 16 are copied out of 16.
+        unsafe { std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count.min(LANES)) };
+    }
+
+    /// The sum of the lanes, halves first: lane i + lane i + 8, then + 4, + 2, + 1.
+    #[inline(always)]
+    fn sum(self, v: Self::V) -> f32 {
+        let mut lanes = self.to_array(v);
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                lanes[i] += lanes[i + width];
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+
+    /// The largest lane, in the same order as [`sum`](Simd::sum).
+    #[inline(always)]
+    fn largest(self, v: Self::V) -> f32 {
+        let mut lanes = self.to_array(v);
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                lanes[i] = if lanes[i] > lanes[i + width] { lanes[i] } else { lanes[i + width] };
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+}

@@ -1,0 +1,56 @@
+//! What the tests share: every table there is, and numbers that are the same on every run.
+
+#![allow(dead_code)]
+
+use penstock_kernels::{Element, Isa, Kernels, MatrixLayout};
+
+/// One table for each instruction set of this CPU.
+pub fn tables() -> impl Iterator<Item = Kernels> {
+    Isa::available().map(|isa| Kernels::for_isa(isa).unwrap())
+}
+
+/// `count` numbers in -1..1 drawn from `seed` (splitmix64).
+pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// [`numbers`] that `element` stores exactly.
+pub fn stored(seed: u64, count: usize, element: Element) -> Vec<f32> {
+    numbers(seed, count).into_iter().map(|x| element.round(x)).collect()
+}
+
+/// `weights`, row-major, as panels.
+pub fn pack(layout: MatrixLayout, weights: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0xff; layout.bytes()];
+    for (panel, out) in bytes.chunks_exact_mut(layout.panel_bytes()).enumerate() {
+        let rows = layout.panel_rows(panel);
+        layout.pack_panel(panel, &weights[rows.start * layout.columns..rows.end * layout.columns], out);
+    }
+    bytes
+}
+
+/// Panics unless every number of `got` is within `tolerance` (absolute, or relative where numbers are large).
+pub fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(
+            (got - want).abs() <= tolerance * want.abs().max(1.0),
+            "{what}: [{i}] is {got}, should be {want}"
+        );
+    }
+}
+
+/// Panics unless both have the same bits.
+pub fn assert_same_bits(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert_eq!(got.to_bits(), want.to_bits(), "{what}: [{i}] is {got}, should be {want}");
+    }
+}

@@ -1,0 +1,151 @@
+//! The worker pool: every worker once per run, panics to the caller, no CPU when idle.
+
+#![allow(clippy::unwrap_used)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use penstock_kernels::{Pool, pin_current_thread};
+
+fn message(result: std::thread::Result<()>) -> String {
+    *result.expect_err("no panic").downcast::<String>().expect("a text")
+}
+
+#[test]
+fn every_worker_runs_once_and_worker_zero_is_the_caller() {
+    for threads in 1..=4 {
+        let pool = Pool::new(threads).unwrap();
+        assert_eq!(pool.threads(), threads);
+        let caller = std::thread::current().id();
+        let calls: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+        for _ in 0..1000 {
+            pool.run(&|worker| {
+                assert_eq!(worker == 0, std::thread::current().id() == caller);
+                calls[worker].fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1000));
+    }
+}
+
+#[test]
+fn for_each_takes_every_index_once() {
+    let pool = Pool::new(3).unwrap();
+    for count in [0, 1, 2, 100] {
+        let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+        pool.for_each(count, &|index| {
+            seen[index].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed) == 1));
+    }
+}
+
+#[test]
+fn a_panic_surfaces_in_run_after_all_calls_and_the_pool_goes_on() {
+    let pool = Pool::new(3).unwrap();
+    for guilty in 0..3 {
+        let ended = AtomicUsize::new(0);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(&|worker| {
+                if worker == guilty {
+                    panic!("worker {worker} fell over");
+                }
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+        }));
+        assert_eq!(message(result), format!("worker {guilty} fell over"));
+        assert_eq!(ended.load(Ordering::Relaxed), 2);
+        let calls = AtomicUsize::new(0);
+        pool.run(&|_| {
+            calls.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
+    }
+}
+
+#[test]
+fn an_idle_pool_sleeps_and_wakes_for_the_next_job() {
+    let pool = Pool::new(3).unwrap();
+    for _ in 0..3 {
+        while pool.sleeping() < 2 {
+            std::thread::yield_now();
+        }
+        let calls = AtomicUsize::new(0);
+        pool.run(&|_| {
+            calls.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
+    }
+}
+
+#[test]
+fn a_job_that_uses_the_pool_runs_inline() {
+    let pool = Pool::new(2).unwrap();
+    let calls = AtomicUsize::new(0);
+    pool.run(&|_| {
+        pool.run(&|_| {
+            calls.fetch_add(1, Ordering::Relaxed);
+        });
+        pool.for_each(5, &|_| {
+            calls.fetch_add(1, Ordering::Relaxed);
+        });
+    });
+    assert_eq!(calls.load(Ordering::Relaxed), 2 * (2 + 5));
+}
+
+#[test]
+fn two_threads_may_share_a_pool() {
+    let pool = Pool::new(2).unwrap();
+    let calls = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    pool.run(&|_| {
+                        calls.fetch_add(1, Ordering::Relaxed);
+                    });
+                }
+            });
+        }
+    });
+    assert_eq!(calls.load(Ordering::Relaxed), 2 * 500 * 2);
+}
+
+#[test]
+fn dropping_a_pool_ends_its_threads_spinning_or_asleep() {
+    // Thread-local destructors run before a thread can be joined.
+    struct Ends(Arc<AtomicUsize>);
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    thread_local!(static ENDS: std::cell::RefCell<Option<Ends>> = const { std::cell::RefCell::new(None) });
+    for asleep in [false, true] {
+        let ended = Arc::new(AtomicUsize::new(0));
+        let pool = Pool::new(3).unwrap();
+        pool.run(&|worker| {
+            if worker > 0 {
+                ENDS.with(|ends| *ends.borrow_mut() = Some(Ends(Arc::clone(&ended))));
+            }
+        });
+        while asleep && pool.sleeping() < 2 {
+            std::thread::yield_now();
+        }
+        drop(pool);
+        assert_eq!(ended.load(Ordering::SeqCst), 2);
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn workers_can_be_pinned_and_an_unknown_cpu_is_an_error() {
+    // SAFETY: sched_getcpu has no preconditions.
+    let here = || usize::try_from(unsafe { libc::sched_getcpu() }).unwrap();
+    let cpu = here();
+    let pool = Pool::pinned(&[cpu, cpu, cpu]).unwrap();
+    pool.run(&|worker| assert!(worker == 0 || here() == cpu));
+    assert!(Pool::pinned(&[0, 100_000]).is_err());
+    std::thread::spawn(|| assert!(pin_current_thread(1_000_000).is_err())).join().unwrap();
+}

@@ -1,0 +1,160 @@
+//! Norms, activations, rotary embedding and reductions, against their slow twins.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use penstock_kernels::{Pool, Rows, RowsMut, reference};
+use proptest::prelude::*;
+
+/// A few roundings.
+const CLOSE: f32 = 1e-6;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn rms_norm_is_what_the_reference_says(rows in 0usize..9, width in 1usize..1400, seed in 0u64..1000) {
+        let pool = Pool::new(2).unwrap();
+        let (x, weight) = (numbers(seed, rows * width), numbers(seed + 1, width));
+        let want = reference::rms_norm(&x, &weight, 1e-6);
+        for kernels in tables() {
+            let mut out = vec![f32::NAN; rows * width];
+            kernels.rms_norm(&pool, Rows::dense(&x, width), &weight, 1e-6, RowsMut::dense(&mut out, width));
+            assert_close(&out, &want, CLOSE, "rms_norm");
+        }
+    }
+
+    #[test]
+    fn heads_of_a_fused_row_are_normed_in_place(heads in 1usize..5, head_dim in 1usize..100, seed in 0u64..1000) {
+        let pool = Pool::new(2).unwrap();
+        let (width, stride) = (heads * head_dim, heads * head_dim + 11);
+        let (x, weight) = (numbers(seed, 3 * stride), numbers(seed + 1, head_dim));
+        for kernels in tables() {
+            let mut got = x.clone();
+            kernels.rms_norm_in_place(&pool, RowsMut::columns(&mut got, stride, 4..4 + width), &weight, 1e-5);
+            for (got, x) in got.chunks_exact(stride).zip(x.chunks_exact(stride)) {
+                assert_close(&got[4..4 + width], &reference::rms_norm(&x[4..4 + width], &weight, 1e-5), CLOSE, "head");
+                assert_same_bits(&got[..4], &x[..4], "before");
+                assert_same_bits(&got[4 + width..], &x[4 + width..], "after");
+            }
+        }
+    }
+
+    #[test]
+    fn gated_activations_are_what_the_reference_says(rows in 1usize..6, width in 1usize..300, seed in 0u64..1000) {
+        let pool = Pool::new(2).unwrap();
+        let x: Vec<f32> = numbers(seed, rows * 2 * width).into_iter().map(|x| x * 12.0).collect();
+        for kernels in tables() {
+            let mut out = vec![f32::NAN; rows * width];
+            kernels.silu_mul(&pool, Rows::dense(&x, 2 * width), RowsMut::dense(&mut out, width));
+            assert_close(&out, &reference::silu_mul(&x, width), CLOSE, "silu");
+            kernels.gelu_tanh_mul(&pool, Rows::dense(&x, 2 * width), RowsMut::dense(&mut out, width));
+            assert_close(&out, &reference::gelu_tanh_mul(&x, width), 2e-6, "gelu");
+        }
+    }
+
+    #[test]
+    fn rope_turns_the_first_part_of_every_head(
+        rows in 1usize..6, heads in 1usize..4, half in 1usize..70, rest in 0usize..20, seed in 0u64..1000,
+    ) {
+        let pool = Pool::new(2).unwrap();
+        let head_dim = 2 * half + rest;
+        let width = heads * head_dim;
+        let angles = numbers(seed, rows * half);
+        let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
+        let x = numbers(seed + 1, rows * width);
+        for kernels in tables() {
+            let mut got = x.clone();
+            let (cos_rows, sin_rows) = (Rows::dense(&cos, half), Rows::dense(&sin, half));
+            kernels.rope(&pool, RowsMut::dense(&mut got, width), head_dim, cos_rows, sin_rows);
+            for (index, (got, x)) in got.chunks_exact(head_dim).zip(x.chunks_exact(head_dim)).enumerate() {
+                let row = index / heads;
+                assert_close(got, &reference::rope(x, cos_rows.row(row), sin_rows.row(row)), CLOSE, "rope");
+                assert_same_bits(&got[2 * half..], &x[2 * half..], "rest of the head");
+            }
+        }
+    }
+
+    #[test]
+    fn reductions_are_what_the_reference_says(length in 1usize..3000, scale in 0.1f32..50.0, seed in 0u64..1000) {
+        let x: Vec<f32> = numbers(seed, length).into_iter().map(|x| x * scale).collect();
+        for kernels in tables() {
+            assert_eq!(kernels.max(&x), reference::max(&x));
+            assert_eq!(kernels.argmax(&x), reference::argmax(&x));
+            assert_close(&[kernels.log_sum_exp(&x)], &[reference::log_sum_exp(&x)], CLOSE, "log_sum_exp");
+            let mut got = x.clone();
+            kernels.softmax(&mut got);
+            assert_close(&got, &reference::softmax(&x), CLOSE, "softmax");
+        }
+    }
+
+    #[test]
+    fn add_and_scale_touch_every_element(length in 0usize..100, seed in 0u64..1000) {
+        let (x, y) = (numbers(seed, length), numbers(seed + 1, length));
+        for kernels in tables() {
+            let mut got = x.clone();
+            kernels.add(&mut got, &y);
+            assert_same_bits(&got, &x.iter().zip(&y).map(|(x, y)| x + y).collect::<Vec<_>>(), "add");
+            kernels.scale(&mut got, 3.0);
+            assert_same_bits(&got, &x.iter().zip(&y).map(|(x, y)| (x + y) * 3.0).collect::<Vec<_>>(), "scale");
+        }
+    }
+}
+
+#[test]
+fn argmax_takes_the_lowest_of_equals_and_never_a_nan() {
+    for kernels in tables() {
+        for length in [1, 15, 16, 17, 511, 512, 513, 1500] {
+            let mut x = vec![1.0; length];
+            assert_eq!(kernels.argmax(&x), 0);
+            x[length - 1] = 2.0;
+            assert_eq!(kernels.argmax(&x), length - 1);
+            x.fill(f32::NAN);
+            assert_eq!((kernels.argmax(&x), kernels.max(&x)), (0, f32::NEG_INFINITY));
+            x[length / 2] = -5.0;
+            assert_eq!((kernels.argmax(&x), kernels.max(&x)), (length / 2, -5.0));
+        }
+        assert_eq!((kernels.argmax(&[]), kernels.max(&[])), (0, f32::NEG_INFINITY));
+        assert_eq!(kernels.argmax(&[f32::NEG_INFINITY; 3]), 0);
+    }
+}
+
+#[test]
+fn softmax_and_log_sum_exp_take_infinities() {
+    let (low, high) = (f32::NEG_INFINITY, f32::INFINITY);
+    for kernels in tables() {
+        let mut x = [low, 0.0, low, 0.0];
+        assert_eq!(kernels.log_sum_exp(&x), std::f32::consts::LN_2);
+        kernels.softmax(&mut x);
+        assert_eq!(x, [0.0, 0.5, 0.0, 0.5]);
+        assert_eq!(kernels.log_sum_exp(&[low; 5]), low);
+        assert_eq!(kernels.log_sum_exp(&[]), low);
+        assert_eq!(kernels.log_sum_exp(&[1.0, high]), high);
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
+    let width = 1000;
+    let (x, weight) = (numbers(1, 50 * width), numbers(2, width));
+    for kernels in tables() {
+        for threads in 1..=3 {
+            let pool = Pool::new(threads).unwrap();
+            let (mut all, mut alone) = (vec![0.0; x.len()], vec![0.0; width]);
+            kernels.rms_norm(&pool, Rows::dense(&x, width), &weight, 1e-6, RowsMut::dense(&mut all, width));
+            for (all, x) in all.chunks_exact(width).zip(x.chunks_exact(width)) {
+                kernels.rms_norm(
+                    &pool,
+                    Rows::dense(x, width),
+                    &weight,
+                    1e-6,
+                    RowsMut::dense(&mut alone, width),
+                );
+                assert_same_bits(all, &alone, "row");
+            }
+        }
+    }
+}
