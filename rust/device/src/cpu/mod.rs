@@ -5,7 +5,6 @@ mod memory;
 mod philox;
 mod sampling;
 
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -110,11 +109,7 @@ impl Backend for Cpu {
     fn load_matrix(&mut self, source: &dyn RowSource, element: Element) -> Result<CpuMatrix, DeviceError> {
         let layout = MatrixLayout { rows: source.rows(), columns: source.columns(), element };
         let mut bytes = memory::zeroed("a weight matrix", layout.bytes())?;
-        let read = |rows, out: &mut [f32]| -> Result<(), Infallible> {
-            source.read(rows, out);
-            Ok(())
-        };
-        let Ok(()) = layout.pack(&self.pool, &mut bytes[..layout.bytes()], read);
+        layout.pack(&self.pool, &mut bytes[..layout.bytes()], |rows, out| source.read(rows, out));
         Ok(CpuMatrix { layout, bytes })
     }
 

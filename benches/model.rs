@@ -1,0 +1,259 @@
+//! How far a whole model is from what this machine can do.
+//!
+//!     cargo bench -p penstock-runner --bench model -- [--rounds N] [--threads N] [--dtype NAME] [PATH]
+//!
+//! PATH is a checkpoint; without one, random weights in the shape of a 0.5B Qwen2 (494 million parameters, bfloat16) are
+//! written to `target/` once. Requests go through the engine, so scheduling, sampling and result queues are included. Every
+//! figure has the machine's limits measured right before and after it, and is printed as a share of the longer of two times:
+//! the bytes it must read at the read bandwidth, the operations it must do at the multiply-add rate.
+
+#[path = "roofline.rs"]
+#[allow(dead_code, reason = "each benchmark uses a part of it")]
+mod roofline;
+
+use std::error::Error;
+use std::fs;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use penstock_checkpoint::Checkpoint;
+use penstock_engine::{Consumer, Engine, Event, Port, Request, Sampling};
+use penstock_kernels::Pool;
+use penstock_runner::{Element, ModelInfo, Options};
+use roofline::{Machine, Probe};
+use serde_json::{Value, json};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::read();
+    let path = arguments.path.clone().map_or_else(write_half_billion, Ok)?;
+    let checkpoint = Checkpoint::open(&path)?;
+    let opened = Instant::now();
+    let options = Options { threads: Some(arguments.threads), dtype: arguments.dtype, ..Options::default() };
+    let (engine, info) =
+        penstock_runner::launch(&checkpoint, &options, &mut |_, _| ControlFlow::Continue(()))?;
+    println!(
+        "{}: {:.0} M parameters, {:?}, {:.0} MB of weights, {} threads, {}; opened in {:.2} s",
+        info.architecture,
+        info.parameters as f64 / 1e6,
+        info.dtype,
+        info.weight_bytes as f64 / 1e6,
+        info.threads,
+        info.isa,
+        opened.elapsed().as_secs_f64(),
+    );
+    let model = Model::new(engine, info, checkpoint.config());
+    let bench =
+        Bench { probe: Probe::new(256 << 20), pool: Pool::new(arguments.threads)?, rounds: arguments.rounds };
+    println!("{:<28}{:>14}{:>10}{:>10}{:>22}", "", "tokens/s", "share", "best", "limits (GB/s, GFLOP/s)");
+    bench.line("prefill, 512 tokens", &model, 1, 512, 1);
+    bench.line("decode, batch 1", &model, 1, 16, 65);
+    bench.line("decode, batch 8", &model, 8, 16, 33);
+    bench.line("decode, batch 32", &model, 32, 16, 17);
+    Ok(())
+}
+
+struct Arguments {
+    path: Option<PathBuf>,
+    rounds: usize,
+    threads: usize,
+    dtype: Option<Element>,
+}
+
+impl Arguments {
+    fn read() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut read = Self { path: None, rounds: 5, threads, dtype: None };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            let mut number = || arguments.next().and_then(|text| text.parse().ok()).expect("a number");
+            match argument.as_str() {
+                "--bench" => {}
+                "--rounds" => read.rounds = number(),
+                "--threads" => read.threads = number(),
+                "--dtype" => {
+                    read.dtype = match arguments.next().as_deref() {
+                        Some("float32") => Some(Element::F32),
+                        Some("float16") => Some(Element::F16),
+                        Some("bfloat16") => Some(Element::Bf16),
+                        _ => panic!("--dtype float32, float16 or bfloat16"),
+                    }
+                }
+                _ => read.path = Some(argument.into()),
+            }
+        }
+        read
+    }
+}
+
+/// A running engine and what its steps cost at least.
+struct Model {
+    engine: Engine,
+    info: ModelInfo,
+    /// Multiply-adds of a token in all layers, and in the head.
+    body: f64,
+    head: f64,
+}
+
+impl Model {
+    fn new(engine: Engine, info: ModelInfo, config: &Value) -> Self {
+        let size = |name: &str| config[name].as_f64().expect("checked when the model was opened");
+        let head = size("hidden_size") * size("vocab_size");
+        let tables = if config["tie_word_embeddings"] == Value::Bool(true) { 1.0 } else { 2.0 };
+        let body = info.parameters as f64 - tables * head;
+        Self { engine, info, body, head }
+    }
+
+    /// Seconds until the first token of every stream, and from there to the end.
+    fn run(&self, streams: usize, prompt: u32, max_tokens: usize) -> (f64, f64) {
+        let port = Port::with_condvar();
+        let sampling =
+            Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: false };
+        let vocabulary = self.engine.limits().vocabulary_size as u32;
+        let started = Instant::now();
+        let mut consumers: Vec<Consumer> = (0..streams as u32)
+            .map(|stream| {
+                let prompt =
+                    (0..prompt).map(|index| (index * 7919 + stream * 104_729) % vocabulary).collect();
+                let sampling = sampling.clone();
+                let request =
+                    Request { prompt, max_tokens, min_tokens: 0, stop_token_ids: Vec::new(), sampling };
+                self.engine.start_request(request, &port).expect("a valid request")
+            })
+            .collect();
+        let (mut waiting, mut open, mut first) = (streams, streams, 0.0);
+        let mut has_begun = vec![false; streams];
+        while open > 0 {
+            port.wait(None);
+            port.clear();
+            for (consumer, has_begun) in consumers.iter_mut().zip(&mut has_begun) {
+                while let Some(event) = consumer.pop() {
+                    match event {
+                        Event::Token(_) if !*has_begun => {
+                            *has_begun = true;
+                            waiting -= 1;
+                            if waiting == 0 {
+                                first = started.elapsed().as_secs_f64();
+                            }
+                        }
+                        Event::Finished(_) => open -= 1,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        (first, started.elapsed().as_secs_f64() - first)
+    }
+
+    /// The shortest time for a step of `tokens` tokens, `outputs` of them with logits.
+    fn limit(&self, machine: Machine, tokens: usize, outputs: usize) -> f64 {
+        let operations = 2.0 * (self.body * tokens as f64 + self.head * outputs as f64);
+        let bytes = self.info.weight_bytes as f64;
+        (bytes / machine.bytes_per_second).max(operations / machine.flops_per_second)
+    }
+}
+
+struct Bench {
+    probe: Probe,
+    pool: Pool,
+    rounds: usize,
+}
+
+impl Bench {
+    /// Medians over the rounds. With one token to generate the time is the prefill's, else that of the steps after it.
+    fn line(&self, name: &str, model: &Model, streams: usize, prompt: u32, max_tokens: usize) {
+        let mut rounds: Vec<(f64, f64, Machine)> = (0..self.rounds)
+            .map(|_| {
+                let before = self.probe.measure(&self.pool);
+                let (first, rest) = model.run(streams, prompt, max_tokens);
+                let machine = before.mean(self.probe.measure(&self.pool));
+                if max_tokens == 1 {
+                    (f64::from(prompt) / first, model.limit(machine, prompt as usize, 1) / first, machine)
+                } else {
+                    let steps = (max_tokens - 1) as f64;
+                    (
+                        streams as f64 * steps / rest,
+                        steps * model.limit(machine, streams, streams) / rest,
+                        machine,
+                    )
+                }
+            })
+            .collect();
+        rounds.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let (rate, share, machine) = rounds[rounds.len() / 2];
+        let best = rounds.last().map_or(0.0, |round| round.1);
+        let limits = format!("{:.1}, {:.0}", machine.bytes_per_second / 1e9, machine.flops_per_second / 1e9);
+        println!("{name:<28}{rate:>14.1}{:>9.1}%{:>9.1}%{limits:>22}", 100.0 * share, 100.0 * best);
+    }
+}
+
+/// Writes the random 0.5B checkpoint, unless it is there.
+fn write_half_billion() -> Result<PathBuf, Box<dyn Error>> {
+    const HIDDEN: usize = 896;
+    const WIDE: usize = 4864;
+    const KV: usize = 128;
+    const LAYERS: usize = 24;
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench-model-0.5b");
+    if directory.join("config.json").exists() {
+        return Ok(directory);
+    }
+    fs::create_dir_all(&directory)?;
+    let mut tensors: Vec<(String, Vec<usize>)> = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![151_936, HIDDEN]),
+        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+    ];
+    for layer in 0..LAYERS {
+        for (part, shape) in [
+            ("input_layernorm.weight", vec![HIDDEN]),
+            ("post_attention_layernorm.weight", vec![HIDDEN]),
+            ("self_attn.q_proj.weight", vec![HIDDEN, HIDDEN]),
+            ("self_attn.q_proj.bias", vec![HIDDEN]),
+            ("self_attn.k_proj.weight", vec![KV, HIDDEN]),
+            ("self_attn.k_proj.bias", vec![KV]),
+            ("self_attn.v_proj.weight", vec![KV, HIDDEN]),
+            ("self_attn.v_proj.bias", vec![KV]),
+            ("self_attn.o_proj.weight", vec![HIDDEN, HIDDEN]),
+            ("mlp.gate_proj.weight", vec![WIDE, HIDDEN]),
+            ("mlp.up_proj.weight", vec![WIDE, HIDDEN]),
+            ("mlp.down_proj.weight", vec![HIDDEN, WIDE]),
+        ] {
+            tensors.push((format!("model.layers.{layer}.{part}"), shape));
+        }
+    }
+    write_safetensors(&directory.join("model.safetensors"), &tensors)?;
+    let config = json!({
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "bfloat16", "hidden_size": HIDDEN,
+        "intermediate_size": WIDE, "num_hidden_layers": LAYERS, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "vocab_size": 151_936, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "tie_word_embeddings": true, "hidden_act": "silu",
+    });
+    // Last, so that a broken run leaves nothing that looks whole.
+    fs::write(directory.join("config.json"), config.to_string())?;
+    Ok(directory)
+}
+
+/// Uniform random bfloat16 in (-0.06, 0.06).
+fn write_safetensors(path: &Path, tensors: &[(String, Vec<usize>)]) -> Result<(), Box<dyn Error>> {
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (name, shape) in tensors {
+        let start = end;
+        end += 2 * shape.iter().product::<usize>();
+        header.insert(name.clone(), json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}));
+    }
+    let header = Value::Object(header).to_string();
+    let mut file = std::io::BufWriter::with_capacity(1 << 20, fs::File::create(path)?);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    for _ in 0..end / 2 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let value = ((state >> 40) as f32 / (1_u64 << 24) as f32 - 0.5) * 0.12;
+        file.write_all(&((value.to_bits() >> 16) as u16).to_le_bytes())?;
+    }
+    file.flush()?;
+    Ok(())
+}
