@@ -119,7 +119,7 @@ impl Kernels {
     fn attend_whole(&self, pool: &Pool, plan: &Plan<'_>, jobs: usize) {
         let attend_split = self.table.attend_split.of(plan.shape.layout.element);
         let claims = Claims::new(jobs);
-        pool.run(&|_| {
+        pool.share(&|_| {
             let mut cursor = Cursor::new(plan, false);
             let mut partial = MaybeUninit::<[f32; PARTIAL_FLOATS]>::uninit();
             let partial = partial.as_mut_ptr().cast::<f32>();
@@ -143,7 +143,7 @@ impl Kernels {
         let head_floats = partial_floats(plan.shape.layout.head_dim);
         let places = SharedMut::new(partials);
         let claims = Claims::new(splits);
-        pool.run(&|_| {
+        pool.share(&|_| {
             let mut cursor = Cursor::new(plan, true);
             // Neighbouring splits in one go: each prefetches the next.
             while let Some(share) = claims.next_share(pool.threads(), 1, usize::MAX) {
@@ -164,7 +164,7 @@ impl Kernels {
             }
         });
         let claims = Claims::new(jobs);
-        pool.run(&|_| {
+        pool.share(&|_| {
             let mut cursor = Cursor::new(plan, false);
             while let Some(index) = claims.next() {
                 let Place { job, partials, .. } = cursor.seek(index);

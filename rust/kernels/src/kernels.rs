@@ -112,7 +112,7 @@ impl Kernels {
         let claims = Claims::new(blocks.count * panels);
         let unit = if tiles.count == 1 { panels_at_once(tokens) } else { 1 };
         let limit = SHARE_TILES / tiles.count.clamp(1, BLOCK_TILES);
-        pool.run(&|_| {
+        pool.share(&|_| {
             while let Some(mut share) = claims.next_share(pool.threads(), unit, limit) {
                 while !share.is_empty() {
                     let block = share.start / panels;

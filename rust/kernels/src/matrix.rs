@@ -79,7 +79,7 @@ impl MatrixLayout {
         let panel_bytes = self.panel_bytes();
         let out = SharedMut::new(out);
         let panels = Claims::new(self.panels());
-        pool.run(&|_| {
+        pool.share(&|_| {
             let mut rows = vec![0.0; LANES * self.columns];
             while let Some(panel) = panels.next() {
                 let range = self.panel_rows(panel);

@@ -149,3 +149,55 @@ fn workers_can_be_pinned_and_an_unknown_cpu_is_an_error() {
     assert!(Pool::pinned(&[0, 100_000]).is_err());
     std::thread::spawn(|| assert!(pin_current_thread(1_000_000).is_err())).join().unwrap();
 }
+
+#[test]
+fn a_shared_job_is_done_when_share_returns_whoever_came_in_time() {
+    for threads in 1..=4 {
+        let pool = Pool::new(threads).unwrap();
+        for round in 0..5000 {
+            // All of it lives on this stack frame: a worker that came in late or stayed inside would find it gone.
+            let (next, count) = (AtomicUsize::new(0), round % 7);
+            let parts: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+            let calls: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            let inside = AtomicUsize::new(0);
+            pool.share(&|worker| {
+                inside.fetch_add(1, Ordering::SeqCst);
+                calls[worker].fetch_add(1, Ordering::SeqCst);
+                while let Some(part) = parts.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    part.fetch_add(1, Ordering::SeqCst);
+                }
+                inside.fetch_sub(1, Ordering::SeqCst);
+            });
+            assert_eq!(inside.into_inner(), 0);
+            assert!(parts.into_iter().all(|part| part.into_inner() == 1));
+            let calls: Vec<usize> = calls.into_iter().map(AtomicUsize::into_inner).collect();
+            assert!(calls[0] == 1 && calls.iter().all(|calls| *calls <= 1), "{calls:?}");
+        }
+    }
+}
+
+#[test]
+fn share_waits_for_nobody_who_has_not_come() {
+    // More workers than CPUs, all asleep: the caller is done with this long before most of them have woken up. That it
+    // returns is not the point; that `run` after it still calls everyone is.
+    let pool = Pool::new(8).unwrap();
+    for _ in 0..500 {
+        pool.share(&|_| {});
+        let calls = AtomicUsize::new(0);
+        pool.run(&|_| {
+            calls.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(calls.into_inner(), 8);
+    }
+}
+
+#[test]
+fn a_panic_in_a_shared_job_surfaces_and_the_pool_goes_on() {
+    let pool = Pool::new(2).unwrap();
+    for _ in 0..100 {
+        let result =
+            catch_unwind(AssertUnwindSafe(|| pool.share(&|worker| panic!("worker {worker} fell over"))));
+        assert!(message(result).ends_with("fell over"));
+        pool.share(&|_| {});
+    }
+}

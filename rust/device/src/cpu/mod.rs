@@ -6,6 +6,7 @@ mod philox;
 mod sampling;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memmap2::MmapMut;
@@ -298,19 +299,23 @@ impl Backend for Cpu {
     ) -> Result<(), DeviceError> {
         let Self { kernels, pool, sampling, sampled, .. } = self;
         sampled.resize_with(out.len().max(sampled.len()), Mutex::default);
-        let (rows, workers) = (out.len(), pool.threads());
-        let share = |worker: usize, step: usize| {
+        let (rows, next_row) = (out.len(), AtomicUsize::new(0));
+        let share = |worker: usize| {
             let mut scratch = sampling[worker].lock().unwrap_or_else(PoisonError::into_inner);
-            for row in (worker..rows).step_by(step) {
+            loop {
+                let row = next_row.fetch_add(1, Ordering::Relaxed); // each row to one worker; nothing else depends on it
+                if row >= rows {
+                    return;
+                }
                 let logits = &logits[row * vocabulary..][..vocabulary];
                 let token = sampling::sample_row(*kernels, logits, &params(row), &mut scratch);
                 *sampled[row].lock().unwrap_or_else(PoisonError::into_inner) = token;
             }
         };
         if rows > 1 {
-            pool.run(&|worker| share(worker, workers))
+            pool.share(&share)
         } else {
-            share(0, 1)
+            share(0)
         }
         for (out, sampled) in out.iter_mut().zip(sampled) {
             *out = *sampled.get_mut().unwrap_or_else(PoisonError::into_inner);

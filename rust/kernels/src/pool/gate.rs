@@ -72,11 +72,29 @@ impl Gate {
         self.wake();
     }
 
-    /// Subtracts one; waiters are woken when that leaves zero.
-    pub(super) fn count_down(&self) {
-        if self.value.fetch_sub(1, Ordering::SeqCst) == 1 {
+    /// Adds one if the value `allows` it. Nobody waits for that, so nobody is woken.
+    pub(super) fn try_increment(&self, allows: impl Fn(usize) -> bool) -> bool {
+        // Acquire: whoever is let in sees what was written before the value that let him in. Release is not needed: what he
+        // writes is published when he subtracts again.
+        let increment = |value| allows(value).then_some(value + 1);
+        self.value.fetch_update(Ordering::Acquire, Ordering::Relaxed, increment).is_ok()
+    }
+
+    /// Subtracts one; waiters are woken if `matters` likes what that leaves.
+    pub(super) fn decrement(&self, matters: impl Fn(usize) -> bool) {
+        if matters(self.value.fetch_sub(1, Ordering::SeqCst) - 1) {
             self.wake();
         }
+    }
+
+    /// Clears bits. Nobody waits for that, so nobody is woken.
+    pub(super) fn clear_bits(&self, bits: usize) {
+        self.value.fetch_and(!bits, Ordering::SeqCst);
+    }
+
+    /// The value now, for the only thread that changes it.
+    pub(super) fn value(&self) -> usize {
+        self.value.load(Ordering::Relaxed)
     }
 
     /// Threads asleep at this gate now.

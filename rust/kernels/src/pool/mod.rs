@@ -1,9 +1,13 @@
-//! The worker pool: one closure, run once on every worker, between two barriers.
+//! The worker pool: one closure, run by every worker or by whoever is there in time.
 //!
 //! ```text
-//! caller    run(f) ── generation + 1 ── f(0) ── wait for pending = 0 ── returns
-//! worker i            wait for it ───── f(i) ── pending - 1 ─────────── wait for the next generation
+//! caller    open the door ── generation + 1 ── f(0) ── close the door ── wait until nobody is inside ── return
+//! worker i                   wait for it ── enter, if it is open ── f(i) ── leave ── wait for the next generation
 //! ```
+//!
+//! With [`Pool::run`] the door stays open until every worker has come in. With [`Pool::share`] it closes when the caller
+//! has run out of work: the workers claim their parts, so one that the system has not let run in time is not waited for.
+//! On a busy machine that is most of a decode step's time.
 //!
 //! Worker 0 is the caller. Waiting means spinning for a moment, then sleeping, so an idle pool uses no CPU. A panic
 //! in `f` is carried to the caller of [`Pool::run`] once every worker has returned, and the pool stays usable.
@@ -36,8 +40,10 @@ pub struct Pool {
 struct Shared {
     /// Every change of it is one job, or the end.
     generation: Gate,
-    /// Workers that have not finished the current job.
-    pending: Gate,
+    /// Who may come in, and how many are inside: see [`Door`].
+    door: Gate,
+    /// Workers that have come in since it was opened.
+    entered: Gate,
     /// Whether somebody is inside `run`.
     busy: AtomicBool,
     closed: AtomicBool,
@@ -45,9 +51,29 @@ struct Shared {
     panic: Mutex<Option<Panic>>,
 }
 
-// SAFETY: `job` is the only part that is not Sync by itself. The thread that holds `busy` writes it before it raises
-// `generation` (release) and workers read it after they saw that (acquire); it is written again only after `pending`
-// reached zero, that is after every worker's last read.
+/// The value of the door: the generation it was opened for, whether it still is open, and how many workers are inside.
+struct Door(usize);
+
+impl Door {
+    const OPEN: usize = 1 << 15;
+    const SHIFT: u32 = 16;
+
+    fn opened_for(generation: usize) -> usize {
+        generation << Self::SHIFT | Self::OPEN
+    }
+
+    fn lets_in(&self, generation: usize) -> bool {
+        self.0 & !(Self::OPEN - 1) == Self::opened_for(generation)
+    }
+
+    fn num_inside(&self) -> usize {
+        self.0 & (Self::OPEN - 1)
+    }
+}
+
+// SAFETY: `job` is the only part that is not Sync by itself. The thread that holds `busy` writes it while the door is
+// closed and nobody is inside, then opens the door (release); a worker reads it after it went in (acquire), and the next
+// write waits until the last one has left (release and acquire of the door again).
 unsafe impl Sync for Shared {}
 // SAFETY: the closure behind `job` is Sync, so a reference to it may move to another thread.
 unsafe impl Send for Shared {}
@@ -77,7 +103,8 @@ impl Pool {
         let spins = if threads <= cpus { SPINS } else { 0 };
         let shared = Arc::new(Shared {
             generation: Gate::new(spins),
-            pending: Gate::new(spins),
+            door: Gate::new(spins),
+            entered: Gate::new(spins),
             busy: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             job: UnsafeCell::new(None),
@@ -120,24 +147,48 @@ impl Pool {
     /// # Panics
     /// With the payload of a call that panicked, after all calls have ended.
     pub fn run(&self, job: Job<'_>) {
-        // Acquire and the release below order one caller's use of `job` before the next one's.
-        if self.workers.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
-            return (0..self.threads()).for_each(job);
+        if !self.try_work(job, true) {
+            (0..self.threads()).for_each(job);
         }
-        // SAFETY: only the lifetime changes. Workers use the reference between the two barriers below, and this
-        // function does not leave (not even by a panic) before the second.
+    }
+
+    /// Calls `job(worker)` here (worker 0) and at most once on each worker that comes before the call here has returned.
+    /// For jobs that claim their parts: when one call returns, every part is done or being done by another call.
+    ///
+    /// Concurrent use and panics are as with [`run`](Self::run).
+    pub fn share(&self, job: Job<'_>) {
+        if !self.try_work(job, false) {
+            job(0);
+        }
+    }
+
+    /// Puts the workers to work, unless there are none or they are at it.
+    fn try_work(&self, job: Job<'_>, needs_all: bool) -> bool {
+        let shared = &*self.shared;
+        // Acquire and the release below order one caller's use of `job` before the next one's.
+        if self.workers.is_empty() || shared.busy.swap(true, Ordering::Acquire) {
+            return false;
+        }
+        // SAFETY: only the lifetime changes. Workers use the reference while they are inside, and this function does not
+        // leave (not even by a panic) before the door is closed and everybody out.
         let forever = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-        // SAFETY: `busy` is ours and no worker reads before the generation changes.
-        unsafe { *self.shared.job.get() = Some(forever) };
-        self.shared.pending.set(self.workers.len());
-        self.shared.generation.increment();
+        // SAFETY: `busy` is ours, the door is closed and nobody is inside.
+        unsafe { *shared.job.get() = Some(forever) };
+        shared.entered.set(0);
+        shared.door.set(Door::opened_for(shared.generation.value().wrapping_add(1)));
+        shared.generation.increment();
         let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
-        self.shared.pending.wait(|pending| pending == 0);
-        let theirs = self.shared.take_panic();
-        self.shared.busy.store(false, Ordering::Release);
+        if needs_all {
+            shared.entered.wait(|entered| entered == self.workers.len());
+        }
+        shared.door.clear_bits(Door::OPEN);
+        shared.door.wait(|door| Door(door).num_inside() == 0);
+        let theirs = shared.take_panic();
+        shared.busy.store(false, Ordering::Release);
         if let Some(panic) = mine.err().or(theirs) {
             resume_unwind(panic);
         }
+        true
     }
 
     /// Calls `each(i)` once for every `i` in `0..count`; workers claim the next index when they are free, in
@@ -147,7 +198,7 @@ impl Pool {
             return (0..count).for_each(each);
         }
         let claims = Claims::new(count);
-        self.run(&|_| {
+        self.share(&|_| {
             while let Some(index) = claims.next() {
                 each(index);
             }
@@ -176,12 +227,16 @@ impl Shared {
             if self.closed.load(Ordering::Relaxed) {
                 return;
             }
-            // SAFETY: the generation changed, so the job is set and stays until this worker has counted down.
+            if !self.door.try_increment(|door| Door(door).lets_in(seen)) {
+                continue; // too late for this one
+            }
+            self.entered.increment();
+            // SAFETY: this worker is inside, so the job is set and stays until it has left.
             let job = unsafe { *self.job.get() }.expect("a generation without a job; this is a bug");
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
                 self.panic.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(panic);
             }
-            self.pending.count_down();
+            self.door.decrement(|door| Door(door).num_inside() == 0);
         }
     }
 
