@@ -1,0 +1,275 @@
+//! The engine without its thread: a state machine that messages and the clock go into, and plans and events come out of.
+//!
+//! The `actor` drives it with a mailbox and an executor; the simulation drives it with a random number
+//! generator. It never waits, never reads a clock, and knows neither who computes nor who listens.
+//!
+//! ```text
+//! handle(Start)     ─▶ a place or the queue, Admitted or Refused
+//! handle(StepDone)  ─▶ tokens out, ended sequences end
+//! attend()          ─▶ sequences whose consumer is gone end, paused ones with room resume
+//! plan()            ─▶ the next step, up to DEPTH of them unanswered
+//! ring()            ─▶ every port that was touched, once
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::executor::{DEPTH, StepDone, StepPlan};
+use crate::limits::Limits;
+use crate::mailbox::Attention;
+use crate::message::{Message, Outbox, Start};
+use crate::port::{PortIndex, Ringer};
+use crate::request::{Finish, FinishReason, Refusal, RequestId};
+use crate::scheduler::Scheduler;
+use crate::sequence::{Arrival, Sequence};
+use crate::stats::{Board, Stats};
+
+/// See the module. To be shut down before it is dropped.
+pub struct Core {
+    limits: Limits,
+    scheduler: Scheduler,
+    ringer: Ringer,
+    /// Plans submitted and not answered, oldest first.
+    flights: VecDeque<Flight>,
+    /// Buffers of answered plans, for the next ones.
+    spare: Vec<(Box<StepPlan>, Vec<RequestId>)>,
+    /// What is said to requests that have ended, once the statistics agree with it.
+    last_words: Vec<(Outbox, PortIndex, Finish)>,
+    /// Scratch of `attend`.
+    cancelled: Vec<Sequence>,
+    attention: Arc<Attention>,
+    board: Arc<Board>,
+    counters: Counters,
+    last_step: u64,
+    is_stopped: bool,
+}
+
+/// A plan in flight.
+struct Flight {
+    step: u64,
+    /// Whose the rows are. A sequence may end while rows of it are in flight; their results are then nobody's.
+    owners: Vec<RequestId>,
+}
+
+/// Counted since the start.
+#[derive(Default)]
+struct Counters {
+    requests_admitted: u64,
+    requests_finished: u64,
+    prompt_tokens: u64,
+    generation_tokens: u64,
+    steps: u64,
+}
+
+impl Core {
+    /// An engine with nothing to do. `limits` have been validated.
+    pub fn new(limits: Limits, attention: Arc<Attention>, board: Arc<Board>) -> Self {
+        let core = Self {
+            scheduler: Scheduler::new(&limits),
+            limits,
+            ringer: Ringer::default(),
+            flights: VecDeque::with_capacity(DEPTH),
+            spare: Vec::with_capacity(DEPTH),
+            last_words: Vec::new(),
+            cancelled: Vec::new(),
+            attention,
+            board,
+            counters: Counters::default(),
+            last_step: 0,
+            is_stopped: false,
+        };
+        core.publish();
+        core
+    }
+
+    /// Takes in one message. Events it causes are in their queues afterwards, their ports not yet rung.
+    pub fn handle(&mut self, message: Message, now: Instant) {
+        match message {
+            Message::Start(start) => self.start(start, now),
+            Message::Nudge => {} // its purpose was to cause a turn: `attend` does the rest
+            Message::StepDone(done) => self.complete(done, now),
+            Message::Shutdown => self.shut_down(now),
+        }
+    }
+
+    fn start(&mut self, Start { id, request, outbox }: Start, now: Instant) {
+        let port = self.ringer.connect(outbox.bell());
+        if self.is_stopped {
+            return self.refuse(outbox, port, Refusal::Stopped);
+        }
+        let max_new_tokens = self.limits.max_new_tokens(&request);
+        let blocks_needed = self.limits.blocks_needed(&request);
+        let arrival = Arrival { id, request, outbox, port, max_new_tokens, blocks_needed };
+        if let Some(sequence) = self.scheduler.enqueue(Sequence::new(arrival, now)) {
+            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
+            return self.refuse(sequence.outbox, port, Refusal::Overloaded { waiting, limit });
+        }
+        self.counters.requests_admitted += 1;
+        self.publish(); // first, so that whoever knows he is admitted finds himself counted
+        let newest = self.scheduler.newest();
+        newest.outbox.writer().admit();
+        // Its consumer may have gone while it lay in the mailbox, and that attention was taken before this.
+        if newest.outbox.is_cancelled() {
+            self.attention.raise();
+        }
+        self.ringer.touch(port);
+    }
+
+    fn refuse(&mut self, outbox: Outbox, port: PortIndex, refusal: Refusal) {
+        outbox.refuse(refusal);
+        self.ringer.disconnect(port);
+    }
+
+    /// Ends the sequences whose consumers are gone and resumes those whose consumers have read, if anybody asked for
+    /// attention since the last time.
+    pub fn attend(&mut self, now: Instant) {
+        if !self.attention.take() {
+            return;
+        }
+        let mut cancelled = std::mem::take(&mut self.cancelled);
+        self.scheduler.attend(&mut cancelled);
+        for sequence in cancelled.drain(..) {
+            self.end(sequence, FinishReason::Cancelled, now);
+        }
+        self.cancelled = cancelled;
+        self.settle();
+    }
+
+    /// The next step, if anything can be computed now and fewer than [`DEPTH`] plans are unanswered. The caller submits
+    /// it; plans run in the order they come out here.
+    pub fn plan(&mut self, now: Instant) -> Option<Box<StepPlan>> {
+        if self.flights.len() == DEPTH || self.is_stopped {
+            return None;
+        }
+        let (mut plan, mut owners) = self.spare.pop().unwrap_or_default();
+        self.scheduler.plan(&mut plan, &mut owners, now);
+        self.publish();
+        if plan.work.is_empty() {
+            self.spare.push((plan, owners));
+            return None;
+        }
+        self.last_step += 1;
+        plan.step = self.last_step;
+        self.flights.push_back(Flight { step: plan.step, owners });
+        Some(plan)
+    }
+
+    fn complete(&mut self, StepDone { mut plan, result }: StepDone, now: Instant) {
+        let Flight { step, mut owners } =
+            self.flights.pop_front().expect("an answer to no plan; this is a bug");
+        assert_eq!(plan.step, step, "answers out of order; this is a bug");
+        self.counters.steps += 1;
+        match result.and_then(|()| check_sampled(&plan)) {
+            Ok(()) => self.deliver(&plan, &owners, now),
+            Err(text) => self.fail(&plan, &owners, &text, now),
+        }
+        plan.clear();
+        owners.clear();
+        self.spare.push((plan, owners));
+        self.settle();
+    }
+
+    fn deliver(&mut self, plan: &StepPlan, owners: &[RequestId], now: Instant) {
+        let mut sampled = plan.sampled.iter();
+        for (work, &owner) in plan.work.iter().zip(owners) {
+            let token = work.sample.as_ref().and_then(|_| sampled.next());
+            let Some(sequence) = self.scheduler.owner(work.slot, owner) else { continue };
+            self.counters.prompt_tokens +=
+                u64::from(work.prompt_len.saturating_sub(work.start).min(work.num_tokens));
+            let Some(&token) = token else { continue };
+            self.counters.generation_tokens += 1;
+            self.ringer.touch(sequence.port);
+            if let Some(reason) = sequence.append(token, now) {
+                let sequence = self.scheduler.retire(work.slot);
+                self.end(sequence, reason, now);
+            }
+        }
+    }
+
+    fn fail(&mut self, plan: &StepPlan, owners: &[RequestId], text: &str, now: Instant) {
+        for (work, &owner) in plan.work.iter().zip(owners) {
+            if self.scheduler.owner(work.slot, owner).is_some() {
+                let sequence = self.scheduler.retire(work.slot);
+                self.end(sequence, FinishReason::Failed(text.to_owned()), now);
+            }
+        }
+    }
+
+    fn shut_down(&mut self, now: Instant) {
+        self.is_stopped = true;
+        while let Some(sequence) = self.scheduler.evict() {
+            self.end(sequence, FinishReason::Cancelled, now);
+        }
+        self.settle();
+    }
+
+    /// Prepares a sequence's last word; it has no place any more.
+    fn end(&mut self, sequence: Sequence, reason: FinishReason, now: Instant) {
+        self.counters.requests_finished += 1;
+        let finish = sequence.finish(reason, now);
+        self.last_words.push((sequence.outbox, sequence.port, finish));
+    }
+
+    /// Publishes the statistics and only then says the last words: whoever hears one finds the blocks free.
+    fn settle(&mut self) {
+        self.publish();
+        for (outbox, port, finish) in self.last_words.drain(..) {
+            outbox.finish(finish);
+            self.ringer.disconnect(port);
+        }
+    }
+
+    fn publish(&self) {
+        let pool = self.scheduler.pool();
+        self.board.publish(Stats {
+            running: self.scheduler.num_running(),
+            waiting: self.scheduler.num_waiting(),
+            paused: self.scheduler.num_paused(),
+            blocks_total: pool.num_blocks(),
+            blocks_used: pool.num_used(),
+            blocks_reserved: pool.num_reserved(),
+            requests_admitted: self.counters.requests_admitted,
+            requests_finished: self.counters.requests_finished,
+            prompt_tokens: self.counters.prompt_tokens,
+            generation_tokens: self.counters.generation_tokens,
+            steps: self.counters.steps,
+        });
+    }
+
+    /// Rings every port that something was pushed for since the last time, once.
+    pub fn ring(&mut self) {
+        self.ringer.ring();
+    }
+
+    /// Whether it was shut down: every request has ended, and nothing will be planned.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
+    /// Whether nothing is in flight and nobody has a place or waits for one.
+    pub fn is_idle(&self) -> bool {
+        self.flights.is_empty() && self.scheduler.num_running() + self.scheduler.num_waiting() == 0
+    }
+
+    /// Panics unless all books agree with themselves and each other. May be called between any two operations.
+    pub fn check_integrity(&self) {
+        self.scheduler.check_integrity();
+        self.ringer.check_integrity(self.scheduler.num_running() + self.scheduler.num_waiting());
+        assert!(self.flights.len() <= DEPTH, "too many plans in flight; this is a bug");
+        assert!(self.flights.len() + self.spare.len() <= DEPTH, "plan buffers multiply; this is a bug");
+        assert!(self.last_words.is_empty(), "a request was left without its last word; this is a bug");
+        let open = self.counters.requests_admitted - self.counters.requests_finished;
+        let held = self.scheduler.num_running() + self.scheduler.num_waiting();
+        assert_eq!(open, held as u64, "requests lost or doubled; this is a bug");
+    }
+}
+
+/// An executor that answers with too few or too many tokens has failed, whatever it says.
+fn check_sampled(plan: &StepPlan) -> Result<(), String> {
+    let expected = plan.work.iter().filter(|work| work.sample.is_some()).count();
+    match plan.sampled.len() {
+        sampled if sampled == expected => Ok(()),
+        sampled => Err(format!("the step sampled {sampled} tokens instead of {expected}")),
+    }
+}

@@ -1,0 +1,94 @@
+//! The seam between the engine and whatever computes: a step goes out as a [`StepPlan`], its tokens come back in a
+//! [`StepDone`]. Plain integers both ways; no model, no device, no tensor.
+//!
+//! Up to [`DEPTH`] plans are in flight. A plan may be submitted before the tokens sampled by the one before it are
+//! known: such a row says [`Work::follows_sample`] and the executor feeds it the token it sampled last for that slot.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::request::{Request, Token};
+
+/// The most plans an executor holds at once: one computing, one ready.
+pub const DEPTH: usize = 2;
+
+/// Index of a block of the KV cache, below `Limits::num_blocks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct BlockId(pub u32);
+
+/// What one sequence does in a step: tokens at `start..start + num_tokens` of its positions are computed.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// The executor's place for this sequence's state between steps, below `Limits::max_num_seqs`.
+    pub slot: u32,
+    /// Position of the first token of this row, counted from the beginning of the sequence.
+    pub start: u32,
+    /// Length of the request's prompt (dynamic rope scaling depends on it, never on the chunking).
+    pub prompt_len: u32,
+    /// How many tokens are computed, at least one. `tokens` holds them all, except that when `follows_sample` is set it
+    /// is empty and the single token is the one sampled for this slot in the latest earlier step.
+    pub num_tokens: u32,
+    /// The range of [`StepPlan::tokens`] with the input token ids.
+    pub tokens: Range<u32>,
+    /// The input is the token sampled last for this slot.
+    pub follows_sample: bool,
+    /// The range of [`StepPlan::blocks`] with the sequence's block table; covers every position up to the row's last.
+    pub blocks: Range<u32>,
+    /// Whether a token is sampled after this row's last position, and how.
+    pub sample: Option<Sample>,
+}
+
+/// How a row's next token is sampled.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// The request's own parameters (sampling and stop ids).
+    pub request: Arc<Request>,
+    /// How many tokens were generated before this one: with the seed, the key of the draw.
+    pub index: u32,
+    /// `index` is still below `min_tokens`: the request's stop ids cannot be chosen.
+    pub suppress_stops: bool,
+}
+
+/// One step: rows of work over flat arrays. Buffers are recycled: the plan comes back inside its [`StepDone`].
+#[derive(Debug, Default)]
+pub struct StepPlan {
+    /// Counts from 1; steps complete in this order.
+    pub step: u64,
+    /// One row per sequence, each slot at most once.
+    pub work: Vec<Work>,
+    /// Input token ids of all rows.
+    pub tokens: Vec<u32>,
+    /// Block tables of all rows.
+    pub blocks: Vec<BlockId>,
+    /// Written by the executor: the token of each row that has a `sample`, in row order.
+    pub sampled: Vec<Token>,
+}
+
+impl StepPlan {
+    /// Empties the plan and keeps its buffers.
+    pub fn clear(&mut self) {
+        let Self { step, work, tokens, blocks, sampled } = self;
+        *step = 0;
+        work.clear();
+        tokens.clear();
+        blocks.clear();
+        sampled.clear();
+    }
+}
+
+/// The answer to one [`StepPlan`].
+#[derive(Debug)]
+pub struct StepDone {
+    /// The plan, its `sampled` filled in if the step went well.
+    pub plan: Box<StepPlan>,
+    /// What went wrong, for the users whose requests were in the step.
+    pub result: Result<(), String>,
+}
+
+/// Computes steps, in order, on its own thread.
+pub trait Executor: Send {
+    /// Takes a plan and returns at once. Called with at most [`DEPTH`] plans unanswered. Every plan is answered, in order,
+    /// by [`Completions::send`](crate::mailbox::Completions::send), a failed one too.
+    fn submit(&mut self, plan: Box<StepPlan>);
+}

@@ -1,0 +1,226 @@
+//! What the outside holds: [`Engine`] to start requests, [`Consumer`] to receive one's events.
+//!
+//! Nothing here owns engine state. A method checks what can be checked on the caller's thread, drops a message into
+//! the mailbox and returns; answers come through the result queue of the request.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use crate::actor;
+use crate::core::Core;
+use crate::executor::Executor;
+use crate::limits::{InvalidLimits, InvalidRequest, Limits};
+use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
+use crate::message::{Outbox, Start};
+use crate::port::Port;
+use crate::request::{Event, Request, RequestId};
+use crate::result_queue::{CancelFlag, Reader, result_queue};
+use crate::stats::{Board, Stats};
+
+/// A running engine. Clones are the same engine; it shuts down when told to or when the last clone is dropped.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    limits: Limits,
+    board: Arc<Board>,
+    letterbox: Letterbox,
+    next_id: AtomicU64,
+    /// Joins the engine thread when first looked at; whoever comes meanwhile waits for it.
+    joined: LazyLock<(), Box<dyn FnOnce() + Send>>,
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A size makes no sense.
+    #[error(transparent)]
+    Limits(#[from] InvalidLimits),
+    /// The system gave no thread.
+    #[error("the engine thread did not start: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Why a request was not even handed to the engine. An engine that takes the message may still refuse the request,
+/// by [`Event::Refused`].
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum StartError {
+    /// It could never run here.
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+    /// More requests arrive than the engine can take note of.
+    #[error("the engine is overloaded: its mailbox is full; try again later")]
+    Overloaded,
+    /// It is closed, or a defect stopped it.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+impl Engine {
+    /// Starts the engine thread. `make_executor` is called here, on the caller's thread, with the way its answers
+    /// take; the executor then moves to the engine thread and is dropped there.
+    pub fn start(
+        limits: Limits,
+        make_executor: impl FnOnce(Completions) -> Box<dyn Executor>,
+    ) -> Result<Self, EngineError> {
+        limits.validate()?;
+        let (mailbox, letterbox, completions) = mailbox(&limits);
+        let board = Arc::new(Board::default());
+        let core = Core::new(limits.clone(), letterbox.attention(), Arc::clone(&board));
+        let thread = actor::spawn(core, mailbox, make_executor(completions))?;
+        let join = move || {
+            // The thread catches its own panics, so there is no error to look at.
+            let _ = thread.join();
+        };
+        let joined = LazyLock::new(Box::new(join) as Box<dyn FnOnce() + Send>);
+        let next_id = AtomicU64::new(1);
+        Ok(Self { inner: Arc::new(Inner { limits, board, letterbox, next_id, joined }) })
+    }
+
+    /// The sizes it was started with.
+    pub fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
+    /// What it is doing, without asking it.
+    pub fn stats(&self) -> Stats {
+        self.inner.board.read()
+    }
+
+    /// Whether requests can still be started.
+    pub fn is_running(&self) -> bool {
+        self.inner.letterbox.gate().is_open()
+    }
+
+    /// Hands a request over; never blocks. `Ok` means that the consumer will receive events on `port`, the first of
+    /// which says whether it was admitted.
+    pub fn start_request(
+        &self,
+        request: impl Into<Arc<Request>>,
+        port: &Port,
+    ) -> Result<Consumer, StartError> {
+        let request = request.into();
+        let inner = &*self.inner;
+        inner.limits.check(&request)?;
+        if !self.is_running() {
+            return Err(StartError::Stopped);
+        }
+        // Relaxed: only the number matters, and no two callers get the same.
+        let id = RequestId(inner.next_id.fetch_add(1, Ordering::Relaxed));
+        // No longer than the request can fill it: every token, after `Admitted`.
+        let capacity = inner.limits.queue_capacity.min(request.max_tokens.saturating_add(1));
+        let (writer, reader) = result_queue(capacity);
+        let outbox = Outbox::new(writer, port.bell());
+        inner.letterbox.start(Start { id, request, outbox }).map_err(|not_sent| match not_sent {
+            NotSent::Full => StartError::Overloaded,
+            NotSent::Stopped => StartError::Stopped,
+        })?;
+        let canceller = Canceller { flag: reader.cancel_flag(), letterbox: inner.letterbox.clone() };
+        Ok(Consumer { id, reader, canceller })
+    }
+
+    /// Ends every open request as cancelled and returns when the engine thread is gone, the executor dropped. May be
+    /// called any number of times, from several threads at once; every call returns after the end.
+    pub fn shutdown(&self) {
+        self.inner.shutdown();
+    }
+}
+
+impl Inner {
+    fn shutdown(&self) {
+        if self.letterbox.gate().close() {
+            self.letterbox.shutdown();
+        }
+        LazyLock::force(&self.joined);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Engine").field("is_running", &self.is_running()).finish_non_exhaustive()
+    }
+}
+
+/// The receiving end of one request. Dropping it before its last event cancels the request.
+pub struct Consumer {
+    id: RequestId,
+    reader: Reader,
+    canceller: Canceller,
+}
+
+/// Cancels one request from anywhere, for as long as anybody cares to hold it.
+#[derive(Clone)]
+pub struct Canceller {
+    flag: CancelFlag,
+    letterbox: Letterbox,
+}
+
+impl Consumer {
+    /// The request's name.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next event, if there is one; never blocks. The last is a `Refused` or a `Finished`, and always comes: if the
+    /// engine died, it is made up here.
+    pub fn pop(&mut self) -> Option<Event> {
+        let event = self.reader.pop();
+        if event.is_some() && self.reader.must_nudge() {
+            self.canceller.letterbox.nudge();
+        }
+        event
+    }
+
+    /// Whether the last event has been popped.
+    pub fn is_ended(&self) -> bool {
+        self.reader.is_ended()
+    }
+
+    /// Asks for the end; never blocks, and asking again is nothing. Events go on until `Finished`.
+    pub fn cancel(&self) {
+        self.canceller.cancel();
+    }
+
+    /// A way to cancel for those who do not hold the consumer.
+    pub fn canceller(&self) -> Canceller {
+        self.canceller.clone()
+    }
+}
+
+impl Canceller {
+    /// As [`Consumer::cancel`].
+    pub fn cancel(&self) {
+        if self.flag.set() {
+            self.letterbox.nudge();
+        }
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        if !self.reader.is_ended() {
+            self.cancel();
+        }
+    }
+}
+
+impl fmt::Debug for Consumer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Consumer").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Canceller {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Canceller").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,150 @@
+//! The engine's side of all ports: which were touched in this turn, each rung once at its end.
+//!
+//! Owned by the engine thread. A port is known while a request of it is open; a port is an index inside, so touching
+//! one per token costs no hash and no reference count.
+
+use rustc_hash::FxHashMap;
+
+use super::Bell;
+
+/// A port the [`Ringer`] knows, valid from `connect` to the matching `disconnect`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortIndex(u32);
+
+/// Book of the ports with open requests.
+///
+/// Invariants: `by_address` holds exactly the occupied entries; `touched` lists each entry with `is_touched` once; an
+/// entry without users is touched (it leaves at the next `ring`).
+#[derive(Default)]
+pub struct Ringer {
+    entries: Vec<Option<Entry>>,
+    vacant: Vec<u32>,
+    by_address: FxHashMap<usize, u32>,
+    touched: Vec<u32>,
+}
+
+struct Entry {
+    bell: Bell,
+    users: usize,
+    is_touched: bool,
+}
+
+impl Ringer {
+    /// Counts one more open request on the bell's port.
+    pub fn connect(&mut self, bell: &Bell) -> PortIndex {
+        let index = *self.by_address.entry(bell.address()).or_insert_with(|| {
+            let index = self.vacant.pop().unwrap_or_else(|| {
+                self.entries.push(None);
+                self.entries.len() as u32 - 1
+            });
+            self.entries[index as usize] = Some(Entry { bell: bell.clone(), users: 0, is_touched: false });
+            index
+        });
+        self.entry(PortIndex(index)).users += 1;
+        PortIndex(index)
+    }
+
+    /// One open request less. Its last event has just been pushed, so this also touches the port.
+    pub fn disconnect(&mut self, port: PortIndex) {
+        self.touch(port);
+        self.entry(port).users -= 1;
+    }
+
+    /// Something was pushed for this port.
+    pub fn touch(&mut self, port: PortIndex) {
+        let entry = self.entry(port);
+        if !std::mem::replace(&mut entry.is_touched, true) {
+            self.touched.push(port.0);
+        }
+    }
+
+    /// Rings every touched port once, and forgets those without open requests.
+    pub fn ring(&mut self) {
+        for index in self.touched.drain(..) {
+            let place = &mut self.entries[index as usize];
+            let entry = place.as_mut().expect("a touched port is known; this is a bug");
+            entry.bell.ring();
+            entry.is_touched = false;
+            if entry.users == 0 {
+                self.by_address.remove(&entry.bell.address());
+                *place = None;
+                self.vacant.push(index);
+            }
+        }
+    }
+
+    fn entry(&mut self, port: PortIndex) -> &mut Entry {
+        self.entries[port.0 as usize].as_mut().expect("a connected port is known; this is a bug")
+    }
+
+    /// Panics unless the book agrees with itself and counts `num_open` open requests.
+    pub fn check_integrity(&self, num_open: usize) {
+        let mut users = 0;
+        let mut occupied = 0;
+        for (index, entry) in self.entries.iter().enumerate() {
+            let Some(entry) = entry else { continue };
+            occupied += 1;
+            users += entry.users;
+            assert_eq!(
+                self.by_address.get(&entry.bell.address()),
+                Some(&(index as u32)),
+                "port lost; this is a bug"
+            );
+            assert_eq!(self.touched.contains(&(index as u32)), entry.is_touched, "touch lost; this is a bug");
+            assert!(entry.users > 0 || entry.is_touched, "port {index} leaked; this is a bug");
+        }
+        assert_eq!(users, num_open, "open requests and users of ports differ; this is a bug");
+        assert_eq!(occupied, self.by_address.len(), "ports and addresses differ; this is a bug");
+        assert_eq!(occupied + self.vacant.len(), self.entries.len(), "entries leaked; this is a bug");
+    }
+}
+
+impl Drop for Ringer {
+    /// When the engine dies between a push and its ring, the listener is woken all the same.
+    fn drop(&mut self) {
+        self.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::port::Port;
+
+    #[test]
+    fn only_touched_ports_are_rung_and_empty_ones_forgotten() {
+        let ports = [Port::with_condvar(), Port::with_condvar()];
+        let is_rung = |port: &Port| port.wait(Some(Duration::ZERO));
+        let mut ringer = Ringer::default();
+        let [first, second] = [ringer.connect(&ports[0].bell()), ringer.connect(&ports[1].bell())];
+        assert_eq!(ringer.connect(&ports[0].bell()), first, "clones of a bell are one port");
+        ringer.touch(second);
+        ringer.touch(second);
+        ringer.check_integrity(3);
+        ringer.ring();
+        assert!(!is_rung(&ports[0]) && is_rung(&ports[1]));
+        ringer.disconnect(first);
+        ringer.disconnect(second);
+        ringer.ring();
+        assert!(is_rung(&ports[0]));
+        ringer.check_integrity(1);
+        assert_eq!(
+            ringer.connect(&Port::with_condvar().bell()),
+            second,
+            "the place of a forgotten port is used again"
+        );
+        ringer.check_integrity(2);
+    }
+
+    #[test]
+    fn dying_between_push_and_ring_still_rings() {
+        let port = Port::with_condvar();
+        let mut ringer = Ringer::default();
+        let index = ringer.connect(&port.bell());
+        ringer.touch(index);
+        drop(ringer);
+        assert!(port.wait(Some(Duration::ZERO)));
+    }
+}

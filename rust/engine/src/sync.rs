@@ -1,0 +1,41 @@
+//! The primitives whose interleavings are model-checked: the standard library's, or loom's under `--cfg loom`.
+//!
+//! Only `result_queue`, `port` and the mailbox's attention flag import from here; everything else in the crate is
+//! owned by one thread.
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+    },
+};
+#[cfg(not(loom))]
+#[expect(
+    clippy::disallowed_types,
+    reason = "for the condvar bell, whose listener has to sleep somewhere"
+)]
+pub(crate) use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+};
+
+/// `std::cell::UnsafeCell` behind loom's closure interface, so that both are used the same way.
+#[cfg(not(loom))]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    pub(crate) fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+        read(self.0.get())
+    }
+
+    pub(crate) fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+        write(self.0.get())
+    }
+}

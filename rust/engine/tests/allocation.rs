@@ -1,0 +1,92 @@
+//! The hot path does not allocate. Alone in its process, because it counts the process's allocations.
+
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use penstock_engine::core::Core;
+use penstock_engine::mailbox::Attention;
+use penstock_engine::message::{Message, Outbox, Start};
+use penstock_engine::result_queue::{Reader, result_queue};
+use penstock_engine::stats::Board;
+use penstock_engine::{Event, Limits, Port, Request, RequestId, Sampling, StepDone, Token};
+
+struct Counting;
+
+static NUM_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory it hands out.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        NUM_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's obligations are passed on as they are.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const NUM_STREAMS: u64 = 64;
+
+fn step(core: &mut Core, readers: &mut [Reader], now: Instant) -> usize {
+    let mut plan = core.plan(now).unwrap();
+    for index in 0..plan.work.iter().filter(|work| work.sample.is_some()).count() {
+        plan.sampled.push(Token { id: index as u32 % 8, logprob: 0.0 });
+    }
+    core.handle(Message::StepDone(StepDone { plan, result: Ok(()) }), now);
+    core.ring();
+    let tokens = readers.iter_mut().flat_map(|reader| std::iter::from_fn(|| reader.pop()));
+    tokens.filter(|event| matches!(event, Event::Token(_))).count()
+}
+
+#[test]
+fn streams_run_without_allocating() {
+    let limits = Limits {
+        max_model_len: 1024,
+        max_num_seqs: NUM_STREAMS as usize,
+        max_num_batched_tokens: 2048,
+        max_waiting: 0,
+        block_size: 16,
+        num_blocks: 8192,
+        vocabulary_size: 8,
+        queue_capacity: 16,
+    };
+    let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
+    let mut core = Core::new(limits, Arc::new(Attention::default()), Arc::new(Board::default()));
+    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: false };
+    let request = Arc::new(Request {
+        prompt: vec![1; 8],
+        max_tokens: 900,
+        min_tokens: 0,
+        stop_token_ids: vec![],
+        sampling,
+    });
+    let mut readers: Vec<Reader> = (0..NUM_STREAMS)
+        .map(|id| {
+            let (writer, reader) = result_queue(16);
+            let (id, request) = (RequestId(id), Arc::clone(&request));
+            core.handle(Message::Start(Start { id, request, outbox: Outbox::new(writer, port.bell()) }), now);
+            reader
+        })
+        .collect();
+    // Buffers grow to their size, block tables of 512 tokens among them.
+    for _ in 0..600 {
+        assert_eq!(step(&mut core, &mut readers, now), NUM_STREAMS as usize);
+    }
+    let before = NUM_ALLOCATIONS.load(Ordering::Relaxed);
+    let num_tokens: usize = (0..200).map(|_| step(&mut core, &mut readers, now)).sum();
+    let num_allocations = NUM_ALLOCATIONS.load(Ordering::Relaxed) - before;
+    assert_eq!(num_tokens, 200 * NUM_STREAMS as usize);
+    assert_eq!(num_allocations, 0);
+    core.handle(Message::Shutdown, now);
+}

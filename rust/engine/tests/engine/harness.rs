@@ -1,0 +1,176 @@
+//! A core, a device and consumers in one hand: what the actor and the handles do, step by step and with a clock of
+//! numbers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_engine::core::Core;
+use penstock_engine::mailbox::Attention;
+use penstock_engine::message::{Message, Outbox, Start};
+use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
+use penstock_engine::stats::Board;
+use penstock_engine::{Event, Limits, Port, Request, RequestId, Stats};
+
+use crate::device::Device;
+use crate::oracle::VOCABULARY;
+
+pub struct Harness {
+    pub limits: Limits,
+    pub core: Core,
+    pub device: Device,
+    pub port: Port,
+    pub now: Instant,
+    attention: Arc<Attention>,
+    board: Arc<Board>,
+    num_started: u64,
+}
+
+/// What a handle's consumer is, nudging through the attention flag alone. Dropping it does not cancel.
+pub struct Client {
+    pub request: Arc<Request>,
+    reader: Reader,
+    flag: CancelFlag,
+    attention: Arc<Attention>,
+}
+
+pub fn limits() -> Limits {
+    Limits {
+        max_model_len: 64,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 16,
+        max_waiting: 8,
+        block_size: 4,
+        num_blocks: 64,
+        vocabulary_size: VOCABULARY as usize,
+        queue_capacity: 64,
+    }
+}
+
+impl Harness {
+    pub fn new(limits: Limits) -> Self {
+        limits.validate().unwrap();
+        let (attention, board) = (Arc::new(Attention::default()), Arc::new(Board::default()));
+        Self {
+            core: Core::new(limits.clone(), Arc::clone(&attention), Arc::clone(&board)),
+            device: Device::new(&limits),
+            limits,
+            port: Port::with_condvar(),
+            now: Instant::now(),
+            attention,
+            board,
+            num_started: 0,
+        }
+    }
+
+    pub fn board(&self) -> Arc<Board> {
+        Arc::clone(&self.board)
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.board.read()
+    }
+
+    /// Lets time pass.
+    pub fn pass(&mut self, milliseconds: u64) {
+        self.now += Duration::from_millis(milliseconds);
+    }
+
+    pub fn start(&mut self, request: Request) -> Client {
+        let (start, client) = self.post(request);
+        self.handle(Message::Start(start));
+        client
+    }
+
+    /// A start that lies in the mailbox, and its client.
+    pub fn post(&mut self, request: Request) -> (Start, Client) {
+        self.limits.check(&request).unwrap();
+        self.num_started += 1;
+        let id = RequestId(self.num_started);
+        let request = Arc::new(request);
+        let (writer, reader) = result_queue(self.limits.queue_capacity.min(request.max_tokens + 1));
+        let outbox = Outbox::new(writer, self.port.bell());
+        let (flag, attention) = (reader.cancel_flag(), Arc::clone(&self.attention));
+        let client = Client { request: Arc::clone(&request), reader, flag, attention };
+        (Start { id, request, outbox }, client)
+    }
+
+    pub fn handle(&mut self, message: Message) {
+        self.core.handle(message, self.now);
+        self.core.check_integrity();
+    }
+
+    pub fn attend(&mut self) {
+        self.core.attend(self.now);
+        self.core.check_integrity();
+    }
+
+    /// One plan, submitted; what it grants, as (slot, tokens) in the order of slots.
+    pub fn plan(&mut self) -> Vec<(u32, u32)> {
+        self.attend();
+        let plan = self.core.plan(self.now);
+        self.core.check_integrity();
+        let Some(plan) = plan else { return vec![] };
+        let mut granted: Vec<_> = plan.work.iter().map(|work| (work.slot, work.num_tokens)).collect();
+        granted.sort_unstable();
+        self.device.submit(plan);
+        granted
+    }
+
+    pub fn complete(&mut self) {
+        let done = self.device.complete();
+        self.handle(Message::StepDone(done));
+    }
+
+    pub fn fail(&mut self, text: &str) {
+        let done = self.device.fail(text);
+        self.handle(Message::StepDone(done));
+    }
+
+    /// As the actor works when the device is slower than it: a plan ready, the oldest answered. False when there was
+    /// nothing to do.
+    pub fn step(&mut self) -> bool {
+        while !self.plan().is_empty() {}
+        if self.device.num_plans() == 0 {
+            return false;
+        }
+        self.complete();
+        true
+    }
+
+    /// Steps until nothing can be computed.
+    pub fn run(&mut self) {
+        while self.step() {}
+    }
+}
+
+impl Drop for Harness {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.handle(Message::Shutdown);
+        }
+    }
+}
+
+impl Client {
+    pub fn pop(&mut self) -> Option<Event> {
+        let event = self.reader.pop();
+        if event.is_some() && self.reader.must_nudge() {
+            self.attention.raise();
+        }
+        event
+    }
+
+    pub fn drain(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.pop()).collect()
+    }
+
+    pub fn is_ended(&self) -> bool {
+        self.reader.is_ended()
+    }
+
+    pub fn cancel(&self) {
+        if self.flag.set() {
+            self.attention.raise();
+        }
+    }
+}

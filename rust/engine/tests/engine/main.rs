@@ -1,0 +1,14 @@
+//! The engine from outside: its core by random schedules and by single behaviours, without a thread; then with real
+//! threads; and the block pool against a naive twin.
+
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used)]
+
+mod device;
+mod harness;
+mod oracle;
+mod pool;
+mod random;
+mod scheduling;
+mod simulation;
+mod threads;

@@ -1,0 +1,262 @@
+//! Every interleaving of the few places where two threads touch the same memory: one small model per race.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p penstock-engine --release --test loom`
+
+#![cfg(loom)]
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use loom::sync::Notify;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread;
+use penstock_engine::mailbox::{Attention, Gate};
+use penstock_engine::port::Port;
+use penstock_engine::result_queue::result_queue;
+use penstock_engine::{Event, Finish, FinishReason, Token};
+
+/// Three preemptions find every known bug of this kind, and keep a model within seconds.
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+fn token(id: u32) -> Token {
+    Token { id, logprob: 0.0 }
+}
+
+fn finish(reason: FinishReason) -> Finish {
+    Finish { reason, queued: Duration::ZERO, first_token: None, total: Duration::ZERO }
+}
+
+#[test]
+fn push_vs_pop_at_wrap() {
+    check(|| {
+        let (mut writer, mut reader) = result_queue(1); // two slots, one of them for the end
+        let engine = thread::spawn(move || {
+            for id in 0..3 {
+                while !writer.has_room_for(1) {
+                    thread::yield_now();
+                }
+                writer.push_token(token(id));
+            }
+            writer.finish(finish(FinishReason::Length));
+        });
+        let mut next = 0;
+        while !reader.is_ended() {
+            match reader.pop() {
+                Some(Event::Token(popped)) => {
+                    assert_eq!(popped, token(next));
+                    next += 1;
+                }
+                Some(event) => assert_eq!(event, Event::Finished(finish(FinishReason::Length))),
+                None => thread::yield_now(),
+            }
+        }
+        assert_eq!(next, 3);
+        engine.join().unwrap();
+    });
+}
+
+#[test]
+fn writer_drop_vs_pop() {
+    check(|| {
+        let (mut writer, mut reader) = result_queue(4);
+        let engine = thread::spawn(move || {
+            writer.admit();
+            writer.push_token(token(0));
+        });
+        let mut events = vec![];
+        while !reader.is_ended() {
+            match reader.pop() {
+                Some(event) => events.push(event),
+                None => thread::yield_now(),
+            }
+        }
+        let stopped = Event::Finished(finish(FinishReason::EngineStopped));
+        assert_eq!(events, [Event::Admitted, Event::Token(token(0)), stopped]);
+        engine.join().unwrap();
+    });
+}
+
+#[test]
+fn reader_drop_vs_push() {
+    check(|| {
+        let (mut writer, mut reader) = result_queue(2);
+        let engine = thread::spawn(move || {
+            writer.admit();
+            writer.finish(finish(FinishReason::Failed("boxed".into())));
+        });
+        reader.pop();
+        drop(reader);
+        engine.join().unwrap();
+    });
+}
+
+#[test]
+fn cancel_vs_push() {
+    check(|| {
+        let (mut writer, reader) = result_queue(2);
+        let attention = Arc::new(Attention::default());
+        let seen = Arc::clone(&attention);
+        let engine = thread::spawn(move || {
+            writer.admit();
+            let is_seen = seen.take();
+            assert!(!is_seen || writer.is_cancelled(), "attention came before what it calls for");
+            writer.push_token(token(0));
+            (is_seen, writer)
+        });
+        assert!(reader.cancel_flag().set());
+        attention.raise();
+        let (is_seen, writer) = engine.join().unwrap();
+        assert!(is_seen != attention.take(), "seen once");
+        assert!(writer.is_cancelled());
+    });
+}
+
+#[test]
+fn cancel_vs_full_mailbox() {
+    check(|| {
+        // A mailbox of one place, which a start has taken.
+        let num_messages = Arc::new(AtomicUsize::new(1));
+        let attention = Arc::new(Attention::default());
+        let client = {
+            let (num_messages, attention) = (Arc::clone(&num_messages), Arc::clone(&attention));
+            thread::spawn(move || {
+                attention.raise();
+                // The nudge, if there is a place for it. Relaxed: the mailbox is not trusted with any order.
+                if num_messages.load(Ordering::Relaxed) == 0 {
+                    num_messages.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let turn = || {
+            num_messages.fetch_sub(1, Ordering::Relaxed);
+            attention.take()
+        };
+        let is_seen = turn();
+        client.join().unwrap();
+        // The engine sleeps unless there is a message, and must have seen the cancel or be woken to see it.
+        assert!(is_seen || (num_messages.load(Ordering::Relaxed) == 1 && turn()), "the cancel was lost");
+    });
+}
+
+#[test]
+fn start_vs_last_look_into_the_mailbox() {
+    check(|| {
+        let num_messages = Arc::new(AtomicUsize::new(0));
+        let gate = Arc::new(Gate::default());
+        let client = {
+            let (num_messages, gate) = (Arc::clone(&num_messages), Arc::clone(&gate));
+            thread::spawn(move || {
+                num_messages.fetch_add(1, Ordering::Relaxed);
+                gate.is_open_after_sending()
+            })
+        };
+        gate.close();
+        let is_found = num_messages.load(Ordering::Relaxed) == 1;
+        let is_promised = client.join().unwrap();
+        assert!(is_found || !is_promised, "the start was swallowed");
+    });
+}
+
+/// The engine pauses on a full queue; whatever it misses of the reads, it must be nudged.
+fn pause_vs_pop(capacity: usize) {
+    check(move || {
+        let (mut writer, mut reader) = result_queue(capacity);
+        writer.admit();
+        (1..capacity as u32).for_each(|id| writer.push_token(token(id)));
+        let nudge = Arc::new(Notify::new());
+        let nudged = Arc::clone(&nudge);
+        let engine = thread::spawn(move || {
+            while !writer.has_room_for(1) {
+                if writer.arm() {
+                    nudged.wait(); // a lost nudge is a deadlock, which the model reports
+                    assert!(writer.has_room_for(1), "the nudge came before the room");
+                }
+            }
+            writer.push_token(token(99));
+        });
+        for _ in 0..capacity {
+            assert!(reader.pop().is_some());
+            if reader.must_nudge() {
+                nudge.notify();
+            }
+        }
+        engine.join().unwrap();
+        assert_eq!(reader.pop(), Some(Event::Token(token(99))));
+    });
+}
+
+#[test]
+fn pause_vs_pop_of_the_only_event() {
+    pause_vs_pop(1);
+}
+
+#[test]
+fn pause_vs_pop_down_to_half() {
+    pause_vs_pop(3);
+}
+
+/// The law: push, then ring; clear, then drain. Whoever sleeps after that has missed nothing.
+fn ring_vs_clear_and_drain(port: impl Fn() -> Port + Send + Sync + 'static) {
+    check(move || {
+        let (mut writer, mut reader) = result_queue(4);
+        let port = port();
+        let bell = port.bell();
+        let engine = thread::spawn(move || {
+            writer.admit();
+            bell.ring();
+            writer.finish(finish(FinishReason::Length));
+            bell.ring();
+        });
+        loop {
+            port.clear();
+            while reader.pop().is_some() {}
+            if reader.is_ended() {
+                break;
+            }
+            port.wait(None); // a lost wake-up never returns, which the model reports
+        }
+        engine.join().unwrap();
+    });
+}
+
+#[test]
+fn descriptor_ring_vs_clear_and_drain() {
+    ring_vs_clear_and_drain(|| Port::with_eventfd().unwrap());
+}
+
+#[test]
+fn condvar_ring_vs_clear_and_drain() {
+    ring_vs_clear_and_drain(Port::with_condvar);
+}
+
+#[test]
+fn rings_of_two_engines_vs_clear_and_drain() {
+    check(|| {
+        let port = Port::with_condvar();
+        let (engines, mut readers): (Vec<_>, Vec<_>) = (0..2)
+            .map(|_| {
+                let (writer, reader) = result_queue(1);
+                let bell = port.bell();
+                let engine = thread::spawn(move || {
+                    writer.finish(finish(FinishReason::Length));
+                    bell.ring();
+                });
+                (engine, reader)
+            })
+            .unzip();
+        loop {
+            port.clear();
+            readers.retain_mut(|reader| reader.pop().is_none());
+            if readers.is_empty() {
+                break;
+            }
+            port.wait(None);
+        }
+        engines.into_iter().for_each(|engine| engine.join().unwrap());
+    });
+}

@@ -1,0 +1,37 @@
+//! Engines leave no thread behind. Alone in its process, because it counts the process's threads.
+
+#![cfg(all(not(loom), target_os = "linux"))]
+#![allow(clippy::unwrap_used)]
+
+use penstock_engine::{Engine, Executor, Limits, StepPlan};
+
+struct Nothing;
+
+impl Executor for Nothing {
+    fn submit(&mut self, _: Box<StepPlan>) {}
+}
+
+fn num_threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+#[test]
+fn ten_engines_opened_and_closed_leave_no_thread() {
+    let limits = Limits {
+        max_model_len: 16,
+        max_num_seqs: 1,
+        max_num_batched_tokens: 1,
+        max_waiting: 0,
+        block_size: 16,
+        num_blocks: 1,
+        vocabulary_size: 1,
+        queue_capacity: 1,
+    };
+    let before = num_threads();
+    for _ in 0..10 {
+        let engine = Engine::start(limits.clone(), |_| Box::new(Nothing)).unwrap();
+        assert_eq!(num_threads(), before + 1);
+        drop(engine);
+        assert_eq!(num_threads(), before);
+    }
+}
