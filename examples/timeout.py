@@ -1,0 +1,25 @@
+"""A deadline on an answer: `python examples/timeout.py MODEL SECONDS`.
+
+Leaving the `stream` block cancels the request, whatever the reason, and frees its memory within one step: a
+timeout, a lost connection and an exception need no code of their own.
+"""
+
+import sys
+
+import anyio
+
+import penstock
+
+
+async def main(model: str, seconds: float) -> None:
+    """Prints what could be said in time."""
+    async with penstock.Engine(model) as engine:
+        with anyio.move_on_after(seconds) as scope:
+            async with engine.stream("Once upon a time", max_tokens=512, ignore_eos=True) as request:
+                async for chunk in request:
+                    print(chunk.text, end="", flush=True)
+        print("\n-- time is up" if scope.cancelled_caught else "\n-- done in time")
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1], float(sys.argv[2]))
