@@ -18,7 +18,7 @@ const KV_CACHE_SHARE: u64 = 4;
 /// Events a consumer may leave unread before its sequence pauses.
 const QUEUE_CAPACITY: usize = 128;
 
-/// See [`crate::launch`].
+/// See [`crate::launch()`].
 pub(crate) fn launch(
     checkpoint: &Checkpoint,
     options: &Options,
