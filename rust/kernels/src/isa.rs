@@ -96,14 +96,29 @@ pub enum IsaError {
     },
 }
 
+impl IsaError {
+    /// What was asked for.
+    pub fn value(&self) -> &str {
+        match self {
+            IsaError::Unknown { value } => value,
+            IsaError::Unavailable { isa } => isa.name(),
+        }
+    }
+
+    /// What could be asked for on this CPU.
+    pub fn limit(&self) -> String {
+        let names: Vec<&str> = Isa::available().map(Isa::name).collect();
+        format!("an instruction set of this CPU: {}", names.join(" or "))
+    }
+}
+
 impl fmt::Display for IsaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             IsaError::Unknown { value } => write!(f, "PENSTOCK_ISA={value} names no instruction set")?,
             IsaError::Unavailable { isa } => write!(f, "PENSTOCK_ISA={isa} is not available on this CPU")?,
         }
-        f.write_str("; this CPU has:")?;
-        Isa::available().try_for_each(|isa| write!(f, " {isa}"))
+        write!(f, "; it must be {}", self.limit())
     }
 }
 
@@ -143,6 +158,6 @@ mod tests {
     #[test]
     fn an_unavailable_one_is_an_error_that_says_what_there_is() {
         let text = IsaError::Unavailable { isa: Isa::Avx2 }.to_string();
-        assert!(text.contains("PENSTOCK_ISA=avx2") && text.contains("this CPU has: portable"), "{text}");
+        assert!(text.contains("PENSTOCK_ISA=avx2") && text.contains("this CPU: portable"), "{text}");
     }
 }

@@ -245,7 +245,7 @@ impl From<penstock_device::DeviceError> for LaunchError {
 impl From<CpuError> for LaunchError {
     fn from(error: CpuError) -> Self {
         match error {
-            CpuError::Isa(error) => Self::Isa(error),
+            CpuError::Isa(error) => out_of_range("PENSTOCK_ISA", &error.value(), error.limit()),
             CpuError::Device(error) => error.into(),
         }
     }

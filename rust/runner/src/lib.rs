@@ -71,7 +71,7 @@ pub fn launch(
 /// Why a model could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// An option outside its range.
+    /// An option, or a variable of the environment, outside its range.
     #[error("{field}={value} is out of range: {limit}")]
     Option {
         /// The option's name.
@@ -93,9 +93,6 @@ pub enum LaunchError {
     /// `progress` asked to stop.
     #[error("loading was cancelled")]
     Cancelled,
-    /// `PENSTOCK_ISA` cannot be honoured on this machine.
-    #[error(transparent)]
-    Isa(#[from] penstock_device::IsaError),
     /// A thread could not be started.
     #[error("the engine could not be started: {0}")]
     Start(String),

@@ -1,0 +1,63 @@
+"""Penstock: an asynchronous LLM inference engine.
+
+    async with penstock.Engine("path/to/model") as engine:
+        request = await engine.start_request("Why is the sky blue?", max_tokens=64)
+        async for chunk in request:
+            print(chunk.text, end="", flush=True)
+
+Everything public is named here; modules that begin with an underscore are not. Importing this imports anyio
+and the extension module, and nothing heavier.
+"""
+
+from penstock._core import (
+    Chunk,
+    EngineConfig,
+    ModelInfo,
+    Result,
+    SamplingParams,
+    Stats,
+    Timings,
+    Usage,
+    __version__,
+)
+from penstock.blocking import Blocking
+from penstock.engine import Engine
+from penstock.errors import (
+    ConfigError,
+    EngineStopped,
+    GenerationError,
+    InvalidRequest,
+    ModelLoadError,
+    OutOfMemory,
+    Overloaded,
+    PenstockError,
+    RequestError,
+)
+from penstock.request import BlockingRequest, BlockingStream, Request, Stream
+
+__all__ = [
+    "Blocking",
+    "BlockingRequest",
+    "BlockingStream",
+    "Chunk",
+    "ConfigError",
+    "Engine",
+    "EngineConfig",
+    "EngineStopped",
+    "GenerationError",
+    "InvalidRequest",
+    "ModelInfo",
+    "ModelLoadError",
+    "OutOfMemory",
+    "Overloaded",
+    "PenstockError",
+    "Request",
+    "RequestError",
+    "Result",
+    "SamplingParams",
+    "Stats",
+    "Stream",
+    "Timings",
+    "Usage",
+    "__version__",
+]

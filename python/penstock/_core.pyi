@@ -1,0 +1,516 @@
+# ruff: noqa: PYI021, PT028 - the stub is where the native half is documented
+"""The native half of Penstock. Use what `penstock` re-exports; the rest is the seam between the two halves.
+
+All classes are immutable and may be shared between threads. Value classes take keywords only, compare and
+hash by value, and print as the call that makes an equal object. Where a number counts tokens, positions or
+blocks it is an `int`; times are in seconds; sizes are in bytes.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, final
+
+__all__ = [
+    "Chunk",
+    "Engine",
+    "EngineConfig",
+    "ModelInfo",
+    "Port",
+    "Request",
+    "Result",
+    "SamplingParams",
+    "Stats",
+    "Timings",
+    "Usage",
+    "__version__",
+    "describe",
+    "testing_logits",
+    "testing_tensor",
+]
+
+__version__: Final[str]
+
+@final
+class EngineConfig:
+    """How a model is opened. `None` and `"auto"` let the engine choose; `Engine.info` says what it chose.
+
+    - `device`: `"cpu"` or `"auto"`.
+    - `dtype`: type the weights are kept in, `"float32"`, `"float16"` or `"bfloat16"`; by default that of the
+      files, float32 for GGUF. Arithmetic is in float32 always.
+    - `threads`: compute threads, 1 to 1024; by default the environment variable `PENSTOCK_THREADS`, else all
+      CPUs this process may use.
+    - `max_model_len`: most tokens of one sequence, prompt and output together; by default the model's own
+      length, or what the KV cache holds if that is less.
+    - `max_num_seqs`: most sequences computed together; 64 by default.
+    - `max_num_batched_tokens`: most tokens computed in one step, so also the longest piece of a prompt; 512
+      by default.
+    - `max_waiting`: most requests that may wait; more raise `Overloaded`. 1024 by default.
+    - `block_size`: tokens per block of the KV cache: 16 (default), 32, 64 or 128.
+    - `kv_cache_dtype`: type of the KV cache; by default that of the weights.
+    - `kv_cache_bytes`: size of the KV cache; by default a quarter of the memory that is free after loading,
+      and never more than `max_num_seqs` sequences of `max_model_len` tokens need.
+    - `tokenizer`: another `tokenizer.json`, a directory that holds one, or a GGUF file.
+
+    Raises `ConfigError` for a value of the wrong type or out of range, `TypeError` for a keyword that does
+    not exist.
+    """
+
+    def __new__(
+        cls,
+        *,
+        device: str | None = "auto",
+        dtype: str | None = "auto",
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_waiting: int | None = None,
+        block_size: int | None = None,
+        kv_cache_dtype: str | None = "auto",
+        kv_cache_bytes: int | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
+    ) -> EngineConfig: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def threads(self) -> int | None: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+    @property
+    def max_num_seqs(self) -> int | None: ...
+    @property
+    def max_num_batched_tokens(self) -> int | None: ...
+    @property
+    def max_waiting(self) -> int | None: ...
+    @property
+    def block_size(self) -> int | None: ...
+    @property
+    def kv_cache_dtype(self) -> str: ...
+    @property
+    def kv_cache_bytes(self) -> int | None: ...
+    @property
+    def tokenizer(self) -> str | None: ...
+    def replace(self, **changes: Any) -> EngineConfig:
+        """A copy with some fields changed; `None` sets a field back to its default."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class SamplingParams:
+    """How the tokens of a request are chosen, and when they end. `None` means the model's own default.
+
+    - `max_tokens`: most tokens to generate, 1 or more; by default, and at most, as many as the model's length
+      leaves.
+    - `min_tokens`: tokens that end the request are not chosen before this many; 0 by default.
+    - `temperature`: 0 takes the likeliest token always; else divides the logits. A finite number, 0 or more.
+    - `top_k`: choose among this many of the likeliest tokens; 0 is all of them.
+    - `top_p`: choose among the fewest of the likeliest tokens that have this probability together; above 0,
+      at most 1.
+    - `min_p`: choose among tokens at least this likely relative to the likeliest; 0 to 1.
+    - `seed`: 0 to 2**64 - 1. The same request with the same seed has the same answer, whatever else runs; by
+      default one is drawn, and reported by `Request.params` and `Result.seed`.
+    - `stop`: up to 64 strings of 1 to 1024 characters. The first that appears ends the text in front of it.
+    - `stop_token_ids`: token ids that end the request, beside the model's own; they stay in `token_ids`, not
+      in the text.
+    - `ignore_eos`: do not end at the model's own end tokens.
+    - `logprobs`: report the natural logarithm of each chosen token's probability, before temperature and the
+      rest.
+    - `skip_special_tokens`: leave special tokens out of the text; true by default.
+
+    The model's defaults for `temperature`, `top_k`, `top_p` and `min_p` are those of its generation
+    configuration, which may also ask for greedy choice; where it says nothing they are 1, 0, 1 and 0.
+
+    Raises `InvalidRequest` for a value of the wrong type or out of range, `TypeError` for a keyword that does
+    not exist.
+    """
+
+    def __new__(
+        cls,
+        *,
+        max_tokens: int | None = None,
+        min_tokens: int | None = 0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = (),
+        stop_token_ids: Sequence[int] | None = (),
+        ignore_eos: bool | None = False,
+        logprobs: bool | None = False,
+        skip_special_tokens: bool | None = True,
+    ) -> SamplingParams: ...
+    @property
+    def max_tokens(self) -> int | None: ...
+    @property
+    def min_tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def stop(self) -> tuple[str, ...]: ...
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def ignore_eos(self) -> bool: ...
+    @property
+    def logprobs(self) -> bool: ...
+    @property
+    def skip_special_tokens(self) -> bool: ...
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed; `None` sets a field back to its default."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Chunk:
+    """A piece of an answer: what arrived since the piece before it.
+
+    - `text`: often some characters, sometimes none yet; never half a character, never part of a stop string.
+    - `token_ids`: the tokens that arrived. Their text may be in a later chunk.
+    - `logprobs`: one number for each of `token_ids`; `None` unless asked for.
+    """
+
+    def __new__(cls, *, text: str, token_ids: Sequence[int], logprobs: Sequence[float] | None) -> Chunk: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def logprobs(self) -> tuple[float, ...] | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Usage:
+    """Tokens of a request: of its prompt, and generated for it. What follows a stop string does not count."""
+
+    def __new__(cls, *, prompt_tokens: int, completion_tokens: int) -> Usage: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Timings:
+    """Seconds from a request's arrival: until it was first computed, until its first token, until its end.
+
+    `first_token` is `None` where there was none.
+    """
+
+    def __new__(cls, *, queued: float, first_token: float | None, total: float) -> Timings: ...
+    @property
+    def queued(self) -> float: ...
+    @property
+    def first_token(self) -> float | None: ...
+    @property
+    def total(self) -> float: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Result:
+    """A whole answer.
+
+    - `text`: all of it, without stop strings and stop tokens.
+    - `token_ids`: all generated tokens, the one that ended it included.
+    - `logprobs`: one number for each of `token_ids`; `None` unless asked for.
+    - `finish_reason`: `"stop"`, `"length"` (`max_tokens` or the model's length) or `"cancelled"`.
+    - `stop_reason`: for `"stop"`, the stop string or the id of the stop token; else `None`.
+    - `prompt_token_ids`: the prompt as the model saw it.
+    - `seed`: what the tokens were drawn with, given or not.
+    """
+
+    def __new__(
+        cls,
+        *,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float] | None,
+        finish_reason: str,
+        stop_reason: str | int | None,
+        prompt_token_ids: Sequence[int],
+        seed: int,
+        usage: Usage,
+        timings: Timings,
+    ) -> Result: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def logprobs(self) -> tuple[float, ...] | None: ...
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "cancelled"]: ...
+    @property
+    def stop_reason(self) -> str | int | None: ...
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def timings(self) -> Timings: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Stats:
+    """What the engine is doing.
+
+    - `running`, `waiting`: requests being computed, and waiting for a place or for memory.
+    - `paused`: running requests that compute nothing because their reader has fallen behind.
+    - `blocks_total`, `blocks_used`, `blocks_reserved`: blocks of the KV cache, those that hold tokens of open
+      requests, and those promised to them and not taken yet.
+    - `requests_admitted`, `requests_finished`, `prompt_tokens`, `generation_tokens`, `steps`: counted since
+      the engine opened.
+    """
+
+    def __new__(
+        cls,
+        *,
+        running: int,
+        waiting: int,
+        paused: int,
+        blocks_total: int,
+        blocks_used: int,
+        blocks_reserved: int,
+        requests_admitted: int,
+        requests_finished: int,
+        prompt_tokens: int,
+        generation_tokens: int,
+        steps: int,
+    ) -> Stats: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def paused(self) -> int: ...
+    @property
+    def blocks_total(self) -> int: ...
+    @property
+    def blocks_used(self) -> int: ...
+    @property
+    def blocks_reserved(self) -> int: ...
+    @property
+    def requests_admitted(self) -> int: ...
+    @property
+    def requests_finished(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def generation_tokens(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class ModelInfo:
+    """The open model and the sizes it runs with; see `EngineConfig` for those that can be chosen.
+
+    `architecture` is the Hugging Face name; `parameters` counts weights, tied ones once; `num_blocks` is the
+    size of the KV cache in blocks; `isa` names the instruction set in use (`PENSTOCK_ISA` forces a lower
+    one).
+    """
+
+    def __new__(
+        cls,
+        *,
+        architecture: str,
+        parameters: int,
+        vocabulary_size: int,
+        dtype: str,
+        weight_bytes: int,
+        kv_cache_dtype: str,
+        kv_cache_bytes: int,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_waiting: int,
+        threads: int,
+        isa: str,
+    ) -> ModelInfo: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def vocabulary_size(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def kv_cache_dtype(self) -> str: ...
+    @property
+    def kv_cache_bytes(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+    @property
+    def max_waiting(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Engine:
+    """The native engine. Dropping it without `shutdown` shuts it down from another thread."""
+
+    @staticmethod
+    def open(
+        path: str | os.PathLike[str],
+        config: EngineConfig,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Engine:
+        """Loads a directory or GGUF file; long.
+
+        `progress(done, total)` gets bytes, at most about 20 times a second. What it raises stops the loading
+        is raised here, and so does Ctrl-C in the main thread.
+        Raises `ConfigError`, `ModelLoadError`, `OutOfMemory`.
+        """
+
+    def start_request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        port: Port,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Request:
+        """Hands a request over; what comes of it is heard on `port`. Never waits, but tokenises text.
+
+        Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
+        """
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Raises `InvalidRequest` for text that is not valid Unicode."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary say nothing."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def chat_template(self) -> str | None:
+        """Source of the model's chat template."""
+
+    @property
+    def special_tokens(self) -> list[tuple[str, str]]:
+        """Names and texts of special tokens for chat templates, such as `("bos_token", "<s>")`."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can be started."""
+
+    def stats(self) -> Stats: ...
+    def shutdown(self) -> None:
+        """Ends every open request as cancelled; returns when the threads are gone. May be repeated."""
+
+@final
+class Port:
+    """Where one listener hears of its requests: an event loop, or with `blocking` a thread.
+
+    Raises `OSError` when the process may open no more files.
+
+    A request's three questions (`is_admitted`, `has_chunk`, `has_ended`) look at what has arrived; one that
+    was answered with false is remembered, and `drain` names the request when the answer becomes true.
+    """
+
+    def __new__(cls, *, blocking: bool = False) -> Port: ...
+    def fileno(self) -> int:
+        """Becomes readable when something arrived; valid while the port lives. -1 for a blocking port."""
+
+    def drain(self) -> list[int]:
+        """Receives for every open request of this port; returns the ids of those that were waited for.
+
+        Silences the descriptor first. Never waits; the interpreter is released meanwhile.
+        """
+
+    def wait(self) -> None:
+        """Sleeps until something may have arrived, for one thread at a time. Raises `KeyboardInterrupt`."""
+
+@final
+class Request:
+    """The native half of a request. Dropping it cancels."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def params(self) -> SamplingParams:
+        """Every default filled in."""
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "cancelled", "error"] | None: ...
+    def is_admitted(self) -> bool:
+        """Whether the engine has decided to compute it, or not to."""
+
+    def has_chunk(self) -> bool:
+        """Whether there is something to take, or there never will be again."""
+
+    def has_ended(self) -> bool:
+        """Whether nothing follows. From now on all is received at once, however far the reader is behind."""
+
+    def take(self) -> Chunk | None:
+        """What was received and not taken yet; `None` if that is nothing."""
+
+    def check(self) -> None:
+        """Raises what went wrong, if something did: `Overloaded`, `EngineStopped` or `GenerationError`."""
+
+    def result(self) -> Result | None:
+        """The whole output once it has ended. Raises as `check`."""
+
+    def cancel(self) -> None:
+        """Asks the engine to end it. Never waits, never raises."""
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a checkpoint consists of, from its headers alone; for `penstock info`. Raises `ModelLoadError`."""
+
+def testing_logits(
+    path: str | os.PathLike[str],
+    token_ids: Sequence[int],
+    *,
+    dtype: str = "float32",
+    threads: int = 1,
+    chunk: int = 512,
+) -> bytes:
+    """A private hook for tests: logits after each token, little-endian float32 `[tokens, vocabulary]`."""
+
+def testing_tensor(path: str | os.PathLike[str], name: str) -> bytes:
+    """A private hook for tests: a tensor by its Hugging Face name, dequantised, little-endian float32."""

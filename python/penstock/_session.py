@@ -1,0 +1,133 @@
+"""An engine's life and everything about it that needs no waiting; shared by its async and its blocking face.
+
+    new ── must_start, open ──> open ── close ──> closed
+
+A closed session never opens again, and a loading that fails or is cancelled closes it: so "closed" is also
+how whoever loads in a thread learns that nobody wants the model any more.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from penstock import _core
+from penstock._options import merge
+from penstock.errors import EngineStopped, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._core import EngineConfig, SamplingParams
+    from penstock._options import Prompt
+    from penstock.chat import ChatTemplate
+
+
+class Session:
+    """What was asked for, and the native engine once it is open."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        config: EngineConfig | None,
+        options: dict[str, Any],
+        progress: Callable[[int, int], object] | None,
+    ) -> None:
+        self.model = os.fspath(model)
+        self.config = merge(_core.EngineConfig, config, options)
+        self._progress = progress
+        self._native: _core.Engine | None = None
+        self._chat_template: ChatTemplate | None = None
+        self._is_starting = False
+        self._is_closed = False
+
+    # ---- opening and closing
+
+    def must_start(self) -> bool:
+        """Whether the caller has to open it; false if it is open."""
+        if self._is_closed:
+            raise EngineStopped(_CLOSED)
+        if self._native is not None:
+            return False
+        if self._is_starting:
+            message = "the engine is being opened by somebody else"
+            raise RuntimeError(message)
+        self._is_starting = True
+        return True
+
+    def open(self, path: str, check_cancelled: Callable[[], None] | None = None) -> None:
+        """Loads the model; long, for any thread. `check_cancelled` raises when the loading is to stop."""
+
+        def report(done: int, total: int) -> None:
+            if self._is_closed:
+                raise EngineStopped(_CLOSED)
+            if check_cancelled is not None:
+                check_cancelled()
+            if self._progress is not None:
+                self._progress(done, total)
+
+        native = _core.Engine.open(path, self.config, report)
+        self._native = native
+        if self._is_closed:  # while the last weights were loaded
+            native.shutdown()
+            raise EngineStopped(_CLOSED)
+
+    def close(self) -> _core.Engine | None:
+        """From now on it is closed; returns what is to be shut down, which may take a step."""
+        self._is_closed = True
+        return self._native
+
+    # ---- the open engine
+
+    @property
+    def native(self) -> _core.Engine:
+        """For questions, which a closed engine still answers."""
+        if self._native is None:
+            raise EngineStopped(_CLOSED if self._is_closed else _NOT_OPEN)
+        return self._native
+
+    def check_open(self) -> _core.Engine:
+        """For requests."""
+        if self._is_closed:
+            raise EngineStopped(_CLOSED)
+        return self.native
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
+    ) -> tuple[str | Sequence[int], SamplingParams, bool]:
+        """Text or token ids, parameters, and whether text gets special tokens: templates write their own."""
+        self.check_open()
+        params = merge(_core.SamplingParams, params, options)
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            return self.render_chat(cast("Sequence[Mapping[str, Any]]", prompt)), params, False
+        return cast("str | Sequence[int]", prompt), params, True
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Messages as the text that the model was trained to answer."""
+        if self._chat_template is None:
+            from penstock.chat import ChatTemplate  # imports jinja2
+
+            source = self.native.chat_template
+            if source is None:
+                message = "this model has no chat template: give text or token ids instead of messages"
+                raise InvalidRequest(message, "prompt", messages, "text or token ids")
+            self._chat_template = ChatTemplate(source, dict(self.native.special_tokens))
+        return self._chat_template.render(messages)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "new" if self._native is None else "open"
+        return f"<Engine {self.model!r} {state}>"
+
+    def __del__(self) -> None:
+        """Dropping the native engine frees the model; that it came to this is worth a warning."""
+        native = getattr(self, "_native", None)
+        if native is not None and native.is_running:
+            warnings.warn(
+                f"{self!r} was dropped without being closed", ResourceWarning, stacklevel=1, source=self
+            )
+
+
+_NOT_OPEN = "the engine is not open: enter it (`async with engine`), or `await engine.start()`"
+_CLOSED = "the engine was closed; make a new one"

@@ -1,0 +1,279 @@
+"""The command line: `penstock`, or `python -m penstock`.
+
+A user of the public API like any other, in a plain thread.
+
+Answers go to standard output; progress, figures and errors to standard error. Exit status: 0, 1 for what went
+wrong, 2 for wrong usage, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+import click
+
+import penstock
+from penstock import _core, _hub, demo
+from penstock._options import EngineOptions, Prompt, SamplingOptions
+
+if TYPE_CHECKING:
+    Function = Callable[..., None]
+
+__all__ = ["main"]
+
+INTERRUPTED = 130
+BENCH_PROMPT = 512
+BENCH_OUTPUT = 64
+BENCH_BATCHES = (1, 8, 32)
+
+
+class _WrongValue(click.ClickException):
+    exit_code = 2
+
+
+class _Group(click.Group):
+    """Reports our errors as one line, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except penstock.PenstockError as error:
+            failure = _WrongValue if isinstance(error, ValueError) else click.ClickException
+            raise failure(_one_line(error)) from error
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(penstock.__version__, prog_name="penstock")
+def main() -> None:
+    """Penstock: a language model in your process.
+
+    MODEL is a Hugging Face directory, a GGUF file, or the id of a model on the Hugging Face hub.
+    """
+
+
+# ---- options, from the fields of the classes
+
+
+def _options_of(fields: type) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        for name, hint in reversed(get_type_hints(fields, include_extras=True).items()):
+            kind, help_text = get_args(hint)
+            flag = name.replace("_", "-")
+            *kinds, _none = get_args(kind)
+            if bool in kinds:
+                option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=help_text)
+            elif Sequence[int] in kinds:
+                option = click.option(f"--{flag}", name, type=int, multiple=True, help=help_text)
+            elif Sequence[str] in kinds:
+                option = click.option(f"--{flag}", name, multiple=True, help=help_text)
+            else:
+                plain = next((kind for kind in (int, float) if kind in kinds), str)
+                option = click.option(f"--{flag}", name, type=plain, help=help_text)
+            function = option(function)
+        return function
+
+    return decorate
+
+
+_engine_options = _options_of(EngineOptions)
+_sampling_options = _options_of(SamplingOptions)
+
+
+def _given(fields: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `options` that belong to the class and were given."""
+    return {name: options[name] for name in fields.__annotations__ if options.get(name) not in (None, ())}
+
+
+# ---- what the commands share
+
+
+@contextmanager
+def _open(model: str, options: Mapping[str, Any]) -> Iterator[penstock.Engine]:
+    """An open engine; a bar on a terminal while it loads."""
+    from tqdm import tqdm
+
+    with tqdm(desc="loading", unit="B", unit_scale=True, leave=False, disable=None) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        engine = penstock.Engine(model, progress=report, **_given(EngineOptions, options))
+        engine.blocking.start()
+    with engine:
+        yield engine
+
+
+def _answer(engine: penstock.Engine, prompt: Prompt, options: Mapping[str, Any]) -> penstock.Result:
+    """Prints the answer as it comes, and its figures at the end. Ctrl-C ends it as cancelled."""
+    with engine.blocking.stream(prompt, **_given(SamplingOptions, options)) as request:
+        try:
+            for chunk in request:
+                click.echo(chunk.text, nl=False)
+        except KeyboardInterrupt:
+            request.cancel()
+        click.echo()
+        result = request.result()
+    click.echo(_figures(result), err=True)
+    return result
+
+
+def _figures(result: penstock.Result) -> str:
+    usage, timings = result.usage, result.timings
+    figures = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} output tokens"
+    if timings.first_token is not None:
+        figures += f", first token after {timings.first_token:.2f} s"
+        if usage.completion_tokens > 1 and timings.total > timings.first_token:
+            rate = (usage.completion_tokens - 1) / (timings.total - timings.first_token)
+            figures += f", then {rate:.1f} tokens/s"
+    return figures
+
+
+def _answer_once(model: str, prompt: Prompt, options: Mapping[str, Any]) -> None:
+    with _open(model, options) as engine:
+        result = _answer(engine, prompt, options)
+    if result.finish_reason == "cancelled":
+        sys.exit(INTERRUPTED)
+
+
+def _text_of(prompt: str) -> str:
+    return sys.stdin.read() if prompt == "-" else prompt
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+# ---- commands
+
+
+@main.command("demo")
+@click.argument("question", default="Why is the sky blue?")
+@_engine_options
+@_sampling_options
+def _demo(question: str, **options: Any) -> None:
+    """Ask the small demo model a QUESTION."""
+    options["max_tokens"] = options["max_tokens"] or 256
+    if options["temperature"] is None:
+        options["temperature"] = 0.0  # so small a model rambles when its unlikely words are drawn
+    _answer_once(str(demo.model_path()), [{"role": "user", "content": question}], options)
+
+
+@main.command("generate")
+@click.argument("model")
+@click.argument("prompt")
+@_engine_options
+@_sampling_options
+def _generate(model: str, prompt: str, **options: Any) -> None:
+    """Answer PROMPT as one turn of a chat; `-` reads it from standard input."""
+    _answer_once(model, [{"role": "user", "content": _text_of(prompt)}], options)
+
+
+@main.command("complete")
+@click.argument("model")
+@click.argument("prompt")
+@_engine_options
+@_sampling_options
+def _complete(model: str, prompt: str, **options: Any) -> None:
+    """Continue the text PROMPT; `-` reads it from standard input."""
+    _answer_once(model, _text_of(prompt), options)
+
+
+@main.command("chat")
+@click.argument("model")
+@click.option("--system", help="What the model is told before the conversation.")
+@_engine_options
+@_sampling_options
+def _chat(model: str, system: str | None, **options: Any) -> None:
+    """Talk to MODEL. Ctrl-C ends an answer, Ctrl-D the conversation."""
+    messages = [{"role": "system", "content": system}] if system else []
+    with _open(model, options) as engine:
+        for question in _questions():
+            messages.append({"role": "user", "content": question})
+            try:
+                result = _answer(engine, messages, options)
+            except penstock.RequestError as error:
+                click.echo(f"Error: {_one_line(error)}", err=True)
+                messages.pop()
+            else:
+                messages.append({"role": "assistant", "content": result.text})
+
+
+def _questions() -> Iterator[str]:
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401 - line editing for `input`
+    while True:
+        try:
+            question = input("> " if is_terminal else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            click.echo(err=is_terminal)
+            return
+        if question:
+            yield question
+
+
+@main.command("info")
+@click.argument("model")
+def _info(model: str) -> None:
+    """Say what MODEL consists of, without loading its weights."""
+    facts = _core.describe(_hub.resolve(model))
+    config = json.loads(facts.pop("config"))
+    files = facts.pop("files")
+    stored = ", ".join(f"{elements:,} {kind}" for kind, elements in facts.pop("storage"))
+    lines: dict[str, object] = {
+        "architecture": ", ".join(config.get("architectures") or ["unknown"]),
+        "format": facts["format"],
+        "files": "\n".join(str(file) for file in files),
+        "size": f"{facts['bytes']:,} bytes in {facts['tensors']:,} tensors",
+        "elements": stored,
+        "context": f"{config.get('max_position_embeddings', 'unknown')} tokens",
+        "vocabulary": f"{config.get('vocab_size', 'unknown')} tokens",
+        "tokenizer": "yes" if facts["has_tokenizer"] else "no",
+        "chat template": "yes" if facts["has_chat_template"] else "no",
+    }
+    for name, value in lines.items():
+        click.echo(f"{name:14} {value}".replace("\n", "\n" + " " * 15))
+
+
+@main.command("bench")
+@click.argument("model")
+@_engine_options
+def _bench(model: str, **options: Any) -> None:
+    """Measure MODEL: tokens per second of a long prompt, and of 1, 8 and 32 answers at a time."""
+    with _open(model, options) as engine:
+        info = engine.info
+        click.echo(f"{info.architecture}, {info.dtype}, {info.threads} threads, {info.isa}")
+        length = min(BENCH_PROMPT, info.max_model_len - 1)
+        _run_together(engine, 1, length, 1)  # the first touch of the memory is not measured
+        [first] = _run_together(engine, 1, length, 1)
+        assert first.timings.first_token is not None  # noqa: S101 - it has one token
+        click.echo(f"prompt of {length}: {length / first.timings.first_token:10.1f} tokens/s")
+        output = min(BENCH_OUTPUT, info.max_model_len - 1)
+        for batch in BENCH_BATCHES:
+            if batch <= info.max_num_seqs:
+                results = _run_together(engine, batch, 1, output)
+                seconds = max(result.timings.total for result in results)
+                click.echo(f"{batch:3} at a time: {batch * output / seconds:10.1f} tokens/s")
+
+
+def _run_together(engine: penstock.Engine, batch: int, prompt: int, output: int) -> list[penstock.Result]:
+    """`batch` requests of `prompt` tokens that mean nothing, each answered with exactly `output` tokens."""
+    vocabulary = engine.info.vocabulary_size
+    requests = [
+        engine.blocking.start_request(
+            [(7919 * position + number) % vocabulary for position in range(1, prompt + 1)],
+            max_tokens=output,
+            temperature=0.0,
+            ignore_eos=True,
+        )
+        for number in range(batch)
+    ]
+    return [request.result() for request in requests]

@@ -1,0 +1,220 @@
+"""The engine, as the user of an event loop holds it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+from anyio.lowlevel import RunVar
+
+from penstock import _hub
+from penstock._pump import Pump
+from penstock._session import Session
+from penstock.blocking import Blocking
+from penstock.request import Request, Stream
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self, Unpack
+
+    from penstock._core import EngineConfig, ModelInfo, Result, SamplingParams, Stats
+    from penstock._options import EngineOptions, Prompt, SamplingOptions
+
+__all__ = ["Engine"]
+
+#: Tokenising more characters than this takes longer than an event loop should wait.
+LONG_TEXT = 8192
+
+#: Each event loop's waiting rooms, one per engine in use there.
+_pumps: RunVar[WeakKeyDictionary[Session, Pump]] = RunVar("penstock.pumps")
+
+
+class Engine:
+    """A language model in this process.
+
+        async with Engine("Qwen/Qwen2.5-0.5B-Instruct") as engine:
+            request = await engine.start_request("Why is the sky blue?", max_tokens=64)
+            async for chunk in request:
+                print(chunk.text, end="", flush=True)
+
+    `model` is a Hugging Face directory, a `.gguf` file, or else the id of a model on the Hugging Face hub.
+    Keywords are the fields of `EngineConfig`; `config` is such an object, and keywords win over it.
+    `progress` is called while the model loads, at most about 20 times a second and in the thread that loads,
+    with the bytes loaded so far and altogether; raising there stops the loading.
+
+    Making the object checks the configuration and nothing else. `async with`, or `await start()`, opens it;
+    leaving the block, or `await aclose()`, closes it. Without an event loop: `with`, or `blocking.start()`
+    and `close()`, and requests by `blocking`.
+
+    An open engine may be used from any number of tasks, event loops and threads at once, whichever of them
+    opened it. A request stays on the event loop it was started on.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        config: EngineConfig | None = None,
+        progress: Callable[[int, int], object] | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self._session = Session(model, config, dict(options), progress)
+
+    @property
+    def config(self) -> EngineConfig:
+        """What was asked for; `info` has what came of it."""
+        return self._session.config
+
+    @property
+    def blocking(self) -> Blocking:
+        """The same words without await, for plain threads."""
+        return Blocking(self._session)
+
+    # ---- opening and closing
+
+    async def start(self) -> None:
+        """Loads the model, fetching it first if need be. Does nothing when the engine is open.
+
+        Cancelling stops the loading and closes the engine, and so does an error: `ConfigError`,
+        `ModelLoadError`, `OutOfMemory`, or whatever `progress` raises. Raises `EngineStopped` when it was
+        closed before.
+        """
+        if self._session.must_start():
+            try:
+                path = await anyio.to_thread.run_sync(
+                    _hub.resolve, self._session.model, abandon_on_cancel=True
+                )
+                await anyio.to_thread.run_sync(self._session.open, path, anyio.from_thread.check_cancelled)
+            except BaseException:
+                self._session.close()
+                raise
+
+    async def aclose(self) -> None:
+        """Ends open requests as cancelled and frees the model.
+
+        May be called any number of times, from anywhere. Takes as long as the step that runs now. Cannot be
+        cancelled.
+        """
+        native = self._session.close()
+        if native is not None:
+            # A limiter of its own: worker threads that wait for this very engine may use up the default one.
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(native.shutdown, limiter=anyio.CapacityLimiter(1))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """As `aclose`, without an event loop."""
+        self.blocking.close()
+
+    def __enter__(self) -> Self:
+        self.blocking.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._session)
+
+    # ---- requests
+
+    async def start_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Request:
+        """Hands a request to the engine and returns when it is admitted, not when it is computed.
+
+        `prompt` is text, token ids, or messages (mappings with `role` and `content`) for the model's chat
+        template. Keywords are the fields of `SamplingParams`; `params` is such an object, and keywords win
+        over it.
+
+        Raises `InvalidRequest` for what can never work, `Overloaded` when too many requests wait,
+        `EngineStopped` when the engine is not open. If the task is cancelled here, so is the request.
+        """
+        tokens, params, add_special_tokens = self._session.prepare(prompt, params, dict(options))
+        if isinstance(tokens, str) and len(tokens) > LONG_TEXT:
+            encode = partial(self._session.native.encode, tokens, add_special_tokens=add_special_tokens)
+            tokens = await anyio.to_thread.run_sync(encode, abandon_on_cancel=True)
+        pump = self._pump()
+        native = self._session.check_open().start_request(
+            tokens, params, pump.port, add_special_tokens=add_special_tokens
+        )
+        request = Request(self._session, native, pump)
+        try:
+            await request.admission()
+        except BaseException:
+            request.cancel()
+            raise
+        return request
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Stream:
+        """`async with engine.stream(...) as request`: as `start_request`, and cancelled on the way out."""
+        return Stream(partial(self.start_request, prompt, params, **options))
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Result:
+        """The whole answer. If the task is cancelled, so is the request."""
+        async with self.stream(prompt, params, **options) as request:
+            return await request.result()
+
+    # ---- questions, which a closed engine answers too
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model and the sizes it runs with."""
+        return self._session.native.info
+
+    def stats(self) -> Stats:
+        """What the engine is doing now; costs next to nothing."""
+        return self._session.native.stats()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt."""
+        return self._session.native.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        return self._session.native.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text that the model's chat template makes of messages, ready to be answered.
+
+        Raises `InvalidRequest` where the model has no template or the template does not take these messages.
+        """
+        return self._session.render_chat(messages)
+
+    def _pump(self) -> Pump:
+        """The waiting room of the event loop that runs this."""
+        try:
+            pumps = _pumps.get()
+        except LookupError:
+            pumps = WeakKeyDictionary()
+            _pumps.set(pumps)
+        pump = pumps.get(self._session)
+        if pump is None:
+            pump = pumps[self._session] = Pump()
+        return pump

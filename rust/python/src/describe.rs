@@ -1,0 +1,34 @@
+//! What a checkpoint consists of, read from its headers alone: for `penstock info`.
+
+use std::path::PathBuf;
+
+use penstock_checkpoint::{Checkpoint, Format};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::detach::detach;
+use crate::errors::Error;
+
+/// See `_core.pyi`.
+#[pyfunction]
+pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Error> {
+    let checkpoint = detach(py, || Checkpoint::open(&path))??;
+    let description = checkpoint.description();
+    let format = match description.format {
+        Format::Safetensors => "safetensors".to_owned(),
+        Format::Gguf(version) => format!("GGUF version {version}"),
+    };
+    let storage: Vec<_> =
+        description.storage.iter().map(|(storage, elements)| (storage.to_string(), *elements)).collect();
+    let result = PyDict::new(py);
+    result.set_item("format", format)?;
+    result.set_item("files", description.files)?;
+    result.set_item("tensors", description.tensors)?;
+    result.set_item("elements", description.elements)?;
+    result.set_item("bytes", description.bytes)?;
+    result.set_item("storage", storage)?;
+    result.set_item("config", checkpoint.config().to_string())?;
+    result.set_item("has_tokenizer", checkpoint.tokenizer().is_ok())?;
+    result.set_item("has_chat_template", checkpoint.chat_template().is_some())?;
+    Ok(result)
+}

@@ -1,0 +1,155 @@
+//! Every error of every crate, and the one place where they become Python exceptions.
+//!
+//! The exception classes are written in Python (`penstock/errors.py`), where their tree can be read; they are looked
+//! up by name when the first error is raised.
+
+use penstock_checkpoint::CheckpointError;
+use penstock_engine::StartError;
+use penstock_engine::limits::InvalidRequest;
+use penstock_engine::request::Refusal;
+use penstock_runner::LaunchError;
+use penstock_text::TextError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyModule;
+
+/// A field that a user filled in wrongly.
+pub struct Problem {
+    /// The whole sentence.
+    pub message: String,
+    /// The field's name as the user spells it.
+    pub field: String,
+    /// What was given.
+    pub value: Option<Py<PyAny>>,
+    /// What is allowed.
+    pub limit: Option<String>,
+}
+
+/// Whatever goes wrong in this crate.
+pub enum Error {
+    /// A field of `EngineConfig`.
+    Config(Problem),
+    /// A field of a request.
+    Request(Problem),
+    /// The model's files.
+    Checkpoint(CheckpointError),
+    /// The tokenizer's file.
+    Text(TextError),
+    /// Opening the model.
+    Launch(LaunchError),
+    /// Starting a request.
+    Start(StartError),
+    /// A request was refused.
+    Refused(Refusal),
+    /// The step that a request was part of failed.
+    Failed(String),
+    /// A panic of ours, caught.
+    Defect(String),
+    /// Raised by Python code that was called from here.
+    Python(PyErr),
+}
+
+impl From<PyErr> for Error {
+    fn from(error: PyErr) -> Self {
+        Error::Python(error)
+    }
+}
+
+impl From<CheckpointError> for Error {
+    fn from(error: CheckpointError) -> Self {
+        Error::Checkpoint(error)
+    }
+}
+
+impl From<TextError> for Error {
+    fn from(error: TextError) -> Self {
+        Error::Text(error)
+    }
+}
+
+impl From<StartError> for Error {
+    fn from(error: StartError) -> Self {
+        Error::Start(error)
+    }
+}
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        Python::attach(|py| match error {
+            Error::Python(error) => error,
+            Error::Config(problem) => field_error(py, "ConfigError", problem),
+            Error::Request(problem) => field_error(py, "InvalidRequest", problem),
+            Error::Launch(LaunchError::Option { ref field, ref value, ref limit }) => {
+                let message = format!("{field}={value} is not allowed: it must be {limit}");
+                let value = value.into_pyobject(py).map(|text| text.into_any().unbind()).ok();
+                let (field, limit) = (field.to_string(), Some(limit.clone()));
+                field_error(py, "ConfigError", Problem { message, field, value, limit })
+            }
+            Error::Launch(error @ LaunchError::OutOfMemory(_)) => plain(py, "OutOfMemory", error.to_string()),
+            Error::Launch(error @ LaunchError::Start(_)) => plain(py, "PenstockError", error.to_string()),
+            Error::Launch(error) => plain(py, "ModelLoadError", error.to_string()),
+            Error::Checkpoint(error) => plain(py, "ModelLoadError", error.to_string()),
+            Error::Text(error) => plain(py, "ModelLoadError", error.to_string()),
+            Error::Start(StartError::Invalid(error)) => {
+                field_error(py, "InvalidRequest", invalid(py, &error))
+            }
+            Error::Start(StartError::Overloaded) => {
+                plain(py, "Overloaded", "the engine's mailbox is full; try again later".to_owned())
+            }
+            Error::Start(StartError::Stopped) | Error::Refused(Refusal::Stopped) => {
+                plain(py, "EngineStopped", "the engine is closed".to_owned())
+            }
+            Error::Refused(Refusal::Overloaded { waiting, limit }) => {
+                let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
+                plain(py, "Overloaded", message)
+            }
+            Error::Failed(reason) => plain(py, "GenerationError", reason),
+            Error::Defect(message) => {
+                plain(py, "PenstockError", format!("{message}; this is a bug in penstock"))
+            }
+        })
+    }
+}
+
+/// The engine's own refusals in the words of the Python API.
+fn invalid(py: Python<'_>, error: &InvalidRequest) -> Problem {
+    let number = |number: usize| number.into_pyobject(py).map(|number| number.into_any().unbind()).ok();
+    let (field, value, limit) = match error {
+        InvalidRequest::EmptyPrompt => ("prompt", number(0), "at least one token".to_owned()),
+        InvalidRequest::UnknownToken { token, vocabulary_size, .. } => {
+            ("prompt", number(*token as usize), format!("token ids from 0 to {}", vocabulary_size - 1))
+        }
+        InvalidRequest::PromptTooLong { prompt, limit, .. } => {
+            ("prompt", number(*prompt), format!("at most {limit} tokens"))
+        }
+        InvalidRequest::NeverFits { max_tokens, available, .. } => {
+            ("max_tokens", number(*max_tokens), format!("what fits {available} KV blocks"))
+        }
+        InvalidRequest::OutOfRange { field, value, limit } => {
+            let value = value.into_pyobject(py).map(|text| text.into_any().unbind()).ok();
+            (*field, value, limit.clone())
+        }
+    };
+    Problem { message: error.to_string(), field: field.to_owned(), value, limit: Some(limit) }
+}
+
+fn field_error(py: Python<'_>, class: &str, problem: Problem) -> PyErr {
+    let Problem { message, field, value, limit } = problem;
+    instance(py, class, |class| class.call1((message, field, value, limit)))
+}
+
+fn plain(py: Python<'_>, class: &str, message: String) -> PyErr {
+    instance(py, class, |class| class.call1((message,)))
+}
+
+/// An exception of one of our classes; or the error that kept us from making it.
+fn instance<'py>(
+    py: Python<'py>,
+    class: &str,
+    make: impl FnOnce(Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+) -> PyErr {
+    static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = ERRORS.get_or_try_init(py, || PyModule::import(py, "penstock.errors").map(Bound::unbind));
+    let exception = module.and_then(|module| make(module.bind(py).getattr(class)?));
+    exception.map_or_else(|error| error, PyErr::from_value)
+}

@@ -1,0 +1,107 @@
+//! Reading one keyword argument: the right type and inside its range, or an error that names the field, the value and
+//! what is allowed. Used by the constructors of `EngineConfig` and `SamplingParams` alone.
+
+use std::ops::RangeInclusive;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyString};
+
+use crate::errors::{Error, Problem};
+
+/// Longest `repr` of a value that an error message quotes.
+const MAX_QUOTED_CHARS: usize = 80;
+
+/// A field of a configuration or of a request.
+#[derive(Clone, Copy)]
+pub struct Field {
+    name: &'static str,
+    wrap: fn(Problem) -> Error,
+}
+
+impl Field {
+    /// A field whose errors are `ConfigError`.
+    pub fn config(name: &'static str) -> Self {
+        Self { name, wrap: Error::Config }
+    }
+
+    /// A field whose errors are `InvalidRequest`.
+    pub fn request(name: &'static str) -> Self {
+        Self { name, wrap: Error::Request }
+    }
+
+    /// The error for `value`; `limit` completes the sentence "it must be ...".
+    pub fn refuse(self, value: &Bound<'_, PyAny>, limit: impl Into<String>) -> Error {
+        let limit = limit.into();
+        let message = format!("{}={} is not allowed: it must be {limit}", self.name, quote(value));
+        let value = Some(value.clone().unbind());
+        (self.wrap)(Problem { message, field: self.name.to_owned(), value, limit: Some(limit) })
+    }
+
+    /// An integer in `range`; `bool` is not one.
+    pub fn integer(self, value: &Bound<'_, PyAny>, range: RangeInclusive<u64>) -> Result<u64, Error> {
+        let number = if value.is_instance_of::<PyBool>() { None } else { value.extract::<u64>().ok() };
+        number.filter(|number| range.contains(number)).ok_or_else(|| {
+            let (low, high) = (range.start(), range.end());
+            self.refuse(value, format!("an integer from {low} to {high}"))
+        })
+    }
+
+    /// A size in memory: an integer from 1 that counts things.
+    pub fn count(self, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
+        self.integer(value, 1..=u64::from(u32::MAX)).map(|count| count as usize)
+    }
+
+    /// A number that `allowed` accepts; `bool` is not one, NaN never is.
+    pub fn number(
+        self,
+        value: &Bound<'_, PyAny>,
+        limit: &str,
+        allowed: impl Fn(f64) -> bool,
+    ) -> Result<f64, Error> {
+        let number = if value.is_instance_of::<PyBool>() { None } else { value.extract::<f64>().ok() };
+        number.filter(|number| allowed(*number)).ok_or_else(|| self.refuse(value, limit))
+    }
+
+    /// `True` or `False`.
+    pub fn boolean(self, value: &Bound<'_, PyAny>) -> Result<bool, Error> {
+        value.cast::<PyBool>().map(|value| value.is_true()).map_err(|_| self.refuse(value, "True or False"))
+    }
+
+    /// Text that can be encoded as UTF-8.
+    pub fn text(self, value: &Bound<'_, PyAny>) -> Result<String, Error> {
+        let text = value.cast::<PyString>().map_err(|_| self.refuse(value, "a string"))?;
+        text.to_str()
+            .map(str::to_owned)
+            .map_err(|_| self.refuse(value, "valid Unicode (it holds a lone surrogate)"))
+    }
+
+    /// One of a few words.
+    pub fn choice(self, value: &Bound<'_, PyAny>, choices: &[&'static str]) -> Result<&'static str, Error> {
+        let given = value.cast::<PyString>().ok().and_then(|text| text.to_str().ok());
+        choices.iter().find(|choice| Some(**choice) == given).copied().ok_or_else(|| {
+            let choices: Vec<_> = choices.iter().map(|choice| format!("'{choice}'")).collect();
+            self.refuse(value, format!("one of {}", choices.join(", ")))
+        })
+    }
+
+    /// Token ids out of any iterable of integers.
+    pub fn token_ids(self, value: &Bound<'_, PyAny>) -> Result<Vec<u32>, Error> {
+        const LIMIT: &str = "a sequence of token ids (integers from 0)";
+        let is_text = value.is_instance_of::<PyString>()
+            || value.is_instance_of::<PyBytes>()
+            || value.is_instance_of::<PyByteArray>();
+        let items = if is_text { None } else { value.try_iter().ok() };
+        let items = items.ok_or_else(|| self.refuse(value, LIMIT))?;
+        items.map(|item| self.integer(&item?, 0..=u64::from(u32::MAX)).map(|id| id as u32)).collect()
+    }
+}
+
+/// The value's `repr`, cut to a length that fits a message.
+fn quote(value: &Bound<'_, PyAny>) -> String {
+    let Ok(text) = value.repr() else { return format!("<{}>", value.get_type()) };
+    let text = text.to_string_lossy();
+    match text.char_indices().nth(MAX_QUOTED_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.into_owned(),
+    }
+}

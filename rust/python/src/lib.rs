@@ -1,0 +1,45 @@
+//! `penstock._core`: the Python face of the engine, and the only place where the interpreter is known.
+//!
+//! Calls come in attached, do what takes longer than a few microseconds in `detach`, and answer with frozen values.
+//! Nothing waits for anything attached, no panic leaves, and no thread of the engine ever attaches. Waiting itself is
+//! done in Python, on the file descriptor of a `port`.
+
+mod config;
+mod describe;
+mod detach;
+mod engine;
+mod errors;
+mod fields;
+mod live;
+mod params;
+mod port;
+mod record;
+mod request;
+mod results;
+mod testing;
+
+/// See `_core.pyi`.
+#[pyo3::pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    use crate::config::EngineConfig;
+    #[pymodule_export]
+    use crate::describe::describe;
+    #[pymodule_export]
+    use crate::engine::Engine;
+    #[pymodule_export]
+    use crate::params::SamplingParams;
+    #[pymodule_export]
+    use crate::port::Port;
+    #[pymodule_export]
+    use crate::request::Request;
+    #[pymodule_export]
+    use crate::results::{Chunk, ModelInfo, Result, Stats, Timings, Usage};
+    #[pymodule_export]
+    use crate::testing::{testing_logits, testing_tensor};
+
+    /// Version of the package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's spelling")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,71 @@
+//! `Port`: one listener (an event loop, or a blocking caller) and the requests it receives for.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use crate::detach::detach;
+use crate::errors::Error;
+use crate::live::Live;
+
+/// How often a blocking wait looks for signals such as Ctrl-C.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// See `_core.pyi`. A request whose Python object is gone leaves the list with its last reference.
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Port {
+    /// The engine's side.
+    pub inner: penstock_engine::Port,
+    live: Mutex<Vec<Weak<Live>>>,
+}
+
+#[pymethods]
+impl Port {
+    #[new]
+    #[pyo3(signature = (*, blocking = false))]
+    fn new(blocking: bool) -> PyResult<Self> {
+        let inner = if blocking {
+            penstock_engine::Port::with_condvar()
+        } else {
+            penstock_engine::Port::with_eventfd()?
+        };
+        Ok(Self { inner, live: Mutex::default() })
+    }
+
+    fn fileno(&self) -> RawFd {
+        self.inner.fd().unwrap_or(-1)
+    }
+
+    fn drain(&self, py: Python<'_>) -> Result<Vec<u64>, Error> {
+        detach(py, || {
+            self.inner.clear();
+            let mut reached = Vec::new();
+            let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+            live.retain(|request| {
+                let Some(request) = request.upgrade() else { return false };
+                if request.advance() {
+                    reached.push(request.id);
+                }
+                request.end().is_none()
+            });
+            reached
+        })
+    }
+
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        while !detach(py, || self.inner.wait(Some(SIGNAL_INTERVAL)))? {
+            py.check_signals()?;
+        }
+        self.inner.clear();
+        Ok(())
+    }
+}
+
+impl Port {
+    /// Receives for `request` from now on.
+    pub fn register(&self, request: &Arc<Live>) {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(request));
+    }
+}

@@ -1,0 +1,135 @@
+//! What comes back: `Chunk`, `Result`, `Usage`, `Timings`, `Stats`, `ModelInfo`. Values only; `_core.pyi` documents the fields.
+
+use penstock_engine::Limits;
+use penstock_engine::request::Finish;
+
+use crate::config::element_name;
+use crate::record::{Tuple, record};
+
+record! {
+    /// A piece of an answer, as it arrives.
+    Chunk { text: String, token_ids: Tuple<u32>, logprobs: Option<Tuple<f32>> }
+}
+
+record! {
+    /// How many tokens a request took.
+    Usage { prompt_tokens: usize, completion_tokens: usize }
+}
+
+record! {
+    /// How long a request took, in seconds since its arrival.
+    Timings { queued: f64, first_token: Option<f64>, total: f64 }
+}
+
+record! {
+    /// A whole answer.
+    Result {
+        text: String,
+        token_ids: Tuple<u32>,
+        logprobs: Option<Tuple<f32>>,
+        finish_reason: String,
+        stop_reason: Option<StopReason>,
+        prompt_token_ids: Tuple<u32>,
+        seed: u64,
+        usage: Usage,
+        timings: Timings,
+    }
+}
+
+record! {
+    /// What the engine is doing.
+    Stats {
+        running: usize,
+        waiting: usize,
+        paused: usize,
+        blocks_total: usize,
+        blocks_used: usize,
+        blocks_reserved: usize,
+        requests_admitted: u64,
+        requests_finished: u64,
+        prompt_tokens: u64,
+        generation_tokens: u64,
+        steps: u64,
+    }
+}
+
+record! {
+    /// What was opened.
+    ModelInfo {
+        architecture: String,
+        parameters: u64,
+        vocabulary_size: usize,
+        dtype: String,
+        weight_bytes: u64,
+        kv_cache_dtype: String,
+        kv_cache_bytes: u64,
+        block_size: usize,
+        num_blocks: usize,
+        max_model_len: usize,
+        max_num_seqs: usize,
+        max_num_batched_tokens: usize,
+        max_waiting: usize,
+        threads: usize,
+        isa: String,
+    }
+}
+
+/// What ended a request whose finish reason is `stop`.
+#[derive(Clone, Debug, PartialEq, pyo3::IntoPyObject, pyo3::IntoPyObjectRef, pyo3::FromPyObject)]
+pub enum StopReason {
+    /// A stop string.
+    Text(String),
+    /// A stop token.
+    Token(u32),
+}
+
+impl ModelInfo {
+    /// Of a model and the sizes its engine runs with.
+    pub fn of(info: &penstock_runner::ModelInfo, limits: &Limits) -> Self {
+        Self {
+            architecture: info.architecture.clone(),
+            parameters: info.parameters,
+            vocabulary_size: limits.vocabulary_size,
+            dtype: element_name(info.dtype).to_owned(),
+            weight_bytes: info.weight_bytes,
+            kv_cache_dtype: element_name(info.kv_cache_dtype).to_owned(),
+            kv_cache_bytes: info.kv_cache_bytes,
+            block_size: limits.block_size,
+            num_blocks: limits.num_blocks,
+            max_model_len: limits.max_model_len,
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            max_waiting: limits.max_waiting,
+            threads: info.threads,
+            isa: info.isa.to_owned(),
+        }
+    }
+}
+
+impl From<penstock_engine::Stats> for Stats {
+    fn from(stats: penstock_engine::Stats) -> Self {
+        Self {
+            running: stats.running,
+            waiting: stats.waiting,
+            paused: stats.paused,
+            blocks_total: stats.blocks_total,
+            blocks_used: stats.blocks_used,
+            blocks_reserved: stats.blocks_reserved,
+            requests_admitted: stats.requests_admitted,
+            requests_finished: stats.requests_finished,
+            prompt_tokens: stats.prompt_tokens,
+            generation_tokens: stats.generation_tokens,
+            steps: stats.steps,
+        }
+    }
+}
+
+impl From<&Finish> for Timings {
+    fn from(finish: &Finish) -> Self {
+        Self {
+            queued: finish.queued.as_secs_f64(),
+            first_token: finish.first_token.map(|elapsed| elapsed.as_secs_f64()),
+            total: finish.total.as_secs_f64(),
+        }
+    }
+}

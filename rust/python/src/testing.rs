@@ -1,0 +1,49 @@
+//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler.
+
+use std::path::PathBuf;
+
+use penstock_checkpoint::Checkpoint;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::config::element;
+use crate::detach::detach;
+use crate::errors::Error;
+
+/// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
+#[pyfunction]
+#[pyo3(signature = (path, token_ids, *, dtype = "float32", threads = 1, chunk = 512))]
+pub fn testing_logits<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    token_ids: Vec<u32>,
+    dtype: &str,
+    threads: usize,
+    chunk: usize,
+) -> Result<Bound<'py, PyBytes>, Error> {
+    let dtype = element(dtype);
+    let logits = detach(py, || {
+        let checkpoint = Checkpoint::open(&path)?;
+        penstock_runner::logits(&checkpoint, &token_ids, dtype, threads, chunk).map_err(Error::Launch)
+    })??;
+    Ok(little_endian(py, &logits))
+}
+
+/// A tensor by its Hugging Face name, dequantised, little-endian `f32`.
+#[pyfunction]
+pub fn testing_tensor<'py>(py: Python<'py>, path: PathBuf, name: &str) -> Result<Bound<'py, PyBytes>, Error> {
+    let values = detach(py, || -> Result<_, Error> {
+        let checkpoint = Checkpoint::open(&path)?;
+        let tensor = checkpoint.tensor(name)?;
+        let rows = tensor.rows();
+        let mut values = vec![0.0; rows * tensor.columns()];
+        tensor.read_rows(0..rows, &mut values);
+        Ok(values)
+    })??;
+    Ok(little_endian(py, &values))
+}
+
+fn little_endian<'py>(py: Python<'py>, values: &[f32]) -> Bound<'py, PyBytes> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    PyBytes::new(py, &bytes)
+}

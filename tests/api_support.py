@@ -1,0 +1,70 @@
+"""What the tests of the Python API share: engines on the tiny model, and what must be the same afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Deterministic and of a known length, whatever the weights say.
+LONG = penstock.SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
+SHORT = LONG.replace(max_tokens=8)
+PROMPT: Sequence[int] = (10, 20, 30, 40)
+
+
+def make_engine(model: Path, **options: object) -> penstock.Engine:
+    """A small engine; one thread, because that is the quickest for so small a model."""
+    return penstock.Engine(model, **{"threads": 1, **options})  # type: ignore[arg-type]
+
+
+class Resources(NamedTuple):
+    """What engines and requests hold of the system."""
+
+    descriptors: int
+    threads: list[str]
+
+
+def resources() -> Resources:
+    """What this process holds now, without what only cycles keep alive; of threads the engines' own alone."""
+    gc.collect()
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    num_descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return Resources(num_descriptors, sorted(name for name in names if name.startswith("penstock")))
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is not shared with files."""
+    _size, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def assert_at_rest(engine: penstock.Engine) -> None:
+    """Nothing of any request is left, and the next one is normal.
+
+    What was cancelled before the next request started is gone when that has ended: both went through the same
+    mailbox, and steps complete in order.
+    """
+    result = await engine.generate(PROMPT, SHORT)
+    assert result.finish_reason == "length"
+    assert len(result.token_ids) == 8
+    check_stats(engine)
+
+
+def assert_at_rest_blocking(engine: penstock.Engine) -> None:
+    """As `assert_at_rest`, without an event loop."""
+    assert len(engine.blocking.generate(PROMPT, SHORT).token_ids) == 8
+    check_stats(engine)
+
+
+def check_stats(engine: penstock.Engine) -> None:
+    """The engine holds nothing."""
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.paused) == (0, 0, 0)
+    assert (stats.blocks_used, stats.blocks_reserved) == (0, 0)
+    assert stats.requests_admitted == stats.requests_finished

@@ -1,0 +1,42 @@
+"""Fixtures of all tests: every event loop, the demo model, and a small checkpoint of our own making."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.demo import model_path
+from penstock.errors import ModelLoadError
+from support.checkpoints import make_config, write_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+        pytest.param(("trio", {}), id="trio"),
+    ]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Runs a test marked `anyio` once on each event loop."""
+    backend: tuple[str, dict[str, Any]] = request.param
+    return backend
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model's GGUF file."""
+    try:
+        return model_path()
+    except ModelLoadError as error:
+        pytest.fail(f"{error}; `make check` and `make test` do", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama checkpoint of a few hundred kilobytes: 512 tokens, 512 positions, a byte tokenizer."""
+    return write_checkpoint(tmp_path_factory.mktemp("tiny-llama"), make_config("llama"))

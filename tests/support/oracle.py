@@ -1,0 +1,122 @@
+"""The independent oracle: transformers and torch in float32, driven token ids in, logits out.
+
+torch is imported when the first test asks for it, never by importing this module: the quick loop has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+# Two logits closer than this may change places by rounding alone; the better of them is then nobody's fault.
+TIE = 1e-3
+
+
+class Oracle(NamedTuple):
+    """A model as transformers reads it, always in float32."""
+
+    model: Any
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """`[tokens, vocabulary]`: what follows each prefix of `token_ids`, in one forward pass."""
+        torch = import_torch()
+        with torch.inference_mode():
+            logits: NDArray[np.float32] = self.model(torch.tensor([token_ids])).logits[0].numpy()
+        return logits
+
+    def stepwise_logits(self, prompt: Sequence[int], output: Sequence[int]) -> NDArray[np.float32]:
+        """`[len(output), vocabulary]`: the same as while generating, the prompt at once, then token by token.
+
+        It differs from `logits` only where the rotation depends on the length of the sequence so far.
+        """
+        torch = import_torch()
+        rows, cache, inputs = [], None, list(prompt)
+        with torch.inference_mode():
+            for token in output:
+                answer = self.model(torch.tensor([inputs]), past_key_values=cache, use_cache=True)
+                rows.append(answer.logits[0, -1].numpy())
+                cache, inputs = answer.past_key_values, [token]
+        return np.stack(rows)
+
+
+@functools.cache
+def import_torch() -> Any:
+    """Torch, on as many threads as the machine has and without what its import warns about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return torch
+
+
+def load_oracle(checkpoint: Path) -> Oracle:
+    """Reads a Hugging Face directory, or a GGUF file."""
+    torch = import_torch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM
+
+        if checkpoint.suffix == ".gguf":
+            model = AutoModelForCausalLM.from_pretrained(
+                checkpoint.parent, gguf_file=checkpoint.name, dtype=torch.float32
+            )
+        else:
+            model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    return Oracle(model.eval())
+
+
+def load_tokenizer(checkpoint: Path) -> Any:
+    """The tokenizer as transformers reads it."""
+    import_torch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoTokenizer
+
+        if checkpoint.suffix == ".gguf":
+            return AutoTokenizer.from_pretrained(checkpoint.parent, gguf_file=checkpoint.name)
+        return AutoTokenizer.from_pretrained(checkpoint)
+
+
+def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32], *, relative: float = 1e-4) -> None:
+    """Every logit within `relative` of the largest: what rounding does, and no wrong weight would."""
+    assert ours.shape == theirs.shape
+    limit = relative * float(np.abs(theirs).max())
+    worst = float(np.abs(ours - theirs).max())
+    row, token = np.unravel_index(np.argmax(np.abs(ours - theirs)), ours.shape)
+    assert worst <= limit, f"position {row}, token {token}: off by {worst:.2e}, allowed {limit:.2e}"
+
+
+def assert_greedy(
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    theirs: NDArray[np.float32],
+    *,
+    relative: float = 1e-4,
+) -> None:
+    """Each of `token_ids` is the oracle's own choice given those before it, and its logprob the oracle's.
+
+    `theirs` are the oracle's logits after the prompt and all earlier `token_ids`, so agreement at every
+    position is agreement of both greedy texts, by induction. Where the oracle's best two tie, either will do.
+    """
+    assert len(token_ids) == len(theirs)
+    limit = relative * float(np.abs(theirs).max())
+    for position, (token, logprob, row) in enumerate(zip(token_ids, logprobs, theirs, strict=True)):
+        best = int(row.argmax())
+        assert token == best or row[best] - row[token] < TIE, (
+            f"token {position}: chose {token} ({row[token]:.4f}), the oracle {best} ({row[best]:.4f})"
+        )
+        wide = row.astype(np.float64)
+        expected = wide[token] - wide.max() - np.log(np.exp(wide - wide.max()).sum())
+        assert abs(logprob - expected) <= limit, f"token {position}: logprob {logprob}, the oracle {expected}"

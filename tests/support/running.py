@@ -1,0 +1,49 @@
+"""The engine, run from token ids to a result; all that the parity tests know of the API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+
+import penstock
+from penstock import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+def compute_logits(checkpoint: Path, token_ids: Sequence[int], **options: Any) -> NDArray[np.float32]:
+    """`[tokens, vocabulary]` after each prefix of `token_ids`, straight from the model."""
+    raw = _core.testing_logits(str(checkpoint), list(token_ids), **options)
+    return np.frombuffer(raw, dtype="<f4").reshape(len(token_ids), -1)
+
+
+def generate_greedily(
+    checkpoint: Path, prompts: Sequence[Any], max_tokens: int, **config: Any
+) -> list[penstock.Result]:
+    """The engine's own choice of `max_tokens` tokens after each prompt, all prompts at once."""
+    results: dict[int, penstock.Result] = {}
+
+    async def generate(engine: penstock.Engine, index: int) -> None:
+        results[index] = await engine.generate(
+            prompts[index], max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=True
+        )
+
+    async def main() -> None:
+        async with penstock.Engine(checkpoint, **config) as engine, anyio.create_task_group() as group:
+            for index in range(len(prompts)):
+                group.start_soon(generate, engine, index)
+
+    anyio.run(main)
+    return [results[index] for index in range(len(prompts))]
+
+
+def random_prompt(length: int, *, vocabulary_size: int = 512, seed: int = 0) -> list[int]:
+    """Token ids that mean nothing."""
+    ids: list[int] = np.random.default_rng(seed).integers(vocabulary_size, size=length).tolist()
+    return ids

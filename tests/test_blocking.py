@@ -1,0 +1,126 @@
+"""The same words without await, in plain threads."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock
+from api_support import LONG, PROMPT, SHORT, assert_at_rest_blocking, make_engine, resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+def test_the_words_are_the_same(engine: penstock.Engine) -> None:
+    whole = engine.blocking.generate(PROMPT, LONG, logprobs=True)
+    request = engine.blocking.start_request(PROMPT, LONG, logprobs=True)
+    chunks = list(request)
+    assert "".join(chunk.text for chunk in chunks) == whole.text == request.result().text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == whole.token_ids
+    assert request.result().logprobs == whole.logprobs
+    assert request.finish_reason == "length"
+    with engine.blocking.stream("Hello", LONG) as request:
+        assert next(request).token_ids
+    assert request.result().finish_reason == "cancelled"
+    assert engine.blocking.generate([{"role": "user", "content": "hi"}], SHORT).finish_reason == "length"
+    assert_at_rest_blocking(engine)
+
+
+def test_errors_are_the_same(engine: penstock.Engine) -> None:
+    with pytest.raises(penstock.InvalidRequest):
+        engine.blocking.generate("")
+    with pytest.raises(penstock.EngineStopped):
+        penstock.Engine("model").blocking.generate("x")
+
+
+def test_a_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) -> None:
+    request = engine.blocking.start_request(PROMPT, LONG)
+    with pytest.warns(ResourceWarning, match="dropped unfinished"):
+        del request
+    assert_at_rest_blocking(engine)
+
+
+def test_a_second_reader_is_turned_away(engine: penstock.Engine) -> None:
+    request = engine.blocking.start_request(PROMPT, LONG)
+    with request._reading(), pytest.raises(RuntimeError, match="one reader at a time"):
+        next(request)
+    assert request.result().finish_reason == "length"
+
+
+def test_many_threads_share_an_engine(engine: penstock.Engine) -> None:
+    expected = [
+        engine.blocking.generate(PROMPT, LONG, max_tokens=40, seed=seed).token_ids for seed in range(64)
+    ]
+
+    def ask(seed: int) -> tuple[int, ...]:
+        with engine.blocking.stream(PROMPT, LONG, max_tokens=40, seed=seed) as request:
+            return tuple(token for chunk in request for token in chunk.token_ids)
+
+    before = resources()
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(ask, range(64))) == expected
+    assert_at_rest_blocking(engine)
+    assert resources() == before
+
+
+def test_another_thread_may_cancel(engine: penstock.Engine) -> None:
+    request = engine.blocking.start_request(PROMPT, LONG)
+    thread = threading.Thread(target=request.cancel)
+    thread.start()
+    thread.join()
+    assert request.result().finish_reason == "cancelled"
+
+
+def test_closing_wakes_blocked_threads(tiny_model: Path) -> None:
+    engine = make_engine(tiny_model, max_num_seqs=1)
+    engine.blocking.start()
+    requests = [engine.blocking.start_request(PROMPT, LONG) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        results = pool.map(lambda request: request.result().finish_reason, requests)
+        engine.close()
+        reasons = list(results)
+    assert set(reasons) <= {"cancelled", "length"}
+    assert "cancelled" in reasons
+
+
+CTRL_C = """
+import sys, penstock
+with penstock.Engine(sys.argv[1], threads=1) as engine:
+    running = engine.blocking.start_request([1], max_tokens=400, ignore_eos=True)
+    try:
+        print("waiting", flush=True)
+        while True:
+            engine.blocking.generate([1], max_tokens=400, ignore_eos=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    print(running.result().finish_reason, engine.stats().running)
+"""
+
+
+def test_ctrl_c_interrupts_a_wait_and_the_engine_goes_on(tiny_model: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", CTRL_C, str(tiny_model)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert out == "interrupted\nlength 0\n", err
+    assert err == ""

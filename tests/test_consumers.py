@@ -1,0 +1,156 @@
+"""Slow, dead and failing readers harm nobody; hundreds read side by side."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import penstock
+from api_support import LONG, PROMPT, SHORT, assert_at_rest, make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import penstock
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+async def test_256_concurrent_streams_each_get_their_own_answer(engine: penstock.Engine) -> None:
+    alone = {
+        seed: (await engine.generate(PROMPT, LONG, max_tokens=40, seed=seed)).token_ids for seed in range(4)
+    }
+    answers: dict[int, list[int]] = {}
+
+    async def stream(seed: int) -> None:
+        tokens = answers[seed] = []
+        async for chunk in await engine.start_request(PROMPT, LONG, max_tokens=40, seed=seed):
+            tokens.extend(chunk.token_ids)
+
+    async with anyio.create_task_group() as group:
+        for seed in range(256):
+            group.start_soon(stream, seed)
+    assert [len(tokens) for tokens in answers.values()] == [40] * 256
+    assert len({tuple(tokens) for tokens in answers.values()}) > 250
+    for seed, tokens in alone.items():
+        assert tuple(answers[seed]) == tokens
+    await assert_at_rest(engine)
+
+
+async def test_a_reader_that_stops_reading_pauses_its_request_alone(engine: penstock.Engine) -> None:
+    expected = await engine.generate(PROMPT, LONG)
+    async with engine.stream(PROMPT, LONG) as slow:
+        first = await anext(slow)
+        # Others keep the event loop's port busy all the while, so it is the slow one's own queue that fills.
+        while engine.stats().paused == 0:
+            assert (await engine.generate(PROMPT, SHORT)).finish_reason == "length"
+        assert engine.stats().running == 1
+        assert slow.finish_reason is None
+        tokens = list(first.token_ids)
+        async for chunk in slow:
+            tokens += chunk.token_ids
+        assert tuple(tokens) == expected.token_ids
+    await assert_at_rest(engine)
+
+
+async def test_what_a_slow_reader_missed_comes_in_few_chunks(engine: penstock.Engine) -> None:
+    async with engine.stream(PROMPT, LONG) as slow:
+        while engine.stats().paused == 0:
+            await engine.generate(PROMPT, SHORT)
+        chunk = await anext(slow)
+        assert len(chunk.token_ids) > 100
+        assert chunk.text == engine.decode(chunk.token_ids)[: len(chunk.text)]
+    await assert_at_rest(engine)
+
+
+async def test_a_paused_request_can_be_cancelled_and_collected(engine: penstock.Engine) -> None:
+    expected = await engine.generate(PROMPT, LONG)
+    cancelled = await engine.start_request(PROMPT, LONG)
+    collected = await engine.start_request(PROMPT, LONG)
+    while engine.stats().paused < 2:
+        await engine.generate(PROMPT, SHORT)
+    cancelled.cancel()
+    assert (await cancelled.result()).finish_reason == "cancelled"
+    assert (await collected.result()).token_ids == expected.token_ids
+    await assert_at_rest(engine)
+
+
+async def test_a_failing_reader_takes_only_its_own_request_along(engine: penstock.Engine) -> None:
+    results: list[penstock.Result] = []
+
+    async def fail() -> None:
+        with suppress(ZeroDivisionError):
+            async with engine.stream(PROMPT, LONG) as request:
+                await anext(request)
+                raise ZeroDivisionError
+
+    async def collect() -> None:
+        results.append(await engine.generate(PROMPT, LONG))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(10):
+            group.start_soon(fail)
+            group.start_soon(collect)
+    assert [result.finish_reason for result in results] == ["length"] * 10
+    assert len({result.token_ids for result in results}) == 1
+    await assert_at_rest(engine)
+
+
+async def test_dead_readers_keep_nobody_waiting(tiny_model: Path) -> None:
+    async with make_engine(tiny_model, max_num_seqs=4) as engine:
+        dead = [await engine.start_request(PROMPT, LONG) for _ in range(4)]
+        while engine.stats().paused < 4:
+            await anyio.lowlevel.checkpoint()
+        for request in dead:
+            request.cancel()
+        assert (await engine.generate(PROMPT, SHORT)).finish_reason == "length"
+        await assert_at_rest(engine)
+
+
+async def test_a_reader_slower_than_the_engine_leaves_the_loop_to_others(engine: penstock.Engine) -> None:
+    num_turns = num_chunks = 0
+    is_done = False
+
+    async def turn() -> None:
+        nonlocal num_turns
+        while not is_done:
+            num_turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(turn)
+        while num_chunks < 50:
+            async with engine.stream(PROMPT, LONG) as request:
+                async for _chunk in request:
+                    num_chunks += 1
+                    # Holds the loop until the next chunk is there, so that this task never waits for one.
+                    before = engine.stats()
+                    while (now := engine.stats()).generation_tokens == before.generation_tokens:
+                        if now.running == now.paused:
+                            break
+        is_done = True
+    assert num_turns >= num_chunks
+
+
+async def test_a_crowd_that_only_collects_is_answered_in_full(engine: penstock.Engine) -> None:
+    results: list[penstock.Result] = []
+
+    async def collect(seed: int) -> None:
+        results.append(await engine.generate(PROMPT, LONG, max_tokens=20, seed=seed))
+
+    async with anyio.create_task_group() as group:
+        for seed in range(256):
+            group.start_soon(collect, seed)
+    assert sorted(result.seed for result in results) == list(range(256))
+    assert {len(result.token_ids) for result in results} == {20}
+    await assert_at_rest(engine)

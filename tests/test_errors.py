@@ -1,0 +1,276 @@
+"""Every bad input is a typed error that names the field, the value and the limit; and the engine goes on."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import penstock
+from api_support import LONG, PROMPT, SHORT, assert_at_rest, make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAN, INFINITY = float("nan"), float("inf")
+
+BAD_PARAMS: list[tuple[str, Any]] = [
+    *[("temperature", value) for value in (NAN, INFINITY, -INFINITY, -1, -1e-9, 1e300, True, "hot", [1])],
+    *[("top_p", value) for value in (0, 0.0, 1.0001, -0.5, NAN, INFINITY, 1e-60, True, "all")],
+    *[("min_p", value) for value in (-0.1, 1.1, NAN, INFINITY, False, "some")],
+    *[("top_k", value) for value in (-1, 2**32, 10**30, 1.5, True, "many")],
+    *[("max_tokens", value) for value in (0, -1, 10**30, 2**32, 1.0, True, "1", NAN)],
+    *[("min_tokens", value) for value in (-1, 10**30, 0.5, True, "1")],
+    *[("seed", value) for value in (-1, 2**64, 10**30, 0.5, True, "seed")],
+    *[
+        ("stop", value)
+        for value in ("", ["a", ""], "x" * 1025, ["x"] * 65, 3, [3], b"stop", "\ud800", ["\udfff"])
+    ],
+    *[
+        ("stop_token_ids", value)
+        for value in (-1, [-1], [2**32], [1.0], [True], "12", b"12", ["1"], {"a": 1})
+    ],
+    *[("ignore_eos", value) for value in (1, "yes", 0.0)],
+    *[("logprobs", value) for value in (1, 5, "yes")],
+    *[("skip_special_tokens", value) for value in (0, "no")],
+]
+
+BAD_CONFIG: list[tuple[str, Any]] = [
+    *[("device", value) for value in ("cuda", "cuda:1", "gpu", "", 0, True)],
+    *[("dtype", value) for value in ("int8", "FLOAT32", "", 32)],
+    *[("kv_cache_dtype", value) for value in ("int8", "fp8", None.__class__)],
+    *[("threads", value) for value in (0, -1, 1025, 1.0, True, "all")],
+    *[("max_model_len", value) for value in (0, -1, 10**30, 1.5, True, "long")],
+    *[("max_num_seqs", value) for value in (0, -1, True)],
+    *[("max_num_batched_tokens", value) for value in (0, -1, True)],
+    *[("max_waiting", value) for value in (0, -1, True)],
+    *[("block_size", value) for value in (0, -1, True, "16")],
+    *[("kv_cache_bytes", value) for value in (0, -1, 2**63, 1e9, True)],
+    *[("tokenizer", value) for value in (3, ["path"], "\udcff")],
+]
+
+#: Options whose limit depends on the model or on each other, found when the engine opens.
+BAD_FOR_THIS_MODEL: list[tuple[str, Any]] = [
+    ("block_size", 17),
+    ("block_size", 256),
+    ("max_model_len", 513),
+    ("max_num_batched_tokens", 15),
+    ("max_num_seqs", 1 << 20),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+def describe(case: Any) -> str:
+    return ascii(case)[:40]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_PARAMS, ids=describe)
+def test_a_bad_parameter_is_named(field: str, value: Any) -> None:
+    with pytest.raises(penstock.InvalidRequest) as caught:
+        penstock.SamplingParams(**{field: value})
+    error = caught.value
+    assert error.field == field
+    assert error.limit
+    assert field in str(error)
+    assert error.limit in str(error)
+    assert len(str(error)) < 300
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_CONFIG, ids=describe)
+def test_a_bad_option_is_named_before_anything_is_loaded(field: str, value: Any) -> None:
+    with pytest.raises(penstock.ConfigError) as caught:
+        penstock.Engine("no such model", **{field: value})
+    assert caught.value.field == field
+    assert caught.value.limit
+    assert caught.value.limit in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_FOR_THIS_MODEL, ids=describe)
+def test_an_option_that_this_model_cannot_have_is_named(tiny_model: Path, field: str, value: Any) -> None:
+    with pytest.raises(penstock.ConfigError) as caught:
+        make_engine(tiny_model, **{field: value}).blocking.start()
+    assert caught.value.field == field
+    assert str(value) in str(caught.value)
+    assert caught.value.limit
+
+
+def test_an_instruction_set_that_does_not_exist_is_named(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ISA", "avx9")
+    with pytest.raises(penstock.ConfigError, match="PENSTOCK_ISA=avx9") as caught:
+        make_engine(tiny_model).blocking.start()
+    assert (caught.value.field, caught.value.value) == ("PENSTOCK_ISA", "avx9")
+    assert "portable" in str(caught.value.limit)
+
+
+@pytest.mark.parametrize("keyword", ["prefix_cache", "memory_ratio", "quantization", "max_tokns"])
+def test_a_keyword_that_does_not_exist_is_named(engine: penstock.Engine, keyword: str) -> None:
+    with pytest.raises(TypeError, match=keyword):
+        penstock.Engine("no such model", **{keyword: 1})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=keyword):
+        engine.blocking.generate(PROMPT, **{keyword: 1})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="SamplingParams"):
+        engine.blocking.generate(PROMPT, {"max_tokens": 1})  # type: ignore[arg-type]
+
+
+BAD_PROMPTS: dict[str, Any] = {
+    "empty text": "",
+    "empty list": [],
+    "empty tuple": (),
+    "nothing": None,
+    "number": 7,
+    "bytes": b"text",
+    "id below zero": [1, -1],
+    "id beyond the vocabulary": [1, 512],
+    "id beyond 32 bits": [2**40],
+    "id that is a float": [1.0],
+    "id that is a bool": [True],
+    "id that is text": ["1"],
+    "lone surrogate": "before \ud800 after",
+    "one token too many": [1] * 512,
+    "long text": "x" * 600,
+    "text far too long": "x" * 20_000,
+    "mapping": {"role": "user", "content": "hi"},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", BAD_PROMPTS)
+async def test_a_bad_prompt_is_named(engine: penstock.Engine, case: str) -> None:
+    with pytest.raises(penstock.InvalidRequest) as caught:
+        await engine.start_request(BAD_PROMPTS[case])
+    assert caught.value.field == "prompt"
+    assert caught.value.limit
+    assert "prompt" in str(caught.value)
+
+
+BAD_MESSAGES: dict[str, Any] = {
+    "no role": [{"content": "hi"}],
+    "role of the wrong type": [{"role": 1, "content": "hi"}],
+    "content of the wrong type": [{"role": "user", "content": 3}],
+    "text among messages": [{"role": "user", "content": "hi"}, "hi"],
+    "lone surrogate": [{"role": "user", "content": "\ud800"}],
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", BAD_MESSAGES)
+async def test_malformed_messages_are_named(engine: penstock.Engine, case: str) -> None:
+    with pytest.raises(penstock.InvalidRequest, match="messages"):
+        await engine.start_request(BAD_MESSAGES[case])
+
+
+@pytest.mark.anyio
+async def test_what_this_model_cannot_do_is_refused_with_the_numbers(engine: penstock.Engine) -> None:
+    with pytest.raises(penstock.InvalidRequest) as caught:
+        await engine.start_request(PROMPT, stop_token_ids=[512])
+    assert caught.value.field == "stop_token_ids"
+    with pytest.raises(penstock.InvalidRequest) as caught:
+        await engine.start_request(PROMPT, min_tokens=509)
+    assert caught.value.field == "min_tokens"
+
+
+@pytest.mark.anyio
+async def test_bad_requests_leave_the_engine_as_it_was(engine: penstock.Engine) -> None:
+    async with engine.stream(PROMPT, LONG) as request:
+        for prompt in BAD_PROMPTS.values():
+            with pytest.raises(penstock.InvalidRequest):
+                await engine.start_request(prompt)
+        assert len((await request.result()).token_ids) == 400
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_too_many_waiting_requests_are_refused_and_the_others_are_served(tiny_model: Path) -> None:
+    async with make_engine(tiny_model, max_num_seqs=1, max_waiting=2) as engine:
+        outcomes: list[str] = []
+
+        async def ask() -> None:
+            try:
+                outcomes.append((await engine.generate(PROMPT, SHORT)).finish_reason)
+            except penstock.Overloaded as error:
+                outcomes.append(str(error))
+
+        async with engine.stream(PROMPT, LONG) as running:
+            await anext(running)
+            async with anyio.create_task_group() as group:
+                group.start_soon(running.result)
+                for _ in range(10):
+                    group.start_soon(ask)
+        assert outcomes.count("length") == 2
+        assert sum("max_waiting" in outcome for outcome in outcomes) == 8
+        await assert_at_rest(engine)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("no/such/path", "no such file"),
+        ("missing.gguf", "no such file"),
+        ("folder/missing.gguf", "no such file"),
+        ("/nowhere", "no such file"),
+        ("", "no such file"),
+        ("a model", "no such file"),
+    ],
+)
+def test_a_path_that_is_not_there_is_named(name: str, remedy: str) -> None:
+    with pytest.raises(penstock.ModelLoadError, match=remedy) as caught:
+        penstock.Engine(name).blocking.start()
+    assert name in str(caught.value)
+
+
+def test_files_that_are_no_model_are_named(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.gguf").write_text("not a GGUF file, only its name")
+    (tmp_path / "nothing.gguf").touch()
+    for place in (
+        tmp_path / "empty",
+        tmp_path / "text.gguf",
+        tmp_path / "nothing.gguf",
+        tiny_model / "config.json",
+    ):
+        with pytest.raises(penstock.ModelLoadError) as caught:
+            penstock.Engine(place).blocking.start()
+        assert place.name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_hub_model_needs_the_extra_or_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(penstock.ModelLoadError, match=r"pip install 'penstock\[hub\]'"):
+        penstock.Engine("owner/name").blocking.start()
+
+
+@pytest.mark.anyio
+async def test_messages_without_a_chat_template_say_so(tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "tokenizer_config.json").unlink()
+    async with make_engine(model) as engine:
+        with pytest.raises(penstock.InvalidRequest, match="no chat template"):
+            await engine.generate([{"role": "user", "content": "hi"}])
+
+
+def test_more_memory_than_there_is_is_refused_with_the_numbers(tiny_model: Path) -> None:
+    with pytest.raises(penstock.OutOfMemory, match="kv_cache_bytes"):
+        make_engine(tiny_model, kv_cache_bytes=1 << 50).blocking.start()
+    with pytest.raises(penstock.OutOfMemory, match="max_model_len"):
+        make_engine(tiny_model, kv_cache_bytes=1 << 17, max_model_len=512).blocking.start()
+
+
+def test_errors_form_one_tree() -> None:
+    assert issubclass(penstock.RequestError, penstock.PenstockError)
+    for error in (penstock.InvalidRequest, penstock.Overloaded, penstock.GenerationError):
+        assert issubclass(error, penstock.RequestError)
+    assert issubclass(penstock.ConfigError, ValueError)
+    assert issubclass(penstock.InvalidRequest, ValueError)

@@ -1,0 +1,24 @@
+"""Every example runs as its first line says, and prints something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+MORE_ARGUMENTS = {"stream": ["Why is the sky blue?"], "timeout": ["0.5"]}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_the_example_runs(example: Path, demo_model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", example, demo_model, *MORE_ARGUMENTS.get(example.stem, [])],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert len(done.stdout) > 20

@@ -1,0 +1,85 @@
+"""The public names are exactly these, and importing them imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import json
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import penstock
+
+PUBLIC = {
+    "Blocking",
+    "BlockingRequest",
+    "BlockingStream",
+    "Chunk",
+    "ConfigError",
+    "Engine",
+    "EngineConfig",
+    "EngineStopped",
+    "GenerationError",
+    "InvalidRequest",
+    "ModelInfo",
+    "ModelLoadError",
+    "OutOfMemory",
+    "Overloaded",
+    "PenstockError",
+    "Request",
+    "RequestError",
+    "Result",
+    "SamplingParams",
+    "Stats",
+    "Stream",
+    "Timings",
+    "Usage",
+    "__version__",
+}
+HEAVY = {"torch", "numpy", "transformers", "jinja2", "tqdm", "huggingface_hub", "click", "trio", "uvloop"}
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(json.loads(done.stdout))
+
+
+def test_all_names_what_is_public_and_nothing_else() -> None:
+    assert len(penstock.__all__) == len(PUBLIC)
+    assert set(penstock.__all__) == PUBLIC
+    unlisted = {
+        name
+        for name, value in vars(penstock).items()
+        if not name.startswith("_") and name not in PUBLIC and not isinstance(value, ModuleType)
+    }
+    assert unlisted == set()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+def test_a_public_class_is_documented_and_at_home_in_the_package(name: str) -> None:
+    value = getattr(penstock, name)
+    assert inspect.isclass(value)
+    assert value.__doc__
+    assert value.__module__.partition(".")[0] == "penstock"
+    assert not value.__module__.partition(".")[2].startswith("_")
+
+
+def test_every_error_is_a_penstock_error() -> None:
+    classes = [getattr(penstock, name) for name in PUBLIC - {"__version__"}]
+    errors = [value for value in classes if issubclass(value, Exception)]
+    assert len(errors) == 9
+    assert all(issubclass(error, penstock.PenstockError) for error in errors)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert not HEAVY & modules_after("import penstock")
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert importlib.metadata.version("penstock") == penstock.__version__

@@ -1,0 +1,107 @@
+"""The house's walls: which crate may know which, and what must not appear where."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUST = ROOT / "rust"
+PACKAGE = ROOT / "python" / "penstock"
+
+# kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; python on top of them.
+LAYERS = {
+    "kernels": set(),
+    "checkpoint": set(),
+    "engine": set(),
+    "device": {"kernels"},
+    "models": {"device", "checkpoint"},
+    "text": {"checkpoint"},
+    "runner": {"device", "models", "checkpoint", "engine"},
+    "python": {"runner", "engine", "text", "checkpoint"},
+}
+
+# Safe Rust everywhere else.
+MAY_BE_UNSAFE = (
+    "kernels/src/",
+    "engine/src/result_queue",
+    "engine/src/port",
+    "checkpoint/src/mapped.rs",
+)
+
+HEAVY = {"torch", "numpy", "transformers", "huggingface_hub", "jinja2", "tqdm"}
+
+
+def manifest(crate: str) -> dict[str, dict[str, object]]:
+    return tomllib.loads((RUST / crate / "Cargo.toml").read_text())
+
+
+KINDS = ("dependencies", "build-dependencies", "dev-dependencies")
+
+
+def dependencies(crate: str, kinds: tuple[str, ...] = KINDS) -> set[str]:
+    tables = [manifest(crate), *manifest(crate).get("target", {}).values()]
+    return {name for table in tables for kind in kinds for name in table.get(kind, {})}  # type: ignore[attr-defined]
+
+
+def ours(names: set[str]) -> set[str]:
+    return {name.removeprefix("penstock-") for name in names if name.startswith("penstock-")}
+
+
+def code_of(source: Path) -> str:
+    """The Rust code without its comments and strings."""
+    pattern = r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"'
+    return re.sub(pattern, '""', source.read_text(), flags=re.DOTALL)
+
+
+def test_every_crate_is_in_the_layering() -> None:
+    assert {folder.parent.name for folder in RUST.glob("*/Cargo.toml")} == LAYERS.keys()
+
+
+@pytest.mark.parametrize("crate", LAYERS)
+def test_a_crate_depends_on_the_layers_below_it_alone(crate: str) -> None:
+    assert ours(dependencies(crate, KINDS[:2])) == LAYERS[crate]
+
+
+@pytest.mark.parametrize("crate", LAYERS)
+def test_tests_and_benchmarks_reach_no_layer_above_their_crate(crate: str) -> None:
+    below = set(LAYERS[crate])
+    while more := {deeper for layer in below for deeper in LAYERS[layer]} - below:
+        below |= more
+    assert ours(dependencies(crate)) <= below
+
+
+def test_python_is_known_to_the_outermost_crate_alone() -> None:
+    assert [crate for crate in LAYERS if "pyo3" in dependencies(crate)] == ["python"]
+
+
+def test_unsafe_code_stays_in_its_few_places() -> None:
+    unsafe = {
+        source.relative_to(RUST).as_posix()
+        for source in RUST.glob("*/src/**/*.rs")
+        if re.search(r"\bunsafe\b", code_of(source))
+    }
+    assert {source for source in unsafe if not source.startswith(MAY_BE_UNSAFE)} == set()
+    assert any(source.startswith("kernels/src/") for source in unsafe), "the search itself finds nothing"
+
+
+def test_no_token_is_handed_to_an_event_loop_by_a_call() -> None:
+    for source in PACKAGE.rglob("*.py"):
+        assert "call_soon_threadsafe" not in source.read_text(), source
+    for source in RUST.rglob("*.rs"):
+        assert "future_into_py" not in code_of(source), source
+
+
+def test_no_module_imports_a_heavy_library_when_it_is_imported() -> None:
+    for source in PACKAGE.rglob("*.py"):
+        for node in ast.parse(source.read_text()).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not HEAVY & {name.partition(".")[0] for name in names}, f"{source}:{node.lineno}"

@@ -1,0 +1,226 @@
+"""One engine, any number of event loops and threads; and how tasks of one loop wait together."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import penstock
+from api_support import LONG, PROMPT, SHORT, assert_at_rest, assert_at_rest_blocking, make_engine, resources
+from penstock._pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import penstock
+
+BACKENDS: list[dict[str, Any]] = [
+    {"backend": "asyncio"},
+    {"backend": "asyncio", "backend_options": {"use_uvloop": True}},
+    {"backend": "trio"},
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+def test_loops_of_all_kinds_share_an_engine_side_by_side(engine: penstock.Engine) -> None:
+    expected = [
+        engine.blocking.generate(PROMPT, LONG, max_tokens=40, seed=seed).token_ids for seed in range(16)
+    ]
+    before = resources()
+    answers: list[dict[int, tuple[int, ...]]] = []
+
+    def serve(how: dict[str, Any]) -> None:
+        mine: dict[int, tuple[int, ...]] = {}
+
+        async def ask(seed: int) -> None:
+            async with engine.stream(PROMPT, LONG, max_tokens=40, seed=seed) as request:
+                mine[seed] = tuple([token async for chunk in request for token in chunk.token_ids])
+
+        async def main() -> None:
+            async with anyio.create_task_group() as group:
+                for seed in range(16):
+                    group.start_soon(ask, seed)
+
+        anyio.run(main, **how)
+        answers.append(mine)
+
+    threads = [threading.Thread(target=serve, args=(how,)) for how in BACKENDS * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 6
+    for mine in answers:
+        assert [mine[seed] for seed in range(16)] == expected
+    assert_at_rest_blocking(engine)
+    assert resources() == before
+
+
+def test_one_loop_after_another_uses_an_engine_that_neither_opened(engine: penstock.Engine) -> None:
+    before = resources()
+    for how in BACKENDS * 2:
+        anyio.run(assert_at_rest, engine, **how)
+    assert resources() == before
+
+
+def test_an_engine_opened_on_one_loop_closes_on_another(tiny_model: Path) -> None:
+    engine = make_engine(tiny_model)
+    anyio.run(engine.start, backend="asyncio")
+    anyio.run(assert_at_rest, engine, backend="trio")
+    anyio.run(engine.aclose, backend="trio")
+
+
+def test_a_loop_that_dies_with_open_requests_leaves_nothing(engine: penstock.Engine) -> None:
+    async def abandon() -> None:
+        requests = [await engine.start_request(PROMPT, LONG) for _ in range(5)]
+        await anext(requests[0])
+        for request in requests:
+            request.cancel()
+
+    before = resources()
+    for how in BACKENDS:
+        anyio.run(abandon, **how)
+        assert_at_rest_blocking(engine)
+    assert resources() == before
+
+
+@pytest.mark.anyio
+async def test_a_request_of_another_thread_is_not_read_here(engine: penstock.Engine) -> None:
+    async with engine.stream(PROMPT, LONG) as request:
+        errors: list[str] = []
+
+        def read_elsewhere() -> None:
+            async def main() -> None:
+                try:
+                    async for _chunk in request:
+                        pass
+                except RuntimeError as error:
+                    errors.append(str(error))
+
+            anyio.run(main)
+
+        await anyio.to_thread.run_sync(read_elsewhere)
+    assert len(errors) == 1
+    assert "another thread" in errors[0]
+
+
+@pytest.mark.anyio
+async def test_a_task_that_only_collects_is_not_woken_for_every_token(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[int] = []
+    drains = 0
+
+    class Spy:
+        """A port that notes whom it names."""
+
+        def __init__(self, port: Any) -> None:
+            self.port = port
+
+        def drain(self) -> list[int]:
+            nonlocal drains
+            drains += 1
+            news = list(self.port.drain())
+            named.extend(news)
+            return news
+
+    async with engine.stream(PROMPT, LONG) as request:
+        monkeypatch.setattr(request._pump, "port", Spy(request._pump.port))
+        await request.result()
+        monkeypatch.undo()
+    assert drains > 20
+    assert named.count(request.id) == 1
+
+
+@pytest.mark.anyio
+async def test_whoever_leads_may_leave_at_any_time(engine: penstock.Engine) -> None:
+    """The leader is cancelled again and again while others follow; everyone else gets everything."""
+    expected = (await engine.generate(PROMPT, LONG)).token_ids
+    answers: list[tuple[int, ...]] = []
+
+    async def follow() -> None:
+        request = await engine.start_request(PROMPT, LONG)
+        answers.append(tuple([token async for chunk in request for token in chunk.token_ids]))
+
+    async def lead_and_leave() -> None:
+        async with engine.stream(PROMPT, LONG) as request:
+            for _ in range(100):
+                with anyio.CancelScope() as scope:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(request.result)
+                        await anyio.lowlevel.checkpoint()
+                        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(lead_and_leave)
+        for _ in range(5):
+            group.start_soon(follow)
+    assert answers == [expected] * 5
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_a_pump_never_leaves_followers_without_a_leader() -> None:
+    """Random waits, wake-ups and cancellations on a bare pump; somebody leads whenever anybody waits."""
+    pump = Pump()
+    chance = random.Random(3)
+    ready: set[int] = set()
+    scopes: dict[int, anyio.CancelScope] = {}
+
+    async def wait(number: int) -> None:
+        with anyio.CancelScope() as scope:
+            scopes[number] = scope
+            await pump.wait(number, lambda: number in ready)
+        del scopes[number]
+
+    async def settle() -> None:
+        for _ in range(6):
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        for turn in range(300):
+            match chance.choice(["wait", "wait", "cancel", "satisfy"]):
+                case "wait":
+                    group.start_soon(wait, turn)
+                case "cancel" if scopes:
+                    for number in chance.sample(sorted(scopes), chance.randint(1, len(scopes))):
+                        scopes[number].cancel()
+                case "satisfy" if scopes:
+                    # News that nobody was told of: the next leader's own look must find it.
+                    ready.update(chance.sample(sorted(scopes), 1))
+                    for followers in pump._followers.values():
+                        for event in followers:
+                            event.set()
+            await settle()
+            assert pump._has_leader or not pump._followers
+        for scope in list(scopes.values()):
+            scope.cancel()
+    assert not pump._has_leader
+    assert not pump._followers
+
+
+@pytest.mark.anyio
+async def test_short_and_long_requests_end_each_at_its_own_time(engine: penstock.Engine) -> None:
+    done: list[int] = []
+
+    async def ask(max_tokens: int) -> None:
+        result = await engine.generate(PROMPT, LONG, max_tokens=max_tokens)
+        assert len(result.token_ids) == max_tokens
+        done.append(max_tokens)
+
+    async with anyio.create_task_group() as group:
+        for max_tokens in (200, 1, 100, 2, 50, 3):
+            group.start_soon(ask, max_tokens)
+    assert sorted(done) == [1, 2, 3, 50, 100, 200]
+    assert (await engine.generate(PROMPT, SHORT)).finish_reason == "length"

@@ -1,0 +1,234 @@
+"""What a request gives: chunks, results, parameters, ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import penstock
+from api_support import LONG, PROMPT, SHORT, assert_at_rest, make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+END_OF_TURN = 258
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+async def test_chunks_put_together_are_the_result(engine: penstock.Engine) -> None:
+    request = await engine.start_request("Hello", LONG, logprobs=True)
+    chunks = [chunk async for chunk in request]
+    result = await request.result()
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == result.token_ids
+    assert result.logprobs is not None
+    assert tuple(value for chunk in chunks for value in chunk.logprobs or ()) == result.logprobs
+    assert all(value <= 0 for value in result.logprobs)
+    assert result.text == engine.decode(result.token_ids)
+    assert result.prompt_token_ids == tuple(engine.encode("Hello"))
+    assert result.usage == penstock.Usage(prompt_tokens=5, completion_tokens=400)
+    assert (result.finish_reason, result.stop_reason, request.finish_reason) == ("length", None, "length")
+    assert result.timings.first_token is not None
+    assert 0 <= result.timings.queued <= result.timings.first_token <= result.timings.total
+
+
+async def test_a_result_holds_everything_whenever_it_is_asked_for(engine: penstock.Engine) -> None:
+    expected = await engine.generate(PROMPT, LONG)
+    request = await engine.start_request(PROMPT, LONG)
+    first = await anext(request)
+    during = await request.result()
+    rest = [chunk async for chunk in request]
+    after = await request.result()
+    assert during.token_ids == after.token_ids == expected.token_ids
+    assert during.text == after.text == expected.text
+    assert first.token_ids + tuple(token for chunk in rest for token in chunk.token_ids) == expected.token_ids
+    assert [chunk async for chunk in request] == []
+
+
+async def test_one_task_may_iterate_while_another_collects(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, LONG)
+    results = []
+
+    async def collect() -> None:
+        results.append(await request.result())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(collect)
+        group.start_soon(collect)
+        tokens = [token async for chunk in request for token in chunk.token_ids]
+    assert [result.token_ids for result in results] == [tuple(tokens)] * 2
+
+
+async def test_a_second_reader_is_turned_away(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, LONG)
+    errors = []
+
+    async def read() -> None:
+        try:
+            async for _chunk in request:
+                pass
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        group.start_soon(read)
+    assert len(errors) == 1
+    assert "one reader at a time" in errors[0]
+    assert request.finish_reason == "length"
+
+
+async def test_the_same_seed_gives_the_same_answer_and_is_reported(engine: penstock.Engine) -> None:
+    drawn = await engine.generate(PROMPT, max_tokens=50, temperature=1.0, ignore_eos=True)
+    again = await engine.generate(PROMPT, max_tokens=50, temperature=1.0, ignore_eos=True, seed=drawn.seed)
+    other = await engine.generate(PROMPT, max_tokens=50, temperature=1.0, ignore_eos=True)
+    assert again.token_ids == drawn.token_ids
+    assert other.seed != drawn.seed
+    assert other.token_ids != drawn.token_ids
+    largest = await engine.start_request(PROMPT, SHORT, seed=2**64 - 1)
+    assert largest.params.seed == (await largest.result()).seed == 2**64 - 1
+
+
+async def test_temperature_zero_takes_the_likeliest_token_whatever_the_seed(engine: penstock.Engine) -> None:
+    answers = {
+        (await engine.generate(PROMPT, SHORT, temperature=0.0, seed=seed)).token_ids for seed in range(5)
+    }
+    assert len(answers) == 1
+
+
+async def test_a_stop_string_ends_the_text_in_front_of_it(engine: penstock.Engine) -> None:
+    whole = await engine.generate(PROMPT, LONG)
+    stop = whole.text[60:64]
+    cut = whole.text.index(stop)
+    for stops in (stop, [stop], ["never appears", stop]):
+        result = await engine.generate(PROMPT, LONG, stop=stops)
+        assert (result.finish_reason, result.stop_reason) == ("stop", stop)
+        assert result.text == whole.text[:cut]
+        assert result.token_ids == whole.token_ids[: len(result.token_ids)]
+        assert stop in engine.decode(result.token_ids)
+        assert stop not in engine.decode(result.token_ids[:-1])
+    request = await engine.start_request(PROMPT, LONG, stop=stop)
+    assert "".join([chunk.text async for chunk in request]) == whole.text[:cut]
+
+
+async def test_a_stop_token_is_in_the_tokens_and_not_in_the_text(engine: penstock.Engine) -> None:
+    whole = await engine.generate(PROMPT, LONG)
+    token = whole.token_ids[20]
+    length = whole.token_ids.index(token) + 1
+    result = await engine.generate(PROMPT, LONG, stop_token_ids=[token])
+    assert (result.finish_reason, result.stop_reason) == ("stop", token)
+    assert result.token_ids == whole.token_ids[:length]
+    assert result.text == engine.decode(whole.token_ids[: length - 1])
+    late = await engine.generate(PROMPT, LONG, stop_token_ids=[token], min_tokens=100)
+    assert len(late.token_ids) > 100
+    assert token not in late.token_ids[:100]
+
+
+async def test_the_models_end_token_ends_unless_it_is_ignored(engine: penstock.Engine) -> None:
+    for seed in range(50):
+        ignoring = await engine.generate(PROMPT, LONG, temperature=2.0, seed=seed)
+        if END_OF_TURN in ignoring.token_ids:
+            break
+    else:
+        pytest.fail("no seed draws the end token")
+    assert ignoring.finish_reason == "length"
+    ending = await engine.generate(PROMPT, LONG, temperature=2.0, seed=seed, ignore_eos=False)
+    assert (ending.finish_reason, ending.stop_reason) == ("stop", END_OF_TURN)
+    assert ending.token_ids == ignoring.token_ids[: ignoring.token_ids.index(END_OF_TURN) + 1]
+
+
+async def test_special_tokens_are_shown_when_asked_for(engine: penstock.Engine) -> None:
+    for seed in range(50):
+        hidden = await engine.generate(PROMPT, LONG, temperature=2.0, seed=seed)
+        if END_OF_TURN in hidden.token_ids:
+            break
+    shown = await engine.generate(PROMPT, LONG, temperature=2.0, seed=seed, skip_special_tokens=False)
+    assert "<|im_end|>" in shown.text
+    assert "<|im_end|>" not in hidden.text
+
+
+async def test_messages_go_through_the_chat_template_and_get_no_special_tokens_twice(
+    engine: penstock.Engine,
+) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    request = await engine.start_request(messages, SHORT)
+    rendered = engine.render_chat(messages)
+    assert rendered.endswith("<|im_start|>assistant\n")
+    result = await request.result()
+    assert result.prompt_token_ids == tuple(engine.encode(rendered, add_special_tokens=False))
+
+
+async def test_a_long_text_is_tokenised_in_a_thread_to_the_same_ids(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = await engine.generate("Some words and some more", SHORT)
+    monkeypatch.setattr("penstock.engine.LONG_TEXT", 4)
+    there = await engine.generate("Some words and some more", SHORT)
+    assert there.prompt_token_ids == here.prompt_token_ids
+    assert there.token_ids == here.token_ids
+
+
+async def test_defaults_are_the_models_and_what_is_given_wins(tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 2]}
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    async with make_engine(model) as engine:
+        async with engine.stream(PROMPT) as request:
+            params = request.params
+        assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 20, 0.95, 0.0)
+        assert params.max_tokens == engine.info.max_model_len - len(PROMPT)
+        request = await engine.start_request(PROMPT, temperature=0.0, top_k=0, max_tokens=3)
+        assert (request.params.temperature, request.params.top_k, request.params.top_p) == (0.0, 0, 0.95)
+        await request.result()
+    settings["do_sample"] = False
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    async with make_engine(model) as engine:
+        request = await engine.start_request(PROMPT, max_tokens=3)
+        assert request.params.temperature == 0.0
+        await request.result()
+
+
+async def test_params_and_keywords_go_together_and_keywords_win(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, penstock.SamplingParams(max_tokens=5, top_k=7), top_k=3)
+    assert (request.params.max_tokens, request.params.top_k) == (5, 3)
+    await request.result()
+    await assert_at_rest(engine)
+
+
+async def test_an_answer_ends_where_the_models_length_does(engine: penstock.Engine) -> None:
+    request = await engine.start_request([1] * 500, max_tokens=10**6, ignore_eos=True)
+    assert request.params.max_tokens == 12
+    result = await request.result()
+    assert (result.finish_reason, len(result.token_ids)) == ("length", 12)
+
+
+async def test_a_timeout_around_one_chunk_loses_nothing(engine: penstock.Engine) -> None:
+    expected = await engine.generate(PROMPT, LONG)
+    request = await engine.start_request(PROMPT, LONG)
+    tokens: list[int] = []
+
+    async def read(scope: anyio.CancelScope) -> None:
+        with scope:
+            tokens.extend((await anext(request)).token_ids)
+
+    for num_checkpoints in range(50):
+        scope = anyio.CancelScope()
+        async with anyio.create_task_group() as group:
+            group.start_soon(read, scope)
+            for _ in range(num_checkpoints % 5):
+                await anyio.lowlevel.checkpoint()
+            scope.cancel()
+    tokens += [token async for chunk in request for token in chunk.token_ids]
+    assert tuple(tokens) == expected.token_ids

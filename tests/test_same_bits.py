@@ -1,0 +1,155 @@
+"""Same request, same answer: the tokens and the bits of their logprobs depend on nothing but the request.
+
+Not on what else runs, on how the prompt is cut into chunks, on the number of threads. Each instruction set is
+compared with itself: between them the order of additions may differ, and nothing is promised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+import penstock
+from support.checkpoints import make_config, write_checkpoint
+from support.running import random_prompt
+
+PROMPT = random_prompt(150)
+SAMPLING = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0, "top_k": 50, "top_p": 0.95, "seed": 7},
+}
+CHECKPOINTS = {
+    "llama": make_config("llama", num_attention_heads=6, num_key_value_heads=2),
+    "mistral with a short window, bfloat16": make_config("mistral", sliding_window=40, dtype="bfloat16"),
+    "qwen3, float16": make_config("qwen3", dtype="float16", head_dim=80),
+    "qwen2 with dynamic rope": make_config(
+        "qwen2",
+        max_position_embeddings=100,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    ),
+}
+
+
+class Answer(NamedTuple):
+    """What must not change by a bit."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+def answer_of(result: penstock.Result) -> Answer:
+    assert result.logprobs is not None
+    return Answer(tuple(result.token_ids), tuple(result.logprobs))
+
+
+async def answer(engine: penstock.Engine, sampling: dict[str, Any], *, neighbours: int = 0) -> Answer:
+    """The one request's answer, while `neighbours` others arrive, leave and are cancelled around it."""
+    chance = random.Random(neighbours)
+    arrivals = sorted(chance.randrange(40) for _ in range(neighbours))
+
+    async def neighbour(seed: int) -> None:
+        prompt = random_prompt(chance.randint(1, 200), seed=seed)
+        request = await engine.start_request(
+            prompt, max_tokens=chance.randint(1, 60), temperature=1.0, ignore_eos=True
+        )
+        if seed % 3 == 0:
+            await anext(aiter(request))
+            request.cancel()
+        await request.result()
+
+    async with anyio.create_task_group() as group:
+        request = await engine.start_request(
+            PROMPT, max_tokens=48, ignore_eos=True, logprobs=True, **sampling
+        )
+        seen = 0
+        while arrivals and arrivals[0] == 0:
+            arrivals.pop(0)
+            group.start_soon(neighbour, len(arrivals))
+        async for chunk in request:
+            seen += len(chunk.token_ids)
+            while arrivals and arrivals[0] <= seen:
+                arrivals.pop(0)
+                group.start_soon(neighbour, len(arrivals))
+    return answer_of(await request.result())
+
+
+def observe(
+    checkpoint: Path, sampling: dict[str, Any], *, neighbours: int = 0, chunk: int = 512, **config: Any
+) -> Answer:
+    async def main() -> Answer:
+        sizes: dict[str, Any] = {
+            "max_model_len": 400,
+            "max_num_batched_tokens": chunk,
+            "max_num_seqs": min(chunk, 32),
+        }
+        async with penstock.Engine(str(checkpoint), **sizes, **config) as engine:
+            return await answer(engine, sampling, neighbours=neighbours)
+
+    return anyio.run(main)
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("bits"), CHECKPOINTS[request.param])
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_neither_neighbours_nor_chunks_nor_threads_change_a_bit(checkpoint: Path, sampling: str) -> None:
+    alone = observe(checkpoint, SAMPLING[sampling], threads=1)
+    assert len(alone.token_ids) == 48
+    for threads in (1, 2):
+        for chunk in (16, 64, 512):
+            for neighbours in (0, 31):
+                other = observe(
+                    checkpoint,
+                    SAMPLING[sampling],
+                    neighbours=neighbours,
+                    threads=threads,
+                    chunk=chunk,
+                )
+                assert other == alone, f"{threads} threads, chunks of {chunk}, {neighbours} neighbours"
+
+
+def test_the_block_size_does_not_change_a_bit(checkpoint: Path) -> None:
+    first, *others = [observe(checkpoint, SAMPLING["greedy"], block_size=size) for size in (16, 32, 64, 128)]
+    assert others == [first] * 3
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_each_instruction_set_agrees_with_itself(checkpoint: Path, isa: str) -> None:
+    if isa == "avx2" and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX2")
+    done = subprocess.run(
+        [sys.executable, __file__, str(checkpoint)],
+        env=os.environ | {"PENSTOCK_ISA": isa, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    alone, *others = json.loads(done.stdout)
+    assert others == [alone] * len(others)
+
+
+def main() -> None:
+    """Prints the same request's answers in four very different settings; run under one `PENSTOCK_ISA`."""
+    checkpoint = Path(sys.argv[1])
+    settings: list[dict[str, Any]] = [
+        {"threads": 1},
+        {"threads": 2},
+        {"threads": 1, "chunk": 16},
+        {"threads": 2, "chunk": 64, "neighbours": 31},
+    ]
+    json.dump([observe(checkpoint, SAMPLING["greedy"], **setting) for setting in settings], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

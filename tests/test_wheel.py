@@ -1,0 +1,66 @@
+"""The wheel as a user gets it: built for release, installed where nothing else is, streaming an answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+pytestmark = [pytest.mark.wheel, pytest.mark.timeout(1200)]
+
+# The first sixteen greedy tokens, as transformers has them too.
+ANSWER = "The answer to this question lies in the intricate dance of light and color. The"
+STREAM = """
+import json, sys
+import anyio, penstock
+
+async def main():
+    async with penstock.Engine(sys.argv[1]) as engine:
+        messages = [{"role": "user", "content": "Why is the sky blue?"}]
+        request = await engine.start_request(messages, max_tokens=16, temperature=0.0)
+        chunks = [chunk.text async for chunk in request]
+        print(json.dumps({"chunks": chunks, "modules": sorted(sys.modules)}))
+
+anyio.run(main)
+"""
+
+
+def output_of(*command: str | Path) -> str:
+    """Run where no checkout is in sight."""
+    return subprocess.run(command, cwd="/", check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `make wheel` builds it, so that a build made there is not made again."""
+    folder = tmp_path_factory.mktemp("dist")
+    maturin = Path(sys.executable).with_name("maturin")
+    subprocess.run([maturin, "build", "--release", "--locked", "--out", folder], cwd=ROOT, check=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_serves_every_python_and_holds_what_it_should(wheel: Path) -> None:
+    assert "-cp311-abi3-" in wheel.name
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"penstock/__init__.py", "penstock/_core.pyi", "penstock/py.typed"} <= names
+    assert any(name.startswith("penstock/_core") and name.endswith(".so") for name in names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith("tests/") or name.endswith(".gguf") for name in names)
+
+
+def test_the_wheel_streams_from_an_empty_environment(wheel: Path, demo_model: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True)
+    answer = json.loads(output_of(python, "-W", "error", "-c", STREAM, demo_model))
+    assert len(answer["chunks"]) > 1
+    assert "".join(answer["chunks"]) == ANSWER
+    assert not {"torch", "numpy", "transformers"} & set(answer["modules"])
+    assert "penstock" in output_of(python.with_name("penstock"), "--help")
