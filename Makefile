@@ -26,7 +26,7 @@ CRATES  := --workspace --exclude penstock-python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check build wheel format lint lint-rust lint-python test-rust test-rust-all test-python \
+.PHONY: help demo test check build wheel bench format lint lint-rust lint-python test-rust test-rust-all test-python \
         test-python-all rust clean
 
 help:  ## This list
@@ -43,6 +43,10 @@ build: $(CORE)  ## The extension module, in place, ready for `.venv/bin/python -
 
 wheel: $(BASE)  ## A release wheel in dist/
 	$(BIN)/maturin build --release --locked --out dist
+
+bench:  ## Kernels and a random 0.5B model against the limits of this machine (BENCH="--rounds 5")
+	cargo bench -p penstock-kernels --bench kernels -- --quick
+	cargo bench -p penstock-runner --bench model -- $(BENCH)
 
 format: $(DEV)  ## Format all sources
 	cargo fmt --all
