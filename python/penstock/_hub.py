@@ -50,18 +50,28 @@ def _fetch(hub_id: str, revision: str | None) -> str:
             "pip install 'penstock[hub]'"
         )
         raise ModelLoadError(message) from None
+    name = hub_id if revision is None else f"{hub_id}@{revision}"
     try:
-        return huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=FILES)
+        folder = huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=FILES)
     except errors.GatedRepoError as error:
-        message = f"{hub_id}: the hub asks you to accept its terms and to log in: hf auth login"
+        message = f"{name}: the hub asks you to accept its terms and to log in: hf auth login"
         raise ModelLoadError(message) from error
     except errors.RepositoryNotFoundError as error:
-        message = f"{hub_id}: neither a path here nor a model on the hub (private ones need: hf auth login)"
+        message = f"{name}: neither a path here nor a model on the hub (private ones need: hf auth login)"
         raise ModelLoadError(message) from error
-    except errors.LocalEntryNotFoundError as error:
-        message = f"{hub_id}: not in the local cache and the hub is offline; first run: hf download {hub_id}"
+    except errors.RevisionNotFoundError as error:
+        message = f"{name}: the model on the hub has no revision {revision}"
         raise ModelLoadError(message) from error
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        message = f"{hub_id}: cannot be fetched from the hub: {reason}"
+    except Exception as error:  # also those of its HTTP library, which differs between its versions
+        cause = error.__cause__ if isinstance(error.__cause__, errors.HfHubHTTPError) else error
+        if isinstance(cause, errors.LocalEntryNotFoundError):
+            command = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+            message = f"{name}: not in the local cache and the hub is offline; first run: {command}"
+        else:
+            reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+            message = f"{name}: cannot be fetched from the hub: {reason}"
         raise ModelLoadError(message) from error
+    if not (Path(folder) / "config.json").exists():
+        message = f"{name}: it has no config.json; of GGUF files, hf download one and open its path"
+        raise ModelLoadError(message)
+    return folder

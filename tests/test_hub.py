@@ -1,0 +1,319 @@
+"""Models by their hub id: a real download from a local server that speaks the hub's protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from api_support import PROMPT, SHORT, make_engine
+from support.checkpoints import make_config, write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.oracle  # whose dependencies have huggingface_hub
+
+MODEL, GATED, BROKEN, BUSY = "acme/tiny", "acme/gated", "acme/broken", "acme/busy"
+DECOYS = (
+    ".gitattributes",
+    "README.md",
+    "consolidated.safetensors",
+    "model-q8_0.gguf",
+    "model.fp16.safetensors",
+    "onnx/config.json",
+    "onnx/model.safetensors",
+    "pytorch_model.bin",
+)
+
+#: `huggingface_hub` reads its environment when it is imported: every fetch is a process of its own.
+ASK = f"""
+import sys
+import penstock
+try:
+    with penstock.Engine(sys.argv[1], threads=1) as engine:
+        params = penstock.SamplingParams(max_tokens={SHORT.max_tokens}, ignore_eos=True, seed={SHORT.seed})
+        result = engine.blocking.generate({list(PROMPT)}, params)
+        print(list(result.token_ids))
+except penstock.ModelLoadError as error:
+    sys.exit(f"ModelLoadError: {{error}}")
+"""
+
+
+class Repository(NamedTuple):
+    """One revision of a model."""
+
+    folder: Path
+    sha: str
+
+    def files(self) -> dict[str, Path]:
+        """Every file, by its name on the hub."""
+        paths = (path for path in self.folder.rglob("*") if path.is_file())
+        return {path.relative_to(self.folder).as_posix(): path for path in paths}
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves revisions of `MODEL`; remembers what it was asked for."""
+
+    daemon_threads = True
+
+    def __init__(self, revisions: dict[str, Repository]) -> None:
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.revisions = revisions | {repository.sha: repository for repository in revisions.values()}
+        self.requests: list[tuple[str, str]] = []
+
+    def asked_revisions(self) -> set[str]:
+        """The revisions whose commit was asked for."""
+        found = (re.search(r"/revision/(.+)", path) for _, path in self.requests)
+        return {match[1] for match in found if match}
+
+    def asked_files(self, method: str) -> list[str]:
+        """The files asked for with this method, in order of their names."""
+        found = (re.search(r"/resolve/[^/]+/(.+)", path) for asked, path in self.requests if asked == method)
+        return sorted(match[1] for match in found if match)
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """What `huggingface_hub` needs of the hub: the commit of a revision, its list of files, and the files."""
+
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        """As for GET, but no body is sent."""
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        """Answers, or refuses as the hub does."""
+        path = unquote(urlsplit(self.path).path)
+        self.server.requests.append((self.command, path))
+        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path)
+        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        if match := api or file:
+            hub_id = match[1]
+            revision = match[3] if api else match[2]
+            if hub_id == BROKEN:
+                self.close_connection = True
+            elif hub_id == BUSY:
+                self.refuse(HTTPStatus.TOO_MANY_REQUESTS, None)
+            elif hub_id == GATED and file:  # what there is may be seen, what is in it may not
+                self.refuse(HTTPStatus.FORBIDDEN, "GatedRepo")
+            elif hub_id not in (MODEL, GATED):
+                self.refuse(HTTPStatus.NOT_FOUND, "RepoNotFound")
+            elif revision not in self.server.revisions:
+                self.refuse(HTTPStatus.NOT_FOUND, "RevisionNotFound")
+            elif file:
+                self.send_file(self.server.revisions[revision], file[3])
+            else:
+                self.send_facts(hub_id, self.server.revisions[revision], match[2])
+        else:
+            self.refuse(HTTPStatus.NOT_FOUND, None)
+
+    def send_facts(self, hub_id: str, repository: Repository, kind: str) -> None:
+        """The commit of a revision, or the list of its files with what is known of each."""
+        files = repository.files()
+        facts: object
+        if kind == "revision":
+            siblings = [{"rfilename": name} for name in files]
+            facts = {"_id": "0", "id": hub_id, "sha": repository.sha, "private": False, "siblings": siblings}
+        else:
+            facts = [
+                {"type": "file", "path": name, "size": path.stat().st_size, "oid": etag(path)}
+                for name, path in files.items()
+            ]
+        self.answer(HTTPStatus.OK, json.dumps(facts).encode(), {"Content-Type": "application/json"})
+
+    def send_file(self, repository: Repository, name: str) -> None:
+        """A file as it is."""
+        path = repository.files().get(name)
+        if path is None:
+            self.refuse(HTTPStatus.NOT_FOUND, "EntryNotFound")
+            return
+        headers = {"ETag": f'"{etag(path)}"', "X-Repo-Commit": repository.sha}
+        self.answer(HTTPStatus.OK, path.read_bytes(), headers)
+
+    def refuse(self, status: HTTPStatus, code: str | None) -> None:
+        """An error; the client goes by its code."""
+        self.answer(status, b"", {"X-Error-Code": code} if code else {})
+
+    def answer(self, status: HTTPStatus, body: bytes, headers: dict[str, str]) -> None:
+        """A whole answer."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+        """Nothing."""
+
+
+def etag(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def serving(revisions: dict[str, Repository]) -> Iterator[Hub]:
+    with Hub(revisions) as hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def revisions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
+    """The tiny model as `main`, other weights as `refs/pr/1`, none as `gguf`; decoys in all of them."""
+    main = tmp_path_factory.mktemp("main")
+    shutil.copytree(tiny_model, main, dirs_exist_ok=True)
+    other = write_checkpoint(tmp_path_factory.mktemp("other"), make_config("llama"), seed=1)
+    gguf = tmp_path_factory.mktemp("gguf")
+    for folder in (main, other, gguf):
+        for name in DECOYS:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(b"not needed")
+    folders = {"main": main, "refs/pr/1": other, "gguf": gguf}
+    return {
+        name: Repository(folder, f"{number:040x}") for number, (name, folder) in enumerate(folders.items())
+    }
+
+
+@pytest.fixture
+def hub(revisions: dict[str, Repository]) -> Iterator[Hub]:
+    with serving(revisions) as hub:
+        yield hub
+
+
+def local_answer(folder: Path) -> str:
+    with make_engine(folder) as engine:
+        return str(list(engine.blocking.generate(PROMPT, SHORT).token_ids))
+
+
+def ask(hub: Hub, model: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Opens `model` in a process with a cache at `home`, which prints its answer or the `ModelLoadError`."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "HUGGING")) and not name.lower().endswith("_proxy")
+    }
+    environment |= {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", ASK, model],
+        cwd=home,  # where no directory has the name of a model
+        env=inherited | environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def answer(hub: Hub, model: str, home: Path, **environment: str) -> str:
+    done = ask(hub, model, home, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def refusal(hub: Hub, model: str, home: Path, **environment: str) -> str:
+    """The text of the `ModelLoadError`, which is one line."""
+    done = ask(hub, model, home, **environment)
+    assert done.returncode == 1, done.stdout
+    _, _, text = done.stderr.rpartition("ModelLoadError: ")
+    assert text.count("\n") == 1, done.stderr
+    assert len(text) < 300
+    return text.strip()
+
+
+def test_a_hub_id_answers_as_the_directory_does_and_only_what_it_needs_is_fetched(
+    hub: Hub, tiny_model: Path, tmp_path: Path
+) -> None:
+    assert answer(hub, MODEL, tmp_path) == local_answer(tiny_model)
+    assert hub.asked_revisions() == {"main"}
+    needed = sorted(path.name for path in tiny_model.iterdir())
+    assert hub.asked_files("GET") == needed
+    assert set(hub.asked_files("HEAD")) <= set(needed)
+
+
+def test_what_was_fetched_once_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    first = answer(hub, MODEL, tmp_path)
+    hub.requests.clear()
+    assert answer(hub, MODEL, tmp_path) == first
+    assert hub.asked_revisions() == {"main"}, "whether there is a newer commit is asked"
+    assert hub.asked_files("GET") == hub.asked_files("HEAD") == []
+    hub.requests.clear()
+    assert answer(hub, MODEL, tmp_path, HF_HUB_OFFLINE="1") == first
+    assert hub.requests == []
+
+
+def test_what_was_fetched_once_opens_without_the_hub(
+    revisions: dict[str, Repository], tmp_path: Path
+) -> None:
+    with serving(revisions) as hub:
+        first = answer(hub, MODEL, tmp_path)
+    assert answer(hub, MODEL, tmp_path, HF_HUB_OFFLINE="1") == first
+    assert answer(hub, MODEL, tmp_path) == first, "and nobody has to say that it is gone"
+
+
+def test_an_id_with_a_revision_is_that_revision(
+    hub: Hub, revisions: dict[str, Repository], tmp_path: Path
+) -> None:
+    expected = {name: local_answer(revisions[name].folder) for name in ("main", "refs/pr/1")}
+    assert expected["main"] != expected["refs/pr/1"]
+    assert answer(hub, f"{MODEL}@refs/pr/1", tmp_path) == expected["refs/pr/1"]
+    assert hub.asked_revisions() == {"refs/pr/1"}
+    assert answer(hub, f"{MODEL}@{revisions['main'].sha}", tmp_path) == expected["main"]
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        pytest.param("acme/nothing", "neither a path here nor a model on the hub", id="unknown"),
+        pytest.param(GATED, "accept its terms and to log in: hf auth login", id="gated"),
+        pytest.param(f"{MODEL}@v2", "no revision v2", id="unknown revision"),
+        pytest.param(f"{MODEL}@gguf", "hf download one and open its path", id="no model in our format"),
+        pytest.param(BROKEN, "cannot be fetched from the hub: ", id="broken connection"),
+        pytest.param(BUSY, "429", id="too many requests"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line_with_the_id_and_the_remedy(
+    hub: Hub, tmp_path: Path, model: str, remedy: str
+) -> None:
+    text = refusal(hub, model, tmp_path)
+    assert text.startswith(f"{model}: ")
+    assert remedy in text
+
+
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [(MODEL, f"hf download {MODEL}"), (f"{MODEL}@refs/pr/1", f"hf download {MODEL} --revision refs/pr/1")],
+)
+def test_offline_what_is_not_in_the_cache_is_one_line_with_the_id_and_the_remedy(
+    hub: Hub, tmp_path: Path, model: str, command: str
+) -> None:
+    text = refusal(hub, model, tmp_path, HF_HUB_OFFLINE="1")
+    assert text.startswith(f"{model}: not in the local cache")
+    assert text.endswith(f"first run: {command}")
+    assert hub.requests == []
