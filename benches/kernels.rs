@@ -16,17 +16,14 @@ use std::time::Instant;
 
 use penstock_kernels::{
     AttentionParams, AttentionRow, AttentionScratch, Element, Epilogue, Isa, Kernels, KvLayout, Matrix,
-    MatrixLayout, Pool, Rows, RowsMut, pin_current_thread,
+    MatrixLayout, Pool, Rows, RowsMut,
 };
 use roofline::{Probe, seconds};
 
 fn main() {
     let options = Options::from_arguments();
     let kernels = Kernels::for_isa(options.isa).expect("this CPU has no such instruction set");
-    // Bound to CPUs, so that a line is about kernels and not about where the system puts threads.
-    let cpus: Vec<usize> = (0..options.threads).collect();
-    let pinned = pin_current_thread(0).and_then(|()| Pool::pinned(&cpus));
-    let pool = pinned.or_else(|_| Pool::new(options.threads)).expect("threads");
+    let pool = Pool::new(options.threads).expect("threads");
     let bench = Bench {
         probe: Probe::new(if options.quick { 128 << 20 } else { 256 << 20 }),
         kernels,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +23,17 @@ PROMPT: Sequence[int] = (10, 20, 30, 40)
 def make_engine(model: Path, **options: object) -> penstock.Engine:
     """A small engine; one thread, because that is the quickest for so small a model."""
     return penstock.Engine(model, **{"threads": 1, **options})  # type: ignore[arg-type]
+
+
+def start_python(code: str, *arguments: object, stdin: int | None = None) -> subprocess.Popen[bytes]:
+    """A Python process that SIGINT interrupts, even where this one ignores it (a shell's background job)."""
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", listen + code, *map(str, arguments)],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 class Resources(NamedTuple):

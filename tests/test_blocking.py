@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock
-from api_support import LONG, PROMPT, SHORT, assert_at_rest_blocking, make_engine, resources
+from api_support import LONG, PROMPT, SHORT, assert_at_rest_blocking, make_engine, resources, start_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,20 +105,17 @@ with penstock.Engine(sys.argv[1], threads=1) as engine:
             engine.blocking.generate([1], max_tokens=400, ignore_eos=True)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    print(running.result().finish_reason, engine.stats().running)
+    finish_reason = running.result().finish_reason
+    engine.blocking.generate([1], max_tokens=1)  # what was cancelled before it is gone after it
+    print(finish_reason, engine.stats().running)
 """
 
 
 def test_ctrl_c_interrupts_a_wait_and_the_engine_goes_on(tiny_model: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", CTRL_C, str(tiny_model)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_python(CTRL_C, tiny_model)
     assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
+    assert process.stdout.readline() == b"waiting\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert out == "interrupted\nlength 0\n", err
-    assert err == ""
+    assert out == b"interrupted\nlength 0\n", err
+    assert err == b""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
 
 import penstock
+from api_support import start_python
 from penstock._options import EngineOptions, SamplingOptions
 from penstock.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from subprocess import Popen
 
 COMMANDS = ("bench", "chat", "complete", "demo", "generate", "info")
 
@@ -139,13 +139,8 @@ def test_the_demo_answers(demo_model: Path) -> None:
     assert "Paris" in done.stdout
 
 
-def start(*arguments: object, stdin: int | None = None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "penstock", *map(str, arguments)],
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def start(*arguments: object, stdin: int | None = None) -> Popen[bytes]:
+    return start_python("from penstock.cli import main; main()", *arguments, stdin=stdin)
 
 
 def test_ctrl_c_ends_the_answer_and_reports_its_figures(demo_model: Path) -> None:

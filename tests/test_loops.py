@@ -36,7 +36,6 @@ def test_loops_of_all_kinds_share_an_engine_side_by_side(engine: penstock.Engine
     expected = [
         engine.blocking.generate(PROMPT, LONG, max_tokens=40, seed=seed).token_ids for seed in range(16)
     ]
-    before = resources()
     answers: list[dict[int, tuple[int, ...]]] = []
 
     def serve(how: dict[str, Any]) -> None:
@@ -54,6 +53,10 @@ def test_loops_of_all_kinds_share_an_engine_side_by_side(engine: penstock.Engine
         anyio.run(main, **how)
         answers.append(mine)
 
+    for how in BACKENDS:
+        serve(how)  # what a kind of loop opens once in a process is open now
+    answers.clear()
+    before = resources()
     threads = [threading.Thread(target=serve, args=(how,)) for how in BACKENDS * 2]
     for thread in threads:
         thread.start()
@@ -111,7 +114,7 @@ async def test_a_request_of_another_thread_is_not_read_here(engine: penstock.Eng
 
         await anyio.to_thread.run_sync(read_elsewhere)
     assert len(errors) == 1
-    assert "another thread" in errors[0]
+    assert "another event loop" in errors[0]
 
 
 @pytest.mark.anyio

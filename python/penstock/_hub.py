@@ -15,7 +15,6 @@ FILES = [
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.json",
     "chat_template.jinja",
     "model.safetensors",
     "model-*-of-*.safetensors",

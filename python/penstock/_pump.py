@@ -18,20 +18,33 @@ Why nobody sleeps for ever:
   if nobody leads. That follower resumes: it leads, or finds that somebody does, or leaves in its turn and
   passes the duty on. It does not matter if it was cancelled meanwhile, or had been woken for its own news:
   both ways it passes through the same exit.
-- Nothing here awaits between reading a field and acting on it, and other threads are turned away.
+- Nothing here awaits between reading a field and acting on it, and other loops are turned away.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 
 from penstock._core import Port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_LOOP: anyio.lowlevel.RunVar[object] = anyio.lowlevel.RunVar("penstock.loop")
+
+
+def _current_loop() -> object:
+    """Stands for the running event loop without keeping it alive."""
+    try:
+        return _LOOP.get()
+    except LookupError:
+        mark = object()
+        _LOOP.set(mark)
+        return mark
 
 
 class Pump:
@@ -40,14 +53,14 @@ class Pump:
     def __init__(self) -> None:
         self.port = Port()
         self._descriptor: int = self.port.fileno()
-        self._thread = threading.get_ident()
+        self._loop = _current_loop()
         self._has_leader = False
         self._followers: dict[int, set[anyio.Event]] = {}
 
     async def wait(self, request_id: int, is_ready: Callable[[], bool]) -> None:
         """Returns when `is_ready()`, a question of that request which `drain()` knows about, is true."""
-        if threading.get_ident() != self._thread:
-            message = f"request {request_id} was started on the event loop of another thread; read it there"
+        if _current_loop() is not self._loop:
+            message = f"request {request_id} was started on another event loop; read it there"
             raise RuntimeError(message)
         try:
             while not is_ready():

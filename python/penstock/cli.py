@@ -160,8 +160,9 @@ def _one_line(error: BaseException) -> str:
 @_sampling_options
 def _demo(question: str, **options: Any) -> None:
     """Ask the small demo model a QUESTION."""
-    options["max_tokens"] = options["max_tokens"] or 256
-    if options["temperature"] is None:
+    if options["max_tokens"] is None:
+        options["max_tokens"] = 256
+    if not any(options[name] is not None for name in ("temperature", "top_k", "top_p", "min_p")):
         options["temperature"] = 0.0  # so small a model rambles when its unlikely words are drawn
     _answer_once(str(demo.model_path()), [{"role": "user", "content": question}], options)
 

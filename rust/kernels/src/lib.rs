@@ -47,5 +47,5 @@ pub use isa::{Isa, IsaError};
 pub use kernels::{Epilogue, Kernels};
 pub use kv::KvLayout;
 pub use matrix::{Matrix, MatrixLayout};
-pub use pool::{Pool, pin_current_thread};
+pub use pool::Pool;
 pub use rows::{Rows, RowsMut};

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use penstock_kernels::{Pool, pin_current_thread};
+use penstock_kernels::Pool;
 
 fn message(result: std::thread::Result<()>) -> String {
     *result.expect_err("no panic").downcast::<String>().expect("a text")
@@ -136,18 +136,6 @@ fn dropping_a_pool_ends_its_threads_spinning_or_asleep() {
         drop(pool);
         assert_eq!(ended.load(Ordering::SeqCst), 2);
     }
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn workers_can_be_pinned_and_an_unknown_cpu_is_an_error() {
-    // SAFETY: sched_getcpu has no preconditions.
-    let here = || usize::try_from(unsafe { libc::sched_getcpu() }).unwrap();
-    let cpu = here();
-    let pool = Pool::pinned(&[cpu, cpu, cpu]).unwrap();
-    pool.run(&|worker| assert!(worker == 0 || here() == cpu));
-    assert!(Pool::pinned(&[0, 100_000]).is_err());
-    std::thread::spawn(|| assert!(pin_current_thread(1_000_000).is_err())).join().unwrap();
 }
 
 #[test]

@@ -268,6 +268,10 @@ mod tests {
         let mut mistral = with("architectures", json!(["MistralForCausalLM"]));
         mistral["sliding_window"] = json!(16);
         assert_eq!(ModelConfig::from_json(&mistral).expect("mistral").windows, [Some(16); 2]);
+        mistral["sliding_window"] = Value::Null;
+        assert_eq!(ModelConfig::from_json(&mistral).expect("mistral").windows, [None; 2]);
+        let unnamed = with("architectures", json!(["MistralForCausalLM"]));
+        assert_eq!(ModelConfig::from_json(&unnamed).expect("mistral").windows, [Some(4096); 2]);
         let mut qwen2 = with("architectures", json!(["Qwen2ForCausalLM"]));
         qwen2["use_sliding_window"] = json!(true);
         qwen2["sliding_window"] = json!(16);

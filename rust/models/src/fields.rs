@@ -31,6 +31,11 @@ impl<'a> Fields<'a> {
         self.object.get(name).filter(|value| !value.is_null())
     }
 
+    /// Whether the name stands there at all, be it with null.
+    pub(crate) fn names(&self, name: &str) -> bool {
+        self.object.get(name).is_some()
+    }
+
     /// A count of at least one and at most `limit`.
     pub(crate) fn count(&self, name: &str, limit: usize) -> Result<usize, ModelError> {
         match self.get(name) {

@@ -59,7 +59,7 @@ impl Engine {
             let checkpoint = Checkpoint::open(&path)?;
             let tokenizer = match tokenizer_path {
                 Some(path) => read_tokenizer(Path::new(&path))?,
-                None => Tokenizer::new(checkpoint.tokenizer()?)?,
+                None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
             };
             let mut report = |done, total| watcher.report(done, total);
             let (engine, info) =
@@ -170,7 +170,10 @@ impl Engine {
     fn engine_request(&self, prompt: Vec<u32>, params: &SamplingParams) -> EngineRequest {
         let mut stop_token_ids = params.stop_token_ids.0.clone();
         if !params.ignore_eos {
-            stop_token_ids.extend(&self.model.generation.eos_token_ids);
+            // An id beyond the vocabulary, which some published files name, is never generated.
+            let vocabulary_size = self.engine.limits().vocabulary_size;
+            let known = |id: &&u32| (**id as usize) < vocabulary_size;
+            stop_token_ids.extend(self.model.generation.eos_token_ids.iter().filter(known));
         }
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();

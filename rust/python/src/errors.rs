@@ -41,6 +41,8 @@ pub enum Error {
     Start(StartError),
     /// A request was refused.
     Refused(Refusal),
+    /// The engine died under a request.
+    Stopped,
     /// The step that a request was part of failed.
     Failed(String),
     /// A panic of ours, caught.
@@ -103,6 +105,12 @@ impl From<Error> for PyErr {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
                 plain(py, "Overloaded", message)
             }
+            Error::Stopped => plain(
+                py,
+                "EngineStopped",
+                "the engine has stopped on a defect; what it had generated is lost, make a new one"
+                    .to_owned(),
+            ),
             Error::Failed(reason) => plain(py, "GenerationError", reason),
             Error::Defect(message) => {
                 plain(py, "PenstockError", format!("{message}; this is a bug in penstock"))

@@ -10,6 +10,8 @@ use crate::record::{self, Tuple};
 
 /// Most stop strings of a request.
 const MAX_STOPS: usize = 64;
+/// Most stop token ids of a request; each generated token is compared with them.
+const MAX_STOP_IDS: usize = 256;
 /// Most characters of a stop string.
 const MAX_STOP_CHARS: usize = 1024;
 
@@ -116,10 +118,7 @@ impl SamplingParams {
                 .transpose()?,
             seed: seed.map(|value| Field::request("seed").integer(value, 0..=u64::MAX)).transpose()?,
             stop: Tuple(stop.map_or(Ok(Vec::new()), stop_strings)?),
-            stop_token_ids: Tuple(
-                stop_token_ids
-                    .map_or(Ok(Vec::new()), |value| Field::request("stop_token_ids").token_ids(value))?,
-            ),
+            stop_token_ids: Tuple(stop_token_ids.map_or(Ok(Vec::new()), stop_ids)?),
             ignore_eos: boolean("ignore_eos", ignore_eos, false)?,
             logprobs: boolean("logprobs", logprobs, false)?,
             skip_special_tokens: boolean("skip_special_tokens", skip_special_tokens, true)?,
@@ -148,6 +147,15 @@ impl SamplingParams {
     fn __hash__(this: &Bound<'_, Self>) -> PyResult<isize> {
         record::hash(this.as_any(), FIELDS)
     }
+}
+
+fn stop_ids(value: &Bound<'_, PyAny>) -> Result<Vec<u32>, Error> {
+    let field = Field::request("stop_token_ids");
+    let ids = field.token_ids(value)?;
+    if ids.len() > MAX_STOP_IDS {
+        return Err(field.refuse(value, format!("at most {MAX_STOP_IDS} ids")));
+    }
+    Ok(ids)
 }
 
 fn stop_strings(value: &Bound<'_, PyAny>) -> Result<Vec<String>, Error> {
@@ -181,7 +189,9 @@ impl SamplingParams {
             given.or(model.and_then(|value| value.to_string().parse().ok())).unwrap_or(neutral)
         };
         let room = max_model_len.saturating_sub(prompt).max(1);
-        let is_greedy = model.do_sample == Some(false);
+        // Who says how to sample wants to sample, whatever the model's makers do.
+        let asks_to_sample = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let is_greedy = model.do_sample == Some(false) && !asks_to_sample;
         Self {
             max_tokens: Some(self.max_tokens.map_or(room, |tokens| tokens.min(room))),
             temperature: Some(or_model(

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use penstock_engine::request::Refusal;
 use pyo3::prelude::*;
 
 use crate::errors::Error;
@@ -59,7 +58,7 @@ impl Request {
         match self.live.end() {
             Some(End::Refused(refusal)) => Err(Error::Refused(refusal)),
             Some(End::Failed(reason)) => Err(Error::Failed(reason)),
-            Some(End::Stopped) => Err(Error::Refused(Refusal::Stopped)),
+            Some(End::Stopped) => Err(Error::Stopped),
             Some(End::Finished(..)) | None => Ok(()),
         }
     }

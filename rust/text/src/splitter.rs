@@ -5,7 +5,7 @@
 //! regular expressions are therefore ours. Nearly every byte-level tokenizer ends its expression in
 //! `\s+(?!\S)|\s+`, whose look-ahead only says "leave the last space to the word that follows"; that is done
 //! by hand here, and the rest of the expression goes to an automaton. Any other expression keeps the
-//! backtracking engine, without its limit and with its errors.
+//! backtracking engine, with a larger limit, past which the text is refused rather than cut wrongly.
 
 use regex_automata::meta::Regex;
 use regex_automata::{Input, PatternID};
@@ -25,6 +25,9 @@ pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s
 /// Room for the states that an automaton has met. Without enough of it, text in many scripts makes the
 /// automaton forget and rebuild them, or give up for a slower one.
 const AUTOMATON_BYTES: usize = 16 << 20;
+
+/// Steps back that the other expressions may take for one word: seconds, where a sound expression takes a few per character.
+const BACKTRACK_LIMIT: usize = 50_000_000;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -125,7 +128,7 @@ impl Words {
             }
         }
         Ok(Self::Backtracking(
-            fancy_regex::RegexBuilder::new(expression).backtrack_limit(usize::MAX).build()?,
+            fancy_regex::RegexBuilder::new(expression).backtrack_limit(BACKTRACK_LIMIT).build()?,
         ))
     }
 

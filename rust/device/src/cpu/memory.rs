@@ -33,9 +33,20 @@ fn parse_meminfo(text: &str) -> Option<u64> {
 
 /// Version 2 control groups; inside a container their files are at the root of the mount.
 fn group_available() -> Option<u64> {
-    let read =
-        |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
-    Some(read("memory.max")?.saturating_sub(read("memory.current")?))
+    let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let (limit, used) = (number("memory.max")?, number("memory.current")?);
+    // Files that were read count as used until somebody needs the room: the model's own, for a start.
+    let reclaimable = read("memory.stat").map_or(0, |stat| parse_file_cache(&stat));
+    Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
+}
+
+fn parse_file_cache(stat: &str) -> u64 {
+    let bytes = |name: &str| {
+        let value = |line: &str| line.strip_prefix(name)?.trim().parse::<u64>().ok();
+        stat.lines().find_map(value).unwrap_or(0)
+    };
+    bytes("inactive_file ") + bytes("active_file ")
 }
 
 #[cfg(test)]
@@ -47,6 +58,8 @@ mod tests {
         assert_eq!(parse_meminfo("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(2048 * 1024));
         assert_eq!(parse_meminfo("MemTotal: 9 kB\n"), None);
         assert!(available() > 0);
+        assert_eq!(parse_file_cache("anon 7\ninactive_anon 5\nactive_file 30\ninactive_file 12\n"), 42);
+        assert_eq!(parse_file_cache(""), 0);
     }
 
     #[test]

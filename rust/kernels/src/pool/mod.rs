@@ -88,16 +88,7 @@ impl Pool {
     /// A pool of `threads` workers, the caller of [`run`](Self::run) included; it starts `threads - 1` of them.
     /// Fails if the system refuses a thread.
     pub fn new(threads: usize) -> io::Result<Pool> {
-        Self::start(threads, |_| Ok(()))
-    }
-
-    /// A pool with one worker for each of `cpus`, worker `i` bound to `cpus[i]`. Worker 0 is whoever calls
-    /// [`run`](Self::run) and binds itself with [`pin_current_thread`]. Fails where the system cannot bind threads.
-    pub fn pinned(cpus: &[usize]) -> io::Result<Pool> {
-        Self::start(cpus.len(), |worker| pin_current_thread(cpus[worker]))
-    }
-
-    fn start(threads: usize, prepare: impl Fn(usize) -> io::Result<()> + Sync) -> io::Result<Pool> {
+        assert!(threads < Door::OPEN, "{threads} workers: the door counts fewer");
         // More workers than CPUs: whoever spins takes the time of the one it waits for.
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if threads <= cpus { SPINS } else { 0 };
@@ -117,16 +108,7 @@ impl Pool {
             let builder = std::thread::Builder::new().name(format!("penstock-worker-{worker}"));
             pool.workers.push(builder.spawn(move || shared.work(worker))?);
         }
-        let failure = Mutex::new(None);
-        pool.run(&|worker| {
-            if worker > 0
-                && let Err(error) = prepare(worker)
-            {
-                *failure.lock().unwrap_or_else(|poison| poison.into_inner()) = Some(error);
-            }
-        });
-        let failure = failure.into_inner().unwrap_or_else(|poison| poison.into_inner());
-        failure.map_or(Ok(pool), Err)
+        Ok(pool)
     }
 
     /// How many workers [`run`](Self::run) calls, the caller included.
@@ -242,26 +224,5 @@ impl Shared {
 
     fn take_panic(&self) -> Option<Panic> {
         self.panic.lock().unwrap_or_else(|poison| poison.into_inner()).take()
-    }
-}
-
-/// Binds the calling thread to one CPU. Fails where that is not possible: an unknown CPU, or no Linux.
-pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
-    #[cfg(target_os = "linux")]
-    {
-        if cpu >= 8 * size_of::<libc::cpu_set_t>() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no CPU {cpu}")));
-        }
-        // SAFETY: an all-zero cpu_set_t is the empty set, `cpu` is inside it, and the kernel only reads it.
-        let status = unsafe {
-            let mut set: libc::cpu_set_t = std::mem::zeroed();
-            libc::CPU_SET(cpu, &mut set);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
-        };
-        if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        Err(io::Error::new(io::ErrorKind::Unsupported, format!("binding a thread to CPU {cpu} needs Linux")))
     }
 }
