@@ -203,6 +203,7 @@ class Engine:
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text that the model's chat template makes of messages, ready to be answered.
 
+        Rendered here, on the calling thread: a template may take its time, at most ten seconds.
         Raises `InvalidRequest` where the model has no template or the template does not take these messages.
         """
         return self._session.render_chat(messages)
