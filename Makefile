@@ -55,7 +55,7 @@ format: $(DEV)  ## Format all sources
 
 lint: lint-rust lint-python  ## Formatters, linters, types and stub; warnings are errors
 
-lint-rust: rust
+lint-rust: $(VENV)/bin/python | rust  # PyO3's build script asks the environment's interpreter
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
 	    { echo "rustfmt or clippy is missing: rustup component add rustfmt clippy" >&2; exit 1; }
 	cargo fmt --all --check
