@@ -194,7 +194,7 @@ impl Bench {
     /// The tile shapes alone: a matrix that stays in L2, on one thread.
     fn tiles(&self) {
         let alone = Pool::new(1).expect("no threads");
-        let layout = MatrixLayout { rows: 96, columns: 896, element: Element::Bf16 };
+        let layout = MatrixLayout { rows: 96, columns: 896, element: Element::Bf16.into() };
         let matrix = Matrix { layout, bytes: &vec![0x3c; layout.bytes()] };
         const ROUNDS: usize = 500;
         for tokens in 1..=8 {
@@ -216,7 +216,8 @@ impl Bench {
 
     /// One token of a sequence with a long past, over as many layers as no cache holds.
     fn attention_decode(&self, element: Element, positions: usize) {
-        let (heads, layout) = (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element });
+        let (heads, layout) =
+            (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element: element.into() });
         let bytes = positions / 16 * layout.block_bytes();
         let layers = (self.probe.bytes()).div_ceil(bytes);
         let blocks: Vec<u32> = (0..positions as u32 / 16).rev().collect();
@@ -248,7 +249,8 @@ impl Bench {
     }
 
     fn attention_prefill(&self, element: Element, tokens: usize) {
-        let (heads, layout) = (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element });
+        let (heads, layout) =
+            (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element: element.into() });
         let blocks: Vec<u32> = (0..tokens as u32 / 16).collect();
         let cache = vec![0; tokens / 16 * layout.block_bytes()];
         let q = vec![0.5; tokens * heads * 64];
@@ -300,7 +302,7 @@ impl Bench {
         self.line("log_sum_exp 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
             black_box(kernels.log_sum_exp(&logits));
         });
-        let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element: Element::Bf16 };
+        let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element: Element::Bf16.into() };
         let mut cache = vec![0; tokens / 16 * layout.block_bytes()];
         let kv = vec![0.5; 128];
         self.line("write_kv bf16 512 x 2 x 64", Work { bytes: cache.len(), flops: 0 }, |kernels, _| {

@@ -117,8 +117,16 @@ impl Model {
                 let prompt =
                     (0..prompt).map(|index| (index * 7919 + stream * 104_729) % vocabulary).collect();
                 let sampling = sampling.clone();
-                let request =
-                    Request { prompt, max_tokens, min_tokens: 0, stop_token_ids: Vec::new(), sampling };
+                let request = Request {
+                    prompt,
+                    max_tokens,
+                    min_tokens: 0,
+                    stop_token_ids: Vec::new(),
+                    sampling,
+                    priority: 0,
+                    prefix_cache: false,
+                    cache_salt: None,
+                };
                 self.engine.start_request(request, &port).expect("a valid request")
             })
             .collect();

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use penstock_kernels::{AttentionRow, Element};
+use penstock_kernels::{AttentionRow, Element, KvElement};
 
 /// Rows of one weight, in order, as float32: how a backend pulls a weight from wherever it is stored.
 pub trait RowSource: Sync {
@@ -50,8 +50,8 @@ pub struct CacheSpec {
     pub block_size: usize,
     /// Query, key and value heads.
     pub heads: HeadShape,
-    /// Stored type.
-    pub element: Element,
+    /// How keys and values are stored.
+    pub element: KvElement,
 }
 
 /// Head counts of an attention layer.

@@ -11,4 +11,4 @@ pub use backend::{
     AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, HeadShape, RowSource, SampleParams, Sampled,
     StepInputs,
 };
-pub use penstock_kernels::{AttentionRow, Element, IsaError};
+pub use penstock_kernels::{AttentionRow, Element, IsaError, KvElement};

@@ -17,6 +17,30 @@ pub const DEPTH: usize = 2;
 #[repr(transparent)]
 pub struct BlockId(pub u32);
 
+/// Index of a block of the host tier, below `Limits::host_blocks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct HostBlockId(pub u32);
+
+/// The bytes of one block, of all layers, go from the KV cache to the host tier or back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockCopy {
+    /// Into the host tier.
+    Save {
+        /// What is read.
+        from: BlockId,
+        /// What is overwritten.
+        to: HostBlockId,
+    },
+    /// Back into the KV cache.
+    Load {
+        /// What is read.
+        from: HostBlockId,
+        /// What is overwritten.
+        to: BlockId,
+    },
+}
+
 /// What one sequence does in a step: tokens at `start..start + num_tokens` of its positions are computed.
 #[derive(Clone, Debug)]
 pub struct Work {
@@ -55,6 +79,8 @@ pub struct Sample {
 pub struct StepPlan {
     /// Counts from 1; steps complete in this order.
     pub step: u64,
+    /// Made one after the other, before anything of this step is computed.
+    pub copies: Vec<BlockCopy>,
     /// One row per sequence, each slot at most once.
     pub work: Vec<Work>,
     /// Input token ids of all rows.
@@ -68,8 +94,9 @@ pub struct StepPlan {
 impl StepPlan {
     /// Empties the plan and keeps its buffers.
     pub fn clear(&mut self) {
-        let Self { step, work, tokens, blocks, sampled } = self;
+        let Self { step, copies, work, tokens, blocks, sampled } = self;
         *step = 0;
+        copies.clear();
         work.clear();
         tokens.clear();
         blocks.clear();

@@ -31,10 +31,10 @@ mod sequence;
 pub mod stats;
 mod sync;
 
-pub use executor::{BlockId, DEPTH, Executor, Sample, StepDone, StepPlan, Work};
+pub use executor::{BlockCopy, BlockId, DEPTH, Executor, HostBlockId, Sample, StepDone, StepPlan, Work};
 pub use handle::{Canceller, Consumer, Engine, EngineError, StartError};
-pub use limits::{InvalidLimits, InvalidRequest, Limits};
+pub use limits::{InvalidLimits, InvalidRequest, Limits, OnExhaustion};
 pub use mailbox::Completions;
 pub use port::Port;
-pub use request::{Event, Finish, FinishReason, Refusal, Request, RequestId, Sampling, Token};
+pub use request::{CachedTokens, Event, Finish, FinishReason, Refusal, Request, RequestId, Sampling, Token};
 pub use stats::Stats;

@@ -1,6 +1,20 @@
 //! The fixed sizes of a running engine, and the checks of a request against them.
 
+use std::time::Duration;
+
 use crate::request::{Request, Sampling};
+
+/// What happens to the newest of the least urgent sequences when the others need its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnExhaustion {
+    /// It waits, and is then computed again from its beginning.
+    #[default]
+    Recompute,
+    /// It waits, its blocks saved in the host tier; where the tier is full, as `Recompute`.
+    Swap,
+    /// It ends, with what it has generated.
+    Interrupt,
+}
 
 /// Fixed when the engine starts; nothing changes it afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +35,15 @@ pub struct Limits {
     pub vocabulary_size: usize,
     /// Events a consumer may leave unread before its sequence pauses.
     pub queue_capacity: usize,
+    /// How long blocks that nobody uses stay in the prefix cache after their last use; `None` for no prefix cache.
+    pub prefix_cache_ttl: Option<Duration>,
+    /// Sequences with longer prompts share no blocks, and nobody shares the blocks at positions from this on: where a
+    /// model's keys depend on the prompt's length, they do so beyond this.
+    pub max_shared_len: usize,
+    /// What happens when the blocks run out.
+    pub on_exhaustion: OnExhaustion,
+    /// Blocks of the host tier, to which blocks are saved that the KV cache has no room for; 0 for none.
+    pub host_blocks: usize,
 }
 
 /// A request that can never run here. Each names the field, its value and the limit.
@@ -212,13 +235,26 @@ mod tests {
             num_blocks: 3,
             vocabulary_size: 100,
             queue_capacity: 8,
+            prefix_cache_ttl: None,
+            max_shared_len: usize::MAX,
+            on_exhaustion: OnExhaustion::Recompute,
+            host_blocks: 0,
         }
     }
 
     fn request(num_prompt: usize, max_tokens: usize) -> Request {
         let sampling =
             Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: false };
-        Request { prompt: vec![1; num_prompt], max_tokens, min_tokens: 0, stop_token_ids: vec![], sampling }
+        Request {
+            prompt: vec![1; num_prompt],
+            max_tokens,
+            min_tokens: 0,
+            stop_token_ids: vec![],
+            sampling,
+            priority: 0,
+            prefix_cache: true,
+            cache_salt: None,
+        }
     }
 
     /// `change` makes a good request bad, and the answer says so in these words.

@@ -4,6 +4,7 @@
 //! with a stream of [`Event`]s that ends in exactly one [`Event::Refused`] or [`Event::Finished`].
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Names one request for as long as the engine lives. Made by the engine, never by a client.
@@ -40,6 +41,12 @@ pub struct Request {
     pub stop_token_ids: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// The lower, the sooner it gets a place and the later it loses it.
+    pub priority: i32,
+    /// Whether it takes blocks from the prefix cache and leaves its own there.
+    pub prefix_cache: bool,
+    /// Blocks are shared only between requests of the same salt.
+    pub cache_salt: Option<Arc<str>>,
 }
 
 /// Why a request ended.
@@ -51,10 +58,21 @@ pub enum FinishReason {
     Length,
     /// The consumer cancelled it or went away, or the engine was closed while it ran.
     Cancelled,
+    /// Others needed its blocks, and the engine was told to end it then (`OnExhaustion::Interrupt`).
+    Interrupted,
     /// The step it was part of failed; the text says how. Other requests go on.
     Failed(String),
     /// The engine stopped (a defect on its own thread); nothing more can come.
     EngineStopped,
+}
+
+/// Tokens found in the prefix cache, by where they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedTokens {
+    /// In the KV cache itself.
+    pub device: usize,
+    /// In the host tier.
+    pub host: usize,
 }
 
 /// The last word on a request.
@@ -62,6 +80,8 @@ pub enum FinishReason {
 pub struct Finish {
     /// Why it ended.
     pub reason: FinishReason,
+    /// Prompt tokens that were not computed because the prefix cache had them.
+    pub cached: CachedTokens,
     /// From arrival to the first step that computed any of it; zero if none did.
     pub queued: Duration,
     /// From arrival to its first generated token; `None` if there was none.

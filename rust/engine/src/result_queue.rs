@@ -19,7 +19,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::request::{Event, Finish, FinishReason, Refusal, Token};
+use crate::request::{CachedTokens, Event, Finish, FinishReason, Refusal, Token};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell, fence};
 
 /// What lies in a slot: an [`Event`] in 16 bytes, its two rare large forms boxed.
@@ -237,6 +237,7 @@ impl Reader {
         let reason = FinishReason::EngineStopped;
         Entry::Finished(Box::new(Finish {
             reason,
+            cached: CachedTokens::default(),
             queued: Default::default(),
             first_token: None,
             total: Default::default(),
@@ -299,7 +300,13 @@ mod tests {
     }
 
     fn finish(reason: FinishReason) -> Finish {
-        Finish { reason, queued: Duration::ZERO, first_token: None, total: Duration::ZERO }
+        Finish {
+            reason,
+            cached: CachedTokens::default(),
+            queued: Duration::ZERO,
+            first_token: None,
+            total: Duration::ZERO,
+        }
     }
 
     #[test]

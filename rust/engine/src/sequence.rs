@@ -18,7 +18,7 @@ use crate::executor::{BlockId, DEPTH, Sample, StepPlan, Work};
 use crate::kv::BlockList;
 use crate::message::Outbox;
 use crate::port::PortIndex;
-use crate::request::{Finish, FinishReason, Request, RequestId, Token};
+use crate::request::{CachedTokens, Finish, FinishReason, Request, RequestId, Token};
 
 /// A request that waits or runs. Its place (slot and blocks) is the scheduler's to give and take.
 pub struct Sequence {
@@ -160,6 +160,7 @@ impl Sequence {
         let since_arrival = |moment: Instant| moment.saturating_duration_since(self.arrival);
         Finish {
             reason,
+            cached: CachedTokens::default(),
             queued: self.first_planned.map_or_else(Default::default, since_arrival),
             first_token: self.first_token.map(since_arrival),
             total: since_arrival(now),

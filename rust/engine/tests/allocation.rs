@@ -13,7 +13,7 @@ use penstock_engine::mailbox::Attention;
 use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::result_queue::{Reader, result_queue};
 use penstock_engine::stats::Board;
-use penstock_engine::{Event, Limits, Port, Request, RequestId, Sampling, StepDone, Token};
+use penstock_engine::{Event, Limits, OnExhaustion, Port, Request, RequestId, Sampling, StepDone, Token};
 
 struct Counting;
 
@@ -60,6 +60,10 @@ fn streams_run_without_allocating() {
         num_blocks: 8192,
         vocabulary_size: 8,
         queue_capacity: 16,
+        prefix_cache_ttl: None,
+        max_shared_len: usize::MAX,
+        on_exhaustion: OnExhaustion::Recompute,
+        host_blocks: 0,
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
     let mut core = Core::new(limits, Arc::new(Attention::default()), Arc::new(Board::default()));
@@ -69,6 +73,9 @@ fn streams_run_without_allocating() {
         max_tokens: 900,
         min_tokens: 0,
         stop_token_ids: vec![],
+        priority: 0,
+        prefix_cache: true,
+        cache_salt: None,
         sampling,
     });
     let mut readers: Vec<Reader> = (0..NUM_STREAMS)

@@ -14,7 +14,7 @@ use loom::thread;
 use penstock_engine::mailbox::{Attention, Gate};
 use penstock_engine::port::Port;
 use penstock_engine::result_queue::result_queue;
-use penstock_engine::{Event, Finish, FinishReason, Token};
+use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Token};
 
 /// Three preemptions find every known bug of this kind, and keep a model within seconds.
 fn check(model: impl Fn() + Send + Sync + 'static) {
@@ -28,7 +28,13 @@ fn token(id: u32) -> Token {
 }
 
 fn finish(reason: FinishReason) -> Finish {
-    Finish { reason, queued: Duration::ZERO, first_token: None, total: Duration::ZERO }
+    Finish {
+        reason,
+        cached: CachedTokens::default(),
+        queued: Duration::ZERO,
+        first_token: None,
+        total: Duration::ZERO,
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #![cfg(all(not(loom), target_os = "linux"))]
 #![allow(clippy::unwrap_used)]
 
-use penstock_engine::{Engine, Executor, Limits, StepPlan};
+use penstock_engine::{Engine, Executor, Limits, OnExhaustion, StepPlan};
 
 struct Nothing;
 
@@ -26,6 +26,10 @@ fn ten_engines_opened_and_closed_leave_no_thread() {
         num_blocks: 1,
         vocabulary_size: 1,
         queue_capacity: 1,
+        prefix_cache_ttl: None,
+        max_shared_len: usize::MAX,
+        on_exhaustion: OnExhaustion::Recompute,
+        host_blocks: 0,
     };
     let before = num_threads();
     for _ in 0..10 {

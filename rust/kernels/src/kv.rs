@@ -12,6 +12,40 @@
 
 use crate::element::{Element, LANES};
 
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvElement {
+    /// As IEEE single precision.
+    F32,
+    /// As IEEE half precision.
+    F16,
+    /// As the upper half of an f32.
+    Bf16,
+}
+
+impl KvElement {
+    /// Every way.
+    pub const ALL: &[KvElement] = &[KvElement::F32, KvElement::F16, KvElement::Bf16];
+
+    pub(crate) fn element(self) -> Element {
+        match self {
+            KvElement::F32 => Element::F32,
+            KvElement::F16 => Element::F16,
+            KvElement::Bf16 => Element::Bf16,
+        }
+    }
+}
+
+impl From<Element> for KvElement {
+    fn from(element: Element) -> Self {
+        match element {
+            Element::F32 => KvElement::F32,
+            Element::F16 => KvElement::F16,
+            Element::Bf16 => KvElement::Bf16,
+        }
+    }
+}
+
 /// The shape of one layer's KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
@@ -22,7 +56,7 @@ pub struct KvLayout {
     /// Dimensions of a head.
     pub head_dim: usize,
     /// Storage type of keys and values.
-    pub element: Element,
+    pub element: KvElement,
 }
 
 impl KvLayout {
@@ -45,12 +79,12 @@ impl KvLayout {
 
     /// Bytes of the K panel of a tile; the V panels follow it.
     pub(crate) fn key_bytes(&self) -> usize {
-        self.element.panel_bytes(self.head_dim)
+        self.element.element().panel_bytes(self.head_dim)
     }
 
     /// Bytes of one V panel: 16 dimensions of 16 tokens.
     pub(crate) fn value_panel_bytes(&self) -> usize {
-        self.element.panel_bytes(LANES)
+        self.element.element().panel_bytes(LANES)
     }
 
     /// Bytes of 16 tokens of one head.
@@ -65,7 +99,8 @@ impl KvLayout {
 
     /// See [`crate::Kernels::write_kv`].
     pub(crate) fn write(&self, cache: &mut [u8], block: u32, offset: usize, k: &[f32], v: &[f32]) {
-        let Self { kv_heads, head_dim, element, .. } = *self;
+        let Self { kv_heads, head_dim, .. } = *self;
+        let element = self.element.element();
         assert!(offset < self.block_size, "place {offset} of a block of {}", self.block_size);
         assert_eq!(
             (k.len(), v.len()),

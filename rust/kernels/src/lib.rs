@@ -45,7 +45,7 @@ pub use attention::{AttentionParams, AttentionRow, AttentionScratch, SPLIT};
 pub use element::Element;
 pub use isa::{Isa, IsaError};
 pub use kernels::{Epilogue, Kernels};
-pub use kv::KvLayout;
+pub use kv::{KvElement, KvLayout};
 pub use matrix::{Matrix, MatrixLayout};
 pub use pool::Pool;
 pub use rows::{Rows, RowsMut};

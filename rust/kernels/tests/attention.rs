@@ -50,7 +50,7 @@ const PLAIN: Spec = Spec {
 impl Case {
     fn new(spec: Spec, seed: u64) -> Case {
         let Spec { positions, head_dim, kv_heads, group, block_size, element, window, softcap } = spec;
-        let layout = KvLayout { block_size, kv_heads, head_dim, element };
+        let layout = KvLayout { block_size, kv_heads, head_dim, element: element.into() };
         let heads = kv_heads * group;
         let used = positions.div_ceil(block_size);
         // Every other block of the cache, last one first.

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use penstock_runner::{Element, Options};
+use penstock_runner::{Element, KvElement, Options};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -149,7 +149,7 @@ impl EngineConfig {
         Ok(Options {
             threads: self.threads.map_or_else(threads_from_environment, |threads| Ok(Some(threads)))?,
             dtype: element(&self.dtype),
-            kv_cache_dtype: element(&self.kv_cache_dtype),
+            kv_cache_dtype: kv_element(&self.kv_cache_dtype),
             max_model_len: self.max_model_len,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
@@ -176,6 +176,21 @@ fn threads_from_environment() -> Result<Option<usize>, Error> {
                 limit: Some(limit),
             })
         })
+}
+
+/// How users spell the types of the KV cache.
+const KV_ELEMENTS: &[(&str, KvElement)] =
+    &[("float32", KvElement::F32), ("float16", KvElement::F16), ("bfloat16", KvElement::Bf16)];
+
+/// The type of the KV cache of a name; `None` for `auto`.
+pub fn kv_element(name: &str) -> Option<KvElement> {
+    KV_ELEMENTS.iter().find(|(known, _)| *known == name).map(|(_, element)| *element)
+}
+
+/// The name of a type of the KV cache as users know it.
+pub fn kv_element_name(element: KvElement) -> &'static str {
+    let known = KV_ELEMENTS.iter().find(|(_, other)| *other == element);
+    known.expect("every type has a name; this is a bug").0
 }
 
 /// The element type of a name; `None` for `auto`.

@@ -190,6 +190,9 @@ impl Engine {
                 seed: params.seed.expect("resolved; this is a bug"),
                 logprobs: params.logprobs,
             },
+            priority: 0,
+            prefix_cache: true,
+            cache_salt: None,
         }
     }
 }

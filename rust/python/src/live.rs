@@ -238,6 +238,7 @@ impl State {
         match finish.reason {
             FinishReason::Stop(token) => End::Finished("stop", Some(StopReason::Token(token)), timings),
             FinishReason::Length => End::Finished("length", None, timings),
+            FinishReason::Interrupted => End::Finished("interrupted", None, timings),
             FinishReason::Cancelled => End::Finished("cancelled", None, timings),
             FinishReason::Failed(reason) => End::Failed(reason),
             FinishReason::EngineStopped => End::Stopped,

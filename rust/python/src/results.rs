@@ -3,7 +3,7 @@
 use penstock_engine::Limits;
 use penstock_engine::request::Finish;
 
-use crate::config::element_name;
+use crate::config::{element_name, kv_element_name};
 use crate::record::{Tuple, record};
 
 record! {
@@ -92,7 +92,7 @@ impl ModelInfo {
             vocabulary_size: limits.vocabulary_size,
             dtype: element_name(info.dtype).to_owned(),
             weight_bytes: info.weight_bytes,
-            kv_cache_dtype: element_name(info.kv_cache_dtype).to_owned(),
+            kv_cache_dtype: kv_element_name(info.kv_cache_dtype).to_owned(),
             kv_cache_bytes: info.kv_cache_bytes,
             block_size: limits.block_size,
             num_blocks: limits.num_blocks,

@@ -2,8 +2,8 @@
 
 use penstock_checkpoint::{Checkpoint, Dtype, Format};
 use penstock_device::cpu::{Cpu, CpuError};
-use penstock_device::{Backend, CacheSpec, Element};
-use penstock_engine::{Engine, Limits};
+use penstock_device::{Backend, CacheSpec, Element, KvElement};
+use penstock_engine::{Engine, Limits, OnExhaustion};
 use penstock_models::{Decoder, ModelConfig, ModelError, RopeScaling, Workspace};
 
 use crate::runner::{DeviceThread, Runner};
@@ -29,8 +29,8 @@ pub(crate) fn launch(
     let element = options.dtype.unwrap_or_else(|| usual_element(checkpoint));
     let mut backend = Cpu::new(sizes.threads)?;
     let decoder = load(&mut backend, checkpoint, config, element, progress)?;
-    let (limits, cache) =
-        size(&backend, decoder.config(), options, &sizes, options.kv_cache_dtype.unwrap_or(element))?;
+    let kv_element = options.kv_cache_dtype.unwrap_or(element.into());
+    let (limits, cache) = size(&backend, decoder.config(), options, &sizes, kv_element)?;
     let info = ModelInfo {
         architecture: decoder.config().architecture.clone(),
         parameters: decoder.config().num_parameters(),
@@ -66,7 +66,8 @@ pub fn logits(
     let mut backend = Cpu::new(positive("threads", threads)?)?;
     let decoder =
         load(&mut backend, checkpoint, config, element, &mut |_, _| std::ops::ControlFlow::Continue(()))?;
-    let cache = cache_spec(decoder.config(), BLOCK_SIZES[0], tokens.len().div_ceil(BLOCK_SIZES[0]), element);
+    let cache =
+        cache_spec(decoder.config(), BLOCK_SIZES[0], tokens.len().div_ceil(BLOCK_SIZES[0]), element.into());
     Ok(Runner::new(backend, decoder, &cache, chunk, chunk)?.logits(tokens, chunk)?)
 }
 
@@ -133,7 +134,7 @@ fn size(
     config: &ModelConfig,
     options: &Options,
     sizes: &Sizes,
-    element: Element,
+    element: KvElement,
 ) -> Result<(Limits, CacheSpec), LaunchError> {
     let &Sizes { max_num_seqs, max_num_batched_tokens, max_waiting, block_size, .. } = sizes;
     let longest = longest_sequence(config);
@@ -178,6 +179,10 @@ fn size(
         num_blocks,
         vocabulary_size: config.vocabulary_size,
         queue_capacity: QUEUE_CAPACITY,
+        prefix_cache_ttl: None,
+        max_shared_len: usize::MAX,
+        on_exhaustion: OnExhaustion::Recompute,
+        host_blocks: 0,
     };
     Ok((limits, cache_spec(config, block_size, num_blocks, element)))
 }
@@ -193,7 +198,7 @@ fn longest_sequence(config: &ModelConfig) -> usize {
     longest.max(stretched as usize)
 }
 
-fn cache_spec(config: &ModelConfig, block_size: usize, blocks: usize, element: Element) -> CacheSpec {
+fn cache_spec(config: &ModelConfig, block_size: usize, blocks: usize, element: KvElement) -> CacheSpec {
     CacheSpec { layers: config.num_layers(), blocks, block_size, heads: config.heads, element }
 }
 

@@ -9,7 +9,7 @@ mod runner;
 use std::ops::ControlFlow;
 
 pub use launch::logits;
-pub use penstock_device::Element;
+pub use penstock_device::{Element, KvElement};
 
 /// What the user may choose when a model is opened; `None` means the default that its comment gives.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +19,7 @@ pub struct Options {
     /// Type the weights are kept in; by default the checkpoint's own (float32 for GGUF files).
     pub dtype: Option<Element>,
     /// Type of the KV cache; by default that of the weights.
-    pub kv_cache_dtype: Option<Element>,
+    pub kv_cache_dtype: Option<KvElement>,
     /// Most tokens of one sequence; by default the model's own context length.
     pub max_model_len: Option<usize>,
     /// Most sequences computed together, at most `max_num_batched_tokens`; by default 64.
@@ -47,7 +47,7 @@ pub struct ModelInfo {
     /// Type the weights are kept in.
     pub dtype: Element,
     /// Type of the KV cache.
-    pub kv_cache_dtype: Element,
+    pub kv_cache_dtype: KvElement,
     /// Bytes of the KV cache.
     pub kv_cache_bytes: u64,
     /// Compute threads.

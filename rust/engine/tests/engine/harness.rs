@@ -9,7 +9,7 @@ use penstock_engine::mailbox::Attention;
 use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
 use penstock_engine::stats::Board;
-use penstock_engine::{Event, Limits, Port, Request, RequestId, Stats};
+use penstock_engine::{Event, Limits, OnExhaustion, Port, Request, RequestId, Stats};
 
 use crate::device::Device;
 use crate::oracle::VOCABULARY;
@@ -43,6 +43,10 @@ pub fn limits() -> Limits {
         num_blocks: 64,
         vocabulary_size: VOCABULARY as usize,
         queue_capacity: 64,
+        prefix_cache_ttl: None,
+        max_shared_len: usize::MAX,
+        on_exhaustion: OnExhaustion::Recompute,
+        host_blocks: 0,
     }
 }
 

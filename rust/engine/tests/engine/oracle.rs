@@ -33,5 +33,14 @@ pub fn answer(request: &Request, limits: &Limits) -> (Vec<Token>, FinishReason) 
 pub fn request(num_prompt: usize, max_tokens: usize, seed: u64) -> Request {
     let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed, logprobs: true };
     let prompt = (0..num_prompt).map(|position| (mix(seed ^ position as u64) % u64::from(VOCABULARY)) as u32);
-    Request { prompt: prompt.collect(), max_tokens, min_tokens: 0, stop_token_ids: vec![], sampling }
+    Request {
+        prompt: prompt.collect(),
+        max_tokens,
+        min_tokens: 0,
+        stop_token_ids: vec![],
+        sampling,
+        priority: 0,
+        prefix_cache: true,
+        cache_salt: None,
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use penstock_engine::message::Message;
-use penstock_engine::{Event, Finish, FinishReason, Limits, Refusal, Request, Token};
+use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Refusal, Request, Token};
 
 use crate::harness::{Client, Harness, limits};
 use crate::oracle::{self, answer, request};
@@ -342,6 +342,7 @@ fn times_count_from_the_arrival() {
         read(&mut first).1,
         Some(Finish {
             reason: FinishReason::Length,
+            cached: CachedTokens::default(),
             queued: milliseconds(10),
             first_token: Some(milliseconds(30)),
             total: milliseconds(60),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use penstock_engine::message::Message;
-use penstock_engine::{DEPTH, Event, FinishReason, Limits, Refusal, Request, Token};
+use penstock_engine::{DEPTH, Event, FinishReason, Limits, OnExhaustion, Refusal, Request, Token};
 
 use crate::harness::{Client, Harness};
 use crate::oracle::{self, VOCABULARY, answer};
@@ -110,6 +110,10 @@ fn random_limits(random: &mut Random) -> Limits {
         num_blocks: random.between(blocks_of_one.div_ceil(2), 2 * blocks_of_one + 8),
         vocabulary_size: VOCABULARY as usize,
         queue_capacity: random.between(1, 12),
+        prefix_cache_ttl: None,
+        max_shared_len: usize::MAX,
+        on_exhaustion: OnExhaustion::Recompute,
+        host_blocks: 0,
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use penstock_engine::{
-    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, Refusal, Request, StartError,
-    StepDone, StepPlan, Token,
+    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, OnExhaustion, Port, Refusal,
+    Request, StartError, StepDone, StepPlan, Token,
 };
 
 use crate::harness::Harness;
@@ -27,6 +27,10 @@ fn limits() -> Limits {
         num_blocks: 200,
         vocabulary_size: VOCABULARY as usize,
         queue_capacity: 64,
+        prefix_cache_ttl: None,
+        max_shared_len: usize::MAX,
+        on_exhaustion: OnExhaustion::Recompute,
+        host_blocks: 0,
     }
 }
 
