@@ -194,7 +194,7 @@ impl Bench {
     /// The tile shapes alone: a matrix that stays in L2, on one thread.
     fn tiles(&self) {
         let alone = Pool::new(1).expect("no threads");
-        let layout = MatrixLayout { rows: 96, columns: 896, element: Element::Bf16.into() };
+        let layout = MatrixLayout { rows: 96, columns: 896, element: Element::Bf16 };
         let matrix = Matrix { layout, bytes: &vec![0x3c; layout.bytes()] };
         const ROUNDS: usize = 500;
         for tokens in 1..=8 {
