@@ -5,128 +5,34 @@ use std::path::PathBuf;
 
 use penstock_runner::{Element, KvElement, Options};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use crate::errors::{Error, Problem};
 use crate::fields::Field;
-use crate::record;
+use crate::record::options;
 
 /// Number of compute threads where `threads` is not given.
 const THREADS_VARIABLE: &str = "PENSTOCK_THREADS";
 /// Most compute threads; beyond any machine this runs on.
 const MAX_THREADS: u64 = 1024;
 
-const FIELDS: &[&str] = &[
-    "device",
-    "dtype",
-    "threads",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_waiting",
-    "block_size",
-    "kv_cache_dtype",
-    "kv_cache_bytes",
-    "tokenizer",
-];
-
-/// See `_core.pyi`. `None` and `"auto"` mean that the engine chooses.
-#[pyclass(frozen, eq, get_all, module = "penstock", skip_from_py_object)]
-#[derive(Clone, Debug, PartialEq)]
-pub struct EngineConfig {
-    pub device: String,
-    pub dtype: String,
-    pub threads: Option<usize>,
-    pub max_model_len: Option<usize>,
-    pub max_num_seqs: Option<usize>,
-    pub max_num_batched_tokens: Option<usize>,
-    pub max_waiting: Option<usize>,
-    pub block_size: Option<usize>,
-    pub kv_cache_dtype: String,
-    pub kv_cache_bytes: Option<u64>,
-    pub tokenizer: Option<String>,
-}
-
-#[pymethods]
-impl EngineConfig {
-    #[new]
-    #[pyo3(signature = (
-        *,
-        device = None,
-        dtype = None,
-        threads = None,
-        max_model_len = None,
-        max_num_seqs = None,
-        max_num_batched_tokens = None,
-        max_waiting = None,
-        block_size = None,
-        kv_cache_dtype = None,
-        kv_cache_bytes = None,
-        tokenizer = None,
-    ), text_signature = "(*, device='auto', dtype='auto', threads=None, max_model_len=None, max_num_seqs=None, max_num_batched_tokens=None, max_waiting=None, block_size=None, kv_cache_dtype='auto', kv_cache_bytes=None, tokenizer=None)")]
-    #[expect(clippy::too_many_arguments, reason = "keyword-only, one a field")]
-    fn new(
-        device: Option<&Bound<'_, PyAny>>,
-        dtype: Option<&Bound<'_, PyAny>>,
-        threads: Option<&Bound<'_, PyAny>>,
-        max_model_len: Option<&Bound<'_, PyAny>>,
-        max_num_seqs: Option<&Bound<'_, PyAny>>,
-        max_num_batched_tokens: Option<&Bound<'_, PyAny>>,
-        max_waiting: Option<&Bound<'_, PyAny>>,
-        block_size: Option<&Bound<'_, PyAny>>,
-        kv_cache_dtype: Option<&Bound<'_, PyAny>>,
-        kv_cache_bytes: Option<&Bound<'_, PyAny>>,
-        tokenizer: Option<&Bound<'_, PyAny>>,
-    ) -> Result<Self, Error> {
-        let count = |name, value: Option<&Bound<'_, PyAny>>| {
-            value.map(|value| Field::config(name).count(value)).transpose()
-        };
-        let element = |name, value: Option<&Bound<'_, PyAny>>| {
-            const ELEMENTS: &[&str] = &["auto", "float32", "float16", "bfloat16"];
-            let element = value.map_or(Ok("auto"), |value| Field::config(name).choice(value, ELEMENTS));
-            element.map(str::to_owned)
-        };
-        Ok(Self {
-            device: device.map_or(Ok("auto".to_owned()), device_name)?,
-            dtype: element("dtype", dtype)?,
-            threads: threads
-                .map(|value| {
-                    Field::config("threads").integer(value, 1..=MAX_THREADS).map(|count| count as usize)
-                })
-                .transpose()?,
-            max_model_len: count("max_model_len", max_model_len)?,
-            max_num_seqs: count("max_num_seqs", max_num_seqs)?,
-            max_num_batched_tokens: count("max_num_batched_tokens", max_num_batched_tokens)?,
-            max_waiting: count("max_waiting", max_waiting)?,
-            block_size: count("block_size", block_size)?,
-            kv_cache_dtype: element("kv_cache_dtype", kv_cache_dtype)?,
-            kv_cache_bytes: kv_cache_bytes
-                .map(|value| Field::config("kv_cache_bytes").integer(value, 1..=i64::MAX as u64))
-                .transpose()?,
-            tokenizer: tokenizer.map(tokenizer_path).transpose()?,
-        })
-    }
-
-    /// A copy with some fields changed.
-    #[pyo3(signature = (**changes))]
-    fn replace<'py>(
-        this: &Bound<'py, Self>,
-        changes: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        record::replace(this.as_any(), FIELDS, changes)
-    }
-
-    fn __repr__(this: &Bound<'_, Self>) -> PyResult<String> {
-        record::repr(this.as_any(), FIELDS)
-    }
-
-    fn __hash__(this: &Bound<'_, Self>) -> PyResult<isize> {
-        record::hash(this.as_any(), FIELDS)
+options! {
+    /// See `_core.pyi`. `None` and `"auto"` mean that the engine chooses.
+    EngineConfig(Field::config) {
+        device: String = auto, read_device;
+        dtype: String = auto, read_element;
+        threads: Option<usize> = None, read_threads;
+        max_model_len: Option<usize> = None, Field::count;
+        max_num_seqs: Option<usize> = None, Field::count;
+        max_num_batched_tokens: Option<usize> = None, Field::count;
+        max_waiting: Option<usize> = None, Field::count;
+        block_size: Option<usize> = None, Field::count;
+        kv_cache_dtype: String = auto, read_element;
+        kv_cache_bytes: Option<u64> = None, read_bytes;
+        tokenizer: Option<String> = None, read_tokenizer;
     }
 }
 
-fn device_name(value: &Bound<'_, PyAny>) -> Result<String, Error> {
-    let field = Field::config("device");
+fn read_device(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
     let name = field.text(value)?;
     match name.as_str() {
         "auto" | "cpu" => Ok(name),
@@ -137,8 +43,19 @@ fn device_name(value: &Bound<'_, PyAny>) -> Result<String, Error> {
     }
 }
 
-fn tokenizer_path(value: &Bound<'_, PyAny>) -> Result<String, Error> {
-    let field = Field::config("tokenizer");
+fn read_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
+    field.choice(value, &["auto", "float32", "float16", "bfloat16"])
+}
+
+fn read_threads(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
+    field.integer(value, 1..=MAX_THREADS).map(|count| count as usize)
+}
+
+fn read_bytes(field: Field, value: &Bound<'_, PyAny>) -> Result<u64, Error> {
+    field.integer(value, 1..=i64::MAX as u64)
+}
+
+fn read_tokenizer(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
     let path: PathBuf = value.extract().map_err(|_| field.refuse(value, "a path"))?;
     path.into_os_string().into_string().map_err(|_| field.refuse(value, "a path that is valid Unicode"))
 }

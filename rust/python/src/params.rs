@@ -2,11 +2,11 @@
 
 use penstock_checkpoint::Generation;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyString;
 
 use crate::errors::Error;
 use crate::fields::Field;
-use crate::record::{self, Tuple};
+use crate::record::{Tuple, options};
 
 /// Most stop strings of a request.
 const MAX_STOPS: usize = 64;
@@ -15,164 +15,77 @@ const MAX_STOP_IDS: usize = 256;
 /// Most characters of a stop string.
 const MAX_STOP_CHARS: usize = 1024;
 
-const FIELDS: &[&str] = &[
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "logprobs",
-    "skip_special_tokens",
-];
-
-/// See `_core.pyi`. `None` means the model's own default.
-#[pyclass(frozen, eq, get_all, module = "penstock", skip_from_py_object)]
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    pub max_tokens: Option<usize>,
-    pub min_tokens: usize,
-    pub temperature: Option<f64>,
-    pub top_k: Option<u32>,
-    pub top_p: Option<f64>,
-    pub min_p: Option<f64>,
-    pub seed: Option<u64>,
-    pub stop: Tuple<String>,
-    pub stop_token_ids: Tuple<u32>,
-    pub ignore_eos: bool,
-    pub logprobs: bool,
-    pub skip_special_tokens: bool,
-}
-
-#[pymethods]
-impl SamplingParams {
-    #[new]
-    #[pyo3(signature = (
-        *,
-        max_tokens = None,
-        min_tokens = None,
-        temperature = None,
-        top_k = None,
-        top_p = None,
-        min_p = None,
-        seed = None,
-        stop = None,
-        stop_token_ids = None,
-        ignore_eos = None,
-        logprobs = None,
-        skip_special_tokens = None,
-    ), text_signature = "(*, max_tokens=None, min_tokens=0, temperature=None, top_k=None, top_p=None, min_p=None, seed=None, stop=(), stop_token_ids=(), ignore_eos=False, logprobs=False, skip_special_tokens=True)")]
-    #[expect(clippy::too_many_arguments, reason = "keyword-only, one a field")]
-    fn new(
-        max_tokens: Option<&Bound<'_, PyAny>>,
-        min_tokens: Option<&Bound<'_, PyAny>>,
-        temperature: Option<&Bound<'_, PyAny>>,
-        top_k: Option<&Bound<'_, PyAny>>,
-        top_p: Option<&Bound<'_, PyAny>>,
-        min_p: Option<&Bound<'_, PyAny>>,
-        seed: Option<&Bound<'_, PyAny>>,
-        stop: Option<&Bound<'_, PyAny>>,
-        stop_token_ids: Option<&Bound<'_, PyAny>>,
-        ignore_eos: Option<&Bound<'_, PyAny>>,
-        logprobs: Option<&Bound<'_, PyAny>>,
-        skip_special_tokens: Option<&Bound<'_, PyAny>>,
-    ) -> Result<Self, Error> {
-        let boolean = |name, value: Option<&Bound<'_, PyAny>>, default| {
-            value.map_or(Ok(default), |value| Field::request(name).boolean(value))
-        };
-        let any_u32 = 0..=u64::from(u32::MAX);
-        // Ranges are those of the engine's own single precision: what rounds to 0 or to infinity there is refused here.
-        let params = Self {
-            max_tokens: max_tokens.map(|value| Field::request("max_tokens").count(value)).transpose()?,
-            min_tokens: min_tokens
-                .map_or(Ok(0), |value| Field::request("min_tokens").integer(value, any_u32.clone()))?
-                as usize,
-            temperature: temperature
-                .map(|value| {
-                    let allowed = |number: f64| number >= 0.0 && (number as f32).is_finite();
-                    Field::request("temperature").number(
-                        value,
-                        "a finite number, 0 (greedy) or more",
-                        allowed,
-                    )
-                })
-                .transpose()?,
-            top_k: top_k
-                .map(|value| Field::request("top_k").integer(value, any_u32.clone()).map(|k| k as u32))
-                .transpose()?,
-            top_p: top_p
-                .map(|value| {
-                    let allowed = |number: f64| number as f32 > 0.0 && number <= 1.0;
-                    Field::request("top_p").number(value, "a number above 0 and at most 1", allowed)
-                })
-                .transpose()?,
-            min_p: min_p
-                .map(|value| {
-                    let allowed = |number: f64| (0.0..=1.0).contains(&number);
-                    Field::request("min_p").number(value, "a number from 0 to 1", allowed)
-                })
-                .transpose()?,
-            seed: seed.map(|value| Field::request("seed").integer(value, 0..=u64::MAX)).transpose()?,
-            stop: Tuple(stop.map_or(Ok(Vec::new()), stop_strings)?),
-            stop_token_ids: Tuple(stop_token_ids.map_or(Ok(Vec::new()), stop_ids)?),
-            ignore_eos: boolean("ignore_eos", ignore_eos, false)?,
-            logprobs: boolean("logprobs", logprobs, false)?,
-            skip_special_tokens: boolean("skip_special_tokens", skip_special_tokens, true)?,
-        };
-        if let (Some(max), Some(value)) = (params.max_tokens, min_tokens)
-            && params.min_tokens > max
-        {
-            return Err(Field::request("min_tokens").refuse(value, format!("at most max_tokens, {max}")));
-        }
-        Ok(params)
-    }
-
-    /// A copy with some fields changed.
-    #[pyo3(signature = (**changes))]
-    fn replace<'py>(
-        this: &Bound<'py, Self>,
-        changes: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        record::replace(this.as_any(), FIELDS, changes)
-    }
-
-    fn __repr__(this: &Bound<'_, Self>) -> PyResult<String> {
-        record::repr(this.as_any(), FIELDS)
-    }
-
-    fn __hash__(this: &Bound<'_, Self>) -> PyResult<isize> {
-        record::hash(this.as_any(), FIELDS)
+options! {
+    /// See `_core.pyi`. `None` means the model's own default.
+    SamplingParams(Field::request, check_lengths) {
+        max_tokens: Option<usize> = None, Field::count;
+        min_tokens: usize = 0, |field: Field, value| read_u32(field, value).map(|tokens| tokens as usize);
+        temperature: Option<f64> = None, read_temperature;
+        top_k: Option<u32> = None, read_u32;
+        top_p: Option<f64> = None, read_top_p;
+        min_p: Option<f64> = None, read_min_p;
+        seed: Option<u64> = None, |field: Field, value| field.integer(value, 0..=u64::MAX);
+        stop: Tuple<String> = (), read_stops;
+        stop_token_ids: Tuple<u32> = (), read_stop_ids;
+        ignore_eos: bool = false, Field::boolean;
+        logprobs: bool = false, Field::boolean;
+        skip_special_tokens: bool = true, Field::boolean;
     }
 }
 
-fn stop_ids(value: &Bound<'_, PyAny>) -> Result<Vec<u32>, Error> {
-    let field = Field::request("stop_token_ids");
+/// How long an answer must be is no more than how long it may be.
+fn check_lengths(params: &SamplingParams) -> Result<(), Error> {
+    let SamplingParams { min_tokens, max_tokens, .. } = *params;
+    match max_tokens {
+        Some(max) if min_tokens > max => Python::attach(|py| {
+            let value = min_tokens.into_pyobject(py).map_err(PyErr::from)?;
+            Err(Field::request("min_tokens").refuse(&value, format!("at most max_tokens, {max}")))
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn read_u32(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
+    field.integer(value, 0..=u64::from(u32::MAX)).map(|number| number as u32)
+}
+
+// Ranges are those of the engine's own single precision: what rounds to 0 or to infinity there is refused here.
+
+fn read_temperature(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+    let allowed = |number: f64| number >= 0.0 && (number as f32).is_finite();
+    field.number(value, "a finite number, 0 (greedy) or more", allowed)
+}
+
+fn read_top_p(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+    let allowed = |number: f64| number as f32 > 0.0 && number <= 1.0;
+    field.number(value, "a number above 0 and at most 1", allowed)
+}
+
+fn read_min_p(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+    field.number(value, "a number from 0 to 1", |number| (0.0..=1.0).contains(&number))
+}
+
+fn read_stop_ids(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<u32>, Error> {
     let ids = field.token_ids(value)?;
     if ids.len() > MAX_STOP_IDS {
         return Err(field.refuse(value, format!("at most {MAX_STOP_IDS} ids")));
     }
-    Ok(ids)
+    Ok(Tuple(ids))
 }
 
-fn stop_strings(value: &Bound<'_, PyAny>) -> Result<Vec<String>, Error> {
-    let field = Field::request("stop");
+fn read_stops(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<String>, Error> {
     if value.is_instance_of::<PyString>() {
-        return Ok(vec![stop_string(value)?]);
+        return Ok(Tuple(vec![read_stop(field, value)?]));
     }
     let items = value.try_iter().map_err(|_| field.refuse(value, "a string or a sequence of strings"))?;
-    let stops = items.map(|item| stop_string(&item?)).collect::<Result<Vec<_>, Error>>()?;
+    let stops = items.map(|item| read_stop(field, &item?)).collect::<Result<Vec<_>, Error>>()?;
     if stops.len() > MAX_STOPS {
         return Err(field.refuse(value, format!("at most {MAX_STOPS} strings")));
     }
-    Ok(stops)
+    Ok(Tuple(stops))
 }
 
-fn stop_string(value: &Bound<'_, PyAny>) -> Result<String, Error> {
-    let field = Field::request("stop");
+fn read_stop(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
     let text = field.text(value)?;
     if text.is_empty() || text.chars().count() > MAX_STOP_CHARS {
         return Err(field.refuse(value, format!("a string of 1 to {MAX_STOP_CHARS} characters")));

@@ -1,6 +1,6 @@
 //! What every value class shares: frozen, built from keywords only, compared and hashed by value, and printed so that
-//! the printed text builds an equal object. [`record!`] writes such a class from its list of fields; classes that
-//! check their fields write their own constructor and call [`repr`] and [`hash`].
+//! the printed text builds an equal object. [`record!`] writes a class of values that we make, [`options!`] one of
+//! values that users choose; both from one line a field.
 
 use pyo3::conversion::IntoPyObject;
 use pyo3::prelude::*;
@@ -63,23 +63,19 @@ impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for Tuple<T> {
     }
 }
 
-macro_rules! record {
-    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty),* $(,)? }) => {
+/// The class itself; `methods` is its constructor and what else it has of its own.
+macro_rules! class {
+    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* } $($methods:tt)*) => {
         $(#[$meta])*
         #[pyo3::pyclass(frozen, eq, get_all, module = "penstock", from_py_object)]
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name {
-            $($(#[$field_meta])* pub $field: $type),*
+            $(pub $field: $type),*
         }
 
         #[pyo3::pymethods]
         impl $name {
-            #[new]
-            #[pyo3(signature = (*, $($field),*))]
-            #[allow(clippy::too_many_arguments, reason = "keyword-only, one a field")]
-            fn new($($field: $type),*) -> Self {
-                Self { $($field),* }
-            }
+            $($methods)*
 
             fn __repr__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<String> {
                 $crate::record::repr(this.as_any(), &[$(stringify!($field)),*])
@@ -91,4 +87,108 @@ macro_rules! record {
         }
     };
 }
+pub(crate) use class;
+
+/// A class whose every field must be given, as the type it has: `Name { field: type, ... }`.
+macro_rules! record {
+    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+        $crate::record::class! {
+            $(#[$meta])*
+            $name { $($field: $type),* }
+
+            #[new]
+            #[pyo3(signature = (*, $($field),*))]
+            #[allow(clippy::too_many_arguments, reason = "keyword-only, one a field")]
+            fn new($($field: $type),*) -> Self {
+                Self { $($field),* }
+            }
+        }
+    };
+}
 pub(crate) use record;
+
+/// A class whose every field may be left out, or be `None`, which is the same; what is given is checked.
+///
+/// `Name(wrap) { field: type = default, read; ... }`: `wrap` makes the [`Field`](crate::fields::Field) that errors
+/// name, `read` gets it and the value. A default is a number, `true`, `false`, `None`, `()` or a word, which stands for
+/// a string. `Name(wrap, check)` has `check` look at how the fields go together.
+macro_rules! options {
+    ($(#[$meta:meta])* $name:ident ($wrap:expr $(, $check:expr)?) {
+        $($field:ident: $type:ty = $default:tt, $read:expr;)*
+    }) => {
+        $crate::record::class! {
+            // The first lines are the signature as `inspect` wants it.
+            #[doc = concat!(
+                stringify!($name), "(*",
+                $(", ", stringify!($field), "=", $crate::record::default!(text $default)),*,
+                ")\n--\n"
+            )]
+            $(#[$meta])*
+            $name { $($field: $type),* }
+
+            #[new]
+            #[pyo3(signature = (*, $($field = None),*), text_signature = None)]
+            #[allow(clippy::too_many_arguments, reason = "keyword-only, one a field")]
+            fn new(
+                $($field: Option<&pyo3::Bound<'_, pyo3::PyAny>>),*
+            ) -> Result<Self, $crate::errors::Error> {
+                let options = Self {
+                    $($field: match $field {
+                        Some(value) => ($read)($wrap(stringify!($field)), value)?.into(),
+                        None => $crate::record::default!(value $default),
+                    }),*
+                };
+                $($check(&options)?;)?
+                Ok(options)
+            }
+
+            /// A copy with some fields changed.
+            #[pyo3(signature = (**changes))]
+            fn replace<'py>(
+                this: &pyo3::Bound<'py, Self>,
+                changes: Option<&pyo3::Bound<'py, pyo3::types::PyDict>>,
+            ) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::PyAny>> {
+                $crate::record::replace(this.as_any(), &[$(stringify!($field)),*], changes)
+            }
+        }
+    };
+}
+pub(crate) use options;
+
+/// A default of [`options!`], as a value and as Python writes it.
+macro_rules! default {
+    (value None) => {
+        None
+    };
+    (value ()) => {
+        Default::default()
+    };
+    (value true) => {
+        true
+    };
+    (value false) => {
+        false
+    };
+    (value $word:ident) => {
+        stringify!($word).to_owned()
+    };
+    (value $number:literal) => {
+        $number
+    };
+    (text true) => {
+        "True"
+    };
+    (text false) => {
+        "False"
+    };
+    (text None) => {
+        "None"
+    };
+    (text $word:ident) => {
+        concat!("'", stringify!($word), "'")
+    };
+    (text $other:tt) => {
+        stringify!($other)
+    };
+}
+pub(crate) use default;
