@@ -6,13 +6,15 @@ import gc
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import penstock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 #: Deterministic and of a known length, whatever the weights say.
 LONG = penstock.SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
@@ -36,6 +38,14 @@ def start_python(code: str, *arguments: object, stdin: int | None = None) -> sub
     )
 
 
+def wait_until(is_true: Callable[[], bool], seconds: float = 20) -> None:
+    """For what other threads bring about; fails when they do not in time."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.002)
+
+
 class Resources(NamedTuple):
     """What engines and requests hold of the system."""
 
@@ -46,9 +56,17 @@ class Resources(NamedTuple):
 def resources() -> Resources:
     """What this process holds now, without what only cycles keep alive; of threads the engines' own alone."""
     gc.collect()
-    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     num_descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    return Resources(num_descriptors, sorted(name for name in names if name.startswith("penstock")))
+    return Resources(num_descriptors, engine_threads())
+
+
+def engine_threads() -> list[str]:
+    """Names of the threads that engines run in this process."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            names.append((task / "comm").read_text().strip())
+    return sorted(name for name in names if name.startswith("penstock"))
 
 
 def resident_bytes() -> int:

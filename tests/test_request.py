@@ -174,7 +174,7 @@ async def test_a_long_text_is_tokenised_in_a_thread_to_the_same_ids(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = await engine.generate("Some words and some more", SHORT)
-    monkeypatch.setattr("penstock.engine.LONG_TEXT", 4)
+    monkeypatch.setattr("penstock._session.LONG_TEXT", 4)
     there = await engine.generate("Some words and some more", SHORT)
     assert there.prompt_token_ids == here.prompt_token_ids
     assert there.token_ids == here.token_ids

@@ -11,18 +11,24 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from penstock import _core
 from penstock._options import merge
+from penstock.chat import ChatTemplate, checked
 from penstock.errors import EngineStopped, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import TypeIs
+
     from penstock._core import EngineConfig, SamplingParams
     from penstock._options import Prompt
-    from penstock.chat import ChatTemplate
+
+
+#: Tokenising more characters than this takes longer than a millisecond or two.
+LONG_TEXT = 2048
 
 
 class Session:
@@ -96,19 +102,23 @@ class Session:
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
-    ) -> tuple[str | Sequence[int], SamplingParams, bool]:
-        """Text or token ids, parameters, and whether text gets special tokens: templates write their own."""
+    ) -> tuple[Prompt, SamplingParams]:
+        """What `submit` needs: messages as copies of what they are now, and the parameters."""
         self.check_open()
         params = merge(_core.SamplingParams, params, options)
-        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
-            return self.render_chat(cast("Sequence[Mapping[str, Any]]", prompt)), params, False
-        return cast("str | Sequence[int]", prompt), params, True
+        return (checked(prompt) if _is_chat(prompt) else prompt), params
+
+    def submit(self, prompt: Prompt, params: SamplingParams, port: _core.Port) -> _core.Request:
+        """Hands a request to the native engine; takes long where `takes_long` says so."""
+        if _is_chat(prompt):
+            text = self.render_chat(prompt)
+            # Templates write special tokens themselves.
+            return self.check_open().start_request(text, params, port, add_special_tokens=False)
+        return self.check_open().start_request(prompt, params, port)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Messages as the text that the model was trained to answer."""
         if self._chat_template is None:
-            from penstock.chat import ChatTemplate  # imports jinja2
-
             source = self.native.chat_template
             if source is None:
                 message = "this model has no chat template: give text or token ids instead of messages"
@@ -127,6 +137,15 @@ class Session:
             warnings.warn(
                 f"{self!r} was dropped without being closed", ResourceWarning, stacklevel=1, source=self
             )
+
+
+def takes_long(prompt: Prompt) -> bool:
+    """Whether to hand this prompt over takes longer than an event loop should wait."""
+    return _is_chat(prompt) or (isinstance(prompt, str) and len(prompt) > LONG_TEXT)
+
+
+def _is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 _NOT_OPEN = "the engine is not open: enter it (`async with engine`), or `await engine.start()`"

@@ -47,11 +47,9 @@ class Blocking:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> BlockingRequest:
         """See `Engine.start_request`."""
-        tokens, params, add_special_tokens = self._session.prepare(prompt, params, dict(options))
+        prompt, params = self._session.prepare(prompt, params, dict(options))
         port = Port(blocking=True)
-        native = self._session.check_open().start_request(
-            tokens, params, port, add_special_tokens=add_special_tokens
-        )
+        native = self._session.submit(prompt, params, port)
         request = BlockingRequest(self._session, native, port)
         try:
             request.admission()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import jinja2
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "checked"]
 
 MAX_TEMPLATE_CHARS = 1 << 20
 """Longest source of a template; real ones have up to 20,000 characters."""
@@ -70,7 +70,7 @@ class ChatTemplate:
         values: dict[str, Any] = {"tools": None, "documents": None}
         values.update({name: _plain(value, name) for name, value in variables.items()})
         values.update(self._special_tokens)
-        values["messages"] = _checked(messages)
+        values["messages"] = checked(messages)
         values["add_generation_prompt"] = add_generation_prompt
         try:
             return _chat_sandbox.render(self._template, values)
@@ -89,7 +89,7 @@ def _compiled(source: str) -> jinja2.Template:
         raise InvalidRequest(f"chat_template: {error}", "chat_template") from error.__cause__
 
 
-def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Plain copies of the messages, with what templates rely on made sure of."""
     if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
         raise _wrong("messages", messages, "a list of messages, each a mapping with role and content")

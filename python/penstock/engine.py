@@ -13,7 +13,7 @@ from anyio.lowlevel import RunVar
 
 from penstock import _hub
 from penstock._pump import Pump
-from penstock._session import Session
+from penstock._session import Session, takes_long
 from penstock.blocking import Blocking
 from penstock.request import Request, Stream
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from penstock._options import EngineOptions, Prompt, SamplingOptions
 
 __all__ = ["Engine"]
-
-#: Tokenising more characters than this takes longer than an event loop should wait.
-LONG_TEXT = 8192
 
 #: Each event loop's waiting rooms, one per engine in use there.
 _pumps: RunVar[WeakKeyDictionary[Session, Pump]] = RunVar("penstock.pumps")
@@ -147,19 +144,19 @@ class Engine:
 
         `prompt` is text, token ids, or messages (mappings with `role` and `content`) for the model's chat
         template. Keywords are the fields of `SamplingParams`; `params` is such an object, and keywords win
-        over it.
+        over it. Templates are rendered and long texts tokenised in a worker thread.
 
         Raises `InvalidRequest` for what can never work, `Overloaded` when too many requests wait,
         `EngineStopped` when the engine is not open. If the task is cancelled here, so is the request.
         """
-        tokens, params, add_special_tokens = self._session.prepare(prompt, params, dict(options))
-        if isinstance(tokens, str) and len(tokens) > LONG_TEXT:
-            encode = partial(self._session.native.encode, tokens, add_special_tokens=add_special_tokens)
-            tokens = await anyio.to_thread.run_sync(encode, abandon_on_cancel=True)
+        prompt, params = self._session.prepare(prompt, params, dict(options))
         pump = self._pump()
-        native = self._session.check_open().start_request(
-            tokens, params, pump.port, add_special_tokens=add_special_tokens
-        )
+        submit = partial(self._session.submit, prompt, params, pump.port)
+        # A thread that is abandoned drops the native request, which is a cancel.
+        if takes_long(prompt):
+            native = await anyio.to_thread.run_sync(submit, abandon_on_cancel=True)
+        else:
+            native = submit()
         request = Request(self._session, native, pump)
         try:
             await request.admission()
@@ -193,7 +190,10 @@ class Engine:
         return self._session.native.stats()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt."""
+        """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
+
+        In the calling thread, about a second for a million characters; the interpreter is released.
+        """
         return self._session.native.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -203,7 +203,8 @@ class Engine:
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text that the model's chat template makes of messages, ready to be answered.
 
-        Rendered here, on the calling thread: a template may take its time, at most ten seconds.
+        Rendered in the calling thread, which a request's messages are not: a template may take its time, at
+        most ten seconds.
         Raises `InvalidRequest` where the model has no template or the template does not take these messages.
         """
         return self._session.render_chat(messages)

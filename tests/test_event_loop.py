@@ -1,0 +1,179 @@
+"""What takes long is done beside the event loop, and what does not is done on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import penstock
+from api_support import PROMPT, SHORT, assert_at_rest, make_engine, wait_until
+from penstock import _chat_sandbox, _core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import jinja2
+
+pytestmark = pytest.mark.anyio
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+class Held:
+    """Stands for a function that takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.release = threading.Event()
+        self.threads: set[int] = set()
+
+    def hold(self) -> None:
+        """Called in its place, first."""
+        self.threads.add(threading.get_ident())
+        self.has_begun.set()
+        assert self.release.wait(20), "the event loop waits for what should wait for it"
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+@pytest.fixture
+def held_template(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Every rendering of a template waits to be released."""
+    held = Held()
+    render = _chat_sandbox.render
+
+    def wait_and_render(template: jinja2.Template, values: dict[str, Any]) -> str:
+        held.hold()
+        return render(template, values)
+
+    monkeypatch.setattr(_chat_sandbox, "render", wait_and_render)
+    return held
+
+
+async def until(event: threading.Event) -> None:
+    while not event.is_set():
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_a_template_that_takes_its_time_holds_up_nobody_else(
+    engine: penstock.Engine, held_template: Held
+) -> None:
+    answers: list[penstock.Result] = []
+
+    async def ask() -> None:
+        answers.append(await engine.generate(MESSAGES, SHORT))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await until(held_template.has_begun)
+        assert (await engine.generate(PROMPT, SHORT)).finish_reason == "length"
+        assert not answers
+        held_template.release.set()
+    assert answers[0].prompt_token_ids == tuple(
+        engine.encode(engine.render_chat(MESSAGES), add_special_tokens=False)
+    )
+
+
+async def test_whoever_is_cancelled_does_not_wait_for_the_template(
+    engine: penstock.Engine, held_template: Held
+) -> None:
+    before = engine.stats().requests_admitted
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.generate, MESSAGES, SHORT)
+            await until(held_template.has_begun)
+            scope.cancel()
+    assert scope.cancelled_caught
+    held_template.release.set()
+
+    def all_ended() -> bool:
+        stats = engine.stats()
+        return before < stats.requests_admitted == stats.requests_finished
+
+    # The abandoned thread starts its request after all, and drops it, which is a cancel.
+    wait_until(all_ended)
+    await assert_at_rest(engine)
+
+
+async def test_messages_are_read_when_they_are_given(engine: penstock.Engine, held_template: Held) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    answers: list[penstock.Result] = []
+
+    async def ask() -> None:
+        answers.append(await engine.generate(messages, SHORT))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await until(held_template.has_begun)
+        messages[0]["content"] = "Something else"
+        messages.append({"role": "assistant", "content": "No"})
+        held_template.release.set()
+    assert "Hi" in engine.decode(answers[0].prompt_token_ids)
+    assert "else" not in engine.decode(answers[0].prompt_token_ids)
+
+
+async def test_a_hostile_template_is_refused_while_streams_go_on(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 1.0)
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    refusals: list[str] = []
+    async with make_engine(model) as engine:
+
+        async def ask() -> None:
+            with pytest.raises(penstock.InvalidRequest) as caught:
+                await engine.generate(MESSAGES, SHORT)
+            refusals.append(str(caught.value))
+
+        num_meanwhile = 0
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            while not refusals:
+                await engine.generate(PROMPT, SHORT)
+                num_meanwhile += 1
+        assert "refuses" in refusals[0]
+        assert num_meanwhile > 5
+
+
+async def test_a_short_prompt_costs_no_thread(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(anyio.to_thread, "run_sync")
+    for prompt in ("Why is the sky blue?", "word " * 80, PROMPT, [1] * 500):
+        assert (await engine.generate(prompt, SHORT)).finish_reason == "length"
+
+
+async def test_a_long_text_is_tokenised_beside_the_loop(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held()
+    native = engine._session.native
+
+    class Slow:
+        """The native engine, taking its time over a request."""
+
+        def start_request(self, *arguments: Any, **options: Any) -> _core.Request:
+            held.hold()
+            return native.start_request(*arguments, **options)
+
+    monkeypatch.setattr(engine._session, "_native", Slow())
+    monkeypatch.setattr("penstock._session.LONG_TEXT", 4)
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.generate, "Some words and some more", SHORT)
+        await until(held.has_begun)
+        held.release.set()
+    assert threading.get_ident() not in held.threads
+    monkeypatch.undo()
