@@ -40,3 +40,8 @@ def demo_model() -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama checkpoint of a few hundred kilobytes: 512 tokens, 512 positions, a byte tokenizer."""
     return write_checkpoint(tmp_path_factory.mktemp("tiny-llama"), make_config("llama"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the soak goes on."""
+    parser.addoption("--soak-waves", type=int, default=60, help="bursts of requests in the soak test")

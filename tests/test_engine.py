@@ -280,6 +280,43 @@ async def test_the_environment_sets_the_threads_unless_they_are_given(
         await penstock.Engine(tiny_model).start()
 
 
+@pytest.mark.parametrize("variable", ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"])
+def test_the_environment_sets_the_share_of_memory_unless_it_is_given(
+    variable: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(**options: float) -> int:
+        with make_engine(tiny_model, **options) as engine:
+            return engine.info.memory.limit
+
+    whole = limit(memory_ratio=1.0)
+    monkeypatch.setenv(variable, "0.25")
+    # What is available changes while the tests run, but not by so much.
+    assert 0.15 < limit() / whole < 0.35
+    assert 0.4 < limit(memory_ratio=0.5) / whole < 0.6
+    for value in ("0", "1.5", "half", ""):
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(penstock.ConfigError, match=f"{variable}=.* above 0 and at most 1"):
+            limit()
+
+
+def test_the_first_of_two_names_for_the_share_of_memory_counts(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_MEMORY_RATIO", "0.5")
+    monkeypatch.setenv("BFC_MEM_RATIO", "7")
+    with make_engine(tiny_model):
+        pass
+
+
+def test_memory_may_be_set_aside_for_others(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BFC_LEFTOVER_MB", str(1 << 30))
+    with pytest.raises(penstock.OutOfMemory):
+        make_engine(tiny_model).blocking.start()
+    monkeypatch.setenv("BFC_LEFTOVER_MB", "some")
+    with pytest.raises(penstock.ConfigError, match=r"BFC_LEFTOVER_MB=.* mebibytes"):
+        make_engine(tiny_model).blocking.start()
+
+
 @pytest.mark.anyio
 async def test_another_tokenizer_may_be_named(tiny_model: Path, tmp_path: Path) -> None:
     for place in (tiny_model, tiny_model / "tokenizer.json"):

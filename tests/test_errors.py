@@ -36,28 +36,33 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("ignore_eos", value) for value in (1, "yes", 0.0)],
     *[("logprobs", value) for value in (1, 5, "yes")],
     *[("skip_special_tokens", value) for value in (0, "no")],
+    *[("priority", value) for value in (2**31, -(2**31) - 1, 0.5, True, "high")],
+    *[("cache_salt", value) for value in ("", "x" * 1025, 7, b"salt", "\ud800")],
+    *[("use_prefix_cache", value) for value in (0, "no")],
 ]
 
 BAD_CONFIG: list[tuple[str, Any]] = [
     *[("device", value) for value in ("cuda", "cuda:1", "gpu", "", 0, True)],
     *[("dtype", value) for value in ("int8", "FLOAT32", "", 32)],
-    *[("kv_cache_dtype", value) for value in ("int8", "fp8", None.__class__)],
+    *[("kv_cache_dtype", value) for value in ("int4", "fp8", None.__class__)],
     *[("threads", value) for value in (0, -1, 1025, 1.0, True, "all")],
     *[("max_model_len", value) for value in (0, -1, 10**30, 1.5, True, "long")],
     *[("max_num_seqs", value) for value in (0, -1, True)],
-    *[("max_num_batched_tokens", value) for value in (0, -1, True)],
+    *[("max_num_batched_tokens", value) for value in (0, -1, 15, True)],
     *[("max_waiting", value) for value in (0, -1, True)],
-    *[("block_size", value) for value in (0, -1, True, "16")],
+    *[("block_size", value) for value in (0, -1, 8, 17, 256, 16.0, True, "16")],
     *[("kv_cache_bytes", value) for value in (0, -1, 2**63, 1e9, True)],
+    *[("memory_ratio", value) for value in (0, 0.0, -0.1, 1.01, NAN, INFINITY, True, "half")],
+    *[("prefix_cache", value) for value in (0, 1, "yes")],
+    *[("prefix_cache_ttl", value) for value in (0, 0.0, -1, 1e-12, 1e10, NAN, INFINITY, True, "long")],
+    *[("host_cache_bytes", value) for value in (-1, 2**63, 1e9, True)],
+    *[("on_exhaustion", value) for value in ("abort", "", None.__class__, 1)],
     *[("tokenizer", value) for value in (3, ["path"], "\udcff")],
 ]
 
 #: Options whose limit depends on the model or on each other, found when the engine opens.
 BAD_FOR_THIS_MODEL: list[tuple[str, Any]] = [
-    ("block_size", 17),
-    ("block_size", 256),
     ("max_model_len", 513),
-    ("max_num_batched_tokens", 15),
     ("max_num_seqs", 1 << 20),
 ]
 
@@ -95,6 +100,13 @@ def test_a_bad_option_is_named_before_anything_is_loaded(field: str, value: Any)
     assert isinstance(caught.value, ValueError)
 
 
+def test_sizes_that_contradict_each_other_are_named_before_anything_is_loaded() -> None:
+    with pytest.raises(penstock.ConfigError, match="max_num_batched_tokens=32 .* block_size, 64"):
+        penstock.EngineConfig(block_size=64, max_num_batched_tokens=32)
+    with pytest.raises(penstock.ConfigError, match="host_cache_bytes=0 .* on_exhaustion is 'swap'"):
+        penstock.EngineConfig(on_exhaustion="swap", host_cache_bytes=0)
+
+
 @pytest.mark.parametrize(("field", "value"), BAD_FOR_THIS_MODEL, ids=describe)
 def test_an_option_that_this_model_cannot_have_is_named(tiny_model: Path, field: str, value: Any) -> None:
     with pytest.raises(penstock.ConfigError) as caught:
@@ -114,7 +126,7 @@ def test_an_instruction_set_that_does_not_exist_is_named(
     assert "portable" in str(caught.value.limit)
 
 
-@pytest.mark.parametrize("keyword", ["prefix_cache", "memory_ratio", "quantization", "max_tokns"])
+@pytest.mark.parametrize("keyword", ["quantization", "max_tokns", "beam_width"])
 def test_a_keyword_that_does_not_exist_is_named(engine: penstock.Engine, keyword: str) -> None:
     with pytest.raises(TypeError, match=keyword):
         penstock.Engine("no such model", **{keyword: 1})  # type: ignore[arg-type]

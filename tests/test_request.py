@@ -38,7 +38,9 @@ async def test_chunks_put_together_are_the_result(engine: penstock.Engine) -> No
     assert all(value <= 0 for value in result.logprobs)
     assert result.text == engine.decode(result.token_ids)
     assert result.prompt_token_ids == tuple(engine.encode("Hello"))
-    assert result.usage == penstock.Usage(prompt_tokens=5, completion_tokens=400)
+    assert result.usage == penstock.Usage(
+        prompt_tokens=5, completion_tokens=400, cached_tokens=0, cached_host_tokens=0
+    )
     assert (result.finish_reason, result.stop_reason, request.finish_reason) == ("length", None, "length")
     assert result.timings.first_token is not None
     assert 0 <= result.timings.queued <= result.timings.first_token <= result.timings.total

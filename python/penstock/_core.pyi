@@ -46,9 +46,21 @@ class EngineConfig:
       by default.
     - `max_waiting`: most requests that may wait; more raise `Overloaded`. 1024 by default.
     - `block_size`: tokens per block of the KV cache: 16 (default), 32, 64 or 128.
-    - `kv_cache_dtype`: type of the KV cache; by default that of the weights.
-    - `kv_cache_bytes`: size of the KV cache; by default a quarter of the memory that is free after loading,
-      and never more than `max_num_seqs` sequences of `max_model_len` tokens need.
+    - `kv_cache_dtype`: type of the KV cache: `"float32"`, `"float16"`, `"bfloat16"`, or with a scale and an offset
+      for each token and head `"int8"` and `"uint4"`; by default that of the weights.
+    - `kv_cache_bytes`: size of the KV cache; by default what `memory_ratio` leaves where it is given, else a
+      quarter of what is left, and never more than twice what `max_num_seqs` sequences of `max_model_len` tokens
+      need.
+    - `memory_ratio`: share of the memory available at the opening that weights, working memory and KV cache may
+      take together; above 0, at most 1. By default the environment variable `PENSTOCK_MEMORY_RATIO` (or
+      `BFC_MEM_RATIO`), else 0.9. `BFC_LEFTOVER_MB` mebibytes are set aside first.
+    - `prefix_cache`: keep computed blocks for requests that begin with the same tokens; true by default.
+    - `prefix_cache_ttl`: seconds for which a block that nobody uses is kept; 300 by default.
+    - `host_cache_bytes`: size of the host tier, to which blocks go that the KV cache has no room for; 0 by
+      default, and with `on_exhaustion="swap"` as large as the KV cache.
+    - `on_exhaustion`: what happens to the newest of the least urgent requests when the KV cache is full:
+      `"recompute"` (default) and `"swap"` make it wait and go on later, with the same answer, computed again or
+      loaded from the host tier; `"interrupt"` ends it with what it has.
     - `tokenizer`: another `tokenizer.json`, a directory that holds one, or a GGUF file.
 
     Raises `ConfigError` for a value of the wrong type or out of range, `TypeError` for a keyword that does
@@ -68,6 +80,11 @@ class EngineConfig:
         block_size: int | None = None,
         kv_cache_dtype: str | None = "auto",
         kv_cache_bytes: int | None = None,
+        memory_ratio: float | None = None,
+        prefix_cache: bool | None = True,
+        prefix_cache_ttl: float | None = 300.0,
+        host_cache_bytes: int | None = None,
+        on_exhaustion: str | None = "recompute",
         tokenizer: str | os.PathLike[str] | None = None,
     ) -> EngineConfig: ...
     @property
@@ -90,6 +107,16 @@ class EngineConfig:
     def kv_cache_dtype(self) -> str: ...
     @property
     def kv_cache_bytes(self) -> int | None: ...
+    @property
+    def memory_ratio(self) -> float | None: ...
+    @property
+    def prefix_cache(self) -> bool: ...
+    @property
+    def prefix_cache_ttl(self) -> float: ...
+    @property
+    def host_cache_bytes(self) -> int | None: ...
+    @property
+    def on_exhaustion(self) -> str: ...
     @property
     def tokenizer(self) -> str | None: ...
     def replace(self, **changes: Any) -> EngineConfig:
@@ -120,6 +147,10 @@ class SamplingParams:
     - `logprobs`: report the natural logarithm of each chosen token's probability, before temperature and the
       rest.
     - `skip_special_tokens`: leave special tokens out of the text; true by default.
+    - `priority`: the lower, the sooner the request gets a place and the later it has to give it up; 0 by default.
+    - `cache_salt`: 1 to 1024 characters. Requests share computed blocks only with those of the same salt.
+    - `use_prefix_cache`: whether the request takes blocks from the prefix cache and leaves its own there; true by
+      default. Never changes the answer.
 
     The model's defaults for `temperature`, `top_k`, `top_p` and `min_p` are those of its generation
     configuration, which may also ask for greedy choice; where it says nothing they are 1, 0, 1 and 0.
@@ -143,6 +174,9 @@ class SamplingParams:
         ignore_eos: bool | None = False,
         logprobs: bool | None = False,
         skip_special_tokens: bool | None = True,
+        priority: int | None = 0,
+        cache_salt: str | None = None,
+        use_prefix_cache: bool | None = True,
     ) -> SamplingParams: ...
     @property
     def max_tokens(self) -> int | None: ...
@@ -168,6 +202,12 @@ class SamplingParams:
     def logprobs(self) -> bool: ...
     @property
     def skip_special_tokens(self) -> bool: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def use_prefix_cache(self) -> bool: ...
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed; `None` sets a field back to its default."""
 
@@ -197,13 +237,23 @@ class Chunk:
 
 @final
 class Usage:
-    """Tokens of a request: of its prompt, and generated for it. What follows a stop string does not count."""
+    """Tokens of a request: of its prompt, and generated for it. What follows a stop string does not count.
 
-    def __new__(cls, *, prompt_tokens: int, completion_tokens: int) -> Usage: ...
+    `cached_tokens` of the prompt were not computed, because the prefix cache had them; `cached_host_tokens` of those
+    came from its host tier.
+    """
+
+    def __new__(
+        cls, *, prompt_tokens: int, completion_tokens: int, cached_tokens: int, cached_host_tokens: int
+    ) -> Usage: ...
     @property
     def prompt_tokens(self) -> int: ...
     @property
     def completion_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def cached_host_tokens(self) -> int: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -233,7 +283,8 @@ class Result:
     - `text`: all of it, without stop strings and stop tokens.
     - `token_ids`: all generated tokens, the one that ended it included.
     - `logprobs`: one number for each of `token_ids`; `None` unless asked for.
-    - `finish_reason`: `"stop"`, `"length"` (`max_tokens` or the model's length) or `"cancelled"`.
+    - `finish_reason`: `"stop"`, `"length"` (`max_tokens` or the model's length), `"cancelled"`, or `"interrupted"` (an
+      engine with `on_exhaustion="interrupt"` needed its memory for others).
     - `stop_reason`: for `"stop"`, the stop string or the id of the stop token; else `None`.
     - `prompt_token_ids`: the prompt as the model saw it.
     - `seed`: what the tokens were drawn with, given or not.
@@ -259,7 +310,7 @@ class Result:
     @property
     def logprobs(self) -> tuple[float, ...] | None: ...
     @property
-    def finish_reason(self) -> Literal["stop", "length", "cancelled"]: ...
+    def finish_reason(self) -> Literal["stop", "length", "cancelled", "interrupted"]: ...
     @property
     def stop_reason(self) -> str | int | None: ...
     @property
@@ -282,8 +333,14 @@ class Stats:
     - `paused`: running requests that compute nothing because their reader has fallen behind.
     - `blocks_total`, `blocks_used`, `blocks_reserved`: blocks of the KV cache, those that hold tokens of open
       requests, and those promised to them and not taken yet.
+    - `blocks_cached`: blocks of no open request that are kept because their beginnings may come again.
+    - `host_blocks_total`, `host_blocks_used`: blocks of the host tier.
     - `requests_admitted`, `requests_finished`, `prompt_tokens`, `generation_tokens`, `steps`: counted since
-      the engine opened.
+      the engine opened. Prompt tokens are those that were computed.
+    - `prefix_query_tokens`, `prefix_hit_tokens`, `prefix_host_hit_tokens`: prompt tokens that were looked up in the
+      prefix cache, those it had, and those of them that came from the host tier.
+    - `preemptions`, `swaps`, `recomputed_tokens`: how often a request gave up its memory to others, how often its
+      blocks were saved in the host tier meanwhile, and tokens that were computed more than once because of it.
     """
 
     def __new__(
@@ -300,6 +357,15 @@ class Stats:
         prompt_tokens: int,
         generation_tokens: int,
         steps: int,
+        blocks_cached: int,
+        host_blocks_total: int,
+        host_blocks_used: int,
+        prefix_query_tokens: int,
+        prefix_hit_tokens: int,
+        prefix_host_hit_tokens: int,
+        preemptions: int,
+        swaps: int,
+        recomputed_tokens: int,
     ) -> Stats: ...
     @property
     def running(self) -> int: ...
@@ -323,6 +389,28 @@ class Stats:
     def generation_tokens(self) -> int: ...
     @property
     def steps(self) -> int: ...
+    @property
+    def blocks_cached(self) -> int: ...
+    @property
+    def host_blocks_total(self) -> int: ...
+    @property
+    def host_blocks_used(self) -> int: ...
+    @property
+    def prefix_query_tokens(self) -> int: ...
+    @property
+    def prefix_hit_tokens(self) -> int: ...
+    @property
+    def prefix_host_hit_tokens(self) -> int: ...
+    @property
+    def preemptions(self) -> int: ...
+    @property
+    def swaps(self) -> int: ...
+    @property
+    def recomputed_tokens(self) -> int: ...
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the prompt tokens looked up so far that the prefix cache had; 0 before the first."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -440,6 +528,9 @@ class Engine:
         """Whether requests can be started."""
 
     def stats(self) -> Stats: ...
+    def flush_prefix_cache(self) -> None:
+        """Forgets what no open request uses, and lets nobody share what is used. Raises `EngineStopped`."""
+
     def shutdown(self) -> None:
         """Ends every open request as cancelled; returns when the threads are gone. May be repeated."""
 

@@ -14,6 +14,8 @@ from penstock._core import EngineConfig, SamplingParams
 Fields = TypeVar("Fields", EngineConfig, SamplingParams)
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 ElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
+CacheElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"]
+OnExhaustion: TypeAlias = Literal["recompute", "swap", "interrupt"]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -27,8 +29,17 @@ class EngineOptions(TypedDict, total=False):
     max_num_batched_tokens: Annotated[int | None, "Most tokens computed in one step."]
     max_waiting: Annotated[int | None, "Most requests that may wait."]
     block_size: Annotated[int | None, "Tokens per block of the KV cache: 16, 32, 64 or 128."]
-    kv_cache_dtype: Annotated[ElementName | None, "Type of the KV cache; that of the weights by default."]
+    kv_cache_dtype: Annotated[
+        CacheElementName | None, "Type of the KV cache, int8 and uint4 too; that of the weights by default."
+    ]
     kv_cache_bytes: Annotated[int | None, "Bytes of the KV cache."]
+    memory_ratio: Annotated[float | None, "Share of the available memory to use; 0.9 by default."]
+    prefix_cache: Annotated[bool | None, "Share what requests have in common at their beginnings."]
+    prefix_cache_ttl: Annotated[float | None, "Seconds to keep what nobody uses; 300 by default."]
+    host_cache_bytes: Annotated[int | None, "Bytes of the host tier of the KV cache; 0 by default."]
+    on_exhaustion: Annotated[
+        OnExhaustion | None, "When the KV cache is full: recompute, swap or interrupt a request."
+    ]
     tokenizer: Annotated[str | os.PathLike[str] | None, "Another tokenizer.json, or a directory with one."]
 
 
@@ -47,6 +58,9 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: Annotated[bool | None, "Go on after the model's own end token."]
     logprobs: Annotated[bool | None, "Report the log probability of every token."]
     skip_special_tokens: Annotated[bool | None, "Leave special tokens out of the text."]
+    priority: Annotated[int | None, "The lower, the sooner; 0 by default."]
+    cache_salt: Annotated[str | None, "Share computed blocks with requests of this salt alone."]
+    use_prefix_cache: Annotated[bool | None, "Take from the prefix cache, and leave there."]
 
 
 def merge(cls: type[Fields], given: Fields | None, changes: dict[str, Any]) -> Fields:

@@ -189,6 +189,14 @@ class Engine:
         """What the engine is doing now; costs next to nothing."""
         return self._session.native.stats()
 
+    def flush_prefix_cache(self) -> None:
+        """Forgets every block that is kept for reuse; requests that run go on undisturbed.
+
+        To be called when what the cache keeps should be kept no longer; memory needs no help. Takes effect before
+        any request that is started afterwards. Raises `EngineStopped` when the engine is not open.
+        """
+        self._session.check_open().flush_prefix_cache()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
 

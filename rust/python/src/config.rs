@@ -2,8 +2,9 @@
 //! where the environment is read.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use penstock_runner::{Element, KvElement, Options};
+use penstock_runner::{Element, KvElement, OnExhaustion, Options};
 use pyo3::prelude::*;
 
 use crate::errors::{Error, Problem};
@@ -12,12 +13,20 @@ use crate::record::options;
 
 /// Number of compute threads where `threads` is not given.
 const THREADS_VARIABLE: &str = "PENSTOCK_THREADS";
+/// Share of the memory where `memory_ratio` is not given; the second name is DashInfer's.
+const RATIO_VARIABLES: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
+/// Mebibytes that are left to others before the share is taken; DashInfer's name.
+const LEFTOVER_VARIABLE: &str = "BFC_LEFTOVER_MB";
 /// Most compute threads; beyond any machine this runs on.
 const MAX_THREADS: u64 = 1024;
+const BLOCK_SIZES: [u64; 4] = [16, 32, 64, 128];
+/// The longest time to live; about 30 years.
+const MAX_TTL: f64 = 1e9;
+const MAX_BYTES: u64 = i64::MAX as u64;
 
 options! {
     /// See `_core.pyi`. `None` and `"auto"` mean that the engine chooses.
-    EngineConfig(Field::config) {
+    EngineConfig(Field::config, check_sizes) {
         device: String = auto, read_device;
         dtype: String = auto, read_element;
         threads: Option<usize> = None, read_threads;
@@ -25,9 +34,14 @@ options! {
         max_num_seqs: Option<usize> = None, Field::count;
         max_num_batched_tokens: Option<usize> = None, Field::count;
         max_waiting: Option<usize> = None, Field::count;
-        block_size: Option<usize> = None, Field::count;
-        kv_cache_dtype: String = auto, read_element;
-        kv_cache_bytes: Option<u64> = None, read_bytes;
+        block_size: Option<usize> = None, read_block_size;
+        kv_cache_dtype: String = auto, read_kv_element;
+        kv_cache_bytes: Option<u64> = None, |field: Field, value| field.integer(value, 1..=MAX_BYTES);
+        memory_ratio: Option<f64> = None, read_ratio;
+        prefix_cache: bool = true, Field::boolean;
+        prefix_cache_ttl: f64 = 300.0, read_ttl;
+        host_cache_bytes: Option<u64> = None, |field: Field, value| field.integer(value, 0..=MAX_BYTES);
+        on_exhaustion: String = recompute, read_on_exhaustion;
         tokenizer: Option<String> = None, read_tokenizer;
     }
 }
@@ -51,8 +65,55 @@ fn read_threads(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> 
     field.integer(value, 1..=MAX_THREADS).map(|count| count as usize)
 }
 
-fn read_bytes(field: Field, value: &Bound<'_, PyAny>) -> Result<u64, Error> {
-    field.integer(value, 1..=i64::MAX as u64)
+fn read_block_size(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
+    match field.integer(value, 0..=u64::MAX) {
+        Ok(size) if BLOCK_SIZES.contains(&size) => Ok(size as usize),
+        _ => Err(field.refuse(value, "16, 32, 64 or 128")),
+    }
+}
+
+fn read_kv_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
+    field.choice(value, &["auto", "float32", "float16", "bfloat16", "int8", "uint4"])
+}
+
+fn read_ratio(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+    field.number(value, RATIO_LIMIT, is_ratio)
+}
+
+const RATIO_LIMIT: &str = "a number above 0 and at most 1";
+
+fn is_ratio(number: f64) -> bool {
+    number > 0.0 && number <= 1.0
+}
+
+fn read_ttl(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+    // What rounds to no time at all is no time.
+    let allowed = |seconds: f64| (1e-9..=MAX_TTL).contains(&seconds);
+    field.number(value, "a number of seconds above 0 and at most 1e9", allowed)
+}
+
+fn read_on_exhaustion(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
+    field.choice(value, &["recompute", "swap", "interrupt"])
+}
+
+/// What goes wrong between two fields, as far as it does not depend on the model.
+fn check_sizes(config: &EngineConfig) -> Result<(), Error> {
+    let refuse = |name, value: u64, limit: String| {
+        Python::attach(|py| {
+            let value = value.into_pyobject(py).map_err(PyErr::from)?;
+            Err(Field::config(name).refuse(&value, limit))
+        })
+    };
+    if let Some(tokens) = config.max_num_batched_tokens {
+        let block_size = config.block_size.unwrap_or(BLOCK_SIZES[0] as usize);
+        if tokens < block_size {
+            return refuse("max_num_batched_tokens", tokens as u64, format!("at least block_size, {block_size}"));
+        }
+    }
+    if config.on_exhaustion == "swap" && config.host_cache_bytes == Some(0) {
+        return refuse("host_cache_bytes", 0, "above 0, because on_exhaustion is 'swap'".to_owned());
+    }
+    Ok(())
 }
 
 fn read_tokenizer(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
@@ -73,31 +134,56 @@ impl EngineConfig {
             max_waiting: self.max_waiting,
             block_size: self.block_size,
             kv_cache_bytes: self.kv_cache_bytes,
+            memory_ratio: self.memory_ratio.map_or_else(ratio_from_environment, |ratio| Ok(Some(ratio)))?,
+            memory_leftover_bytes: from_environment(LEFTOVER_VARIABLE, "a whole number of mebibytes", |text| {
+                text.parse::<u64>().ok()?.checked_mul(1 << 20)
+            })?,
+            prefix_cache_ttl: self.prefix_cache.then(|| Duration::from_secs_f64(self.prefix_cache_ttl)),
+            host_cache_bytes: self.host_cache_bytes,
+            on_exhaustion: match self.on_exhaustion.as_str() {
+                "swap" => OnExhaustion::Swap,
+                "interrupt" => OnExhaustion::Interrupt,
+                _ => OnExhaustion::Recompute,
+            },
         })
     }
 }
 
 fn threads_from_environment() -> Result<Option<usize>, Error> {
-    let Some(value) = std::env::var_os(THREADS_VARIABLE) else { return Ok(None) };
-    let threads = value.to_str().and_then(|text| text.parse().ok());
-    threads
-        .filter(|threads| (1..=MAX_THREADS).contains(threads))
-        .map(|threads| Some(threads as usize))
-        .ok_or_else(|| {
-            let limit = format!("an integer from 1 to {MAX_THREADS}");
-            let message = format!("{THREADS_VARIABLE}={value:?} is not allowed: it must be {limit}");
-            Error::Config(Problem {
-                message,
-                field: THREADS_VARIABLE.to_owned(),
-                value: None,
-                limit: Some(limit),
-            })
-        })
+    from_environment(THREADS_VARIABLE, &format!("an integer from 1 to {MAX_THREADS}"), |text| {
+        text.parse().ok().filter(|threads| (1..=MAX_THREADS).contains(threads)).map(|threads| threads as usize)
+    })
+}
+
+/// Of the first variable that is set.
+fn ratio_from_environment() -> Result<Option<f64>, Error> {
+    for variable in RATIO_VARIABLES {
+        let ratio = from_environment(variable, RATIO_LIMIT, |text| text.parse().ok().filter(|ratio| is_ratio(*ratio)));
+        if !matches!(ratio, Ok(None)) {
+            return ratio;
+        }
+    }
+    Ok(None)
+}
+
+/// What `parse` makes of a variable; `None` where it is not set. `limit` completes the sentence "it must be ...".
+fn from_environment<T>(
+    variable: &str,
+    limit: &str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Option<T>, Error> {
+    let Some(value) = std::env::var_os(variable) else { return Ok(None) };
+    let parsed = value.to_str().and_then(parse);
+    parsed.map(Some).ok_or_else(|| {
+        let message = format!("{variable}={value:?} is not allowed: it must be {limit}");
+        Error::Config(Problem { message, field: variable.to_owned(), value: None, limit: Some(limit.to_owned()) })
+    })
 }
 
 /// How users spell the types of the KV cache.
 const KV_ELEMENTS: &[(&str, KvElement)] =
-    &[("float32", KvElement::F32), ("float16", KvElement::F16), ("bfloat16", KvElement::Bf16)];
+    &[
+    ("float32", KvElement::F32), ("float16", KvElement::F16), ("bfloat16", KvElement::Bf16), ("int8", KvElement::Int8), ("uint4", KvElement::Uint4)];
 
 /// The type of the KV cache of a name; `None` for `auto`.
 pub fn kv_element(name: &str) -> Option<KvElement> {

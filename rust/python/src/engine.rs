@@ -161,6 +161,10 @@ impl Engine {
         self.engine.is_running()
     }
 
+    fn flush_prefix_cache(&self, py: Python<'_>) -> Result<(), Error> {
+        detach(py, || self.engine.flush_prefix_cache().map_err(|_| Error::Stopped))?
+    }
+
     fn shutdown(&self, py: Python<'_>) -> Result<(), Error> {
         detach(py, || self.engine.shutdown())
     }
@@ -190,9 +194,9 @@ impl Engine {
                 seed: params.seed.expect("resolved; this is a bug"),
                 logprobs: params.logprobs,
             },
-            priority: 0,
-            prefix_cache: true,
-            cache_salt: None,
+            priority: params.priority,
+            prefix_cache: params.use_prefix_cache,
+            cache_salt: params.cache_salt.as_deref().map(Arc::from),
         }
     }
 }

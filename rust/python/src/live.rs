@@ -35,8 +35,8 @@ pub enum Goal {
 pub enum End {
     /// Not taken.
     Refused(Refusal),
-    /// Ended well, or cancelled: the finish reason as users know it.
-    Finished(&'static str, Option<StopReason>, Timings),
+    /// Ended well, cancelled or interrupted: the finish reason as users know it.
+    Finished(&'static str, Option<StopReason>, Finish),
     /// The step it was part of failed.
     Failed(String),
     /// The engine stopped under it.
@@ -231,16 +231,17 @@ impl State {
             self.output.text += &self.stream.take();
             self.stopped_by = stop.map(|stop| self.stops[stop.stop].clone());
         }
-        let timings = Timings::from(&finish);
         if let Some(stop) = self.stopped_by.take() {
-            return End::Finished("stop", Some(StopReason::Text(stop)), timings);
+            return End::Finished("stop", Some(StopReason::Text(stop)), finish);
         }
-        match finish.reason {
-            FinishReason::Stop(token) => End::Finished("stop", Some(StopReason::Token(token)), timings),
-            FinishReason::Length => End::Finished("length", None, timings),
-            FinishReason::Interrupted => End::Finished("interrupted", None, timings),
-            FinishReason::Cancelled => End::Finished("cancelled", None, timings),
-            FinishReason::Failed(reason) => End::Failed(reason),
+        match &finish.reason {
+            FinishReason::Stop(token) => {
+                End::Finished("stop", Some(StopReason::Token(*token)), finish)
+            },
+            FinishReason::Length => End::Finished("length", None, finish),
+            FinishReason::Interrupted => End::Finished("interrupted", None, finish),
+            FinishReason::Cancelled => End::Finished("cancelled", None, finish),
+            FinishReason::Failed(reason) => End::Failed(reason.clone()),
             FinishReason::EngineStopped => End::Stopped,
         }
     }

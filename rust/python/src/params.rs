@@ -2,7 +2,7 @@
 
 use penstock_checkpoint::Generation;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyBool, PyString};
 
 use crate::errors::Error;
 use crate::fields::Field;
@@ -14,6 +14,8 @@ const MAX_STOPS: usize = 64;
 const MAX_STOP_IDS: usize = 256;
 /// Most characters of a stop string.
 const MAX_STOP_CHARS: usize = 1024;
+/// Most characters of a cache salt.
+const MAX_SALT_CHARS: usize = 1024;
 
 options! {
     /// See `_core.pyi`. `None` means the model's own default.
@@ -30,6 +32,9 @@ options! {
         ignore_eos: bool = false, Field::boolean;
         logprobs: bool = false, Field::boolean;
         skip_special_tokens: bool = true, Field::boolean;
+        priority: i32 = 0, read_priority;
+        cache_salt: Option<String> = None, read_salt;
+        use_prefix_cache: bool = true, Field::boolean;
     }
 }
 
@@ -63,6 +68,19 @@ fn read_top_p(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
 
 fn read_min_p(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
     field.number(value, "a number from 0 to 1", |number| (0.0..=1.0).contains(&number))
+}
+
+fn read_priority(field: Field, value: &Bound<'_, PyAny>) -> Result<i32, Error> {
+    let number = if value.is_instance_of::<PyBool>() { None } else { value.extract::<i32>().ok() };
+    number.ok_or_else(|| field.refuse(value, format!("an integer from {} to {}", i32::MIN, i32::MAX)))
+}
+
+fn read_salt(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
+    let text = field.text(value)?;
+    if text.is_empty() || text.chars().count() > MAX_SALT_CHARS {
+        return Err(field.refuse(value, format!("a string of 1 to {MAX_SALT_CHARS} characters")));
+    }
+    Ok(text)
 }
 
 fn read_stop_ids(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<u32>, Error> {

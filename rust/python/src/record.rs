@@ -89,9 +89,9 @@ macro_rules! class {
 }
 pub(crate) use class;
 
-/// A class whose every field must be given, as the type it has: `Name { field: type, ... }`.
+/// A class whose every field must be given, as the type it has: `Name { field: type, ... }`, and methods after it.
 macro_rules! record {
-    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? } $($methods:tt)*) => {
         $crate::record::class! {
             $(#[$meta])*
             $name { $($field: $type),* }
@@ -102,6 +102,8 @@ macro_rules! record {
             fn new($($field: $type),*) -> Self {
                 Self { $($field),* }
             }
+
+            $($methods)*
         }
     };
 }

@@ -9,7 +9,7 @@ use crate::errors::Error;
 use crate::live::{End, Goal, Live};
 use crate::params::SamplingParams;
 use crate::record::Tuple;
-use crate::results::{Chunk, Result as Answer, Usage};
+use crate::results::{Chunk, Result as Answer, Timings, Usage};
 
 /// See `_core.pyi`. Dropping the object is a cancel.
 #[pyclass(frozen, module = "penstock._core")]
@@ -65,11 +65,11 @@ impl Request {
 
     fn result(&self) -> Result<Option<Answer>, Error> {
         self.check()?;
-        let Some(End::Finished(reason, stop_reason, timings)) = self.live.end() else { return Ok(None) };
+        let Some(End::Finished(reason, stop_reason, finish)) = self.live.end() else { return Ok(None) };
         let Chunk { text, token_ids, logprobs } = self.live.output();
         let request = &self.live.request;
         Ok(Some(Answer {
-            usage: Usage { prompt_tokens: request.prompt.len(), completion_tokens: token_ids.0.len() },
+            usage: Usage::of(request.prompt.len(), token_ids.0.len(), finish.cached),
             text,
             token_ids,
             logprobs,
@@ -77,7 +77,7 @@ impl Request {
             stop_reason,
             prompt_token_ids: Tuple(request.prompt.clone()),
             seed: request.sampling.seed,
-            timings,
+            timings: Timings::from(&finish),
         }))
     }
 

@@ -1,7 +1,7 @@
 //! What comes back: `Chunk`, `Result`, `Usage`, `Timings`, `Stats`, `ModelInfo`. Values only; `_core.pyi` documents the fields.
 
 use penstock_engine::Limits;
-use penstock_engine::request::Finish;
+use penstock_engine::request::{CachedTokens, Finish};
 
 use crate::config::{element_name, kv_element_name};
 use crate::record::{Tuple, record};
@@ -13,7 +13,7 @@ record! {
 
 record! {
     /// How many tokens a request took.
-    Usage { prompt_tokens: usize, completion_tokens: usize }
+    Usage { prompt_tokens: usize, completion_tokens: usize, cached_tokens: usize, cached_host_tokens: usize }
 }
 
 record! {
@@ -50,6 +50,20 @@ record! {
         prompt_tokens: u64,
         generation_tokens: u64,
         steps: u64,
+        blocks_cached: usize,
+        host_blocks_total: usize,
+        host_blocks_used: usize,
+        prefix_query_tokens: u64,
+        prefix_hit_tokens: u64,
+        prefix_host_hit_tokens: u64,
+        preemptions: u64,
+        swaps: u64,
+        recomputed_tokens: u64,
+    }
+
+    #[getter]
+    fn prefix_hit_rate(&self) -> f64 {
+        self.prefix_hit_tokens as f64 / self.prefix_query_tokens.max(1) as f64
     }
 }
 
@@ -106,6 +120,14 @@ impl ModelInfo {
     }
 }
 
+impl Usage {
+    /// Of a request that is over.
+    pub fn of(prompt_tokens: usize, completion_tokens: usize, cached: CachedTokens) -> Self {
+        let CachedTokens { device, host } = cached;
+        Self { prompt_tokens, completion_tokens, cached_tokens: device + host, cached_host_tokens: host }
+    }
+}
+
 impl From<penstock_engine::Stats> for Stats {
     fn from(stats: penstock_engine::Stats) -> Self {
         Self {
@@ -120,6 +142,15 @@ impl From<penstock_engine::Stats> for Stats {
             prompt_tokens: stats.prompt_tokens,
             generation_tokens: stats.generation_tokens,
             steps: stats.steps,
+            blocks_cached: stats.blocks_cached,
+            host_blocks_total: stats.host_blocks_total,
+            host_blocks_used: stats.host_blocks_used,
+            prefix_query_tokens: stats.prefix_query_tokens,
+            prefix_hit_tokens: stats.prefix_hit_tokens,
+            prefix_host_hit_tokens: stats.prefix_host_hit_tokens,
+            preemptions: stats.preemptions,
+            swaps: stats.swaps,
+            recomputed_tokens: stats.recomputed_tokens,
         }
     }
 }

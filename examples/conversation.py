@@ -1,0 +1,26 @@
+"""A conversation that computes only what is new in each turn: `python examples/conversation.py MODEL`."""
+
+import sys
+
+import anyio
+
+import penstock
+
+QUESTIONS = ("Name a river in Africa.", "Which sea does it flow into?", "Name a city on its banks.")
+
+
+async def main(model: str) -> None:
+    """Every turn repeats all that was said; the prefix cache still has it."""
+    async with penstock.Engine(model) as engine:
+        messages = []
+        for question in QUESTIONS:
+            messages.append({"role": "user", "content": question})
+            result = await engine.generate(messages, max_tokens=48, temperature=0)
+            messages.append({"role": "assistant", "content": result.text})
+            usage = result.usage
+            print(f"{question} {result.text!r}")
+            print(f"  {usage.prompt_tokens} tokens of prompt, {usage.cached_tokens} of them from the cache")
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1])

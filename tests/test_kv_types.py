@@ -1,0 +1,86 @@
+"""Narrower types of the KV cache: what they save, what they cost in accuracy, and that they keep every promise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import penstock
+from api_support import make_engine
+from support.checkpoints import make_config, write_checkpoint
+from support.running import compute_logits, random_prompt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+TEXT = """The water of a river is led into a pipe that ends at a turbine. While the gate is open the pipe is
+full, the pressure at its lower end is that of the whole height, and what goes in at the top comes out below, not a
+drop more and not a drop less. Engineers close such a gate slowly: a column of water that is stopped at once
+strikes the wall like a hammer. The same is true of most things that flow, and of some that only seem to."""
+
+
+def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
+    """Of every token after the first, given those before it."""
+    rows = logits[:-1].astype(np.float64)
+    peak = rows.max(axis=1, keepdims=True)
+    log_sums = peak[:, 0] + np.log(np.exp(rows - peak).sum(axis=1))
+    chosen = rows[np.arange(len(rows)), token_ids[1:]]
+    return float(np.exp(np.mean(log_sums - chosen)))
+
+
+# Bounds are twice what was measured: relative root mean square error of the logits, relative change of perplexity.
+BOUNDS = {
+    "float16": (0.002, 0.0005),
+    "bfloat16": (0.01, 0.005),
+    "int8": (0.02, 0.01),
+    "uint4": (0.3, 0.15),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_demo_model_hardly_notices(name: str, demo_model: Path) -> None:
+    with make_engine(demo_model) as engine:
+        token_ids = engine.encode(TEXT)
+    exact = compute_logits(demo_model, token_ids)
+    narrow = compute_logits(demo_model, token_ids, kv_cache_dtype=name)
+    error = np.sqrt(np.mean((narrow - exact) ** 2) / np.var(exact))
+    change = perplexity(narrow, token_ids) / perplexity(exact, token_ids) - 1
+    print(f"{name}: error of logits {error:.5f}, change of perplexity {change:+.5f}")
+    most_error, most_change = BOUNDS[name]
+    assert 0 < error < most_error
+    assert abs(change) < most_change
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_random_models_stay_within_the_bounds(name: str, family: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model", make_config(family, head_dim=80 if family == "qwen3" else 32))
+    token_ids = random_prompt(200)
+    exact = compute_logits(checkpoint, token_ids)
+    narrow = compute_logits(checkpoint, token_ids, kv_cache_dtype=name)
+    error = np.sqrt(np.mean((narrow - exact) ** 2) / np.var(exact))
+    print(f"{family}, {name}: error of logits {error:.5f}")
+    assert 0 < error < BOUNDS[name][0]
+
+
+def test_the_same_bytes_hold_more_blocks(demo_model: Path) -> None:
+    def blocks(name: str) -> int:
+        config = {"dtype": "bfloat16", "max_num_seqs": 64, "kv_cache_bytes": 64 << 20}
+        with make_engine(demo_model, kv_cache_dtype=name, **config) as engine:
+            assert engine.info.kv_cache_dtype == name
+            return engine.info.num_blocks
+
+    model_type = blocks("bfloat16")
+    assert blocks("float16") == model_type
+    assert blocks("float32") == model_type // 2
+    assert blocks("int8") / model_type > 1.75
+    assert blocks("uint4") / model_type > 3.2
+
+
+def test_an_unknown_type_is_refused_with_those_there_are(tiny_model: Path) -> None:
+    with pytest.raises(penstock.ConfigError, match="int8.*uint4"):
+        make_engine(tiny_model, kv_cache_dtype="int3")

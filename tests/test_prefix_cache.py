@@ -1,0 +1,193 @@
+"""Prompts that begin alike share their beginnings: what was computed once is found again, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import penstock
+from api_support import check_stats, make_engine
+from support.checkpoints import make_config, write_checkpoint
+from support.running import random_prompt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BLOCK = 16
+PROMPT = random_prompt(150)
+#: Full blocks before the last token, which is always computed.
+CACHED = (len(PROMPT) - 1) // BLOCK * BLOCK
+PARAMS = penstock.SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True, logprobs=True)
+CHECKPOINTS = {
+    "llama": make_config("llama", num_attention_heads=6, num_key_value_heads=2),
+    "mistral with a short window": make_config("mistral", sliding_window=40, dtype="bfloat16"),
+    "qwen3": make_config("qwen3", dtype="float16", head_dim=80),
+}
+
+
+def bits_of(result: penstock.Result) -> tuple[Any, Any, str]:
+    """What a hit must not change."""
+    return result.token_ids, result.logprobs, result.finish_reason
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "uint4"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_hit_gives_the_bits_of_a_miss(name: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model", CHECKPOINTS[name])
+    with make_engine(checkpoint, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=64) as engine:
+        miss = engine.blocking.generate(PROMPT, PARAMS)
+        hit = engine.blocking.generate(PROMPT, PARAMS)
+        alone = engine.blocking.generate(PROMPT, PARAMS.replace(use_prefix_cache=False))
+        check_stats(engine)
+    assert (miss.usage.cached_tokens, alone.usage.cached_tokens) == (0, 0)
+    assert (hit.usage.cached_tokens, hit.usage.cached_host_tokens) == (CACHED, 0)
+    assert bits_of(miss) == bits_of(hit) == bits_of(alone)
+
+
+def test_what_was_generated_is_found_again(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        first = engine.blocking.generate(PROMPT, PARAMS)
+        longer = [*PROMPT, *first.token_ids, 7, 8, 9]
+        second = engine.blocking.generate(longer, PARAMS)
+    # The last generated token is never computed.
+    computed = len(PROMPT) + len(first.token_ids) - 1
+    assert second.usage.cached_tokens == computed // BLOCK * BLOCK
+    assert second.usage.cached_tokens > len(PROMPT)
+
+
+def test_the_statistics_tell_hits_from_computed_tokens(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        engine.blocking.generate(PROMPT, PARAMS)
+        before = engine.stats()
+        engine.blocking.generate(PROMPT, PARAMS)
+        after = engine.stats()
+    assert after.prompt_tokens - before.prompt_tokens == len(PROMPT) - CACHED
+    assert after.prefix_hit_tokens - before.prefix_hit_tokens == CACHED
+    assert (before.prefix_hit_rate, after.prefix_hit_rate) == (0.0, CACHED / (2 * len(PROMPT)))
+    assert after.blocks_used == 0
+    assert after.blocks_cached >= CACHED // BLOCK
+
+
+def test_another_salt_is_another_cache(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+
+        def cached(**options: Any) -> int:
+            return engine.blocking.generate(PROMPT, max_tokens=1, **options).usage.cached_tokens
+
+        assert [cached(cache_salt="a"), cached(cache_salt="b"), cached()] == [0, 0, 0]
+        assert [cached(cache_salt="a"), cached(cache_salt="b"), cached()] == [CACHED] * 3
+
+
+def test_a_request_may_stay_out_of_the_cache(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+
+        def cached(use_prefix_cache: bool) -> int:
+            return engine.blocking.generate(PROMPT, max_tokens=1, use_prefix_cache=use_prefix_cache).usage.cached_tokens
+
+        assert [cached(False), cached(True), cached(False), cached(True)] == [0, 0, 0, CACHED]
+
+
+@pytest.mark.parametrize("options", [{"prefix_cache": False}, {"prefix_cache_ttl": 1e-6}], ids=["off", "expired"])
+def test_an_engine_may_have_no_cache_or_forget_at_once(tiny_model: Path, options: dict[str, Any]) -> None:
+    with make_engine(tiny_model, **options) as engine:
+        usages = [engine.blocking.generate(PROMPT, max_tokens=1).usage for _ in range(3)]
+        assert [usage.cached_tokens for usage in usages] == [0, 0, 0]
+        assert engine.stats().prefix_hit_tokens == 0
+
+
+@pytest.mark.anyio
+async def test_flush_forgets_everything_and_disturbs_nobody(tiny_model: Path) -> None:
+    async with make_engine(tiny_model) as engine:
+        expected = await engine.generate(PROMPT, PARAMS)
+        request = await engine.start_request(PROMPT, PARAMS)
+        await anext(aiter(request))
+        engine.flush_prefix_cache()
+        assert bits_of(await request.result()) == bits_of(expected)
+        assert (await engine.generate(PROMPT, PARAMS, cache_salt="fresh")).usage.cached_tokens == 0
+        engine.flush_prefix_cache()
+        again = await engine.generate(PROMPT, PARAMS)
+        assert again.usage.cached_tokens == 0
+        assert bits_of(again) == bits_of(expected)
+
+
+def test_flushing_a_closed_engine_says_so(tiny_model: Path) -> None:
+    engine = make_engine(tiny_model)
+    with pytest.raises(penstock.EngineStopped):
+        engine.flush_prefix_cache()
+    with engine:
+        pass
+    with pytest.raises(penstock.EngineStopped):
+        engine.flush_prefix_cache()
+
+
+@pytest.mark.anyio
+async def test_a_ten_turn_chat_computes_only_what_is_new(tiny_model: Path) -> None:
+    """Each turn adds a message; the tokens before it were computed in earlier turns, but for a block's rest."""
+    async with make_engine(tiny_model) as engine:
+        history: list[int] = []
+        for turn in range(10):
+            message = random_prompt(23, seed=turn)
+            before = engine.stats().prompt_tokens
+            prompt = [*history, *message]
+            result = await engine.generate(prompt, PARAMS.replace(max_tokens=17, seed=turn))
+            computed = engine.stats().prompt_tokens - before
+            assert computed == len(prompt) - result.usage.cached_tokens
+            # New: the message, the answer's last token (never computed), and at most a block that was not full.
+            assert computed <= len(message) + 1 + BLOCK
+            history = [*prompt, *result.token_ids]
+        assert len(history) == 10 * 40
+
+
+def test_dynamic_rope_shares_only_what_does_not_depend_on_the_prompts_length(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    config = make_config("qwen2", max_position_embeddings=100, rope_parameters=rope)
+    checkpoint = write_checkpoint(tmp_path / "model", config)
+    short, long = PROMPT[:90], [*PROMPT, *random_prompt(100, seed=1)]
+    with make_engine(checkpoint) as engine, make_engine(checkpoint, prefix_cache=False) as fresh:
+
+        def compare(prompt: list[int]) -> int:
+            result, expected = (some.blocking.generate(prompt, PARAMS) for some in (engine, fresh))
+            assert bits_of(result) == bits_of(expected)
+            return result.usage.cached_tokens
+
+        # Keys of a prompt beyond the trained length are rotated by that very length.
+        assert [compare(long), compare(PROMPT), compare(short)] == [0, 0, 0]
+        assert [compare(long), compare(PROMPT), compare(short)] == [0, 0, 80]
+
+
+@pytest.mark.anyio
+async def test_many_at_once_share_one_beginning(tiny_model: Path) -> None:
+    prompts = [[*PROMPT, *random_prompt(20, seed=seed)] for seed in range(24)]
+    async with make_engine(tiny_model, prefix_cache=False) as engine:
+        expected = [await engine.generate(prompt, PARAMS) for prompt in prompts]
+    results: dict[int, penstock.Result] = {}
+    async with make_engine(tiny_model, max_num_seqs=8) as engine:
+
+        async def ask(index: int) -> None:
+            results[index] = await engine.generate(prompts[index], PARAMS)
+
+        await engine.generate(PROMPT, max_tokens=1)
+        async with anyio.create_task_group() as group:
+            for index in range(len(prompts)):
+                group.start_soon(ask, index)
+        check_stats(engine)
+    assert [bits_of(results[index]) for index in range(24)] == [bits_of(result) for result in expected]
+    assert all(results[index].usage.cached_tokens >= CACHED for index in range(24))
+
+
+def test_the_host_tier_keeps_what_the_cache_has_no_room_for(tiny_model: Path) -> None:
+    """Two prompts that do not fit the cache together, in turn: the second time each comes from the host."""
+    with make_engine(tiny_model) as engine:
+        block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
+        expected = [engine.blocking.generate(random_prompt(300, seed=seed), PARAMS) for seed in (1, 2)]
+    sizes = {"max_model_len": 360, "kv_cache_bytes": 25 * block_bytes, "host_cache_bytes": 100 * block_bytes}
+    with make_engine(tiny_model, **sizes) as engine:
+        results = [engine.blocking.generate(random_prompt(300, seed=seed), PARAMS) for seed in (1, 2, 1, 2)]
+        check_stats(engine)
+        stats = engine.stats()
+    assert [bits_of(result) for result in results] == [bits_of(result) for result in expected] * 2
+    if engine.info.is_host_tier_used:
+        assert all(result.usage.cached_host_tokens > 100 for result in results[2:])
+        assert stats.prefix_host_hit_tokens == sum(result.usage.cached_host_tokens for result in results)

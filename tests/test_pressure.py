@@ -1,0 +1,166 @@
+"""More requests than the KV cache can hold: all are served, each as if it were alone, or end as was agreed."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import penstock
+from api_support import check_stats, make_engine
+from support.running import random_prompt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_LEN = 128
+BLOCKS_OF_ONE = MAX_LEN // 16
+
+
+def requests(count: int) -> list[tuple[list[int], penstock.SamplingParams]]:
+    """Prompts and outputs of random lengths; the same every time."""
+    chance = random.Random(5)
+    drawn = []
+    for seed in range(count):
+        num_prompt = chance.randint(1, 80)
+        max_tokens = chance.randint(1, MAX_LEN - num_prompt)
+        params = penstock.SamplingParams(
+            max_tokens=max_tokens, temperature=1.0, seed=seed, ignore_eos=True, logprobs=True
+        )
+        drawn.append((random_prompt(num_prompt, seed=seed), params))
+    return drawn
+
+
+def bytes_of_blocks(model: Path, count: int) -> int:
+    with make_engine(model) as engine:
+        return engine.info.kv_cache_bytes // engine.info.num_blocks * count
+
+
+async def serve(engine: penstock.Engine, count: int) -> list[penstock.Result]:
+    """All at once; each one's stream agrees with its result."""
+    results: dict[int, penstock.Result] = {}
+
+    async def ask(index: int, prompt: list[int], params: penstock.SamplingParams) -> None:
+        async with engine.stream(prompt, params) as request:
+            seen = [token async for chunk in request for token in chunk.token_ids]
+            results[index] = await request.result()
+        assert tuple(seen) == results[index].token_ids
+
+    async with anyio.create_task_group() as group:
+        for index, (prompt, params) in enumerate(requests(count)):
+            group.start_soon(ask, index, prompt, params)
+    check_stats(engine)
+    return [results[index] for index in range(count)]
+
+
+def bits_of(result: penstock.Result) -> tuple[Any, Any, str]:
+    return result.token_ids, result.logprobs, result.finish_reason
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("on_exhaustion", ["recompute", "swap"])
+async def test_a_cache_for_four_serves_sixty_four_as_if_each_were_alone(
+    tiny_model: Path, on_exhaustion: str, prefix_cache: bool
+) -> None:
+    sizes = {"max_model_len": MAX_LEN, "max_num_seqs": 16}
+    async with make_engine(tiny_model, prefix_cache=False, **sizes) as engine:
+        expected = await serve(engine, 64)
+        assert engine.stats().preemptions == 0
+    async with make_engine(
+        tiny_model,
+        kv_cache_bytes=bytes_of_blocks(tiny_model, 4 * BLOCKS_OF_ONE),
+        on_exhaustion=on_exhaustion,
+        prefix_cache=prefix_cache,
+        **sizes,
+    ) as engine:
+        assert engine.info.num_blocks == 4 * BLOCKS_OF_ONE
+        pressed = await serve(engine, 64)
+        stats = engine.stats()
+    assert stats.preemptions > 0
+    assert (stats.swaps > 0) == (on_exhaustion == "swap")
+    assert [bits_of(result) for result in pressed] == [bits_of(result) for result in expected]
+
+
+@pytest.mark.anyio
+async def test_interrupted_requests_keep_what_they_have_and_free_their_memory(tiny_model: Path) -> None:
+    sizes = {"max_model_len": MAX_LEN, "max_num_seqs": 16}
+    async with make_engine(tiny_model, prefix_cache=False, **sizes) as engine:
+        expected = await serve(engine, 64)
+    async with make_engine(
+        tiny_model,
+        kv_cache_bytes=bytes_of_blocks(tiny_model, 4 * BLOCKS_OF_ONE),
+        on_exhaustion="interrupt",
+        prefix_cache=False,
+        **sizes,
+    ) as engine:
+        results = await serve(engine, 64)
+        assert engine.stats().blocks_used == 0
+        # The engine is as good as new.
+        again = await engine.generate(*requests(1)[0])
+    assert bits_of(again) == bits_of(expected[0])
+    reasons = {result.finish_reason for result in results}
+    assert reasons == {"interrupted", "length"}
+    for result, whole in zip(results, expected, strict=True):
+        length = len(result.token_ids)
+        assert result.token_ids == whole.token_ids[:length]
+        assert result.logprobs == (whole.logprobs or ())[:length]
+        assert (result.finish_reason == "interrupted") == (length < len(whole.token_ids))
+        assert result.usage.completion_tokens == length
+
+
+@pytest.mark.anyio
+async def test_the_urgent_are_served_first(tiny_model: Path) -> None:
+    """One place; whoever has the lowest number gets it next."""
+    ended: list[int] = []
+    async with make_engine(tiny_model, max_num_seqs=1) as engine:
+
+        async def ask(priority: int) -> None:
+            request = await engine.start_request(
+                random_prompt(20, seed=priority + 9), max_tokens=20, ignore_eos=True, priority=priority
+            )
+            admitted.append(priority)
+            await request.result()
+            ended.append(priority)
+
+        admitted: list[int] = []
+        async with anyio.create_task_group() as group:
+            for priority in (5, 3, -2, 0):
+                group.start_soon(ask, priority)
+    assert ended == sorted(admitted)
+
+
+@pytest.mark.anyio
+async def test_an_urgent_request_takes_the_place_of_a_patient_one(tiny_model: Path) -> None:
+    params = penstock.SamplingParams(max_tokens=300, temperature=1.0, seed=1, ignore_eos=True, logprobs=True)
+    prompt = random_prompt(30)
+    async with make_engine(tiny_model, max_num_seqs=1) as engine:
+        expected = await engine.generate(prompt, params)
+        patient = await engine.start_request(prompt, params, priority=1)
+        await anext(aiter(patient))
+        urgent = await engine.generate(prompt, params, max_tokens=5)
+        assert patient.finish_reason is None
+        assert urgent.token_ids == expected.token_ids[:5]
+        assert bits_of(await patient.result()) == bits_of(expected)
+        assert engine.stats().preemptions == 1
+
+
+def test_what_can_never_fit_is_refused_at_once_with_the_numbers(tiny_model: Path) -> None:
+    size = bytes_of_blocks(tiny_model, 4)
+    with (
+        make_engine(tiny_model, kv_cache_bytes=size) as engine,
+        pytest.raises(penstock.InvalidRequest, match="64"),
+    ):
+        engine.blocking.generate(random_prompt(70), max_tokens=1)
+
+
+@pytest.mark.anyio
+async def test_too_many_waiting_requests_are_refused_and_the_others_unharmed(tiny_model: Path) -> None:
+    async with make_engine(tiny_model, max_num_seqs=1, max_waiting=2) as engine:
+        params = penstock.SamplingParams(max_tokens=50, ignore_eos=True)
+        taken = [await engine.start_request(random_prompt(10, seed=seed), params) for seed in range(3)]
+        with pytest.raises(penstock.Overloaded, match="2"):
+            await engine.start_request(random_prompt(10), params)
+        assert [len((await request.result()).token_ids) for request in taken] == [50, 50, 50]

@@ -1,0 +1,93 @@
+"""Whatever comes, for long: `pytest tests/test_soak.py --soak-waves 2000` goes on for as long as you like."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import penstock
+from api_support import check_stats, make_engine, resident_bytes, resources
+from support.running import random_prompt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_LEN = 160
+#: What a wave may leave behind for good: allocators round, caches of the interpreter fill.
+SLACK = 8 << 20
+
+
+async def wave(engine: penstock.Engine, chance: random.Random) -> set[str]:
+    """Requests of every kind at once, until the engine is idle; how they ended."""
+    reasons: set[str] = set()
+
+    async def ask(seed: int) -> None:
+        topic = random_prompt(chance.randint(1, 100), seed=chance.randrange(6))
+        prompt = [*topic, *random_prompt(chance.randint(1, 20), seed=seed)]
+        request = await engine.start_request(
+            prompt,
+            max_tokens=chance.randint(1, MAX_LEN - len(prompt)),
+            temperature=1.0,
+            ignore_eos=True,
+            priority=chance.randint(-1, 1),
+            cache_salt=chance.choice([None, None, "tenant"]),
+            use_prefix_cache=chance.random() < 0.9,
+        )
+        if chance.random() < 0.3:
+            for _ in range(chance.randrange(3)):
+                await anext(aiter(request), None)
+            request.cancel()
+        result = await request.result()
+        assert result.finish_reason == "cancelled" or len(result.token_ids) == request.params.max_tokens
+        reasons.add(result.finish_reason)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(chance.randint(1, 40)):
+            group.start_soon(ask, chance.randrange(1 << 30))
+            if chance.random() < 0.3:
+                await anyio.lowlevel.checkpoint()
+    return reasons
+
+
+@pytest.mark.parametrize("on_exhaustion", ["recompute", "swap"])
+def test_books_balance_and_memory_stays_flat(
+    on_exhaustion: str, tiny_model: Path, request: pytest.FixtureRequest
+) -> None:
+    num_waves: int = request.config.getoption("--soak-waves")
+    chance = random.Random(11)
+    before = resources()
+    with make_engine(tiny_model) as engine:
+        block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
+    seen: set[str] = set()
+    resident: list[int] = []
+
+    async def main() -> None:
+        async with make_engine(
+            tiny_model,
+            max_model_len=MAX_LEN,
+            max_num_seqs=12,
+            max_num_batched_tokens=48,
+            kv_cache_bytes=30 * block_bytes,
+            host_cache_bytes=40 * block_bytes,
+            prefix_cache_ttl=0.05,
+            on_exhaustion=on_exhaustion,
+        ) as engine:
+            for index in range(num_waves):
+                seen.update(await wave(engine, chance))
+                check_stats(engine)
+                if chance.random() < 0.05:
+                    engine.flush_prefix_cache()
+                if index >= num_waves // 3:
+                    resident.append(resident_bytes())
+            stats = engine.stats()
+            assert stats.preemptions > num_waves
+            assert stats.prefix_hit_tokens > 0
+            assert stats.blocks_cached <= stats.blocks_total
+
+    anyio.run(main)
+    assert seen == {"length", "cancelled"}
+    assert max(resident[len(resident) // 2 :]) < max(resident[: len(resident) // 2]) + SLACK
+    assert resources() == before
