@@ -16,7 +16,7 @@ use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_checkpoint::Checkpoint;
 use penstock_engine::{Consumer, Engine, Event, Port, Request, Sampling};
@@ -30,7 +30,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = arguments.path.clone().map_or_else(write_half_billion, Ok)?;
     let checkpoint = Checkpoint::open(&path)?;
     let opened = Instant::now();
-    let options = Options { threads: Some(arguments.threads), dtype: arguments.dtype, ..Options::default() };
+    let options = Options {
+        threads: Some(arguments.threads),
+        dtype: arguments.dtype,
+        prefix_cache_ttl: Some(Duration::from_secs(300)),
+        ..Options::default()
+    };
     let (engine, info) =
         penstock_runner::launch(&checkpoint, &options, &mut |_, _| ControlFlow::Continue(()))?;
     println!(
@@ -51,6 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     bench.line("decode, batch 1", &model, 1, 16, 65);
     bench.line("decode, batch 8", &model, 8, 16, 33);
     bench.line("decode, batch 32", &model, 32, 16, 17);
+    bench.first_token(&model, 512, 460);
     Ok(())
 }
 
@@ -105,31 +111,38 @@ impl Model {
         Self { engine, info, body, head }
     }
 
-    /// Seconds until the first token of every stream, and from there to the end.
-    fn run(&self, streams: usize, prompt: u32, max_tokens: usize) -> (f64, f64) {
-        let port = Port::with_condvar();
-        let sampling =
-            Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: false };
+    /// `len` token ids that mean nothing; another `stream` has others from its first on.
+    fn tokens(&self, len: u32, stream: u32) -> Vec<u32> {
         let vocabulary = self.engine.limits().vocabulary_size as u32;
+        (0..len).map(|index| (index * 7919 + stream * 104_729) % vocabulary).collect()
+    }
+
+    /// Seconds until the first token of every prompt's stream, and from there to the end.
+    fn run(&self, prompts: Vec<Vec<u32>>, max_tokens: usize, prefix_cache: bool) -> (f64, f64) {
+        let port = Port::with_condvar();
+        let streams = prompts.len();
         let started = Instant::now();
-        let mut consumers: Vec<Consumer> = (0..streams as u32)
-            .map(|stream| {
-                let prompt =
-                    (0..prompt).map(|index| (index * 7919 + stream * 104_729) % vocabulary).collect();
-                let sampling = sampling.clone();
-                let request = Request {
-                    prompt,
-                    max_tokens,
-                    min_tokens: 0,
-                    stop_token_ids: Vec::new(),
-                    sampling,
-                    priority: 0,
-                    prefix_cache: false,
-                    cache_salt: None,
-                };
-                self.engine.start_request(request, &port).expect("a valid request")
-            })
-            .collect();
+        let start = |prompt| {
+            let request = Request {
+                prompt,
+                max_tokens,
+                min_tokens: 0,
+                stop_token_ids: Vec::new(),
+                sampling: Sampling {
+                    temperature: 0.0,
+                    top_k: 0,
+                    top_p: 1.0,
+                    min_p: 0.0,
+                    seed: 0,
+                    logprobs: false,
+                },
+                priority: 0,
+                prefix_cache,
+                cache_salt: None,
+            };
+            self.engine.start_request(request, &port).expect("a valid request")
+        };
+        let mut consumers: Vec<Consumer> = prompts.into_iter().map(start).collect();
         let (mut waiting, mut open, mut first) = (streams, streams, 0.0);
         let mut has_begun = vec![false; streams];
         while open > 0 {
@@ -174,7 +187,8 @@ impl Bench {
         let mut rounds: Vec<(f64, f64, Machine)> = (0..self.rounds)
             .map(|_| {
                 let before = self.probe.measure(&self.pool);
-                let (first, rest) = model.run(streams, prompt, max_tokens);
+                let prompts = (0..streams as u32).map(|stream| model.tokens(prompt, stream)).collect();
+                let (first, rest) = model.run(prompts, max_tokens, false);
                 let machine = before.mean(self.probe.measure(&self.pool));
                 if max_tokens == 1 {
                     (f64::from(prompt) / first, model.limit(machine, prompt as usize, 1) / first, machine)
@@ -193,6 +207,31 @@ impl Bench {
         let best = rounds.last().map_or(0.0, |round| round.1);
         let limits = format!("{:.1}, {:.0}", machine.bytes_per_second / 1e9, machine.flops_per_second / 1e9);
         println!("{name:<28}{rate:>14.1}{:>9.1}%{:>9.1}%{limits:>22}", 100.0 * share, 100.0 * best);
+    }
+}
+
+impl Bench {
+    /// How much sooner the first token of a prompt comes when the prefix cache has most of it: a pair a round.
+    fn first_token(&self, model: &Model, prompt: u32, shared: u32) {
+        let seconds = |stream: u32| {
+            let mut tokens = model.tokens(shared, 1000);
+            tokens.extend(model.tokens(prompt - shared, stream));
+            model.run(vec![tokens], 1, stream > 0).0
+        };
+        seconds(1); // fills the cache
+        let mut rounds: Vec<(f64, f64)> =
+            (0..self.rounds as u32).map(|round| (seconds(0), seconds(2 + round))).collect();
+        rounds.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
+        let ((least, most), (cold, hit)) = ((rounds[0], rounds[rounds.len() - 1]), rounds[rounds.len() / 2]);
+        println!(
+            "first token of {prompt}, {:.0} % of them shared: {:.0} ms, {:.1} % of {:.0} ms without ({:.1} to {:.1} %)",
+            100.0 * f64::from(shared) / f64::from(prompt),
+            1e3 * hit,
+            100.0 * hit / cold,
+            1e3 * cold,
+            100.0 * least.1 / least.0,
+            100.0 * most.1 / most.0,
+        );
     }
 }
 
