@@ -4,7 +4,9 @@
 //! language model's layer. Nothing here knows a model family, a request or a scheduler. [`cpu::Cpu`] is the CPU backend; it
 //! calls `penstock-kernels` and contains no arithmetic of its own except for sampling.
 
+pub mod arena;
 pub mod backend;
+pub mod bfc;
 pub mod cpu;
 
 pub use backend::{
