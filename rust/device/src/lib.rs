@@ -10,7 +10,7 @@ pub mod bfc;
 pub mod cpu;
 
 pub use backend::{
-    AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, HeadShape, RowSource, SampleParams, Sampled,
-    StepInputs,
+    AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
+    SampleParams, Sampled, StepInputs, StepSpec,
 };
 pub use penstock_kernels::{AttentionRow, Element, IsaError, KvElement};

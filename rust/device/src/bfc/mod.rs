@@ -128,6 +128,11 @@ impl Bfc {
         self.alignment
     }
 
+    /// Bytes that a request for `requested` takes: whole units, at least one; `None` if no machine has as many.
+    pub fn granted(&self, requested: usize) -> Option<usize> {
+        requested.max(1).checked_next_multiple_of(self.alignment)
+    }
+
     /// A block of at least `requested` bytes, `name` saying what for. Without a hole that suffices nothing changes, and the
     /// error says who has the memory.
     pub fn allocate(
@@ -136,8 +141,8 @@ impl Bfc {
         placement: Placement,
         name: &'static str,
     ) -> Result<Block, Exhausted> {
-        let size = requested.max(1).checked_next_multiple_of(self.alignment);
-        let fit = size.and_then(|size| Some((size, self.holes.take_best(size, placement)?)));
+        let fit =
+            self.granted(requested).and_then(|size| Some((size, self.holes.take_best(size, placement)?)));
         let Some((size, hole)) = fit else { return Err(self.exhausted(requested, name)) };
 
         let (slot, rest) = match (placement, hole.size - size) {
