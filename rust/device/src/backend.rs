@@ -194,7 +194,9 @@ impl StepInputs {
         let row = 3 * size_of::<u32>() + spec.heads.head_dim / 2 * 2 * size_of::<f32>();
         let sequence = size_of::<AttentionRow>() + size_of::<u32>();
         let parts = [(spec.tokens, row), (spec.sequences, sequence), (spec.blocks(), size_of::<u32>())];
-        parts.iter().map(|(count, bytes)| (*count as u64).saturating_mul(*bytes as u64)).sum()
+        parts
+            .into_iter()
+            .fold(0, |sum, (count, bytes)| sum.saturating_add((count as u64).saturating_mul(bytes as u64)))
     }
 
     /// Forgets the last step, keeps the memory.

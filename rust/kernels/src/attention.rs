@@ -100,8 +100,7 @@ impl Kernels {
 
         let plan = Plan { shape: &shape, rows, block_table };
         let (jobs, splits, floats) = plan.size();
-        if jobs < 4 * pool.threads() && splits > jobs && floats <= scratch.len() && pool.threads() > 1
-        {
+        if jobs < 4 * pool.threads() && splits > jobs && floats <= scratch.len() && pool.threads() > 1 {
             self.attend_spread(pool, &plan, splits, jobs, scratch);
         } else {
             self.attend_whole(pool, &plan, jobs);

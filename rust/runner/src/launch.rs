@@ -13,6 +13,8 @@ use crate::runner::{DeviceThread, Runner};
 use crate::warm_up::WarmUp;
 use crate::{LaunchError, MemoryInfo, ModelInfo, Options, Progress};
 
+/// Positions are counted in 32 bits.
+const MOST_POSITIONS: usize = i32::MAX as usize;
 /// Events a consumer may leave unread before its sequence pauses.
 const QUEUE_CAPACITY: usize = 128;
 
@@ -150,7 +152,7 @@ fn longest_sequence(config: &ModelConfig) -> usize {
         RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => factor * longest as f64,
         RopeScaling::Yarn { factor, original, .. } => factor * *original as f64,
     };
-    longest.max(stretched as usize)
+    longest.max(stretched as usize).min(MOST_POSITIONS)
 }
 
 /// The type weights are kept in unless told otherwise: the checkpoint's own, but float32 for a GGUF file, whose tensors are

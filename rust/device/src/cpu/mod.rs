@@ -98,7 +98,7 @@ impl Cpu {
         let HeadShape { heads, kv_heads, head_dim } = spec.heads;
         // Attention is spread only while it has fewer than four jobs a thread, and a sequence has one for each kv head.
         let spread = spec.sequences.min((4 * self.threads()).div_ceil(kv_heads));
-        let positions = spread.saturating_mul(spec.positions.next_multiple_of(SPLIT));
+        let positions = spread.saturating_mul(spec.positions.div_ceil(SPLIT)).saturating_mul(SPLIT);
         let attention = attention_scratch(heads, head_dim, positions.min(MOST_SCRATCH_POSITIONS));
         (attention, self.threads().saturating_mul(spec.vocabulary))
     }
