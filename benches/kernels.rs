@@ -15,8 +15,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use penstock_kernels::{
-    AttentionParams, AttentionRow, AttentionScratch, Element, Epilogue, Isa, Kernels, KvLayout, Matrix,
-    MatrixLayout, Pool, Rows, RowsMut,
+    AttentionParams, AttentionRow, Element, Epilogue, Isa, Kernels, KvLayout, Matrix, MatrixLayout, Pool,
+    Rows, RowsMut, attention_scratch,
 };
 use roofline::{Probe, seconds};
 
@@ -225,7 +225,7 @@ impl Bench {
         let caches: Vec<Vec<u8>> = (0..layers).map(|_| cache.clone()).collect();
         let q = vec![0.5; heads * 64];
         let mut out = vec![0.0; heads * 64];
-        let mut scratch = AttentionScratch::new(heads, 64, positions);
+        let mut scratch = vec![0.0; attention_scratch(heads, 64, positions)];
         let row =
             AttentionRow { first_query: 0, num_queries: 1, start: positions - 1, blocks: 0..blocks.len() };
         let work = Work { bytes: layers * bytes, flops: layers * 4 * heads * 64 * positions };
@@ -255,7 +255,7 @@ impl Bench {
         let cache = vec![0; tokens / 16 * layout.block_bytes()];
         let q = vec![0.5; tokens * heads * 64];
         let mut out = vec![0.0; tokens * heads * 64];
-        let mut scratch = AttentionScratch::default();
+        let mut scratch = [];
         let row = AttentionRow { first_query: 0, num_queries: tokens, start: 0, blocks: 0..blocks.len() };
         // Half of the square, with its diagonal.
         let work = Work { bytes: cache.len(), flops: 4 * heads * 64 * tokens * (tokens + 1) / 2 };

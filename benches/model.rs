@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         info.architecture,
         info.parameters as f64 / 1e6,
         info.dtype,
-        info.weight_bytes as f64 / 1e6,
+        info.memory.weights as f64 / 1e6,
         info.threads,
         info.isa,
         opened.elapsed().as_secs_f64(),
@@ -170,7 +170,7 @@ impl Model {
     /// The shortest time for a step of `tokens` tokens, `outputs` of them with logits.
     fn limit(&self, machine: Machine, tokens: usize, outputs: usize) -> f64 {
         let operations = 2.0 * (self.body * tokens as f64 + self.head * outputs as f64);
-        let bytes = self.info.weight_bytes as f64;
+        let bytes = self.info.memory.weights as f64;
         (bytes / machine.bytes_per_second).max(operations / machine.flops_per_second)
     }
 }

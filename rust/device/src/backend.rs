@@ -7,9 +7,12 @@
 //! The law of every operation: an output row depends on its own input row (and, for attention, on the sequence's own cache)
 //! alone, never on how many rows are computed together or by how many threads.
 
+use std::mem::size_of;
 use std::ops::Range;
 
 use penstock_kernels::{AttentionRow, Element, KvElement};
+
+use crate::bfc::Exhausted;
 
 /// Rows of one weight, in order, as float32: how a backend pulls a weight from wherever it is stored.
 pub trait RowSource: Sync {
@@ -24,7 +27,10 @@ pub trait RowSource: Sync {
 /// The device failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// Memory does not suffice.
+    /// The memory that was reserved is taken.
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
+    /// Memory cannot be had at all.
     #[error("{what} needs {bytes} bytes and the device refused them: {reason}")]
     OutOfMemory {
         /// What the memory was for.
@@ -39,19 +45,73 @@ pub enum DeviceError {
     Start(String),
 }
 
-/// The KV cache of all layers: `blocks` blocks of `block_size` tokens per layer.
+/// The KV cache of all layers: `blocks` blocks of `block_size` tokens, each with a part in every layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSpec {
     /// Decoder layers.
     pub layers: usize,
-    /// Blocks per layer.
+    /// Blocks.
     pub blocks: usize,
+    /// Blocks of the host tier, to which the cache's can be saved.
+    pub host_blocks: usize,
     /// Tokens per block; a multiple of 16.
     pub block_size: usize,
     /// Query, key and value heads.
     pub heads: HeadShape,
     /// How keys and values are stored.
     pub element: KvElement,
+}
+
+/// One block, its part in every layer, goes from the KV cache to the host tier or back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockCopy {
+    /// Into the host tier.
+    Save {
+        /// Block of the cache.
+        from: u32,
+        /// Block of the host tier.
+        to: u32,
+    },
+    /// Back into the cache.
+    Load {
+        /// Block of the host tier.
+        from: u32,
+        /// Block of the cache.
+        to: u32,
+    },
+}
+
+/// The largest step that will ever come: what memory is set aside for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepSpec {
+    /// Rows (tokens).
+    pub tokens: usize,
+    /// Sequences, and rows whose logits are wanted.
+    pub sequences: usize,
+    /// Positions of the longest sequence.
+    pub positions: usize,
+    /// Tokens per block of the KV cache.
+    pub block_size: usize,
+    /// Query, key and value heads.
+    pub heads: HeadShape,
+    /// Ids that a token is chosen from.
+    pub vocabulary: usize,
+}
+
+impl StepSpec {
+    /// Most entries in the block tables of one step.
+    fn blocks(&self) -> usize {
+        self.sequences.saturating_mul(self.positions.div_ceil(self.block_size))
+    }
+}
+
+/// What a backend's memory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Bytes in use.
+    pub in_use: u64,
+    /// The most that ever were.
+    pub peak: u64,
 }
 
 /// Head counts of an attention layer.
@@ -113,6 +173,32 @@ pub struct StepInputs {
 }
 
 impl StepInputs {
+    /// Empty, with room for the largest step.
+    pub fn with_room(spec: &StepSpec) -> Result<Self, DeviceError> {
+        let &StepSpec { tokens, sequences, .. } = spec;
+        let angles = tokens.saturating_mul(spec.heads.head_dim / 2);
+        Ok(Self {
+            tokens: room(tokens)?,
+            write_blocks: room(tokens)?,
+            write_offsets: room(tokens)?,
+            cosines: room(angles)?,
+            sines: room(angles)?,
+            sequences: room(sequences)?,
+            blocks: room(spec.blocks())?,
+            output_rows: room(sequences)?,
+        })
+    }
+
+    /// Bytes that [`with_room`](Self::with_room) takes.
+    pub fn bytes(spec: &StepSpec) -> u64 {
+        let row = 3 * size_of::<u32>() + spec.heads.head_dim / 2 * 2 * size_of::<f32>();
+        let sequence = size_of::<AttentionRow>() + size_of::<u32>();
+        let parts = [(spec.tokens, row), (spec.sequences, sequence), (spec.blocks(), size_of::<u32>())];
+        parts
+            .into_iter()
+            .fold(0, |sum, (count, bytes)| sum.saturating_add((count as u64).saturating_mul(bytes as u64)))
+    }
+
     /// Forgets the last step, keeps the memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
@@ -124,6 +210,17 @@ impl StepInputs {
         self.blocks.clear();
         self.output_rows.clear();
     }
+}
+
+/// An empty vector with room for `len` elements.
+fn room<T>(len: usize) -> Result<Vec<T>, DeviceError> {
+    let mut empty = Vec::new();
+    empty.try_reserve_exact(len).map_err(|error| DeviceError::OutOfMemory {
+        what: "an array of a step",
+        bytes: (len as u64).saturating_mul(size_of::<T>() as u64),
+        reason: error.to_string(),
+    })?;
+    Ok(empty)
 }
 
 /// What happens to a product before it is stored.
@@ -170,6 +267,9 @@ pub struct Sampled {
 }
 
 /// A device that can carry out a decoder. See the module's law.
+///
+/// All its memory is reserved once, divided while a model is loaded, and given back with the backend; so what is asked for
+/// must be known, and each size can be asked for before anything is reserved.
 pub trait Backend: Send + 'static {
     /// A weight matrix `[rows, columns]`, packed as the backend likes it.
     type Matrix: Send;
@@ -177,10 +277,36 @@ pub trait Backend: Send + 'static {
     type Vector: Send;
     /// Float32 activations, `[rows, width]` as the caller keeps track of.
     type Buffer: Send;
-    /// The KV cache of all layers.
+    /// What operations need for themselves while they run.
+    type Scratch: Send;
+    /// The KV cache of all layers, and its host tier.
     type Cache: Send;
     /// A step's metadata on the device, valid while the host arrays are.
     type Step<'a>: Copy;
+
+    /// Bytes of memory that can still be had.
+    fn available_memory(&self) -> u64;
+
+    /// Sets `bytes` aside for everything that is allocated afterwards. Called once, before the first allocation.
+    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
+
+    /// What is allocated of it.
+    fn memory(&self) -> MemoryUse;
+
+    /// Bytes that [`load_matrix`](Self::load_matrix) will take.
+    fn matrix_bytes(&self, rows: usize, columns: usize, element: Element) -> u64;
+
+    /// Bytes that [`load_vector`](Self::load_vector) or [`allocate`](Self::allocate) will take.
+    fn buffer_bytes(&self, len: usize) -> u64;
+
+    /// Bytes that [`allocate_scratch`](Self::allocate_scratch) will take.
+    fn scratch_bytes(&self, spec: &StepSpec) -> u64;
+
+    /// Bytes one block takes in all layers together.
+    fn block_bytes(&self, spec: &CacheSpec) -> u64;
+
+    /// Bytes that `blocks` blocks take as a cache or as a host tier.
+    fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64;
 
     /// Packs a matrix. Reads the rows from several threads; leaves nothing behind on failure.
     fn load_matrix(&mut self, source: &dyn RowSource, element: Element) -> Result<Self::Matrix, DeviceError>;
@@ -188,20 +314,21 @@ pub trait Backend: Send + 'static {
     /// Loads a vector.
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
 
-    /// Bytes of memory that can still be had.
-    fn available_memory(&self) -> u64;
-
-    /// Bytes that [`load_matrix`](Self::load_matrix) will take.
-    fn matrix_bytes(&self, rows: usize, columns: usize, element: Element) -> u64;
-
     /// Zeroed activations.
     fn allocate(&mut self, len: usize) -> Result<Self::Buffer, DeviceError>;
 
-    /// A zeroed KV cache.
+    /// What steps up to the largest need besides.
+    fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Self::Scratch, DeviceError>;
+
+    /// A zeroed KV cache and its host tier.
     fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError>;
 
-    /// Bytes one block takes in one layer.
-    fn block_bytes(&self, spec: &CacheSpec) -> u64;
+    /// Makes the copies, one after the other.
+    fn copy_blocks(
+        &mut self,
+        cache: &mut Self::Cache,
+        copies: &mut dyn Iterator<Item = BlockCopy>,
+    ) -> Result<(), DeviceError>;
 
     /// Brings a step's metadata to the device.
     fn upload<'a>(&mut self, inputs: &'a StepInputs) -> Result<Self::Step<'a>, DeviceError>;
@@ -256,6 +383,7 @@ pub trait Backend: Send + 'static {
         layer: usize,
         cache: &Self::Cache,
         qkv: &Self::Buffer,
+        scratch: &mut Self::Scratch,
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
@@ -283,6 +411,7 @@ pub trait Backend: Send + 'static {
         vocabulary: usize,
         logits: &Self::Buffer,
         params: &(dyn Fn(usize) -> SampleParams<'a> + Sync),
+        scratch: &mut Self::Scratch,
         out: &mut [Sampled],
     ) -> Result<(), DeviceError>;
 

@@ -4,11 +4,13 @@
 //! language model's layer. Nothing here knows a model family, a request or a scheduler. [`cpu::Cpu`] is the CPU backend; it
 //! calls `penstock-kernels` and contains no arithmetic of its own except for sampling.
 
+pub mod arena;
 pub mod backend;
+pub mod bfc;
 pub mod cpu;
 
 pub use backend::{
-    AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, HeadShape, RowSource, SampleParams, Sampled,
-    StepInputs,
+    AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
+    SampleParams, Sampled, StepInputs, StepSpec,
 };
 pub use penstock_kernels::{AttentionRow, Element, IsaError, KvElement};

@@ -45,17 +45,10 @@ pub struct AttentionParams {
     pub softcap: Option<f32>,
 }
 
-/// Room for splits that are computed apart. Too little room costs speed when few sequences decode, nothing else.
-#[derive(Debug, Default)]
-pub struct AttentionScratch {
-    floats: Vec<f32>,
-}
-
-impl AttentionScratch {
-    /// Room for one token each of sequences of `positions` positions altogether.
-    pub fn new(heads: usize, head_dim: usize, positions: usize) -> Self {
-        Self { floats: vec![0.0; positions.div_ceil(SPLIT) * heads * partial_floats(head_dim)] }
-    }
+/// Floats of scratch that let the splits of one token each of sequences of `positions` positions altogether be computed apart.
+/// Too little scratch costs speed when few sequences decode, nothing else.
+pub fn attention_scratch(heads: usize, head_dim: usize, positions: usize) -> usize {
+    positions.div_ceil(SPLIT) * heads * partial_floats(head_dim)
 }
 
 impl Kernels {
@@ -75,7 +68,7 @@ impl Kernels {
         q: Rows<'_>,
         heads: usize,
         params: AttentionParams,
-        scratch: &mut AttentionScratch,
+        scratch: &mut [f32],
         mut out: RowsMut<'_>,
     ) {
         let shape = Shape {
@@ -107,9 +100,8 @@ impl Kernels {
 
         let plan = Plan { shape: &shape, rows, block_table };
         let (jobs, splits, floats) = plan.size();
-        if jobs < 4 * pool.threads() && splits > jobs && floats <= scratch.floats.len() && pool.threads() > 1
-        {
-            self.attend_spread(pool, &plan, splits, jobs, &mut scratch.floats);
+        if jobs < 4 * pool.threads() && splits > jobs && floats <= scratch.len() && pool.threads() > 1 {
+            self.attend_spread(pool, &plan, splits, jobs, scratch);
         } else {
             self.attend_whole(pool, &plan, jobs);
         }

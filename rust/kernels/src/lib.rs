@@ -41,7 +41,7 @@ pub mod reference;
 mod rows;
 mod simd;
 
-pub use attention::{AttentionParams, AttentionRow, AttentionScratch, SPLIT};
+pub use attention::{AttentionParams, AttentionRow, SPLIT, attention_scratch};
 pub use element::Element;
 pub use isa::{Isa, IsaError};
 pub use kernels::{Epilogue, Kernels};

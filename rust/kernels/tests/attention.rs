@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use penstock_kernels::{
-    AttentionParams, AttentionRow, AttentionScratch, Element, Kernels, KvLayout, Pool, Rows, RowsMut,
+    AttentionParams, AttentionRow, Element, Kernels, KvLayout, Pool, Rows, RowsMut, attention_scratch,
     reference,
 };
 use proptest::prelude::*;
@@ -96,7 +96,7 @@ impl Case {
         positions: std::ops::Range<usize>,
         chunk: usize,
     ) -> Vec<f32> {
-        let mut scratch = AttentionScratch::new(self.heads, self.layout.head_dim, self.positions);
+        let mut scratch = vec![0.0; attention_scratch(self.heads, self.layout.head_dim, self.positions)];
         self.outputs_with(kernels, pool, positions, chunk, &mut scratch)
     }
 
@@ -106,7 +106,7 @@ impl Case {
         pool: &Pool,
         positions: std::ops::Range<usize>,
         chunk: usize,
-        scratch: &mut AttentionScratch,
+        scratch: &mut [f32],
     ) -> Vec<f32> {
         let width = self.width();
         let mut all = Vec::new();
@@ -232,14 +232,14 @@ fn splitting_a_long_decode_over_threads_changes_no_bit() {
             let pool = Pool::new(threads).unwrap();
             assert_same_bits(&case.outputs(&kernels, &pool, 1999..2000, 1), &one, "split over threads");
             // Without room for partial results it is computed in one piece.
-            let mut none = AttentionScratch::default();
+            let mut none = [];
             assert_same_bits(
                 &case.outputs_with(&kernels, &pool, 1999..2000, 1, &mut none),
                 &one,
                 "not split",
             );
             // A few queries at once, split too.
-            let mut room = AttentionScratch::new(case.heads, case.layout.head_dim, 5 * 2000);
+            let mut room = vec![0.0; attention_scratch(case.heads, case.layout.head_dim, 5 * 2000)];
             let five = case.outputs_with(&kernels, &pool, 1995..2000, 5, &mut room);
             assert_same_bits(&five[4 * width..], &one, "five queries");
         }
@@ -270,7 +270,7 @@ fn neighbours_in_a_batch_and_columns_of_a_fused_buffer_change_no_bit() {
     for kernels in tables() {
         for threads in 1..=3 {
             let pool = Pool::new(threads).unwrap();
-            let mut scratch = AttentionScratch::new(case.heads, case.layout.head_dim, 100_000);
+            let mut scratch = vec![0.0; attention_scratch(case.heads, case.layout.head_dim, 100_000)];
             let mut out = vec![-7.0; first * stride];
             kernels.attention(
                 &pool,

@@ -3,7 +3,7 @@
 //! Shapes are in the margins: t = rows (tokens) of the step, o = rows whose logits are wanted, h = hidden size,
 //! i = intermediate size, v = vocabulary.
 
-use penstock_device::{AttentionParams, AttentionRow, Backend, DeviceError, Epilogue, StepInputs};
+use penstock_device::{AttentionParams, AttentionRow, Backend, DeviceError, Epilogue, StepInputs, StepSpec};
 
 use crate::config::ModelConfig;
 use crate::rope::{Frequencies, append_rotation};
@@ -51,37 +51,52 @@ pub struct Workspace<B: Backend> {
     output_attended: B::Buffer,
     /// Logits of those rows, after [`Decoder::forward`].
     pub logits: B::Buffer,
+    /// What operations need while they run.
+    pub scratch: B::Scratch,
 }
 
 impl<B: Backend> Workspace<B> {
-    /// Room for steps of up to `tokens` rows, `outputs` of them with logits.
-    pub fn new(
-        backend: &mut B,
-        config: &ModelConfig,
-        tokens: usize,
-        outputs: usize,
-    ) -> Result<Self, DeviceError> {
-        let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
+    /// Room for steps as large as `spec`.
+    pub fn new(backend: &mut B, config: &ModelConfig, spec: &StepSpec) -> Result<Self, DeviceError> {
+        let [hidden, normed, qkv, attended, gate_up, gated, output_hidden, output_attended, logits] =
+            buffer_lens(config, spec);
         Ok(Self {
-            hidden: backend.allocate(tokens * hidden)?,
-            normed: backend.allocate(tokens * hidden)?,
-            qkv: backend.allocate(tokens * heads.qkv_width())?,
-            attended: backend.allocate(tokens * heads.query_width())?,
-            gate_up: backend.allocate(tokens * 2 * wide)?,
-            gated: backend.allocate(tokens * wide)?,
-            output_hidden: backend.allocate(outputs * hidden)?,
-            output_attended: backend.allocate(outputs * heads.query_width())?,
-            logits: backend.allocate(outputs * config.vocabulary_size)?,
+            hidden: backend.allocate(hidden)?,
+            normed: backend.allocate(normed)?,
+            qkv: backend.allocate(qkv)?,
+            attended: backend.allocate(attended)?,
+            gate_up: backend.allocate(gate_up)?,
+            gated: backend.allocate(gated)?,
+            output_hidden: backend.allocate(output_hidden)?,
+            output_attended: backend.allocate(output_attended)?,
+            logits: backend.allocate(logits)?,
+            scratch: backend.allocate_scratch(spec)?,
         })
     }
 
-    /// Bytes that [`new`](Self::new) takes, for sizing what is left.
-    pub fn bytes(config: &ModelConfig, tokens: usize, outputs: usize) -> u64 {
-        let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
-        let row = 2 * hidden + heads.qkv_width() + heads.query_width() + 3 * wide;
-        let output = hidden + heads.query_width() + config.vocabulary_size;
-        4 * (tokens as u64 * row as u64 + outputs as u64 * output as u64)
+    /// Bytes that [`new`](Self::new) takes.
+    pub fn bytes(backend: &B, config: &ModelConfig, spec: &StepSpec) -> u64 {
+        let buffers = buffer_lens(config, spec).map(|len| backend.buffer_bytes(len));
+        buffers.into_iter().fold(backend.scratch_bytes(spec), u64::saturating_add)
     }
+}
+
+/// Values of each buffer, in the order of the fields.
+fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 9] {
+    let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
+    let row = |width: usize| spec.tokens.saturating_mul(width);
+    let output = |width: usize| spec.sequences.saturating_mul(width);
+    [
+        row(hidden),
+        row(hidden),
+        row(heads.qkv_width()),
+        row(heads.query_width()),
+        row(2 * wide),
+        row(wide),
+        output(hidden),
+        output(heads.query_width()),
+        output(config.vocabulary_size),
+    ]
 }
 
 impl<B: Backend> Decoder<B> {
@@ -146,23 +161,49 @@ impl<B: Backend> Decoder<B> {
         cache: &mut B::Cache,
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
+        self.forward_through(&self.layers, backend, inputs, cache, workspace)
+    }
+
+    /// The step through a single layer, and what follows the layers: uses all the memory that [`forward`](Self::forward) does,
+    /// because its layers share it, in a fraction of the time. For warming up; the logits mean nothing.
+    pub fn forward_through_one(
+        &self,
+        backend: &mut B,
+        inputs: &StepInputs,
+        cache: &mut B::Cache,
+        workspace: &mut Workspace<B>,
+    ) -> Result<(), DeviceError> {
+        // A window would hide the far end of a long context.
+        let farthest = self.layers.iter().max_by_key(|layer| layer.window.unwrap_or(usize::MAX));
+        self.forward_through(farthest.map_or(&[], std::slice::from_ref), backend, inputs, cache, workspace)
+    }
+
+    fn forward_through(
+        &self,
+        layers: &[Layer<B>],
+        backend: &mut B,
+        inputs: &StepInputs,
+        cache: &mut B::Cache,
+        workspace: &mut Workspace<B>,
+    ) -> Result<(), DeviceError> {
         let step = backend.upload(inputs)?;
         let (tokens, outputs) = (inputs.tokens.len(), inputs.output_rows.len());
         let (config, w) = (&self.config, workspace);
         let epsilon = config.norm_epsilon;
         let scale = 1.0 / (config.heads.head_dim as f32).sqrt();
         backend.embed(step, &self.embedding, &mut w.hidden)?; // [t, h]
-        for (index, layer) in self.layers.iter().enumerate() {
+        for (index, layer) in layers.iter().enumerate() {
             backend.rms_norm(tokens, &w.hidden, &layer.attention_norm, epsilon, &mut w.normed)?;
             product(backend, tokens, &w.normed, &layer.qkv, &mut w.qkv)?; // [t, q + 2 kv]
             let norms = layer.qk_norm.as_ref().map(|(q, k)| (q, k, epsilon));
             backend.rope_write_kv(step, config.heads, norms, &mut w.qkv, index, cache)?;
-            let last = index + 1 == self.layers.len();
+            let last = index + 1 == layers.len();
             if last && outputs == 0 {
                 return Ok(()); // a chunk in the middle of a prompt: only its keys and values were wanted
             }
             let params = AttentionParams { scale, window: layer.window };
-            backend.attention(step, config.heads, params, index, cache, &w.qkv, &mut w.attended)?; // [t, q]
+            let (scratch, attended) = (&mut w.scratch, &mut w.attended);
+            backend.attention(step, config.heads, params, index, cache, &w.qkv, scratch, attended)?; // [t, q]
             // Behind the last attention a row needs nothing from the others: go on with the wanted ones alone.
             let (rows, hidden, attended) = if last {
                 backend.gather(step, config.hidden_size, &w.hidden, &mut w.output_hidden)?; // [o, h]

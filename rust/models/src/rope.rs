@@ -114,6 +114,14 @@ impl Rope {
         &self.scaling
     }
 
+    /// Below this position, in requests with prompts no longer than this, angles depend on nothing but the position.
+    pub fn shared_len(&self) -> usize {
+        match self.scaling {
+            RopeScaling::Dynamic { .. } => self.max_position_embeddings,
+            _ => usize::MAX,
+        }
+    }
+
     /// Angles per position.
     pub(crate) fn num_frequencies(&self) -> usize {
         self.head_dim / 2
@@ -331,6 +339,10 @@ mod tests {
         assert_eq!(dynamic.frequency_len(0, 100), dynamic.frequency_len(99, 100));
         assert_ne!(dynamic.frequencies(dynamic.frequency_len(0, 100)), plain.frequencies(0));
         assert_eq!(dynamic.frequency_len(100, 100), 101);
+        let shared = dynamic.shared_len();
+        assert_eq!(dynamic.frequency_len(shared - 1, shared), dynamic.frequency_len(0, 1));
+        assert_ne!(dynamic.frequency_len(shared, 1), dynamic.frequency_len(0, 1));
+        assert_ne!(dynamic.frequency_len(0, shared + 1), dynamic.frequency_len(0, 1));
     }
 
     #[test]

@@ -14,7 +14,7 @@ const FUSED_QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn
 /// So are gate and up.
 const FUSED_GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
 
-/// Called with the bytes packed so far and the bytes there will be; `Break` stops the loading.
+/// Called with the bytes loaded so far and the bytes there will be; `Break` stops the loading.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 /// Loads every weight of `config` from `checkpoint` onto `backend`, matrices in `element`.
@@ -44,16 +44,21 @@ pub fn load<B: Backend>(
     Ok(Decoder::new(config, embedding, layers, norm, head))
 }
 
-/// Bytes of all packed matrices.
+/// Bytes of all weights on the device.
 pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, element: Element) -> u64 {
-    let (hidden, heads) = (config.hidden_size, config.heads);
-    let matrix = |rows: usize, columns: usize| backend.matrix_bytes(rows, columns, element);
-    let layer = matrix(heads.qkv_width(), hidden)
-        + matrix(hidden, heads.query_width())
-        + matrix(2 * config.intermediate_size, hidden)
-        + matrix(hidden, config.intermediate_size);
+    let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
+    let linear = |rows: usize, columns: usize, bias: bool| {
+        backend.matrix_bytes(rows, columns, element) + if bias { backend.buffer_bytes(rows) } else { 0 }
+    };
+    let norm = backend.buffer_bytes(hidden);
+    let layer = linear(heads.qkv_width(), hidden, config.qkv_bias)
+        + linear(hidden, heads.query_width(), config.output_bias)
+        + linear(2 * wide, hidden, config.mlp_bias)
+        + linear(hidden, wide, config.mlp_bias)
+        + 2 * norm
+        + if config.qk_norm { 2 * backend.buffer_bytes(heads.head_dim) } else { 0 };
     let tables = if config.tied_head { 1 } else { 2 };
-    layer * config.num_layers() as u64 + matrix(config.vocabulary_size, hidden) * tables
+    layer * config.num_layers() as u64 + linear(config.vocabulary_size, hidden, false) * tables + norm
 }
 
 struct Loader<'a, B: Backend> {
@@ -123,7 +128,9 @@ impl<'a, B: Backend> Loader<'a, B> {
             values.resize(start + rows, 0.0);
             tensor.read_rows(0..1, &mut values[start..]);
         }
-        Ok(self.backend.load_vector(&values)?)
+        let vector = self.backend.load_vector(&values)?;
+        self.advance(self.backend.buffer_bytes(values.len()))?;
+        Ok(vector)
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<B::Vector, ModelError> {

@@ -1,20 +1,20 @@
-//! Opening a model: checks the options, loads the weights, sizes the KV cache from what is left, starts the engine.
+//! Opening a model: checks the options, divides the memory, loads the weights, warms up, starts the engine.
 
 use penstock_checkpoint::{Checkpoint, Dtype, Format};
 use penstock_device::cpu::{Cpu, CpuError};
-use penstock_device::{Backend, CacheSpec, Element, KvElement};
+use penstock_device::{Backend, Element};
 use penstock_engine::{Engine, Limits, OnExhaustion};
-use penstock_models::{Decoder, ModelConfig, ModelError, RopeScaling, Workspace};
+use penstock_models::{ModelConfig, ModelError, RopeScaling};
 
+use crate::memory::{Demand, Division, HostShare, KvShare, divide, largest};
+use crate::options::{BLOCK_SIZES, Sizes, out_of_range, positive};
+use crate::remedies::remedies;
 use crate::runner::{DeviceThread, Runner};
-use crate::{LaunchError, ModelInfo, Options, Progress};
+use crate::warm_up::WarmUp;
+use crate::{LaunchError, MemoryInfo, ModelInfo, Options, Progress};
 
-const DEFAULT_MAX_NUM_SEQS: usize = 64;
-const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
-const DEFAULT_MAX_WAITING: usize = 1024;
-const BLOCK_SIZES: [usize; 4] = [16, 32, 64, 128];
-/// Share of the memory that is left after the weights which the KV cache takes unless told otherwise.
-const KV_CACHE_SHARE: u64 = 4;
+/// Positions are counted in 32 bits.
+const MOST_POSITIONS: usize = i32::MAX as usize;
 /// Events a consumer may leave unread before its sequence pauses.
 const QUEUE_CAPACITY: usize = 128;
 
@@ -28,20 +28,32 @@ pub(crate) fn launch(
     let config = ModelConfig::from_json(checkpoint.config())?;
     let element = options.dtype.unwrap_or_else(|| usual_element(checkpoint));
     let mut backend = Cpu::new(sizes.threads)?;
-    let decoder = load(&mut backend, checkpoint, config, element, progress)?;
-    let kv_element = options.kv_cache_dtype.unwrap_or(element.into());
-    let (limits, cache) = size(&backend, decoder.config(), options, &sizes, kv_element)?;
+    let limit = sizes.memory_limit(backend.available_memory())?;
+    let division = divide_memory(&backend, &config, options, &sizes, element, limit)?;
+    backend.reserve(division.arena())?;
+    let decoder = penstock_models::load(&mut backend, checkpoint, config, element, progress)?;
+    let (threads, isa, config) = (backend.threads(), backend.isa(), decoder.config());
+    let (architecture, parameters) = (config.architecture.clone(), config.num_parameters());
+    let mut limits = limits(&division, options, &sizes, config.rope.shared_len());
+    let Division { cache, weights, workspace, inputs, kv_cache, host_cache, .. } = division;
+    let mut runner = Runner::new(backend, decoder, &cache, &division.step)?;
+    let WarmUp { seconds, host_tier } = runner.warm_up(&cache)?;
+    // Swapping was asked for, whatever it costs; keeping prefixes must pay.
+    if host_tier.is_some_and(|cost| !cost.is_worth_it()) && options.on_exhaustion != OnExhaustion::Swap {
+        limits.host_blocks = 0;
+    }
+    let peak = runner.memory().peak;
     let info = ModelInfo {
-        architecture: decoder.config().architecture.clone(),
-        parameters: decoder.config().num_parameters(),
-        weight_bytes: penstock_models::weight_bytes(&backend, decoder.config(), element),
+        architecture,
+        parameters,
         dtype: element,
         kv_cache_dtype: cache.element,
-        kv_cache_bytes: cache_bytes(&backend, &cache),
-        threads: backend.threads(),
-        isa: backend.isa(),
+        memory: MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak },
+        host_tier,
+        warm_up_seconds: seconds,
+        threads,
+        isa,
     };
-    let runner = Runner::new(backend, decoder, &cache, limits.max_num_batched_tokens, limits.max_num_seqs)?;
     let device = DeviceThread::spawn(runner).map_err(|error| LaunchError::Start(error.to_string()))?;
     let engine = Engine::start(limits, |completions| Box::new(device.connect(completions)))
         .map_err(|error| LaunchError::Start(error.to_string()))?;
@@ -64,127 +76,72 @@ pub fn logits(
         return Err(out_of_range("token_ids", token, format!("below {}", config.vocabulary_size)));
     }
     let mut backend = Cpu::new(positive("threads", threads)?)?;
-    let decoder =
-        load(&mut backend, checkpoint, config, element, &mut |_, _| std::ops::ControlFlow::Continue(()))?;
-    let cache =
-        cache_spec(decoder.config(), BLOCK_SIZES[0], tokens.len().div_ceil(BLOCK_SIZES[0]), element.into());
-    Ok(Runner::new(backend, decoder, &cache, chunk, chunk)?.logits(tokens, chunk)?)
+    let block_size = BLOCK_SIZES[0];
+    let demand = Demand {
+        element,
+        kv_element: None,
+        max_model_len: tokens.len().max(1),
+        max_num_seqs: chunk,
+        max_num_batched_tokens: chunk,
+        block_size,
+        kv_share: KvShare::All,
+        host_share: HostShare::Bytes(0),
+        has_prefix_cache: false,
+    };
+    let division = divide(&backend, &config, &demand, backend.available_memory())
+        .map_err(|shortage| LaunchError::OutOfMemory(shortage.to_string()))?;
+    backend.reserve(division.arena())?;
+    let mut progress = |_, _| std::ops::ControlFlow::Continue(());
+    let decoder = penstock_models::load(&mut backend, checkpoint, config, element, &mut progress)?;
+    Ok(Runner::new(backend, decoder, &division.cache, &division.step)?.logits(tokens, chunk)?)
 }
 
-/// The options that do not depend on the model, checked.
-struct Sizes {
-    threads: usize,
-    max_num_seqs: usize,
-    max_num_batched_tokens: usize,
-    max_waiting: usize,
-    block_size: usize,
-}
-
-impl Sizes {
-    fn check(options: &Options) -> Result<Self, LaunchError> {
-        let block_size = options.block_size.unwrap_or(BLOCK_SIZES[0]);
-        if !BLOCK_SIZES.contains(&block_size) {
-            return Err(out_of_range("block_size", &block_size, format!("one of {BLOCK_SIZES:?}")));
-        }
-        let max_num_batched_tokens = options.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS);
-        if !(block_size..=1 << 20).contains(&max_num_batched_tokens) {
-            let limit = format!("from block_size={block_size} to {}", 1 << 20);
-            return Err(out_of_range("max_num_batched_tokens", &max_num_batched_tokens, limit));
-        }
-        let available = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = positive("threads", options.threads.unwrap_or_else(available))?;
-        if threads > 1024 {
-            return Err(out_of_range("threads", &threads, "at most 1024".to_owned()));
-        }
-        // Every running stream advances in every step, so a step must have a token for each.
-        let most = max_num_batched_tokens.min(1 << 16);
-        let max_num_seqs =
-            positive("max_num_seqs", options.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS.min(most)))?;
-        if max_num_seqs > most {
-            let limit = format!("at most {most} with max_num_batched_tokens={max_num_batched_tokens}");
-            return Err(out_of_range("max_num_seqs", &max_num_seqs, limit));
-        }
-        let max_waiting = positive("max_waiting", options.max_waiting.unwrap_or(DEFAULT_MAX_WAITING))?;
-        Ok(Self { threads, max_num_seqs, max_num_batched_tokens, max_waiting, block_size })
-    }
-}
-
-/// Loads the weights, refusing at once what cannot fit.
-fn load(
-    backend: &mut Cpu,
-    checkpoint: &Checkpoint,
-    config: ModelConfig,
-    element: Element,
-    progress: Progress<'_>,
-) -> Result<Decoder<Cpu>, LaunchError> {
-    let (needed, available) =
-        (penstock_models::weight_bytes(backend, &config, element), backend.available_memory());
-    if needed > available {
-        let text = format!(
-            "the weights need {needed} bytes as {element:?} and {available} are available; a 16-bit dtype halves float32"
-        );
-        return Err(LaunchError::OutOfMemory(text));
-    }
-    Ok(penstock_models::load(backend, checkpoint, config, element, progress)?)
-}
-
-/// The limits of the engine and the KV cache, from the model, the options and the memory that is left.
-fn size(
+/// Divides the memory for what was asked for. A default length gives way to the memory; one that was asked for does not.
+fn divide_memory(
     backend: &Cpu,
     config: &ModelConfig,
     options: &Options,
     sizes: &Sizes,
-    element: KvElement,
-) -> Result<(Limits, CacheSpec), LaunchError> {
-    let &Sizes { max_num_seqs, max_num_batched_tokens, max_waiting, block_size, .. } = sizes;
+    element: Element,
+    limit: u64,
+) -> Result<Division, LaunchError> {
     let longest = longest_sequence(config);
-    let mut max_model_len = positive("max_model_len", options.max_model_len.unwrap_or(longest))?;
-    if max_model_len > longest {
-        return Err(out_of_range(
-            "max_model_len",
-            &max_model_len,
-            format!("at most {longest}, the model's own"),
-        ));
+    let asked = positive("max_model_len", options.max_model_len.unwrap_or(longest))?;
+    if asked > longest {
+        return Err(out_of_range("max_model_len", &asked, format!("at most {longest}, the model's own")));
     }
-    let block_bytes = cache_bytes(backend, &cache_spec(config, block_size, 1, element));
-    let workspace = Workspace::<Cpu>::bytes(config, max_num_batched_tokens, max_num_seqs);
-    let available = backend.available_memory().saturating_sub(workspace);
-    let bytes = options.kv_cache_bytes.unwrap_or(available / KV_CACHE_SHARE);
-    if bytes > available {
-        let text = format!("kv_cache_bytes={bytes} and {available} bytes are available");
-        return Err(LaunchError::OutOfMemory(text));
-    }
-    let useful = max_num_seqs.saturating_mul(max_model_len.div_ceil(block_size));
-    let num_blocks =
-        usize::try_from(bytes / block_bytes).unwrap_or(usize::MAX).min(useful).min(u32::MAX as usize);
-    let held = num_blocks.saturating_mul(block_size);
-    if held < max_model_len {
-        // A default gives way to the memory; a length that was asked for does not.
-        if options.max_model_len.is_some() || held == 0 {
-            let needed = block_bytes.saturating_mul(max_model_len.div_ceil(block_size) as u64);
-            let text = format!(
-                "a sequence of max_model_len={max_model_len} tokens needs a KV cache of {needed} bytes and it has {bytes}; \
-                 lower max_model_len or raise kv_cache_bytes"
-            );
-            return Err(LaunchError::OutOfMemory(text));
+    let demand = |max_model_len| Demand::new(options, sizes, element, max_model_len);
+    let division = |max_model_len| divide(backend, config, &demand(max_model_len), limit);
+    let max_model_len = match options.max_model_len {
+        Some(asked) => asked,
+        None => {
+            let most = largest(1, asked as u64, |len| division(len as usize).is_ok());
+            most.map_or(asked.min(sizes.block_size), |len| len as usize)
         }
-        max_model_len = held;
-    }
-    let limits = Limits {
-        max_model_len,
-        max_num_seqs,
-        max_num_batched_tokens,
-        max_waiting,
-        block_size,
-        num_blocks,
-        vocabulary_size: config.vocabulary_size,
-        queue_capacity: QUEUE_CAPACITY,
-        prefix_cache_ttl: None,
-        max_shared_len: usize::MAX,
-        on_exhaustion: OnExhaustion::Recompute,
-        host_blocks: 0,
     };
-    Ok((limits, cache_spec(config, block_size, num_blocks, element)))
+    division(max_model_len).map_err(|shortage| {
+        let remedies = remedies(backend, config, &demand(max_model_len), limit).join(", or ");
+        let what_fits = if remedies.is_empty() { "no smaller size by itself".to_owned() } else { remedies };
+        LaunchError::OutOfMemory(format!("{shortage}; what fits: {what_fits}"))
+    })
+}
+
+fn limits(division: &Division, options: &Options, sizes: &Sizes, max_shared_len: usize) -> Limits {
+    let Division { step, cache, .. } = division;
+    Limits {
+        max_model_len: step.positions,
+        max_num_seqs: step.sequences,
+        max_num_batched_tokens: step.tokens,
+        max_waiting: sizes.max_waiting,
+        block_size: step.block_size,
+        num_blocks: cache.blocks,
+        vocabulary_size: step.vocabulary,
+        queue_capacity: QUEUE_CAPACITY,
+        prefix_cache_ttl: options.prefix_cache_ttl,
+        max_shared_len,
+        on_exhaustion: options.on_exhaustion,
+        host_blocks: cache.host_blocks,
+    }
 }
 
 /// The longest sequence the model's rope was made for.
@@ -195,15 +152,7 @@ fn longest_sequence(config: &ModelConfig) -> usize {
         RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => factor * longest as f64,
         RopeScaling::Yarn { factor, original, .. } => factor * *original as f64,
     };
-    longest.max(stretched as usize)
-}
-
-fn cache_spec(config: &ModelConfig, block_size: usize, blocks: usize, element: KvElement) -> CacheSpec {
-    CacheSpec { layers: config.num_layers(), blocks, block_size, heads: config.heads, element }
-}
-
-fn cache_bytes(backend: &Cpu, cache: &CacheSpec) -> u64 {
-    backend.block_bytes(cache) * cache.blocks as u64 * cache.layers as u64
+    longest.max(stretched as usize).min(MOST_POSITIONS)
 }
 
 /// The type weights are kept in unless told otherwise: the checkpoint's own, but float32 for a GGUF file, whose tensors are
@@ -217,14 +166,6 @@ fn usual_element(checkpoint: &Checkpoint) -> Element {
         Dtype::F16 => Element::F16,
         Dtype::Bf16 => Element::Bf16,
     }
-}
-
-fn positive(field: &'static str, value: usize) -> Result<usize, LaunchError> {
-    if value == 0 { Err(out_of_range(field, &value, "at least 1".to_owned())) } else { Ok(value) }
-}
-
-fn out_of_range(field: &'static str, value: &dyn std::fmt::Display, limit: String) -> LaunchError {
-    LaunchError::Option { field, value: value.to_string(), limit }
 }
 
 impl From<ModelError> for LaunchError {
@@ -241,8 +182,8 @@ impl From<ModelError> for LaunchError {
 impl From<penstock_device::DeviceError> for LaunchError {
     fn from(error: penstock_device::DeviceError) -> Self {
         match error {
-            penstock_device::DeviceError::OutOfMemory { .. } => Self::OutOfMemory(error.to_string()),
             penstock_device::DeviceError::Start(text) => Self::Start(text),
+            _ => Self::OutOfMemory(error.to_string()),
         }
     }
 }

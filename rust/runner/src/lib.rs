@@ -1,15 +1,21 @@
-//! From a checkpoint to a running engine: loads the model, sizes the KV cache, starts the device thread that owns both,
-//! and hands back the engine's handle. Each [`StepPlan`](penstock_engine::executor::StepPlan) is turned into input buffers,
+//! From a checkpoint to a running engine: divides the memory, loads the model, warms it up, starts the device thread that
+//! owns it, and hands back the engine's handle. Each [`StepPlan`](penstock_engine::executor::StepPlan) is turned into input buffers,
 //! a forward pass and sampled tokens here; what to compute is decided in `penstock-engine` alone.
 
 mod inputs;
 mod launch;
+mod memory;
+mod options;
+mod remedies;
 mod runner;
+mod warm_up;
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 pub use launch::logits;
 pub use penstock_device::{Element, KvElement};
+pub use penstock_engine::OnExhaustion;
 
 /// What the user may choose when a model is opened; `None` means the default that its comment gives.
 #[derive(Clone, Debug, Default)]
@@ -30,9 +36,21 @@ pub struct Options {
     pub max_waiting: Option<usize>,
     /// Tokens per KV block: 16, 32, 64 or 128; by default 16.
     pub block_size: Option<usize>,
-    /// Size of the KV cache in bytes; by default a quarter of the memory available when the model is opened, and never
-    /// more than `max_num_seqs` sequences of `max_model_len` tokens need.
+    /// Share of the available memory that the engine may take, above 0 and at most 1; by default 0.9. Where it is given, the
+    /// KV cache takes all that is left of that share; otherwise a quarter, as a guest should.
+    pub memory_ratio: Option<f64>,
+    /// Bytes of the available memory that are left alone before the share is worked out; by default none.
+    pub memory_leftover_bytes: Option<u64>,
+    /// Size of the KV cache in bytes; by default as `memory_ratio` says. It is never made larger than `max_num_seqs`
+    /// sequences of `max_model_len` tokens need, or twice that with a prefix cache.
     pub kv_cache_bytes: Option<u64>,
+    /// How long blocks that nobody uses stay in the prefix cache; `None` for no prefix cache.
+    pub prefix_cache_ttl: Option<Duration>,
+    /// What happens when the KV cache is full.
+    pub on_exhaustion: OnExhaustion,
+    /// Size of the host tier in bytes, for the prefix cache or for swapping; by default as large as the KV cache where
+    /// sequences are swapped, else none.
+    pub host_cache_bytes: Option<u64>,
 }
 
 /// What was opened, for `penstock info`, logs and statistics.
@@ -42,18 +60,57 @@ pub struct ModelInfo {
     pub architecture: String,
     /// Number of weights, tied ones counted once.
     pub parameters: u64,
-    /// Bytes of packed weights in memory.
-    pub weight_bytes: u64,
     /// Type the weights are kept in.
     pub dtype: Element,
     /// Type of the KV cache.
     pub kv_cache_dtype: KvElement,
-    /// Bytes of the KV cache.
-    pub kv_cache_bytes: u64,
+    /// Where the memory is.
+    pub memory: MemoryInfo,
+    /// What the host tier's copies cost; `None` without a host tier.
+    pub host_tier: Option<HostTierCost>,
+    /// Time the warm-up took.
+    pub warm_up_seconds: f64,
     /// Compute threads.
     pub threads: usize,
     /// Instruction set of the kernels, as `PENSTOCK_ISA` spells it.
     pub isa: &'static str,
+}
+
+/// Where the memory is, in bytes. Measured after the warm-up; nothing grows afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// The most the engine may take: the share of what was available when the model was opened.
+    pub limit: u64,
+    /// Packed weights.
+    pub weights: u64,
+    /// Activations and scratch of the largest step.
+    pub workspace: u64,
+    /// The arrays that describe the largest step. All else here is in the arena.
+    pub inputs: u64,
+    /// The KV cache; its pages are taken from the system when they are first written.
+    pub kv_cache: u64,
+    /// Its host tier, likewise.
+    pub host_cache: u64,
+    /// Most bytes of the arena that were ever in use.
+    pub peak: u64,
+}
+
+/// Seconds per block, of all layers, as measured at the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostTierCost {
+    /// To copy it to the host tier.
+    pub save: f64,
+    /// To copy it back.
+    pub load: f64,
+    /// To compute it again, at the speed of the largest chunk of a prompt.
+    pub recompute: f64,
+}
+
+impl HostTierCost {
+    /// Whether loading is quicker than computing again. Where it is not, prefixes are not kept in the host tier.
+    pub fn is_worth_it(&self) -> bool {
+        self.load < self.recompute
+    }
 }
 
 /// Progress of loading: bytes of packed weights written, and how many there will be. `Break` stops the loading.

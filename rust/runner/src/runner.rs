@@ -6,9 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use penstock_device::{Backend, CacheSpec, DeviceError, SampleParams, Sampled, StepInputs};
+use penstock_device::{
+    Backend, BlockCopy, CacheSpec, DeviceError, MemoryUse, SampleParams, Sampled, StepInputs, StepSpec,
+};
 use penstock_engine::Completions;
-use penstock_engine::executor::{DEPTH, Executor, Sample, StepDone, StepPlan};
+use penstock_engine::executor::{self, DEPTH, Executor, Sample, StepDone, StepPlan};
 use penstock_engine::request::Token;
 use penstock_models::{Decoder, Workspace};
 
@@ -20,7 +22,7 @@ pub(crate) struct Runner<B: Backend> {
     decoder: Decoder<B>,
     cache: B::Cache,
     workspace: Workspace<B>,
-    block_size: usize,
+    spec: StepSpec,
     inputs: StepInputs,
     /// Rows of the plan that sample, and what they sampled.
     rows: Vec<usize>,
@@ -29,32 +31,67 @@ pub(crate) struct Runner<B: Backend> {
     latest: Vec<u32>,
 }
 
+/// How far a step goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// All the way.
+    AllLayers,
+    /// Through one layer and the head, for warming up.
+    OneLayer,
+}
+
 impl<B: Backend> Runner<B> {
-    /// Allocates for steps of up to `max_tokens` tokens and `max_sequences` sequences; nothing grows afterwards.
+    /// Allocates for steps as large as `spec`; nothing grows afterwards.
     pub(crate) fn new(
         mut backend: B,
         decoder: Decoder<B>,
         cache: &CacheSpec,
-        max_tokens: usize,
-        max_sequences: usize,
+        spec: &StepSpec,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
-            workspace: Workspace::new(&mut backend, decoder.config(), max_tokens, max_sequences)?,
+            workspace: Workspace::new(&mut backend, decoder.config(), spec)?,
             cache: backend.allocate_cache(cache)?,
-            block_size: cache.block_size,
-            inputs: StepInputs::default(),
-            rows: Vec::with_capacity(max_sequences),
-            sampled: Vec::with_capacity(max_sequences),
-            latest: vec![0; max_sequences],
+            inputs: StepInputs::with_room(spec)?,
+            rows: Vec::with_capacity(spec.sequences),
+            sampled: Vec::with_capacity(spec.sequences),
+            latest: vec![0; spec.sequences],
+            spec: *spec,
             backend,
             decoder,
         })
     }
 
-    /// Computes a plan and writes its tokens into it.
+    /// The largest step.
+    pub(crate) fn spec(&self) -> &StepSpec {
+        &self.spec
+    }
+
+    /// What the backend's memory holds.
+    pub(crate) fn memory(&self) -> MemoryUse {
+        self.backend.memory()
+    }
+
+    /// Carries out a plan and writes its tokens into it.
     pub(crate) fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
-        inputs::build(&self.decoder, plan, &self.latest, self.block_size, &mut self.inputs);
-        self.decoder.forward(&mut self.backend, &self.inputs, &mut self.cache, &mut self.workspace)?;
+        plan.sampled.clear();
+        if !plan.copies.is_empty() {
+            self.copy(&mut plan.copies.iter().map(block_copy))?;
+        }
+        if plan.work.is_empty() { Ok(()) } else { self.compute(plan, Depth::AllLayers) }
+    }
+
+    /// Makes copies between the cache and the host tier.
+    pub(crate) fn copy(&mut self, copies: &mut dyn Iterator<Item = BlockCopy>) -> Result<(), DeviceError> {
+        self.backend.copy_blocks(&mut self.cache, copies)
+    }
+
+    pub(crate) fn compute(&mut self, plan: &mut StepPlan, depth: Depth) -> Result<(), DeviceError> {
+        let Self { backend, decoder, inputs, cache, workspace, .. } = self;
+        inputs::build(decoder, plan, &self.latest, self.spec.block_size, inputs);
+        match depth {
+            Depth::AllLayers => decoder.forward(backend, inputs, cache, workspace)?,
+            Depth::OneLayer => decoder.forward_through_one(backend, inputs, cache, workspace)?,
+        }
         let Self { rows, sampled, .. } = self;
         rows.clear();
         rows.extend((0..plan.work.len()).filter(|row| plan.work[*row].sample.is_some()));
@@ -63,12 +100,11 @@ impl<B: Backend> Runner<B> {
             let sample = plan.work[rows[row]].sample.as_ref();
             sample_params(sample.expect("only rows that sample were collected; this is a bug"))
         };
-        let vocabulary = self.decoder.config().vocabulary_size;
-        self.backend.sample(vocabulary, &self.workspace.logits, &params, sampled)?;
+        let Workspace { logits, scratch, .. } = &mut self.workspace;
+        self.backend.sample(self.spec.vocabulary, logits, &params, scratch, sampled)?;
         for (row, sampled) in rows.iter().zip(&*sampled) {
             self.latest[plan.work[*row].slot as usize] = sampled.token;
         }
-        plan.sampled.clear();
         plan.sampled
             .extend(sampled.iter().map(|sampled| Token { id: sampled.token, logprob: sampled.logprob }));
         Ok(())
@@ -76,9 +112,9 @@ impl<B: Backend> Runner<B> {
 
     /// Logits of every row of `tokens` as one sequence computed in chunks of `chunk`, row after row: for tests.
     pub(crate) fn logits(&mut self, tokens: &[u32], chunk: usize) -> Result<Vec<f32>, DeviceError> {
-        let vocabulary = self.decoder.config().vocabulary_size;
+        let vocabulary = self.spec.vocabulary;
         let mut logits = vec![0.0; tokens.len() * vocabulary];
-        let num_blocks = tokens.len().div_ceil(self.block_size);
+        let num_blocks = tokens.len().div_ceil(self.spec.block_size);
         for (index, part) in tokens.chunks(chunk).enumerate() {
             let start = index * chunk;
             self.inputs.clear();
@@ -90,7 +126,7 @@ impl<B: Backend> Runner<B> {
                 start,
                 tokens.len(),
                 num_blocks,
-                self.block_size,
+                self.spec.block_size,
             );
             self.inputs.output_rows.extend(0..part.len() as u32);
             self.decoder.forward(&mut self.backend, &self.inputs, &mut self.cache, &mut self.workspace)?;
@@ -98,6 +134,14 @@ impl<B: Backend> Runner<B> {
             self.backend.download(&self.workspace.logits, &mut logits[rows])?;
         }
         Ok(logits)
+    }
+}
+
+/// A copy as the device knows it.
+fn block_copy(copy: &executor::BlockCopy) -> BlockCopy {
+    match *copy {
+        executor::BlockCopy::Save { from, to } => BlockCopy::Save { from: from.0, to: to.0 },
+        executor::BlockCopy::Load { from, to } => BlockCopy::Load { from: from.0, to: to.0 },
     }
 }
 

@@ -1,25 +1,12 @@
-//! Host memory: large zeroed regions, and how much of it can still be had.
+//! How much host memory can still be had.
 
 use std::fs;
 
-use memmap2::MmapMut;
-
-use crate::backend::DeviceError;
-
-/// A page-aligned region of zeroes. Pages cost memory once they are touched, so a KV cache grows with its use. Refusal by
-/// the operating system is an error, never an abort.
-pub(crate) fn zeroed(what: &'static str, bytes: usize) -> Result<MmapMut, DeviceError> {
-    MmapMut::map_anon(bytes.max(1)).map_err(|error| DeviceError::OutOfMemory {
-        what,
-        bytes: bytes as u64,
-        reason: error.to_string(),
-    })
-}
-
-/// Bytes this process can still take: what the system says is available, and what its control group leaves. Where
-/// neither says anything, no limit is known.
-pub(crate) fn available() -> u64 {
-    system_available().unwrap_or(u64::MAX).min(group_available().unwrap_or(u64::MAX))
+/// Bytes this process can still take: the least of what the system says is available, what its control group leaves, and
+/// what is left of its address space (`ulimit -v`). Where none of them says anything, no limit is known.
+pub(super) fn available() -> u64 {
+    let limits = [system_available(), group_available(), address_space_available()];
+    limits.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
 fn system_available() -> Option<u64> {
@@ -27,8 +14,25 @@ fn system_available() -> Option<u64> {
 }
 
 fn parse_meminfo(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    parse_kilobytes(text, "MemAvailable:")
+}
+
+/// The bytes of a line such as `VmSize:   2048 kB`.
+fn parse_kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn address_space_available() -> Option<u64> {
+    let limit = parse_address_space(&fs::read_to_string("/proc/self/limits").ok()?)?;
+    let used = parse_kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmSize:")?;
+    Some(limit.saturating_sub(used))
+}
+
+/// The soft limit; `None` where it says `unlimited`.
+fn parse_address_space(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// Version 2 control groups; inside a container their files are at the root of the mount.
@@ -58,13 +62,12 @@ mod tests {
         assert_eq!(parse_meminfo("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(2048 * 1024));
         assert_eq!(parse_meminfo("MemTotal: 9 kB\n"), None);
         assert!(available() > 0);
+        let limits = |soft: &str| {
+            format!("Limit  Soft Limit  Hard Limit  Units\nMax address space  {soft}  unlimited  bytes\n")
+        };
+        assert_eq!(parse_address_space(&limits("4096")), Some(4096));
+        assert_eq!(parse_address_space(&limits("unlimited")), None);
         assert_eq!(parse_file_cache("anon 7\ninactive_anon 5\nactive_file 30\ninactive_file 12\n"), 42);
         assert_eq!(parse_file_cache(""), 0);
-    }
-
-    #[test]
-    fn a_region_no_machine_has_is_refused_with_its_size() {
-        let error = zeroed("a KV cache", 1 << 60).expect_err("refused").to_string();
-        assert!(error.contains(&(1_u64 << 60).to_string()) && error.contains("a KV cache"), "{error}");
     }
 }

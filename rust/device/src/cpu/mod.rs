@@ -1,24 +1,34 @@
 //! The CPU backend: weights as packed panels, activations as plain float32, every operation a call into
 //! `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling.rs`).
+//!
+//! Every buffer is a region of one arena, which lends the bytes to an operation for as long as it runs. No region is freed
+//! before the backend ends, so fresh memory is zero, and costs nothing before it is written.
 
+mod cache;
+mod candidates;
 mod memory;
 mod philox;
 mod sampling;
 
+use std::mem::size_of;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use memmap2::MmapMut;
+use bytemuck::{cast_slice, cast_slice_mut};
 use penstock_kernels as kernels;
 use penstock_kernels::{
-    AttentionScratch, Element, IsaError, Kernels, KvLayout, Matrix, MatrixLayout, Pool, Rows, RowsMut,
+    Element, IsaError, Kernels, Matrix, MatrixLayout, Pool, Rows, RowsMut, SPLIT, attention_scratch,
 };
 
+use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabRefused};
 use crate::backend::{
-    AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, HeadShape, RowSource, SampleParams, Sampled,
-    StepInputs,
+    AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
+    SampleParams, Sampled, StepInputs, StepSpec,
 };
+use crate::bfc::{DEFAULT_ALIGNMENT, Placement};
+pub use cache::CpuCache;
+use cache::{CacheShape, kv_layout};
+use candidates::Candidate;
 
 /// Positions for which splits of a long sequence's attention can be computed apart.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
@@ -27,23 +37,26 @@ const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
 pub struct Cpu {
     kernels: Kernels,
     pool: Pool,
-    scratch: AttentionScratch,
-    /// One for each worker that samples.
-    sampling: Vec<Mutex<sampling::Scratch>>,
-    /// Where workers leave what they sampled, one place per row.
-    sampled: Vec<Mutex<Sampled>>,
+    /// As small as can be until memory is reserved.
+    arena: Arena<HostSlab>,
 }
 
 /// A weight in panels.
 pub struct CpuMatrix {
     layout: MatrixLayout,
-    bytes: MmapMut,
+    region: Region,
 }
 
-/// The KV cache: one region per layer.
-pub struct CpuCache {
-    layout: KvLayout,
-    layers: Vec<MmapMut>,
+/// Float32 values.
+pub struct CpuBuffer(Region);
+
+/// What operations need while they run.
+pub struct CpuScratch {
+    /// Partial results of attention.
+    attention: Region,
+    /// For each worker, as many as the vocabulary has ids.
+    weights: Region,
+    candidates: Region,
 }
 
 impl Cpu {
@@ -51,14 +64,7 @@ impl Cpu {
     /// else the best there is.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
         let pool = Pool::new(threads).map_err(|error| DeviceError::Start(error.to_string()))?;
-        let sampling = (0..threads).map(|_| Mutex::default()).collect();
-        Ok(Self {
-            kernels: Kernels::from_environment()?,
-            pool,
-            scratch: AttentionScratch::default(),
-            sampling,
-            sampled: Vec::new(),
-        })
+        Ok(Self { kernels: Kernels::from_environment()?, pool, arena: arena(DEFAULT_ALIGNMENT)? })
     }
 
     /// Compute threads.
@@ -70,6 +76,49 @@ impl Cpu {
     pub fn isa(&self) -> &'static str {
         self.kernels.isa().name()
     }
+
+    /// Bytes that `bytes` take in the arena.
+    fn granted(&self, bytes: usize) -> u64 {
+        self.arena.bfc().granted(bytes).map_or(u64::MAX, |granted| granted as u64)
+    }
+
+    /// A region for `len` elements of `size` bytes.
+    fn region(
+        &mut self,
+        len: usize,
+        size: usize,
+        placement: Placement,
+        name: &'static str,
+    ) -> Result<Region, DeviceError> {
+        Ok(self.arena.allocate(len.saturating_mul(size), placement, name)?)
+    }
+
+    /// Lengths of the scratch regions: floats for attention, elements of each kind for sampling.
+    fn scratch_lens(&self, spec: &StepSpec) -> (usize, usize) {
+        let HeadShape { heads, kv_heads, head_dim } = spec.heads;
+        // Attention is spread only while it has fewer than four jobs a thread, and a sequence has one for each kv head.
+        let spread = spec.sequences.min((4 * self.threads()).div_ceil(kv_heads));
+        let positions = spread.saturating_mul(spec.positions.div_ceil(SPLIT)).saturating_mul(SPLIT);
+        let attention = attention_scratch(heads, head_dim, positions.min(MOST_SCRATCH_POSITIONS));
+        (attention, self.threads().saturating_mul(spec.vocabulary))
+    }
+}
+
+/// An empty arena of `bytes`.
+fn arena(bytes: usize) -> Result<Arena<HostSlab>, DeviceError> {
+    let refused = |reason: String| DeviceError::OutOfMemory {
+        what: "the model with its KV cache",
+        bytes: bytes as u64,
+        reason,
+    };
+    let slab = HostSlab::reserve(bytes).map_err(|SlabRefused { reason, .. }| refused(reason))?;
+    Arena::new(slab, bytes, DEFAULT_ALIGNMENT).map_err(|error: ArenaError| refused(error.to_string()))
+}
+
+/// The bytes of buffers, which are all of this arena, because nobody else can make one, and all different, because some are
+/// borrowed for writing.
+fn lend<'a, const N: usize>(arena: &'a mut Arena<HostSlab>, regions: [&Region; N]) -> [&'a mut [u8]; N] {
+    arena.split_mut(regions).expect("a buffer of another backend; this is a bug")
 }
 
 /// Why there is no CPU backend.
@@ -83,74 +132,129 @@ pub enum CpuError {
     Device(#[from] DeviceError),
 }
 
-impl CpuMatrix {
-    fn as_matrix(&self) -> Matrix<'_> {
-        Matrix { layout: self.layout, bytes: &self.bytes }
-    }
-}
-
-fn kv_layout(spec: &CacheSpec) -> KvLayout {
-    let &CacheSpec { block_size, heads: HeadShape { kv_heads, head_dim, .. }, element, .. } = spec;
-    KvLayout { block_size, kv_heads, head_dim, element }
-}
-
 /// Columns of the query, key and value part of a row.
 fn parts(shape: HeadShape) -> [Range<usize>; 3] {
     let (query, kv) = (shape.query_width(), shape.kv_width());
     [0..query, query..query + kv, query + kv..query + 2 * kv]
 }
 
+/// The next of what several workers take from.
+fn next<I: Iterator>(shared: &Mutex<I>) -> Option<I::Item> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner).next()
+}
+
 impl Backend for Cpu {
     type Matrix = CpuMatrix;
-    type Vector = Vec<f32>;
-    type Buffer = Vec<f32>;
+    type Vector = CpuBuffer;
+    type Buffer = CpuBuffer;
+    type Scratch = CpuScratch;
     type Cache = CpuCache;
     type Step<'a> = &'a StepInputs;
-
-    fn load_matrix(&mut self, source: &dyn RowSource, element: Element) -> Result<CpuMatrix, DeviceError> {
-        let layout = MatrixLayout { rows: source.rows(), columns: source.columns(), element };
-        let mut bytes = memory::zeroed("a weight matrix", layout.bytes())?;
-        layout.pack(&self.pool, &mut bytes[..layout.bytes()], |rows, out| source.read(rows, out));
-        Ok(CpuMatrix { layout, bytes })
-    }
-
-    fn load_vector(&mut self, values: &[f32]) -> Result<Vec<f32>, DeviceError> {
-        Ok(values.to_vec())
-    }
 
     fn available_memory(&self) -> u64 {
         memory::available()
     }
 
+    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        assert_eq!(self.memory().peak, 0, "memory is reserved after the first allocation; this is a bug");
+        self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        Ok(())
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let stats = self.arena.bfc().stats();
+        MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }
+    }
+
     fn matrix_bytes(&self, rows: usize, columns: usize, element: Element) -> u64 {
-        MatrixLayout { rows, columns, element }.bytes() as u64
+        self.granted(MatrixLayout { rows, columns, element }.bytes())
     }
 
-    fn allocate(&mut self, len: usize) -> Result<Vec<f32>, DeviceError> {
-        Ok(vec![0.0; len])
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        self.granted(len.saturating_mul(size_of::<f32>()))
     }
 
-    fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<CpuCache, DeviceError> {
-        let layout = kv_layout(spec);
-        let bytes = layout.block_bytes().saturating_mul(spec.blocks);
-        let layers =
-            (0..spec.layers).map(|_| memory::zeroed("the KV cache", bytes)).collect::<Result<_, _>>()?;
-        let positions = spec.blocks.saturating_mul(spec.block_size).min(MOST_SCRATCH_POSITIONS);
-        self.scratch = AttentionScratch::new(spec.heads.heads, spec.heads.head_dim, positions);
-        Ok(CpuCache { layout, layers })
+    fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
+        let (attention, sampling) = self.scratch_lens(spec);
+        let candidates = self.granted(sampling.saturating_mul(size_of::<Candidate>()));
+        [self.buffer_bytes(attention), self.buffer_bytes(sampling), candidates]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 
     fn block_bytes(&self, spec: &CacheSpec) -> u64 {
-        kv_layout(spec).block_bytes() as u64
+        CacheShape::new(spec).block_bytes() as u64
+    }
+
+    fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64 {
+        match blocks {
+            0 => 0,
+            blocks => self.granted(CacheShape::new(spec).block_bytes().saturating_mul(blocks)),
+        }
+    }
+
+    fn load_matrix(&mut self, source: &dyn RowSource, element: Element) -> Result<CpuMatrix, DeviceError> {
+        let layout = MatrixLayout { rows: source.rows(), columns: source.columns(), element };
+        let region = self.region(layout.bytes(), 1, Placement::Low, "weights")?;
+        let [bytes] = lend(&mut self.arena, [&region]);
+        layout.pack(&self.pool, bytes, |rows, out| source.read(rows, out));
+        Ok(CpuMatrix { layout, region })
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<CpuBuffer, DeviceError> {
+        let region = self.region(values.len(), size_of::<f32>(), Placement::Low, "weights")?;
+        let [bytes] = lend(&mut self.arena, [&region]);
+        cast_slice_mut(bytes).copy_from_slice(values);
+        Ok(CpuBuffer(region))
+    }
+
+    fn allocate(&mut self, len: usize) -> Result<CpuBuffer, DeviceError> {
+        self.region(len, size_of::<f32>(), Placement::High, "workspace").map(CpuBuffer)
+    }
+
+    fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<CpuScratch, DeviceError> {
+        let (attention, sampling) = self.scratch_lens(spec);
+        Ok(CpuScratch {
+            attention: self.region(attention, size_of::<f32>(), Placement::High, "attention scratch")?,
+            weights: self.region(sampling, size_of::<f32>(), Placement::High, "sampling scratch")?,
+            candidates: self.region(sampling, size_of::<Candidate>(), Placement::High, "sampling scratch")?,
+        })
+    }
+
+    fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<CpuCache, DeviceError> {
+        let shape = CacheShape::new(spec);
+        let mut blocks = |count, name| self.region(count, shape.block_bytes(), Placement::Low, name);
+        let cache = blocks(spec.blocks, "KV cache")?;
+        let host_blocks =
+            (spec.host_blocks > 0).then(|| blocks(spec.host_blocks, "host cache")).transpose()?;
+        Ok(CpuCache { layout: kv_layout(spec), blocks: cache, host_blocks, shape })
+    }
+
+    fn copy_blocks(
+        &mut self,
+        cache: &mut CpuCache,
+        copies: &mut dyn Iterator<Item = BlockCopy>,
+    ) -> Result<(), DeviceError> {
+        let host = cache.host_blocks.as_ref().expect("copies without a host tier; this is a bug");
+        let [blocks, host] = lend(&mut self.arena, [&cache.blocks, host]);
+        copies.for_each(|copy| cache.shape.copy(blocks, host, copy));
+        Ok(())
     }
 
     fn upload<'a>(&mut self, inputs: &'a StepInputs) -> Result<&'a StepInputs, DeviceError> {
         Ok(inputs)
     }
 
-    fn embed(&mut self, step: &StepInputs, table: &CpuMatrix, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let table = table.as_matrix();
-        for (token, row) in step.tokens.iter().zip(out.chunks_exact_mut(table.layout.columns)) {
+    fn embed(
+        &mut self,
+        step: &StepInputs,
+        table: &CpuMatrix,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        let [bytes, out] = lend(&mut self.arena, [&table.region, &out.0]);
+        let table = Matrix { layout: table.layout, bytes };
+        for (token, row) in step.tokens.iter().zip(cast_slice_mut(out).chunks_exact_mut(table.layout.columns))
+        {
             table.read_row(*token as usize, row);
         }
         Ok(())
@@ -159,14 +263,16 @@ impl Backend for Cpu {
     fn rms_norm(
         &mut self,
         rows: usize,
-        x: &Vec<f32>,
-        weight: &Vec<f32>,
+        x: &CpuBuffer,
+        weight: &CpuBuffer,
         epsilon: f32,
-        out: &mut Vec<f32>,
+        out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
+        let [x, weight, out] = lend(&mut self.arena, [&x.0, &weight.0, &out.0]);
+        let weight: &[f32] = cast_slice(weight);
         let width = weight.len();
-        let (x, out) =
-            (Rows::dense(&x[..rows * width], width), RowsMut::dense(&mut out[..rows * width], width));
+        let x = Rows::dense(&cast_slice(x)[..rows * width], width);
+        let out = RowsMut::dense(&mut cast_slice_mut(out)[..rows * width], width);
         self.kernels.rms_norm(&self.pool, x, weight, epsilon, out);
         Ok(())
     }
@@ -174,21 +280,36 @@ impl Backend for Cpu {
     fn linear(
         &mut self,
         rows: usize,
-        x: &Vec<f32>,
+        x: &CpuBuffer,
         weight: &CpuMatrix,
-        epilogue: Epilogue<'_, Vec<f32>>,
-        out: &mut Vec<f32>,
+        epilogue: Epilogue<'_, CpuBuffer>,
+        out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
         let MatrixLayout { rows: features, columns, .. } = weight.layout;
-        let (x, out) = (&x[..rows * columns], &mut out[..rows * features]);
-        let (fused, bias) = match epilogue {
-            Epilogue::Store => (kernels::Epilogue::Store, None),
-            Epilogue::Bias(bias) => (kernels::Epilogue::Bias(bias), None),
-            Epilogue::Add => (kernels::Epilogue::Add, None),
-            Epilogue::AddBias(bias) => (kernels::Epilogue::Add, Some(bias)),
+        let (bias, adds) = match epilogue {
+            Epilogue::Store => (None, false),
+            Epilogue::Bias(bias) => (Some(bias), false),
+            Epilogue::Add => (None, true),
+            Epilogue::AddBias(bias) => (Some(bias), true),
         };
-        self.kernels.matmul(&self.pool, x, rows, weight.as_matrix(), fused, out);
-        if let Some(bias) = bias {
+        let (x, bytes, bias, out) = match bias {
+            None => {
+                let [x, bytes, out] = lend(&mut self.arena, [&x.0, &weight.region, &out.0]);
+                (x, bytes, None, out)
+            }
+            Some(bias) => {
+                let [x, bytes, bias, out] = lend(&mut self.arena, [&x.0, &weight.region, &bias.0, &out.0]);
+                (x, bytes, Some(cast_slice(bias)), out)
+            }
+        };
+        let (x, out) = (&cast_slice(x)[..rows * columns], &mut cast_slice_mut(out)[..rows * features]);
+        let fused = match bias {
+            _ if adds => kernels::Epilogue::Add,
+            Some(bias) => kernels::Epilogue::Bias(bias),
+            None => kernels::Epilogue::Store,
+        };
+        self.kernels.matmul(&self.pool, x, rows, Matrix { layout: weight.layout, bytes }, fused, out);
+        if let Some(bias) = bias.filter(|_| adds) {
             out.chunks_exact_mut(features).for_each(|row| self.kernels.add(row, bias));
         }
         Ok(())
@@ -198,38 +319,32 @@ impl Backend for Cpu {
         &mut self,
         step: &StepInputs,
         shape: HeadShape,
-        norms: Option<(&Vec<f32>, &Vec<f32>, f32)>,
-        qkv: &mut Vec<f32>,
+        norms: Option<(&CpuBuffer, &CpuBuffer, f32)>,
+        qkv: &mut CpuBuffer,
         layer: usize,
         cache: &mut CpuCache,
     ) -> Result<(), DeviceError> {
+        let Self { kernels, pool, arena } = self;
         let (stride, angles) = (shape.qkv_width(), shape.head_dim / 2);
-        let qkv = &mut qkv[..step.tokens.len() * stride];
+        let values = step.tokens.len() * stride;
         let [query, key, value] = parts(shape);
         if let Some((query_norm, key_norm, epsilon)) = norms {
             for (columns, weight) in [(query.clone(), query_norm), (key.clone(), key_norm)] {
-                self.kernels.rms_norm_in_place(
-                    &self.pool,
-                    RowsMut::columns(qkv, stride, columns),
-                    weight,
-                    epsilon,
-                );
+                let [weight, qkv] = lend(arena, [&weight.0, &qkv.0]);
+                let heads = RowsMut::columns(&mut cast_slice_mut(qkv)[..values], stride, columns);
+                kernels.rms_norm_in_place(pool, heads, cast_slice(weight), epsilon);
             }
         }
+        let [qkv, blocks] = lend(arena, [&qkv.0, &cache.blocks]);
+        let qkv = &mut cast_slice_mut(qkv)[..values];
         let (cosines, sines) = (Rows::dense(&step.cosines, angles), Rows::dense(&step.sines, angles));
         let rotated = RowsMut::columns(qkv, stride, query.start..key.end);
-        self.kernels.rope(&self.pool, rotated, shape.head_dim, cosines, sines);
+        kernels.rope(pool, rotated, shape.head_dim, cosines, sines);
+        let blocks = cache.shape.layer_mut(blocks, layer);
         let places = step.write_blocks.iter().zip(&step.write_offsets);
         for (row, (block, offset)) in qkv.chunks_exact(stride).zip(places) {
             let (key, value) = (&row[key.clone()], &row[value.clone()]);
-            self.kernels.write_kv(
-                &cache.layout,
-                &mut cache.layers[layer],
-                *block,
-                *offset as usize,
-                key,
-                value,
-            );
+            kernels.write_kv(&cache.layout, blocks, *block, *offset as usize, key, value);
         }
         Ok(())
     }
@@ -241,26 +356,24 @@ impl Backend for Cpu {
         params: AttentionParams,
         layer: usize,
         cache: &CpuCache,
-        qkv: &Vec<f32>,
-        out: &mut Vec<f32>,
+        qkv: &CpuBuffer,
+        scratch: &mut CpuScratch,
+        out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
+        let Self { kernels, pool, arena } = self;
         let (tokens, stride, width) = (step.tokens.len(), shape.qkv_width(), shape.query_width());
-        let query = Rows::columns(&qkv[..tokens * stride], stride, 0..width);
-        let params = kernels::AttentionParams { scale: params.scale, window: params.window, softcap: None };
-        let (layout, bytes, out) =
-            (&cache.layout, &cache.layers[layer], RowsMut::dense(&mut out[..tokens * width], width));
-        let Self { kernels, pool, scratch, .. } = self;
+        let [blocks, qkv, partials, out] = lend(arena, [&cache.blocks, &qkv.0, &scratch.attention, &out.0]);
         kernels.attention(
             pool,
-            layout,
-            bytes,
+            &cache.layout,
+            cache.shape.layer(blocks, layer),
             &step.sequences,
             &step.blocks,
-            query,
+            Rows::columns(&cast_slice(qkv)[..tokens * stride], stride, 0..width),
             shape.heads,
-            params,
-            scratch,
-            out,
+            kernels::AttentionParams { scale: params.scale, window: params.window, softcap: None },
+            cast_slice_mut(partials),
+            RowsMut::dense(&mut cast_slice_mut(out)[..tokens * width], width),
         );
         Ok(())
     }
@@ -269,11 +382,13 @@ impl Backend for Cpu {
         &mut self,
         rows: usize,
         width: usize,
-        gate_up: &Vec<f32>,
-        out: &mut Vec<f32>,
+        gate_up: &CpuBuffer,
+        out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
-        let gate_up = Rows::dense(&gate_up[..rows * 2 * width], 2 * width);
-        self.kernels.silu_mul(&self.pool, gate_up, RowsMut::dense(&mut out[..rows * width], width));
+        let [gate_up, out] = lend(&mut self.arena, [&gate_up.0, &out.0]);
+        let gate_up = Rows::dense(&cast_slice(gate_up)[..rows * 2 * width], 2 * width);
+        let out = RowsMut::dense(&mut cast_slice_mut(out)[..rows * width], width);
+        self.kernels.silu_mul(&self.pool, gate_up, out);
         Ok(())
     }
 
@@ -281,9 +396,11 @@ impl Backend for Cpu {
         &mut self,
         step: &StepInputs,
         width: usize,
-        x: &Vec<f32>,
-        out: &mut Vec<f32>,
+        x: &CpuBuffer,
+        out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
+        let [x, out] = lend(&mut self.arena, [&x.0, &out.0]);
+        let (x, out): (&[f32], &mut [f32]) = (cast_slice(x), cast_slice_mut(out));
         for (row, out) in step.output_rows.iter().zip(out.chunks_exact_mut(width)) {
             out.copy_from_slice(&x[*row as usize * width..][..width]);
         }
@@ -293,23 +410,24 @@ impl Backend for Cpu {
     fn sample<'a>(
         &mut self,
         vocabulary: usize,
-        logits: &Vec<f32>,
+        logits: &CpuBuffer,
         params: &(dyn Fn(usize) -> SampleParams<'a> + Sync),
+        scratch: &mut CpuScratch,
         out: &mut [Sampled],
     ) -> Result<(), DeviceError> {
-        let Self { kernels, pool, sampling, sampled, .. } = self;
-        sampled.resize_with(out.len().max(sampled.len()), Mutex::default);
-        let (rows, next_row) = (out.len(), AtomicUsize::new(0));
-        let share = |worker: usize| {
-            let mut scratch = sampling[worker].lock().unwrap_or_else(PoisonError::into_inner);
-            loop {
-                let row = next_row.fetch_add(1, Ordering::Relaxed); // each row to one worker; nothing else depends on it
-                if row >= rows {
-                    return;
-                }
-                let logits = &logits[row * vocabulary..][..vocabulary];
-                let token = sampling::sample_row(*kernels, logits, &params(row), &mut scratch);
-                *sampled[row].lock().unwrap_or_else(PoisonError::into_inner) = token;
+        let Self { kernels, pool, arena } = self;
+        let [logits, weights, candidates] = lend(arena, [&logits.0, &scratch.weights, &scratch.candidates]);
+        let (rows, logits) = (out.len(), cast_slice::<u8, f32>(logits).chunks_exact(vocabulary));
+        let candidates = cast_slice_mut::<u8, Candidate>(candidates).chunks_exact_mut(vocabulary);
+        let desks =
+            Mutex::new(cast_slice_mut::<u8, f32>(weights).chunks_exact_mut(vocabulary).zip(candidates));
+        // Each row goes to one worker; which one shows nowhere.
+        let rows_left = Mutex::new(logits.zip(out).enumerate());
+        let share = |_| {
+            let (weights, candidates) = next(&desks).expect("there is one for each worker; this is a bug");
+            let mut scratch = sampling::Scratch::new(weights, candidates);
+            while let Some((row, (logits, out))) = next(&rows_left) {
+                *out = sampling::sample_row(*kernels, logits, &params(row), &mut scratch);
             }
         };
         if rows > 1 {
@@ -317,14 +435,12 @@ impl Backend for Cpu {
         } else {
             share(0)
         }
-        for (out, sampled) in out.iter_mut().zip(sampled) {
-            *out = *sampled.get_mut().unwrap_or_else(PoisonError::into_inner);
-        }
         Ok(())
     }
 
-    fn download(&mut self, x: &Vec<f32>, out: &mut [f32]) -> Result<(), DeviceError> {
-        out.copy_from_slice(&x[..out.len()]);
+    fn download(&mut self, x: &CpuBuffer, out: &mut [f32]) -> Result<(), DeviceError> {
+        let [x] = lend(&mut self.arena, [&x.0]);
+        out.copy_from_slice(&cast_slice(x)[..out.len()]);
         Ok(())
     }
 }

@@ -6,24 +6,24 @@
 
 use penstock_kernels::Kernels;
 
+use super::candidates::{Candidate, Candidates};
 use super::philox::uniform;
 use crate::backend::{SampleParams, Sampled};
 
 /// Temperatures below this are greedy: dividing by them would only overflow.
 const GREEDY_BELOW: f32 = 1e-5;
 
-/// One id that may be drawn, with its share of the probability.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    id: u32,
-    weight: f32,
+/// Memory that one worker reuses from row to row, as large as the vocabulary.
+pub(super) struct Scratch<'a> {
+    weights: &'a mut [f32],
+    candidates: Candidates<'a>,
 }
 
-/// Memory that one worker reuses from row to row; it grows to the vocabulary once.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    logits: Vec<f32>,
-    candidates: Vec<Candidate>,
+impl<'a> Scratch<'a> {
+    /// Of two slices as long as a row of logits.
+    pub fn new(weights: &'a mut [f32], candidates: &'a mut [Candidate]) -> Self {
+        Self { weights, candidates: Candidates::new(candidates) }
+    }
 }
 
 /// Chooses a token from `logits` as `params` asks.
@@ -31,10 +31,10 @@ pub(super) fn sample_row(
     kernels: Kernels,
     logits: &[f32],
     params: &SampleParams<'_>,
-    scratch: &mut Scratch,
+    scratch: &mut Scratch<'_>,
 ) -> Sampled {
     let token = if params.temperature < GREEDY_BELOW || params.top_k == 1 {
-        choose_greedy(kernels, logits, params, &mut scratch.logits)
+        choose_greedy(kernels, logits, params, scratch.weights)
     } else {
         draw(kernels, logits, params, scratch)
     };
@@ -43,7 +43,7 @@ pub(super) fn sample_row(
     Sampled { token, logprob }
 }
 
-fn choose_greedy(kernels: Kernels, logits: &[f32], params: &SampleParams<'_>, copy: &mut Vec<f32>) -> u32 {
+fn choose_greedy(kernels: Kernels, logits: &[f32], params: &SampleParams<'_>, copy: &mut [f32]) -> u32 {
     let best = kernels.argmax(logits) as u32;
     if !params.suppressed.contains(&best) {
         return best;
@@ -53,9 +53,8 @@ fn choose_greedy(kernels: Kernels, logits: &[f32], params: &SampleParams<'_>, co
 }
 
 /// `copy` = logits with minus infinity for the suppressed ids.
-fn fill_allowed(logits: &[f32], params: &SampleParams<'_>, copy: &mut Vec<f32>) {
-    copy.clear();
-    copy.extend_from_slice(logits);
+fn fill_allowed(logits: &[f32], params: &SampleParams<'_>, copy: &mut [f32]) {
+    copy.copy_from_slice(logits);
     for id in params.suppressed {
         if let Some(logit) = copy.get_mut(*id as usize) {
             *logit = f32::NEG_INFINITY;
@@ -63,8 +62,8 @@ fn fill_allowed(logits: &[f32], params: &SampleParams<'_>, copy: &mut Vec<f32>) 
     }
 }
 
-fn draw(kernels: Kernels, logits: &[f32], params: &SampleParams<'_>, scratch: &mut Scratch) -> u32 {
-    let Scratch { logits: weights, candidates } = scratch;
+fn draw(kernels: Kernels, logits: &[f32], params: &SampleParams<'_>, scratch: &mut Scratch<'_>) -> u32 {
+    let Scratch { weights, candidates } = scratch;
     fill_allowed(logits, params, weights);
     let best = kernels.argmax(weights);
     if !weights[best].is_finite() {
@@ -98,7 +97,7 @@ fn by_likelihood(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
 }
 
 /// Fills `candidates` with the `count` most likely ids, in no order.
-fn keep_most_likely(weights: &[f32], count: usize, candidates: &mut Vec<Candidate>) {
+fn keep_most_likely(weights: &[f32], count: usize, candidates: &mut Candidates<'_>) {
     candidates.clear();
     candidates.extend(positive(weights));
     if count < candidates.len() {
@@ -109,7 +108,7 @@ fn keep_most_likely(weights: &[f32], count: usize, candidates: &mut Vec<Candidat
 
 /// Cuts to the smallest set of most likely ids that holds the share `top_p` of the weight: of `candidates`, or of all ids
 /// where that is empty.
-fn keep_nucleus(weights: &[f32], top_p: f32, candidates: &mut Vec<Candidate>) {
+fn keep_nucleus(weights: &[f32], top_p: f32, candidates: &mut Candidates<'_>) {
     if candidates.is_empty() {
         // Sorting the whole vocabulary is what costs, so look only as far down as the share needs: floors fall by powers.
         let wanted =
@@ -132,7 +131,7 @@ fn keep_nucleus(weights: &[f32], top_p: f32, candidates: &mut Vec<Candidate>) {
 }
 
 /// Sorts by likelihood and drops what follows the id at which the running sum reaches `wanted`.
-fn cut_at(candidates: &mut Vec<Candidate>, wanted: f64) {
+fn cut_at(candidates: &mut Candidates<'_>, wanted: f64) {
     candidates.sort_unstable_by(by_likelihood);
     let mut sum = 0.0;
     let reached = |candidate: &Candidate| {
@@ -222,7 +221,9 @@ mod tests {
     };
 
     fn sample(logits: &[f32], params: &SampleParams<'_>) -> Sampled {
-        sample_row(Kernels::best(), logits, params, &mut Scratch::default())
+        let (mut weights, mut room) =
+            (vec![f32::NAN; logits.len()], vec![Candidate { id: 0, weight: f32::NAN }; logits.len()]);
+        sample_row(Kernels::best(), logits, params, &mut Scratch::new(&mut weights, &mut room))
     }
 
     /// Probabilities after temperature, top_k, top_p and min_p, by sorting everything: the slow twin.

@@ -1,0 +1,77 @@
+//! Time of an operation of the allocator: ten thousand live blocks, a random one freed and a random size allocated, over and
+//! over. `cargo bench --bench bfc`; prints the median over batches.
+
+use std::time::Instant;
+
+use penstock_device::bfc::{Bfc, Block, DEFAULT_ALIGNMENT, Placement};
+
+const NUM_LIVE: usize = 10_000;
+const BATCHES: usize = 301;
+/// Pairs of free and allocate in a batch.
+const PAIRS: usize = 2_000;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        ((u128::from(self.next()) * limit as u128) >> 64) as usize
+    }
+
+    fn placement(&mut self) -> Placement {
+        if self.below(2) == 0 { Placement::Low } else { Placement::High }
+    }
+}
+
+/// From 256 bytes to 1 MiB, every power of two as likely.
+fn any_size(random: &mut Random) -> usize {
+    let base = 256 << random.below(12);
+    base + random.below(base)
+}
+
+/// All of one power of two, so that few bins have all there is to search.
+fn one_power(random: &mut Random) -> usize {
+    (256 << 10) + random.below(256 << 10)
+}
+
+fn measure(title: &str, size: fn(&mut Random) -> usize) {
+    let mut random = Random(1);
+    let mut bfc = Bfc::new(1 << 40, DEFAULT_ALIGNMENT).expect("a valid size");
+    let allocate = |bfc: &mut Bfc, random: &mut Random| {
+        bfc.allocate(size(random), random.placement(), "bench").expect("the region is large enough")
+    };
+    let mut live: Vec<Block> = (0..NUM_LIVE).map(|_| allocate(&mut bfc, &mut random)).collect();
+    let mut replace = |num_pairs: usize| {
+        let start = Instant::now();
+        for _ in 0..num_pairs {
+            let victim = random.below(NUM_LIVE);
+            bfc.free(live[victim].id).expect("a live block");
+            live[victim] = allocate(&mut bfc, &mut random);
+        }
+        start.elapsed().as_nanos() as f64 / (2 * num_pairs) as f64
+    };
+    replace(30 * NUM_LIVE); // until there are as many holes as there will be
+    let mut times: Vec<f64> = (0..BATCHES).map(|_| replace(PAIRS)).collect();
+    times.sort_by(f64::total_cmp);
+    bfc.check_integrity();
+    let stats = bfc.stats();
+    println!(
+        "{title:<16} {:>6.1} ns/op median {:>6.1} best   {} live, {} holes",
+        times[BATCHES / 2],
+        times[0],
+        stats.num_live,
+        stats.num_holes,
+    );
+}
+
+fn main() {
+    measure("256 B to 1 MiB", any_size);
+    measure("256 to 512 KiB", one_power);
+}

@@ -1,0 +1,181 @@
+//! Days of serving, as the allocator sees them: weights and one KV region at the start, workspaces beside them, then adapters
+//! that are loaded and evicted and images that come and go, thousands of times. Every day has a fixed seed.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+use penstock_device::bfc::{Bfc, BlockId, DEFAULT_ALIGNMENT, Placement};
+
+const LAYERS: usize = 32;
+const HIDDEN: usize = 4096;
+const KV_HEADS_WIDTH: usize = 1024;
+const QKV_WIDTH: usize = HIDDEN + 2 * KV_HEADS_WIDTH;
+const MLP_WIDTH: usize = 14_336;
+const VOCABULARY: usize = 128_256;
+const MOST_ADAPTERS: usize = 12;
+const MOST_IMAGES: usize = 12;
+const NUM_EVENTS: usize = 4_000;
+/// The days.
+const SEEDS: RangeInclusive<u64> = 1..=6;
+/// What the model, its cache and the workspaces take, rounded up.
+const RESIDENT: usize = 40 << 30;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % limit as u64) as usize
+    }
+}
+
+/// An allocator at work and what was seen of it.
+struct Server {
+    bfc: Bfc,
+    random: Random,
+    /// Where what lives briefly goes.
+    brief: Placement,
+    offsets: Vec<usize>,
+    peaks: Vec<usize>,
+    fragmentation: Vec<f64>,
+}
+
+impl Server {
+    /// A day on a region with `room` bytes besides what is resident.
+    fn serve(room: usize, seed: u64, brief: Placement) -> Self {
+        let bfc = Bfc::new(RESIDENT + room, DEFAULT_ALIGNMENT).expect("a valid size");
+        let (offsets, peaks, fragmentation) = Default::default();
+        let mut server = Self { bfc, random: Random(seed), brief, offsets, peaks, fragmentation };
+        server.start();
+        server.bfc.check_integrity();
+        server.run();
+        server.bfc.check_integrity();
+        server
+    }
+
+    /// An 8B model in bf16, 24 GiB for its KV cache, and what one step needs.
+    fn start(&mut self) {
+        let mlp = [HIDDEN * 2 * MLP_WIDTH, MLP_WIDTH * HIDDEN];
+        for _ in 0..LAYERS {
+            for values in [HIDDEN * QKV_WIDTH, HIDDEN * HIDDEN, mlp[0], mlp[1], HIDDEN, HIDDEN] {
+                self.allocate(2 * values, Placement::Low, "weights");
+            }
+        }
+        for _ in ["embedding", "head"] {
+            self.allocate(2 * VOCABULARY * HIDDEN, Placement::Low, "weights");
+        }
+        self.allocate(24 << 30, Placement::Low, "KV cache");
+        for tokens in [1, 8, 64, 512, 2048] {
+            for width in [HIDDEN, QKV_WIDTH, 2 * MLP_WIDTH] {
+                self.allocate(4 * tokens * width, self.brief, "workspace");
+            }
+        }
+        self.allocate(4 * 256 * VOCABULARY, self.brief, "logits");
+        assert!((RESIDENT - (1 << 30)..=RESIDENT).contains(&self.bfc.stats().in_use));
+    }
+
+    fn run(&mut self) {
+        let (mut adapters, mut images) = (VecDeque::new(), Vec::new());
+        for _ in 0..NUM_EVENTS {
+            match self.random.below(10) {
+                0 => {
+                    if adapters.len() == MOST_ADAPTERS {
+                        let hardly_used = self.random.below(4);
+                        self.free(adapters.remove(hardly_used).expect("all are loaded"));
+                    }
+                    adapters.push_back(self.load_adapter());
+                }
+                1..=4 if images.len() < MOST_IMAGES => images.push(self.load_image()),
+                _ if !images.is_empty() => {
+                    let done = self.random.below(images.len());
+                    self.free(images.swap_remove(done));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A low-rank pair for each of the four attention matrices of each layer.
+    fn load_adapter(&mut self) -> Vec<BlockId> {
+        let rank = 8 << self.random.below(4);
+        let sides = [HIDDEN, HIDDEN, HIDDEN, KV_HEADS_WIDTH, HIDDEN, KV_HEADS_WIDTH, HIDDEN, HIDDEN];
+        let sides = sides.repeat(LAYERS).into_iter();
+        sides.map(|side| self.allocate(2 * rank * side, Placement::Low, "adapter")).collect()
+    }
+
+    /// Pixels, patches, the tower's widest activation and the embeddings of an image of any shape.
+    fn load_image(&mut self) -> Vec<BlockId> {
+        let patches = (8 + self.random.below(64)) * (8 + self.random.below(64));
+        let sizes =
+            [patches * 14 * 14 * 3 * 4, patches * 1280 * 4, patches * 5120 * 4, patches / 4 * HIDDEN * 2];
+        sizes.map(|bytes| self.allocate(bytes, self.brief, "image")).to_vec()
+    }
+
+    fn allocate(&mut self, bytes: usize, placement: Placement, name: &'static str) -> BlockId {
+        let block = self.bfc.allocate(bytes, placement, name).unwrap_or_else(|refusal| panic!("{refusal}"));
+        self.offsets.push(block.offset);
+        self.watch();
+        block.id
+    }
+
+    fn free(&mut self, blocks: Vec<BlockId>) {
+        for id in blocks {
+            self.bfc.free(id).expect("a live block");
+            self.watch();
+        }
+    }
+
+    fn watch(&mut self) {
+        let stats = self.bfc.stats();
+        assert!(stats.peak >= stats.in_use, "{stats:?}");
+        self.peaks.push(stats.peak);
+        self.fragmentation.push(stats.fragmentation());
+    }
+
+    fn mean_fragmentation(&self) -> f64 {
+        self.fragmentation.iter().sum::<f64>() / self.fragmentation.len() as f64
+    }
+}
+
+#[test]
+fn a_day_of_serving_leaves_the_free_memory_in_one_piece() {
+    for seed in SEEDS {
+        let server = Server::serve(6 << 30, seed, Placement::High);
+        let (stats, mean) = (server.bfc.stats(), server.mean_fragmentation());
+        println!("day {seed}: {:.3} at the end, {mean:.3} on average; {stats:?}", stats.fragmentation());
+        assert!(stats.fragmentation() < 0.1 && mean < 0.05, "{mean}: {stats:?}");
+        assert!(stats.num_live > 2_000 && stats.peak > stats.in_use && server.peaks.is_sorted(), "{stats:?}");
+    }
+}
+
+#[test]
+fn a_day_of_serving_fits_where_a_fifth_of_the_room_is_to_spare() {
+    for seed in SEEDS {
+        let roomy = Server::serve(6 << 30, seed, Placement::High);
+        let needed = roomy.bfc.stats().peak - RESIDENT;
+        let tight = Server::serve(needed + needed / 5, seed, Placement::High);
+        assert_eq!(tight.bfc.stats().peak, roomy.bfc.stats().peak);
+    }
+}
+
+#[test]
+fn two_ends_fragment_less_than_one() {
+    for seed in SEEDS {
+        let [two, one] = [Placement::High, Placement::Low].map(|brief| Server::serve(6 << 30, seed, brief));
+        assert!(
+            two.mean_fragmentation() < 0.75 * one.mean_fragmentation(),
+            "{} {}",
+            two.mean_fragmentation(),
+            one.mean_fragmentation()
+        );
+    }
+}
+
+#[test]
+fn two_runs_of_a_day_place_everything_alike() {
+    let [one, other] = [(); 2].map(|()| Server::serve(6 << 30, 1, Placement::High));
+    assert_eq!(one.offsets, other.offsets);
+}

@@ -1,0 +1,72 @@
+//! After the warm-up nothing grows. Alone in its process, because it counts the process's bytes.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering};
+
+use common::{LONGEST, TinyModel, request, run};
+use penstock_engine::Port;
+use penstock_runner::{MemoryInfo, Options};
+
+struct Counting;
+
+static LIVE_BYTES: AtomicIsize = AtomicIsize::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory it hands out.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE_BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: the caller's obligations are passed on as they are.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE_BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const STREAMS: usize = 8;
+const MAX_TOKENS: usize = 8;
+/// A request of this size weighs more, and there are a thousand of them.
+const SLACK: isize = 1 << 10;
+
+#[test]
+fn a_thousand_requests_at_the_limits_take_no_memory_that_the_warm_up_did_not() {
+    let model = TinyModel::write();
+    let options = Options {
+        threads: Some(2),
+        max_num_seqs: Some(STREAMS),
+        max_num_batched_tokens: Some(64),
+        ..Options::default()
+    };
+    let (engine, info) = model.launch(&options).unwrap();
+    // The arena is full, to the byte, so whatever wanted more of it would fail.
+    let MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak } = info.memory;
+    assert_eq!(peak, weights + workspace + kv_cache + host_cache);
+    assert!(peak + inputs <= limit && info.warm_up_seconds > 0.0, "{info:?}");
+
+    let port = Port::with_condvar();
+    let mut number = 0;
+    let mut batch = || {
+        let requests = number..number + STREAMS;
+        number = requests.end;
+        let requests = requests.map(|number| request(number, LONGEST - MAX_TOKENS, MAX_TOKENS));
+        assert_eq!(run(&engine, &port, requests), STREAMS * MAX_TOKENS);
+        while engine.stats().running > 0 {
+            std::thread::yield_now();
+        }
+        LIVE_BYTES.load(Ordering::Relaxed)
+    };
+    // The first ones bring the scheduler's own lists to their size.
+    let before = (0..25).map(|_| batch()).max().unwrap();
+    let after = (0..125).map(|_| batch()).max().unwrap();
+    assert!(after <= before + SLACK, "{before} bytes before a thousand requests, {after} after");
+}
