@@ -179,8 +179,13 @@ fn threads_from_environment() -> Result<Option<usize>, Error> {
 }
 
 /// How users spell the types of the KV cache.
-const KV_ELEMENTS: &[(&str, KvElement)] =
-    &[("float32", KvElement::F32), ("float16", KvElement::F16), ("bfloat16", KvElement::Bf16)];
+const KV_ELEMENTS: &[(&str, KvElement)] = &[
+    ("float32", KvElement::F32),
+    ("float16", KvElement::F16),
+    ("bfloat16", KvElement::Bf16),
+    ("int8", KvElement::Int8),
+    ("uint4", KvElement::Uint4),
+];
 
 /// The type of the KV cache of a name; `None` for `auto`.
 pub fn kv_element(name: &str) -> Option<KvElement> {
