@@ -66,6 +66,35 @@ unsafe fn mul_add_broadcast(row: *const f32, k: usize, b: V, mut c: V) -> V {
     c
 }
 
+/// The same for integers, and for the same reason.
+///
+/// # Safety
+/// `row[2 pair]` and `row[2 pair + 1]` are readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn add_products(row: *const i16, pair: usize, halves: I, mut c: I) -> I {
+    // SAFETY: reads the two numbers and nothing else of memory, writes its output registers and nothing else.
+    unsafe {
+        asm!(
+            "vpbroadcastd {x}, dword ptr [{row} + 4 * {pair}]",
+            "vpmaddwd {y}, {x}, {halves_low}",
+            "vpmaddwd {x}, {x}, {halves_high}",
+            "vpaddd {low}, {low}, {y}",
+            "vpaddd {high}, {high}, {x}",
+            row = in(reg) row,
+            pair = in(reg) pair,
+            x = out(ymm_reg) _,
+            y = out(ymm_reg) _,
+            halves_low = in(ymm_reg) halves.0,
+            halves_high = in(ymm_reg) halves.1,
+            low = inout(ymm_reg) c.0,
+            high = inout(ymm_reg) c.1,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    c
+}
+
 /// Assembly for the same reason: the compiler would load the pairs once for both halves, and keep them.
 ///
 /// # Safety
@@ -257,13 +286,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: I, c: I) -> I {
         // SAFETY: `self` proves AVX2; both numbers are readable by contract.
-        unsafe {
-            let x = _mm256_set1_epi32(row.add(2 * pair).cast::<i32>().read_unaligned());
-            I(
-                _mm256_add_epi32(c.0, _mm256_madd_epi16(x, halves.0)),
-                _mm256_add_epi32(c.1, _mm256_madd_epi16(x, halves.1)),
-            )
-        }
+        unsafe { add_products(row, pair, halves, c) }
     }
 
     #[inline(always)]
