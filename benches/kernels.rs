@@ -15,8 +15,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use penstock_kernels::{
-    AttentionParams, AttentionRow, Element, Epilogue, Isa, Kernels, KvLayout, Matrix, MatrixLayout, Pool,
-    Rows, RowsMut, attention_scratch,
+    AttentionParams, AttentionRow, Element, Epilogue, Isa, Kernels, KvElement, KvLayout,
+    Matrix, MatrixLayout, Pool, Rows, RowsMut, attention_scratch,
 };
 use roofline::{Probe, seconds};
 
@@ -42,11 +42,18 @@ fn main() {
         bench.products(element);
     }
     bench.tiles();
-    for element in [Element::Bf16, Element::F32] {
-        bench.attention_decode(element, 8192);
+    for element in [KvElement::Bf16, KvElement::F32, KvElement::Int8, KvElement::Uint4] {
         bench.attention_prefill(element, 512);
     }
     bench.row_operations();
+    for element in KvElement::ALL {
+        bench.write_kv(*element);
+    }
+    for (heads, kv_heads, head_dim) in [(14, 2, 64), (32, 8, 128)] {
+        for sequences in [1, 8] {
+            bench.attention_decode(heads, kv_heads, head_dim, sequences);
+        }
+    }
 }
 
 struct Options {
@@ -214,43 +221,60 @@ impl Bench {
         }
     }
 
-    /// One token of a sequence with a long past, over as many layers as no cache holds.
-    fn attention_decode(&self, element: Element, positions: usize) {
-        let (heads, layout) =
-            (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element: element.into() });
-        let bytes = positions / 16 * layout.block_bytes();
-        let layers = (self.probe.bytes()).div_ceil(bytes);
-        let blocks: Vec<u32> = (0..positions as u32 / 16).rev().collect();
-        let cache = vec![0; bytes];
-        let caches: Vec<Vec<u8>> = (0..layers).map(|_| cache.clone()).collect();
-        let q = vec![0.5; heads * 64];
-        let mut out = vec![0.0; heads * 64];
-        let mut scratch = vec![0.0; attention_scratch(heads, 64, positions)];
-        let row =
-            AttentionRow { first_query: 0, num_queries: 1, start: positions - 1, blocks: 0..blocks.len() };
-        let work = Work { bytes: layers * bytes, flops: layers * 4 * heads * 64 * positions };
-        let name = format!("attention {} decode at {positions}", format!("{element:?}").to_lowercase());
-        self.line(&name, work, |kernels, pool| {
-            for cache in &caches {
-                kernels.attention(
-                    pool,
-                    &layout,
-                    cache,
-                    std::slice::from_ref(&row),
-                    &blocks,
-                    Rows::dense(&q, heads * 64),
-                    heads,
-                    AttentionParams { scale: 0.125, window: None, softcap: None },
-                    &mut scratch,
-                    RowsMut::dense(&mut out, heads * 64),
-                );
-            }
-        });
+    /// One token each of sequences with a past of 8k, over as many layers as no cache holds. The types take turns, so
+    /// that what one is to another does not depend on the hour.
+    fn attention_decode(&self, heads: usize, kv_heads: usize, head_dim: usize, sequences: usize) {
+        const POSITIONS: usize = 8192;
+        let title = format!("attention decode {heads}/{kv_heads} x {head_dim}, {sequences} at {POSITIONS}");
+        if !title.contains(&self.options.filter) {
+            return;
+        }
+        println!(
+            "\n{title:<34}{:>12}{:>10}{:>8}{:>8}{:>8}{:>16}",
+            "time", "rate", "share", "to bf16", "best", "worst"
+        );
+        let mut runs: Vec<Decode> = KvElement::ALL
+            .iter()
+            .map(|element| {
+                let layout = KvLayout { block_size: 16, kv_heads, head_dim, element: *element };
+                Decode::new(layout, heads, sequences, POSITIONS, self.probe.bytes())
+            })
+            .collect();
+        let budget = if self.options.quick { 1.0 } else { 20.0 };
+        let start = Instant::now();
+        let mut rounds = Vec::new();
+        while rounds.len() < 3 || start.elapsed().as_secs_f64() < budget {
+            let before = self.probe.measure(&self.pool);
+            let times: Vec<f64> = runs.iter_mut().map(|run| run.step(&self.kernels, &self.pool)).collect();
+            let after = self.probe.measure(&self.pool);
+            rounds.push((times, before.mean(after).bytes_per_second));
+        }
+        let bf16 = runs.iter().position(|run| run.layout.element == KvElement::Bf16).expect("among all");
+        for (index, run) in runs.iter().enumerate() {
+            let of = |part: &dyn Fn(&(Vec<f64>, f64)) -> f64| -> Vec<f64> {
+                let mut all: Vec<f64> = rounds.iter().map(part).collect();
+                all.sort_by(f64::total_cmp);
+                all
+            };
+            let median = |all: &[f64]| all[all.len() / 2];
+            let times = of(&|(times, _)| times[index]);
+            let shares = of(&|(times, bandwidth)| run.layer_bytes() / times[index] / bandwidth);
+            let ratios = of(&|(times, _)| times[index] / times[bf16]);
+            println!(
+                "{:<34}{:>9.3} ms{:>5.1} GB/s{:>6.0} %{:>8.2}{:>8.2}{:>8.2}",
+                format!("  {:?}", run.layout.element).to_lowercase(),
+                1e3 * median(&times),
+                run.layer_bytes() / median(&times) / 1e9,
+                100.0 * median(&shares),
+                median(&ratios),
+                ratios[0],
+                ratios[ratios.len() - 1],
+            );
+        }
     }
 
-    fn attention_prefill(&self, element: Element, tokens: usize) {
-        let (heads, layout) =
-            (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element: element.into() });
+    fn attention_prefill(&self, element: KvElement, tokens: usize) {
+        let (heads, layout) = (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element });
         let blocks: Vec<u32> = (0..tokens as u32 / 16).collect();
         let cache = vec![0; tokens / 16 * layout.block_bytes()];
         let q = vec![0.5; tokens * heads * 64];
@@ -302,13 +326,83 @@ impl Bench {
         self.line("log_sum_exp 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
             black_box(kernels.log_sum_exp(&logits));
         });
-        let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element: Element::Bf16.into() };
-        let mut cache = vec![0; tokens / 16 * layout.block_bytes()];
-        let kv = vec![0.5; 128];
-        self.line("write_kv bf16 512 x 2 x 64", Work { bytes: cache.len(), flops: 0 }, |kernels, _| {
-            for token in 0..tokens {
+    }
+
+    /// The keys and values of a prefill's tokens in one layer.
+    fn write_kv(&self, element: KvElement) {
+        const TOKENS: usize = 512;
+        let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element };
+        let mut cache = vec![0; TOKENS / 16 * layout.block_bytes()];
+        let kv: Vec<f32> = (0..128).map(|i| (i * 37 % 128) as f32 / 64.0 - 1.0).collect();
+        let work = Work { bytes: TOKENS * 8 * kv.len() + cache.len(), flops: 0 };
+        let name = format!("write_kv {} {TOKENS} x 2 x 64", format!("{element:?}").to_lowercase());
+        self.line(&name, work, |kernels, _| {
+            for token in 0..TOKENS {
                 kernels.write_kv(&layout, &mut cache, token as u32 / 16, token % 16, &kv, &kv);
             }
         });
+    }
+}
+
+/// Some sequences that decode with the same past, in as many layers as no cache holds.
+struct Decode {
+    layout: KvLayout,
+    heads: usize,
+    layers: Vec<Vec<u8>>,
+    blocks: Vec<u32>,
+    rows: Vec<AttentionRow>,
+    q: Vec<f32>,
+    out: Vec<f32>,
+    scratch: Vec<f32>,
+}
+
+impl Decode {
+    fn new(layout: KvLayout, heads: usize, sequences: usize, positions: usize, bytes: usize) -> Self {
+        let per_sequence = positions / layout.block_size;
+        let blocks: Vec<u32> = (0..(sequences * per_sequence) as u32).rev().collect();
+        let layer = vec![0; blocks.len() * layout.block_bytes()];
+        let rows = (0..sequences).map(|index| AttentionRow {
+            first_query: index,
+            num_queries: 1,
+            start: positions - 1,
+            blocks: index * per_sequence..(index + 1) * per_sequence,
+        });
+        Self {
+            layout,
+            heads,
+            rows: rows.collect(),
+            layers: vec![layer.clone(); bytes.div_ceil(layer.len())],
+            blocks,
+            q: vec![0.5; sequences * heads * layout.head_dim],
+            out: vec![0.0; sequences * heads * layout.head_dim],
+            scratch: vec![0.0; attention_scratch(heads, layout.head_dim, sequences * positions)],
+        }
+    }
+
+    /// Bytes of keys and values in one layer.
+    fn layer_bytes(&self) -> f64 {
+        self.layers[0].len() as f64
+    }
+
+    /// One step in every layer; seconds of one layer.
+    fn step(&mut self, kernels: &Kernels, pool: &Pool) -> f64 {
+        let width = self.heads * self.layout.head_dim;
+        let time = seconds(|| {
+            for layer in &self.layers {
+                kernels.attention(
+                    pool,
+                    &self.layout,
+                    layer,
+                    &self.rows,
+                    &self.blocks,
+                    Rows::dense(&self.q, width),
+                    self.heads,
+                    AttentionParams { scale: 0.125, window: None, softcap: None },
+                    &mut self.scratch,
+                    RowsMut::dense(&mut self.out, width),
+                );
+            }
+        });
+        time / self.layers.len() as f64
     }
 }

@@ -112,7 +112,7 @@ async def test_closing_cannot_be_cancelled(tiny_model: Path) -> None:
 async def test_progress_goes_up_to_the_whole(tiny_model: Path) -> None:
     seen: list[tuple[int, int]] = []
     async with make_engine(tiny_model, progress=lambda done, total: seen.append((done, total))) as engine:
-        weight_bytes = engine.info.weight_bytes
+        weight_bytes = engine.info.memory.weights
     assert seen == sorted(seen)
     assert seen[-1] == (weight_bytes, weight_bytes)
 
@@ -262,7 +262,7 @@ async def test_options_reach_the_engine(tiny_model: Path) -> None:
         info = engine.info
         assert {name: getattr(info, name) for name in wanted} == wanted
         assert info.num_blocks == 3 * 4
-        assert info.kv_cache_bytes > 0
+        assert info.memory.kv_cache > 0
         await assert_at_rest(engine)
 
 

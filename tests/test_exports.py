@@ -24,6 +24,8 @@ PUBLIC = {
     "EngineStopped",
     "GenerationError",
     "InvalidRequest",
+    "HostTierInfo",
+    "MemoryInfo",
     "ModelInfo",
     "ModelLoadError",
     "OutOfMemory",

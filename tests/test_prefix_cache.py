@@ -180,7 +180,7 @@ async def test_many_at_once_share_one_beginning(tiny_model: Path) -> None:
 def test_the_host_tier_keeps_what_the_cache_has_no_room_for(tiny_model: Path) -> None:
     """Two prompts that do not fit the cache together, in turn: the second time each comes from the host."""
     with make_engine(tiny_model) as engine:
-        block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
+        block_bytes = engine.info.memory.kv_cache // engine.info.num_blocks
         expected = [engine.blocking.generate(random_prompt(300, seed=seed), PARAMS) for seed in (1, 2)]
     sizes = {"max_model_len": 360, "kv_cache_bytes": 25 * block_bytes, "host_cache_bytes": 100 * block_bytes}
     with make_engine(tiny_model, **sizes) as engine:
@@ -188,6 +188,6 @@ def test_the_host_tier_keeps_what_the_cache_has_no_room_for(tiny_model: Path) ->
         check_stats(engine)
         stats = engine.stats()
     assert [bits_of(result) for result in results] == [bits_of(result) for result in expected] * 2
-    if engine.info.is_host_tier_used:
-        assert all(result.usage.cached_host_tokens > 100 for result in results[2:])
-        assert stats.prefix_host_hit_tokens == sum(result.usage.cached_host_tokens for result in results)
+    # Computing this model's blocks again takes longer than copying them, on any machine.
+    assert all(result.usage.cached_host_tokens > 100 for result in results[2:])
+    assert stats.prefix_host_hit_tokens == sum(result.usage.cached_host_tokens for result in results)

@@ -35,7 +35,7 @@ def requests(count: int) -> list[tuple[list[int], penstock.SamplingParams]]:
 
 def bytes_of_blocks(model: Path, count: int) -> int:
     with make_engine(model) as engine:
-        return engine.info.kv_cache_bytes // engine.info.num_blocks * count
+        return engine.info.memory.kv_cache // engine.info.num_blocks * count
 
 
 async def serve(engine: penstock.Engine, count: int) -> list[penstock.Result]:

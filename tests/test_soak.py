@@ -60,7 +60,7 @@ def test_books_balance_and_memory_stays_flat(
     chance = random.Random(11)
     before = resources()
     with make_engine(tiny_model) as engine:
-        block_bytes = engine.info.kv_cache_bytes // engine.info.num_blocks
+        block_bytes = engine.info.memory.kv_cache // engine.info.num_blocks
     seen: set[str] = set()
     resident: list[int] = []
 

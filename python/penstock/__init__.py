@@ -12,6 +12,8 @@ and the extension module, and nothing heavier.
 from penstock._core import (
     Chunk,
     EngineConfig,
+    HostTierInfo,
+    MemoryInfo,
     ModelInfo,
     Result,
     SamplingParams,
@@ -46,6 +48,8 @@ __all__ = [
     "EngineStopped",
     "GenerationError",
     "InvalidRequest",
+    "HostTierInfo",
+    "MemoryInfo",
     "ModelInfo",
     "ModelLoadError",
     "OutOfMemory",

@@ -14,6 +14,8 @@ __all__ = [
     "Chunk",
     "Engine",
     "EngineConfig",
+    "HostTierInfo",
+    "MemoryInfo",
     "ModelInfo",
     "Port",
     "Request",
@@ -416,6 +418,68 @@ class Stats:
     def __hash__(self) -> int: ...
 
 @final
+class MemoryInfo:
+    """Where the memory is, in bytes, as measured after the warm-up. Nothing grows afterwards.
+
+    - `limit`: the most the engine may take, the share of what was available when it was opened.
+    - `weights`: as they are packed.
+    - `workspace`: activations and scratch of the largest step; `inputs`: the arrays that describe it.
+    - `kv_cache`, `host_cache`: the KV cache and its host tier. Their pages are taken from the system when they are
+      first written.
+    - `peak`: the most that was ever in use, all of the above but `inputs`.
+    """
+
+    def __new__(
+        cls,
+        *,
+        limit: int,
+        weights: int,
+        workspace: int,
+        inputs: int,
+        kv_cache: int,
+        host_cache: int,
+        peak: int,
+    ) -> MemoryInfo: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def weights(self) -> int: ...
+    @property
+    def workspace(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def kv_cache(self) -> int: ...
+    @property
+    def host_cache(self) -> int: ...
+    @property
+    def peak(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class HostTierInfo:
+    """What the host tier costs, in seconds per block of all layers, as measured by the warm-up.
+
+    `save_seconds` and `load_seconds` are those of copying a block there and back, `recompute_seconds` those of
+    computing it again instead. Prefixes are kept there only if that is quicker.
+    """
+
+    def __new__(cls, *, save_seconds: float, load_seconds: float, recompute_seconds: float) -> HostTierInfo: ...
+    @property
+    def save_seconds(self) -> float: ...
+    @property
+    def load_seconds(self) -> float: ...
+    @property
+    def recompute_seconds(self) -> float: ...
+    @property
+    def keeps_prefixes(self) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
 class ModelInfo:
     """The open model and the sizes it runs with; see `EngineConfig` for those that can be chosen.
 
@@ -431,9 +495,10 @@ class ModelInfo:
         parameters: int,
         vocabulary_size: int,
         dtype: str,
-        weight_bytes: int,
         kv_cache_dtype: str,
-        kv_cache_bytes: int,
+        memory: MemoryInfo,
+        host_tier: HostTierInfo | None,
+        warm_up_seconds: float,
         block_size: int,
         num_blocks: int,
         max_model_len: int,
@@ -452,11 +517,13 @@ class ModelInfo:
     @property
     def dtype(self) -> str: ...
     @property
-    def weight_bytes(self) -> int: ...
-    @property
     def kv_cache_dtype(self) -> str: ...
     @property
-    def kv_cache_bytes(self) -> int: ...
+    def memory(self) -> MemoryInfo: ...
+    @property
+    def host_tier(self) -> HostTierInfo | None: ...
+    @property
+    def warm_up_seconds(self) -> float: ...
     @property
     def block_size(self) -> int: ...
     @property

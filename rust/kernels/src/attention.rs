@@ -109,7 +109,7 @@ impl Kernels {
 
     /// Job by job.
     fn attend_whole(&self, pool: &Pool, plan: &Plan<'_>, jobs: usize) {
-        let attend_split = self.table.attend_split.of(plan.shape.layout.element.element());
+        let attend_split = self.table.attend_split.of(plan.shape.layout.element);
         let claims = Claims::new(jobs);
         pool.share(&|_| {
             let mut cursor = Cursor::new(plan, false);
@@ -131,7 +131,7 @@ impl Kernels {
 
     /// Split by split into `partials`, then merged job by job.
     fn attend_spread(&self, pool: &Pool, plan: &Plan<'_>, splits: usize, jobs: usize, partials: &mut [f32]) {
-        let attend_split = self.table.attend_split.of(plan.shape.layout.element.element());
+        let attend_split = self.table.attend_split.of(plan.shape.layout.element);
         let head_floats = partial_floats(plan.shape.layout.head_dim);
         let places = SharedMut::new(partials);
         let claims = Claims::new(splits);

@@ -37,6 +37,7 @@ mod kernels;
 mod kv;
 mod matrix;
 mod pool;
+mod quantiser;
 pub mod reference;
 mod rows;
 mod simd;

@@ -14,6 +14,8 @@ use crate::element::LANES;
 pub(crate) trait Simd: Copy {
     /// 16 lanes of f32.
     type V: Copy;
+    /// 16 lanes of 32 bits: an i32, or two halves of 16 bits.
+    type I: Copy;
 
     fn splat(self, value: f32) -> Self::V;
     fn vector(self, lanes: [f32; LANES]) -> Self::V;
@@ -64,6 +66,24 @@ pub(crate) trait Simd: Copy {
     fn round(self, a: Self::V) -> Self::V;
     /// 2^n for whole n in -126..=127.
     fn exp2(self, n: Self::V) -> Self::V;
+
+    fn zeros(self) -> Self::I;
+    /// 16 words, little-endian.
+    /// # Safety
+    /// 64 bytes are readable at `from`; no alignment needed.
+    unsafe fn load_words(self, from: *const u8) -> Self::I;
+    /// `half >> shift & mask` of both halves of every lane.
+    fn halves(self, words: Self::I, shift: u32, mask: u16) -> Self::I;
+    /// `row[2 pair] * low half + row[2 pair + 1] * high half + c` in every lane, modulo 2^32; the halves are signed.
+    /// # Safety
+    /// Both numbers of the row are readable.
+    unsafe fn add_products(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I;
+    /// To the nearest f32, ties to even.
+    fn to_f32(self, i: Self::I) -> Self::V;
+    /// Stores whole numbers from -2^15 to 2^15 - 1; what is stored for anything else depends on nothing but that lane.
+    /// # Safety
+    /// 16 numbers are writable at `to`; no alignment needed.
+    unsafe fn store_i16(self, to: *mut i16, v: Self::V);
 
     /// The first `count` (at most 16) floats at `from`; the other lanes are `rest`.
     /// # Safety

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use penstock_kernels::{
-    AttentionParams, AttentionRow, Element, Kernels, KvLayout, Pool, Rows, RowsMut, attention_scratch,
+    AttentionParams, AttentionRow, Kernels, KvElement, KvLayout, Pool, Rows, RowsMut, attention_scratch,
     reference,
 };
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ struct Spec {
     kv_heads: usize,
     group: usize,
     block_size: usize,
-    element: Element,
+    element: KvElement,
     window: Option<usize>,
     softcap: Option<f32>,
 }
@@ -42,7 +42,7 @@ const PLAIN: Spec = Spec {
     kv_heads: 2,
     group: 7,
     block_size: 16,
-    element: Element::Bf16,
+    element: KvElement::Bf16,
     window: None,
     softcap: None,
 };
@@ -50,7 +50,7 @@ const PLAIN: Spec = Spec {
 impl Case {
     fn new(spec: Spec, seed: u64) -> Case {
         let Spec { positions, head_dim, kv_heads, group, block_size, element, window, softcap } = spec;
-        let layout = KvLayout { block_size, kv_heads, head_dim, element: element.into() };
+        let layout = KvLayout { block_size, kv_heads, head_dim, element };
         let heads = kv_heads * group;
         let used = positions.div_ceil(block_size);
         // Every other block of the cache, last one first.
@@ -61,16 +61,20 @@ impl Case {
             params: AttentionParams { scale: (head_dim as f32).sqrt().recip(), window, softcap },
             positions,
             q: numbers(seed, positions * heads * head_dim).into_iter().map(|x| 3.0 * x).collect(),
-            k: stored(seed + 1, positions * kv_heads * head_dim, element),
-            v: stored(seed + 2, positions * kv_heads * head_dim, element),
+            k: numbers(seed + 1, positions * kv_heads * head_dim),
+            v: numbers(seed + 2, positions * kv_heads * head_dim),
             cache: vec![0xff; 2 * used * layout.block_bytes()],
             blocks,
         };
         let kernels = Kernels::best();
         let width = kv_heads * head_dim;
-        for (position, (k, v)) in case.k.chunks_exact(width).zip(case.v.chunks_exact(width)).enumerate() {
-            let block = case.blocks[position / block_size];
-            kernels.write_kv(&layout, &mut case.cache, block, position % block_size, k, v);
+        // From here on a case's keys and values are what the cache made of them.
+        let tokens = case.k.chunks_exact_mut(width).zip(case.v.chunks_exact_mut(width));
+        for (position, (k, v)) in tokens.enumerate() {
+            let (block, offset) = (case.blocks[position / block_size], position % block_size);
+            kernels.write_kv(&layout, &mut case.cache, block, offset, k, v);
+            let read = layout.read(&case.cache, block, offset);
+            (k.copy_from_slice(&read.0), v.copy_from_slice(&read.1));
         }
         case
     }
@@ -157,11 +161,20 @@ impl Case {
     }
 }
 
+/// How far attention may be from the slow twin over the very same keys and values.
+fn tolerance(element: KvElement) -> f32 {
+    match element {
+        KvElement::F32 | KvElement::F16 | KvElement::Bf16 => 3e-6,
+        // The query and the weights have 16 bits.
+        KvElement::Int8 | KvElement::Uint4 => 1e-4,
+    }
+}
+
 fn spec() -> impl Strategy<Value = Spec> {
     (
         (1usize..600, prop::sample::select(vec![1usize, 20, 32, 64, 80, 96, 128]), 1usize..3, 1usize..9),
         prop::sample::select(vec![16usize, 32, 48, 64, 128]),
-        prop::sample::select(Element::ALL),
+        prop::sample::select(KvElement::ALL),
         prop::option::of(1usize..400),
         prop::option::of(5.0f32..50.0),
     )
@@ -181,7 +194,7 @@ proptest! {
         let pool = Pool::new(2).unwrap();
         for kernels in tables() {
             let got = case.outputs(&kernels, &pool, positions.clone(), queries);
-            assert_close(&got, &want, 3e-6, &format!("{spec:?} on {kernels:?}"));
+            assert_close(&got, &want, tolerance(spec.element), &format!("{spec:?} on {kernels:?}"));
         }
     }
 
@@ -206,13 +219,22 @@ fn prefill_in_any_chunks_and_decode_on_any_threads_give_the_same_bits() {
     for spec in [
         PLAIN,
         Spec { window: Some(100), block_size: 64, ..PLAIN },
-        Spec { window: Some(3), group: 1, head_dim: 20, element: Element::F16, ..PLAIN },
-        Spec { softcap: Some(30.0), group: 4, head_dim: 128, element: Element::F32, ..PLAIN },
+        Spec { window: Some(3), group: 1, head_dim: 20, element: KvElement::F16, ..PLAIN },
+        Spec { softcap: Some(30.0), group: 4, head_dim: 128, element: KvElement::F32, ..PLAIN },
+        Spec { element: KvElement::Int8, ..PLAIN },
+        Spec { window: Some(70), group: 3, head_dim: 20, element: KvElement::Int8, ..PLAIN },
+        Spec { element: KvElement::Uint4, block_size: 32, ..PLAIN },
+        Spec { softcap: Some(30.0), group: 1, head_dim: 80, element: KvElement::Uint4, ..PLAIN },
     ] {
         let case = Case::new(spec, 3);
         for kernels in tables() {
             let whole = case.outputs(&kernels, &pools[0], 0..600, 600);
-            assert_close(&whole[540 * case.width()..], &case.reference(540..600), 3e-6, "reference");
+            assert_close(
+                &whole[540 * case.width()..],
+                &case.reference(540..600),
+                tolerance(spec.element),
+                "reference",
+            );
             for (index, chunk) in [1, 7, 16, 64, 600].into_iter().enumerate() {
                 let got = case.outputs(&kernels, &pools[index % 3], 0..600, chunk);
                 assert_same_bits(&got, &whole, &format!("{spec:?} in chunks of {chunk} on {kernels:?}"));
@@ -309,7 +331,7 @@ fn neighbours_in_a_batch_and_columns_of_a_fused_buffer_change_no_bit() {
 fn later_positions_and_stale_bytes_never_reach_a_query() {
     let pool = Pool::new(2).unwrap();
     for window in [None, Some(37)] {
-        for element in Element::ALL {
+        for element in KvElement::ALL {
             let mut case = Case::new(Spec { positions: 280, window, element: *element, ..PLAIN }, 6);
             let width = case.layout.kv_heads * case.layout.head_dim;
             for kernels in tables() {

@@ -34,7 +34,7 @@ mod _core {
     #[pymodule_export]
     use crate::request::Request;
     #[pymodule_export]
-    use crate::results::{Chunk, ModelInfo, Result, Stats, Timings, Usage};
+    use crate::results::{Chunk, HostTierInfo, MemoryInfo, ModelInfo, Result, Stats, Timings, Usage};
     #[pymodule_export]
     use crate::testing::{testing_logits, testing_tensor};
 

@@ -2,6 +2,7 @@
 
 use penstock_engine::Limits;
 use penstock_engine::request::{CachedTokens, Finish};
+use penstock_runner::HostTierCost;
 
 use crate::config::{element_name, kv_element_name};
 use crate::record::{Tuple, record};
@@ -68,15 +69,31 @@ record! {
 }
 
 record! {
+    /// Where the memory is, in bytes.
+    MemoryInfo { limit: u64, weights: u64, workspace: u64, inputs: u64, kv_cache: u64, host_cache: u64, peak: u64 }
+}
+
+record! {
+    /// What the host tier costs, in seconds per block.
+    HostTierInfo { save_seconds: f64, load_seconds: f64, recompute_seconds: f64 }
+
+    #[getter]
+    fn keeps_prefixes(&self) -> bool {
+        self.load_seconds < self.recompute_seconds
+    }
+}
+
+record! {
     /// What was opened.
     ModelInfo {
         architecture: String,
         parameters: u64,
         vocabulary_size: usize,
         dtype: String,
-        weight_bytes: u64,
         kv_cache_dtype: String,
-        kv_cache_bytes: u64,
+        memory: MemoryInfo,
+        host_tier: Option<HostTierInfo>,
+        warm_up_seconds: f64,
         block_size: usize,
         num_blocks: usize,
         max_model_len: usize,
@@ -105,9 +122,10 @@ impl ModelInfo {
             parameters: info.parameters,
             vocabulary_size: limits.vocabulary_size,
             dtype: element_name(info.dtype).to_owned(),
-            weight_bytes: info.memory.weights,
             kv_cache_dtype: kv_element_name(info.kv_cache_dtype).to_owned(),
-            kv_cache_bytes: info.memory.kv_cache,
+            memory: MemoryInfo::from(info.memory),
+            host_tier: info.host_tier.map(HostTierInfo::from),
+            warm_up_seconds: info.warm_up_seconds,
             block_size: limits.block_size,
             num_blocks: limits.num_blocks,
             max_model_len: limits.max_model_len,
@@ -117,6 +135,20 @@ impl ModelInfo {
             threads: info.threads,
             isa: info.isa.to_owned(),
         }
+    }
+}
+
+impl From<penstock_runner::MemoryInfo> for MemoryInfo {
+    fn from(info: penstock_runner::MemoryInfo) -> Self {
+        let penstock_runner::MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak } = info;
+        Self { limit, weights, workspace, inputs, kv_cache, host_cache, peak }
+    }
+}
+
+impl From<HostTierCost> for HostTierInfo {
+    fn from(cost: HostTierCost) -> Self {
+        let HostTierCost { save, load, recompute } = cost;
+        Self { save_seconds: save, load_seconds: load, recompute_seconds: recompute }
     }
 }
 

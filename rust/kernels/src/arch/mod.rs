@@ -16,6 +16,7 @@ use crate::generic::attention::{Job, Shape};
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Gate;
 use crate::isa::Isa;
+use crate::kv::KvElement;
 
 pub(crate) type MatmulFn = unsafe fn(&Product, Range<usize>, Range<usize>);
 pub(crate) type AttendSplitFn = unsafe fn(&Shape, &Job<'_>, usize, *mut f32);
@@ -24,7 +25,7 @@ pub(crate) type AttendSplitFn = unsafe fn(&Shape, &Job<'_>, usize, *mut f32);
 /// the instruction set.
 pub(crate) struct Table {
     pub(crate) matmul: PerElement<MatmulFn>,
-    pub(crate) attend_split: PerElement<AttendSplitFn>,
+    pub(crate) attend_split: PerKvElement<AttendSplitFn>,
     pub(crate) attention_clear: unsafe fn(&Shape, &Job<'_>, *mut f32),
     pub(crate) attention_merge: unsafe fn(&Shape, &Job<'_>, usize, *const f32, *mut f32),
     pub(crate) attention_finish: unsafe fn(&Shape, &Job<'_>, *const f32),
@@ -56,6 +57,27 @@ impl<F: Copy> PerElement<F> {
     }
 }
 
+/// One function for each way of storing keys and values.
+pub(crate) struct PerKvElement<F> {
+    f32: F,
+    f16: F,
+    bf16: F,
+    int8: F,
+    uint4: F,
+}
+
+impl<F: Copy> PerKvElement<F> {
+    pub(crate) fn of(&self, element: KvElement) -> F {
+        match element {
+            KvElement::F32 => self.f32,
+            KvElement::F16 => self.f16,
+            KvElement::Bf16 => self.bf16,
+            KvElement::Int8 => self.int8,
+            KvElement::Uint4 => self.uint4,
+        }
+    }
+}
+
 /// The table of `isa`, which must be available.
 pub(crate) fn table(isa: Isa) -> &'static Table {
     match isa {
@@ -71,7 +93,8 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
 macro_rules! compile_table {
     ($simd:ident from $new:expr, $(#[$features:meta])?) => {
         pub(crate) static TABLE: $crate::arch::Table = {
-            use $crate::arch::{PerElement, Table};
+            use $crate::arch::{PerElement, PerKvElement, Table};
+            use $crate::generic::attention::{codes::Codes, numbers::Numbers};
             use $crate::generic::storage::{Bf16, F16, F32};
             Table {
                 matmul: PerElement {
@@ -79,10 +102,12 @@ macro_rules! compile_table {
                     f16: entry::matmul::<F16>,
                     bf16: entry::matmul::<Bf16>,
                 },
-                attend_split: PerElement {
-                    f32: entry::attend_split::<F32>,
-                    f16: entry::attend_split::<F16>,
-                    bf16: entry::attend_split::<Bf16>,
+                attend_split: PerKvElement {
+                    f32: entry::attend_split::<Numbers<F32>>,
+                    f16: entry::attend_split::<Numbers<F16>>,
+                    bf16: entry::attend_split::<Numbers<Bf16>>,
+                    int8: entry::attend_split::<Codes<8>>,
+                    uint4: entry::attend_split::<Codes<4>>,
                 },
                 attention_clear: entry::attention_clear,
                 attention_merge: entry::attention_merge,
@@ -102,14 +127,15 @@ macro_rules! compile_table {
         /// The algorithms, compiled with the features of this instruction set.
         mod entry {
             use super::*;
+            use $crate::generic::attention::Format;
             use $crate::generic::storage::Storage;
             use $crate::generic::{attention, matmul as product, reduce, row_ops};
 
             $crate::arch::compile_entries! {
                 $simd, $new, $(#[$features])?
-                fn matmul<E>(p: &product::Product, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
+                fn matmul<E: Storage>(p: &product::Product, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = product::matmul;
-                fn attend_split<E>(
+                fn attend_split<F: Format>(
                     shape: &attention::Shape, job: &attention::Job<'_>, split: usize, partial: *mut f32
                 ) = attention::attend_split;
                 fn attention_clear(shape: &attention::Shape, job: &attention::Job<'_>, total: *mut f32)
@@ -139,11 +165,11 @@ pub(crate) use compile_table;
 macro_rules! compile_entries {
     ($simd:ident, $new:expr, $(#[$features:meta])?) => {};
     ($simd:ident, $new:expr, $(#[$features:meta])?
-     fn $name:ident<E>($($argument:ident: $type:ty),*) = $module:ident::$algorithm:ident; $($rest:tt)*) => {
+     fn $name:ident<$kind:ident: $bound:ident>($($argument:ident: $type:ty),*) = $module:ident::$algorithm:ident; $($rest:tt)*) => {
         $(#[$features])?
-        pub(super) unsafe fn $name<E: Storage>($($argument: $type),*) {
+        pub(super) unsafe fn $name<$kind: $bound>($($argument: $type),*) {
             // SAFETY: the caller keeps the algorithm's contract, and promises the instruction set.
-            unsafe { $module::$algorithm::<$simd, E>($new, $($argument),*) }
+            unsafe { $module::$algorithm::<$simd, $kind>($new, $($argument),*) }
         }
         $crate::arch::compile_entries! { $simd, $new, $(#[$features])? $($rest)* }
     };

@@ -17,6 +17,10 @@ pub(crate) struct Portable;
 #[repr(align(64))]
 pub(crate) struct V([f32; LANES]);
 
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct I([u32; LANES]);
+
 /// Adding and subtracting it rounds a number below 2^22 to the nearest integer, ties to even.
 const ROUND: f32 = 1.5 * (1 << 23) as f32;
 
@@ -38,6 +42,7 @@ macro_rules! lanes {
 
 impl Simd for Portable {
     type V = V;
+    type I = I;
 
     #[inline(always)]
     fn splat(self, value: f32) -> V {
@@ -140,5 +145,51 @@ impl Simd for Portable {
     fn exp2(self, n: V) -> V {
         // The low bits of n + ROUND are n itself; shifted, they are the exponent field.
         lanes!(i => f32::from_bits((n.0[i] + (ROUND + 127.0)).to_bits() << 23))
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> I {
+        I([0; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> I {
+        // SAFETY: 64 bytes are readable by contract.
+        I(unsafe { from.cast::<[u32; LANES]>().read_unaligned() }.map(u32::from_le))
+    }
+
+    #[inline(always)]
+    fn halves(self, mut words: I, shift: u32, mask: u16) -> I {
+        let mask = u32::from(mask) * 0x1_0001;
+        for word in &mut words.0 {
+            *word = *word >> shift & mask;
+        }
+        words
+    }
+
+    #[inline(always)]
+    unsafe fn add_products(self, row: *const i16, pair: usize, halves: I, mut c: I) -> I {
+        // SAFETY: readable by contract.
+        let (x, y) = unsafe { (i32::from(*row.add(2 * pair)), i32::from(*row.add(2 * pair + 1))) };
+        for (c, halves) in c.0.iter_mut().zip(halves.0) {
+            let (low, high) = (i32::from(halves as i16), i32::from((halves >> 16) as i16));
+            *c = c.wrapping_add((x * low).cast_unsigned()).wrapping_add((y * high).cast_unsigned());
+        }
+        c
+    }
+
+    #[inline(always)]
+    fn to_f32(self, i: I) -> V {
+        lanes!(lane => i.0[lane].cast_signed() as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn store_i16(self, to: *mut i16, v: V) {
+        let mut whole = [0; LANES];
+        for (whole, v) in whole.iter_mut().zip(v.0) {
+            *whole = v as i16;
+        }
+        // SAFETY: 16 numbers are writable by contract; write_unaligned asks for no more.
+        unsafe { to.cast::<[i16; LANES]>().write_unaligned(whole) }
     }
 }

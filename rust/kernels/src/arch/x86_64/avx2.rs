@@ -24,6 +24,9 @@ impl Avx2 {
 #[derive(Clone, Copy)]
 pub(crate) struct V(__m256, __m256);
 
+#[derive(Clone, Copy)]
+pub(crate) struct I(__m256i, __m256i);
+
 /// `f(half of each argument)` for both halves.
 macro_rules! both {
     ($f:ident($($v:ident),+)) => {
@@ -63,6 +66,35 @@ unsafe fn mul_add_broadcast(row: *const f32, k: usize, b: V, mut c: V) -> V {
     c
 }
 
+/// The same for integers, and for the same reason.
+///
+/// # Safety
+/// `row[2 pair]` and `row[2 pair + 1]` are readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn add_products(row: *const i16, pair: usize, halves: I, mut c: I) -> I {
+    // SAFETY: reads the two numbers and nothing else of memory, writes its output registers and nothing else.
+    unsafe {
+        asm!(
+            "vpbroadcastd {x}, dword ptr [{row} + 4 * {pair}]",
+            "vpmaddwd {y}, {x}, {halves_low}",
+            "vpmaddwd {x}, {x}, {halves_high}",
+            "vpaddd {low}, {low}, {y}",
+            "vpaddd {high}, {high}, {x}",
+            row = in(reg) row,
+            pair = in(reg) pair,
+            x = out(ymm_reg) _,
+            y = out(ymm_reg) _,
+            halves_low = in(ymm_reg) halves.0,
+            halves_high = in(ymm_reg) halves.1,
+            low = inout(ymm_reg) c.0,
+            high = inout(ymm_reg) c.1,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    c
+}
+
 /// Assembly for the same reason: the compiler would load the pairs once for both halves, and keep them.
 ///
 /// # Safety
@@ -89,6 +121,7 @@ unsafe fn load_bf16_high(from: *const u8) -> V {
 
 impl Simd for Avx2 {
     type V = V;
+    type I = I;
 
     #[inline(always)]
     fn splat(self, value: f32) -> V {
@@ -221,6 +254,54 @@ impl Simd for Avx2 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
             )
+        }
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> I {
+        // SAFETY: `self` proves AVX.
+        unsafe { I(_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> I {
+        let from = from.cast::<__m256i>();
+        // SAFETY: `self` proves AVX; 64 bytes are readable by contract.
+        unsafe { I(_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))) }
+    }
+
+    #[inline(always)]
+    fn halves(self, words: I, shift: u32, mask: u16) -> I {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let count = _mm_cvtsi32_si128(shift.cast_signed());
+            let mask = _mm256_set1_epi16(mask.cast_signed());
+            I(
+                _mm256_and_si256(_mm256_srl_epi16(words.0, count), mask),
+                _mm256_and_si256(_mm256_srl_epi16(words.1, count), mask),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_products(self, row: *const i16, pair: usize, halves: I, c: I) -> I {
+        // SAFETY: `self` proves AVX2; both numbers are readable by contract.
+        unsafe { add_products(row, pair, halves, c) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, i: I) -> V {
+        // SAFETY: `self` proves AVX.
+        unsafe { V(_mm256_cvtepi32_ps(i.0), _mm256_cvtepi32_ps(i.1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i16(self, to: *mut i16, v: V) {
+        // SAFETY: `self` proves AVX2; 16 numbers are writable by contract.
+        unsafe {
+            // Packs within 128 bits: quarters 0 and 2 come from the low register.
+            let packed = _mm256_packs_epi32(_mm256_cvtps_epi32(v.0), _mm256_cvtps_epi32(v.1));
+            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
         }
     }
 }

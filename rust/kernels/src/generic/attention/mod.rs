@@ -19,13 +19,15 @@
 //! that see different ends are taken on one by one); splits are merged in ascending order. Nothing is added for a
 //! position it does not see, so whatever lies there (NaN included) cannot matter.
 
+pub(crate) mod codes;
+pub(crate) mod numbers;
+
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::math;
-use super::row_ops::{load as load_lanes, store as store_lanes};
-use super::storage::Storage;
-use super::tile::{self, MAX_ROWS, Prefetch, Tiles, with_tile_shape};
+use super::row_ops::store as store_lanes;
+use super::tile::{MAX_ROWS, Tiles};
 use crate::element::LANES;
 use crate::kv::KvLayout;
 use crate::simd::Simd;
@@ -85,6 +87,15 @@ impl Shape {
         let end = start + row / self.group + 1;
         end.saturating_sub(self.window)..end
     }
+
+    /// Where the query of row `row` of a job lies.
+    #[inline(always)]
+    fn query(&self, job: &Job<'_>, row: usize) -> *const f32 {
+        let row = job.rows.start + row;
+        let head = job.kv_head * self.group + row % self.group;
+        let query = job.first_query + row / self.group;
+        self.q.wrapping_add(query * self.q_stride + head * self.layout.head_dim)
+    }
 }
 
 impl Job<'_> {
@@ -97,15 +108,36 @@ impl Job<'_> {
     }
 }
 
+/// How keys and values are read: as [`numbers`], or as [`codes`] that are multiplied as integers.
+pub(crate) trait Format: Copy {
+    /// Copies a query, times the scale, in the form that [`score`](Self::score) wants it.
+    ///
+    /// # Safety
+    /// `head_dim` floats are readable at `from`; `to` has room for head_dim padded to 16.
+    unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, from: *const f32, to: *mut f32);
+
+    /// Scores of the rows of `pass` with the positions of `tiles`; what lies where no key is gets one too.
+    ///
+    /// # Safety
+    /// `pass` has these tiles, in this format, and its queries are [`copy_query`](Self::copy_query)'s.
+    unsafe fn score<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>);
+
+    /// Writes the sums of values of the rows of `pass` that see something.
+    ///
+    /// # Safety
+    /// As for [`score`](Self::score); the scores of every row are weights where it sees something.
+    unsafe fn sum_values<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>);
+}
+
 /// One split of a job: writes (max, sum, acc) of every row that sees something in it.
 ///
 /// # Safety
-/// - `shape` and `job` are as their types say, for element type `E`;
+/// - `shape` and `job` are as their types say, for a layout of format `F`;
 /// - the job's rows take at most [`JOB_FLOATS`] and are at most [`JOB_ROWS`];
 /// - its blocks cover what its rows see and lie inside the cache;
 /// - `partial` has room for [`partial_floats`] for each row.
 #[inline(always)]
-pub(crate) unsafe fn attend_split<S: Simd, E: Storage>(
+pub(crate) unsafe fn attend_split<S: Simd, F: Format>(
     s: S,
     shape: &Shape,
     job: &Job<'_>,
@@ -135,19 +167,19 @@ pub(crate) unsafe fn attend_split<S: Simd, E: Storage>(
                 union = Visible { start: union.start.min(seen.start), end: union.end.max(seen.end) };
             }
             // SAFETY: `queries` has room for the rows of a job, and the query's head is `head_dim` floats of q.
-            unsafe { copy_query(s, shape, job, row, queries.add(row * padded)) };
+            unsafe { F::copy_query(s, shape, shape.query(job, row), queries.add(row * padded)) };
         }
         if union.start >= union.end {
             continue;
         }
-        let tiles_of_split =
-            tile_pointers(shape, job, split * SPLIT, union.start / LANES..union.end.div_ceil(LANES));
+        let touched = union.start / LANES..union.end.div_ceil(LANES);
         let pass = Pass {
             layout: &shape.layout,
-            tiles: tiles_of_split,
+            tiles: tile_pointers(shape, job, split * SPLIT, touched.clone()),
             following,
             turn: index,
             turns: tiles.count,
+            visible: &visible[..rows.len()],
             // SAFETY: the tile's rows were just written.
             queries: unsafe { queries.add(rows.start * padded) },
             scores,
@@ -156,35 +188,14 @@ pub(crate) unsafe fn attend_split<S: Simd, E: Storage>(
         };
         // SAFETY: the pass describes these rows; K and V tiles of `union` are valid by contract.
         unsafe {
-            let mut tile = union.start / LANES;
-            while tile < union.end.div_ceil(LANES) {
-                let left = union.end.div_ceil(LANES) - tile;
-                tile += with_tile_shape!(rows.len(), left, score::<S, E>(s, &pass, tile));
-            }
-            let floats = partial_floats(head_dim);
-            for (row, seen) in visible.iter().enumerate().take(rows.len()) {
+            F::score(s, &pass, touched.clone());
+            for (row, seen) in pass.visible.iter().enumerate() {
                 if seen.start < seen.end {
-                    weigh(
-                        s,
-                        shape.softcap,
-                        *seen,
-                        scores.add(row * SPLIT),
-                        pass.partial.add(row * floats),
-                        floats,
-                    );
+                    let partial = pass.partial.add(row * partial_floats(head_dim));
+                    weigh(s, shape.softcap, *seen, scores.add(row * SPLIT), partial);
                 }
             }
-            let panels = padded / LANES;
-            for part in Parts::new(&visible[..rows.len()]) {
-                let mut panel = 0;
-                while panel < panels {
-                    panel += with_tile_shape!(
-                        part.rows.len(),
-                        panels - panel,
-                        sum_values::<S, E>(s, &pass, &part, panel)
-                    );
-                }
-            }
+            F::sum_values(s, &pass, touched);
         }
     }
 }
@@ -208,7 +219,7 @@ impl Visible {
 }
 
 /// One tile of query rows in one split.
-struct Pass<'a> {
+pub(crate) struct Pass<'a> {
     layout: &'a KvLayout,
     /// Where the split's tiles of 16 positions lie; null where no row sees anything.
     tiles: [*const u8; SPLIT_TILES],
@@ -217,36 +228,14 @@ struct Pass<'a> {
     /// Which tile of rows of the job this is, of how many: each prefetches its share.
     turn: usize,
     turns: usize,
-    /// `[row][head_dim padded to 16]`
+    /// What each row sees.
+    visible: &'a [Visible],
+    /// `[row][head_dim padded to 16]`, in the format's form.
     queries: *const f32,
     /// `[row][256]`
     scores: *mut f32,
-    /// `[row][max and sum in 16 floats, head_dim padded to 16]`
+    /// `[row][max, sum and two floats of the format's in 16, head_dim padded to 16]`
     partial: *mut f32,
-}
-
-impl Pass<'_> {
-    /// For `panels` that are `bytes` bytes at offset `offsets[p]` of tile `tiles[p]`: this turn's share of the same
-    /// bytes of the following split. That far ahead, memory is busy all the time and at an even rate.
-    #[inline(always)]
-    fn prefetch<E: Storage, const P: usize>(
-        &self,
-        panels: [*const u8; P],
-        tiles: [usize; P],
-        offsets: [usize; P],
-        bytes: usize,
-    ) -> Prefetch<P> {
-        let mut prefetch = Prefetch { offsets: [0; P], advance: E::PAIR / self.turns };
-        for p in 0..P {
-            let following = self.following[tiles[p]];
-            if !following.is_null() {
-                let share = offsets[p] + self.turn * bytes / self.turns;
-                let address = following.addr().wrapping_add(share);
-                prefetch.offsets[p] = address.wrapping_sub(panels[p].addr()).cast_signed();
-            }
-        }
-        prefetch
-    }
 }
 
 /// Where the tiles `tiles` lie, counted from position `start`.
@@ -267,63 +256,12 @@ fn tile_pointers(
     pointers
 }
 
-/// Copies a query, times the scale.
+/// Turns one row's scores into weights, and writes its max and sum.
 ///
 /// # Safety
-/// The query's head is readable, and `to` has room for head_dim padded to 16.
+/// `scores` has 256 floats, set for the tiles that `seen` touches; `partial` is the row's.
 #[inline(always)]
-unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, row: usize, to: *mut f32) {
-    let row = job.rows.start + row;
-    let head_dim = shape.layout.head_dim;
-    let head = job.kv_head * shape.group + row % shape.group;
-    let scale = s.splat(shape.scale);
-    // SAFETY: this is the head of this query.
-    let from =
-        unsafe { shape.q.add((job.first_query + row / shape.group) * shape.q_stride + head * head_dim) };
-    let mut d = 0;
-    while d < head_dim {
-        // SAFETY: the rest of the head is readable, and `to` is padded.
-        unsafe { s.store(to.add(d), s.mul(load_lanes(s, from.add(d), LANES.min(head_dim - d)), scale)) };
-        d += LANES;
-    }
-}
-
-/// Scores of `T` rows with `P` tiles of positions from `first` on.
-///
-/// # Safety
-/// `pass` has these rows and tiles.
-#[inline(always)]
-unsafe fn score<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, pass: &Pass<'_>, first: usize) {
-    let mut panels = [std::ptr::null(); P];
-    panels.copy_from_slice(&pass.tiles[first..first + P]);
-    let head_dim = pass.layout.head_dim;
-    let mut tiles = [first; P];
-    for (p, tile) in tiles.iter_mut().enumerate() {
-        *tile += p;
-    }
-    let prefetch = pass.prefetch::<E, P>(panels, tiles, [0; P], pass.layout.key_bytes());
-    let mut acc = tile::zero::<S, T, P>(s);
-    // SAFETY: the queries have `head_dim` floats and each K panel as many steps; 256 scores are writable in each row.
-    unsafe {
-        let stride = head_dim.next_multiple_of(LANES);
-        tile::advance::<S, E, T, P>(s, &mut acc, pass.queries, stride, panels, 0..head_dim, prefetch);
-        tile::store(s, pass.scores.add(first * LANES), SPLIT, LANES, &acc);
-    }
-}
-
-/// Turns one row's scores into weights, and writes its max and sum, and zeros for its acc.
-///
-/// # Safety
-/// `scores` has 256 floats, set for the tiles that `seen` touches; `partial` has `floats`.
-#[inline(always)]
-unsafe fn weigh<S: Simd>(
-    s: S,
-    softcap: f32,
-    seen: Visible,
-    scores: *mut f32,
-    partial: *mut f32,
-    floats: usize,
-) {
+unsafe fn weigh<S: Simd>(s: S, softcap: f32, seen: Visible, scores: *mut f32, partial: *mut f32) {
     let (from, to) = (seen.start / LANES * LANES, seen.end.next_multiple_of(LANES));
     // SAFETY (all blocks): from..to lies inside the 256 scores, and so do the single lanes.
     let mut i = from;
@@ -372,104 +310,6 @@ unsafe fn weigh<S: Simd>(
     unsafe {
         *partial = max;
         *partial.add(1) = s.sum(sum);
-        i = LANES;
-        while i < floats {
-            s.store(partial.add(i), s.splat(0.0));
-            i += LANES;
-        }
-    }
-}
-
-/// Which rows take which positions into their sums together: what every row sees is done for all at once; the ragged
-/// ends before and after belong to single rows.
-struct Parts<'a> {
-    visible: &'a [Visible],
-    common: Visible,
-    next: usize,
-}
-
-struct Part {
-    rows: Range<usize>,
-    positions: Range<usize>,
-}
-
-impl<'a> Parts<'a> {
-    #[inline(always)]
-    fn new(visible: &'a [Visible]) -> Self {
-        let mut common = Visible { start: 0, end: SPLIT };
-        for seen in visible {
-            common = Visible { start: common.start.max(seen.start), end: common.end.min(seen.end) };
-        }
-        if common.start >= common.end {
-            common = Visible { start: SPLIT, end: SPLIT };
-        }
-        Self { visible, common, next: 0 }
-    }
-}
-
-impl Iterator for Parts<'_> {
-    type Item = Part;
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<Part> {
-        let (count, common) = (self.visible.len(), self.common);
-        while self.next <= 2 * count {
-            let index = self.next;
-            self.next += 1;
-            let (rows, positions) = if index < count {
-                let seen = self.visible[index];
-                (index..index + 1, seen.start..seen.end.min(common.start))
-            } else if index == count {
-                (0..count, common.start..common.end)
-            } else {
-                let row = index - count - 1;
-                let seen = self.visible[row];
-                (row..row + 1, seen.start.max(common.end)..seen.end)
-            };
-            if positions.start < positions.end {
-                return Some(Part { rows, positions });
-            }
-        }
-        None
-    }
-}
-
-/// Takes the weighted sums of the `T` rows of `part` over `P` V panels (16 dimensions each) from `panel` on.
-///
-/// # Safety
-/// `pass` has these rows and panels, and weights and values for these positions; the sums are set.
-#[inline(always)]
-unsafe fn sum_values<S: Simd, E: Storage, const T: usize, const P: usize>(
-    s: S,
-    pass: &Pass<'_>,
-    part: &Part,
-    panel: usize,
-) {
-    let stride = partial_floats(pass.layout.head_dim);
-    let panel_bytes = E::ELEMENT.panel_bytes(LANES);
-    let mut offsets = [pass.layout.key_bytes() + panel * panel_bytes; P];
-    for (p, offset) in offsets.iter_mut().enumerate() {
-        *offset += p * panel_bytes;
-    }
-    // SAFETY: each row has its acc after the max and the sum, 16 floats for each panel; the panels lie inside the
-    // tiles; 16 weights of each row lie at each tile's place.
-    unsafe {
-        let acc_at = pass.partial.add(part.rows.start * stride + LANES + panel * LANES);
-        let mut acc = tile::load::<S, T, P>(s, acc_at, stride, LANES);
-        let mut at = part.positions.start;
-        while at < part.positions.end {
-            let base = at / LANES * LANES;
-            let end = part.positions.end.min(base + LANES);
-            let mut panels = [pass.tiles[at / LANES]; P];
-            for (panel, offset) in panels.iter_mut().zip(offsets) {
-                *panel = panel.add(offset);
-            }
-            let prefetch = pass.prefetch::<E, P>(panels, [at / LANES; P], offsets, panel_bytes);
-            let (weights, steps) = (pass.scores.add(part.rows.start * SPLIT + base), at - base..end - base);
-            tile::advance::<S, E, T, P>(s, &mut acc, weights, SPLIT, panels, steps, prefetch);
-            at = end;
-        }
-        tile::store(s, acc_at, stride, LANES, &acc);
     }
 }
 

@@ -1,0 +1,206 @@
+//! Keys and values as numbers: both products are chains of f32 multiply-adds of the microkernel.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::{Format, Pass, SPLIT, Shape, Visible, partial_floats};
+use crate::element::LANES;
+use crate::generic::row_ops::load as load_lanes;
+use crate::generic::storage::Storage;
+use crate::generic::tile::{self, Prefetch, with_tile_shape};
+use crate::simd::Simd;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Numbers<E>(PhantomData<E>);
+
+impl<E: Storage> Format for Numbers<E> {
+    #[inline(always)]
+    unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, from: *const f32, to: *mut f32) {
+        let head_dim = shape.layout.head_dim;
+        let scale = s.splat(shape.scale);
+        let mut d = 0;
+        while d < head_dim {
+            // SAFETY: the rest of the head is readable, and `to` is padded.
+            unsafe { s.store(to.add(d), s.mul(load_lanes(s, from.add(d), LANES.min(head_dim - d)), scale)) };
+            d += LANES;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>) {
+        let mut tile = tiles.start;
+        while tile < tiles.end {
+            // SAFETY: by contract.
+            unsafe {
+                tile += with_tile_shape!(pass.visible.len(), tiles.end - tile, score::<S, E>(s, pass, tile));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_values<S: Simd>(s: S, pass: &Pass<'_>, _: Range<usize>) {
+        let floats = partial_floats(pass.layout.head_dim);
+        for row in 0..pass.visible.len() {
+            let mut i = LANES;
+            while i < floats {
+                // SAFETY: inside the row.
+                unsafe { s.store(pass.partial.add(row * floats + i), s.splat(0.0)) };
+                i += LANES;
+            }
+        }
+        let panels = pass.layout.head_dim.div_ceil(LANES);
+        for part in Parts::new(pass.visible) {
+            let mut panel = 0;
+            while panel < panels {
+                // SAFETY: by contract; the sums were just set.
+                unsafe {
+                    panel += with_tile_shape!(
+                        part.rows.len(),
+                        panels - panel,
+                        sum_values::<S, E>(s, pass, &part, panel)
+                    );
+                }
+            }
+        }
+    }
+}
+
+impl Pass<'_> {
+    /// For `panels` that are `bytes` bytes at offset `offsets[p]` of tile `tiles[p]`: this turn's share of the same
+    /// bytes of the following split. That far ahead, memory is busy all the time and at an even rate.
+    #[inline(always)]
+    fn prefetch<E: Storage, const P: usize>(
+        &self,
+        panels: [*const u8; P],
+        tiles: [usize; P],
+        offsets: [usize; P],
+        bytes: usize,
+    ) -> Prefetch<P> {
+        let mut prefetch = Prefetch { offsets: [0; P], advance: E::PAIR / self.turns };
+        for p in 0..P {
+            let following = self.following[tiles[p]];
+            if !following.is_null() {
+                let share = offsets[p] + self.turn * bytes / self.turns;
+                let address = following.addr().wrapping_add(share);
+                prefetch.offsets[p] = address.wrapping_sub(panels[p].addr()).cast_signed();
+            }
+        }
+        prefetch
+    }
+}
+
+/// Scores of `T` rows with `P` tiles of positions from `first` on.
+///
+/// # Safety
+/// `pass` has these rows and tiles.
+#[inline(always)]
+unsafe fn score<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, pass: &Pass<'_>, first: usize) {
+    let mut panels = [std::ptr::null(); P];
+    panels.copy_from_slice(&pass.tiles[first..first + P]);
+    let head_dim = pass.layout.head_dim;
+    let mut tiles = [first; P];
+    for (p, tile) in tiles.iter_mut().enumerate() {
+        *tile += p;
+    }
+    let prefetch = pass.prefetch::<E, P>(panels, tiles, [0; P], pass.layout.key_bytes());
+    let mut acc = tile::zero::<S, T, P>(s);
+    // SAFETY: the queries have `head_dim` floats and each K panel as many steps; 256 scores are writable in each row.
+    unsafe {
+        let stride = head_dim.next_multiple_of(LANES);
+        tile::advance::<S, E, T, P>(s, &mut acc, pass.queries, stride, panels, 0..head_dim, prefetch);
+        tile::store(s, pass.scores.add(first * LANES), SPLIT, LANES, &acc);
+    }
+}
+
+/// Which rows take which positions into their sums together: what every row sees is done for all at once; the ragged
+/// ends before and after belong to single rows.
+struct Parts<'a> {
+    visible: &'a [Visible],
+    common: Visible,
+    next: usize,
+}
+
+struct Part {
+    rows: Range<usize>,
+    positions: Range<usize>,
+}
+
+impl<'a> Parts<'a> {
+    #[inline(always)]
+    fn new(visible: &'a [Visible]) -> Self {
+        let mut common = Visible { start: 0, end: SPLIT };
+        for seen in visible {
+            common = Visible { start: common.start.max(seen.start), end: common.end.min(seen.end) };
+        }
+        if common.start >= common.end {
+            common = Visible { start: SPLIT, end: SPLIT };
+        }
+        Self { visible, common, next: 0 }
+    }
+}
+
+impl Iterator for Parts<'_> {
+    type Item = Part;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Part> {
+        let (count, common) = (self.visible.len(), self.common);
+        while self.next <= 2 * count {
+            let index = self.next;
+            self.next += 1;
+            let (rows, positions) = if index < count {
+                let seen = self.visible[index];
+                (index..index + 1, seen.start..seen.end.min(common.start))
+            } else if index == count {
+                (0..count, common.start..common.end)
+            } else {
+                let row = index - count - 1;
+                let seen = self.visible[row];
+                (row..row + 1, seen.start.max(common.end)..seen.end)
+            };
+            if positions.start < positions.end {
+                return Some(Part { rows, positions });
+            }
+        }
+        None
+    }
+}
+
+/// Takes the weighted sums of the `T` rows of `part` over `P` V panels (16 dimensions each) from `panel` on.
+///
+/// # Safety
+/// `pass` has these rows and panels, and weights and values for these positions; the sums are set.
+#[inline(always)]
+unsafe fn sum_values<S: Simd, E: Storage, const T: usize, const P: usize>(
+    s: S,
+    pass: &Pass<'_>,
+    part: &Part,
+    panel: usize,
+) {
+    let stride = partial_floats(pass.layout.head_dim);
+    let panel_bytes = E::ELEMENT.panel_bytes(LANES);
+    let mut offsets = [pass.layout.key_bytes() + panel * panel_bytes; P];
+    for (p, offset) in offsets.iter_mut().enumerate() {
+        *offset += p * panel_bytes;
+    }
+    // SAFETY: each row has its acc after the max and the sum, 16 floats for each panel; the panels lie inside the
+    // tiles; 16 weights of each row lie at each tile's place.
+    unsafe {
+        let acc_at = pass.partial.add(part.rows.start * stride + LANES + panel * LANES);
+        let mut acc = tile::load::<S, T, P>(s, acc_at, stride, LANES);
+        let mut at = part.positions.start;
+        while at < part.positions.end {
+            let base = at / LANES * LANES;
+            let end = part.positions.end.min(base + LANES);
+            let mut panels = [pass.tiles[at / LANES]; P];
+            for (panel, offset) in panels.iter_mut().zip(offsets) {
+                *panel = panel.add(offset);
+            }
+            let prefetch = pass.prefetch::<E, P>(panels, [at / LANES; P], offsets, panel_bytes);
+            let (weights, steps) = (pass.scores.add(part.rows.start * SPLIT + base), at - base..end - base);
+            tile::advance::<S, E, T, P>(s, &mut acc, weights, SPLIT, panels, steps, prefetch);
+            at = end;
+        }
+        tile::store(s, acc_at, stride, LANES, &acc);
+    }
+}
