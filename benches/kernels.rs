@@ -15,8 +15,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use penstock_kernels::{
-    AttentionParams, AttentionRow, Element, Epilogue, Isa, Kernels, KvElement, KvLayout,
-    Matrix, MatrixLayout, Pool, Rows, RowsMut, attention_scratch,
+    AttentionParams, AttentionRow, Element, Epilogue, Isa, Kernels, KvElement, KvLayout, Matrix,
+    MatrixLayout, Pool, Rows, RowsMut, attention_scratch,
 };
 use roofline::{Probe, seconds};
 

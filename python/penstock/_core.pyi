@@ -665,6 +665,7 @@ def testing_logits(
     token_ids: Sequence[int],
     *,
     dtype: str = "float32",
+    kv_cache_dtype: str = "auto",
     threads: int = 1,
     chunk: int = 512,
 ) -> bytes:

@@ -107,7 +107,11 @@ fn check_sizes(config: &EngineConfig) -> Result<(), Error> {
     if let Some(tokens) = config.max_num_batched_tokens {
         let block_size = config.block_size.unwrap_or(BLOCK_SIZES[0] as usize);
         if tokens < block_size {
-            return refuse("max_num_batched_tokens", tokens as u64, format!("at least block_size, {block_size}"));
+            return refuse(
+                "max_num_batched_tokens",
+                tokens as u64,
+                format!("at least block_size, {block_size}"),
+            );
         }
     }
     if config.on_exhaustion == "swap" && config.host_cache_bytes == Some(0) {
@@ -135,9 +139,11 @@ impl EngineConfig {
             block_size: self.block_size,
             kv_cache_bytes: self.kv_cache_bytes,
             memory_ratio: self.memory_ratio.map_or_else(ratio_from_environment, |ratio| Ok(Some(ratio)))?,
-            memory_leftover_bytes: from_environment(LEFTOVER_VARIABLE, "a whole number of mebibytes", |text| {
-                text.parse::<u64>().ok()?.checked_mul(1 << 20)
-            })?,
+            memory_leftover_bytes: from_environment(
+                LEFTOVER_VARIABLE,
+                "a whole number of mebibytes",
+                |text| text.parse::<u64>().ok()?.checked_mul(1 << 20),
+            )?,
             prefix_cache_ttl: self.prefix_cache.then(|| Duration::from_secs_f64(self.prefix_cache_ttl)),
             host_cache_bytes: self.host_cache_bytes,
             on_exhaustion: match self.on_exhaustion.as_str() {
@@ -151,14 +157,19 @@ impl EngineConfig {
 
 fn threads_from_environment() -> Result<Option<usize>, Error> {
     from_environment(THREADS_VARIABLE, &format!("an integer from 1 to {MAX_THREADS}"), |text| {
-        text.parse().ok().filter(|threads| (1..=MAX_THREADS).contains(threads)).map(|threads| threads as usize)
+        text.parse()
+            .ok()
+            .filter(|threads| (1..=MAX_THREADS).contains(threads))
+            .map(|threads| threads as usize)
     })
 }
 
 /// Of the first variable that is set.
 fn ratio_from_environment() -> Result<Option<f64>, Error> {
     for variable in RATIO_VARIABLES {
-        let ratio = from_environment(variable, RATIO_LIMIT, |text| text.parse().ok().filter(|ratio| is_ratio(*ratio)));
+        let ratio = from_environment(variable, RATIO_LIMIT, |text| {
+            text.parse().ok().filter(|ratio| is_ratio(*ratio))
+        });
         if !matches!(ratio, Ok(None)) {
             return ratio;
         }
@@ -176,14 +187,23 @@ fn from_environment<T>(
     let parsed = value.to_str().and_then(parse);
     parsed.map(Some).ok_or_else(|| {
         let message = format!("{variable}={value:?} is not allowed: it must be {limit}");
-        Error::Config(Problem { message, field: variable.to_owned(), value: None, limit: Some(limit.to_owned()) })
+        Error::Config(Problem {
+            message,
+            field: variable.to_owned(),
+            value: None,
+            limit: Some(limit.to_owned()),
+        })
     })
 }
 
 /// How users spell the types of the KV cache.
-const KV_ELEMENTS: &[(&str, KvElement)] =
-    &[
-    ("float32", KvElement::F32), ("float16", KvElement::F16), ("bfloat16", KvElement::Bf16), ("int8", KvElement::Int8), ("uint4", KvElement::Uint4)];
+const KV_ELEMENTS: &[(&str, KvElement)] = &[
+    ("float32", KvElement::F32),
+    ("float16", KvElement::F16),
+    ("bfloat16", KvElement::Bf16),
+    ("int8", KvElement::Int8),
+    ("uint4", KvElement::Uint4),
+];
 
 /// The type of the KV cache of a name; `None` for `auto`.
 pub fn kv_element(name: &str) -> Option<KvElement> {

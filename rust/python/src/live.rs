@@ -17,7 +17,7 @@ use penstock_text::TextStream;
 
 use crate::detach::catch;
 use crate::record::Tuple;
-use crate::results::{Chunk, StopReason, Timings};
+use crate::results::{Chunk, StopReason};
 
 /// What a listener waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,9 +235,7 @@ impl State {
             return End::Finished("stop", Some(StopReason::Text(stop)), finish);
         }
         match &finish.reason {
-            FinishReason::Stop(token) => {
-                End::Finished("stop", Some(StopReason::Token(*token)), finish)
-            },
+            FinishReason::Stop(token) => End::Finished("stop", Some(StopReason::Token(*token)), finish),
             FinishReason::Length => End::Finished("length", None, finish),
             FinishReason::Interrupted => End::Finished("interrupted", None, finish),
             FinishReason::Cancelled => End::Finished("cancelled", None, finish),

@@ -140,7 +140,8 @@ impl ModelInfo {
 
 impl From<penstock_runner::MemoryInfo> for MemoryInfo {
     fn from(info: penstock_runner::MemoryInfo) -> Self {
-        let penstock_runner::MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak } = info;
+        let penstock_runner::MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak } =
+            info;
         Self { limit, weights, workspace, inputs, kv_cache, host_cache, peak }
     }
 }

@@ -3,28 +3,35 @@
 use std::path::PathBuf;
 
 use penstock_checkpoint::Checkpoint;
+use penstock_runner::Options;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::config::element;
+use crate::config::{element, kv_element};
 use crate::detach::detach;
 use crate::errors::Error;
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
 #[pyfunction]
-#[pyo3(signature = (path, token_ids, *, dtype = "float32", threads = 1, chunk = 512))]
+#[pyo3(signature = (path, token_ids, *, dtype = "float32", kv_cache_dtype = "auto", threads = 1, chunk = 512))]
 pub fn testing_logits<'py>(
     py: Python<'py>,
     path: PathBuf,
     token_ids: Vec<u32>,
     dtype: &str,
+    kv_cache_dtype: &str,
     threads: usize,
     chunk: usize,
 ) -> Result<Bound<'py, PyBytes>, Error> {
-    let dtype = element(dtype);
+    let options = Options {
+        dtype: element(dtype),
+        kv_cache_dtype: kv_element(kv_cache_dtype),
+        threads: Some(threads),
+        ..Options::default()
+    };
     let logits = detach(py, || {
         let checkpoint = Checkpoint::open(&path)?;
-        penstock_runner::logits(&checkpoint, &token_ids, dtype, threads, chunk).map_err(Error::Launch)
+        penstock_runner::logits(&checkpoint, &token_ids, &options, chunk).map_err(Error::Launch)
     })??;
     Ok(little_endian(py, &logits))
 }

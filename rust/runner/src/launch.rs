@@ -60,26 +60,25 @@ pub(crate) fn launch(
     Ok((engine, info))
 }
 
-/// Logits of every position of `tokens`, computed in chunks of `chunk` tokens on `threads` threads. A private hook for tests:
-/// no engine, no sampling.
+/// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the types and threads of `options`. A private
+/// hook for tests: no engine, no sampling.
 pub fn logits(
     checkpoint: &Checkpoint,
     tokens: &[u32],
-    dtype: Option<Element>,
-    threads: usize,
+    options: &Options,
     chunk: usize,
 ) -> Result<Vec<f32>, LaunchError> {
     let config = ModelConfig::from_json(checkpoint.config())?;
-    let element = dtype.unwrap_or_else(|| usual_element(checkpoint));
+    let element = options.dtype.unwrap_or_else(|| usual_element(checkpoint));
     let chunk = positive("chunk", chunk)?;
     if let Some(token) = tokens.iter().find(|token| **token as usize >= config.vocabulary_size) {
         return Err(out_of_range("token_ids", token, format!("below {}", config.vocabulary_size)));
     }
-    let mut backend = Cpu::new(positive("threads", threads)?)?;
+    let mut backend = Cpu::new(positive("threads", options.threads.unwrap_or(1))?)?;
     let block_size = BLOCK_SIZES[0];
     let demand = Demand {
         element,
-        kv_element: None,
+        kv_element: options.kv_cache_dtype,
         max_model_len: tokens.len().max(1),
         max_num_seqs: chunk,
         max_num_batched_tokens: chunk,
