@@ -17,7 +17,8 @@ pub(crate) fn spawn(core: Core, mailbox: Mailbox, executor: Box<dyn Executor>) -
     thread::Builder::new().name("penstock-engine".into()).spawn(move || live(core, mailbox, executor))
 }
 
-/// The step, on one screen: take messages, let go of who is gone, plan and submit, ring.
+/// The step, on one screen: take messages, let go of who is gone, plan and submit, ring. Prefixes that expire meanwhile
+/// are a reason to take a turn as well.
 fn run(mut core: Core, mailbox: &Mailbox, executor: &mut dyn Executor) {
     // A local, so dropped before `core`: who hears of the end finds the gate shut.
     let _closing = CloseOnDrop(mailbox.gate());
@@ -25,10 +26,9 @@ fn run(mut core: Core, mailbox: &Mailbox, executor: &mut dyn Executor) {
         if cfg!(debug_assertions) && core.is_idle() {
             core.check_integrity();
         }
-        let message = mailbox.wait();
+        let message = mailbox.wait(core.next_expiry());
         let now = Instant::now();
-        core.handle(message, now);
-        for message in mailbox.drain() {
+        for message in message.into_iter().chain(mailbox.drain()) {
             core.handle(message, now);
         }
         core.attend(now);

@@ -7,7 +7,7 @@
 //! handle(Start)     ─▶ a place or the queue, Admitted or Refused
 //! handle(StepDone)  ─▶ tokens out, ended sequences end
 //! attend()          ─▶ sequences whose consumer is gone end, paused ones with room resume
-//! plan()            ─▶ the next step, up to DEPTH of them unanswered
+//! plan()            ─▶ the next step, up to DEPTH of them unanswered; sequences it has no room for wait or end
 //! ring()            ─▶ every port that was touched, once
 //! ```
 
@@ -20,9 +20,10 @@ use crate::limits::Limits;
 use crate::mailbox::Attention;
 use crate::message::{Message, Outbox, Start};
 use crate::port::{PortIndex, Ringer};
-use crate::request::{Finish, FinishReason, Refusal, RequestId};
+use crate::prefix::{BlockHasher, Chain, Namespace};
+use crate::request::{Finish, FinishReason, Refusal, Request, RequestId};
 use crate::scheduler::Scheduler;
-use crate::sequence::{Arrival, Sequence};
+use crate::sequence::{Arrival, GENERATED_AHEAD, Sequence, Turn};
 use crate::stats::{Board, Stats};
 
 /// See the module. To be shut down before it is dropped.
@@ -41,9 +42,12 @@ pub struct Core {
     attention: Arc<Attention>,
     board: Arc<Board>,
     counters: Counters,
-    last_step: u64,
+    num_arrivals: u64,
     is_stopped: bool,
 }
+
+/// Whose rows are that nobody wants any more.
+const NOBODY: RequestId = RequestId(u64::MAX);
 
 /// A plan in flight.
 struct Flight {
@@ -58,15 +62,16 @@ struct Counters {
     requests_admitted: u64,
     requests_finished: u64,
     prompt_tokens: u64,
+    recomputed_tokens: u64,
     generation_tokens: u64,
     steps: u64,
 }
 
 impl Core {
-    /// An engine with nothing to do. `limits` have been validated.
-    pub fn new(limits: Limits, attention: Arc<Attention>, board: Arc<Board>) -> Self {
+    /// An engine with nothing to do. `limits` have been validated; `hasher` is the prefix cache's.
+    pub fn new(limits: Limits, hasher: BlockHasher, attention: Arc<Attention>, board: Arc<Board>) -> Self {
         let core = Self {
-            scheduler: Scheduler::new(&limits),
+            scheduler: Scheduler::new(&limits, hasher),
             limits,
             ringer: Ringer::default(),
             flights: VecDeque::with_capacity(DEPTH),
@@ -76,7 +81,7 @@ impl Core {
             attention,
             board,
             counters: Counters::default(),
-            last_step: 0,
+            num_arrivals: 0,
             is_stopped: false,
         };
         core.publish();
@@ -89,6 +94,7 @@ impl Core {
             Message::Start(start) => self.start(start, now),
             Message::Nudge => {} // its purpose was to cause a turn: `attend` does the rest
             Message::StepDone(done) => self.complete(done, now),
+            Message::FlushPrefixCache => self.scheduler.flush_prefix_cache(),
             Message::Shutdown => self.shut_down(now),
         }
     }
@@ -100,20 +106,30 @@ impl Core {
         }
         let max_new_tokens = self.limits.max_new_tokens(&request);
         let blocks_needed = self.limits.blocks_needed(&request);
-        let arrival = Arrival { id, request, outbox, port, max_new_tokens, blocks_needed };
-        if let Some(sequence) = self.scheduler.enqueue(Sequence::new(arrival, now)) {
-            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
+        let turn = Turn { priority: request.priority, arrival: self.num_arrivals };
+        self.num_arrivals += 1;
+        let chain = self.chain(&request, max_new_tokens);
+        let arrival = Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain };
+        if let Some(sequence) = self.scheduler.enqueue(Sequence::new(arrival, now), now) {
+            let (waiting, limit) = (self.scheduler.num_newcomers(), self.limits.max_waiting);
             return self.refuse(sequence.outbox, port, Refusal::Overloaded { waiting, limit });
         }
         self.counters.requests_admitted += 1;
         self.publish(); // first, so that whoever knows he is admitted finds himself counted
-        let newest = self.scheduler.newest();
-        newest.outbox.writer().admit();
+        let newcomer = self.scheduler.newcomer(turn);
+        newcomer.outbox.writer().admit();
         // Its consumer may have gone while it lay in the mailbox, and that attention was taken before this.
-        if newest.outbox.is_cancelled() {
+        if newcomer.outbox.is_cancelled() {
             self.attention.raise();
         }
         self.ringer.touch(port);
+    }
+
+    fn chain(&self, request: &Request, max_new_tokens: usize) -> Chain {
+        let num_blocks = self.limits.num_shareable_blocks(request);
+        let num_ahead = request.prompt.len() + max_new_tokens.min(GENERATED_AHEAD);
+        let namespace = Namespace { salt: request.cache_salt.clone() };
+        Chain::new(namespace, num_blocks, num_ahead / self.limits.block_size)
     }
 
     fn refuse(&mut self, outbox: Outbox, port: PortIndex, refusal: Refusal) {
@@ -128,7 +144,7 @@ impl Core {
             return;
         }
         let mut cancelled = std::mem::take(&mut self.cancelled);
-        self.scheduler.attend(&mut cancelled);
+        self.scheduler.attend(&mut cancelled, now);
         for sequence in cancelled.drain(..) {
             self.end(sequence, FinishReason::Cancelled, now);
         }
@@ -144,13 +160,14 @@ impl Core {
         }
         let (mut plan, mut owners) = self.spare.pop().unwrap_or_default();
         self.scheduler.plan(&mut plan, &mut owners, now);
-        self.publish();
+        while let Some(sequence) = self.scheduler.pop_interrupted() {
+            self.end(sequence, FinishReason::Interrupted, now);
+        }
+        self.settle();
         if plan.work.is_empty() {
             self.spare.push((plan, owners));
             return None;
         }
-        self.last_step += 1;
-        plan.step = self.last_step;
         self.flights.push_back(Flight { step: plan.step, owners });
         Some(plan)
     }
@@ -174,31 +191,44 @@ impl Core {
         let mut sampled = plan.sampled.iter();
         for (work, &owner) in plan.work.iter().zip(owners) {
             let token = work.sample.as_ref().and_then(|_| sampled.next());
-            let Some(sequence) = self.scheduler.owner(work.slot, owner) else { continue };
-            self.counters.prompt_tokens +=
-                u64::from(work.prompt_len.saturating_sub(work.start).min(work.num_tokens));
+            let Some((sequence, computed)) = self.scheduler.row_computed(work, owner, now) else { continue };
+            self.counters.prompt_tokens += computed.prompt as u64;
+            self.counters.recomputed_tokens += computed.again as u64;
             let Some(&token) = token else { continue };
             self.counters.generation_tokens += 1;
             self.ringer.touch(sequence.port);
             if let Some(reason) = sequence.append(token, now) {
-                let sequence = self.scheduler.retire(work.slot);
-                self.end(sequence, reason, now);
+                self.retire(work.slot, owner, reason, now);
             }
         }
     }
 
     fn fail(&mut self, plan: &StepPlan, owners: &[RequestId], text: &str, now: Instant) {
         for (work, &owner) in plan.work.iter().zip(owners) {
-            if self.scheduler.owner(work.slot, owner).is_some() {
-                let sequence = self.scheduler.retire(work.slot);
-                self.end(sequence, FinishReason::Failed(text.to_owned()), now);
+            self.retire(work.slot, owner, FinishReason::Failed(text.to_owned()), now);
+        }
+        if plan.copies.is_empty() {
+            return;
+        }
+        let mut distrusted = Vec::new();
+        self.scheduler.distrust_copies(plan.step, &mut distrusted, now);
+        for owner in self.flights.iter_mut().flat_map(|flight| &mut flight.owners) {
+            if distrusted.contains(owner) {
+                *owner = NOBODY;
             }
+        }
+    }
+
+    /// Ends the sequence that owns a row, unless it has ended.
+    fn retire(&mut self, slot: u32, owner: RequestId, reason: FinishReason, now: Instant) {
+        if let Some(sequence) = self.scheduler.retire(slot, owner, now) {
+            self.end(sequence, reason, now);
         }
     }
 
     fn shut_down(&mut self, now: Instant) {
         self.is_stopped = true;
-        while let Some(sequence) = self.scheduler.evict() {
+        while let Some(sequence) = self.scheduler.evict(now) {
             self.end(sequence, FinishReason::Cancelled, now);
         }
         self.settle();
@@ -221,20 +251,35 @@ impl Core {
     }
 
     fn publish(&self) {
-        let pool = self.scheduler.pool();
+        let (pool, host) = (self.scheduler.memory().pool(), self.scheduler.memory().host());
+        let counters = self.scheduler.counters();
         self.board.publish(Stats {
             running: self.scheduler.num_running(),
             waiting: self.scheduler.num_waiting(),
             paused: self.scheduler.num_paused(),
             blocks_total: pool.num_blocks(),
             blocks_used: pool.num_used(),
+            blocks_cached: pool.num_kept(),
             blocks_reserved: pool.num_reserved(),
+            host_blocks_total: host.num_blocks(),
+            host_blocks_used: host.num_blocks() - host.num_free(),
             requests_admitted: self.counters.requests_admitted,
             requests_finished: self.counters.requests_finished,
             prompt_tokens: self.counters.prompt_tokens,
+            recomputed_tokens: self.counters.recomputed_tokens,
             generation_tokens: self.counters.generation_tokens,
+            prefix_query_tokens: counters.prefix_query_tokens,
+            prefix_hit_tokens: counters.prefix_hit_tokens,
+            prefix_host_hit_tokens: counters.prefix_host_hit_tokens,
+            preemptions: counters.preemptions,
+            swaps: counters.swaps,
             steps: self.counters.steps,
         });
+    }
+
+    /// When something in the prefix cache will have expired, so that a turn is due though nobody sent a message.
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.scheduler.memory().next_expiry()
     }
 
     /// Rings every port that something was pushed for since the last time, once.

@@ -4,6 +4,7 @@
 //! the mailbox and returns; answers come through the result queue of the request.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
@@ -14,6 +15,7 @@ use crate::limits::{InvalidLimits, InvalidRequest, Limits};
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{Outbox, Start};
 use crate::port::Port;
+use crate::prefix::BlockHasher;
 use crate::request::{Event, Request, RequestId};
 use crate::result_queue::{CancelFlag, Reader, result_queue};
 use crate::stats::{Board, Stats};
@@ -69,7 +71,8 @@ impl Engine {
         limits.validate()?;
         let (mailbox, letterbox, completions) = mailbox(&limits);
         let board = Arc::new(Board::default());
-        let core = Core::new(limits.clone(), letterbox.attention(), Arc::clone(&board));
+        let hasher = BlockHasher::new(random_key());
+        let core = Core::new(limits.clone(), hasher, letterbox.attention(), Arc::clone(&board));
         let thread = actor::spawn(core, mailbox, make_executor(completions))?;
         let join = move || {
             // The thread catches its own panics, so there is no error to look at.
@@ -118,8 +121,15 @@ impl Engine {
             NotSent::Full => StartError::Overloaded,
             NotSent::Stopped => StartError::Stopped,
         })?;
-        let canceller = Canceller { flag: reader.cancel_flag(), letterbox: inner.letterbox.clone() };
-        Ok(Consumer { id, reader, canceller })
+        let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());
+        Ok(Consumer { id, reader, cancelled, letterbox })
+    }
+
+    /// Makes the prefix cache forget everything, for instance because the weights have changed: no request that is
+    /// started after this returns uses what was computed before. Running requests keep their blocks to their ends.
+    /// Waits for a place in a full mailbox.
+    pub fn flush_prefix_cache(&self) {
+        self.inner.letterbox.flush_prefix_cache();
     }
 
     /// Ends every open request as cancelled and returns when the engine thread is gone, the executor dropped. May be
@@ -150,17 +160,17 @@ impl fmt::Debug for Engine {
     }
 }
 
+/// The key under which one engine hashes its prefixes, from the system's source of randomness.
+fn random_key() -> u128 {
+    let state = RandomState::new();
+    u128::from(state.hash_one(0)) | u128::from(state.hash_one(1)) << 64
+}
+
 /// The receiving end of one request. Dropping it before its last event cancels the request.
 pub struct Consumer {
     id: RequestId,
     reader: Reader,
-    canceller: Canceller,
-}
-
-/// Cancels one request from anywhere, for as long as anybody cares to hold it.
-#[derive(Clone)]
-pub struct Canceller {
-    flag: CancelFlag,
+    cancelled: CancelFlag,
     letterbox: Letterbox,
 }
 
@@ -175,7 +185,7 @@ impl Consumer {
     pub fn pop(&mut self) -> Option<Event> {
         let event = self.reader.pop();
         if event.is_some() && self.reader.must_nudge() {
-            self.canceller.letterbox.nudge();
+            self.letterbox.nudge();
         }
         event
     }
@@ -187,19 +197,7 @@ impl Consumer {
 
     /// Asks for the end; never blocks, and asking again is nothing. Events go on until `Finished`.
     pub fn cancel(&self) {
-        self.canceller.cancel();
-    }
-
-    /// A way to cancel for those who do not hold the consumer.
-    pub fn canceller(&self) -> Canceller {
-        self.canceller.clone()
-    }
-}
-
-impl Canceller {
-    /// As [`Consumer::cancel`].
-    pub fn cancel(&self) {
-        if self.flag.set() {
+        if self.cancelled.set() {
             self.letterbox.nudge();
         }
     }
@@ -216,11 +214,5 @@ impl Drop for Consumer {
 impl fmt::Debug for Consumer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Consumer").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Canceller {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Canceller").finish_non_exhaustive()
     }
 }

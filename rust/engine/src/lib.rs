@@ -24,6 +24,7 @@ pub mod limits;
 pub mod mailbox;
 pub mod message;
 pub mod port;
+pub mod prefix;
 pub mod request;
 pub mod result_queue;
 mod scheduler;
@@ -32,7 +33,7 @@ pub mod stats;
 mod sync;
 
 pub use executor::{BlockCopy, BlockId, DEPTH, Executor, HostBlockId, Sample, StepDone, StepPlan, Work};
-pub use handle::{Canceller, Consumer, Engine, EngineError, StartError};
+pub use handle::{Consumer, Engine, EngineError, StartError};
 pub use limits::{InvalidLimits, InvalidRequest, Limits, OnExhaustion};
 pub use mailbox::Completions;
 pub use port::Port;

@@ -133,6 +133,24 @@ impl Limits {
                 return Err(InvalidLimits { field, value, limit: format!("at most {}", i32::MAX) });
             }
         }
+        if self.host_blocks > i32::MAX as usize {
+            let limit = format!("at most {}", i32::MAX);
+            return Err(InvalidLimits { field: "host_blocks", value: self.host_blocks, limit });
+        }
+        if self.prefix_cache_ttl.is_some_and(|ttl| ttl.is_zero()) {
+            let limit = "above 0; for no prefix cache, leave it out".into();
+            return Err(InvalidLimits { field: "prefix_cache_ttl", value: 0, limit });
+        }
+        let is_swapping = self.on_exhaustion == OnExhaustion::Swap;
+        if is_swapping && self.host_blocks == 0 {
+            let limit = "at least 1, for on_exhaustion=swap to save blocks to".into();
+            return Err(InvalidLimits { field: "host_blocks", value: 0, limit });
+        }
+        if self.host_blocks > 0 && !is_swapping && self.prefix_cache_ttl.is_none() {
+            let limit =
+                "0, for without a prefix cache and without on_exhaustion=swap nothing is saved".into();
+            return Err(InvalidLimits { field: "host_blocks", value: self.host_blocks, limit });
+        }
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(InvalidLimits {
                 field: "max_num_batched_tokens",
@@ -195,6 +213,16 @@ impl Limits {
     /// How many tokens `request` may generate at most: what it asks for, clipped to the model's length.
     pub fn max_new_tokens(&self, request: &Request) -> usize {
         request.max_tokens.min(self.max_model_len - request.prompt.len())
+    }
+
+    /// How many of its first blocks `request` may share with others.
+    pub fn num_shareable_blocks(&self, request: &Request) -> usize {
+        let may_share = self.prefix_cache_ttl.is_some() && request.prefix_cache;
+        if may_share && request.prompt.len() <= self.max_shared_len {
+            self.max_shared_len / self.block_size
+        } else {
+            0
+        }
     }
 
     /// Blocks that hold `request` at its longest. The last generated token is never computed, so it needs no place.
@@ -313,5 +341,38 @@ mod tests {
             "max_num_batched_tokens=3 is out of range: at least max_num_seqs=4, one token per sequence and step"
         );
         assert!(Limits { num_blocks: 1 << 40, ..limits() }.validate().is_err());
+        assert!(Limits { host_blocks: 1 << 40, ..limits() }.validate().is_err());
+    }
+
+    #[test]
+    fn options_that_could_do_nothing_are_refused() {
+        let check = |limits: Limits, message: &str| {
+            assert_eq!(limits.validate().unwrap_err().to_string(), message);
+        };
+        check(
+            Limits { prefix_cache_ttl: Some(Duration::ZERO), ..limits() },
+            "prefix_cache_ttl=0 is out of range: above 0; for no prefix cache, leave it out",
+        );
+        check(
+            Limits { on_exhaustion: OnExhaustion::Swap, ..limits() },
+            "host_blocks=0 is out of range: at least 1, for on_exhaustion=swap to save blocks to",
+        );
+        check(
+            Limits { host_blocks: 5, ..limits() },
+            "host_blocks=5 is out of range: 0, for without a prefix cache and without on_exhaustion=swap nothing is saved",
+        );
+        let prefix_cache_ttl = Some(Duration::from_secs(300));
+        assert_eq!(Limits { host_blocks: 5, prefix_cache_ttl, ..limits() }.validate(), Ok(()));
+    }
+
+    #[test]
+    fn only_blocks_below_the_shared_length_are_shared_and_only_by_prompts_within_it() {
+        let prefix_cache_ttl = Some(Duration::from_secs(300));
+        let limits = Limits { prefix_cache_ttl, max_shared_len: 40, ..limits() };
+        assert_eq!(limits.num_shareable_blocks(&request(40, 1)), 2);
+        assert_eq!(limits.num_shareable_blocks(&request(41, 1)), 0);
+        assert_eq!(limits.num_shareable_blocks(&Request { prefix_cache: false, ..request(40, 1) }), 0);
+        let limits = Limits { prefix_cache_ttl: None, ..limits };
+        assert_eq!(limits.num_shareable_blocks(&request(40, 1)), 0);
     }
 }

@@ -8,8 +8,9 @@
 //! closes the gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 
 use crate::executor::StepDone;
 use crate::limits::Limits;
@@ -117,9 +118,17 @@ pub(crate) fn mailbox(limits: &Limits) -> (Mailbox, Letterbox, Completions) {
 }
 
 impl Mailbox {
-    /// The engine's only wait point. When nobody is left who could send, that is a shutdown.
-    pub(crate) fn wait(&self) -> Message {
-        self.messages.recv().unwrap_or(Message::Shutdown)
+    /// The engine's only wait point: for a message, or until `deadline`. When nobody is left who could send, that is a
+    /// shutdown.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Message> {
+        let Some(deadline) = deadline else {
+            return Some(self.messages.recv().unwrap_or(Message::Shutdown));
+        };
+        match self.messages.recv_deadline(deadline) {
+            Ok(message) => Some(message),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Message::Shutdown),
+        }
     }
 
     /// What else has arrived, at most a mailbox full: a flood of starts must not keep the engine from its steps.
@@ -163,6 +172,11 @@ impl Letterbox {
     /// May wait for a place in the mailbox, which the engine thread frees without needing anybody.
     pub(crate) fn shutdown(&self) {
         let _ = self.messages.send(Message::Shutdown); // an error says that it has stopped already
+    }
+
+    /// As `shutdown`, it may wait for a place.
+    pub(crate) fn flush_prefix_cache(&self) {
+        let _ = self.messages.send(Message::FlushPrefixCache); // without an engine there is nothing to flush
     }
 
     pub(crate) fn attention(&self) -> Arc<Attention> {

@@ -18,6 +18,8 @@ pub enum Message {
     Nudge,
     /// The executor answers the oldest plan in flight.
     StepDone(StepDone),
+    /// Forget all prefixes; what is in use is not affected, nor found by anybody else any more.
+    FlushPrefixCache,
     /// End every request and stop.
     Shutdown,
 }

@@ -10,19 +10,33 @@
 //!
 //! `num_planned` tokens are computed or in a plan in flight. The last of the tokens may itself be on its way (sampled by
 //! a plan in flight): a row for it follows the sample instead of naming its input.
+//!
+//! A sequence that loses its place keeps all its tokens and forgets what was computed, but for what the prefix cache or
+//! the host tier has when it gets the next one. It gets none before all its rows in flight are answered.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::executor::{BlockId, DEPTH, Sample, StepPlan, Work};
-use crate::kv::BlockList;
+use crate::kv::{BlockList, Saved};
 use crate::message::Outbox;
 use crate::port::PortIndex;
+use crate::prefix::{Chain, Tokens};
 use crate::request::{CachedTokens, Finish, FinishReason, Request, RequestId, Token};
+
+/// Where a sequence stands among the others: the lesser is served first, and the greater loses its place first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn {
+    /// The request's.
+    pub(crate) priority: i32,
+    /// Counts arrivals, so no two are equal.
+    pub(crate) arrival: u64,
+}
 
 /// A request that waits or runs. Its place (slot and blocks) is the scheduler's to give and take.
 pub struct Sequence {
     pub(crate) id: RequestId,
+    pub(crate) turn: Turn,
     pub(crate) request: Arc<Request>,
     pub(crate) outbox: Outbox,
     pub(crate) port: PortIndex,
@@ -32,12 +46,22 @@ pub struct Sequence {
     pub(crate) blocks_needed: usize,
     /// Set while it waits for its consumer to read; it is not planned then.
     pub(crate) is_paused: bool,
+    /// What it is known by in the prefix cache.
+    chain: Chain,
+    /// What it has in the host tier while it waits for its next place.
+    pub(crate) saved: Option<Saved>,
     generated: Vec<u32>,
     /// Tokens whose computation is done or in flight.
     num_planned: usize,
+    /// Tokens that were computed, or found in the cache, in some place it had.
+    num_computed_once: usize,
+    /// Plans in flight that it has a row in.
+    num_rows: usize,
     /// Tokens that plans in flight will sample for it; at most their number.
     num_sampling: usize,
-    arrival: Instant,
+    /// What the prefix cache had of it when it got its first place.
+    cached: Option<CachedTokens>,
+    arrived: Instant,
     first_planned: Option<Instant>,
     first_token: Option<Instant>,
 }
@@ -45,31 +69,48 @@ pub struct Sequence {
 /// What a sequence is made of.
 pub(crate) struct Arrival {
     pub(crate) id: RequestId,
+    pub(crate) turn: Turn,
     pub(crate) request: Arc<Request>,
     pub(crate) outbox: Outbox,
     pub(crate) port: PortIndex,
     pub(crate) max_new_tokens: usize,
     pub(crate) blocks_needed: usize,
+    pub(crate) chain: Chain,
+}
+
+/// Tokens of a row that were computed.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Computed {
+    /// Of the prompt, for the first time.
+    pub(crate) prompt: usize,
+    /// Not for the first time.
+    pub(crate) again: usize,
 }
 
 /// Most generated tokens for which room is made in advance; longer outputs grow as vectors do.
-const GENERATED_AHEAD: usize = 1024;
+pub(crate) const GENERATED_AHEAD: usize = 1024;
 
 impl Sequence {
     pub(crate) fn new(arrival: Arrival, now: Instant) -> Self {
-        let Arrival { id, request, outbox, port, max_new_tokens, blocks_needed } = arrival;
+        let Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain } = arrival;
         Self {
             id,
+            turn,
             request,
             outbox,
             port,
             max_new_tokens,
             blocks_needed,
             is_paused: false,
+            chain,
+            saved: None,
             generated: Vec::with_capacity(max_new_tokens.min(GENERATED_AHEAD)),
             num_planned: 0,
+            num_computed_once: 0,
+            num_rows: 0,
             num_sampling: 0,
-            arrival: now,
+            cached: None,
+            arrived: now,
             first_planned: None,
             first_token: None,
         }
@@ -78,6 +119,54 @@ impl Sequence {
     /// Tokens whose computation is done or in flight.
     pub(crate) fn num_planned(&self) -> usize {
         self.num_planned
+    }
+
+    /// Its tokens, those on their way included.
+    pub(crate) fn num_tokens(&self) -> usize {
+        self.request.prompt.len() + self.generated.len() + self.num_sampling
+    }
+
+    /// What the prefix cache wants to know of it.
+    pub(crate) fn contents(&mut self) -> (&mut Chain, Tokens<'_>) {
+        (&mut self.chain, Tokens { prompt: &self.request.prompt, generated: &self.generated })
+    }
+
+    /// Whether nothing of it is in flight.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.num_rows == 0
+    }
+
+    /// It gets a place whose blocks hold its first `num_computed` tokens. Returns whether it is its first, of which
+    /// `cached` is remembered.
+    pub(crate) fn take_place(&mut self, num_computed: usize, cached: CachedTokens) -> bool {
+        let is_first = self.cached.is_none();
+        if is_first {
+            self.cached = Some(cached);
+            self.num_computed_once = num_computed;
+        }
+        self.num_planned = num_computed;
+        is_first
+    }
+
+    /// It loses its place; returns how many tokens were planned. What is in flight is still counted on.
+    pub(crate) fn leave_place(&mut self) -> usize {
+        std::mem::take(&mut self.num_planned)
+    }
+
+    /// What is in flight for it will not be counted on.
+    pub(crate) fn forget_flights(&mut self) {
+        self.num_rows = 0;
+        self.num_sampling = 0;
+    }
+
+    /// One of its rows was computed.
+    pub(crate) fn row_computed(&mut self, work: &Work) -> Computed {
+        self.num_rows -= 1;
+        let (start, end) = (work.start as usize, (work.start + work.num_tokens) as usize);
+        let known = self.num_computed_once.clamp(start, end);
+        self.num_computed_once = self.num_computed_once.max(end);
+        let prompt = self.request.prompt.len().clamp(known, end) - known;
+        Computed { prompt, again: known - start }
     }
 
     /// How many tokens could be computed in the next step. What would sample a token the consumer has no room for is
@@ -118,7 +207,7 @@ impl Sequence {
                 "only the last is on its way; this is a bug"
             );
         } else {
-            self.copy_tokens(start, end, &mut plan.tokens);
+            self.contents().1.copy(start..end, &mut plan.tokens);
         }
         let first_block = plan.blocks.len();
         plan.blocks.extend_from_slice(blocks);
@@ -128,6 +217,7 @@ impl Sequence {
             Sample { request: Arc::clone(&self.request), index: index as u32, suppress_stops }
         });
         self.num_planned = end;
+        self.num_rows += 1;
         self.num_sampling += usize::from(sample.is_some());
         self.first_planned.get_or_insert(now);
         plan.work.push(Work {
@@ -157,32 +247,21 @@ impl Sequence {
     }
 
     pub(crate) fn finish(&self, reason: FinishReason, now: Instant) -> Finish {
-        let since_arrival = |moment: Instant| moment.saturating_duration_since(self.arrival);
+        let since_arrival = |moment: Instant| moment.saturating_duration_since(self.arrived);
         Finish {
             reason,
-            cached: CachedTokens::default(),
+            cached: self.cached.unwrap_or_default(),
             queued: self.first_planned.map_or_else(Default::default, since_arrival),
             first_token: self.first_token.map(since_arrival),
             total: since_arrival(now),
         }
     }
 
-    fn num_tokens(&self) -> usize {
-        self.request.prompt.len() + self.generated.len() + self.num_sampling
-    }
-
-    /// Appends the tokens at positions `start..end`, none of them on its way.
-    fn copy_tokens(&self, start: usize, end: usize, out: &mut Vec<u32>) {
-        let prompt = &self.request.prompt;
-        let split = prompt.len();
-        out.extend_from_slice(&prompt[start.min(split)..end.min(split)]);
-        out.extend_from_slice(&self.generated[start.max(split) - split..end.max(split) - split]);
-    }
-
     /// Panics unless its counts agree with each other and with `blocks`, its place if it has one.
     pub(crate) fn check_integrity(&self, blocks: Option<&BlockList>, block_size: usize) {
         let id = self.id;
-        assert!(self.num_sampling <= DEPTH, "{id}: more samples than plans; this is a bug");
+        assert!(self.num_rows <= DEPTH, "{id}: more rows than plans; this is a bug");
+        assert!(self.num_sampling <= self.num_rows, "{id}: more samples than rows; this is a bug");
         assert!(
             self.generated.len() + self.num_sampling <= self.max_new_tokens,
             "{id} too long; this is a bug"
@@ -200,11 +279,11 @@ impl Sequence {
                     self.num_planned.div_ceil(block_size),
                     "{id} holds wrong blocks; this is a bug"
                 );
-                assert_eq!(
-                    held + blocks.num_reserved(),
-                    self.blocks_needed,
-                    "{id} lost a promise; this is a bug"
+                assert!(
+                    held + blocks.num_reserved() <= self.blocks_needed,
+                    "{id} was promised too much; this is a bug"
                 );
+                assert!(self.saved.is_none(), "{id} has a place and saved blocks; this is a bug");
             }
             None => assert_eq!(self.num_planned, 0, "{id} computed without a place; this is a bug"),
         }

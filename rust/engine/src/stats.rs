@@ -8,24 +8,42 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Stats {
     /// Sequences that hold a slot, paused ones included.
     pub running: usize,
-    /// Requests waiting for a slot or for blocks.
+    /// Requests waiting for a slot or for blocks, those that have lost theirs included.
     pub waiting: usize,
     /// Running sequences that compute nothing because their consumer does not read.
     pub paused: usize,
     /// Blocks of the KV cache.
     pub blocks_total: usize,
-    /// Blocks that hold tokens of live requests.
+    /// Blocks that hold tokens of running sequences.
     pub blocks_used: usize,
-    /// Blocks promised to running sequences for their full length and not taken yet.
+    /// Blocks that nobody uses and that are kept to be used again. They can be had at any time.
+    pub blocks_cached: usize,
+    /// Blocks promised to running sequences for tokens they have already, and not taken yet.
     pub blocks_reserved: usize,
+    /// Blocks of the host tier.
+    pub host_blocks_total: usize,
+    /// Blocks of the host tier that hold prefixes, or sequences that wait for their next place.
+    pub host_blocks_used: usize,
     /// Requests that were admitted, since the start.
     pub requests_admitted: u64,
     /// Admitted requests that have ended, since the start.
     pub requests_finished: u64,
-    /// Prompt tokens computed, since the start.
+    /// Prompt tokens computed, since the start; each counts once, however often it was computed.
     pub prompt_tokens: u64,
+    /// Tokens computed again, after their sequence had lost its place, since the start.
+    pub recomputed_tokens: u64,
     /// Tokens generated for requests, since the start.
     pub generation_tokens: u64,
+    /// Prompt tokens of requests that may share and have had a place, since the start.
+    pub prefix_query_tokens: u64,
+    /// Those of them that the prefix cache had then: in the KV cache or on the host.
+    pub prefix_hit_tokens: u64,
+    /// Those of them that it had on the host.
+    pub prefix_host_hit_tokens: u64,
+    /// Times a running sequence lost its place to others, whether to wait or to end, since the start.
+    pub preemptions: u64,
+    /// Those of them whose blocks were saved in the host tier.
+    pub swaps: u64,
     /// Steps completed, failed ones included, since the start.
     pub steps: u64,
 }
@@ -37,7 +55,7 @@ pub struct Board {
 }
 
 impl Stats {
-    const LEN: usize = 11;
+    const LEN: usize = 20;
 
     fn to_numbers(self) -> [u64; Self::LEN] {
         [
@@ -46,30 +64,48 @@ impl Stats {
             self.paused as u64,
             self.blocks_total as u64,
             self.blocks_used as u64,
+            self.blocks_cached as u64,
             self.blocks_reserved as u64,
+            self.host_blocks_total as u64,
+            self.host_blocks_used as u64,
             self.requests_admitted,
             self.requests_finished,
             self.prompt_tokens,
+            self.recomputed_tokens,
             self.generation_tokens,
+            self.prefix_query_tokens,
+            self.prefix_hit_tokens,
+            self.prefix_host_hit_tokens,
+            self.preemptions,
+            self.swaps,
             self.steps,
         ]
     }
 
     fn from_numbers(numbers: [u64; Self::LEN]) -> Self {
-        let [running, waiting, paused, blocks_total, blocks_used, blocks_reserved, counters @ ..] = numbers;
-        let [requests_admitted, requests_finished, prompt_tokens, generation_tokens, steps] = counters;
+        let mut numbers = numbers.into_iter();
+        let mut next = || numbers.next().expect("one number per field; this is a bug");
         Self {
-            running: running as usize,
-            waiting: waiting as usize,
-            paused: paused as usize,
-            blocks_total: blocks_total as usize,
-            blocks_used: blocks_used as usize,
-            blocks_reserved: blocks_reserved as usize,
-            requests_admitted,
-            requests_finished,
-            prompt_tokens,
-            generation_tokens,
-            steps,
+            running: next() as usize,
+            waiting: next() as usize,
+            paused: next() as usize,
+            blocks_total: next() as usize,
+            blocks_used: next() as usize,
+            blocks_cached: next() as usize,
+            blocks_reserved: next() as usize,
+            host_blocks_total: next() as usize,
+            host_blocks_used: next() as usize,
+            requests_admitted: next(),
+            requests_finished: next(),
+            prompt_tokens: next(),
+            recomputed_tokens: next(),
+            generation_tokens: next(),
+            prefix_query_tokens: next(),
+            prefix_hit_tokens: next(),
+            prefix_host_hit_tokens: next(),
+            preemptions: next(),
+            swaps: next(),
+            steps: next(),
         }
     }
 }

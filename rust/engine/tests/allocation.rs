@@ -11,6 +11,7 @@ use std::time::Instant;
 use penstock_engine::core::Core;
 use penstock_engine::mailbox::Attention;
 use penstock_engine::message::{Message, Outbox, Start};
+use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{Reader, result_queue};
 use penstock_engine::stats::Board;
 use penstock_engine::{Event, Limits, OnExhaustion, Port, Request, RequestId, Sampling, StepDone, Token};
@@ -66,7 +67,8 @@ fn streams_run_without_allocating() {
         host_blocks: 0,
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
-    let mut core = Core::new(limits, Arc::new(Attention::default()), Arc::new(Board::default()));
+    let mut core =
+        Core::new(limits, BlockHasher::new(1), Arc::new(Attention::default()), Arc::new(Board::default()));
     let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: false };
     let request = Arc::new(Request {
         prompt: vec![1; 8],

@@ -1,15 +1,23 @@
-//! The block table of one sequence, together with the pool's promise that it can grow to its full length.
+//! The block table of one sequence, together with the promise of blocks for the tokens it has already.
 
 use crate::executor::BlockId;
+use crate::prefix::NodeId;
 
-/// Made by [`BlockPool::open`](super::BlockPool::open), grown by the pool, and given back to it: dropping one instead
-/// leaks its blocks, so a debug build panics.
-#[derive(Debug)]
-#[must_use = "a block list must be given back to its pool"]
+/// Made by [`Memory::open`](super::Memory::open), grown by it, and given back to it: dropping one instead leaks its
+/// blocks, so a debug build panics.
+#[derive(Debug, Default)]
+#[must_use = "a block list must be given back"]
 pub struct BlockList {
     pub(super) blocks: Vec<BlockId>,
     /// Blocks promised and not taken yet.
     pub(super) num_reserved: usize,
+    /// Its first blocks, so many, are in the prefix cache, found there or published; the last of them is this.
+    pub(super) num_published: usize,
+    pub(super) last_published: Option<NodeId>,
+    /// The prefix cache's when the list was opened: after a flush nothing of it is published, nor will be.
+    pub(super) epoch: u64,
+    /// The latest step whose plan loads something into its blocks; 0 if none does.
+    pub(super) depends_on: u64,
 }
 
 impl BlockList {
@@ -18,9 +26,14 @@ impl BlockList {
         &self.blocks
     }
 
-    /// Blocks it may still take.
+    /// Blocks it may still take without asking.
     pub fn num_reserved(&self) -> usize {
         self.num_reserved
+    }
+
+    /// The latest step that has to succeed for its blocks to hold what they should; 0 if they do.
+    pub fn depends_on(&self) -> u64 {
+        self.depends_on
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use penstock_engine::core::Core;
 use penstock_engine::mailbox::Attention;
 use penstock_engine::message::{Message, Outbox, Start};
+use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
 use penstock_engine::stats::Board;
 use penstock_engine::{Event, Limits, OnExhaustion, Port, Request, RequestId, Stats};
@@ -52,10 +53,14 @@ pub fn limits() -> Limits {
 
 impl Harness {
     pub fn new(limits: Limits) -> Self {
+        Self::with_hasher(limits, BlockHasher::new(1))
+    }
+
+    pub fn with_hasher(limits: Limits, hasher: BlockHasher) -> Self {
         limits.validate().unwrap();
         let (attention, board) = (Arc::new(Attention::default()), Arc::new(Board::default()));
         Self {
-            core: Core::new(limits.clone(), Arc::clone(&attention), Arc::clone(&board)),
+            core: Core::new(limits.clone(), hasher, Arc::clone(&attention), Arc::clone(&board)),
             device: Device::new(&limits),
             limits,
             port: Port::with_condvar(),
@@ -125,9 +130,12 @@ impl Harness {
         self.handle(Message::StepDone(done));
     }
 
-    pub fn fail(&mut self, text: &str) {
+    /// Fails the oldest plan; the number of copies that were in it.
+    pub fn fail(&mut self, text: &str) -> usize {
         let done = self.device.fail(text);
+        let num_copies = done.plan.copies.len();
         self.handle(Message::StepDone(done));
+        num_copies
     }
 
     /// As the actor works when the device is slower than it: a plan ready, the oldest answered. False when there was

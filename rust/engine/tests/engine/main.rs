@@ -7,7 +7,7 @@
 mod device;
 mod harness;
 mod oracle;
-mod pool;
+
 mod random;
 mod scheduling;
 mod simulation;

@@ -1,4 +1,5 @@
-//! What a request must answer, whatever happens around it: tokens are a pure function of its seed and their index.
+//! What a request must answer, whatever happens around it: its tokens follow from its seed and from what every position
+//! before them holds, which follows from the tokens there.
 
 use penstock_engine::{FinishReason, Limits, Request, Sampling, Token};
 
@@ -6,8 +7,18 @@ use crate::random::mix;
 
 pub const VOCABULARY: u32 = 24;
 
-pub fn sample(request: &Request, index: u32, suppress_stops: bool) -> Token {
-    let draw = mix(request.sampling.seed ^ mix(u64::from(index)));
+/// What a position holds: of its token, and of what was read before it. As with a rope that is stretched for long
+/// prompts, the prompt's length matters where `max_shared_len` says it does.
+pub fn digest(before: Option<u64>, position: usize, token: u32, prompt_len: usize, limits: &Limits) -> u64 {
+    let is_stretched = prompt_len > limits.max_shared_len || position >= limits.max_shared_len;
+    let stretch = if is_stretched { prompt_len as u64 } else { 0 };
+    mix(before.unwrap_or(7) ^ mix(u64::from(token) << 32 | position as u64) ^ mix(stretch << 16))
+}
+
+/// The token after `read`.
+pub fn sample(request: &Request, index: u32, suppress_stops: bool, read: impl Iterator<Item = u64>) -> Token {
+    let context = read.fold(0, |context, cell| mix(context ^ cell));
+    let draw = mix(context ^ request.sampling.seed ^ mix(u64::from(index)));
     let mut id = (draw % u64::from(VOCABULARY)) as u32;
     while suppress_stops && request.stop_token_ids.contains(&id) {
         id = (id + 1) % VOCABULARY;
@@ -17,14 +28,20 @@ pub fn sample(request: &Request, index: u32, suppress_stops: bool) -> Token {
 
 /// The whole answer of a request that is left alone.
 pub fn answer(request: &Request, limits: &Limits) -> (Vec<Token>, FinishReason) {
-    let mut tokens = Vec::new();
-    while tokens.len() < request.max_tokens && request.prompt.len() + tokens.len() < limits.max_model_len {
+    let prompt_len = request.prompt.len();
+    let (mut read, mut tokens) = (vec![], vec![]);
+    let compute = |token: u32, read: &mut Vec<u64>| {
+        read.push(digest(read.last().copied(), read.len(), token, prompt_len, limits));
+    };
+    request.prompt.iter().for_each(|token| compute(*token, &mut read));
+    while tokens.len() < request.max_tokens && prompt_len + tokens.len() < limits.max_model_len {
         let suppress_stops = tokens.len() < request.min_tokens;
-        let token = sample(request, tokens.len() as u32, suppress_stops);
+        let token = sample(request, tokens.len() as u32, suppress_stops, read.iter().copied());
         tokens.push(token);
         if !suppress_stops && request.stop_token_ids.contains(&token.id) {
             return (tokens, FinishReason::Stop(token.id));
         }
+        compute(token.id, &mut read);
     }
     (tokens, FinishReason::Length)
 }

@@ -6,7 +6,7 @@ use penstock_engine::message::Message;
 use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Refusal, Request, Token};
 
 use crate::harness::{Client, Harness, limits};
-use crate::oracle::{self, answer, request};
+use crate::oracle::{answer, request};
 
 /// Reads everything: the tokens, and the last word if it was said.
 fn read(client: &mut Client) -> (Vec<Token>, Option<Finish>) {
@@ -40,7 +40,7 @@ fn stopping(num_prompt: usize, at: u32, max_tokens: usize) -> Request {
     (0..)
         .map(|seed| {
             let mut request = request(num_prompt, max_tokens, seed);
-            request.stop_token_ids = vec![oracle::sample(&request, at, false).id];
+            request.stop_token_ids = vec![answer(&request, &limits()).0[at as usize].id];
             request
         })
         .find(|request| answer(request, &limits()).0.len() == at as usize + 1)

@@ -1,10 +1,14 @@
-//! Random schedules: arrivals, slow and dead consumers, cancels, stops, failures and shutdowns in any order, every book
-//! checked after every operation, every answer compared with the oracle's.
+//! Random schedules: arrivals, slow and dead consumers, cancels, stops, flushes, failures and shutdowns in any order, on
+//! an engine with too little memory, every book checked after every operation, every answer compared with the oracle's.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use penstock_engine::message::Message;
-use penstock_engine::{DEPTH, Event, FinishReason, Limits, OnExhaustion, Refusal, Request, Token};
+use penstock_engine::prefix::BlockHasher;
+use penstock_engine::{
+    CachedTokens, DEPTH, Event, FinishReason, Limits, OnExhaustion, Refusal, Request, Token,
+};
 
 use crate::harness::{Client, Harness};
 use crate::oracle::{self, VOCABULARY, answer};
@@ -31,6 +35,7 @@ struct Observed {
     is_admitted: bool,
     is_cancelled: bool,
     end: Option<End>,
+    cached: CachedTokens,
     /// Completed steps when the last token came.
     last_progress: u64,
 }
@@ -48,11 +53,13 @@ struct World {
     num_started: u64,
     num_failed_steps: u64,
     is_shut_down: bool,
+    /// Where prompts begin.
+    openings: Vec<Vec<u32>>,
     seen: Seen,
 }
 
 /// What all schedules together have met: a simulation that never pauses anybody proves nothing about pauses.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Seen {
     answered: u64,
     stopped: u64,
@@ -63,6 +70,16 @@ struct Seen {
     waited: u64,
     overlapped: u64,
     shut_down: u64,
+    preempted: u64,
+    swapped: u64,
+    interrupted: u64,
+    recomputed: u64,
+    hit: u64,
+    host_hit: u64,
+    missed: u64,
+    expired: u64,
+    flushed: u64,
+    failed_copies: u64,
 }
 
 #[test]
@@ -74,15 +91,24 @@ fn any_schedule_gives_every_request_its_own_answer_and_leaks_nothing() {
         for _ in 0..world.random.between(20, 200) {
             world.act();
         }
+        world.let_readers_end();
         world.settle();
         world.check_answers();
+        world.let_prefixes_expire();
         seen = world.seen;
     }
-    let Seen { answered, stopped, cancelled, failed, overloaded, paused, waited, overlapped, shut_down } =
-        seen;
+    let Seen {
+        answered, stopped, cancelled, failed, overloaded, paused, waited, overlapped, shut_down, ..
+    } = seen;
     for met in [answered, stopped, cancelled, failed, overloaded, paused, waited, overlapped, shut_down] {
-        assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened");
+        assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
     }
+    let Seen { preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, flushed, .. } =
+        seen;
+    for met in [preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, flushed] {
+        assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
+    }
+    assert!(seen.failed_copies > NUM_SCHEDULES / 40, "copies hardly ever failed: {seen:?}");
 }
 
 /// Says which schedule failed.
@@ -101,26 +127,50 @@ fn random_limits(random: &mut Random) -> Limits {
     let max_model_len = random.between(4, 48);
     let block_size = random.between(1, 5);
     let blocks_of_one = max_model_len.div_ceil(block_size);
-    Limits {
+    let prefix_cache_ttl = random.chance(85).then(|| Duration::from_millis(random.between(5, 300) as u64));
+    let on_exhaustion =
+        [OnExhaustion::Recompute, OnExhaustion::Swap, OnExhaustion::Interrupt][random.below(3)];
+    let host_blocks = match (on_exhaustion, prefix_cache_ttl) {
+        (OnExhaustion::Swap, _) => random.between(1, 16),
+        (_, Some(_)) if random.chance(60) => random.between(1, 16),
+        _ => 0,
+    };
+    let limits = Limits {
         max_model_len,
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + random.below(20),
         max_waiting: random.below(6),
         block_size,
-        num_blocks: random.between(blocks_of_one.div_ceil(2), 2 * blocks_of_one + 8),
+        num_blocks: random.between(blocks_of_one.div_ceil(2), blocks_of_one + 6),
         vocabulary_size: VOCABULARY as usize,
         queue_capacity: random.between(1, 12),
-        prefix_cache_ttl: None,
-        max_shared_len: usize::MAX,
-        on_exhaustion: OnExhaustion::Recompute,
-        host_blocks: 0,
+        prefix_cache_ttl,
+        max_shared_len: if random.chance(80) { usize::MAX } else { random.below(max_model_len) },
+        on_exhaustion,
+        host_blocks,
+    };
+    limits.validate().unwrap();
+    limits
+}
+
+/// Usually the engine's own; or one that tells few blocks apart, or none.
+fn random_hasher(random: &mut Random) -> BlockHasher {
+    let key = u128::from(random.next());
+    match random.below(4) {
+        0 => BlockHasher::with_function(key, |_, _, _| 0),
+        1 => BlockHasher::with_function(key, |_, parent, tokens| {
+            tokens.iter().fold(parent, |sum, token| sum + u128::from(*token)) % 4
+        }),
+        _ => BlockHasher::new(key),
     }
 }
 
 impl World {
     fn new(seed: u64, seen: Seen) -> Self {
         let mut random = Random(seed);
-        let harness = Harness::new(random_limits(&mut random));
+        let limits = random_limits(&mut random);
+        let harness = Harness::with_hasher(limits, random_hasher(&mut random));
+        let openings = (0..3).map(|opening| oracle::request(64, 1, opening).prompt).collect();
         Self {
             random,
             harness,
@@ -128,21 +178,41 @@ impl World {
             num_started: 0,
             num_failed_steps: 0,
             is_shut_down: false,
+            openings,
             seen,
         }
     }
 
     fn random_request(&mut self) -> Request {
+        let prompt = self.random_prompt();
         let random = &mut self.random;
-        let num_prompt = random.between(1, self.harness.limits.max_model_len - 1);
         let max_tokens = random.between(1, 20);
-        let mut request = oracle::request(num_prompt, max_tokens, random.next());
+        let mut request = oracle::request(0, max_tokens, random.below(4) as u64);
+        request.prompt = prompt;
         request.stop_token_ids =
             (0..random.below(3)).map(|_| random.below(VOCABULARY as usize) as u32).collect();
         if random.chance(30) {
             request.min_tokens = random.below(max_tokens + 1);
         }
+        request.priority = [0, 0, 0, 1, -1][random.below(5)];
+        request.prefix_cache = random.chance(90);
+        request.cache_salt = [None, None, None, Some("mine"), Some("yours")][random.below(5)].map(Arc::from);
         request
+    }
+
+    /// Begins as others do, or goes on where an earlier answer ended.
+    fn random_prompt(&mut self) -> Vec<u32> {
+        let random = &mut self.random;
+        let num_prompt = random.between(1, self.harness.limits.max_model_len - 1);
+        let mut prompt = if random.chance(30) && !self.observed.is_empty() {
+            let Observed { client, tokens, .. } = &self.observed[random.below(self.observed.len())];
+            client.request.prompt.iter().copied().chain(tokens.iter().map(|token| token.id)).collect()
+        } else {
+            self.openings[random.below(3)].clone()
+        };
+        prompt.truncate(num_prompt.saturating_sub(random.below(6)));
+        prompt.resize_with(num_prompt, || random.below(VOCABULARY as usize) as u32);
+        prompt
     }
 
     /// One random operation.
@@ -154,7 +224,9 @@ impl World {
             45..75 => self.complete(),
             75..78 => self.harness.attend(),
             78..84 => self.cancel(),
-            84..99 => self.dawdle(),
+            84..97 => self.dawdle(),
+            97 => self.flush(),
+            98 => self.harness.pass(self.random.below(100) as u64),
             _ if self.random.chance(20) => self.shut_down(),
             _ => {}
         }
@@ -183,6 +255,7 @@ impl World {
             is_admitted: false,
             is_cancelled,
             end: None,
+            cached: CachedTokens::default(),
             last_progress,
         });
     }
@@ -199,7 +272,7 @@ impl World {
         }
         if self.random.chance(3) {
             self.num_failed_steps += 1;
-            self.harness.fail(FAILURE);
+            self.seen.failed_copies += u64::from(self.harness.fail(FAILURE) > 0);
         } else {
             self.harness.complete();
         }
@@ -222,38 +295,66 @@ impl World {
         }
     }
 
+    fn flush(&mut self) {
+        self.seen.flushed += u64::from(self.harness.stats().blocks_cached > 0);
+        self.harness.handle(Message::FlushPrefixCache);
+        self.harness.plan();
+        assert_eq!(self.harness.stats().blocks_cached, 0);
+    }
+
     fn shut_down(&mut self) {
         self.harness.handle(Message::Shutdown);
         self.is_shut_down = true;
         self.seen.shut_down += 1;
     }
 
-    /// Nothing arrives any more, everybody reads: all must end, in a bounded number of steps.
+    /// Nothing arrives any more: all who read must end, whether or not the others ever do.
+    fn let_readers_end(&mut self) {
+        self.run_to_the_end();
+        let readers = self.observed.iter().filter(|observed| observed.habit == Habit::Reads);
+        assert!(readers.into_iter().all(|reader| reader.end.is_some()), "starved by those who sleep");
+    }
+
+    /// Everybody reads: all must end.
     fn settle(&mut self) {
         for observed in &mut self.observed {
             observed.habit = Habit::Reads;
             // A paused one resumes behind the plans in flight.
             observed.last_progress = self.harness.stats().steps + DEPTH as u64;
         }
-        let open = self.observed.iter().filter(|observed| observed.end.is_none());
-        let num_tokens: usize = open
-            .map(|observed| observed.client.request.prompt.len() + observed.client.request.max_tokens)
-            .sum();
-        let mut num_steps = 0;
-        loop {
-            self.read_all();
-            self.check_stats();
-            if !self.harness.step() {
-                break;
-            }
-            num_steps += 1;
-            assert!(num_steps <= 2 * num_tokens + 2 * DEPTH, "it does not come to an end");
-        }
-        self.read_all();
+        self.run_to_the_end();
         assert!(self.harness.core.is_idle());
         let stats = self.harness.stats();
         assert_eq!((stats.running, stats.waiting, stats.paused), (0, 0, 0));
         assert_eq!((stats.blocks_used, stats.blocks_reserved), (0, 0));
+    }
+
+    /// In a bounded number of steps: in each, the first in the order computes a token at least.
+    fn run_to_the_end(&mut self) {
+        let open = self.observed.iter().filter(|observed| observed.end.is_none());
+        let num_steps: usize = open
+            .map(|observed| observed.client.request.prompt.len() + observed.client.request.max_tokens + DEPTH)
+            .sum();
+        for _ in 0..=2 * (num_steps + DEPTH) {
+            self.read_all();
+            self.check_stats();
+            if !self.harness.step() {
+                return self.read_all();
+            }
+        }
+        panic!("it does not come to an end");
+    }
+
+    /// What was kept goes when its time is over.
+    fn let_prefixes_expire(&mut self) {
+        let stats = self.harness.stats();
+        self.seen.expired += u64::from(stats.blocks_cached > 0);
+        self.harness.pass(300);
+        self.harness.plan();
+        let stats = self.harness.stats();
+        if !self.is_shut_down {
+            assert_eq!((stats.blocks_cached, stats.host_blocks_used), (0, 0));
+        }
     }
 
     fn read_all(&mut self) {
@@ -266,7 +367,7 @@ impl World {
 
     /// Reads and checks the grammar: `Admitted Token* Finished`, or `Refused` alone.
     fn read(&mut self, index: usize, limit: usize) {
-        let steps = self.harness.stats().steps;
+        let stats = self.harness.stats();
         let observed = &mut self.observed[index];
         for _ in 0..limit {
             let Some(event) = observed.client.pop() else { break };
@@ -283,19 +384,21 @@ impl World {
                 Event::Token(token) => {
                     assert!(observed.is_admitted);
                     // A stream whose consumer reads everything is in every plan, so it advances with every second
-                    // completed step at least.
-                    let is_late = steps > observed.last_progress + DEPTH as u64;
+                    // completed step at least, as long as nobody has to be preempted.
+                    let last = observed.last_progress;
+                    let is_late = stats.steps > last + DEPTH as u64 && stats.preemptions == 0;
                     assert!(
                         observed.habit != Habit::Reads || observed.tokens.is_empty() || !is_late,
                         "starved"
                     );
-                    observed.last_progress = observed.last_progress.max(steps);
+                    observed.last_progress = last.max(stats.steps);
                     observed.tokens.push(token);
                 }
                 Event::Finished(finish) => {
                     assert!(observed.is_admitted);
                     assert!(finish.queued <= finish.total);
                     assert_eq!(finish.first_token.is_some(), !observed.tokens.is_empty());
+                    observed.cached = finish.cached;
                     observed.end = Some(End::Finished(finish.reason));
                 }
             }
@@ -315,16 +418,32 @@ impl World {
     fn check_stats(&mut self) {
         let stats = self.harness.stats();
         assert_eq!(stats.requests_admitted - stats.requests_finished, (stats.running + stats.waiting) as u64);
+        assert!(stats.blocks_used + stats.blocks_cached <= stats.blocks_total);
+        assert!(stats.host_blocks_used <= stats.host_blocks_total);
         self.seen.paused += u64::from(stats.paused > 0);
         self.seen.waited += u64::from(stats.waiting > 0);
     }
 
     fn check_answers(&mut self) {
         let mut num_admitted = 0;
-        for Observed { client, tokens, is_cancelled, is_admitted, end, .. } in &self.observed {
+        let (mut num_cached, mut num_cached_on_host) = (0, 0);
+        // Prompt tokens that were computed or found for certain, and all that can have been.
+        let mut num_prompt = (0, 0);
+        for Observed { client, tokens, is_cancelled, is_admitted, end, cached, .. } in &self.observed {
             let (expected, reason) = answer(&client.request, &self.harness.limits);
             num_admitted += u64::from(*is_admitted);
             assert!(expected.starts_with(tokens), "tokens are not the oracle's");
+            let found = cached.device + cached.host;
+            assert!(found < client.request.prompt.len() && found % self.harness.limits.block_size == 0);
+            assert!(
+                found
+                    <= self.harness.limits.num_shareable_blocks(&client.request)
+                        * self.harness.limits.block_size
+            );
+            num_cached += found as u64;
+            num_cached_on_host += cached.host as u64;
+            num_prompt.0 += if tokens.is_empty() { 0 } else { client.request.prompt.len() as u64 };
+            num_prompt.1 += if *is_admitted { client.request.prompt.len() as u64 } else { 0 };
             match end.as_ref().expect("a request never ended") {
                 End::Refused(Refusal::Overloaded { waiting, limit }) => {
                     assert_eq!(
@@ -337,6 +456,10 @@ impl World {
                 End::Finished(FinishReason::Cancelled) => {
                     assert!(*is_cancelled || self.is_shut_down);
                     self.seen.cancelled += 1;
+                }
+                End::Finished(FinishReason::Interrupted) => {
+                    assert_eq!(self.harness.limits.on_exhaustion, OnExhaustion::Interrupt);
+                    self.seen.interrupted += 1;
                 }
                 End::Finished(FinishReason::Failed(text)) => {
                     assert!(text == FAILURE && self.num_failed_steps > 0);
@@ -351,6 +474,15 @@ impl World {
         }
         let stats = self.harness.stats();
         assert_eq!((stats.requests_admitted, stats.requests_finished), (num_admitted, num_admitted));
+        assert_eq!((stats.prefix_hit_tokens, stats.prefix_host_hit_tokens), (num_cached, num_cached_on_host));
+        assert!((num_prompt.0..=num_prompt.1).contains(&(stats.prompt_tokens + num_cached)));
+        assert!(stats.prefix_query_tokens <= num_prompt.1 && stats.swaps <= stats.preemptions);
+        self.seen.preempted += u64::from(stats.preemptions > 0);
+        self.seen.swapped += u64::from(stats.swaps > 0);
+        self.seen.recomputed += u64::from(stats.recomputed_tokens > 0);
+        self.seen.hit += u64::from(num_cached > 0);
+        self.seen.host_hit += u64::from(num_cached_on_host > 0);
+        self.seen.missed += u64::from(num_cached < stats.prefix_query_tokens);
         let delivered: usize = self.observed.iter().map(|observed| observed.tokens.len()).sum();
         assert_eq!(stats.generation_tokens, delivered as u64);
         // The executor has let go of every request.

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use penstock_engine::{
     Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, OnExhaustion, Port, Refusal,
-    Request, StartError, StepDone, StepPlan, Token,
+    Request, StartError, StepPlan, Token,
 };
 
+use crate::device::Device;
 use crate::harness::Harness;
-use crate::oracle::{self, VOCABULARY, answer, request};
+use crate::oracle::{VOCABULARY, answer, request};
 
 /// Longer than anything here takes, on however busy a machine: a wait that fails has lost its wake-up.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -34,7 +35,7 @@ fn limits() -> Limits {
     }
 }
 
-/// An executor with a thread of its own that answers with the oracle's tokens.
+/// The fake device on a thread of its own.
 struct Worker {
     plans: Option<Sender<Box<StepPlan>>>,
     thread: Option<JoinHandle<()>>,
@@ -42,17 +43,18 @@ struct Worker {
 
 impl Worker {
     /// `before` runs ahead of every step.
-    fn start(completions: Completions, mut before: impl FnMut() + Send + 'static) -> Box<dyn Executor> {
+    fn start(
+        limits: &Limits,
+        completions: Completions,
+        mut before: impl FnMut() + Send + 'static,
+    ) -> Box<dyn Executor> {
         let (plans, received) = unbounded::<Box<StepPlan>>();
+        let mut device = Device::new(limits);
         let work = move || {
-            for mut plan in received {
+            for plan in received {
                 before();
-                let samples = plan.work.iter().filter_map(|work| work.sample.as_ref());
-                let sampled: Vec<Token> = samples
-                    .map(|sample| oracle::sample(&sample.request, sample.index, sample.suppress_stops))
-                    .collect();
-                plan.sampled.extend(sampled);
-                completions.send(StepDone { plan, result: Ok(()) });
+                device.submit(plan);
+                completions.send(device.complete());
             }
         };
         Box::new(Self { plans: Some(plans), thread: Some(thread::spawn(work)) })
@@ -73,7 +75,7 @@ impl Drop for Worker {
 }
 
 fn engine(limits: Limits) -> Engine {
-    Engine::start(limits, |completions| Worker::start(completions, || {})).unwrap()
+    Engine::start(limits.clone(), |completions| Worker::start(&limits, completions, || {})).unwrap()
 }
 
 /// An engine whose steps wait for a message each; dropping the sender lets them all go.
@@ -82,7 +84,8 @@ fn gated_engine(limits: Limits) -> (Engine, Sender<()>) {
     let wait = move || {
         let _ = opened.recv();
     };
-    (Engine::start(limits, |completions| Worker::start(completions, wait)).unwrap(), gate)
+    let engine = Engine::start(limits.clone(), |completions| Worker::start(&limits, completions, wait));
+    (engine.unwrap(), gate)
 }
 
 fn requests(count: u64) -> Vec<Arc<Request>> {
@@ -257,8 +260,7 @@ fn a_full_mailbox_refuses_starts_but_loses_no_cancel() {
     };
     assert_eq!(error, StartError::Overloaded);
     first.consumer.cancel();
-    let canceller = posted[0].canceller();
-    canceller.cancel();
+    posted[0].cancel();
     drop(opener);
     first.read_to_end(&port);
     assert_eq!(first.reason, Some(FinishReason::Cancelled));
@@ -278,7 +280,7 @@ fn an_executor_that_panics_in_submit_stops_the_engine_and_nobody_hangs() {
         }
     }
     let engine = Engine::start(limits(), |completions| {
-        Box::new(Panicking { num_left: 5, worker: Worker::start(completions, || {}) })
+        Box::new(Panicking { num_left: 5, worker: Worker::start(&limits(), completions, || {}) })
     })
     .unwrap();
     let port = Port::with_condvar();

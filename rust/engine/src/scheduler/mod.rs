@@ -1,0 +1,349 @@
+//! Who has a place, and who computes how much in the next step.
+//!
+//! There is one order, of [`Turn`]s: by priority, then by arrival. Places are given in it (`admission`), tokens of a step
+//! are shared out along it (`budget`), and blocks go to the first in it at the cost of the last (`preemption`). A place
+//! is a slot and the blocks of the tokens a sequence has; those of the tokens still to come are taken one at a time.
+//!
+//! Why everybody ends: whoever is first in the order, of those whose consumers read, gets every block it asks for, since
+//! the others give theirs up one by one, and alone it fits, as was checked when it came. So it is computed in every step
+//! until it ends, whatever happens to the others, and then somebody else is first.
+//!
+//! Decoding, a chunk of a prompt, and recomputing after a lost place are all "pending tokens"; there are no phases.
+
+mod admission;
+mod budget;
+mod preemption;
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use crate::executor::{StepPlan, Work};
+use crate::kv::{BlockList, Memory};
+use crate::limits::{Limits, OnExhaustion};
+use crate::prefix::BlockHasher;
+use crate::request::RequestId;
+use crate::sequence::{Computed, Sequence, Turn};
+use budget::Behind;
+
+/// Owns every sequence and every block.
+///
+/// Invariants: a slot is in `free_slots` or in `order`, and occupied in `slots` exactly if in `order`; `order` and both
+/// queues are sorted by turn; the block lists of running sequences are all lists there are; only sequences in
+/// `preempted` have saved blocks, or rows in flight without a place; whoever waits first lacks a slot or blocks, unless
+/// `admission_is_due`.
+pub struct Scheduler {
+    block_size: usize,
+    max_num_batched_tokens: usize,
+    max_waiting: usize,
+    on_exhaustion: OnExhaustion,
+    memory: Memory,
+    /// Those that never had a place.
+    waiting: VecDeque<Sequence>,
+    /// Those that lost theirs; not counted against `max_waiting`, for they were admitted once.
+    preempted: VecDeque<Sequence>,
+    slots: Vec<Option<Running>>,
+    free_slots: Vec<u32>,
+    /// Occupied slots, by turn.
+    order: Vec<u32>,
+    num_paused: usize,
+    /// Something has changed since the last attempt that may help those who wait.
+    admission_is_due: bool,
+    /// Those who were ended to make room, for the core to say so.
+    interrupted: Vec<Sequence>,
+    counters: Counters,
+    /// Scratch of `share_out`: sequences with more than one pending token.
+    behind: Vec<Behind>,
+}
+
+/// A sequence with a place; its slot is its index.
+struct Running {
+    sequence: Sequence,
+    blocks: BlockList,
+    /// Tokens it computes in the plan that is being made.
+    num_granted: usize,
+}
+
+/// Counted since the start; see [`Stats`](crate::stats::Stats).
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Counters {
+    pub(crate) prefix_query_tokens: u64,
+    pub(crate) prefix_hit_tokens: u64,
+    pub(crate) prefix_host_hit_tokens: u64,
+    pub(crate) preemptions: u64,
+    pub(crate) swaps: u64,
+}
+
+impl Scheduler {
+    /// Everything free. `limits` have been validated.
+    pub(crate) fn new(limits: &Limits, hasher: BlockHasher) -> Self {
+        let slots = limits.max_num_seqs;
+        Self {
+            block_size: limits.block_size,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            max_waiting: limits.max_waiting,
+            on_exhaustion: limits.on_exhaustion,
+            memory: Memory::new(limits, hasher),
+            waiting: VecDeque::new(),
+            preempted: VecDeque::new(),
+            slots: (0..slots).map(|_| None).collect(),
+            free_slots: (0..slots as u32).rev().collect(),
+            order: Vec::with_capacity(slots),
+            num_paused: 0,
+            admission_is_due: false,
+            interrupted: Vec::new(),
+            counters: Counters::default(),
+            behind: Vec::with_capacity(slots),
+        }
+    }
+
+    /// Takes a sequence in, to run at once if there is a place and to wait otherwise. If as many wait as may, it is
+    /// turned away: returned.
+    #[must_use]
+    pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<Sequence> {
+        let turn = sequence.turn;
+        insert(&mut self.waiting, sequence);
+        self.admit(now);
+        if self.waiting.len() > self.max_waiting {
+            // Nobody has left the queue, this one neither.
+            let index = self.waiting.binary_search_by_key(&turn, |sequence| sequence.turn);
+            return index.ok().and_then(|index| self.waiting.remove(index));
+        }
+        None
+    }
+
+    /// Fills an empty plan with the next step's rows, and `owners` with whose they are. Leaves it empty if nothing can
+    /// be computed now; copies then wait for a plan with the work that needs them.
+    pub(crate) fn plan(&mut self, plan: &mut StepPlan, owners: &mut Vec<RequestId>, now: Instant) {
+        self.memory.expire(now);
+        if self.admission_is_due {
+            self.admit(now);
+        }
+        self.share_out();
+        self.make_room(now);
+        for &slot in &self.order {
+            let running = self.slots[slot as usize].as_mut();
+            let Running { sequence, blocks, num_granted } =
+                running.expect("a slot in the order is occupied; this is a bug");
+            if *num_granted > 0 {
+                sequence.plan(slot, *num_granted, blocks.blocks(), plan, now);
+                owners.push(sequence.id);
+            }
+        }
+        if !plan.work.is_empty() {
+            self.memory.submit(plan);
+        }
+    }
+
+    /// Books a row that was computed: publishes its full blocks if its sequence still has its place. Returns the
+    /// sequence, unless it has ended since: then the row is nobody's.
+    pub(crate) fn row_computed(
+        &mut self,
+        work: &Work,
+        owner: RequestId,
+        now: Instant,
+    ) -> Option<(&mut Sequence, Computed)> {
+        let running = self.slots[work.slot as usize].as_mut().filter(|running| running.sequence.id == owner);
+        if let Some(Running { sequence, blocks, .. }) = running {
+            let computed = sequence.row_computed(work);
+            let end = (work.start + work.num_tokens) as usize;
+            let (chain, tokens) = sequence.contents();
+            self.admission_is_due |= self.memory.publish(blocks, chain, tokens, end, now);
+            return Some((sequence, computed));
+        }
+        // It may have lost its place while the row was in flight; it is given no other before that is answered.
+        let sequence = self.preempted.iter_mut().find(|sequence| sequence.id == owner)?;
+        let computed = sequence.row_computed(work);
+        self.admission_is_due |= sequence.is_settled();
+        Some((sequence, computed))
+    }
+
+    /// Takes out the sequence that owns a row, wherever it is, unless it has ended; what it held is free.
+    pub(crate) fn retire(&mut self, slot: u32, owner: RequestId, now: Instant) -> Option<Sequence> {
+        let running = self.slots[slot as usize].as_ref();
+        if running.is_some_and(|running| running.sequence.id == owner) {
+            let sequence = self.vacate(slot, now);
+            self.admit(now);
+            return Some(sequence);
+        }
+        let index = self.preempted.iter().position(|sequence| sequence.id == owner)?;
+        let sequence = self.preempted.remove(index);
+        sequence.map(|sequence| self.leave_queue(sequence))
+    }
+
+    /// Takes a running sequence out. Rows of it that are still in flight do no harm: plans run in order, so whatever
+    /// they write is written before a plan submitted from now on writes there, and nobody reads a position that he has
+    /// not written himself or found published.
+    fn vacate(&mut self, slot: u32, now: Instant) -> Sequence {
+        let Running { sequence, blocks, .. } = self.unseat(slot);
+        self.memory.give_back(blocks, now);
+        sequence
+    }
+
+    /// Frees a slot; its blocks are still to be given back.
+    fn unseat(&mut self, slot: u32) -> Running {
+        let running = self.slots[slot as usize].take().expect("only running sequences leave; this is a bug");
+        self.num_paused -= usize::from(running.sequence.is_paused);
+        self.order.retain(|other| *other != slot);
+        self.free_slots.push(slot);
+        self.admission_is_due = true;
+        running
+    }
+
+    /// A sequence has been taken out of a queue for good.
+    fn leave_queue(&mut self, mut sequence: Sequence) -> Sequence {
+        if let Some(saved) = sequence.saved.take() {
+            self.memory.discard(saved);
+        }
+        self.admission_is_due = true;
+        sequence
+    }
+
+    /// Looks at the flags consumers have raised: moves every cancelled sequence to `cancelled`, and lets those run
+    /// again whose consumers have read.
+    pub(crate) fn attend(&mut self, cancelled: &mut Vec<Sequence>, now: Instant) {
+        for rank in (0..self.order.len()).rev() {
+            let slot = self.order[rank];
+            let sequence = &mut self.running(slot).sequence;
+            if sequence.outbox.is_cancelled() {
+                cancelled.push(self.vacate(slot, now));
+            } else if sequence.is_paused && !sequence.outbox.writer().is_armed() {
+                sequence.is_paused = false;
+                self.num_paused -= 1;
+            }
+        }
+        for sequence in &mut self.preempted {
+            sequence.is_paused = sequence.is_paused && sequence.outbox.writer().is_armed();
+        }
+        let first = cancelled.len();
+        take_cancelled(&mut self.waiting, cancelled);
+        take_cancelled(&mut self.preempted, cancelled);
+        for sequence in &mut cancelled[first..] {
+            if let Some(saved) = sequence.saved.take() {
+                self.memory.discard(saved);
+            }
+        }
+        self.admit(now);
+    }
+
+    /// Takes out any sequence, for as long as there are some. Nobody gets the places.
+    pub(crate) fn evict(&mut self, now: Instant) -> Option<Sequence> {
+        if let Some(&slot) = self.order.last() {
+            return Some(self.vacate(slot, now));
+        }
+        let sequence = self.waiting.pop_front().or_else(|| self.preempted.pop_front());
+        sequence.map(|sequence| self.leave_queue(sequence))
+    }
+
+    /// A sequence that was ended to make room, for as long as there are some.
+    pub(crate) fn pop_interrupted(&mut self) -> Option<Sequence> {
+        self.interrupted.pop()
+    }
+
+    /// Forgets all prefixes.
+    pub(crate) fn flush_prefix_cache(&mut self) {
+        self.memory.flush();
+    }
+
+    /// The sequence of this turn, which was not turned away and never lost a place.
+    pub(crate) fn newcomer(&mut self, turn: Turn) -> &mut Sequence {
+        if let Ok(index) = self.waiting.binary_search_by_key(&turn, |sequence| sequence.turn) {
+            return &mut self.waiting[index];
+        }
+        let slot = self.order.iter().copied().find(|slot| self.turn(*slot) == turn);
+        &mut self.running(slot.expect("it runs if it does not wait; this is a bug")).sequence
+    }
+
+    fn running(&mut self, slot: u32) -> &mut Running {
+        self.slots[slot as usize].as_mut().expect("a slot in the order is occupied; this is a bug")
+    }
+
+    fn turn(&self, slot: u32) -> Turn {
+        self.seated(slot).sequence.turn
+    }
+
+    fn seated(&self, slot: u32) -> &Running {
+        self.slots[slot as usize].as_ref().expect("a slot in the order is occupied; this is a bug")
+    }
+
+    pub(crate) fn num_running(&self) -> usize {
+        self.order.len()
+    }
+
+    /// All who wait.
+    pub(crate) fn num_waiting(&self) -> usize {
+        self.waiting.len() + self.preempted.len()
+    }
+
+    /// Those who wait for their first place.
+    pub(crate) fn num_newcomers(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn num_paused(&self) -> usize {
+        self.num_paused
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    fn occupied(&self) -> impl Iterator<Item = &Running> + Clone {
+        self.slots.iter().flatten()
+    }
+
+    /// Panics unless slots, order, queues, sequences and blocks agree.
+    pub(crate) fn check_integrity(&self) {
+        let mut places: Vec<u32> = self.order.iter().chain(&self.free_slots).copied().collect();
+        places.sort_unstable();
+        assert!(
+            places.iter().copied().eq(0..self.slots.len() as u32),
+            "slots lost or doubled; this is a bug: {places:?}"
+        );
+        assert!(!places.is_empty(), "nothing was checked; this is a bug");
+        for &slot in &self.order {
+            assert!(self.slots[slot as usize].is_some(), "slot {slot} runs nothing; this is a bug");
+        }
+        assert!(self.order.is_sorted_by_key(|slot| self.turn(*slot)), "out of order; this is a bug");
+        assert_eq!(self.occupied().count(), self.order.len(), "somebody runs without a turn; this is a bug");
+        let num_paused = self.occupied().filter(|running| running.sequence.is_paused).count();
+        assert_eq!(num_paused, self.num_paused, "pauses miscounted; this is a bug");
+        for Running { sequence, blocks, .. } in self.occupied() {
+            sequence.check_integrity(Some(blocks), self.block_size);
+        }
+        for queue in [&self.waiting, &self.preempted] {
+            assert!(queue.iter().is_sorted_by_key(|sequence| sequence.turn), "out of order; this is a bug");
+            queue.iter().for_each(|sequence| sequence.check_integrity(None, self.block_size));
+        }
+        let is_new = |sequence: &Sequence| sequence.is_settled() && sequence.saved.is_none();
+        assert!(self.waiting.iter().all(is_new), "somebody waits anew; this is a bug");
+        assert!(self.interrupted.is_empty(), "somebody was not told of his end; this is a bug");
+        let saved = self.preempted.iter().filter_map(|sequence| sequence.saved.as_ref());
+        self.memory.check_integrity(self.occupied().map(|running| &running.blocks), saved);
+        assert!(self.waiting.len() <= self.max_waiting, "too many wait; this is a bug");
+        self.check_admission();
+    }
+}
+
+/// Puts a sequence where its turn is; for an arrival of the lowest urgency that is the end.
+fn insert(queue: &mut VecDeque<Sequence>, sequence: Sequence) {
+    let index = queue.partition_point(|other| other.turn < sequence.turn);
+    queue.insert(index, sequence);
+}
+
+/// Flags go up while we look, so each is looked at once here.
+fn take_cancelled(queue: &mut VecDeque<Sequence>, cancelled: &mut Vec<Sequence>) {
+    if !queue.iter().any(|sequence| sequence.outbox.is_cancelled()) {
+        return;
+    }
+    for _ in 0..queue.len() {
+        let sequence = queue.pop_front().expect("counted just now; this is a bug");
+        match sequence.outbox.is_cancelled() {
+            true => cancelled.push(sequence),
+            false => queue.push_back(sequence),
+        }
+    }
+}
