@@ -440,6 +440,9 @@ class Engine:
         """Whether requests can be started."""
 
     def stats(self) -> Stats: ...
+    def stop(self) -> None:
+        """Begins a shutdown that needs nobody to wait for it. Never waits itself; may be repeated."""
+
     def shutdown(self) -> None:
         """Ends every open request as cancelled; returns when the threads are gone. May be repeated."""
 

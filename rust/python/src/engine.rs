@@ -161,6 +161,17 @@ impl Engine {
         self.engine.is_running()
     }
 
+    /// The engine's shutdown may wait for a place in a full mailbox, and then waits for a step: another thread does it.
+    fn stop(&self) {
+        if self.engine.is_running() {
+            let engine = self.engine.clone();
+            let stopping = std::thread::Builder::new().spawn(move || engine.shutdown());
+            if stopping.is_err() {
+                self.engine.shutdown(); // better late than never
+            }
+        }
+    }
+
     fn shutdown(&self, py: Python<'_>) -> Result<(), Error> {
         detach(py, || self.engine.shutdown())
     }
@@ -198,12 +209,9 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Joining the engine's threads can take a step; whoever drops an open engine holds the interpreter.
+    /// Whoever drops an open engine holds the interpreter, and must not wait for its threads.
     fn drop(&mut self) {
-        if self.engine.is_running() {
-            let engine = self.engine.clone();
-            std::thread::spawn(move || engine.shutdown());
-        }
+        self.stop();
     }
 }
 
