@@ -24,6 +24,7 @@ __all__ = [
     "Usage",
     "__version__",
     "describe",
+    "testing_failing_engine",
     "testing_logits",
     "testing_tensor",
 ]
@@ -514,6 +515,9 @@ def testing_logits(
     chunk: int = 512,
 ) -> bytes:
     """A private hook for tests: logits after each token, little-endian float32 `[tokens, vocabulary]`."""
+
+def testing_failing_engine(path: str | os.PathLike[str], config: EngineConfig, failing_token: int) -> Engine:
+    """A private hook for tests: an engine in which every step that computes this token fails."""
 
 def testing_tensor(path: str | os.PathLike[str], name: str) -> bytes:
     """A private hook for tests: a tensor by its Hugging Face name, dequantised, little-endian float32."""

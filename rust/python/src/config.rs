@@ -73,6 +73,7 @@ impl EngineConfig {
             max_waiting: self.max_waiting,
             block_size: self.block_size,
             kv_cache_bytes: self.kv_cache_bytes,
+            failing_token: None,
         })
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
 use penstock_engine::request::{Request as EngineRequest, Sampling};
+use penstock_runner::Options;
 use penstock_text::{TextStream, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -52,31 +53,7 @@ impl Engine {
         config: &EngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
-        let options = config.options()?;
-        let tokenizer_path = config.tokenizer.clone();
-        let mut watcher = Watcher { progress, called: None, raised: None };
-        let opened = detach(py, || {
-            let checkpoint = Checkpoint::open(&path)?;
-            let tokenizer = match tokenizer_path {
-                Some(path) => read_tokenizer(Path::new(&path))?,
-                None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
-            };
-            let mut report = |done, total| watcher.report(done, total);
-            let (engine, info) =
-                penstock_runner::launch(&checkpoint, &options, &mut report).map_err(Error::Launch)?;
-            let model = Model {
-                info: ModelInfo::of(&info, engine.limits()),
-                tokenizer,
-                generation: checkpoint.generation().clone(),
-                chat_template: checkpoint.chat_template().map(str::to_owned),
-                special_tokens: checkpoint.special_tokens().clone(),
-            };
-            Ok(Self { engine, model })
-        })?;
-        match watcher.raised {
-            Some(raised) => Err(Error::Python(raised)),
-            None => opened,
-        }
+        Self::load(py, path, config.options()?, config.tokenizer.clone(), progress)
     }
 
     #[pyo3(signature = (prompt, params, port, *, add_special_tokens = true))]
@@ -178,6 +155,39 @@ impl Engine {
 }
 
 impl Engine {
+    /// Opens a model; long.
+    pub fn load(
+        py: Python<'_>,
+        path: PathBuf,
+        options: Options,
+        tokenizer_path: Option<String>,
+        progress: Option<Py<PyAny>>,
+    ) -> Result<Self, Error> {
+        let mut watcher = Watcher { progress, called: None, raised: None };
+        let opened = detach(py, || {
+            let checkpoint = Checkpoint::open(&path)?;
+            let tokenizer = match tokenizer_path {
+                Some(path) => read_tokenizer(Path::new(&path))?,
+                None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
+            };
+            let mut report = |done, total| watcher.report(done, total);
+            let (engine, info) =
+                penstock_runner::launch(&checkpoint, &options, &mut report).map_err(Error::Launch)?;
+            let model = Model {
+                info: ModelInfo::of(&info, engine.limits()),
+                tokenizer,
+                generation: checkpoint.generation().clone(),
+                chat_template: checkpoint.chat_template().map(str::to_owned),
+                special_tokens: checkpoint.special_tokens().clone(),
+            };
+            Ok(Self { engine, model })
+        })?;
+        match watcher.raised {
+            Some(raised) => Err(Error::Python(raised)),
+            None => opened,
+        }
+    }
+
     fn engine_request(&self, prompt: Vec<u32>, params: &SamplingParams) -> EngineRequest {
         let mut stop_token_ids = params.stop_token_ids.0.clone();
         if !params.ignore_eos {

@@ -36,7 +36,7 @@ mod _core {
     #[pymodule_export]
     use crate::results::{Chunk, ModelInfo, Result, Stats, Timings, Usage};
     #[pymodule_export]
-    use crate::testing::{testing_logits, testing_tensor};
+    use crate::testing::{testing_failing_engine, testing_logits, testing_tensor};
 
     /// Version of the package.
     #[pymodule_export]

@@ -1,13 +1,15 @@
-//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler.
+//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler; steps that fail.
 
 use std::path::PathBuf;
 
 use penstock_checkpoint::Checkpoint;
+use penstock_runner::Options;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::config::element;
+use crate::config::{EngineConfig, element};
 use crate::detach::detach;
+use crate::engine::Engine;
 use crate::errors::Error;
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
@@ -27,6 +29,18 @@ pub fn testing_logits<'py>(
         penstock_runner::logits(&checkpoint, &token_ids, dtype, threads, chunk).map_err(Error::Launch)
     })??;
     Ok(little_endian(py, &logits))
+}
+
+/// An engine in which every step that computes `failing_token` fails.
+#[pyfunction]
+pub fn testing_failing_engine(
+    py: Python<'_>,
+    path: PathBuf,
+    config: &EngineConfig,
+    failing_token: u32,
+) -> Result<Engine, Error> {
+    let options = Options { failing_token: Some(failing_token), ..config.options()? };
+    Engine::load(py, path, options, config.tokenizer.clone(), None)
 }
 
 /// A tensor by its Hugging Face name, dequantised, little-endian `f32`.

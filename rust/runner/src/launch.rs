@@ -41,7 +41,9 @@ pub(crate) fn launch(
         threads: backend.threads(),
         isa: backend.isa(),
     };
-    let runner = Runner::new(backend, decoder, &cache, limits.max_num_batched_tokens, limits.max_num_seqs)?;
+    let mut runner =
+        Runner::new(backend, decoder, &cache, limits.max_num_batched_tokens, limits.max_num_seqs)?;
+    runner.failing_token = options.failing_token;
     let device = DeviceThread::spawn(runner).map_err(|error| LaunchError::Start(error.to_string()))?;
     let engine = Engine::start(limits, |completions| Box::new(device.connect(completions)))
         .map_err(|error| LaunchError::Start(error.to_string()))?;

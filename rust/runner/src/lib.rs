@@ -33,6 +33,8 @@ pub struct Options {
     /// Size of the KV cache in bytes; by default a quarter of the memory available when the model is opened, and never
     /// more than `max_num_seqs` sequences of `max_model_len` tokens need.
     pub kv_cache_bytes: Option<u64>,
+    /// A private hook for tests: the step that computes this token fails.
+    pub failing_token: Option<u32>,
 }
 
 /// What was opened, for `penstock info`, logs and statistics.

@@ -27,6 +27,8 @@ pub(crate) struct Runner<B: Backend> {
     sampled: Vec<Sampled>,
     /// The token sampled last for each slot.
     latest: Vec<u32>,
+    /// See [`crate::Options::failing_token`].
+    pub(crate) failing_token: Option<u32>,
 }
 
 impl<B: Backend> Runner<B> {
@@ -46,6 +48,7 @@ impl<B: Backend> Runner<B> {
             rows: Vec::with_capacity(max_sequences),
             sampled: Vec::with_capacity(max_sequences),
             latest: vec![0; max_sequences],
+            failing_token: None,
             backend,
             decoder,
         })
@@ -54,6 +57,9 @@ impl<B: Backend> Runner<B> {
     /// Computes a plan and writes its tokens into it.
     pub(crate) fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
         inputs::build(&self.decoder, plan, &self.latest, self.block_size, &mut self.inputs);
+        if let Some(token) = self.failing_token.filter(|token| self.inputs.tokens.contains(token)) {
+            panic!("token {token} was to fail its step");
+        }
         self.decoder.forward(&mut self.backend, &self.inputs, &mut self.cache, &mut self.workspace)?;
         let Self { rows, sampled, .. } = self;
         rows.clear();
