@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "describe",
     "testing_failing_engine",
+    "testing_log",
     "testing_logits",
     "testing_tensor",
 ]
@@ -494,6 +495,9 @@ class Request:
     def take(self) -> Chunk | None:
         """What was received and not taken yet; `None` if that is nothing."""
 
+    def check_admission(self) -> None:
+        """Raises what kept it from being admitted, if something did; what fails later is for its reader."""
+
     def check(self) -> None:
         """Raises what went wrong, if something did: `Overloaded`, `EngineStopped` or `GenerationError`."""
 
@@ -518,6 +522,9 @@ def testing_logits(
 
 def testing_failing_engine(path: str | os.PathLike[str], config: EngineConfig, failing_token: int) -> Engine:
     """A private hook for tests: an engine in which every step that computes this token fails."""
+
+def testing_log(level: str, count: int) -> None:
+    """A private hook for tests: logs so many records on a thread that the interpreter does not know."""
 
 def testing_tensor(path: str | os.PathLike[str], name: str) -> bytes:
     """A private hook for tests: a tensor by its Hugging Face name, dequantised, little-endian float32."""

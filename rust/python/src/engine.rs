@@ -19,6 +19,7 @@ use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::fields::Field;
 use crate::live::Live;
+use crate::logs;
 use crate::params::SamplingParams;
 use crate::port::Port;
 use crate::request::Request;
@@ -129,7 +130,8 @@ impl Engine {
         named.into_iter().filter_map(|(name, token)| Some((name, token.as_deref()?))).collect()
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self, py: Python<'_>) -> Stats {
+        logs::drain(py);
         self.engine.stats().into()
     }
 
@@ -150,7 +152,9 @@ impl Engine {
     }
 
     fn shutdown(&self, py: Python<'_>) -> Result<(), Error> {
-        detach(py, || self.engine.shutdown())
+        let done = detach(py, || self.engine.shutdown());
+        logs::drain(py);
+        done
     }
 }
 
@@ -163,6 +167,7 @@ impl Engine {
         tokenizer_path: Option<String>,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
+        logs::listen(py)?;
         let mut watcher = Watcher { progress, called: None, raised: None };
         let opened = detach(py, || {
             let checkpoint = Checkpoint::open(&path)?;

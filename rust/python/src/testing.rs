@@ -1,4 +1,4 @@
-//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler; steps that fail.
+//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler; steps that fail; log records.
 
 use std::path::PathBuf;
 
@@ -41,6 +41,18 @@ pub fn testing_failing_engine(
 ) -> Result<Engine, Error> {
     let options = Options { failing_token: Some(failing_token), ..config.options()? };
     Engine::load(py, path, options, config.tokenizer.clone(), None)
+}
+
+/// Logs `count` records on a thread that the interpreter does not know, as an engine's threads do.
+#[pyfunction]
+pub fn testing_log(py: Python<'_>, level: &str, count: usize) -> Result<(), Error> {
+    let level: log::Level = level.parse().expect("the test names a level; this is a bug");
+    detach(py, || {
+        let log = move || (0..count).for_each(|number| log::log!(level, "record {number} of a test"));
+        std::thread::scope(|scope| {
+            scope.spawn(log);
+        });
+    })
 }
 
 /// A tensor by its Hugging Face name, dequantised, little-endian `f32`.
