@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
 
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 LONG = penstock.SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
 SHORT = LONG.replace(max_tokens=8)
 PROMPT: Sequence[int] = (10, 20, 30, 40)
+
+#: How `anyio.run` starts each kind of event loop.
+BACKENDS: list[dict[str, Any]] = [
+    {"backend": "asyncio"},
+    {"backend": "asyncio", "backend_options": {"use_uvloop": True}},
+    {"backend": "trio"},
+]
 
 
 def make_engine(model: Path, **options: object) -> penstock.Engine:

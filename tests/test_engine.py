@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,11 +13,13 @@ import pytest
 
 import penstock
 from api_support import (
+    BACKENDS,
     LONG,
     PROMPT,
     SHORT,
     assert_at_rest,
     assert_at_rest_blocking,
+    engine_threads,
     make_engine,
     resident_bytes,
     resources,
@@ -182,6 +185,55 @@ def test_ten_engines_leave_nothing_behind(tiny_model: Path) -> None:
         assert resources() == before
         # An engine of this model holds 30 MB; ten that leaked would be 300.
         assert resident_bytes() - memory < 20 << 20
+
+
+def test_engines_of_many_loops_and_threads_live_and_end_side_by_side(tiny_model: Path) -> None:
+    """Each is opened by one task, used by others, and closed by yet another, all kinds of loops at once."""
+    with make_engine(tiny_model) as engine:
+        expected = [engine.blocking.generate(PROMPT, LONG, seed=seed).token_ids for seed in range(4)]
+    answers: list[tuple[int, ...]] = []
+
+    def live() -> None:
+        with make_engine(tiny_model) as engine:
+            answers.extend(engine.blocking.generate(PROMPT, LONG, seed=seed).token_ids for seed in range(4))
+
+    async def live_on_a_loop() -> None:
+        engines = [make_engine(tiny_model) for _ in range(2)]
+
+        async def ask(engine: penstock.Engine, seed: int) -> None:
+            answers.append((await engine.generate(PROMPT, LONG, seed=seed)).token_ids)
+
+        async with anyio.create_task_group() as group:
+            for engine in engines:
+                group.start_soon(engine.start)
+        async with anyio.create_task_group() as group:
+            for engine in engines:
+                for seed in range(4):
+                    group.start_soon(ask, engine, seed)
+        async with anyio.create_task_group() as group:
+            for engine in engines:
+                group.start_soon(engine.aclose)
+
+    def run(how: dict[str, Any] | None) -> None:
+        if how is None:
+            live()
+        else:
+            anyio.run(live_on_a_loop, **how)
+
+    kinds: list[dict[str, Any] | None] = [None, *BACKENDS]
+    for how in kinds:
+        run(how)  # what a kind of loop opens once in a process is open now
+    answers.clear()
+    before = resources()
+    threads = [threading.Thread(target=run, args=(how,)) for how in kinds * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 2 * 4 + 6 * 2 * 4
+    assert Counter(answers) == Counter(dict.fromkeys(expected, 14))
+    assert engine_threads() == []
+    assert resources() == before
 
 
 def test_an_idle_engine_uses_next_to_no_cpu(tiny_model: Path) -> None:

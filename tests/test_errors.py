@@ -31,7 +31,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     ],
     *[
         ("stop_token_ids", value)
-        for value in (-1, [-1], [2**32], [1.0], [True], "12", b"12", ["1"], {"a": 1})
+        for value in (-1, [-1], [2**32], [1.0], [True], "12", b"12", ["1"], {"a": 1}, range(257))
     ],
     *[("ignore_eos", value) for value in (1, "yes", 0.0)],
     *[("logprobs", value) for value in (1, 5, "yes")],

@@ -10,7 +10,16 @@ import anyio
 import pytest
 
 import penstock
-from api_support import LONG, PROMPT, SHORT, assert_at_rest, assert_at_rest_blocking, make_engine, resources
+from api_support import (
+    BACKENDS,
+    LONG,
+    PROMPT,
+    SHORT,
+    assert_at_rest,
+    assert_at_rest_blocking,
+    make_engine,
+    resources,
+)
 from penstock._pump import Pump
 
 if TYPE_CHECKING:
@@ -18,12 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import penstock
-
-BACKENDS: list[dict[str, Any]] = [
-    {"backend": "asyncio"},
-    {"backend": "asyncio", "backend_options": {"use_uvloop": True}},
-    {"backend": "trio"},
-]
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,19 @@ import pytest
 
 import penstock
 from api_support import LONG, PROMPT, SHORT, assert_at_rest, make_engine
+from support.checkpoints import make_config, write_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import Unpack
+
+    from penstock._options import SamplingOptions
 
 pytestmark = pytest.mark.anyio
 
 END_OF_TURN = 258
+ONE = penstock.SamplingParams(max_tokens=1)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +205,72 @@ async def test_defaults_are_the_models_and_what_is_given_wins(tiny_model: Path, 
         request = await engine.start_request(PROMPT, max_tokens=3)
         assert request.params.temperature == 0.0
         await request.result()
+
+
+async def test_who_says_how_to_sample_samples_whatever_the_model_prefers(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    settings = {"do_sample": False, "temperature": 0.6}
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    async with make_engine(model) as engine:
+
+        async def temperature(**options: Unpack[SamplingOptions]) -> float | None:
+            async with engine.stream(PROMPT, ONE, **options) as request:
+                return request.params.temperature
+
+        assert await temperature() == 0.0
+        assert await temperature(seed=3) == 0.0
+        assert await temperature(temperature=0.8) == 0.8
+        assert await temperature(temperature=0.0, top_k=5) == 0.0
+        assert await temperature(top_k=5) == 0.6
+        assert await temperature(top_p=0.5) == 0.6
+        assert await temperature(min_p=0.1) == 0.6
+        answers = {
+            (await engine.generate(PROMPT, max_tokens=20, top_k=50, seed=seed)).token_ids for seed in range(5)
+        }
+        assert len(answers) == 5
+
+
+async def test_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    async with make_engine(model) as engine:
+        token = (await engine.generate(PROMPT, SHORT)).token_ids[3]
+    settings = {"eos_token_id": [512, token, 2**32 - 1]}
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    async with make_engine(model) as engine:
+        result = await engine.generate(PROMPT, SHORT, ignore_eos=False)
+        assert (result.finish_reason, result.stop_reason) == ("stop", token)
+        with pytest.raises(penstock.InvalidRequest, match="512"):
+            await engine.generate(PROMPT, SHORT, stop_token_ids=[512])  # asked for, so worth an error
+
+
+async def test_as_many_stop_ids_as_allowed_stop_beside_the_models_own(engine: penstock.Engine) -> None:
+    token = (await engine.generate(PROMPT, SHORT)).token_ids[3]
+    others = [other for other in range(300) if other not in (token, END_OF_TURN)][:255]
+    result = await engine.generate(PROMPT, SHORT, stop_token_ids=[*others, token], ignore_eos=False)
+    assert result.finish_reason == "stop"
+    assert result.token_ids[-1] == result.stop_reason
+
+
+async def test_a_special_token_written_in_a_prompt_is_one_token(tiny_model: Path, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", make_config("llama", vocab_size=520))
+    shutil.copy(tiny_model / "tokenizer.json", model)  # of 512 tokens
+    (model / "added_tokens.json").write_text(json.dumps({"<|tool|>": 512}))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["added_tokens_decoder"] = {"513": {"content": "<|think|>", "special": True}}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    async with make_engine(model) as engine:
+        for text, ids in (
+            ("a<|im_end|>b", [END_OF_TURN]),
+            ("a<|tool|>b", [512]),
+            ("<|think|><|im_end|><|tool|>", [513, END_OF_TURN, 512]),
+        ):
+            result = await engine.generate(text, SHORT)
+            assert [token for token in result.prompt_token_ids if token >= 256] == ids
+            assert engine.decode(result.prompt_token_ids, skip_special_tokens=False) == text
+        chat = await engine.generate([{"role": "user", "content": "<|think|>"}], SHORT)
+        assert chat.prompt_token_ids.count(513) == 1
 
 
 async def test_params_and_keywords_go_together_and_keywords_win(engine: penstock.Engine) -> None:

@@ -26,6 +26,8 @@ __all__ = [
     "Usage",
     "__version__",
     "describe",
+    "testing_failing_engine",
+    "testing_log",
     "testing_logits",
     "testing_tensor",
 ]
@@ -598,6 +600,9 @@ class Engine:
     def flush_prefix_cache(self) -> None:
         """Forgets what no open request uses, and lets nobody share what is used. Raises `EngineStopped`."""
 
+    def stop(self) -> None:
+        """Begins a shutdown that needs nobody to wait for it. Never waits itself; may be repeated."""
+
     def shutdown(self) -> None:
         """Ends every open request as cancelled; returns when the threads are gone. May be repeated."""
 
@@ -648,6 +653,9 @@ class Request:
     def take(self) -> Chunk | None:
         """What was received and not taken yet; `None` if that is nothing."""
 
+    def check_admission(self) -> None:
+        """Raises what kept it from being admitted, if something did; what fails later is for its reader."""
+
     def check(self) -> None:
         """Raises what went wrong, if something did: `Overloaded`, `EngineStopped` or `GenerationError`."""
 
@@ -670,6 +678,12 @@ def testing_logits(
     chunk: int = 512,
 ) -> bytes:
     """A private hook for tests: logits after each token, little-endian float32 `[tokens, vocabulary]`."""
+
+def testing_failing_engine(path: str | os.PathLike[str], config: EngineConfig, failing_token: int) -> Engine:
+    """A private hook for tests: an engine in which every step that computes this token fails."""
+
+def testing_log(level: str, count: int) -> None:
+    """A private hook for tests: logs so many records on a thread that the interpreter does not know."""
 
 def testing_tensor(path: str | os.PathLike[str], name: str) -> bytes:
     """A private hook for tests: a tensor by its Hugging Face name, dequantised, little-endian float32."""

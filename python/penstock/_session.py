@@ -81,8 +81,13 @@ class Session:
             raise EngineStopped(_CLOSED)
 
     def close(self) -> _core.Engine | None:
-        """From now on it is closed; returns what is to be shut down, which may take a step."""
+        """From now on it is closed and its threads are ending; returns the engine to wait for, if any.
+
+        Never waits, so nothing can come between: whoever is interrupted afterwards leaves nothing running.
+        """
         self._is_closed = True
+        if self._native is not None:
+            self._native.stop()
         return self._native
 
     # ---- the open engine

@@ -95,8 +95,8 @@ class Engine:
     async def aclose(self) -> None:
         """Ends open requests as cancelled and frees the model.
 
-        May be called any number of times, from anywhere. Takes as long as the step that runs now. Cannot be
-        cancelled.
+        May be called any number of times, from anywhere. Takes as long as the step that runs now. Closing
+        cannot be cancelled: a native `asyncio` cancellation ends the waiting, other ones not even that.
         """
         native = self._session.close()
         if native is not None:

@@ -129,7 +129,7 @@ class Request(_Request):
     async def admission(self) -> None:
         """Waits until the engine has taken the request; raises what kept it from that."""
         await self._wait(self._native.is_admitted)
-        self._native.check()
+        self._native.check_admission()
 
     async def _wait(self, is_ready: Callable[[], bool]) -> None:
         """Always a checkpoint: a reader slower than the engine must not keep the loop from other tasks."""
@@ -171,7 +171,7 @@ class BlockingRequest(_Request):
     def admission(self) -> None:
         """Waits until the engine has taken the request; raises what kept it from that."""
         self._wait(self._native.is_admitted)
-        self._native.check()
+        self._native.check_admission()
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         while not is_ready():

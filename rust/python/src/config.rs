@@ -151,6 +151,7 @@ impl EngineConfig {
                 "interrupt" => OnExhaustion::Interrupt,
                 _ => OnExhaustion::Recompute,
             },
+            failing_token: None,
         })
     }
 }

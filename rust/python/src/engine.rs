@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
 use penstock_engine::request::{Request as EngineRequest, Sampling};
+use penstock_runner::Options;
 use penstock_text::{TextStream, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -18,6 +19,7 @@ use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::fields::Field;
 use crate::live::Live;
+use crate::logs;
 use crate::params::SamplingParams;
 use crate::port::Port;
 use crate::request::Request;
@@ -52,31 +54,7 @@ impl Engine {
         config: &EngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
-        let options = config.options()?;
-        let tokenizer_path = config.tokenizer.clone();
-        let mut watcher = Watcher { progress, called: None, raised: None };
-        let opened = detach(py, || {
-            let checkpoint = Checkpoint::open(&path)?;
-            let tokenizer = match tokenizer_path {
-                Some(path) => read_tokenizer(Path::new(&path))?,
-                None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
-            };
-            let mut report = |done, total| watcher.report(done, total);
-            let (engine, info) =
-                penstock_runner::launch(&checkpoint, &options, &mut report).map_err(Error::Launch)?;
-            let model = Model {
-                info: ModelInfo::of(&info, engine.limits()),
-                tokenizer,
-                generation: checkpoint.generation().clone(),
-                chat_template: checkpoint.chat_template().map(str::to_owned),
-                special_tokens: checkpoint.special_tokens().clone(),
-            };
-            Ok(Self { engine, model })
-        })?;
-        match watcher.raised {
-            Some(raised) => Err(Error::Python(raised)),
-            None => opened,
-        }
+        Self::load(py, path, config.options()?, config.tokenizer.clone(), progress)
     }
 
     #[pyo3(signature = (prompt, params, port, *, add_special_tokens = true))]
@@ -152,7 +130,8 @@ impl Engine {
         named.into_iter().filter_map(|(name, token)| Some((name, token.as_deref()?))).collect()
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self, py: Python<'_>) -> Stats {
+        logs::drain(py);
         self.engine.stats().into()
     }
 
@@ -162,15 +141,65 @@ impl Engine {
     }
 
     fn flush_prefix_cache(&self, py: Python<'_>) -> Result<(), Error> {
-        detach(py, || self.engine.flush_prefix_cache().map_err(|_| Error::Stopped))?
+        if !self.engine.is_running() {
+            return Err(Error::Stopped);
+        }
+        detach(py, || self.engine.flush_prefix_cache())
+    }
+
+    /// The engine's shutdown may wait for a place in a full mailbox, and then waits for a step: another thread does it.
+    fn stop(&self) {
+        if self.engine.is_running() {
+            let engine = self.engine.clone();
+            let stopping = std::thread::Builder::new().spawn(move || engine.shutdown());
+            if stopping.is_err() {
+                self.engine.shutdown(); // better late than never
+            }
+        }
     }
 
     fn shutdown(&self, py: Python<'_>) -> Result<(), Error> {
-        detach(py, || self.engine.shutdown())
+        let done = detach(py, || self.engine.shutdown());
+        logs::drain(py);
+        done
     }
 }
 
 impl Engine {
+    /// Opens a model; long.
+    pub fn load(
+        py: Python<'_>,
+        path: PathBuf,
+        options: Options,
+        tokenizer_path: Option<String>,
+        progress: Option<Py<PyAny>>,
+    ) -> Result<Self, Error> {
+        logs::listen(py)?;
+        let mut watcher = Watcher { progress, called: None, raised: None };
+        let opened = detach(py, || {
+            let checkpoint = Checkpoint::open(&path)?;
+            let tokenizer = match tokenizer_path {
+                Some(path) => read_tokenizer(Path::new(&path))?,
+                None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
+            };
+            let mut report = |done, total| watcher.report(done, total);
+            let (engine, info) =
+                penstock_runner::launch(&checkpoint, &options, &mut report).map_err(Error::Launch)?;
+            let model = Model {
+                info: ModelInfo::of(&info, engine.limits()),
+                tokenizer,
+                generation: checkpoint.generation().clone(),
+                chat_template: checkpoint.chat_template().map(str::to_owned),
+                special_tokens: checkpoint.special_tokens().clone(),
+            };
+            Ok(Self { engine, model })
+        })?;
+        match watcher.raised {
+            Some(raised) => Err(Error::Python(raised)),
+            None => opened,
+        }
+    }
+
     fn engine_request(&self, prompt: Vec<u32>, params: &SamplingParams) -> EngineRequest {
         let mut stop_token_ids = params.stop_token_ids.0.clone();
         if !params.ignore_eos {
@@ -202,12 +231,9 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Joining the engine's threads can take a step; whoever drops an open engine holds the interpreter.
+    /// Whoever drops an open engine holds the interpreter, and must not wait for its threads.
     fn drop(&mut self) {
-        if self.engine.is_running() {
-            let engine = self.engine.clone();
-            std::thread::spawn(move || engine.shutdown());
-        }
+        self.stop();
     }
 }
 

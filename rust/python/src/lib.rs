@@ -11,6 +11,7 @@ mod engine;
 mod errors;
 mod fields;
 mod live;
+mod logs;
 mod params;
 mod port;
 mod record;
@@ -36,7 +37,7 @@ mod _core {
     #[pymodule_export]
     use crate::results::{Chunk, HostTierInfo, MemoryInfo, ModelInfo, Result, Stats, Timings, Usage};
     #[pymodule_export]
-    use crate::testing::{testing_logits, testing_tensor};
+    use crate::testing::{testing_failing_engine, testing_log, testing_logits, testing_tensor};
 
     /// Version of the package.
     #[pymodule_export]

@@ -153,6 +153,11 @@ impl Live {
         }
     }
 
+    /// Whether the engine took it, whatever came of it later.
+    pub fn was_admitted(&self) -> bool {
+        self.lock().is_admitted
+    }
+
     /// How it ended, once that is known.
     pub fn end(&self) -> Option<End> {
         self.lock().end.clone()

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use crate::detach::detach;
 use crate::errors::Error;
 use crate::live::Live;
+use crate::logs;
 
 /// How often a blocking wait looks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
@@ -39,6 +40,7 @@ impl Port {
     }
 
     fn drain(&self, py: Python<'_>) -> Result<Vec<u64>, Error> {
+        logs::drain(py);
         detach(py, || {
             self.inner.clear();
             let mut reached = Vec::new();
@@ -59,6 +61,7 @@ impl Port {
             py.check_signals()?;
         }
         self.inner.clear();
+        logs::drain(py);
         Ok(())
     }
 }

@@ -54,6 +54,10 @@ impl Request {
         self.live.take()
     }
 
+    fn check_admission(&self) -> Result<(), Error> {
+        if self.live.was_admitted() { Ok(()) } else { self.check() }
+    }
+
     fn check(&self) -> Result<(), Error> {
         match self.live.end() {
             Some(End::Refused(refusal)) => Err(Error::Refused(refusal)),

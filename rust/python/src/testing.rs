@@ -1,4 +1,4 @@
-//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler.
+//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler; steps that fail; log records.
 
 use std::path::PathBuf;
 
@@ -7,8 +7,9 @@ use penstock_runner::Options;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::config::{element, kv_element};
+use crate::config::{EngineConfig, element, kv_element};
 use crate::detach::detach;
+use crate::engine::Engine;
 use crate::errors::Error;
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
@@ -34,6 +35,30 @@ pub fn testing_logits<'py>(
         penstock_runner::logits(&checkpoint, &token_ids, &options, chunk).map_err(Error::Launch)
     })??;
     Ok(little_endian(py, &logits))
+}
+
+/// An engine in which every step that computes `failing_token` fails.
+#[pyfunction]
+pub fn testing_failing_engine(
+    py: Python<'_>,
+    path: PathBuf,
+    config: &EngineConfig,
+    failing_token: u32,
+) -> Result<Engine, Error> {
+    let options = Options { failing_token: Some(failing_token), ..config.options()? };
+    Engine::load(py, path, options, config.tokenizer.clone(), None)
+}
+
+/// Logs `count` records on a thread that the interpreter does not know, as an engine's threads do.
+#[pyfunction]
+pub fn testing_log(py: Python<'_>, level: &str, count: usize) -> Result<(), Error> {
+    let level: log::Level = level.parse().expect("the test names a level; this is a bug");
+    detach(py, || {
+        let log = move || (0..count).for_each(|number| log::log!(level, "record {number} of a test"));
+        std::thread::scope(|scope| {
+            scope.spawn(log);
+        });
+    })
 }
 
 /// A tensor by its Hugging Face name, dequantised, little-endian `f32`.

@@ -54,6 +54,7 @@ pub(crate) fn launch(
         threads,
         isa,
     };
+    runner.failing_token = options.failing_token;
     let device = DeviceThread::spawn(runner).map_err(|error| LaunchError::Start(error.to_string()))?;
     let engine = Engine::start(limits, |completions| Box::new(device.connect(completions)))
         .map_err(|error| LaunchError::Start(error.to_string()))?;

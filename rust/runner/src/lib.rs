@@ -51,6 +51,8 @@ pub struct Options {
     /// Size of the host tier in bytes, for the prefix cache or for swapping; by default as large as the KV cache where
     /// sequences are swapped, else none.
     pub host_cache_bytes: Option<u64>,
+    /// A private hook for tests: the step that computes this token fails.
+    pub failing_token: Option<u32>,
 }
 
 /// What was opened, for `penstock info`, logs and statistics.

@@ -29,6 +29,8 @@ pub(crate) struct Runner<B: Backend> {
     sampled: Vec<Sampled>,
     /// The token sampled last for each slot.
     latest: Vec<u32>,
+    /// See [`crate::Options::failing_token`].
+    pub(crate) failing_token: Option<u32>,
 }
 
 /// How far a step goes.
@@ -56,6 +58,7 @@ impl<B: Backend> Runner<B> {
             sampled: Vec::with_capacity(spec.sequences),
             latest: vec![0; spec.sequences],
             spec: *spec,
+            failing_token: None,
             backend,
             decoder,
         })
@@ -88,6 +91,9 @@ impl<B: Backend> Runner<B> {
     pub(crate) fn compute(&mut self, plan: &mut StepPlan, depth: Depth) -> Result<(), DeviceError> {
         let Self { backend, decoder, inputs, cache, workspace, .. } = self;
         inputs::build(decoder, plan, &self.latest, self.spec.block_size, inputs);
+        if let Some(token) = self.failing_token.filter(|token| inputs.tokens.contains(token)) {
+            panic!("token {token} was to fail its step");
+        }
         match depth {
             Depth::AllLayers => decoder.forward(backend, inputs, cache, workspace)?,
             Depth::OneLayer => decoder.forward_through_one(backend, inputs, cache, workspace)?,

@@ -1,0 +1,103 @@
+"""A step that fails ends the requests that were in it, says why, and harms nobody else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import penstock
+from api_support import LONG, PROMPT, SHORT, assert_at_rest, assert_at_rest_blocking, make_engine
+from penstock import _core
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAILING_TOKEN = 77
+POISON = [*PROMPT, FAILING_TOKEN]
+
+
+def make_failing_engine(model: Path, **options: object) -> penstock.Engine:
+    """An open engine whose steps fail where they compute `FAILING_TOKEN`."""
+    engine = make_engine(model, **options)
+    engine._session._native = _core.testing_failing_engine(model, engine.config, FAILING_TOKEN)
+    return engine
+
+
+@pytest.mark.anyio
+async def test_a_failed_step_raises_for_its_request_and_for_every_way_of_reading_it(tiny_model: Path) -> None:
+    async with make_failing_engine(tiny_model) as engine:
+        request = await engine.start_request(POISON, SHORT)
+        with pytest.raises(penstock.GenerationError, match="token 77 was to fail its step"):
+            await request.result()
+        with pytest.raises(penstock.GenerationError, match="token 77"):
+            await anext(request)
+        with pytest.raises(penstock.GenerationError, match="token 77"):
+            await request.result()
+        assert request.finish_reason == "error"
+        with pytest.raises(penstock.RequestError):
+            await engine.generate(POISON, SHORT)
+        await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_what_waits_while_a_step_fails_is_answered(tiny_model: Path) -> None:
+    expected: list[penstock.Result] = []
+    outcomes: dict[int, object] = {}
+    async with make_engine(tiny_model) as engine:
+        for seed in range(12):
+            expected.append(await engine.generate(PROMPT, LONG, max_tokens=20, seed=seed))
+            if FAILING_TOKEN in expected[-1].token_ids[:-1]:
+                expected.pop()  # it would fail itself
+    assert len(expected) > 6
+    async with make_failing_engine(tiny_model, max_num_seqs=1) as engine:
+
+        async def ask(number: int) -> None:
+            result = expected[number // 2]
+            prompt = POISON if number % 2 else PROMPT
+            try:
+                answer = await engine.generate(prompt, LONG, max_tokens=20, seed=result.seed)
+                outcomes[number] = answer.token_ids == result.token_ids
+            except penstock.GenerationError:
+                outcomes[number] = "failed"
+
+        async with anyio.create_task_group() as group:
+            for number in range(2 * len(expected)):
+                group.start_soon(ask, number)
+        assert [outcomes[number] for number in sorted(outcomes)] == [True, "failed"] * len(expected)
+        await assert_at_rest(engine)
+
+
+async def read_into(tokens: list[int], request: penstock.Request) -> None:
+    async for chunk in request:
+        tokens += chunk.token_ids
+
+
+@pytest.mark.anyio
+async def test_a_failure_in_mid_stream_comes_after_what_was_generated(tiny_model: Path) -> None:
+    """The step fails for all that are in it: also for a stream that did not ask for the token."""
+    async with make_failing_engine(tiny_model, max_num_seqs=2) as engine:
+        bystander = await engine.start_request(PROMPT, LONG)
+        tokens = list((await anext(bystander)).token_ids)
+        failing = await engine.start_request(POISON, SHORT)
+        with pytest.raises(penstock.GenerationError):
+            await failing.result()
+        with pytest.raises(penstock.GenerationError):
+            await read_into(tokens, bystander)
+        assert 0 < len(tokens) < 400
+        await assert_at_rest(engine)
+    async with make_engine(tiny_model) as engine:
+        whole = await engine.generate(PROMPT, LONG)
+    assert tuple(tokens) == whole.token_ids[: len(tokens)]
+
+
+def test_a_thread_hears_of_a_failed_step_too(tiny_model: Path) -> None:
+    with make_failing_engine(tiny_model) as engine:
+        with pytest.raises(penstock.GenerationError, match="token 77"):
+            engine.blocking.generate(POISON, SHORT)
+        with engine.blocking.stream(POISON, SHORT) as request:
+            with pytest.raises(penstock.GenerationError):
+                list(request)
+            assert request.finish_reason == "error"
+        assert_at_rest_blocking(engine)

@@ -1,0 +1,123 @@
+"""What the engine's threads log arrives at Python's logger `penstock`, without their ever waiting for it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api_support import PROMPT, SHORT, make_engine
+from penstock import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import penstock
+
+CAPACITY = 256
+
+
+@pytest.fixture
+def engine(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> Iterator[penstock.Engine]:
+    """Opened while the logger lets warnings through; nothing is left in the queue."""
+    caplog.set_level(logging.WARNING, logger="penstock")
+    with make_engine(tiny_model) as engine:
+        engine.stats()
+        caplog.clear()
+        yield engine
+
+
+def close(engine: penstock.Engine) -> None:
+    engine.close()
+
+
+def read_stats(engine: penstock.Engine) -> None:
+    engine.stats()
+
+
+def generate_in_a_thread(engine: penstock.Engine) -> None:
+    engine.blocking.generate(PROMPT, SHORT)
+
+
+@pytest.mark.parametrize("occasion", [read_stats, generate_in_a_thread, close])
+def test_records_arrive_when_python_calls(
+    engine: penstock.Engine, caplog: pytest.LogCaptureFixture, occasion: Callable[[penstock.Engine], None]
+) -> None:
+    _core.testing_log("warn", 2)
+    _core.testing_log("error", 1)
+    assert caplog.record_tuples == []
+    occasion(engine)
+    assert caplog.record_tuples == [
+        ("penstock", logging.WARNING, "record 0 of a test"),
+        ("penstock", logging.WARNING, "record 1 of a test"),
+        ("penstock", logging.ERROR, "record 0 of a test"),
+    ]
+    engine.close()
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.anyio
+async def test_records_arrive_while_a_loop_waits_for_requests(
+    engine: penstock.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    _core.testing_log("error", 1)
+    await engine.generate(PROMPT, SHORT)
+    assert [record.getMessage() for record in caplog.records] == ["record 0 of a test"]
+
+
+def test_too_many_records_are_dropped_and_counted(
+    engine: penstock.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    _core.testing_log("error", CAPACITY + 1000)
+    engine.stats()
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[:CAPACITY] == [f"record {number} of a test" for number in range(CAPACITY)]
+    assert messages[CAPACITY:] == ["1000 records were dropped: more than 256 waited"]
+    caplog.clear()
+    _core.testing_log("error", 1)
+    engine.stats()
+    assert len(caplog.records) == 1
+
+
+def test_a_level_that_is_off_is_not_even_queued(
+    engine: penstock.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    _core.testing_log("info", CAPACITY + 1000)
+    engine.stats()
+    assert caplog.records == []
+
+
+def test_the_level_is_that_of_the_logger_when_an_engine_opens(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for level, expected in ((logging.DEBUG, 3), (logging.INFO, 2), (logging.CRITICAL, 0)):
+        caplog.set_level(level, logger="penstock")
+        with make_engine(tiny_model) as engine:
+            engine.stats()
+            caplog.clear()
+            for name in ("error", "info", "debug", "trace"):
+                _core.testing_log(name, 1)
+            engine.stats()
+            assert (
+                len([record for record in caplog.records if "of a test" in record.getMessage()]) == expected
+            )
+
+
+def test_a_handler_that_raises_harms_nobody(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_record: logging.LogRecord) -> bool:
+        raise ZeroDivisionError
+
+    unraised: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: unraised.append(unraisable.exc_type))
+    logging.getLogger("penstock").addFilter(refuse)
+    try:
+        _core.testing_log("error", 1)
+        engine.stats()
+    finally:
+        logging.getLogger("penstock").removeFilter(refuse)
+    assert unraised == [ZeroDivisionError]
+    assert caplog.records == []
