@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,14 +14,11 @@ from support.checkpoints import make_config, write_checkpoint
 from support.running import compute_logits, random_prompt
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
-TEXT = """The water of a river is led into a pipe that ends at a turbine. While the gate is open the pipe is
-full, the pressure at its lower end is that of the whole height, and what goes in at the top comes out below, not a
-drop more and not a drop less. Engineers close such a gate slowly: a column of water that is stopped at once
-strikes the wall like a hammer. The same is true of most things that flow, and of some that only seem to."""
+#: Real English of about this many tokens.
+TEXT = Path(__file__).parent.parent / "README.md"
+NUM_TOKENS = 600
 
 
 def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
@@ -32,23 +30,32 @@ def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
     return float(np.exp(np.mean(log_sums - chosen)))
 
 
-# Bounds are twice what was measured: relative root mean square error of the logits, relative change of perplexity.
+#: About twice what was measured: the error of the logits (root mean square, relative to their standard deviation), and
+#: the relative change of perplexity.
 BOUNDS = {
-    "float16": (0.002, 0.0005),
-    "bfloat16": (0.01, 0.005),
-    "int8": (0.02, 0.01),
-    "uint4": (0.3, 0.15),
+    "float16": (0.001, 0.0005),
+    "bfloat16": (0.007, 0.002),
+    "int8": (0.025, 0.002),
+    "uint4": (0.4, 0.26),
 }
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-def test_the_demo_model_hardly_notices(name: str, demo_model: Path) -> None:
+@pytest.fixture(scope="module")
+def exact(demo_model: Path) -> tuple[list[int], NDArray[np.float32]]:
+    """The text, and the demo model's logits with a float32 cache."""
     with make_engine(demo_model) as engine:
-        token_ids = engine.encode(TEXT)
-    exact = compute_logits(demo_model, token_ids)
+        token_ids = engine.encode(TEXT.read_text())[:NUM_TOKENS]
+    return token_ids, compute_logits(demo_model, token_ids)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_demo_model_hardly_notices(
+    name: str, demo_model: Path, exact: tuple[list[int], NDArray[np.float32]]
+) -> None:
+    token_ids, expected = exact
     narrow = compute_logits(demo_model, token_ids, kv_cache_dtype=name)
-    error = np.sqrt(np.mean((narrow - exact) ** 2) / np.var(exact))
-    change = perplexity(narrow, token_ids) / perplexity(exact, token_ids) - 1
+    error = np.sqrt(np.mean((narrow - expected) ** 2) / np.var(expected))
+    change = perplexity(narrow, token_ids) / perplexity(expected, token_ids) - 1
     print(f"{name}: error of logits {error:.5f}, change of perplexity {change:+.5f}")
     most_error, most_change = BOUNDS[name]
     assert 0 < error < most_error

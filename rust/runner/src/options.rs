@@ -74,8 +74,9 @@ impl Sizes {
     pub fn memory_limit(&self, available: u64) -> Result<u64, LaunchError> {
         let leftover = self.memory_leftover_bytes;
         if leftover >= available {
-            let limit = format!("less than the {available} bytes that are available");
-            return Err(out_of_range("memory_leftover_bytes", &leftover, limit));
+            // The one way for a user to ask for it.
+            let limit = format!("less than the {} that are available", available >> 20);
+            return Err(out_of_range("BFC_LEFTOVER_MB", &(leftover >> 20), limit));
         }
         let rest = available - leftover;
         // Rounded, but never to more than there is.
@@ -158,8 +159,8 @@ mod tests {
         assert_eq!(limit(None, 0, 1000).expect("a limit"), 900);
         assert_eq!(limit(Some(1.0), 1, u64::MAX).expect("a limit"), u64::MAX - 1);
         assert_eq!(
-            limit(None, 1000, 1000).expect_err("refused").to_string(),
-            "memory_leftover_bytes=1000 is out of range: less than the 1000 bytes that are available"
+            limit(None, 5 << 20, 5 << 20).expect_err("refused").to_string(),
+            "BFC_LEFTOVER_MB=5 is out of range: less than the 5 that are available"
         );
     }
 }
