@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -309,7 +310,7 @@ async def test_a_timeout_around_one_chunk_loses_nothing(engine: penstock.Engine)
     tokens: list[int] = []
 
     async def read(scope: anyio.CancelScope) -> None:
-        with scope:
+        with scope, suppress(StopAsyncIteration):  # the engine may be done sooner
             tokens.extend((await anext(request)).token_ids)
 
     for num_checkpoints in range(50):
