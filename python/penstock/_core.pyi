@@ -585,8 +585,8 @@ class Engine:
     @property
     def info(self) -> ModelInfo: ...
     @property
-    def chat_template(self) -> str | None:
-        """Source of the model's chat template."""
+    def chat_templates(self) -> dict[str, str]:
+        """Sources of the model's chat templates by name; `default` is the one for prompts."""
 
     @property
     def special_tokens(self) -> list[tuple[str, str]]:

@@ -16,6 +16,8 @@ FILES = [
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",

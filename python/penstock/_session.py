@@ -45,7 +45,7 @@ class Session:
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
         self._native: _core.Engine | None = None
-        self._chat_template: ChatTemplate | None = None
+        self._chat_templates: dict[str, ChatTemplate] = {}
         self._is_starting = False
         self._is_closed = False
 
@@ -121,15 +121,14 @@ class Session:
             return self.check_open().start_request(text, params, port, add_special_tokens=False)
         return self.check_open().start_request(prompt, params, port)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], template: str = "default") -> str:
         """Messages as the text that the model was trained to answer."""
-        if self._chat_template is None:
-            source = self.native.chat_template
-            if source is None:
-                message = "this model has no chat template: give text or token ids instead of messages"
-                raise InvalidRequest(message, "prompt", messages, "text or token ids")
-            self._chat_template = ChatTemplate(source, dict(self.native.special_tokens))
-        return self._chat_template.render(messages)
+        if template not in self._chat_templates:
+            sources = self.native.chat_templates
+            if template not in sources:
+                raise _no_template(template, sorted(sources))
+            self._chat_templates[template] = ChatTemplate(sources[template], dict(self.native.special_tokens))
+        return self._chat_templates[template].render(messages)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "new" if self._native is None else "open"
@@ -151,6 +150,14 @@ def takes_long(prompt: Prompt) -> bool:
 
 def _is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _no_template(name: str, names: Sequence[str]) -> InvalidRequest:
+    if not names:
+        message = "this model has no chat template: give text or token ids instead of messages"
+        return InvalidRequest(message, "prompt", None, "text or token ids")
+    limit = f"one of {', '.join(map(repr, names))}"
+    return InvalidRequest(f"this model has no chat template {name!r}: {limit}", "template", name, limit)
 
 
 _NOT_OPEN = "the engine is not open: enter it (`async with engine`), or `await engine.start()`"

@@ -208,14 +208,18 @@ class Engine:
         """The text of token ids."""
         return self._session.native.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, template: str = "default") -> str:
         """The text that the model's chat template makes of messages, ready to be answered.
+
+        Some models have several, such as `tool_use`; a request's messages go through `default`. To ask with
+        another, encode its text with `add_special_tokens=False`: templates write special tokens themselves.
 
         Rendered in the calling thread, which a request's messages are not: a template may take its time, at
         most ten seconds.
-        Raises `InvalidRequest` where the model has no template or the template does not take these messages.
+
+        Raises `InvalidRequest` where the model has no such template or it does not take these messages.
         """
-        return self._session.render_chat(messages)
+        return self._session.render_chat(messages, template)
 
     def _pump(self) -> Pump:
         """The waiting room of the event loop that runs this."""

@@ -21,6 +21,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const TOKENIZER_LIMIT: u64 = 256 << 20;
 const INDEX_LIMIT: u64 = 32 << 20;
+/// Most chat templates of a directory.
+const MAX_TEMPLATES: usize = 64;
 
 /// Opens the directory, or the one `.gguf` file in it if nothing else in it is a model.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
@@ -245,24 +247,45 @@ fn added_tokens(config: &Object, older: &Object) -> Result<Vec<AddedToken>, Chec
     Ok(tokens.into_values().collect())
 }
 
-/// The templates of `tokenizer_config.json`, one text or a list of named ones; a `chat_template.jinja` is the default
-/// whatever they say.
+/// The templates of a directory by name, wherever they are kept: `chat_template.jinja` and the files of
+/// `additional_chat_templates` win over `tokenizer_config.json`, and that over `chat_template.json`.
 fn chat_templates(path: &Path, config: &Object) -> Result<BTreeMap<String, String>, CheckpointError> {
-    let named = |value: &Value| {
-        let field = |name| value.get(name).and_then(Value::as_str).map(str::to_owned);
-        Some((field("name")?, field("template")?))
+    const SUFFIX: &str = ".jinja";
+    let mut templates = match json::read_object(&path.join("chat_template.json"))? {
+        Some(older) => templates_of(&older)?,
+        None => BTreeMap::new(),
     };
-    let templates =
-        config.typed("chat_template", "a text, or a list of objects with name and template", |value| {
-            match value {
-                Value::String(text) => Some(BTreeMap::from([("default".to_owned(), text.clone())])),
-                Value::Array(list) => list.iter().map(named).collect(),
-                _ => None,
-            }
-        })?;
-    let mut templates = templates.unwrap_or_default();
+    templates.extend(templates_of(config)?);
     if let Some(text) = json::read_text(&path.join("chat_template.jinja"), json::CONFIG_LIMIT)? {
         templates.insert("default".to_owned(), text);
     }
+    let folder = path.join("additional_chat_templates");
+    let files = if folder.is_dir() { names_ending(&folder, &[SUFFIX])? } else { Vec::new() };
+    if files.len() > MAX_TEMPLATES {
+        let problem = format!("{} chat templates; the limit is {MAX_TEMPLATES}", files.len());
+        return Err(CheckpointError::malformed(&folder, "size", problem));
+    }
+    for file in files {
+        let name = file.strip_suffix(SUFFIX).unwrap_or(&file).to_owned();
+        if let Some(text) = json::read_text(&folder.join(&file), json::CONFIG_LIMIT)? {
+            templates.insert(name, text);
+        }
+    }
     Ok(templates)
+}
+
+/// One text, a list of named ones, or an object of them.
+fn templates_of(config: &Object) -> Result<BTreeMap<String, String>, CheckpointError> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let listed = |value: &Value| Some((text(value.get("name")?)?, text(value.get("template")?)?));
+    let wanted = "a text, or a list of objects with name and template, or an object of texts";
+    let templates = config.typed("chat_template", wanted, |value| match value {
+        Value::String(text) => Some(BTreeMap::from([("default".to_owned(), text.clone())])),
+        Value::Array(list) => list.iter().map(listed).collect(),
+        Value::Object(named) => {
+            named.iter().map(|(name, value)| Some((name.clone(), text(value)?))).collect()
+        }
+        _ => None,
+    })?;
+    Ok(templates.unwrap_or_default())
 }

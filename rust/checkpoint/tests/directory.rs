@@ -206,6 +206,31 @@ fn chat_templates_come_as_one_text_as_a_list_or_as_a_file() {
     let checkpoint = scratch.open().unwrap();
     assert_eq!(checkpoint.chat_template(), Some("from the file"));
     assert_eq!(checkpoint.chat_templates()["tool_use"], "tools");
+    scratch.write("tokenizer_config.json", r#"{"chat_template":{"default":"in an object","rag":"cite"}}"#);
+    let checkpoint = scratch.open().unwrap();
+    assert_eq!(checkpoint.chat_template(), Some("from the file"));
+    assert_eq!(checkpoint.chat_templates()["rag"], "cite");
+}
+
+#[test]
+fn a_folder_of_chat_templates_wins_and_the_file_of_older_processors_gives_way() {
+    let scratch = model();
+    scratch.write("chat_template.json", r#"{"chat_template":"older"}"#);
+    assert_eq!(scratch.open().unwrap().chat_template(), Some("older"));
+    let list = r#"{"chat_template":[{"name":"default","template":"listed"},{"name":"tool_use","template":"listed"}]}"#;
+    scratch.write("tokenizer_config.json", list);
+    scratch.write("additional_chat_templates/tool_use.jinja", "tools");
+    scratch.write("additional_chat_templates/rag.jinja", "cite");
+    scratch.write("additional_chat_templates/README.md", "no template");
+    let checkpoint = scratch.open().unwrap();
+    let templates = checkpoint.chat_templates().iter().map(|(name, text)| (name.as_str(), text.as_str()));
+    let expected = [("default", "listed"), ("rag", "cite"), ("tool_use", "tools")];
+    assert_eq!(templates.collect::<Vec<_>>(), expected);
+    for number in 0..63 {
+        scratch.write(&format!("additional_chat_templates/{number}.jinja"), "too many");
+    }
+    let error = scratch.open().unwrap_err().to_string();
+    assert!(error.contains("65 chat templates; the limit is 64"), "{error}");
 }
 
 #[test]

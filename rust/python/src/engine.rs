@@ -1,5 +1,6 @@
 //! `Engine`: opening a model, starting requests, tokenising, statistics.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::ops::ControlFlow;
@@ -40,7 +41,7 @@ struct Model {
     info: ModelInfo,
     tokenizer: Tokenizer,
     generation: Generation,
-    chat_template: Option<String>,
+    chat_templates: BTreeMap<String, String>,
     special_tokens: SpecialTokens,
 }
 
@@ -119,8 +120,8 @@ impl Engine {
     }
 
     #[getter]
-    fn chat_template(&self) -> Option<&str> {
-        self.model.chat_template.as_deref()
+    fn chat_templates(&self) -> &BTreeMap<String, String> {
+        &self.model.chat_templates
     }
 
     #[getter]
@@ -189,7 +190,7 @@ impl Engine {
                 info: ModelInfo::of(&info, engine.limits()),
                 tokenizer,
                 generation: checkpoint.generation().clone(),
-                chat_template: checkpoint.chat_template().map(str::to_owned),
+                chat_templates: checkpoint.chat_templates().clone(),
                 special_tokens: checkpoint.special_tokens().clone(),
             };
             Ok(Self { engine, model })
