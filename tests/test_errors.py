@@ -41,7 +41,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
 BAD_CONFIG: list[tuple[str, Any]] = [
     *[("device", value) for value in ("cuda", "cuda:1", "gpu", "", 0, True)],
     *[("dtype", value) for value in ("int8", "FLOAT32", "", 32)],
-    *[("kv_cache_dtype", value) for value in ("int8", "fp8", None.__class__)],
+    *[("kv_cache_dtype", value) for value in ("int4", "fp8", None.__class__)],
     *[("threads", value) for value in (0, -1, 1025, 1.0, True, "all")],
     *[("max_model_len", value) for value in (0, -1, 10**30, 1.5, True, "long")],
     *[("max_num_seqs", value) for value in (0, -1, True)],

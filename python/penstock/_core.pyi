@@ -46,7 +46,7 @@ class EngineConfig:
       by default.
     - `max_waiting`: most requests that may wait; more raise `Overloaded`. 1024 by default.
     - `block_size`: tokens per block of the KV cache: 16 (default), 32, 64 or 128.
-    - `kv_cache_dtype`: type of the KV cache; by default that of the weights.
+    - `kv_cache_dtype`: type of the KV cache, also `int8` or `uint4`; by default that of the weights.
     - `kv_cache_bytes`: size of the KV cache; by default a quarter of the memory that is free after loading,
       and never more than `max_num_seqs` sequences of `max_model_len` tokens need.
     - `tokenizer`: another `tokenizer.json`, a directory that holds one, or a GGUF file.

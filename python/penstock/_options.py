@@ -14,6 +14,7 @@ from penstock._core import EngineConfig, SamplingParams
 Fields = TypeVar("Fields", EngineConfig, SamplingParams)
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 ElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
+KvElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -27,7 +28,7 @@ class EngineOptions(TypedDict, total=False):
     max_num_batched_tokens: Annotated[int | None, "Most tokens computed in one step."]
     max_waiting: Annotated[int | None, "Most requests that may wait."]
     block_size: Annotated[int | None, "Tokens per block of the KV cache: 16, 32, 64 or 128."]
-    kv_cache_dtype: Annotated[ElementName | None, "Type of the KV cache; that of the weights by default."]
+    kv_cache_dtype: Annotated[KvElementName | None, "Type of the KV cache; that of the weights by default."]
     kv_cache_bytes: Annotated[int | None, "Bytes of the KV cache."]
     tokenizer: Annotated[str | os.PathLike[str] | None, "Another tokenizer.json, or a directory with one."]
 

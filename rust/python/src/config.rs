@@ -81,14 +81,14 @@ impl EngineConfig {
         let count = |name, value: Option<&Bound<'_, PyAny>>| {
             value.map(|value| Field::config(name).count(value)).transpose()
         };
-        let element = |name, value: Option<&Bound<'_, PyAny>>| {
-            const ELEMENTS: &[&str] = &["auto", "float32", "float16", "bfloat16"];
-            let element = value.map_or(Ok("auto"), |value| Field::config(name).choice(value, ELEMENTS));
+        let element = |name, value: Option<&Bound<'_, PyAny>>, names: &[&'static str]| {
+            let element = value.map_or(Ok("auto"), |value| Field::config(name).choice(value, names));
             element.map(str::to_owned)
         };
+        let names = &["auto", "float32", "float16", "bfloat16", "int8", "uint4"];
         Ok(Self {
             device: device.map_or(Ok("auto".to_owned()), device_name)?,
-            dtype: element("dtype", dtype)?,
+            dtype: element("dtype", dtype, &names[..4])?,
             threads: threads
                 .map(|value| {
                     Field::config("threads").integer(value, 1..=MAX_THREADS).map(|count| count as usize)
@@ -99,7 +99,7 @@ impl EngineConfig {
             max_num_batched_tokens: count("max_num_batched_tokens", max_num_batched_tokens)?,
             max_waiting: count("max_waiting", max_waiting)?,
             block_size: count("block_size", block_size)?,
-            kv_cache_dtype: element("kv_cache_dtype", kv_cache_dtype)?,
+            kv_cache_dtype: element("kv_cache_dtype", kv_cache_dtype, names)?,
             kv_cache_bytes: kv_cache_bytes
                 .map(|value| Field::config("kv_cache_bytes").integer(value, 1..=i64::MAX as u64))
                 .transpose()?,
