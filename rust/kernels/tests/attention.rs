@@ -80,7 +80,8 @@ impl Case {
             let offset = position % layout.block_size;
             Kernels::best().write_kv(&layout, &mut self.cache, block, offset, k, v);
             let read = layout.read(&self.cache, block, offset);
-            (k.copy_from_slice(&read.0), v.copy_from_slice(&read.1));
+            k.copy_from_slice(&read.0);
+            v.copy_from_slice(&read.1);
         }
     }
 
@@ -444,7 +445,8 @@ fn many_small_weights_beside_a_large_one_are_not_rounded_away() {
         // Position 0 has weight 1, each other e^-11.5: less than half of a 16-bit step, and 0.26 % altogether.
         case.q[255 * 16..].fill(0.0);
         case.q[255 * 16] = 11.5 * 4.0;
-        (case.k.fill(0.0), case.v.fill(0.0));
+        case.k.fill(0.0);
+        case.v.fill(0.0);
         case.k[0] = 1.0;
         for (position, v) in case.v.chunks_exact_mut(16).enumerate() {
             v[usize::from(position > 0)] = 1.0;
