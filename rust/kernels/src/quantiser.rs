@@ -11,7 +11,8 @@
 //! the zero kept as an offset: that is `min` itself, so a constant row has scale 0 and comes back exactly, and nothing is
 //! divided by a scale on the way back. The scale is rounded *up* to bf16, so that `levels` steps still reach `max`; its
 //! 8 significant bits times a code of 8 fit an f32 exactly, so `offset + scale * code` is rounded once, on every
-//! instruction set. The error is at most half a scale, and the roundings of `x - min` and of that sum.
+//! instruction set. The error is at most half a scale, and the roundings of `x - min` and of that sum. (Where
+//! `max - min` reaches the largest f32, large numbers may come back as infinity.)
 //!
 //! A row with a NaN or an infinity in it becomes NaN as a whole: offset NaN, scale 0, codes 0.
 //!
@@ -104,7 +105,7 @@ impl Quantiser {
             for (lane, x) in part.iter().enumerate() {
                 least[lane] = if *x < least[lane] { *x } else { least[lane] };
                 largest[lane] = if *x > largest[lane] { *x } else { largest[lane] };
-                spoiled[lane] += x - x; // 0, or NaN for what is not finite
+                spoiled[lane] += 0.0 * x; // NaN for what is not finite
             }
         }
         if spoiled.iter().sum::<f32>() != 0.0 {

@@ -178,7 +178,7 @@ pub(crate) unsafe fn attend_split<S: Simd, F: Format>(
             tiles: tile_pointers(shape, job, split * SPLIT, touched.clone()),
             following,
             turn: index,
-            turns: tiles.count,
+            line_share: 64 / tiles.count,
             visible: &visible[..rows.len()],
             // SAFETY: the tile's rows were just written.
             queries: unsafe { queries.add(rows.start * padded) },
@@ -225,9 +225,11 @@ pub(crate) struct Pass<'a> {
     tiles: [*const u8; SPLIT_TILES],
     /// The same for the split after this one.
     following: [*const u8; SPLIT_TILES],
-    /// Which tile of rows of the job this is, of how many: each prefetches its share.
+    /// Which tile of rows of the job this is: each prefetches its share.
     turn: usize,
-    turns: usize,
+    /// The bytes of a cache line that one turn stands for: with every line that a turn reads, it asks for memory that
+    /// many bytes further.
+    line_share: usize,
     /// What each row sees.
     visible: &'a [Visible],
     /// `[row][head_dim padded to 16]`, in the format's form.

@@ -76,11 +76,11 @@ impl Pass<'_> {
         offsets: [usize; P],
         bytes: usize,
     ) -> Prefetch<P> {
-        let mut prefetch = Prefetch { offsets: [0; P], advance: E::PAIR / self.turns };
+        let mut prefetch = Prefetch { offsets: [0; P], advance: E::PAIR / 64 * self.line_share };
         for p in 0..P {
             let following = self.following[tiles[p]];
             if !following.is_null() {
-                let share = offsets[p] + self.turn * bytes / self.turns;
+                let share = offsets[p] + self.turn * (bytes / 64) * self.line_share;
                 let address = following.addr().wrapping_add(share);
                 prefetch.offsets[p] = address.wrapping_sub(panels[p].addr()).cast_signed();
             }
