@@ -213,3 +213,115 @@ pub(crate) fn largest(from: u64, to: u64, fits: impl Fn(u64) -> bool) -> Option<
     }
     Some(best)
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_device::cpu::Cpu;
+    use serde_json::json;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    /// Keys and values of 16 tokens in 2 layers of 4 heads of 64, in float32.
+    const BLOCK: u64 = 16 * 2 * 2 * 4 * 64 * 4;
+
+    fn config() -> ModelConfig {
+        ModelConfig::from_json(&json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
+            "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 1000, "max_position_embeddings": 8192,
+        }))
+        .expect("a good configuration")
+    }
+
+    fn demand() -> Demand {
+        Demand {
+            element: Element::F32,
+            kv_element: None,
+            max_model_len: 4096,
+            max_num_seqs: 16,
+            max_num_batched_tokens: 128,
+            block_size: 16,
+            kv_share: KvShare::Guest,
+            host_share: HostShare::Bytes(0),
+            has_prefix_cache: false,
+        }
+    }
+
+    fn divided(demand: &Demand, limit: u64) -> Result<Division, Shortage> {
+        divide(&Cpu::new(1).expect("a thread"), &config(), demand, limit)
+    }
+
+    /// What weights, workspace and inputs leave of `limit`.
+    fn left(limit: u64) -> u64 {
+        let Division { weights, workspace, inputs, .. } = divided(&demand(), limit).expect("it fits");
+        limit - weights - workspace - inputs
+    }
+
+    #[test]
+    fn the_cache_takes_a_quarter_or_all_or_what_it_is_told_of_what_is_left() {
+        let limit = 200 * MIB;
+        let blocks = |kv_share, host_share| {
+            let Division { cache, kv_cache, host_cache, .. } =
+                divided(&Demand { kv_share, host_share, ..demand() }, limit).expect("it fits");
+            assert_eq!([kv_cache, host_cache], [cache.blocks, cache.host_blocks].map(|n| n as u64 * BLOCK));
+            [cache.blocks as u64, cache.host_blocks as u64]
+        };
+        let (none, left) = (HostShare::Bytes(0), left(limit));
+        assert_eq!(blocks(KvShare::Guest, none), [left / 4 / BLOCK, 0]);
+        assert_eq!(blocks(KvShare::All, none), [left / BLOCK, 0]);
+        assert_eq!(blocks(KvShare::Bytes(300 * BLOCK + 1), none), [300, 0]);
+        assert_eq!(blocks(KvShare::All, HostShare::Mirror), [left / 2 / BLOCK; 2]);
+        assert_eq!(blocks(KvShare::Guest, HostShare::Mirror), [left / 4 / BLOCK; 2]);
+        let rest = (left - 700 * BLOCK) / BLOCK;
+        assert_eq!(blocks(KvShare::All, HostShare::Bytes(701 * BLOCK - 1)), [rest, 700]);
+    }
+
+    #[test]
+    fn no_more_is_taken_than_the_sequences_can_use() {
+        let useful = 16 * 4096 / 16;
+        let plenty = Demand { kv_share: KvShare::All, ..demand() };
+        assert_eq!(divided(&plenty, u64::MAX / 2).expect("it fits").cache.blocks, useful);
+        let cached = Demand { has_prefix_cache: true, ..plenty };
+        assert_eq!(divided(&cached, u64::MAX / 2).expect("it fits").cache.blocks, 2 * useful);
+    }
+
+    #[test]
+    fn the_smallest_limit_that_suffices_is_used_to_the_last_block() {
+        let tight = Demand { kv_share: KvShare::All, ..demand() };
+        let enough = largest(0, 400 * MIB, |spared| divided(&tight, 400 * MIB - spared).is_ok());
+        let smallest = 400 * MIB - enough.expect("400 MiB are plenty");
+        let division = divided(&tight, smallest).expect("it fits");
+        assert_eq!((division.cache.blocks, division.arena() + division.inputs), (4096 / 16, smallest));
+        let needed = 4096 / 16 * BLOCK;
+        let shortage = Shortage::Sequence { max_model_len: 4096, needed, has: needed - 1 };
+        assert_eq!(divided(&tight, smallest - 1), Err(shortage));
+        assert!(matches!(divided(&tight, MIB), Err(Shortage::Model { limit: MIB, .. })));
+    }
+
+    #[test]
+    fn what_is_asked_for_beyond_what_is_left_is_refused() {
+        let limit = 400 * MIB;
+        let (left, asked) = (left(limit), left(limit) + 1);
+        let host_share = HostShare::Bytes(asked);
+        let shortage = Shortage::HostCache { asked, left };
+        assert_eq!(divided(&Demand { host_share, ..demand() }, limit), Err(shortage));
+        for (kv_share, host_share, with_host) in [
+            (asked, HostShare::Bytes(0), ""),
+            (left / 2 + 1, HostShare::Mirror, "and as much for the host tier "),
+        ] {
+            let shortage = Shortage::KvCache { asked: kv_share, with_host, left };
+            let kv_share = KvShare::Bytes(kv_share);
+            assert_eq!(divided(&Demand { kv_share, host_share, ..demand() }, limit), Err(shortage));
+        }
+    }
+
+    #[test]
+    fn the_largest_that_fits_is_found_at_every_edge() {
+        for edge in 3..=20 {
+            assert_eq!(largest(3, 20, |value| value <= edge), Some(edge));
+        }
+        assert_eq!(largest(3, 20, |_| false), None);
+        assert_eq!(largest(4, 3, |_| true), None);
+        assert_eq!(largest(0, u64::MAX, |_| true), Some(u64::MAX));
+    }
+}

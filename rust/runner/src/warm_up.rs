@@ -83,7 +83,7 @@ impl<B: Backend> Runner<B> {
         let copies = COPIES.min(cache.blocks).min(cache.host_blocks) as u32;
         let saves = || (0..copies).map(|block| BlockCopy::Save { from: block, to: block });
         let loads = || (0..copies).map(|block| BlockCopy::Load { from: block, to: block });
-        self.copy(&mut saves())?; // the system gives the pages
+        self.copy(&mut saves().chain(loads()))?; // the system gives the pages
         let save = seconds(|| self.copy(&mut saves()))? / f64::from(copies);
         let load = seconds(|| self.copy(&mut loads()))? / f64::from(copies);
         let chunk = self.spec().tokens.min(self.spec().positions);

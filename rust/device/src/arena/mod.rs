@@ -5,12 +5,12 @@
 //! and the borrow checker sees to the rest. Freeing takes the token, so neither use after free nor double free can be written.
 //!
 //! ```text
-//!     struct Cpu    { kernels, pool, arena: Arena<HostSlab> }
-//!     struct Matrix { layout, region: Region }       struct Cache { layout, layers: Vec<Region> }
+//!     struct Cpu { kernels, pool, arena: Arena<HostSlab> }
+//!     struct Matrix { layout, region: Region }       struct Cache { layout, blocks: Region, ... }
 //!
 //!     arena.bytes(&matrix.region)?                     many readers at once
-//!     arena.bytes_mut(&cache.layers[3])?               one writer
-//!     arena.split_mut([&scratch, &cache.layers[3]])?   several writers at once, of regions that are not the same
+//!     arena.bytes_mut(&cache.blocks)?                  one writer
+//!     arena.split_mut([&scratch, &cache.blocks])?      several writers at once, of regions that are not the same
 //! ```
 //!
 //! A loan borrows the arena, not the whole backend: kernels and pool stay free to use it. Whoever holds the arena holds the

@@ -115,10 +115,12 @@ fn arena(bytes: usize) -> Result<Arena<HostSlab>, DeviceError> {
     Arena::new(slab, bytes, DEFAULT_ALIGNMENT).map_err(|error: ArenaError| refused(error.to_string()))
 }
 
+const FOREIGN: &str = "a buffer of another backend; this is a bug";
+
 /// The bytes of buffers, which are all of this arena, because nobody else can make one, and all different, because some are
 /// borrowed for writing.
 fn lend<'a, const N: usize>(arena: &'a mut Arena<HostSlab>, regions: [&Region; N]) -> [&'a mut [u8]; N] {
-    arena.split_mut(regions).expect("a buffer of another backend; this is a bug")
+    arena.split_mut(regions).expect(FOREIGN)
 }
 
 /// Why there is no CPU backend.
@@ -439,7 +441,7 @@ impl Backend for Cpu {
     }
 
     fn download(&mut self, x: &CpuBuffer, out: &mut [f32]) -> Result<(), DeviceError> {
-        let [x] = lend(&mut self.arena, [&x.0]);
+        let x = self.arena.bytes(&x.0).expect(FOREIGN);
         out.copy_from_slice(&cast_slice(x)[..out.len()]);
         Ok(())
     }
