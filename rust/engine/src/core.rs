@@ -94,7 +94,10 @@ impl Core {
             Message::Start(start) => self.start(start, now),
             Message::Nudge => {} // its purpose was to cause a turn: `attend` does the rest
             Message::StepDone(done) => self.complete(done, now),
-            Message::FlushPrefixCache => self.scheduler.flush_prefix_cache(),
+            Message::FlushPrefixCache => {
+                self.scheduler.flush_prefix_cache();
+                self.publish();
+            }
             Message::Shutdown => self.shut_down(now),
         }
     }

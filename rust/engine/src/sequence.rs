@@ -142,8 +142,8 @@ impl Sequence {
         let is_first = self.cached.is_none();
         if is_first {
             self.cached = Some(cached);
-            self.num_computed_once = num_computed;
         }
+        self.num_computed_once = self.num_computed_once.max(num_computed);
         self.num_planned = num_computed;
         is_first
     }

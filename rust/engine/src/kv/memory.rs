@@ -24,6 +24,8 @@ pub struct Memory {
     next_step: u64,
     /// What `find` found.
     found: Vec<NodeId>,
+    /// Scratch of `num_freed_by`: how many of its lists hold a block.
+    num_holders: Vec<u32>,
 }
 
 /// What the prefix cache has of a sequence's beginning.
@@ -48,6 +50,7 @@ impl Memory {
             copies: Vec::new(),
             next_step: 1,
             found: Vec::new(),
+            num_holders: vec![0; num_blocks],
         }
     }
 
@@ -323,10 +326,17 @@ impl Memory {
         self.next_step += 1;
     }
 
-    /// Blocks that would be available if `list` were given back, at least.
-    pub fn num_freed_by(&self, list: &BlockList) -> usize {
-        let is_its_own = |block: &&BlockId| self.pool.count(**block) == 1;
-        list.num_reserved + list.blocks.iter().filter(is_its_own).count()
+    /// Blocks that would become available if all these lists were given back.
+    pub fn num_freed_by<'a>(&mut self, lists: impl Iterator<Item = &'a BlockList> + Clone) -> usize {
+        let blocks = || lists.clone().flat_map(|list| &list.blocks);
+        let mut num_freed = lists.clone().map(|list| list.num_reserved).sum();
+        for block in blocks() {
+            let num_holders = &mut self.num_holders[block.0 as usize];
+            *num_holders += 1;
+            num_freed += usize::from(*num_holders as usize == self.pool.count(*block));
+        }
+        blocks().for_each(|block| self.num_holders[block.0 as usize] = 0);
+        num_freed
     }
 
     /// The books of the KV cache.

@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::{Running, Scheduler, insert};
 use crate::kv::Found;
 use crate::request::CachedTokens;
-use crate::sequence::{Sequence, Turn};
+use crate::sequence::Sequence;
 
 /// Which queue the next in line waits in, and where.
 #[derive(Clone, Copy)]
@@ -32,12 +32,12 @@ impl Running {
 impl Scheduler {
     /// Gives places to those who wait, in order, until the next has none.
     pub(super) fn admit(&mut self, now: Instant) {
-        self.admission_is_due = false;
         while let Some(line) = self.next_in_line() {
             if !self.seat(line, now) && !self.make_way(line, now) {
                 break;
             }
         }
+        self.admission_is_due = false;
     }
 
     /// Whoever has the least turn, leaving out those whose consumers do not read. Nobody, if rows of it are in flight:
@@ -97,29 +97,22 @@ impl Scheduler {
     fn make_way(&mut self, line: Line, now: Instant) -> bool {
         let Sequence { turn, .. } = *self.in_line(line);
         let num_blocks = self.in_line(line).num_tokens().div_ceil(self.block_size);
-        let mut headroom = self.occupied().filter(|running| running.may_grow()).count();
-        let mut num_available = self.memory.pool().num_available();
-        let mut first = None;
-        for &slot in self.order.iter().filter(|slot| self.makes_way(**slot, turn)) {
-            let running = self.seated(slot);
-            let Running { sequence, blocks, .. } = running;
-            headroom -= usize::from(running.may_grow());
-            num_available += self.memory.num_freed_by(blocks);
-            // Who is paused first: it loses nothing by it.
-            first = first.max(Some((sequence.is_paused, sequence.turn, slot)));
+        let makes_way =
+            |running: &&Running| running.sequence.is_paused || running.sequence.turn.priority > turn.priority;
+        let running = self.slots.iter().flatten();
+        // Who is paused first: it loses nothing by it.
+        let key = |running: &Running| (running.sequence.is_paused, running.sequence.turn);
+        let seated = self.order.iter().map(|slot| (*slot, self.seated(*slot)));
+        let leaving = seated.filter(|(_, running)| makes_way(running));
+        let Some((slot, _)) = leaving.max_by_key(|(_, running)| key(running)) else { return false };
+        let headroom = running.clone().filter(|running| running.may_grow() && !makes_way(running)).count();
+        let lists = running.filter(makes_way).map(|running| &running.blocks);
+        let num_available = self.memory.pool().num_available() + self.memory.num_freed_by(lists);
+        if num_blocks + headroom > num_available {
+            return false;
         }
-        match first {
-            Some((_, _, slot)) if num_blocks + headroom <= num_available => {
-                self.preempt(slot, now);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn makes_way(&self, slot: u32, for_turn: Turn) -> bool {
-        let Running { sequence, .. } = self.seated(slot);
-        sequence.is_paused || sequence.turn.priority > for_turn.priority
+        self.preempt(slot, now);
+        true
     }
 
     /// A running sequence has lost its place, with what is saved of it.

@@ -19,11 +19,11 @@ pub(super) struct Behind {
 }
 
 impl Scheduler {
-    /// Grants every running sequence its tokens of the next step, none to some.
+    /// Grants every running sequence its tokens of the next step, none to some. Finds out who has to pause.
     pub(super) fn share_out(&mut self) {
         let mut budget = self.max_num_batched_tokens;
         self.behind.clear();
-        self.num_paused = 0;
+        let num_paused_before = std::mem::take(&mut self.num_paused);
         for rank in 0..self.order.len() {
             let slot = self.order[rank];
             let running = self.running(slot);
@@ -36,6 +36,7 @@ impl Scheduler {
                 self.behind.push(Behind { num_pending, rank, slot });
             }
         }
+        self.admission_is_due |= self.num_paused > num_paused_before;
         let Some((first, others)) = self.behind.split_first_mut() else { return };
         let first = *first;
         let set_aside = first.num_pending.min(budget.div_ceil(2));

@@ -104,7 +104,8 @@ impl Scheduler {
         insert(&mut self.waiting, sequence);
         self.admit(now);
         if self.waiting.len() > self.max_waiting {
-            // Nobody has left the queue, this one neither.
+            // Nobody has left the queue, this one neither; others may have stood behind it in vain.
+            self.admission_is_due = true;
             let index = self.waiting.binary_search_by_key(&turn, |sequence| sequence.turn);
             return index.ok().and_then(|index| self.waiting.remove(index));
         }
@@ -115,10 +116,11 @@ impl Scheduler {
     /// be computed now; copies then wait for a plan with the work that needs them.
     pub(crate) fn plan(&mut self, plan: &mut StepPlan, owners: &mut Vec<RequestId>, now: Instant) {
         self.memory.expire(now);
-        if self.admission_is_due {
-            self.admit(now);
-        }
         self.share_out();
+        while self.admission_is_due {
+            self.admit(now);
+            self.share_out(); // among more; some of them may pause at once, and make way again
+        }
         self.make_room(now);
         for &slot in &self.order {
             let running = self.slots[slot as usize].as_mut();

@@ -1,7 +1,8 @@
 //! Who loses its place when the blocks run out, and what becomes of it.
 //!
 //! The one that is served last: of the least urgent, one whose consumer does not read, else the newest. It may be the
-//! one that asked. Asking goes along the order, so whoever is preempted has no row in the plan that is being made.
+//! one that asked, but not while somebody's consumer does not read: that must never stop others. Asking goes along the
+//! order, so whoever is preempted has no row in the plan that is being made.
 
 use std::time::Instant;
 
@@ -23,7 +24,7 @@ impl Scheduler {
                 rank += 1;
                 continue;
             }
-            let (victim, victim_rank) = self.last_served();
+            let (victim, victim_rank) = self.victim_for(slot);
             // One that is paused may stand before.
             rank -= usize::from(victim_rank < rank);
             match self.on_exhaustion {
@@ -33,15 +34,17 @@ impl Scheduler {
         }
     }
 
-    /// The slot and the rank of the one that is served last.
-    fn last_served(&self) -> (u32, usize) {
-        let key = |slot: u32| {
-            let Sequence { turn, is_paused, .. } = &self.seated(slot).sequence;
-            (turn.priority, *is_paused, turn.arrival)
+    /// The slot and the rank of the one that has to go for the one in `slot`.
+    fn victim_for(&self, slot: u32) -> (u32, usize) {
+        let seated = || {
+            let ranked = self.order.iter().enumerate();
+            ranked.map(|(rank, slot)| (&self.seated(*slot).sequence, (*slot, rank)))
         };
-        let ranked = self.order.iter().enumerate();
-        let (rank, slot) = ranked.max_by_key(|(_, slot)| key(**slot)).expect("somebody asked; this is a bug");
-        (*slot, rank)
+        let last_served = seated()
+            .max_by_key(|(Sequence { turn, is_paused, .. }, _)| (turn.priority, *is_paused, turn.arrival));
+        let (_, last_served) = last_served.expect("somebody asked; this is a bug");
+        let last_paused = || seated().rfind(|(sequence, _)| sequence.is_paused).map(|(_, place)| place);
+        if last_served.0 == slot { last_paused().unwrap_or(last_served) } else { last_served }
     }
 
     /// Takes a place away. The sequence waits for another, with what of its blocks is saved or stays in the prefix
@@ -80,6 +83,7 @@ impl Scheduler {
                 self.wait_again(sequence);
             }
         }
+        self.admission_is_due = true;
         for sequence in &mut self.preempted {
             // Without its place nobody knows what a row in flight depends on: those are computed again.
             if !sequence.is_settled() {

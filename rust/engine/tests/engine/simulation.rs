@@ -298,7 +298,6 @@ impl World {
     fn flush(&mut self) {
         self.seen.flushed += u64::from(self.harness.stats().blocks_cached > 0);
         self.harness.handle(Message::FlushPrefixCache);
-        self.harness.plan();
         assert_eq!(self.harness.stats().blocks_cached, 0);
     }
 
@@ -475,7 +474,9 @@ impl World {
         let stats = self.harness.stats();
         assert_eq!((stats.requests_admitted, stats.requests_finished), (num_admitted, num_admitted));
         assert_eq!((stats.prefix_hit_tokens, stats.prefix_host_hit_tokens), (num_cached, num_cached_on_host));
-        assert!((num_prompt.0..=num_prompt.1).contains(&(stats.prompt_tokens + num_cached)));
+        // Who is preempted may find in the cache what others have computed meanwhile.
+        let least = if stats.preemptions == 0 { num_prompt.0 } else { 0 };
+        assert!((least..=num_prompt.1).contains(&(stats.prompt_tokens + num_cached)));
         assert!(stats.prefix_query_tokens <= num_prompt.1 && stats.swaps <= stats.preemptions);
         self.seen.preempted += u64::from(stats.preemptions > 0);
         self.seen.swapped += u64::from(stats.swaps > 0);
