@@ -111,7 +111,7 @@ def test_bench_measures_prompt_and_batches(tiny_model: Path) -> None:
         (["complete", "{model}", "x", "--device", "cuda"], 2, "CUDA"),
         (["complete", "{model}", "x", "--block-size", "17"], 2, "block_size"),
         (["complete", "{model}", "x", "--max-tokens", "many"], 2, "--max-tokens"),
-        (["complete", "{model}", "x", "--prefix-cache", "1"], 2, "--prefix-cache"),
+        (["complete", "{model}", "x", "--beam-width", "1"], 2, "--beam-width"),
         (["complete"], 2, "MODEL"),
     ],
 )

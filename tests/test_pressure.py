@@ -157,10 +157,13 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers(tiny_model: Path
 
 
 @pytest.mark.anyio
-async def test_too_many_waiting_requests_are_refused_and_the_others_unharmed(tiny_model: Path) -> None:
-    async with make_engine(tiny_model, max_num_seqs=1, max_waiting=2) as engine:
-        params = penstock.SamplingParams(max_tokens=50, ignore_eos=True)
-        taken = [await engine.start_request(random_prompt(10, seed=seed), params) for seed in range(3)]
+async def test_too_many_waiting_requests_are_refused_and_the_others_unharmed(demo_model: Path) -> None:
+    """On a model so large that the first is still running when the last arrives."""
+    async with make_engine(demo_model, max_num_seqs=1, max_waiting=2) as engine:
+        params = penstock.SamplingParams(max_tokens=4, ignore_eos=True)
+        running = await engine.start_request("One", params, max_tokens=100)
+        waiting = [await engine.start_request("Two", params) for _ in range(2)]
         with pytest.raises(penstock.Overloaded, match="2"):
-            await engine.start_request(random_prompt(10), params)
-        assert [len((await request.result()).token_ids) for request in taken] == [50, 50, 50]
+            await engine.start_request("Three", params)
+        running.cancel()
+        assert [len((await request.result()).token_ids) for request in waiting] == [4, 4]
