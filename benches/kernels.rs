@@ -5,9 +5,9 @@
 //! Every round measures the machine (read bandwidth, FMA rate) right before and after the kernel, so that a share of
 //! the limit stays meaningful on a machine whose clock or neighbours change by the minute. A line shows the median
 //! rate, the median share of the limit over the rounds, and the best share. The limit of a kernel is the longer of
-//! two times: its bytes at the read bandwidth, its operations at the FMA rate. Decoding over a long past is measured for
-//! all types of the KV cache in turns; there, "reading" is the share of the read bandwidth alone, and the last column
-//! the median, least and largest ratio to bf16 of one round.
+//! two times: its bytes at the read bandwidth, its operations at the FMA rate. Decoding over a long past is measured
+//! for all types of the KV cache in turns; there, "reading" is the share of the read bandwidth alone, and the last
+//! column is the median, least and largest ratio to bf16 of one round.
 
 #[path = "roofline.rs"]
 #[allow(dead_code, reason = "each benchmark uses a part of it")]

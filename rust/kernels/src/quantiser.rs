@@ -7,10 +7,10 @@
 //! x      ~ scale * (code - zero)  =  offset + scale * code      with offset = -zero * scale = min
 //! ```
 //!
-//! These are the scale and zero of DashInfer's KV cache (its u4 and i8 modes take them per token and head, too), with
-//! the zero kept as an offset: that is `min` itself, so a constant row has scale 0 and comes back exactly, and nothing is
-//! divided by a scale on the way back. The scale is rounded *up* to bf16, so that `levels` steps still reach `max`; its
-//! 8 significant bits times a code of 8 fit an f32 exactly, so `offset + scale * code` is rounded once, on every
+//! These are the scale and zero that DashInfer documents for its quantised KV cache, with Qmin = 0 and with the zero
+//! kept as an offset: that is `min` itself, so a constant row has scale 0 and comes back exactly, and nothing is
+//! divided by a scale on the way back. The scale is rounded *up* to bf16, so that `levels` steps still reach `max`;
+//! its 8 significant bits times a code of 8 fit an f32 exactly, so `offset + scale * code` is rounded once, on every
 //! instruction set. The error is at most half a scale, and the roundings of `x - min` and of that sum. (Where
 //! `max - min` reaches the largest f32, large numbers may come back as infinity.)
 //!

@@ -460,3 +460,35 @@ fn many_small_weights_beside_a_large_one_are_not_rounded_away() {
         }
     }
 }
+
+#[test]
+fn sums_of_the_largest_codes_and_weights_do_not_overflow() {
+    let pool = Pool::new(1).unwrap();
+    for element in [KvElement::Int8, KvElement::Uint4] {
+        for head_dim in [256, 512] {
+            let spec = Spec { positions: 256, head_dim, kv_heads: 1, group: 1, element, ..PLAIN };
+            let mut case = Case::new(spec, 13);
+            case.q.fill(1.0);
+            case.params.scale = 1.0 / (head_dim as f32 * 255.0);
+            // Every code is the largest but for one of a row, in every second key.
+            case.k.fill(255.0);
+            case.v.fill(255.0);
+            for (position, (k, v)) in
+                case.k.chunks_exact_mut(head_dim).zip(case.v.chunks_exact_mut(head_dim)).enumerate()
+            {
+                (k[0], v[0]) = (0.0, 0.0);
+                if position % 2 == 0 {
+                    k[1..].fill(0.0);
+                    k[0] = 255.0;
+                    v[2] = 50.0;
+                }
+            }
+            case.fill_cache();
+            let want = case.reference(255..256);
+            for kernels in tables() {
+                let got = case.outputs(&kernels, &pool, 255..256, 1);
+                assert_close(&got, &want, tolerance(element), &format!("{element:?} x {head_dim}"));
+            }
+        }
+    }
+}

@@ -6,18 +6,20 @@
 //! ```text
 //! for a split of 256 positions            the splits start at 0, 256, 512, ... for every query
 //!   for a tile of up to 6 query rows
-//!     scores  = q . K                     microkernel, lanes are positions, chain over dimensions
+//!     scores  = q . K                     lanes are positions
 //!     weights = exp(scores - max), sum    masked lanes are -inf before and 0 after
-//!     acc     = weights . V               microkernel, lanes are dimensions, chain over positions
+//!     acc     = weights . V               lanes are dimensions
 //!   merge (max, sum, acc) of the split into that of the row
 //! out = acc / sum
 //! ```
 //!
-//! The law: what a row gets is a function of its own query and of the keys and values it sees. Its scores are chains
-//! over dimensions; its maximum does not depend on an order; lane i of its sum adds the weights of positions i, i +
-//! 16, ... of the split; its acc is a chain over exactly the positions it sees, in ascending order (rows of a tile
-//! that see different ends are taken on one by one); splits are merged in ascending order. Nothing is added for a
-//! position it does not see, so whatever lies there (NaN included) cannot matter.
+//! How the two products are made depends on how keys and values are stored: see [`numbers`] and [`codes`].
+//!
+//! The law: what a row gets is a function of its own query and of the keys and values it sees. Its scores are functions
+//! of its query and one key each; its maximum does not depend on an order; lane i of its sum adds the weights of
+//! positions i, i + 16, ... of the split; its acc takes nothing but the positions it sees, in an order that its company
+//! cannot change; splits are merged in ascending order. Nothing is added for a position it does not see, so whatever
+//! lies there (NaN included) cannot matter.
 
 pub(crate) mod codes;
 pub(crate) mod numbers;

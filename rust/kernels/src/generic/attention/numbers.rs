@@ -1,4 +1,7 @@
 //! Keys and values as numbers: both products are chains of f32 multiply-adds of the microkernel.
+//!
+//! A score is a chain over dimensions. An acc is a chain over exactly the positions that its row sees, in ascending
+//! order: rows of a tile that see different ends are taken on one by one there.
 
 use std::marker::PhantomData;
 use std::ops::Range;
