@@ -77,7 +77,7 @@ pub fn logits(
     }
     let mut backend = Cpu::new(positive("threads", threads)?)?;
     let block_size = BLOCK_SIZES[0];
-    let demand = Demand {
+    let mut demand = Demand {
         element,
         kv_element: None,
         max_model_len: tokens.len().max(1),
@@ -88,6 +88,7 @@ pub fn logits(
         host_share: HostShare::Bytes(0),
         has_prefix_cache: false,
     };
+    demand.kv_share = KvShare::Bytes(demand.fewest_bytes(&backend, &config));
     let division = divide(&backend, &config, &demand, backend.available_memory())
         .map_err(|shortage| LaunchError::OutOfMemory(shortage.to_string()))?;
     backend.reserve(division.arena())?;
