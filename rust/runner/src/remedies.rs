@@ -92,16 +92,11 @@ mod tests {
     use super::*;
     use crate::memory::tests::{config, demand};
 
-    /// What is told, and whether a demand with a change fits.
-    fn told(demand: &Demand, limit: u64) -> (Vec<String>, impl Fn(&dyn Fn(&mut Demand)) -> bool + use<>) {
-        let (cpu, config, demand) = (Cpu::new(1).expect("a thread"), config(), demand.clone());
-        let remedies = remedies(&cpu, &config, &demand, limit);
-        let fits = move |change: &dyn Fn(&mut Demand)| {
-            let mut changed = demand.clone();
-            change(&mut changed);
-            divide(&cpu, &config, &changed, limit).is_ok()
-        };
-        (remedies, fits)
+    /// Shows `look` what is told for a demand, and with what to try it.
+    fn told(demand: Demand, limit: u64, look: impl FnOnce(Vec<String>, Trial<'_, Cpu>)) {
+        let (cpu, config) = (Cpu::new(1).expect("a thread"), config());
+        let trial = Trial { backend: &cpu, config: &config, demand: &demand, limit };
+        look(remedies(&cpu, &config, &demand, limit), trial);
     }
 
     fn number(remedy: &str, field: &str) -> usize {
@@ -112,40 +107,41 @@ mod tests {
 
     #[test]
     fn a_cache_that_is_too_small_for_a_sequence_can_hold_a_shorter_one_or_half_as_wide_values() {
-        let wide = Demand { kv_share: KvShare::All, ..demand() };
-        let (told, fits) = told(&wide, 20 << 20);
-        let len = number(&told[0], "max_model_len");
-        assert!(fits(&|demand| demand.max_model_len = len));
-        assert!(!fits(&|demand| demand.max_model_len = len + 1));
-        assert_eq!(told[1..], ["dtype=float16", "kv_cache_dtype=float16"]);
+        told(Demand { kv_share: KvShare::All, ..demand() }, 20 << 20, |told, trial| {
+            let len = number(&told[0], "max_model_len");
+            assert!(trial.fits(|demand| demand.max_model_len = len));
+            assert!(!trial.fits(|demand| demand.max_model_len = len + 1));
+            assert_eq!(told[1..], ["dtype=float16", "kv_cache_dtype=float16"]);
+        });
     }
 
     #[test]
     fn a_guest_is_told_how_large_a_cache_would_do() {
-        let (told, fits) = told(&demand(), 40 << 20);
-        let bytes = number(told.last().expect("remedies"), "kv_cache_bytes") as u64;
-        assert!(fits(&|demand| demand.kv_share = KvShare::Bytes(bytes)));
-        assert!(!fits(&|demand| demand.kv_share = KvShare::Bytes(bytes - 1)));
+        told(demand(), 40 << 20, |told, trial| {
+            let bytes = number(told.last().expect("remedies"), "kv_cache_bytes") as u64;
+            assert!(trial.fits(|demand| demand.kv_share = KvShare::Bytes(bytes)));
+            assert!(!trial.fits(|demand| demand.kv_share = KvShare::Bytes(bytes - 1)));
+        });
     }
 
     #[test]
     fn a_workspace_that_is_too_large_can_be_for_fewer_tokens_or_sequences() {
-        let many = Demand { max_num_batched_tokens: 1 << 16, ..demand() };
-        let (batched, fits) = told(&many, 100 << 20);
-        let tokens = number(&batched[0], "max_num_batched_tokens");
-        assert!(fits(&|demand| demand.max_num_batched_tokens = tokens));
-        assert!(!fits(&|demand| demand.max_num_batched_tokens = tokens + 1));
-        assert_eq!(batched.len(), 1);
-
-        let crowd = Demand { max_num_seqs: 1 << 15, ..many };
-        let (crowded, fits) = told(&Demand { max_num_batched_tokens: 1 << 15, ..crowd }, 500 << 20);
-        let sequences = number(&crowded[0], "max_num_seqs");
-        assert!(fits(&|demand| demand.max_num_seqs = sequences));
-        assert!(!fits(&|demand| demand.max_num_seqs = sequences + 1));
+        told(Demand { max_num_batched_tokens: 1 << 16, ..demand() }, 100 << 20, |told, trial| {
+            assert_eq!(told.len(), 1);
+            let tokens = number(&told[0], "max_num_batched_tokens");
+            assert!(trial.fits(|demand| demand.max_num_batched_tokens = tokens));
+            assert!(!trial.fits(|demand| demand.max_num_batched_tokens = tokens + 1));
+        });
+        let crowd = Demand { max_num_seqs: 1 << 15, max_num_batched_tokens: 1 << 15, ..demand() };
+        told(crowd, 500 << 20, |told, trial| {
+            let sequences = number(&told[0], "max_num_seqs");
+            assert!(trial.fits(|demand| demand.max_num_seqs = sequences));
+            assert!(!trial.fits(|demand| demand.max_num_seqs = sequences + 1));
+        });
     }
 
     #[test]
     fn where_nothing_helps_nothing_is_told() {
-        assert_eq!(told(&demand(), 1 << 20).0, [""; 0]);
+        told(demand(), 1 << 20, |told, _| assert_eq!(told, [""; 0]));
     }
 }
