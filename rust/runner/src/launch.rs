@@ -112,6 +112,12 @@ fn divide_memory(
         return Err(out_of_range("max_model_len", &asked, format!("at most {longest}, the model's own")));
     }
     let demand = |max_model_len| Demand::new(options, sizes, element, max_model_len);
+    let one_block = backend.cache_bytes(&demand(asked).cache(config), 1);
+    if let Some(bytes @ 1..) = options.host_cache_bytes
+        && bytes < one_block
+    {
+        return Err(out_of_range("host_cache_bytes", &bytes, format!("at least {one_block}, one block")));
+    }
     let division = |max_model_len| divide(backend, config, &demand(max_model_len), limit);
     let max_model_len = match options.max_model_len {
         Some(asked) => asked,
