@@ -10,9 +10,11 @@ pub mod arena;
 pub mod backend;
 pub mod bfc;
 pub mod cpu;
+mod step;
 
 pub use backend::{
     AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
-    SampleParams, Sampled, StepInputs, StepSpec,
+    SampleParams, Sampled,
 };
 pub use penstock_kernels::{AttentionRow, Element, IsaError, KvElement};
+pub use step::{StepInputs, StepSpec};

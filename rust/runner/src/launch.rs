@@ -77,7 +77,7 @@ pub fn logits(
     }
     let mut backend = Cpu::new(positive("threads", options.threads.unwrap_or(1))?)?;
     let block_size = BLOCK_SIZES[0];
-    let demand = Demand {
+    let mut demand = Demand {
         element,
         kv_element: options.kv_cache_dtype,
         max_model_len: tokens.len().max(1),
@@ -88,6 +88,7 @@ pub fn logits(
         host_share: HostShare::Bytes(0),
         has_prefix_cache: false,
     };
+    demand.kv_share = KvShare::Bytes(demand.fewest_bytes(&backend, &config));
     let division = divide(&backend, &config, &demand, backend.available_memory())
         .map_err(|shortage| LaunchError::OutOfMemory(shortage.to_string()))?;
     backend.reserve(division.arena())?;
@@ -111,6 +112,12 @@ fn divide_memory(
         return Err(out_of_range("max_model_len", &asked, format!("at most {longest}, the model's own")));
     }
     let demand = |max_model_len| Demand::new(options, sizes, element, max_model_len);
+    let one_block = backend.cache_bytes(&demand(asked).cache(config), 1);
+    if let Some(bytes @ 1..) = options.host_cache_bytes
+        && bytes < one_block
+    {
+        return Err(out_of_range("host_cache_bytes", &bytes, format!("at least {one_block}, one block")));
+    }
     let division = |max_model_len| divide(backend, config, &demand(max_model_len), limit);
     let max_model_len = match options.max_model_len {
         Some(asked) => asked,

@@ -215,7 +215,7 @@ pub(crate) fn largest(from: u64, to: u64, fits: impl Fn(u64) -> bool) -> Option<
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use penstock_device::cpu::Cpu;
     use serde_json::json;
 
@@ -225,7 +225,7 @@ mod tests {
     /// Keys and values of 16 tokens in 2 layers of 4 heads of 64, in float32.
     const BLOCK: u64 = 16 * 2 * 2 * 4 * 64 * 4;
 
-    fn config() -> ModelConfig {
+    pub(crate) fn config() -> ModelConfig {
         ModelConfig::from_json(&json!({
             "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
             "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 1000, "max_position_embeddings": 8192,
@@ -233,7 +233,7 @@ mod tests {
         .expect("a good configuration")
     }
 
-    fn demand() -> Demand {
+    pub(crate) fn demand() -> Demand {
         Demand {
             element: Element::F32,
             kv_element: None,

@@ -84,3 +84,64 @@ impl<B: Backend> Trial<'_, B> {
         largest(1, asked, fits).map(|bytes| format!("host_cache_bytes={bytes}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_device::cpu::Cpu;
+
+    use super::*;
+    use crate::memory::tests::{config, demand};
+
+    /// Shows `look` what is told for a demand, and with what to try it.
+    fn told(demand: Demand, limit: u64, look: impl FnOnce(Vec<String>, Trial<'_, Cpu>)) {
+        let (cpu, config) = (Cpu::new(1).expect("a thread"), config());
+        let trial = Trial { backend: &cpu, config: &config, demand: &demand, limit };
+        look(remedies(&cpu, &config, &demand, limit), trial);
+    }
+
+    fn number(remedy: &str, field: &str) -> usize {
+        let (name, value) = remedy.split_once('=').expect("a setting");
+        assert_eq!(name, field);
+        value.parse().expect("a number")
+    }
+
+    #[test]
+    fn a_cache_that_is_too_small_for_a_sequence_can_hold_a_shorter_one_or_half_as_wide_values() {
+        told(Demand { kv_share: KvShare::All, ..demand() }, 20 << 20, |told, trial| {
+            let len = number(&told[0], "max_model_len");
+            assert!(trial.fits(|demand| demand.max_model_len = len));
+            assert!(!trial.fits(|demand| demand.max_model_len = len + 1));
+            assert_eq!(told[1..], ["dtype=float16", "kv_cache_dtype=float16"]);
+        });
+    }
+
+    #[test]
+    fn a_guest_is_told_how_large_a_cache_would_do() {
+        told(demand(), 40 << 20, |told, trial| {
+            let bytes = number(told.last().expect("remedies"), "kv_cache_bytes") as u64;
+            assert!(trial.fits(|demand| demand.kv_share = KvShare::Bytes(bytes)));
+            assert!(!trial.fits(|demand| demand.kv_share = KvShare::Bytes(bytes - 1)));
+        });
+    }
+
+    #[test]
+    fn a_workspace_that_is_too_large_can_be_for_fewer_tokens_or_sequences() {
+        told(Demand { max_num_batched_tokens: 1 << 16, ..demand() }, 100 << 20, |told, trial| {
+            assert_eq!(told.len(), 1);
+            let tokens = number(&told[0], "max_num_batched_tokens");
+            assert!(trial.fits(|demand| demand.max_num_batched_tokens = tokens));
+            assert!(!trial.fits(|demand| demand.max_num_batched_tokens = tokens + 1));
+        });
+        let crowd = Demand { max_num_seqs: 1 << 15, max_num_batched_tokens: 1 << 15, ..demand() };
+        told(crowd, 500 << 20, |told, trial| {
+            let sequences = number(&told[0], "max_num_seqs");
+            assert!(trial.fits(|demand| demand.max_num_seqs = sequences));
+            assert!(!trial.fits(|demand| demand.max_num_seqs = sequences + 1));
+        });
+    }
+
+    #[test]
+    fn where_nothing_helps_nothing_is_told() {
+        told(demand(), 1 << 20, |told, _| assert_eq!(told, [""; 0]));
+    }
+}

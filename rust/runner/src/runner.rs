@@ -233,3 +233,18 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_engine::{BlockId, HostBlockId};
+
+    use super::*;
+
+    #[test]
+    fn copies_keep_their_direction() {
+        let save = executor::BlockCopy::Save { from: BlockId(3), to: HostBlockId(7) };
+        let load = executor::BlockCopy::Load { from: HostBlockId(7), to: BlockId(3) };
+        assert_eq!(block_copy(&save), BlockCopy::Save { from: 3, to: 7 });
+        assert_eq!(block_copy(&load), BlockCopy::Load { from: 7, to: 3 });
+    }
+}

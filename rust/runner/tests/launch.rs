@@ -42,6 +42,11 @@ fn a_host_tier_is_measured_and_left_off_where_it_does_not_pay() {
     assert_eq!(info.memory.host_cache, 10 * BLOCK);
 
     let on_exhaustion = OnExhaustion::Swap;
+    let less_than_a_block = Options { on_exhaustion, host_cache_bytes: Some(BLOCK - 1), ..options() };
+    assert_eq!(
+        model.launch(&less_than_a_block).err().unwrap().to_string(),
+        format!("host_cache_bytes={} is out of range: at least {BLOCK}, one block", BLOCK - 1)
+    );
     let (engine, info) = model.launch(&Options { on_exhaustion, ..options() }).unwrap();
     assert_eq!(engine.limits().host_blocks, engine.limits().num_blocks, "as many as the cache has");
     assert_eq!(info.memory.host_cache, info.memory.kv_cache);

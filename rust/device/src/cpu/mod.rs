@@ -23,9 +23,10 @@ use penstock_kernels::{
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabRefused};
 use crate::backend::{
     AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
-    SampleParams, Sampled, StepInputs, StepSpec,
+    SampleParams, Sampled,
 };
 use crate::bfc::{DEFAULT_ALIGNMENT, Placement};
+use crate::step::{StepInputs, StepSpec};
 pub use cache::CpuCache;
 use cache::{CacheShape, kv_layout};
 use candidates::Candidate;
