@@ -34,6 +34,15 @@ impl Element {
     /// Every element type.
     pub const ALL: &[Element] = &[Element::F32, Element::F16, Element::Bf16];
 
+    /// As users spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Element::F32 => "float32",
+            Element::F16 => "float16",
+            Element::Bf16 => "bfloat16",
+        }
+    }
+
     /// Bytes of one stored number.
     pub const fn bytes(self) -> usize {
         match self {

@@ -58,6 +58,15 @@ impl KvElement {
     pub const ALL: &[KvElement] =
         &[KvElement::F32, KvElement::F16, KvElement::Bf16, KvElement::Int8, KvElement::Uint4];
 
+    /// As users spell it.
+    pub const fn name(self) -> &'static str {
+        match self.stored() {
+            Stored::Numbers(element) => element.name(),
+            Stored::Codes(Quantiser::INT8) => "int8",
+            Stored::Codes(_) => "uint4",
+        }
+    }
+
     pub(crate) const fn stored(self) -> Stored {
         match self {
             KvElement::F32 => Stored::Numbers(Element::F32),

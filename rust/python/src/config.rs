@@ -58,7 +58,8 @@ fn read_device(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> 
 }
 
 fn read_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
-    field.choice(value, &["auto", "float32", "float16", "bfloat16"])
+    let names = Element::ALL.iter().map(|element| element.name());
+    field.choice(value, &std::iter::once("auto").chain(names).collect::<Vec<_>>())
 }
 
 fn read_threads(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
@@ -73,7 +74,8 @@ fn read_block_size(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Erro
 }
 
 fn read_kv_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
-    field.choice(value, &["auto", "float32", "float16", "bfloat16", "int8", "uint4"])
+    let names = KvElement::ALL.iter().map(|element| element.name());
+    field.choice(value, &std::iter::once("auto").chain(names).collect::<Vec<_>>())
 }
 
 fn read_ratio(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
@@ -197,36 +199,12 @@ fn from_environment<T>(
     })
 }
 
-/// How users spell the types of the KV cache.
-const KV_ELEMENTS: &[(&str, KvElement)] = &[
-    ("float32", KvElement::F32),
-    ("float16", KvElement::F16),
-    ("bfloat16", KvElement::Bf16),
-    ("int8", KvElement::Int8),
-    ("uint4", KvElement::Uint4),
-];
+/// The type of the weights of a name; `None` for `auto`.
+pub fn element(name: &str) -> Option<Element> {
+    Element::ALL.iter().find(|element| element.name() == name).copied()
+}
 
 /// The type of the KV cache of a name; `None` for `auto`.
 pub fn kv_element(name: &str) -> Option<KvElement> {
-    KV_ELEMENTS.iter().find(|(known, _)| *known == name).map(|(_, element)| *element)
-}
-
-/// The name of a type of the KV cache as users know it.
-pub fn kv_element_name(element: KvElement) -> &'static str {
-    let known = KV_ELEMENTS.iter().find(|(_, other)| *other == element);
-    known.expect("every type has a name; this is a bug").0
-}
-
-/// The element type of a name; `None` for `auto`.
-pub fn element(name: &str) -> Option<Element> {
-    [Element::F32, Element::F16, Element::Bf16].into_iter().find(|element| element_name(*element) == name)
-}
-
-/// The element type's name as users know it.
-pub fn element_name(element: Element) -> &'static str {
-    match element {
-        Element::F32 => "float32",
-        Element::F16 => "float16",
-        Element::Bf16 => "bfloat16",
-    }
+    KvElement::ALL.iter().find(|element| element.name() == name).copied()
 }

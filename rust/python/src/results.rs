@@ -4,7 +4,6 @@ use penstock_engine::Limits;
 use penstock_engine::request::{CachedTokens, Finish};
 use penstock_runner::HostTierCost;
 
-use crate::config::{element_name, kv_element_name};
 use crate::record::{Tuple, record};
 
 record! {
@@ -121,8 +120,8 @@ impl ModelInfo {
             architecture: info.architecture.clone(),
             parameters: info.parameters,
             vocabulary_size: limits.vocabulary_size,
-            dtype: element_name(info.dtype).to_owned(),
-            kv_cache_dtype: kv_element_name(info.kv_cache_dtype).to_owned(),
+            dtype: info.dtype.name().to_owned(),
+            kv_cache_dtype: info.kv_cache_dtype.name().to_owned(),
             memory: MemoryInfo::from(info.memory),
             host_tier: info.host_tier.map(HostTierInfo::from),
             warm_up_seconds: info.warm_up_seconds,

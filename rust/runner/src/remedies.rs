@@ -5,10 +5,6 @@ use penstock_models::ModelConfig;
 
 use crate::memory::{Demand, HostShare, KvShare, divide, largest};
 
-/// The types as users spell them.
-const ELEMENTS: [(Element, &str); 3] =
-    [(Element::F32, "float32"), (Element::F16, "float16"), (Element::Bf16, "bfloat16")];
-
 /// Settings that would do, each by itself, such as `max_model_len=2048`.
 pub(crate) fn remedies<B: Backend>(
     backend: &B,
@@ -25,8 +21,8 @@ pub(crate) fn remedies<B: Backend>(
         trial.most("max_num_batched_tokens", fewest_tokens..=max_num_batched_tokens, |demand| {
             &mut demand.max_num_batched_tokens
         }),
-        trial.element("dtype", |demand, element| demand.element = element),
-        trial.element("kv_cache_dtype", |demand, element| demand.kv_element = Some(KvElement::from(element))),
+        trial.element(),
+        trial.kv_element(),
         trial.kv_cache_bytes(),
         trial.host_cache_bytes(),
     ]
@@ -62,9 +58,14 @@ impl<B: Backend> Trial<'_, B> {
         largest(*sizes.start() as u64, *sizes.end() as u64, fits).map(|size| format!("{field}={size}"))
     }
 
-    fn element(&self, field: &str, set: fn(&mut Demand, Element)) -> Option<String> {
-        let fits = |element| self.fits(|demand| set(demand, element));
-        ELEMENTS.iter().find(|(element, _)| fits(*element)).map(|(_, name)| format!("{field}={name}"))
+    fn element(&self) -> Option<String> {
+        let fits = |element: &&Element| self.fits(|demand| demand.element = **element);
+        Element::ALL.iter().find(fits).map(|element| format!("dtype={}", element.name()))
+    }
+
+    fn kv_element(&self) -> Option<String> {
+        let fits = |element: &&KvElement| self.fits(|demand| demand.kv_element = Some(**element));
+        KvElement::ALL.iter().find(fits).map(|element| format!("kv_cache_dtype={}", element.name()))
     }
 
     /// The most below what was asked for, or else what the longest sequence needs.
