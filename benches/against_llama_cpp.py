@@ -33,7 +33,9 @@ def measure_penstock(threads: int) -> dict[str, float]:
     from penstock.demo import model_path
 
     def run(prompt: list[int], output: int) -> penstock.Timings:
-        params = penstock.SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+        params = penstock.SamplingParams(
+            max_tokens=output, temperature=0.0, ignore_eos=True, use_prefix_cache=False
+        )
         return engine.blocking.generate(prompt, params).timings
 
     with penstock.Engine(str(model_path()), threads=threads) as engine:

@@ -274,6 +274,7 @@ def _run_together(engine: penstock.Engine, batch: int, prompt: int, output: int)
             max_tokens=output,
             temperature=0.0,
             ignore_eos=True,
+            use_prefix_cache=False,
         )
         for number in range(batch)
     ]
