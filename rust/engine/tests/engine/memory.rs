@@ -113,6 +113,17 @@ fn a_prefix_expires_when_it_was_not_used_for_its_time() {
 }
 
 #[test]
+fn prefixes_expire_while_the_device_is_busy() {
+    let mut harness = Harness::new(caching());
+    cached(&mut harness, request(21, 4, 0));
+    let _running = harness.start(request(4, 20, 1));
+    while !harness.plan().is_empty() {}
+    harness.pass(300_000);
+    harness.attend();
+    assert_eq!((harness.stats().blocks_cached, harness.core.next_expiry()), (0, None));
+}
+
+#[test]
 fn salts_never_share() {
     let mut harness = Harness::new(caching());
     let salted = |salt: Option<&str>| Request { cache_salt: salt.map(Arc::from), ..request(21, 4, 0) };
