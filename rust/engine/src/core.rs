@@ -6,7 +6,7 @@
 //! ```text
 //! handle(Start)     ─▶ a place or the queue, Admitted or Refused
 //! handle(StepDone)  ─▶ tokens out, ended sequences end
-//! attend()          ─▶ sequences whose consumer is gone end, paused ones with room resume
+//! attend()          ─▶ sequences whose consumer is gone end, paused ones with room resume, old prefixes expire
 //! plan()            ─▶ the next step, up to DEPTH of them unanswered; sequences it has no room for wait or end
 //! ring()            ─▶ every port that was touched, once
 //! ```
@@ -141,8 +141,12 @@ impl Core {
     }
 
     /// Ends the sequences whose consumers are gone and resumes those whose consumers have read, if anybody asked for
-    /// attention since the last time.
+    /// attention since the last time. Forgets prefixes whose time is over.
     pub fn attend(&mut self, now: Instant) {
+        if self.next_expiry().is_some_and(|expiry| expiry <= now) {
+            self.scheduler.expire(now);
+            self.publish();
+        }
         if !self.attention.take() {
             return;
         }

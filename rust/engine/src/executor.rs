@@ -46,7 +46,8 @@ pub enum BlockCopy {
 pub struct Work {
     /// The executor's place for this sequence's state between steps, below `Limits::max_num_seqs`.
     pub slot: u32,
-    /// Position of the first token of this row, counted from the beginning of the sequence.
+    /// Position of the first token of this row, counted from the beginning of the sequence. A slot's first row may start
+    /// anywhere: what comes before lies in blocks that were computed for others, loaded, or kept from an earlier slot.
     pub start: u32,
     /// Length of the request's prompt (dynamic rope scaling depends on it, never on the chunking).
     pub prompt_len: u32,
@@ -79,9 +80,9 @@ pub struct Sample {
 pub struct StepPlan {
     /// Counts from 1; steps complete in this order.
     pub step: u64,
-    /// Made one after the other, before anything of this step is computed.
+    /// Made one after the other, after everything of earlier steps and before anything of this one is computed.
     pub copies: Vec<BlockCopy>,
-    /// One row per sequence, each slot at most once.
+    /// One row per sequence, each slot at most once; at least one row. A block that a row writes to is in no other row.
     pub work: Vec<Work>,
     /// Input token ids of all rows.
     pub tokens: Vec<u32>,
@@ -109,7 +110,7 @@ impl StepPlan {
 pub struct StepDone {
     /// The plan, its `sampled` filled in if the step went well.
     pub plan: Box<StepPlan>,
-    /// What went wrong, for the users whose requests were in the step.
+    /// What went wrong, for the users whose requests were in the step. Its copies then count as not made.
     pub result: Result<(), String>,
 }
 

@@ -6,7 +6,7 @@
 //! ```text
 //!   caller ── Engine::start_request ──▶ mailbox ──▶ engine thread ──▶ Executor::submit ──▶ whatever computes
 //!                                          ▲     (core, scheduler,                              │
-//!                                          │      pool, sequences)                              │
+//!                                          │      blocks, prefixes, sequences)                  │
 //!                                          └────────────── Completions::send ◀──────────────────┘
 //!   caller ◀── Consumer::pop ◀── result queue ◀──── events │ ring
 //!   caller ◀── Port::wait ◀───────── bell ◀────────────────┘

@@ -12,7 +12,8 @@ pub enum OnExhaustion {
     Recompute,
     /// It waits, its blocks saved in the host tier; where the tier is full, as `Recompute`.
     Swap,
-    /// It ends, with what it has generated.
+    /// It ends, with what it has generated. Only where running sequences grow: who makes way for a more urgent arrival,
+    /// or for anybody while its own consumer does not read, waits as with `Recompute`.
     Interrupt,
 }
 

@@ -6,7 +6,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_engine::core::Core;
 use penstock_engine::mailbox::Attention;
@@ -61,14 +61,14 @@ fn streams_run_without_allocating() {
         num_blocks: 8192,
         vocabulary_size: 8,
         queue_capacity: 16,
-        prefix_cache_ttl: None,
+        prefix_cache_ttl: Some(Duration::from_secs(300)),
         max_shared_len: usize::MAX,
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
-    let mut core =
-        Core::new(limits, BlockHasher::new(1), Arc::new(Attention::default()), Arc::new(Board::default()));
+    let board = Arc::new(Board::default());
+    let mut core = Core::new(limits, BlockHasher::new(1), Arc::new(Attention::default()), Arc::clone(&board));
     let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: false };
     let request = Arc::new(Request {
         prompt: vec![1; 8],
@@ -98,4 +98,5 @@ fn streams_run_without_allocating() {
     assert_eq!(num_tokens, 200 * NUM_STREAMS as usize);
     assert_eq!(num_allocations, 0);
     core.handle(Message::Shutdown, now);
+    assert!(board.read().blocks_cached > 0, "blocks were published all the while");
 }

@@ -51,8 +51,8 @@ fn siphash(key: u128, parent: u128, tokens: &[u32]) -> u128 {
     }
     let num_bytes = size_of::<u128>() + size_of_val(tokens);
     state.absorb(odd.first().map_or(0, |&token| u64::from(token)) | (num_bytes as u64) << 56);
-    let low = state.squeeze(0xee);
-    u128::from(low) | u128::from(state.squeeze(0xdd)) << 64
+    let low = state.squeeze(2, 0xee);
+    u128::from(low) | u128::from(state.squeeze(1, 0xdd)) << 64
 }
 
 struct State([u64; 4]);
@@ -64,9 +64,9 @@ impl State {
         self.0[0] ^= word;
     }
 
-    /// The first half of the output is marked in lane 2, the second in lane 1.
-    fn squeeze(&mut self, mark: u64) -> u64 {
-        self.0[if mark == 0xee { 2 } else { 1 }] ^= mark;
+    /// One half of the output; `mark` in `lane` says which.
+    fn squeeze(&mut self, lane: usize, mark: u64) -> u64 {
+        self.0[lane] ^= mark;
         (0..3).for_each(|_| self.round());
         self.0.iter().fold(0, |bits, lane| bits ^ lane)
     }

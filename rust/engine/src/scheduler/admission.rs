@@ -59,13 +59,9 @@ impl Scheduler {
     /// Gives it a place, if there is one.
     fn seat(&mut self, line: Line, now: Instant) -> bool {
         let Some(&slot) = self.free_slots.last() else { return false };
-        let queue = match line {
-            Line::Preempted(_) => &mut self.preempted,
-            Line::Waiting => &mut self.waiting,
-        };
-        let index = match line {
-            Line::Preempted(index) => index,
-            Line::Waiting => 0,
+        let (queue, index) = match line {
+            Line::Preempted(index) => (&mut self.preempted, index),
+            Line::Waiting => (&mut self.waiting, 0),
         };
         let sequence = &mut queue[index];
         let num_tokens = sequence.num_tokens();

@@ -115,7 +115,6 @@ impl Scheduler {
     /// Fills an empty plan with the next step's rows, and `owners` with whose they are. Leaves it empty if nothing can
     /// be computed now; copies then wait for a plan with the work that needs them.
     pub(crate) fn plan(&mut self, plan: &mut StepPlan, owners: &mut Vec<RequestId>, now: Instant) {
-        self.memory.expire(now);
         self.share_out();
         while self.admission_is_due {
             self.admit(now);
@@ -239,6 +238,11 @@ impl Scheduler {
     /// A sequence that was ended to make room, for as long as there are some.
     pub(crate) fn pop_interrupted(&mut self) -> Option<Sequence> {
         self.interrupted.pop()
+    }
+
+    /// Forgets the prefixes that nobody has used for too long.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        self.memory.expire(now);
     }
 
     /// Forgets all prefixes.

@@ -10,10 +10,12 @@ use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
 use penstock_engine::stats::Board;
-use penstock_engine::{Event, Limits, OnExhaustion, Port, Request, RequestId, Stats};
+use penstock_engine::{
+    Event, Finish, FinishReason, Limits, OnExhaustion, Port, Request, RequestId, Stats, Token,
+};
 
 use crate::device::Device;
-use crate::oracle::VOCABULARY;
+use crate::oracle::{VOCABULARY, answer};
 
 pub struct Harness {
     pub limits: Limits,
@@ -185,4 +187,33 @@ impl Client {
             self.attention.raise();
         }
     }
+}
+
+/// Reads everything: the tokens, and the last word if it was said.
+pub fn read(client: &mut Client) -> (Vec<Token>, Option<Finish>) {
+    let (mut tokens, mut last) = (vec![], None);
+    for event in client.drain() {
+        match event {
+            Event::Admitted => {}
+            Event::Token(token) => tokens.push(token),
+            Event::Finished(finish) => last = Some(finish),
+            Event::Refused(refusal) => panic!("refused: {refusal:?}"),
+        }
+    }
+    (tokens, last)
+}
+
+/// The answer is the oracle's.
+#[track_caller]
+pub fn check_answered(client: &mut Client, limits: &Limits) {
+    let (tokens, last) = read(client);
+    let (expected, reason) = answer(&client.request, limits);
+    assert_eq!(tokens, expected);
+    assert_eq!(last.map(|finish| finish.reason), Some(reason));
+}
+
+/// It has ended, for this reason.
+#[track_caller]
+pub fn check_ended(client: &mut Client, reason: FinishReason) {
+    assert_eq!(read(client).1.expect("it has not ended").reason, reason);
 }

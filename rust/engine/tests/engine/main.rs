@@ -6,7 +6,9 @@
 
 mod device;
 mod harness;
+mod memory;
 mod oracle;
+mod prefix;
 
 mod random;
 mod scheduling;

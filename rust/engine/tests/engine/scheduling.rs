@@ -3,37 +3,10 @@
 use std::time::Duration;
 
 use penstock_engine::message::Message;
-use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Refusal, Request, Token};
+use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Refusal, Request};
 
-use crate::harness::{Client, Harness, limits};
+use crate::harness::{Client, Harness, check_answered, check_ended, limits, read};
 use crate::oracle::{answer, request};
-
-/// Reads everything: the tokens, and the last word if it was said.
-fn read(client: &mut Client) -> (Vec<Token>, Option<Finish>) {
-    let (mut tokens, mut last) = (vec![], None);
-    for event in client.drain() {
-        match event {
-            Event::Admitted => {}
-            Event::Token(token) => tokens.push(token),
-            Event::Finished(finish) => last = Some(finish),
-            Event::Refused(refusal) => panic!("refused: {refusal:?}"),
-        }
-    }
-    (tokens, last)
-}
-
-#[track_caller]
-fn check_answered(client: &mut Client, limits: &Limits) {
-    let (tokens, last) = read(client);
-    let (expected, reason) = answer(&client.request, limits);
-    assert_eq!(tokens, expected);
-    assert_eq!(last.map(|finish| finish.reason), Some(reason));
-}
-
-#[track_caller]
-fn check_ended(client: &mut Client, reason: FinishReason) {
-    assert_eq!(read(client).1.expect("it has not ended").reason, reason);
-}
 
 /// A request that stops at its token `at`, counted from 0.
 fn stopping(num_prompt: usize, at: u32, max_tokens: usize) -> Request {

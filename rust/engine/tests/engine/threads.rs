@@ -414,3 +414,29 @@ fn a_request_that_can_never_run_is_refused_on_the_spot() {
     let error = engine.start_request(request(30, 40, 0), &Port::with_condvar()).unwrap_err();
     assert_eq!(error.to_string(), "prompt of 30 tokens and max_tokens=40 need 5 KV blocks; the cache has 2");
 }
+
+/// An engine that has answered one request, and remembers it for `ttl`.
+fn remembering_engine(ttl: Duration) -> Engine {
+    let engine = engine(Limits { prefix_cache_ttl: Some(ttl), ..limits() });
+    let port = Port::with_condvar();
+    let mut answer = Answer::start(&engine, &Arc::new(request(40, 2, 0)), &port);
+    answer.read_to_end(&port);
+    answer.check(engine.limits());
+    engine
+}
+
+#[test]
+fn prefixes_expire_though_nobody_asks_for_anything() {
+    let engine = remembering_engine(Duration::from_millis(20));
+    eventually(|| engine.stats().blocks_cached == 0);
+}
+
+#[test]
+fn a_flush_empties_the_cache_of_a_running_engine_and_is_nothing_to_a_stopped_one() {
+    let engine = remembering_engine(PATIENCE);
+    assert!(engine.stats().blocks_cached > 0);
+    engine.flush_prefix_cache();
+    eventually(|| engine.stats().blocks_cached == 0);
+    engine.shutdown();
+    engine.flush_prefix_cache();
+}

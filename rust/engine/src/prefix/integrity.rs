@@ -1,0 +1,91 @@
+//! The prefix cache's books, gone through from end to end: for tests, and for debug builds when they are idle.
+
+use super::{NONE, NodeId, Parent, Place, PrefixCache};
+use crate::executor::BlockId;
+
+impl PrefixCache {
+    /// Panics unless buckets, lists, places and parents agree, and a block is held exactly if `is_held` says so.
+    pub fn check_integrity(&self, is_held: impl Fn(BlockId) -> bool) {
+        let mut nodes = Vec::new();
+        let mut is_known = vec![false; self.nodes.len()];
+        for (bucket, &head) in self.buckets.iter().enumerate() {
+            let mut index = head;
+            while index != NONE {
+                let node = &self.nodes[index as usize];
+                assert_eq!(self.bucket(node.hash), bucket, "{node:?} is in a wrong bucket; this is a bug");
+                nodes.push(index);
+                is_known[index as usize] = true;
+                index = node.next_in_bucket;
+            }
+        }
+        assert_eq!(nodes.len() + self.free.len(), self.nodes.len(), "nodes lost or doubled; this is a bug");
+        assert_eq!(self.tokens.len(), self.nodes.len() * self.block_size, "tokens astray; this is a bug");
+        let (mut num_on_device, mut num_listed) = (0, 0);
+        for &index in &nodes {
+            let node = &self.nodes[index as usize];
+            num_listed += usize::from(node.is_listed);
+            let is_on_device = match node.place {
+                Place::Device(block) => {
+                    assert_eq!(
+                        self.node_of[block.0 as usize], index,
+                        "{node:?} is not in its block; this is a bug"
+                    );
+                    assert_eq!(
+                        node.is_listed,
+                        !is_held(block),
+                        "{node:?} held and listed, or neither; this is a bug"
+                    );
+                    true
+                }
+                Place::Host(_) => {
+                    assert!(node.is_listed, "{node:?} is on the host and held; this is a bug");
+                    false
+                }
+            };
+            num_on_device += usize::from(is_on_device);
+            let Parent::Node(NodeId(parent)) = node.parent else { continue };
+            assert!(is_known[parent as usize], "{node:?} continues nothing; this is a bug");
+            let parent = &self.nodes[parent as usize];
+            let is_parent_on_device = matches!(parent.place, Place::Device(_));
+            assert!(
+                is_parent_on_device || !is_on_device,
+                "{node:?} continues a block on the host; this is a bug"
+            );
+            assert!(
+                node.is_listed || !parent.is_listed,
+                "{node:?} is held and its parent is not; this is a bug"
+            );
+        }
+        let num_blocks = self.node_of.iter().filter(|index| **index != NONE).count();
+        assert_eq!(num_blocks, num_on_device, "blocks of forgotten nodes; this is a bug");
+        let order: Vec<NodeId> =
+            self.on_host.iter(&self.nodes).chain(self.on_device.iter(&self.nodes)).collect();
+        let lengths = self.on_host.len() + self.on_device.len();
+        assert_eq!(
+            (order.len(), lengths),
+            (num_listed, num_listed),
+            "the lists and their nodes disagree; this is a bug"
+        );
+        assert!(self.on_host.iter(&self.nodes).all(|node| matches!(self.place(node), Place::Host(_))));
+        assert!(self.on_device.iter(&self.nodes).all(|node| matches!(self.place(node), Place::Device(_))));
+        for list in [&self.on_host, &self.on_device] {
+            assert!(
+                list.iter(&self.nodes).is_sorted_by_key(|node| self.last_used(node)),
+                "out of order; this is a bug"
+            );
+        }
+        let mut is_passed = vec![false; self.nodes.len()];
+        for NodeId(index) in order {
+            is_passed[index as usize] = true;
+            let node = &self.nodes[index as usize];
+            let Parent::Node(NodeId(parent)) = node.parent else { continue };
+            assert!(!is_passed[parent as usize], "{node:?} would outlive what it continues; this is a bug");
+        }
+        self.namespaces.check_integrity(nodes.iter().filter_map(|index| {
+            match self.nodes[*index as usize].parent {
+                Parent::Namespace(namespace) => Some(namespace),
+                Parent::Node(_) => None,
+            }
+        }));
+    }
+}

@@ -1,0 +1,439 @@
+//! Single behaviours of an engine that remembers prefixes and has less memory than it is asked for, each a sentence.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_engine::message::Message;
+use penstock_engine::{CachedTokens, Event, FinishReason, Limits, OnExhaustion, Refusal, Request};
+
+use crate::harness::{Client, Harness, check_answered, check_ended, limits, read};
+use crate::oracle::{answer, request};
+
+const TTL: Duration = Duration::from_secs(300);
+
+fn caching() -> Limits {
+    Limits { prefix_cache_ttl: Some(TTL), ..limits() }
+}
+
+fn urgent(priority: i32, request: Request) -> Request {
+    Request { priority, ..request }
+}
+
+/// Runs a request to its end; what of it was cached.
+fn cached(harness: &mut Harness, request: Request) -> CachedTokens {
+    let mut client = harness.start(request);
+    harness.run();
+    let expected = answer(&client.request, &harness.limits);
+    let (tokens, finish) = read(&mut client);
+    let finish = finish.expect("it ends");
+    assert_eq!((tokens, finish.reason), expected);
+    finish.cached
+}
+
+/// As many tokens of device and host.
+fn found(device: usize, host: usize) -> CachedTokens {
+    CachedTokens { device, host }
+}
+
+/// Steps until somebody has been preempted.
+fn run_until_preempted(harness: &mut Harness) {
+    let before = harness.stats().preemptions;
+    while harness.stats().preemptions == before {
+        assert!(harness.step());
+    }
+}
+
+#[test]
+fn a_prompt_seen_before_is_computed_from_its_last_block_on() {
+    let mut harness = Harness::new(caching());
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0));
+    assert_eq!(cached(&mut harness, request(20, 4, 0)), found(16, 0), "the last token is always computed");
+    let stats = harness.stats();
+    assert_eq!((stats.prefix_query_tokens, stats.prefix_hit_tokens), (62, 36));
+    assert_eq!((stats.prompt_tokens, stats.recomputed_tokens), (62 - 36, 0));
+    assert_eq!(
+        (stats.blocks_used, stats.blocks_cached),
+        (0, 5 + 1),
+        "a generated block and those of the prompt"
+    );
+}
+
+#[test]
+fn a_conversation_of_ten_turns_computes_only_what_is_new() {
+    let limits = Limits { max_model_len: 1024, num_blocks: 256, max_num_batched_tokens: 512, ..caching() };
+    let mut harness = Harness::new(limits);
+    let mut prompt: Vec<u32> = vec![];
+    let mut num_known = 0;
+    for turn in 0..10 {
+        prompt.extend(&request(30, 1, turn).prompt);
+        let before = harness.stats().prompt_tokens;
+        let mut client = harness.start(Request { prompt: prompt.clone(), ..request(1, 21, turn) });
+        harness.run();
+        let (tokens, finish) = read(&mut client);
+        let block_size = harness.limits.block_size;
+        let num_cached = num_known / block_size * block_size;
+        assert_eq!(finish.unwrap().cached, found(num_cached, 0));
+        assert_eq!(harness.stats().prompt_tokens - before, (prompt.len() - num_cached) as u64);
+        prompt.extend(tokens.iter().map(|token| token.id));
+        num_known = prompt.len() - 1; // the last generated token was not computed
+    }
+}
+
+#[test]
+fn requests_that_arrive_together_share_what_the_first_has_published() {
+    let mut harness = Harness::new(Limits { max_num_batched_tokens: 128, ..caching() });
+    let same = || request(24, 6, 0);
+    let mut clients: Vec<_> = (0..3).map(|_| harness.start(same())).collect();
+    assert!(harness.step());
+    assert_eq!(harness.stats().blocks_cached, 0, "all that is published is in use");
+    while harness.stats().generation_tokens < 3 {
+        assert!(harness.step());
+    }
+    assert!(harness.stats().blocks_used <= 6 + 3, "one copy of the prompt, and a block each to grow into");
+    harness.run();
+    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+}
+
+#[test]
+fn a_prefix_expires_when_it_was_not_used_for_its_time() {
+    let mut harness = Harness::new(caching());
+    cached(&mut harness, request(21, 4, 0));
+    harness.pass(299_000);
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0), "and used again just now");
+    harness.pass(299_999);
+    assert_eq!(harness.core.next_expiry(), Some(harness.now + Duration::from_millis(1)));
+    harness.plan();
+    assert_eq!(harness.stats().blocks_cached, 6);
+    harness.pass(1);
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
+    harness.pass(300_000);
+    harness.plan();
+    assert_eq!((harness.stats().blocks_cached, harness.core.next_expiry()), (0, None));
+}
+
+#[test]
+fn prefixes_expire_while_the_device_is_busy() {
+    let mut harness = Harness::new(caching());
+    cached(&mut harness, request(21, 4, 0));
+    let _running = harness.start(request(4, 20, 1));
+    while !harness.plan().is_empty() {}
+    harness.pass(300_000);
+    harness.attend();
+    assert_eq!((harness.stats().blocks_cached, harness.core.next_expiry()), (0, None));
+}
+
+#[test]
+fn salts_never_share() {
+    let mut harness = Harness::new(caching());
+    let salted = |salt: Option<&str>| Request { cache_salt: salt.map(Arc::from), ..request(21, 4, 0) };
+    for salt in [None, Some(""), Some("mine"), Some("yours")] {
+        assert_eq!(cached(&mut harness, salted(salt)), found(0, 0));
+        assert_eq!(cached(&mut harness, salted(salt)), found(20, 0));
+    }
+}
+
+#[test]
+fn who_does_not_want_the_cache_neither_takes_nor_leaves() {
+    let mut harness = Harness::new(caching());
+    let alone = || Request { prefix_cache: false, ..request(21, 4, 0) };
+    assert_eq!(cached(&mut harness, alone()), found(0, 0));
+    assert_eq!(harness.stats().blocks_cached, 0);
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
+    assert_eq!(cached(&mut harness, alone()), found(0, 0));
+    assert_eq!(harness.stats().prefix_query_tokens, 21);
+}
+
+#[test]
+fn nothing_is_shared_from_the_shared_length_on() {
+    let mut harness = Harness::new(Limits { max_shared_len: 18, ..caching() });
+    cached(&mut harness, request(18, 20, 0));
+    assert_eq!(harness.stats().blocks_cached, 4, "of sixteen tokens");
+    assert_eq!(cached(&mut harness, request(18, 20, 0)), found(16, 0));
+    assert_eq!(cached(&mut harness, request(19, 20, 0)), found(0, 0), "a longer prompt has other keys");
+}
+
+#[test]
+fn a_flush_forgets_everything_at_once_but_what_is_in_use() {
+    let mut harness = Harness::new(caching());
+    cached(&mut harness, request(21, 4, 0));
+    let mut running = harness.start(request(21, 10, 0));
+    harness.step();
+    harness.handle(Message::FlushPrefixCache);
+    assert_eq!(harness.stats().blocks_cached, 0);
+    let mut same = harness.start(request(21, 1, 0));
+    harness.run();
+    check_answered(&mut running, &harness.limits);
+    let (_, finish) = read(&mut same);
+    assert_eq!(finish.unwrap().cached, found(0, 0));
+    assert_eq!(
+        harness.stats().blocks_cached,
+        5,
+        "what was computed before the flush is not published after it"
+    );
+}
+
+#[test]
+fn what_has_no_room_in_the_cache_is_found_on_the_host() {
+    let mut harness = Harness::new(Limits { num_blocks: 8, host_blocks: 16, ..caching() });
+    cached(&mut harness, request(21, 4, 0));
+    cached(&mut harness, request(25, 4, 1));
+    assert!(harness.stats().host_blocks_used > 0);
+    let again = cached(&mut harness, request(21, 4, 0));
+    assert_eq!(again.device + again.host, 20);
+    assert!(again.host >= 16, "{again:?}");
+    assert_eq!(harness.stats().prefix_host_hit_tokens, again.host as u64);
+    assert!(harness.device.num_copies.1 >= 4, "they were loaded");
+    harness.pass(300_000);
+    harness.plan();
+    assert_eq!(
+        (harness.stats().blocks_cached, harness.stats().host_blocks_used),
+        (0, 0),
+        "both tiers expire"
+    );
+}
+
+#[test]
+fn the_newest_of_the_least_urgent_gives_way() {
+    let mut harness = Harness::new(Limits { num_blocks: 10, ..limits() });
+    let priorities = [0, 1, 1, 0].into_iter().zip(0..);
+    let start = |(priority, seed)| harness.start(urgent(priority, request(4, 13, seed)));
+    let mut clients: Vec<_> = priorities.map(start).collect();
+    run_until_preempted(&mut harness);
+    assert_eq!((harness.stats().running, harness.stats().waiting), (3, 1));
+    // What is on its way arrives.
+    harness.step();
+    clients.iter_mut().for_each(|client| drop(client.drain()));
+    harness.step();
+    let has_token = clients.iter_mut().map(|client| !read(client).0.is_empty());
+    assert_eq!(has_token.collect::<Vec<_>>(), [true, true, false, true]);
+    harness.run();
+    assert!(harness.core.is_idle());
+}
+
+#[test]
+fn who_does_not_read_gives_way_before_who_reads() {
+    let mut harness = Harness::new(Limits { num_blocks: 10, queue_capacity: 4, ..limits() });
+    let mut sleeping = harness.start(request(4, 13, 0));
+    let mut reading: Vec<_> = (1..4).map(|seed| harness.start(request(4, 13, seed))).collect();
+    let mut answers = vec![vec![]; 3];
+    while harness.step() {
+        for (client, tokens) in reading.iter_mut().zip(&mut answers) {
+            tokens.extend(read(client).0);
+        }
+    }
+    for (client, tokens) in reading.iter().zip(answers) {
+        assert_eq!(tokens, answer(&client.request, &harness.limits).0);
+    }
+    assert!(harness.stats().preemptions > 0);
+    assert_eq!(harness.stats().running + harness.stats().waiting, 1);
+    let mut tokens = vec![];
+    while !sleeping.is_ended() {
+        tokens.extend(read(&mut sleeping).0);
+        harness.run();
+    }
+    assert_eq!(tokens, answer(&sleeping.request, &harness.limits).0);
+}
+
+#[test]
+fn consumers_may_be_read_one_after_the_other_in_any_order() {
+    let mut harness = Harness::new(Limits { max_waiting: 100, queue_capacity: 2, ..caching() });
+    let mut clients: Vec<_> = (0..30).map(|seed| harness.start(request(5, 12, seed))).collect();
+    for client in clients.iter_mut().rev() {
+        let mut tokens = vec![];
+        while !client.is_ended() {
+            harness.run();
+            let (more, finish) = read(client);
+            assert!(!more.is_empty() || finish.is_some(), "it waits for those that are not read");
+            tokens.extend(more);
+        }
+        assert_eq!(tokens, answer(&client.request, &harness.limits).0);
+    }
+}
+
+#[test]
+fn a_more_urgent_arrival_takes_a_place() {
+    for lacking in [Limits { max_num_seqs: 2, ..limits() }, Limits { num_blocks: 16, ..limits() }] {
+        let mut harness = Harness::new(Limits { max_num_batched_tokens: 64, ..lacking });
+        let mut clients: Vec<_> = (0..2).map(|seed| harness.start(request(28, 4, seed))).collect();
+        harness.step();
+        let mut equal = harness.start(request(28, 4, 2));
+        assert_eq!((harness.stats().waiting, harness.stats().preemptions), (1, 0), "an equal one waits");
+        let mut urgent = harness.start(urgent(-1, request(28, 4, 3)));
+        assert_eq!((harness.stats().waiting, harness.stats().preemptions), (2, 1));
+        harness.run();
+        check_answered(&mut urgent, &harness.limits);
+        clients.iter_mut().chain([&mut equal]).for_each(|client| check_answered(client, &harness.limits));
+    }
+}
+
+#[test]
+fn an_urgent_arrival_preempts_nobody_in_vain() {
+    let mut harness = Harness::new(Limits { num_blocks: 16, max_num_batched_tokens: 64, ..limits() });
+    let _same = harness.start(urgent(-1, request(36, 4, 0)));
+    let _less = harness.start(request(8, 4, 1));
+    let _large = harness.start(urgent(-1, request(40, 4, 2)));
+    assert_eq!((harness.stats().running, harness.stats().waiting), (2, 1));
+    assert_eq!(harness.stats().preemptions, 0, "what the less urgent has would not be enough");
+}
+
+#[test]
+fn who_lost_a_place_does_not_count_among_those_who_may_wait() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, ..limits() });
+    let mut clients = vec![harness.start(urgent(1, request(4, 4, 0)))];
+    clients.push(harness.start(request(4, 4, 1)));
+    assert_eq!((harness.stats().running, harness.stats().waiting), (1, 1), "the first has made way");
+    clients.push(harness.start(request(4, 4, 2)));
+    assert_eq!(harness.stats().waiting, 2);
+    let refused = harness.start(request(4, 4, 3)).drain();
+    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 1, limit: 1 })]);
+    harness.run();
+    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+}
+
+#[test]
+fn who_lost_a_place_is_not_overtaken_for_ever() {
+    let mut harness = Harness::new(Limits { num_blocks: 9, max_waiting: 4, ..limits() });
+    let _first = harness.start(request(4, 16, 0));
+    let mut second = harness.start(request(4, 16, 1));
+    run_until_preempted(&mut harness);
+    let (mut others, mut num_steps) = (vec![], 0);
+    while !second.is_ended() {
+        while harness.stats().waiting < 4 {
+            others.push(harness.start(request(4, 16, others.len() as u64)));
+        }
+        assert!(harness.step());
+        second.drain();
+        num_steps += 1;
+    }
+    assert!(num_steps <= 2 * (4 + 16) + 4, "{num_steps} steps");
+}
+
+#[test]
+fn every_stream_advances_in_every_step_while_a_very_long_prompt_is_computed() {
+    let limits = Limits {
+        max_model_len: 40_000,
+        max_num_seqs: 21,
+        max_num_batched_tokens: 512,
+        block_size: 16,
+        num_blocks: 4_000,
+        queue_capacity: 256,
+        ..caching()
+    };
+    let mut harness = Harness::new(limits);
+    let mut streams: Vec<_> = (0..20).map(|seed| harness.start(request(3, 200, seed))).collect();
+    harness.step();
+    harness.step();
+    streams.iter_mut().for_each(|client| drop(client.drain()));
+    let mut long = harness.start(request(32_768, 1, 99));
+    let mut num_steps = 0;
+    while !long.is_ended() {
+        let before = harness.stats().prompt_tokens;
+        assert!(harness.step());
+        let num_prompt = harness.stats().prompt_tokens - before;
+        assert!(num_prompt <= 512 - 20 && streams.iter_mut().all(|client| read(client).0.len() == 1));
+        long.drain();
+        num_steps += 1;
+    }
+    assert!(num_steps <= 32_768 / (512 - 20) + 4, "{num_steps} steps");
+}
+
+#[test]
+fn a_short_prompt_is_not_starved_by_long_ones() {
+    let limits = Limits { max_model_len: 4_096, max_num_batched_tokens: 64, num_blocks: 4_096, ..caching() };
+    let mut harness = Harness::new(limits);
+    let _long: Vec<_> = (0..3).map(|seed| harness.start(request(2_000, 4, seed))).collect();
+    harness.step();
+    let mut short = harness.start(request(20, 1, 9));
+    for _ in 0..2 + 1 {
+        harness.step();
+    }
+    check_answered(&mut short, &harness.limits);
+}
+
+/// Sixty-four requests on memory for about four of them: those that were interrupted, and what the engine counted.
+fn run_crowd(on_exhaustion: OnExhaustion, host_blocks: usize) -> (usize, Harness) {
+    let limits = Limits {
+        max_num_seqs: 16,
+        max_num_batched_tokens: 64,
+        max_waiting: 64,
+        num_blocks: 4 * 16,
+        on_exhaustion,
+        host_blocks,
+        ..limits()
+    };
+    let mut harness = Harness::new(limits);
+    let sizes = (0..64u64).map(|seed| (1 + 7 * seed as usize % 30, 10 + 5 * seed as usize % 24, seed));
+    let mut clients: Vec<Client> =
+        sizes.map(|(prompt, output, seed)| harness.start(request(prompt, output, seed))).collect();
+    harness.run();
+    let mut num_interrupted = 0;
+    for client in &mut clients {
+        let (expected, reason) = answer(&client.request, &harness.limits);
+        let (tokens, finish) = read(client);
+        if finish.as_ref().is_some_and(|finish| finish.reason == FinishReason::Interrupted) {
+            assert!(expected.starts_with(&tokens) && tokens.len() < expected.len());
+            num_interrupted += 1;
+        } else {
+            assert_eq!((tokens, finish.map(|finish| finish.reason)), (expected, Some(reason)));
+        }
+    }
+    let stats = harness.stats();
+    assert!(harness.core.is_idle() && stats.preemptions > 0);
+    assert_eq!((stats.blocks_used, stats.blocks_reserved, stats.host_blocks_used), (0, 0, 0));
+    (num_interrupted, harness)
+}
+
+#[test]
+fn a_crowd_is_answered_in_little_memory_by_computing_again() {
+    let (num_interrupted, harness) = run_crowd(OnExhaustion::Recompute, 0);
+    let stats = harness.stats();
+    assert_eq!((num_interrupted, stats.swaps), (0, 0));
+    assert!(stats.recomputed_tokens > 0);
+}
+
+#[test]
+fn a_crowd_is_answered_in_little_memory_by_saving_blocks() {
+    let (num_interrupted, harness) = run_crowd(OnExhaustion::Swap, 256);
+    let stats = harness.stats();
+    assert_eq!((num_interrupted, stats.swaps), (0, stats.preemptions));
+    assert_eq!(stats.recomputed_tokens, 0, "whatever was saved is not computed again");
+    let (num_saved, num_loaded) = harness.device.num_copies;
+    assert!(num_saved >= stats.swaps && num_saved == num_loaded);
+}
+
+#[test]
+fn where_the_host_is_full_blocks_are_computed_again() {
+    let (_, harness) = run_crowd(OnExhaustion::Swap, 6);
+    let stats = harness.stats();
+    assert!(stats.swaps > 0 && stats.swaps < stats.preemptions && stats.recomputed_tokens > 0);
+}
+
+#[test]
+fn in_a_crowd_some_are_interrupted_where_that_was_asked_for() {
+    let (num_interrupted, harness) = run_crowd(OnExhaustion::Interrupt, 0);
+    assert!(num_interrupted > 0);
+    assert_eq!(harness.stats().preemptions, num_interrupted as u64);
+}
+
+#[test]
+fn a_step_that_fails_with_copies_in_it_hurts_nobody_who_was_not_in_it() {
+    let limits = Limits { num_blocks: 8, host_blocks: 16, max_num_batched_tokens: 4, ..caching() };
+    let mut harness = Harness::new(limits);
+    cached(&mut harness, request(13, 1, 0));
+    cached(&mut harness, request(31, 1, 1));
+    // Both find blocks of the first on the host; the budget of the step is the other's alone.
+    let mut hit: Vec<_> = (0..2).map(|_| harness.start(request(1, 4, 5))).collect();
+    let mut loading = harness.start(request(13, 4, 0));
+    harness.plan();
+    let num_copies = harness.fail("out of order");
+    assert!(num_copies > 0);
+    hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
+    harness.run();
+    let (tokens, finish) = read(&mut loading);
+    match finish.unwrap().reason {
+        FinishReason::Failed(_) => assert!(tokens.is_empty()),
+        _ => assert_eq!(tokens, answer(&loading.request, &harness.limits).0),
+    }
+    assert_eq!(cached(&mut harness, request(31, 1, 1)), found(0, 0), "nothing it may have spoilt is kept");
+}
