@@ -114,7 +114,7 @@ impl Core {
         let chain = self.chain(&request, max_new_tokens);
         let arrival = Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain };
         if let Some(sequence) = self.scheduler.enqueue(Sequence::new(arrival, now), now) {
-            let (waiting, limit) = (self.scheduler.num_newcomers(), self.limits.max_waiting);
+            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
             return self.refuse(sequence.outbox, port, Refusal::Overloaded { waiting, limit });
         }
         self.counters.requests_admitted += 1;

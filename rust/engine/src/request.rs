@@ -117,7 +117,7 @@ pub enum Event {
 pub enum Refusal {
     /// As many requests wait as may wait.
     Overloaded {
-        /// Requests waiting now.
+        /// Requests waiting now, those that lost a place among them.
         waiting: usize,
         /// The most that may wait (`max_waiting`).
         limit: usize,

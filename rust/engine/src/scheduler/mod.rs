@@ -39,7 +39,8 @@ pub struct Scheduler {
     memory: Memory,
     /// Those that never had a place.
     waiting: VecDeque<Sequence>,
-    /// Those that lost theirs; not counted against `max_waiting`, for they were admitted once.
+    /// Those that lost theirs; not counted against `max_waiting`, for they were admitted once. New ones are turned away
+    /// while there are so many that consumers which never read would pile them up.
     preempted: VecDeque<Sequence>,
     slots: Vec<Option<Running>>,
     free_slots: Vec<u32>,
@@ -100,6 +101,9 @@ impl Scheduler {
     /// turned away: returned.
     #[must_use]
     pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<Sequence> {
+        if self.num_waiting() >= self.max_waiting.saturating_add(self.slots.len()) {
+            return Some(sequence);
+        }
         let turn = sequence.turn;
         insert(&mut self.waiting, sequence);
         self.admit(now);
@@ -280,11 +284,6 @@ impl Scheduler {
         self.waiting.len() + self.preempted.len()
     }
 
-    /// Those who wait for their first place.
-    pub(crate) fn num_newcomers(&self) -> usize {
-        self.waiting.len()
-    }
-
     pub(crate) fn num_paused(&self) -> usize {
         self.num_paused
     }
@@ -330,6 +329,8 @@ impl Scheduler {
         let saved = self.preempted.iter().filter_map(|sequence| sequence.saved.as_ref());
         self.memory.check_integrity(self.occupied().map(|running| &running.blocks), saved);
         assert!(self.waiting.len() <= self.max_waiting, "too many wait; this is a bug");
+        let most_waiting = self.max_waiting.saturating_add(2 * self.slots.len());
+        assert!(self.num_waiting() <= most_waiting, "requests pile up; this is a bug");
         self.check_admission();
     }
 }

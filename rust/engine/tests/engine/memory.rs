@@ -286,9 +286,29 @@ fn who_lost_a_place_does_not_count_among_those_who_may_wait() {
     clients.push(harness.start(request(4, 4, 2)));
     assert_eq!(harness.stats().waiting, 2);
     let refused = harness.start(request(4, 4, 3)).drain();
-    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 1, limit: 1 })]);
+    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 2, limit: 1 })]);
     harness.run();
     clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+}
+
+#[test]
+fn requests_that_nobody_reads_do_not_pile_up() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, queue_capacity: 1, ..limits() });
+    let mut clients = vec![];
+    for seed in 0..3 {
+        clients.push(harness.start(request(4, 4, seed)));
+        while harness.step() {}
+    }
+    assert_eq!((harness.stats().running, harness.stats().waiting), (1, 2), "each made way for the next");
+    let refused = harness.start(request(4, 4, 3)).drain();
+    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 2, limit: 1 })]);
+    for client in &mut clients {
+        for _ in 0..20 {
+            client.drain();
+            harness.step();
+        }
+        assert!(client.is_ended(), "read, it goes on to its end");
+    }
 }
 
 #[test]
