@@ -101,9 +101,9 @@ def test_a_bad_option_is_named_before_anything_is_loaded(field: str, value: Any)
 
 
 def test_sizes_that_contradict_each_other_are_named_before_anything_is_loaded() -> None:
-    with pytest.raises(penstock.ConfigError, match="max_num_batched_tokens=32 .* block_size, 64"):
+    with pytest.raises(penstock.ConfigError, match=r"max_num_batched_tokens=32 .* block_size, 64"):
         penstock.EngineConfig(block_size=64, max_num_batched_tokens=32)
-    with pytest.raises(penstock.ConfigError, match="host_cache_bytes=0 .* on_exhaustion is 'swap'"):
+    with pytest.raises(penstock.ConfigError, match=r"host_cache_bytes=0 .* on_exhaustion is 'swap'"):
         penstock.EngineConfig(on_exhaustion="swap", host_cache_bytes=0)
 
 

@@ -1,4 +1,4 @@
-"""Narrower types of the KV cache: what they save, what they cost in accuracy, and that they keep every promise."""
+"""Narrower types of the KV cache: what they save, and what they cost in accuracy."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
     return float(np.exp(np.mean(log_sums - chosen)))
 
 
-#: About twice what was measured: the error of the logits (root mean square, relative to their standard deviation), and
-#: the relative change of perplexity.
+#: About twice what was measured: the error of the logits (root mean square, relative to their standard
+#: deviation), and the relative change of perplexity.
 BOUNDS = {
     "float16": (0.001, 0.0005),
     "bfloat16": (0.007, 0.002),
@@ -65,7 +65,9 @@ def test_the_demo_model_hardly_notices(
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("name", BOUNDS)
 def test_random_models_stay_within_the_bounds(name: str, family: str, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "model", make_config(family, head_dim=80 if family == "qwen3" else 32))
+    checkpoint = write_checkpoint(
+        tmp_path / "model", make_config(family, head_dim=80 if family == "qwen3" else 32)
+    )
     token_ids = random_prompt(200)
     exact = compute_logits(checkpoint, token_ids)
     narrow = compute_logits(checkpoint, token_ids, kv_cache_dtype=name)
@@ -89,5 +91,5 @@ def test_the_same_bytes_hold_more_blocks(demo_model: Path) -> None:
 
 
 def test_an_unknown_type_is_refused_with_those_there_are(tiny_model: Path) -> None:
-    with pytest.raises(penstock.ConfigError, match="int8.*uint4"):
+    with pytest.raises(penstock.ConfigError, match=r"int8.*uint4"):
         make_engine(tiny_model, kv_cache_dtype="int3")

@@ -1,4 +1,4 @@
-"""More requests than the KV cache can hold: all are served, each as if it were alone, or end as was agreed."""
+"""More requests than the KV cache can hold: each is served as if it were alone, or ends as was agreed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def bits_of(result: penstock.Result) -> tuple[Any, Any, str]:
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("on_exhaustion", ["recompute", "swap"])
 async def test_a_cache_for_four_serves_sixty_four_as_if_each_were_alone(
-    tiny_model: Path, on_exhaustion: str, prefix_cache: bool
+    tiny_model: Path, on_exhaustion: str, *, prefix_cache: bool
 ) -> None:
     sizes = {"max_model_len": MAX_LEN, "max_num_seqs": 16}
     async with make_engine(tiny_model, prefix_cache=False, **sizes) as engine:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-import penstock
 from api_support import check_stats, make_engine, resident_bytes, resources
 from support.running import random_prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import penstock
 
 MAX_LEN = 160
 #: What a wave may leave behind for good: allocators round, caches of the interpreter fill.

@@ -50,21 +50,22 @@ class EngineConfig:
       by default.
     - `max_waiting`: most requests that may wait; more raise `Overloaded`. 1024 by default.
     - `block_size`: tokens per block of the KV cache: 16 (default), 32, 64 or 128.
-    - `kv_cache_dtype`: type of the KV cache: `"float32"`, `"float16"`, `"bfloat16"`, or with a scale and an offset
-      for each token and head `"int8"` and `"uint4"`; by default that of the weights.
-    - `kv_cache_bytes`: size of the KV cache; by default what `memory_ratio` leaves where it is given, else a
-      quarter of what is left, and never more than twice what `max_num_seqs` sequences of `max_model_len` tokens
-      need.
-    - `memory_ratio`: share of the memory available at the opening that weights, working memory and KV cache may
-      take together; above 0, at most 1. By default the environment variable `PENSTOCK_MEMORY_RATIO` (or
-      `BFC_MEM_RATIO`), else 0.9. `BFC_LEFTOVER_MB` mebibytes are set aside first.
+    - `kv_cache_dtype`: type of the KV cache: `"float32"`, `"float16"`, `"bfloat16"`, or with a scale and
+      an offset for each token and head `"int8"` and `"uint4"`; by default that of the weights.
+    - `kv_cache_bytes`: size of the KV cache; by default what `memory_ratio` leaves where it is given,
+      else a quarter of what is left, and never more than twice what `max_num_seqs` sequences of
+      `max_model_len` tokens need.
+    - `memory_ratio`: share of the memory available at the opening that weights, working memory and KV
+      cache may take together; above 0, at most 1. By default the environment variable
+      `PENSTOCK_MEMORY_RATIO` (or `BFC_MEM_RATIO`), else 0.9. `BFC_LEFTOVER_MB` mebibytes are set aside
+      first.
     - `prefix_cache`: keep computed blocks for requests that begin with the same tokens; true by default.
     - `prefix_cache_ttl`: seconds for which a block that nobody uses is kept; 300 by default.
     - `host_cache_bytes`: size of the host tier, to which blocks go that the KV cache has no room for; 0 by
       default, and with `on_exhaustion="swap"` as large as the KV cache.
     - `on_exhaustion`: what happens to the newest of the least urgent requests when the KV cache is full:
-      `"recompute"` (default) and `"swap"` make it wait and go on later, with the same answer, computed again or
-      loaded from the host tier; `"interrupt"` ends it with what it has.
+      `"recompute"` (default) and `"swap"` make it wait and go on later, with the same answer, computed
+      again or loaded from the host tier; `"interrupt"` ends it with what it has.
     - `tokenizer`: another `tokenizer.json`, a directory that holds one, or a GGUF file.
 
     Raises `ConfigError` for a value of the wrong type or out of range, `TypeError` for a keyword that does
@@ -151,10 +152,11 @@ class SamplingParams:
     - `logprobs`: report the natural logarithm of each chosen token's probability, before temperature and the
       rest.
     - `skip_special_tokens`: leave special tokens out of the text; true by default.
-    - `priority`: the lower, the sooner the request gets a place and the later it has to give it up; 0 by default.
+    - `priority`: the lower, the sooner the request gets a place and the later it has to give it up; 0 by
+      default.
     - `cache_salt`: 1 to 1024 characters. Requests share computed blocks only with those of the same salt.
-    - `use_prefix_cache`: whether the request takes blocks from the prefix cache and leaves its own there; true by
-      default. Never changes the answer.
+    - `use_prefix_cache`: whether the request takes blocks from the prefix cache and leaves its own there;
+      true by default. Never changes the answer.
 
     The model's defaults for `temperature`, `top_k`, `top_p` and `min_p` are those of its generation
     configuration, which may also ask for greedy choice; where it says nothing they are 1, 0, 1 and 0.
@@ -243,8 +245,8 @@ class Chunk:
 class Usage:
     """Tokens of a request: of its prompt, and generated for it. What follows a stop string does not count.
 
-    `cached_tokens` of the prompt were not computed, because the prefix cache had them; `cached_host_tokens` of those
-    came from its host tier.
+    `cached_tokens` of the prompt were not computed, because the prefix cache had them;
+    `cached_host_tokens` of those came from its host tier.
     """
 
     def __new__(
@@ -287,8 +289,8 @@ class Result:
     - `text`: all of it, without stop strings and stop tokens.
     - `token_ids`: all generated tokens, the one that ended it included.
     - `logprobs`: one number for each of `token_ids`; `None` unless asked for.
-    - `finish_reason`: `"stop"`, `"length"` (`max_tokens` or the model's length), `"cancelled"`, or `"interrupted"` (an
-      engine with `on_exhaustion="interrupt"` needed its memory for others).
+    - `finish_reason`: `"stop"`, `"length"` (`max_tokens` or the model's length), `"cancelled"`, or
+      `"interrupted"` (an engine with `on_exhaustion="interrupt"` needed its memory for others).
     - `stop_reason`: for `"stop"`, the stop string or the id of the stop token; else `None`.
     - `prompt_token_ids`: the prompt as the model saw it.
     - `seed`: what the tokens were drawn with, given or not.
@@ -341,10 +343,11 @@ class Stats:
     - `host_blocks_total`, `host_blocks_used`: blocks of the host tier.
     - `requests_admitted`, `requests_finished`, `prompt_tokens`, `generation_tokens`, `steps`: counted since
       the engine opened. Prompt tokens are those that were computed.
-    - `prefix_query_tokens`, `prefix_hit_tokens`, `prefix_host_hit_tokens`: prompt tokens that were looked up in the
-      prefix cache, those it had, and those of them that came from the host tier.
-    - `preemptions`, `swaps`, `recomputed_tokens`: how often a request gave up its memory to others, how often its
-      blocks were saved in the host tier meanwhile, and tokens that were computed more than once because of it.
+    - `prefix_query_tokens`, `prefix_hit_tokens`, `prefix_host_hit_tokens`: prompt tokens that were looked
+      up in the prefix cache, those it had, and those of them that came from the host tier.
+    - `preemptions`, `swaps`, `recomputed_tokens`: how often a request gave up its memory to others, how
+      often its blocks were saved in the host tier meanwhile, and tokens that were computed more than once
+      because of it.
     """
 
     def __new__(
@@ -426,8 +429,8 @@ class MemoryInfo:
     - `limit`: the most the engine may take, the share of what was available when it was opened.
     - `weights`: as they are packed.
     - `workspace`: activations and scratch of the largest step; `inputs`: the arrays that describe it.
-    - `kv_cache`, `host_cache`: the KV cache and its host tier. Their pages are taken from the system when they are
-      first written.
+    - `kv_cache`, `host_cache`: the KV cache and its host tier. Their pages are taken from the system when
+      they are first written.
     - `peak`: the most that was ever in use, all of the above but `inputs`.
     """
 
@@ -464,11 +467,13 @@ class MemoryInfo:
 class HostTierInfo:
     """What the host tier costs, in seconds per block of all layers, as measured by the warm-up.
 
-    `save_seconds` and `load_seconds` are those of copying a block there and back, `recompute_seconds` those of
-    computing it again instead. Prefixes are kept there only if that is quicker.
+    `save_seconds` and `load_seconds` are those of copying a block there and back, `recompute_seconds`
+    those of computing it again instead. Prefixes are kept there only if that is quicker.
     """
 
-    def __new__(cls, *, save_seconds: float, load_seconds: float, recompute_seconds: float) -> HostTierInfo: ...
+    def __new__(
+        cls, *, save_seconds: float, load_seconds: float, recompute_seconds: float
+    ) -> HostTierInfo: ...
     @property
     def save_seconds(self) -> float: ...
     @property

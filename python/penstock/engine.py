@@ -192,8 +192,8 @@ class Engine:
     def flush_prefix_cache(self) -> None:
         """Forgets every block that is kept for reuse; requests that run go on undisturbed.
 
-        To be called when what the cache keeps should be kept no longer; memory needs no help. Takes effect before
-        any request that is started afterwards. Raises `EngineStopped` when the engine is not open.
+        For when what the cache keeps should be kept no longer; memory needs no such help. Takes effect
+        before any request that is started afterwards. Raises `EngineStopped` when the engine is not open.
         """
         self._session.check_open().flush_prefix_cache()
 
