@@ -83,7 +83,7 @@ def test_another_salt_is_another_cache(tiny_model: Path) -> None:
 def test_a_request_may_stay_out_of_the_cache(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
 
-        def cached(**options: bool) -> int:
+        def cached(**options: Any) -> int:
             return engine.blocking.generate(PROMPT, max_tokens=1, **options).usage.cached_tokens
 
         assert [cached(use_prefix_cache=False), cached(), cached(use_prefix_cache=False)] == [0, 0, 0]
