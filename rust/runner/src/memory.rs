@@ -106,7 +106,7 @@ impl Demand {
 
     /// Bytes of the smallest KV cache that holds the longest sequence.
     pub fn fewest_bytes<B: Backend>(&self, backend: &B, config: &ModelConfig) -> u64 {
-        backend.cache_bytes(&self.cache(config), self.fewest_blocks())
+        backend.block_bytes(&self.cache(config)).saturating_mul(self.fewest_blocks() as u64)
     }
 }
 
@@ -163,10 +163,10 @@ pub(crate) fn divide<B: Backend>(
     let left = limit.checked_sub(weights.saturating_add(needed));
     let Some(mut left) = left else { return Err(Shortage::Model { weights, workspace: needed, limit }) };
 
-    let blocks_in = |bytes: u64| {
+    let blocks_in = |bytes: u64, left: u64| {
         let blocks = usize::try_from(bytes / backend.block_bytes(&cache)).unwrap_or(usize::MAX);
-        // Rounding may cost one.
-        blocks.min(MOST_BLOCKS) - usize::from(backend.cache_bytes(&cache, blocks.min(MOST_BLOCKS)) > bytes)
+        // What the arena rounds up is nobody's wish: it costs a block only where there is nothing else to take it from.
+        blocks.min(MOST_BLOCKS) - usize::from(backend.cache_bytes(&cache, blocks.min(MOST_BLOCKS)) > left)
     };
     let mut host_blocks = 0;
     let mut shares = 1;
@@ -174,7 +174,7 @@ pub(crate) fn divide<B: Backend>(
         HostShare::Mirror => shares = 2,
         HostShare::Bytes(asked) if asked > left => return Err(Shortage::HostCache { asked, left }),
         HostShare::Bytes(bytes) => {
-            host_blocks = blocks_in(bytes);
+            host_blocks = blocks_in(bytes, left);
             left -= backend.cache_bytes(&cache, host_blocks);
         }
     }
@@ -187,7 +187,7 @@ pub(crate) fn divide<B: Backend>(
         KvShare::All => left / shares,
         KvShare::Guest => left / GUEST_SHARE,
     };
-    let blocks = blocks_in(bytes).min(demand.most_blocks());
+    let blocks = blocks_in(bytes, left / shares).min(demand.most_blocks());
     if blocks < demand.fewest_blocks() {
         let (max_model_len, needed) = (demand.max_model_len, demand.fewest_bytes(backend, config));
         return Err(Shortage::Sequence { max_model_len, needed, has: bytes });

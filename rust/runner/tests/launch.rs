@@ -56,7 +56,7 @@ fn a_host_tier_is_measured_and_left_off_where_it_does_not_pay() {
 #[test]
 fn the_weights_are_counted_to_the_byte() {
     let model = TinyModel::write();
-    let padded = |values: usize| (4 * values).next_multiple_of(256) as u64;
+    let padded = |values: usize| (4 * values).next_multiple_of(4096) as u64;
     let layer = padded(128 * 64) + padded(64 * 64) + padded(192 * 64) + padded(64 * 96) + 2 * padded(64);
     let expected = 2 * padded(VOCABULARY * 64) + padded(64) + LAYERS as u64 * layer;
     let (_, info) = model.launch(&options()).unwrap();
@@ -75,13 +75,13 @@ fn a_length_that_does_not_fit_is_refused_with_what_would_and_a_default_gives_way
         refusal.to_string(),
         format!(
             "a sequence of max_model_len=256 tokens needs a KV cache of {} bytes and it has {}; \
-             what fits: max_model_len=80, or kv_cache_bytes={}",
+             what fits: max_model_len=80, or kv_cache_dtype=uint4, or kv_cache_bytes={}",
             16 * BLOCK,
             5 * BLOCK,
             16 * BLOCK
         )
     );
-    // What fits, fits; and here a 16-bit cache would just be too small.
+    // What fits, fits; and here caches of 16 and 8 bits would just be too small.
     model.launch(&Options { max_model_len: Some(80), ..small.clone() }).unwrap();
     assert_eq!(model.launch(&small).unwrap().0.limits().max_model_len, 80);
 

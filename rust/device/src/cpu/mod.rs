@@ -25,12 +25,14 @@ use crate::backend::{
     AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
     SampleParams, Sampled,
 };
-use crate::bfc::{DEFAULT_ALIGNMENT, Placement};
+use crate::bfc::Placement;
 use crate::step::{StepInputs, StepSpec};
 pub use cache::CpuCache;
 use cache::{CacheShape, kv_layout};
 use candidates::Candidate;
 
+/// Alignment of every buffer: a panel of weights lies in as few pages as can be, which prefill notices.
+const PAGE: usize = 4096;
 /// Positions for which splits of a long sequence's attention can be computed apart.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
 
@@ -65,7 +67,7 @@ impl Cpu {
     /// else the best there is.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
         let pool = Pool::new(threads).map_err(|error| DeviceError::Start(error.to_string()))?;
-        Ok(Self { kernels: Kernels::from_environment()?, pool, arena: arena(DEFAULT_ALIGNMENT)? })
+        Ok(Self { kernels: Kernels::from_environment()?, pool, arena: arena(PAGE)? })
     }
 
     /// Compute threads.
@@ -113,7 +115,7 @@ fn arena(bytes: usize) -> Result<Arena<HostSlab>, DeviceError> {
         reason,
     };
     let slab = HostSlab::reserve(bytes).map_err(|SlabRefused { reason, .. }| refused(reason))?;
-    Arena::new(slab, bytes, DEFAULT_ALIGNMENT).map_err(|error: ArenaError| refused(error.to_string()))
+    Arena::new(slab, bytes, PAGE).map_err(|error: ArenaError| refused(error.to_string()))
 }
 
 const FOREIGN: &str = "a buffer of another backend; this is a bug";
