@@ -34,6 +34,17 @@ def make_engine(model: Path, **options: object) -> penstock.Engine:
     return penstock.Engine(model, **{"threads": 1, **options})  # type: ignore[arg-type]
 
 
+def bits_of(result: penstock.Result) -> tuple[tuple[int, ...], tuple[float, ...] | None, str]:
+    """What must be the same in two results of the same request."""
+    return result.token_ids, result.logprobs, result.finish_reason
+
+
+def bytes_of_blocks(model: Path, count: int) -> int:
+    """The size of a KV cache of so many blocks."""
+    with make_engine(model) as engine:
+        return engine.info.memory.kv_cache // engine.info.num_blocks * count
+
+
 def start_python(code: str, *arguments: object, stdin: int | None = None) -> subprocess.Popen[bytes]:
     """A Python process that SIGINT interrupts, even where this one ignores it (a shell's background job)."""
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"

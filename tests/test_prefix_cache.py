@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import penstock
-from api_support import check_stats, make_engine
+from api_support import bits_of, bytes_of_blocks, check_stats, make_engine
 from support.checkpoints import make_config, write_checkpoint
 from support.running import random_prompt
 
@@ -25,11 +25,6 @@ CHECKPOINTS = {
     "mistral with a short window": make_config("mistral", sliding_window=40, dtype="bfloat16"),
     "qwen3": make_config("qwen3", dtype="float16", head_dim=80),
 }
-
-
-def bits_of(result: penstock.Result) -> tuple[Any, Any, str]:
-    """What a hit must not change."""
-    return result.token_ids, result.logprobs, result.finish_reason
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "uint4"])
@@ -182,8 +177,8 @@ async def test_many_at_once_share_one_beginning(tiny_model: Path) -> None:
 
 def test_the_host_tier_keeps_what_the_cache_has_no_room_for(tiny_model: Path) -> None:
     """Two prompts that do not fit the cache together, in turn: the second time each comes from the host."""
+    block_bytes = bytes_of_blocks(tiny_model, 1)
     with make_engine(tiny_model) as engine:
-        block_bytes = engine.info.memory.kv_cache // engine.info.num_blocks
         expected = [engine.blocking.generate(random_prompt(300, seed=seed), PARAMS) for seed in (1, 2)]
     sizes = {"max_model_len": 360, "kv_cache_bytes": 25 * block_bytes, "host_cache_bytes": 100 * block_bytes}
     with make_engine(tiny_model, **sizes) as engine:

@@ -118,6 +118,21 @@ def test_neither_neighbours_nor_chunks_nor_threads_change_a_bit(checkpoint: Path
                 assert other == alone, f"{threads} threads, chunks of {chunk}, {neighbours} neighbours"
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["float16", "bfloat16", "int8", "uint4"])
+def test_no_type_of_the_kv_cache_changes_that(checkpoint: Path, kv_cache_dtype: str) -> None:
+    alone = observe(checkpoint, SAMPLING["sampled"], threads=1, kv_cache_dtype=kv_cache_dtype)
+    for threads, chunk, neighbours in ((1, 16, 31), (2, 64, 31), (2, 16, 0)):
+        other = observe(
+            checkpoint,
+            SAMPLING["sampled"],
+            neighbours=neighbours,
+            threads=threads,
+            chunk=chunk,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        assert other == alone, f"{threads} threads, chunks of {chunk}, {neighbours} neighbours"
+
+
 def test_the_block_size_does_not_change_a_bit(checkpoint: Path) -> None:
     first, *others = [observe(checkpoint, SAMPLING["greedy"], block_size=size) for size in (16, 32, 64, 128)]
     assert others == [first] * 3
