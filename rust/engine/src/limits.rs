@@ -45,6 +45,8 @@ pub struct Limits {
     pub on_exhaustion: OnExhaustion,
     /// Blocks of the host tier, to which blocks are saved that the KV cache has no room for; 0 for none.
     pub host_blocks: usize,
+    /// Whether the host tier also keeps prefixes, not only the blocks of swapped sequences.
+    pub host_prefixes: bool,
 }
 
 /// A request that can never run here. Each names the field, its value and the limit.
@@ -268,6 +270,7 @@ mod tests {
             max_shared_len: usize::MAX,
             on_exhaustion: OnExhaustion::Recompute,
             host_blocks: 0,
+            host_prefixes: true,
         }
     }
 

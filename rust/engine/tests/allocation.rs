@@ -65,6 +65,7 @@ fn streams_run_without_allocating() {
         max_shared_len: usize::MAX,
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
+        host_prefixes: true,
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
     let board = Arc::new(Board::default());

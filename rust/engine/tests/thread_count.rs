@@ -30,6 +30,7 @@ fn ten_engines_opened_and_closed_leave_no_thread() {
         max_shared_len: usize::MAX,
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
+        host_prefixes: true,
     };
     let before = num_threads();
     for _ in 0..10 {

@@ -148,6 +148,7 @@ fn limits(division: &Division, options: &Options, sizes: &Sizes, max_shared_len:
         max_shared_len,
         on_exhaustion: options.on_exhaustion,
         host_blocks: cache.host_blocks,
+        host_prefixes: true,
     }
 }
 

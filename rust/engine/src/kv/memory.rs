@@ -18,6 +18,8 @@ pub struct Memory {
     pool: BlockPool,
     prefix: Option<PrefixCache>,
     host: HostPool,
+    /// Whether prefixes may go there.
+    host_prefixes: bool,
     /// Decided since the last plan was submitted, in the order of the decisions.
     copies: Vec<BlockCopy>,
     /// The step of the plan that will take them.
@@ -40,13 +42,14 @@ pub struct Found {
 impl Memory {
     /// Everything free. `limits` have been validated.
     pub fn new(limits: &Limits, hasher: BlockHasher) -> Self {
-        let Limits { num_blocks, host_blocks, block_size, .. } = *limits;
+        let Limits { num_blocks, host_blocks, host_prefixes, block_size, .. } = *limits;
         let cache = |ttl| PrefixCache::new(num_blocks, host_blocks, block_size, ttl, hasher);
         Self {
             block_size,
             pool: BlockPool::new(num_blocks),
             prefix: limits.prefix_cache_ttl.map(cache),
             host: HostPool::new(host_blocks),
+            host_prefixes,
             copies: Vec::new(),
             next_step: 1,
             found: Vec::new(),
@@ -203,7 +206,7 @@ impl Memory {
 
     /// Frees the block that nobody has used for longest. There is one, or nothing could have been promised.
     fn evict(&mut self) {
-        let host_block = self.take_host_block();
+        let host_block = if self.host_prefixes { self.take_host_block() } else { None };
         let prefix = self.prefix.as_mut().expect("only a cache keeps blocks; this is a bug");
         let node = prefix.oldest_on_device().expect("kept blocks are listed; this is a bug");
         let Place::Device(block) = prefix.place(node) else {
@@ -214,7 +217,7 @@ impl Memory {
                 self.copies.push(BlockCopy::Save { from: block, to });
                 prefix.move_to_host(node, to);
             }
-            // All of the host tier is in use by sequences, so nothing there continues this node.
+            // No prefix is on the host, because none may be or sequences use it all: nothing there continues this node.
             None => prefix.remove(node),
         }
         self.pool.release(block);

@@ -50,6 +50,7 @@ pub fn limits() -> Limits {
         max_shared_len: usize::MAX,
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
+        host_prefixes: true,
     }
 }
 

@@ -194,6 +194,15 @@ fn what_has_no_room_in_the_cache_is_found_on_the_host() {
 }
 
 #[test]
+fn a_host_tier_that_is_no_place_for_prefixes_gets_none() {
+    let mut harness =
+        Harness::new(Limits { num_blocks: 8, host_blocks: 16, host_prefixes: false, ..caching() });
+    cached(&mut harness, request(21, 4, 0));
+    cached(&mut harness, request(25, 4, 1));
+    assert_eq!((harness.stats().host_blocks_used, harness.device.num_copies), (0, (0, 0)));
+}
+
+#[test]
 fn the_newest_of_the_least_urgent_gives_way() {
     let mut harness = Harness::new(Limits { num_blocks: 10, ..limits() });
     let priorities = [0, 1, 1, 0].into_iter().zip(0..);

@@ -39,6 +39,7 @@ type Key = (Option<&'static str>, Vec<u32>);
 struct Twin {
     num_blocks: usize,
     host_blocks: usize,
+    host_prefixes: bool,
     block_size: usize,
     ttl: u64,
     now: u64,
@@ -120,7 +121,7 @@ impl Twin {
         }
         seen.evicted += 1;
         let evicted = self.device.remove(0);
-        if self.take_on_host() {
+        if self.host_prefixes && self.take_on_host() {
             self.host.push(evicted);
         }
     }
@@ -166,10 +167,12 @@ impl World {
             _ => BlockHasher::new(u128::from(seed)),
         };
         let (num_blocks, host_blocks) = (random.between(2, 12), random.below(12));
+        let host_prefixes = random.chance(80);
         let (block_size, ttl) = (random.between(1, 3), random.between(10, 200) as u64);
         let limits = Limits {
             num_blocks,
             host_blocks,
+            host_prefixes,
             block_size,
             prefix_cache_ttl: Some(Duration::from_secs(ttl)),
             on_exhaustion: OnExhaustion::Swap,
@@ -180,7 +183,7 @@ impl World {
             start: Instant::now(),
             held: vec![],
             saved: vec![],
-            twin: Twin { num_blocks, host_blocks, block_size, ttl, ..Twin::default() },
+            twin: Twin { num_blocks, host_blocks, host_prefixes, block_size, ttl, ..Twin::default() },
             random,
             seen,
         }

@@ -32,6 +32,7 @@ fn limits() -> Limits {
         max_shared_len: usize::MAX,
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
+        host_prefixes: true,
     }
 }
 
