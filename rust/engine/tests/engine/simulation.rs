@@ -148,7 +148,7 @@ fn random_limits(random: &mut Random) -> Limits {
         max_shared_len: if random.chance(80) { usize::MAX } else { random.below(max_model_len) },
         on_exhaustion,
         host_blocks,
-        host_prefixes: random.chance(80),
+        host_prefixes: random.chance(95),
     };
     limits.validate().unwrap();
     limits
