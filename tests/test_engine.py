@@ -332,6 +332,31 @@ async def test_the_environment_sets_the_threads_unless_they_are_given(
         await penstock.Engine(tiny_model).start()
 
 
+def test_the_info_says_where_the_memory_is(tiny_model: Path) -> None:
+    with make_engine(tiny_model, kv_cache_dtype="float16", memory_ratio=0.5) as engine:
+        memory, block_size = engine.info.memory, engine.info.block_size
+        assert engine.info.host_tier is None
+    # Two layers of two heads of 32 dimensions, keys and values, 2 bytes each.
+    assert memory.kv_cache == engine.info.num_blocks * block_size * 2 * 2 * 2 * 32 * 2
+    assert 0 < memory.inputs < memory.workspace
+    assert 4 * engine.info.parameters <= memory.weights < 4.4 * engine.info.parameters
+    assert memory.host_cache == 0
+    assert memory.peak == memory.weights + memory.workspace + memory.kv_cache
+    assert memory.peak + memory.inputs <= memory.limit
+    assert engine.info.warm_up_seconds > 0
+
+
+def test_the_info_says_what_the_host_tier_costs(tiny_model: Path) -> None:
+    with make_engine(tiny_model, host_cache_bytes=1 << 20) as engine:
+        tier, memory = engine.info.host_tier, engine.info.memory
+        assert tier is not None
+        assert 0.9 * (1 << 20) < memory.host_cache <= 1 << 20
+        assert memory.peak == memory.weights + memory.workspace + memory.kv_cache + memory.host_cache
+        assert tier.save_seconds > 0
+        assert tier.keeps_prefixes == (tier.load_seconds < tier.recompute_seconds)
+        assert (engine.stats().host_blocks_total > 0) == tier.keeps_prefixes
+
+
 @pytest.mark.parametrize("variable", ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"])
 def test_the_environment_sets_the_share_of_memory_unless_it_is_given(
     variable: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch

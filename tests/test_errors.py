@@ -47,8 +47,8 @@ BAD_CONFIG: list[tuple[str, Any]] = [
     *[("kv_cache_dtype", value) for value in ("int4", "fp8", None.__class__)],
     *[("threads", value) for value in (0, -1, 1025, 1.0, True, "all")],
     *[("max_model_len", value) for value in (0, -1, 10**30, 1.5, True, "long")],
-    *[("max_num_seqs", value) for value in (0, -1, True)],
-    *[("max_num_batched_tokens", value) for value in (0, -1, 15, True)],
+    *[("max_num_seqs", value) for value in (0, -1, 513, 1 << 20, True)],
+    *[("max_num_batched_tokens", value) for value in (0, -1, 15, 1 << 21, True)],
     *[("max_waiting", value) for value in (0, -1, True)],
     *[("block_size", value) for value in (0, -1, 8, 17, 256, 16.0, True, "16")],
     *[("kv_cache_bytes", value) for value in (0, -1, 2**63, 1e9, True)],
@@ -63,7 +63,6 @@ BAD_CONFIG: list[tuple[str, Any]] = [
 #: Options whose limit depends on the model or on each other, found when the engine opens.
 BAD_FOR_THIS_MODEL: list[tuple[str, Any]] = [
     ("max_model_len", 513),
-    ("max_num_seqs", 1 << 20),
 ]
 
 
@@ -101,10 +100,18 @@ def test_a_bad_option_is_named_before_anything_is_loaded(field: str, value: Any)
 
 
 def test_sizes_that_contradict_each_other_are_named_before_anything_is_loaded() -> None:
-    with pytest.raises(penstock.ConfigError, match=r"max_num_batched_tokens=32 .* block_size, 64"):
-        penstock.EngineConfig(block_size=64, max_num_batched_tokens=32)
-    with pytest.raises(penstock.ConfigError, match=r"host_cache_bytes=0 .* on_exhaustion is 'swap'"):
-        penstock.EngineConfig(on_exhaustion="swap", host_cache_bytes=0)
+    contradictions: dict[str, dict[str, Any]] = {
+        r"max_num_batched_tokens=32 .* block_size=64": {"block_size": 64, "max_num_batched_tokens": 32},
+        r"max_num_seqs=65 .* max_num_batched_tokens=64": {"max_num_seqs": 65, "max_num_batched_tokens": 64},
+        r"host_cache_bytes=0 .* on_exhaustion is swap": {"on_exhaustion": "swap", "host_cache_bytes": 0},
+        r"host_cache_bytes=1 .* neither": {"prefix_cache": False, "host_cache_bytes": 1},
+        r"prefix_cache_ttl=9.0 .* prefix_cache is False": {"prefix_cache": False, "prefix_cache_ttl": 9},
+    }
+    for message, options in contradictions.items():
+        with pytest.raises(penstock.ConfigError, match=message) as caught:
+            penstock.EngineConfig(**options)
+        assert caught.value.field is not None
+        assert caught.value.value == options[caught.value.field]
 
 
 @pytest.mark.parametrize(("field", "value"), BAD_FOR_THIS_MODEL, ids=describe)

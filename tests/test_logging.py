@@ -121,3 +121,17 @@ def test_a_handler_that_raises_harms_nobody(
         logging.getLogger("penstock").removeFilter(refuse)
     assert unraised == [ZeroDivisionError]
     assert caplog.records == []
+
+
+def test_ctrl_c_in_a_handler_is_not_swallowed(engine: penstock.Engine) -> None:
+    def interrupt(_record: logging.LogRecord) -> bool:
+        raise KeyboardInterrupt
+
+    logging.getLogger("penstock").addFilter(interrupt)
+    try:
+        _core.testing_log("error", 1)
+        with pytest.raises(KeyboardInterrupt):
+            engine.blocking.generate(PROMPT, SHORT)
+    finally:
+        logging.getLogger("penstock").removeFilter(interrupt)
+    assert len(engine.blocking.generate(PROMPT, SHORT).token_ids) == 8

@@ -87,7 +87,7 @@ class EngineConfig:
         kv_cache_bytes: int | None = None,
         memory_ratio: float | None = None,
         prefix_cache: bool | None = True,
-        prefix_cache_ttl: float | None = 300.0,
+        prefix_cache_ttl: float | None = None,
         host_cache_bytes: int | None = None,
         on_exhaustion: str | None = "recompute",
         tokenizer: str | os.PathLike[str] | None = None,
@@ -117,7 +117,7 @@ class EngineConfig:
     @property
     def prefix_cache(self) -> bool: ...
     @property
-    def prefix_cache_ttl(self) -> float: ...
+    def prefix_cache_ttl(self) -> float | None: ...
     @property
     def host_cache_bytes(self) -> int | None: ...
     @property
@@ -154,7 +154,8 @@ class SamplingParams:
     - `skip_special_tokens`: leave special tokens out of the text; true by default.
     - `priority`: the lower, the sooner the request gets a place and the later it has to give it up; 0 by
       default.
-    - `cache_salt`: 1 to 1024 characters. Requests share computed blocks only with those of the same salt.
+    - `cache_salt`: 1 to 1024 characters. Requests share computed blocks only with those of the same salt;
+      where nothing is shared at all that is kept, too.
     - `use_prefix_cache`: whether the request takes blocks from the prefix cache and leaves its own there;
       true by default. Never changes the answer.
 
@@ -606,7 +607,10 @@ class Engine:
         """Forgets what no open request uses, and lets nobody share what is used. Raises `EngineStopped`."""
 
     def stop(self) -> None:
-        """Begins a shutdown that needs nobody to wait for it. Never waits itself; may be repeated."""
+        """Begins a shutdown that needs nobody to wait for it; may be repeated.
+
+        Returns at once, unless the system gives no thread to wait in.
+        """
 
     def shutdown(self) -> None:
         """Ends every open request as cancelled; returns when the threads are gone. May be repeated."""

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use penstock_runner::{Element, KvElement, OnExhaustion, Options};
+use penstock_runner::{Element, KvElement, LaunchError, OnExhaustion, Options};
 use pyo3::prelude::*;
 
 use crate::errors::{Error, Problem};
@@ -19,14 +19,15 @@ const RATIO_VARIABLES: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
 const LEFTOVER_VARIABLE: &str = "BFC_LEFTOVER_MB";
 /// Most compute threads; beyond any machine this runs on.
 const MAX_THREADS: u64 = 1024;
-const BLOCK_SIZES: [u64; 4] = [16, 32, 64, 128];
+/// How long what nobody uses is kept where `prefix_cache_ttl` is not given, in seconds.
+const DEFAULT_TTL: f64 = 300.0;
 /// The longest time to live; about 30 years.
 const MAX_TTL: f64 = 1e9;
 const MAX_BYTES: u64 = i64::MAX as u64;
 
 options! {
     /// See `_core.pyi`. `None` and `"auto"` mean that the engine chooses.
-    EngineConfig(Field::config, check_sizes) {
+    EngineConfig(Field::config, check_options) {
         device: String = auto, read_device;
         dtype: String = auto, read_element;
         threads: Option<usize> = None, read_threads;
@@ -34,12 +35,12 @@ options! {
         max_num_seqs: Option<usize> = None, Field::count;
         max_num_batched_tokens: Option<usize> = None, Field::count;
         max_waiting: Option<usize> = None, Field::count;
-        block_size: Option<usize> = None, read_block_size;
+        block_size: Option<usize> = None, Field::count;
         kv_cache_dtype: String = auto, read_kv_element;
         kv_cache_bytes: Option<u64> = None, |field: Field, value| field.integer(value, 1..=MAX_BYTES);
         memory_ratio: Option<f64> = None, read_ratio;
         prefix_cache: bool = true, Field::boolean;
-        prefix_cache_ttl: f64 = 300.0, read_ttl;
+        prefix_cache_ttl: Option<f64> = None, read_ttl;
         host_cache_bytes: Option<u64> = None, |field: Field, value| field.integer(value, 0..=MAX_BYTES);
         on_exhaustion: String = recompute, read_on_exhaustion;
         tokenizer: Option<String> = None, read_tokenizer;
@@ -64,13 +65,6 @@ fn read_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, 
 
 fn read_threads(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
     field.integer(value, 1..=MAX_THREADS).map(|count| count as usize)
-}
-
-fn read_block_size(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
-    match field.integer(value, 0..=u64::MAX) {
-        Ok(size) if BLOCK_SIZES.contains(&size) => Ok(size as usize),
-        _ => Err(field.refuse(value, "16, 32, 64 or 128")),
-    }
 }
 
 fn read_kv_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
@@ -98,28 +92,21 @@ fn read_on_exhaustion(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static
     field.choice(value, &["recompute", "swap", "interrupt"])
 }
 
-/// What goes wrong between two fields, as far as it does not depend on the model.
-fn check_sizes(config: &EngineConfig) -> Result<(), Error> {
-    let refuse = |name, value: u64, limit: String| {
+/// What the fields are together; what the model has to say comes later.
+fn check_options(config: &EngineConfig) -> Result<(), Error> {
+    let refuse = |field: &'static str, limit: String| {
         Python::attach(|py| {
-            let value = value.into_pyobject(py).map_err(PyErr::from)?;
-            Err(Field::config(name).refuse(&value, limit))
+            let value = Bound::new(py, config.clone())?.getattr(field)?;
+            Err(Field::config(field).refuse(&value, limit))
         })
     };
-    if let Some(tokens) = config.max_num_batched_tokens {
-        let block_size = config.block_size.unwrap_or(BLOCK_SIZES[0] as usize);
-        if tokens < block_size {
-            return refuse(
-                "max_num_batched_tokens",
-                tokens as u64,
-                format!("at least block_size, {block_size}"),
-            );
-        }
+    if !config.prefix_cache && config.prefix_cache_ttl.is_some() {
+        return refuse("prefix_cache_ttl", "left out where prefix_cache is False".to_owned());
     }
-    if config.on_exhaustion == "swap" && config.host_cache_bytes == Some(0) {
-        return refuse("host_cache_bytes", 0, "above 0, because on_exhaustion is 'swap'".to_owned());
+    match config.given().check() {
+        Err(LaunchError::Option { field, limit, .. }) => refuse(field, limit),
+        checked => checked.map_err(Error::Launch),
     }
-    Ok(())
 }
 
 fn read_tokenizer(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
@@ -132,6 +119,20 @@ impl EngineConfig {
     pub fn options(&self) -> Result<Options, Error> {
         Ok(Options {
             threads: self.threads.map_or_else(threads_from_environment, |threads| Ok(Some(threads)))?,
+            memory_ratio: self.memory_ratio.map_or_else(ratio_from_environment, |ratio| Ok(Some(ratio)))?,
+            memory_leftover_bytes: from_environment(
+                LEFTOVER_VARIABLE,
+                "a whole number of mebibytes",
+                |text| text.parse::<u64>().ok()?.checked_mul(1 << 20),
+            )?,
+            ..self.given()
+        })
+    }
+
+    fn given(&self) -> Options {
+        let ttl = Duration::from_secs_f64(self.prefix_cache_ttl.unwrap_or(DEFAULT_TTL));
+        Options {
+            threads: self.threads,
             dtype: element(&self.dtype),
             kv_cache_dtype: kv_element(&self.kv_cache_dtype),
             max_model_len: self.max_model_len,
@@ -140,13 +141,9 @@ impl EngineConfig {
             max_waiting: self.max_waiting,
             block_size: self.block_size,
             kv_cache_bytes: self.kv_cache_bytes,
-            memory_ratio: self.memory_ratio.map_or_else(ratio_from_environment, |ratio| Ok(Some(ratio)))?,
-            memory_leftover_bytes: from_environment(
-                LEFTOVER_VARIABLE,
-                "a whole number of mebibytes",
-                |text| text.parse::<u64>().ok()?.checked_mul(1 << 20),
-            )?,
-            prefix_cache_ttl: self.prefix_cache.then(|| Duration::from_secs_f64(self.prefix_cache_ttl)),
+            memory_ratio: self.memory_ratio,
+            memory_leftover_bytes: None,
+            prefix_cache_ttl: self.prefix_cache.then_some(ttl),
             host_cache_bytes: self.host_cache_bytes,
             on_exhaustion: match self.on_exhaustion.as_str() {
                 "swap" => OnExhaustion::Swap,
@@ -154,7 +151,7 @@ impl EngineConfig {
                 _ => OnExhaustion::Recompute,
             },
             failing_token: None,
-        })
+        }
     }
 }
 

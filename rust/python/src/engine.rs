@@ -131,9 +131,9 @@ impl Engine {
         named.into_iter().filter_map(|(name, token)| Some((name, token.as_deref()?))).collect()
     }
 
-    fn stats(&self, py: Python<'_>) -> Stats {
-        logs::drain(py);
-        self.engine.stats().into()
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        logs::drain(py)?;
+        Ok(self.engine.stats().into())
     }
 
     #[getter]
@@ -161,7 +161,7 @@ impl Engine {
 
     fn shutdown(&self, py: Python<'_>) -> Result<(), Error> {
         let done = detach(py, || self.engine.shutdown());
-        logs::drain(py);
+        logs::drain(py)?;
         done
     }
 }

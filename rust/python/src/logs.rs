@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use log::{Level, LevelFilter, Log, Metadata};
+use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -60,13 +61,19 @@ pub fn listen(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Hands over what was logged. Next to nothing when that is nothing; what a handler raises is printed, never raised here.
-pub fn drain(py: Python<'_>) {
-    if !QUEUE.records.is_empty()
-        && let Err(error) = hand_over(py)
-    {
-        error.write_unraisable(py, None);
+/// Hands over what was logged. Next to nothing when that is nothing. What a handler raises is printed, and raised here
+/// only if it is no `Exception`: Ctrl-C meets the handlers' code as well as any other.
+pub fn drain(py: Python<'_>) -> PyResult<()> {
+    if QUEUE.records.is_empty() {
+        return Ok(());
     }
+    hand_over(py).or_else(|error| {
+        if !error.is_instance_of::<PyException>(py) {
+            return Err(error);
+        }
+        error.write_unraisable(py, None);
+        Ok(())
+    })
 }
 
 fn hand_over(py: Python<'_>) -> PyResult<()> {

@@ -40,7 +40,7 @@ impl Port {
     }
 
     fn drain(&self, py: Python<'_>) -> Result<Vec<u64>, Error> {
-        logs::drain(py);
+        logs::drain(py)?;
         detach(py, || {
             self.inner.clear();
             let mut reached = Vec::new();
@@ -60,8 +60,8 @@ impl Port {
         while !detach(py, || self.inner.wait(Some(SIGNAL_INTERVAL)))? {
             py.check_signals()?;
         }
+        logs::drain(py)?;
         self.inner.clear();
-        logs::drain(py);
         Ok(())
     }
 }

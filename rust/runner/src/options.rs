@@ -13,6 +13,13 @@ const DEFAULT_MAX_WAITING: usize = 1024;
 const DEFAULT_MEMORY_RATIO: f64 = 0.9;
 pub(crate) const BLOCK_SIZES: [usize; 4] = [16, 32, 64, 128];
 
+impl Options {
+    /// What is wrong with the options, whatever the model is.
+    pub fn check(&self) -> Result<(), LaunchError> {
+        Sizes::check(self).map(drop)
+    }
+}
+
 /// The options with their defaults.
 pub(crate) struct Sizes {
     pub threads: usize,
