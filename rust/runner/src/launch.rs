@@ -112,7 +112,7 @@ fn divide_memory(
         return Err(out_of_range("max_model_len", &asked, format!("at most {longest}, the model's own")));
     }
     let demand = |max_model_len| Demand::new(options, sizes, element, max_model_len);
-    let one_block = backend.cache_bytes(&demand(asked).cache(config), 1);
+    let one_block = demand(asked).fewest_host_bytes(backend, config);
     if let Some(bytes @ 1..) = options.host_cache_bytes
         && bytes < one_block
     {
@@ -202,5 +202,91 @@ impl From<CpuError> for LaunchError {
             CpuError::Isa(error) => out_of_range("PENSTOCK_ISA", &error.value(), error.limit()),
             CpuError::Device(error) => error.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use penstock_device::KvElement;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Blocks of it are smaller than a page.
+    fn tiny() -> ModelConfig {
+        ModelConfig::from_json(&json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 50,
+            "max_position_embeddings": 512,
+        }))
+        .expect("a good configuration")
+    }
+
+    fn divided(config: &ModelConfig, options: &Options, limit: u64) -> Result<Division, LaunchError> {
+        let (backend, sizes) = (Cpu::new(1)?, Sizes::check(options)?);
+        let element = options.dtype.unwrap_or(Element::F32);
+        divide_memory(&backend, config, options, &sizes, element, limit)
+    }
+
+    /// The options with a remedy as it was told.
+    fn with(options: &Options, remedy: &str) -> Options {
+        let (field, value) = remedy.split_once('=').expect("a setting");
+        let (mut changed, number) = (options.clone(), value.parse::<u64>().ok());
+        let size = number.map(|number| number as usize);
+        match field {
+            "max_model_len" => changed.max_model_len = size,
+            "max_num_seqs" => changed.max_num_seqs = size,
+            "max_num_batched_tokens" => changed.max_num_batched_tokens = size,
+            "dtype" => changed.dtype = Element::ALL.iter().copied().find(|element| element.name() == value),
+            "kv_cache_dtype" => {
+                changed.kv_cache_dtype =
+                    KvElement::ALL.iter().copied().find(|element| element.name() == value);
+            }
+            "kv_cache_bytes" => changed.kv_cache_bytes = number,
+            "host_cache_bytes" => changed.host_cache_bytes = number,
+            other => panic!("{other} is no option"),
+        }
+        changed
+    }
+
+    #[test]
+    fn every_remedy_that_is_told_is_one() {
+        let config = tiny();
+        let options = Options {
+            threads: Some(1),
+            max_num_seqs: Some(8),
+            max_num_batched_tokens: Some(32),
+            max_model_len: Some(512),
+            prefix_cache_ttl: Some(Duration::from_secs(300)),
+            ..Options::default()
+        };
+        let mut told = BTreeSet::new();
+        for (kv_cache_bytes, host_cache_bytes, memory_ratio) in [
+            (None, None, None),
+            (None, None, Some(0.5)),
+            (Some(100_000), None, None),
+            (Some(1 << 40), None, None),
+            (None, Some(1 << 40), None),
+            (Some(150_000), Some(80_000), Some(0.5)),
+        ] {
+            let options = Options { kv_cache_bytes, host_cache_bytes, memory_ratio, ..options.clone() };
+            for limit in (100_000..1_500_000).step_by(1_117) {
+                let Err(refusal) = divided(&config, &options, limit) else { continue };
+                let refusal = refusal.to_string();
+                let (_, remedies) =
+                    refusal.split_once("; what fits: ").expect("a refusal that tells remedies");
+                for remedy in remedies.split(", or ").filter(|remedy| remedy.contains('=')) {
+                    if let Err(error) = divided(&config, &with(&options, remedy), limit) {
+                        panic!("with {remedy}, told for {options:?} in {limit} bytes: {error}");
+                    }
+                    told.insert(remedy.split('=').next().expect("a field").to_owned());
+                }
+            }
+        }
+        let all = "dtype host_cache_bytes kv_cache_bytes kv_cache_dtype max_model_len max_num_batched_tokens max_num_seqs";
+        assert_eq!(told.into_iter().collect::<Vec<_>>().join(" "), all);
     }
 }

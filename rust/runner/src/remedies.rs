@@ -82,7 +82,8 @@ impl<B: Backend> Trial<'_, B> {
     fn host_cache_bytes(&self) -> Option<String> {
         let HostShare::Bytes(asked @ 1..) = self.demand.host_share else { return None };
         let fits = |bytes| self.fits(|demand| demand.host_share = HostShare::Bytes(bytes));
-        largest(1, asked, fits).map(|bytes| format!("host_cache_bytes={bytes}"))
+        let fewest = self.demand.fewest_host_bytes(self.backend, self.config);
+        largest(fewest, asked, fits).map(|bytes| format!("host_cache_bytes={bytes}"))
     }
 }
 
