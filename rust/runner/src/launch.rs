@@ -7,7 +7,7 @@ use penstock_engine::{Engine, Limits, OnExhaustion};
 use penstock_models::{ModelConfig, ModelError, RopeScaling};
 
 use crate::memory::{Demand, Division, HostShare, KvShare, divide, largest};
-use crate::options::{BLOCK_SIZES, Sizes, out_of_range, positive};
+use crate::options::{Allowance, BLOCK_SIZES, Sizes, out_of_range, positive};
 use crate::remedies::remedies;
 use crate::runner::{DeviceThread, Runner};
 use crate::warm_up::WarmUp;
@@ -28,8 +28,8 @@ pub(crate) fn launch(
     let config = ModelConfig::from_json(checkpoint.config())?;
     let element = options.dtype.unwrap_or_else(|| usual_element(checkpoint));
     let mut backend = Cpu::new(sizes.threads)?;
-    let limit = sizes.memory_limit(backend.available_memory())?;
-    let division = divide_memory(&backend, &config, options, &sizes, element, limit)?;
+    let allowance = sizes.allowance(backend.available_memory())?;
+    let division = divide_memory(&backend, &config, options, &sizes, element, allowance)?;
     backend.reserve(division.arena())?;
     let decoder = penstock_models::load(&mut backend, checkpoint, config, element, progress)?;
     let (threads, isa, config) = (backend.threads(), backend.isa(), decoder.config());
@@ -48,7 +48,7 @@ pub(crate) fn launch(
         parameters,
         dtype: element,
         kv_cache_dtype: cache.element,
-        memory: MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak },
+        memory: MemoryInfo { limit: allowance.limit, weights, workspace, inputs, kv_cache, host_cache, peak },
         host_tier,
         warm_up_seconds: seconds,
         threads,
@@ -104,7 +104,7 @@ fn divide_memory(
     options: &Options,
     sizes: &Sizes,
     element: Element,
-    limit: u64,
+    allowance: Allowance,
 ) -> Result<Division, LaunchError> {
     let longest = longest_sequence(config);
     let asked = positive("max_model_len", options.max_model_len.unwrap_or(longest))?;
@@ -118,7 +118,7 @@ fn divide_memory(
     {
         return Err(out_of_range("host_cache_bytes", &bytes, format!("at least {one_block}, one block")));
     }
-    let division = |max_model_len| divide(backend, config, &demand(max_model_len), limit);
+    let division = |max_model_len| divide(backend, config, &demand(max_model_len), allowance.limit);
     let max_model_len = match options.max_model_len {
         Some(asked) => asked,
         None => {
@@ -127,7 +127,7 @@ fn divide_memory(
         }
     };
     division(max_model_len).map_err(|shortage| {
-        let remedies = remedies(backend, config, &demand(max_model_len), limit).join(", or ");
+        let remedies = remedies(backend, config, &demand(max_model_len), allowance).join(", or ");
         let what_fits = if remedies.is_empty() { "no smaller size by itself".to_owned() } else { remedies };
         LaunchError::OutOfMemory(format!("{shortage}; what fits: {what_fits}"))
     })
@@ -225,10 +225,11 @@ mod tests {
         .expect("a good configuration")
     }
 
-    fn divided(config: &ModelConfig, options: &Options, limit: u64) -> Result<Division, LaunchError> {
-        let (backend, sizes) = (Cpu::new(1)?, Sizes::check(options)?);
+    /// Divides as a launch does on a machine with so many bytes.
+    fn divided(backend: &Cpu, options: &Options, available: u64) -> Result<Division, LaunchError> {
+        let sizes = Sizes::check(options)?;
         let element = options.dtype.unwrap_or(Element::F32);
-        divide_memory(&backend, config, options, &sizes, element, limit)
+        divide_memory(backend, &tiny(), options, &sizes, element, sizes.allowance(available)?)
     }
 
     /// The options with a remedy as it was told.
@@ -246,6 +247,7 @@ mod tests {
                     KvElement::ALL.iter().copied().find(|element| element.name() == value);
             }
             "kv_cache_bytes" => changed.kv_cache_bytes = number,
+            "memory_ratio" => changed.memory_ratio = value.parse().ok(),
             "host_cache_bytes" => changed.host_cache_bytes = number,
             other => panic!("{other} is no option"),
         }
@@ -254,7 +256,7 @@ mod tests {
 
     #[test]
     fn every_remedy_that_is_told_is_one() {
-        let config = tiny();
+        let backend = Cpu::new(1).expect("a thread");
         let options = Options {
             threads: Some(1),
             max_num_seqs: Some(8),
@@ -273,20 +275,21 @@ mod tests {
             (Some(150_000), Some(80_000), Some(0.5)),
         ] {
             let options = Options { kv_cache_bytes, host_cache_bytes, memory_ratio, ..options.clone() };
-            for limit in (100_000..1_500_000).step_by(1_117) {
-                let Err(refusal) = divided(&config, &options, limit) else { continue };
+            for available in (100_000..1_500_000).step_by(1_117) {
+                let Err(refusal) = divided(&backend, &options, available) else { continue };
                 let refusal = refusal.to_string();
                 let (_, remedies) =
                     refusal.split_once("; what fits: ").expect("a refusal that tells remedies");
                 for remedy in remedies.split(", or ").filter(|remedy| remedy.contains('=')) {
-                    if let Err(error) = divided(&config, &with(&options, remedy), limit) {
-                        panic!("with {remedy}, told for {options:?} in {limit} bytes: {error}");
+                    if let Err(error) = divided(&backend, &with(&options, remedy), available) {
+                        panic!("with {remedy}, told for {options:?} of {available} bytes: {error}");
                     }
                     told.insert(remedy.split('=').next().expect("a field").to_owned());
                 }
             }
         }
-        let all = "dtype host_cache_bytes kv_cache_bytes kv_cache_dtype max_model_len max_num_batched_tokens max_num_seqs";
-        assert_eq!(told.into_iter().collect::<Vec<_>>().join(" "), all);
+        let all = "dtype, host_cache_bytes, kv_cache_bytes, kv_cache_dtype, max_model_len, max_num_batched_tokens, \
+            max_num_seqs, memory_ratio";
+        assert_eq!(told.into_iter().collect::<Vec<_>>().join(", "), all);
     }
 }
