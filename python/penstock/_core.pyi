@@ -468,11 +468,17 @@ class HostTierInfo:
     """What the host tier costs, in seconds per block of all layers, as measured by the warm-up.
 
     `save_seconds` and `load_seconds` are those of copying a block there and back, `recompute_seconds`
-    those of computing it again instead. Prefixes are kept there only if that is quicker.
+    those of computing it again instead. `keeps_prefixes` says whether prefixes are kept there: there is a
+    prefix cache, and loading is quicker than computing again.
     """
 
     def __new__(
-        cls, *, save_seconds: float, load_seconds: float, recompute_seconds: float
+        cls,
+        *,
+        save_seconds: float,
+        load_seconds: float,
+        recompute_seconds: float,
+        keeps_prefixes: bool,
     ) -> HostTierInfo: ...
     @property
     def save_seconds(self) -> float: ...

@@ -37,9 +37,10 @@ pub(crate) fn launch(
     let mut limits = limits(&division, options, &sizes, config.rope.shared_len());
     let Division { cache, weights, workspace, inputs, kv_cache, host_cache, .. } = division;
     let mut runner = Runner::new(backend, decoder, &cache, &division.step)?;
-    let WarmUp { seconds, host_tier } = runner.warm_up(&cache)?;
+    let WarmUp { seconds, host_tier } = runner.warm_up(&cache, options.prefix_cache_ttl.is_some())?;
     // Swapping was asked for, whatever it costs; keeping prefixes must pay.
-    if host_tier.is_some_and(|cost| !cost.is_worth_it()) && options.on_exhaustion != OnExhaustion::Swap {
+    limits.host_prefixes = host_tier.is_some_and(|tier| tier.keeps_prefixes);
+    if !limits.host_prefixes && options.on_exhaustion != OnExhaustion::Swap {
         limits.host_blocks = 0;
     }
     let peak = runner.memory().peak;
@@ -58,7 +59,24 @@ pub(crate) fn launch(
     let device = DeviceThread::spawn(runner).map_err(|error| LaunchError::Start(error.to_string()))?;
     let engine = Engine::start(limits, |completions| Box::new(device.connect(completions)))
         .map_err(|error| LaunchError::Start(error.to_string()))?;
+    log_opening(&info, engine.limits());
     Ok((engine, info))
+}
+
+fn log_opening(info: &ModelInfo, limits: &Limits) {
+    let MemoryInfo { limit, weights, workspace, kv_cache, .. } = info.memory;
+    let host_tier = match (limits.host_blocks, limits.host_prefixes) {
+        (0, _) => "no host tier".to_owned(),
+        (blocks, true) => format!("a host tier of {blocks} blocks that keeps prefixes"),
+        (blocks, false) => format!("a host tier of {blocks} blocks for swapping alone"),
+    };
+    log::info!(
+        "{} opened: of {limit} bytes {weights} hold weights, {workspace} the workspace, {kv_cache} the KV cache of {} \
+         blocks; {host_tier}; warmed up in {:.2} s",
+        info.architecture,
+        limits.num_blocks,
+        info.warm_up_seconds
+    );
 }
 
 /// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the types and threads of `options`. A private
@@ -133,6 +151,7 @@ fn divide_memory(
     })
 }
 
+/// The sizes; whether the host tier keeps prefixes only the warm-up can say.
 fn limits(division: &Division, options: &Options, sizes: &Sizes, max_shared_len: usize) -> Limits {
     let Division { step, cache, .. } = division;
     Limits {
@@ -148,7 +167,7 @@ fn limits(division: &Division, options: &Options, sizes: &Sizes, max_shared_len:
         max_shared_len,
         on_exhaustion: options.on_exhaustion,
         host_blocks: cache.host_blocks,
-        host_prefixes: true,
+        host_prefixes: false,
     }
 }
 

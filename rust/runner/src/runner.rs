@@ -38,8 +38,8 @@ pub(crate) struct Runner<B: Backend> {
 pub(crate) enum Depth {
     /// All the way.
     AllLayers,
-    /// Through one layer and the head, for warming up.
-    OneLayer,
+    /// Through so many layers and the head, for warming up.
+    Layers(usize),
 }
 
 impl<B: Backend> Runner<B> {
@@ -96,7 +96,9 @@ impl<B: Backend> Runner<B> {
         }
         match depth {
             Depth::AllLayers => decoder.forward(backend, inputs, cache, workspace)?,
-            Depth::OneLayer => decoder.forward_through_one(backend, inputs, cache, workspace)?,
+            Depth::Layers(count) => {
+                decoder.forward_through_some(count, backend, inputs, cache, workspace)?;
+            }
         }
         let Self { rows, sampled, .. } = self;
         rows.clear();
