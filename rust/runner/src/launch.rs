@@ -1,8 +1,10 @@
 //! Opening a model: checks the options, divides the memory, loads the weights, warms up, starts the engine.
 
+use std::fmt::Display;
+
 use penstock_checkpoint::{Checkpoint, Dtype, Format};
 use penstock_device::cpu::{Cpu, CpuError};
-use penstock_device::{Backend, Element};
+use penstock_device::{Backend, Element, StepInputs};
 use penstock_engine::{Engine, Limits, OnExhaustion};
 use penstock_models::{ModelConfig, ModelError, RopeScaling};
 
@@ -30,13 +32,14 @@ pub(crate) fn launch(
     let mut backend = Cpu::new(sizes.threads)?;
     let allowance = sizes.allowance(backend.available_memory())?;
     let division = divide_memory(&backend, &config, options, &sizes, element, allowance)?;
-    backend.reserve(division.arena())?;
+    let demand = Demand::new(options, &sizes, element, division.step.positions);
+    let room = reserve(&mut backend, &config, &demand, &division)?;
     let decoder = penstock_models::load(&mut backend, checkpoint, config, element, progress)?;
     let (threads, isa, config) = (backend.threads(), backend.isa(), decoder.config());
     let (architecture, parameters) = (config.architecture.clone(), config.num_parameters());
     let mut limits = limits(&division, options, &sizes, config.rope.shared_len());
     let Division { cache, weights, workspace, inputs, kv_cache, host_cache, .. } = division;
-    let mut runner = Runner::new(backend, decoder, &cache, &division.step)?;
+    let mut runner = Runner::new(backend, decoder, &cache, &division.step, room)?;
     let WarmUp { seconds, host_tier } = runner.warm_up(&cache, options.prefix_cache_ttl.is_some())?;
     // Swapping was asked for, whatever it costs; keeping prefixes must pay.
     limits.host_prefixes = host_tier.is_some_and(|tier| tier.keeps_prefixes);
@@ -109,10 +112,10 @@ pub fn logits(
     demand.kv_share = KvShare::Bytes(demand.fewest_bytes(&backend, &config));
     let division = divide(&backend, &config, &demand, backend.available_memory())
         .map_err(|shortage| LaunchError::OutOfMemory(shortage.to_string()))?;
-    backend.reserve(division.arena())?;
+    let room = reserve(&mut backend, &config, &demand, &division)?;
     let mut progress = |_, _| std::ops::ControlFlow::Continue(());
     let decoder = penstock_models::load(&mut backend, checkpoint, config, element, &mut progress)?;
-    Ok(Runner::new(backend, decoder, &division.cache, &division.step)?.logits(tokens, chunk)?)
+    Ok(Runner::new(backend, decoder, &division.cache, &division.step, room)?.logits(tokens, chunk)?)
 }
 
 /// Divides the memory for what was asked for. A default length gives way to the memory; one that was asked for does not.
@@ -144,11 +147,29 @@ fn divide_memory(
             most.map_or(asked.min(sizes.block_size), |len| len as usize)
         }
     };
-    division(max_model_len).map_err(|shortage| {
-        let remedies = remedies(backend, config, &demand(max_model_len), allowance).join(", or ");
-        let what_fits = if remedies.is_empty() { "no smaller size by itself".to_owned() } else { remedies };
-        LaunchError::OutOfMemory(format!("{shortage}; what fits: {what_fits}"))
+    division(max_model_len)
+        .map_err(|shortage| refusal(&shortage, &remedies(backend, config, &demand(max_model_len), allowance)))
+}
+
+/// Takes what was divided. Where the system gives less, it is asked how much, and what fits into that is told.
+fn reserve(
+    backend: &mut Cpu,
+    config: &ModelConfig,
+    demand: &Demand,
+    division: &Division,
+) -> Result<StepInputs, LaunchError> {
+    let taken = backend.reserve(division.arena());
+    taken.and_then(|()| StepInputs::with_room(&division.step)).map_err(|error| {
+        let given = largest(1, division.arena() >> 20, |mebibytes| backend.reserve(mebibytes << 20).is_ok());
+        let limit = given.unwrap_or(0) << 20;
+        refusal(&error, &remedies(backend, config, demand, Allowance { most: limit, limit }))
     })
+}
+
+fn refusal(why: &dyn Display, remedies: &[String]) -> LaunchError {
+    let what_fits =
+        if remedies.is_empty() { "no smaller size by itself".to_owned() } else { remedies.join(", or ") };
+    LaunchError::OutOfMemory(format!("{why}; what fits: {what_fits}"))
 }
 
 /// The sizes; whether the host tier keeps prefixes only the warm-up can say.
@@ -233,6 +254,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::memory::tests::config;
 
     /// Blocks of it are smaller than a page.
     fn tiny() -> ModelConfig {
@@ -310,5 +332,32 @@ mod tests {
         let all = "dtype, host_cache_bytes, kv_cache_bytes, kv_cache_dtype, max_model_len, max_num_batched_tokens, \
             max_num_seqs, memory_ratio";
         assert_eq!(told.into_iter().collect::<Vec<_>>().join(", "), all);
+    }
+    #[test]
+    fn what_the_system_refuses_is_refused_with_what_it_gives() {
+        let mut backend = Cpu::new(1).expect("a thread");
+        // No address space has as many bytes.
+        let (config, block_size, host_cache_bytes) = (config(), Some(128), Some(1 << 49));
+        let options = Options {
+            threads: Some(1),
+            on_exhaustion: OnExhaustion::Swap,
+            block_size,
+            host_cache_bytes,
+            kv_cache_bytes: Some(128 << 20),
+            max_model_len: Some(4096),
+            ..Options::default()
+        };
+        let mut taken = |options: &Options| {
+            let sizes = Sizes::check(options)?;
+            let allowance = Allowance { most: 1 << 50, limit: 1 << 50 };
+            let division = divide_memory(&backend, &config, options, &sizes, Element::F32, allowance)?;
+            let demand = Demand::new(options, &sizes, Element::F32, division.step.positions);
+            reserve(&mut backend, &config, &demand, &division)
+        };
+        let refusal = taken(&options).expect_err("refused").to_string();
+        assert!(refusal.starts_with("the model with its KV cache needs 562"), "{refusal}");
+        let (_, remedy) = refusal.split_once("; what fits: ").expect("a remedy");
+        assert!(remedy.starts_with("host_cache_bytes=") && !remedy.contains(", or "), "{refusal}");
+        assert!(taken(&with(&options, remedy)).is_ok(), "{refusal}");
     }
 }

@@ -208,7 +208,7 @@ pub(crate) fn divide<B: Backend>(
 }
 
 /// The largest number of `from..=to` that fits; if one does not, none above it does.
-pub(crate) fn largest(from: u64, to: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
+pub(crate) fn largest(from: u64, to: u64, mut fits: impl FnMut(u64) -> bool) -> Option<u64> {
     if from > to || !fits(from) {
         return None;
     }

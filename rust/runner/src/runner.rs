@@ -43,17 +43,18 @@ pub(crate) enum Depth {
 }
 
 impl<B: Backend> Runner<B> {
-    /// Allocates for steps as large as `spec`; nothing grows afterwards.
+    /// Allocates for steps as large as `spec`, for which `inputs` has room; nothing grows afterwards.
     pub(crate) fn new(
         mut backend: B,
         decoder: Decoder<B>,
         cache: &CacheSpec,
         spec: &StepSpec,
+        inputs: StepInputs,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
             workspace: Workspace::new(&mut backend, decoder.config(), spec)?,
             cache: backend.allocate_cache(cache)?,
-            inputs: StepInputs::with_room(spec)?,
+            inputs,
             rows: Vec::with_capacity(spec.sequences),
             sampled: Vec::with_capacity(spec.sequences),
             latest: vec![0; spec.sequences],
