@@ -6,6 +6,7 @@
 
 mod cache;
 mod candidates;
+mod groups;
 mod memory;
 mod philox;
 mod sampling;
