@@ -424,14 +424,14 @@ class Stats:
 
 @final
 class MemoryInfo:
-    """Where the memory is, in bytes, as measured after the warm-up. Nothing grows afterwards.
+    """Where the memory is, in bytes, as it was divided at the opening. Nothing grows afterwards.
 
     - `limit`: the most the engine may take, the share of what was available when it was opened.
     - `weights`: as they are packed.
     - `workspace`: activations and scratch of the largest step; `inputs`: the arrays that describe it.
     - `kv_cache`, `host_cache`: the KV cache and its host tier. Their pages are taken from the system when
       they are first written.
-    - `peak`: the most that was ever in use, all of the above but `inputs`.
+    - `peak`: the most that was in use by the end of the warm-up, all of the above but `inputs`.
     """
 
     def __new__(

@@ -55,7 +55,7 @@ pub struct Options {
     pub failing_token: Option<u32>,
 }
 
-/// What was opened, for `penstock info`, logs and statistics.
+/// What was opened: for whoever opened it, and the log.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
     /// Hugging Face architecture name, such as `LlamaForCausalLM`.
@@ -78,7 +78,7 @@ pub struct ModelInfo {
     pub isa: &'static str,
 }
 
-/// Where the memory is, in bytes. Measured after the warm-up; nothing grows afterwards.
+/// Where the memory is, in bytes, as it was divided when the model was opened; nothing grows afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
     /// The most the engine may take: the share of what was available when the model was opened.
@@ -93,7 +93,7 @@ pub struct MemoryInfo {
     pub kv_cache: u64,
     /// Its host tier, likewise.
     pub host_cache: u64,
-    /// Most bytes of the arena that were ever in use.
+    /// Most bytes of the arena in use at once, as it counted them itself up to the end of the warm-up.
     pub peak: u64,
 }
 
