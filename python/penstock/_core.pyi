@@ -425,14 +425,14 @@ class Stats:
 
 @final
 class MemoryInfo:
-    """Where the memory is, in bytes, as measured after the warm-up. Nothing grows afterwards.
+    """Where the memory is, in bytes, as it was divided at the opening. Nothing grows afterwards.
 
     - `limit`: the most the engine may take, the share of what was available when it was opened.
     - `weights`: as they are packed.
     - `workspace`: activations and scratch of the largest step; `inputs`: the arrays that describe it.
     - `kv_cache`, `host_cache`: the KV cache and its host tier. Their pages are taken from the system when
       they are first written.
-    - `peak`: the most that was ever in use, all of the above but `inputs`.
+    - `peak`: the most that was in use by the end of the warm-up, all of the above but `inputs`.
     """
 
     def __new__(
@@ -469,11 +469,17 @@ class HostTierInfo:
     """What the host tier costs, in seconds per block of all layers, as measured by the warm-up.
 
     `save_seconds` and `load_seconds` are those of copying a block there and back, `recompute_seconds`
-    those of computing it again instead. Prefixes are kept there only if that is quicker.
+    those of computing it again instead. `keeps_prefixes` says whether prefixes are kept there: there is a
+    prefix cache, and loading is quicker than computing again.
     """
 
     def __new__(
-        cls, *, save_seconds: float, load_seconds: float, recompute_seconds: float
+        cls,
+        *,
+        save_seconds: float,
+        load_seconds: float,
+        recompute_seconds: float,
+        keeps_prefixes: bool,
     ) -> HostTierInfo: ...
     @property
     def save_seconds(self) -> float: ...

@@ -191,7 +191,8 @@ pub trait Backend: Send + 'static {
     /// Bytes of memory that can still be had.
     fn available_memory(&self) -> u64;
 
-    /// Sets `bytes` aside for everything that is allocated afterwards. Called once, before the first allocation.
+    /// Sets `bytes` aside for everything that is allocated afterwards, in place of what was set aside before. Called before
+    /// the first allocation.
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
 
     /// What is allocated of it.

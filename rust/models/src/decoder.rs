@@ -164,18 +164,23 @@ impl<B: Backend> Decoder<B> {
         self.forward_through(&self.layers, backend, inputs, cache, workspace)
     }
 
-    /// The step through a single layer, and what follows the layers: uses all the memory that [`forward`](Self::forward) does,
-    /// because its layers share it, in a fraction of the time. For warming up; the logits mean nothing.
-    pub fn forward_through_one(
+    /// The step through no more than `num_layers` layers, and what follows the layers: uses all the memory that
+    /// [`forward`](Self::forward) does, because its layers share it, in a fraction of the time. For warming up; the logits
+    /// mean nothing.
+    pub fn forward_through_some(
         &self,
+        num_layers: usize,
         backend: &mut B,
         inputs: &StepInputs,
         cache: &mut B::Cache,
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
         // A window would hide the far end of a long context.
-        let farthest = self.layers.iter().max_by_key(|layer| layer.window.unwrap_or(usize::MAX));
-        self.forward_through(farthest.map_or(&[], std::slice::from_ref), backend, inputs, cache, workspace)
+        let farthest =
+            (0..self.layers.len()).max_by_key(|index| self.layers[*index].window.unwrap_or(usize::MAX));
+        let num_layers = num_layers.min(self.layers.len());
+        let first = farthest.unwrap_or(0).min(self.layers.len() - num_layers);
+        self.forward_through(&self.layers[first..][..num_layers], backend, inputs, cache, workspace)
     }
 
     fn forward_through(

@@ -2,7 +2,6 @@
 
 use penstock_engine::Limits;
 use penstock_engine::request::{CachedTokens, Finish};
-use penstock_runner::HostTierCost;
 
 use crate::record::{Tuple, record};
 
@@ -73,13 +72,8 @@ record! {
 }
 
 record! {
-    /// What the host tier costs, in seconds per block.
-    HostTierInfo { save_seconds: f64, load_seconds: f64, recompute_seconds: f64 }
-
-    #[getter]
-    fn keeps_prefixes(&self) -> bool {
-        self.load_seconds < self.recompute_seconds
-    }
+    /// What the host tier costs, in seconds per block, and what that decided.
+    HostTierInfo { save_seconds: f64, load_seconds: f64, recompute_seconds: f64, keeps_prefixes: bool }
 }
 
 record! {
@@ -145,10 +139,10 @@ impl From<penstock_runner::MemoryInfo> for MemoryInfo {
     }
 }
 
-impl From<HostTierCost> for HostTierInfo {
-    fn from(cost: HostTierCost) -> Self {
-        let HostTierCost { save, load, recompute } = cost;
-        Self { save_seconds: save, load_seconds: load, recompute_seconds: recompute }
+impl From<penstock_runner::HostTierInfo> for HostTierInfo {
+    fn from(info: penstock_runner::HostTierInfo) -> Self {
+        let penstock_runner::HostTierInfo { save, load, recompute, keeps_prefixes } = info;
+        Self { save_seconds: save, load_seconds: load, recompute_seconds: recompute, keeps_prefixes }
     }
 }
 

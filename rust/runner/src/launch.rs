@@ -1,13 +1,15 @@
 //! Opening a model: checks the options, divides the memory, loads the weights, warms up, starts the engine.
 
+use std::fmt::Display;
+
 use penstock_checkpoint::{Checkpoint, Dtype, Format};
 use penstock_device::cpu::{Cpu, CpuError};
-use penstock_device::{Backend, Element};
+use penstock_device::{Backend, Element, StepInputs};
 use penstock_engine::{Engine, Limits, OnExhaustion};
 use penstock_models::{ModelConfig, ModelError, RopeScaling};
 
 use crate::memory::{Demand, Division, HostShare, KvShare, divide, largest};
-use crate::options::{BLOCK_SIZES, Sizes, out_of_range, positive};
+use crate::options::{Allowance, BLOCK_SIZES, Sizes, out_of_range, positive};
 use crate::remedies::remedies;
 use crate::runner::{DeviceThread, Runner};
 use crate::warm_up::WarmUp;
@@ -28,18 +30,20 @@ pub(crate) fn launch(
     let config = ModelConfig::from_json(checkpoint.config())?;
     let element = options.dtype.unwrap_or_else(|| usual_element(checkpoint));
     let mut backend = Cpu::new(sizes.threads)?;
-    let limit = sizes.memory_limit(backend.available_memory())?;
-    let division = divide_memory(&backend, &config, options, &sizes, element, limit)?;
-    backend.reserve(division.arena())?;
+    let allowance = sizes.allowance(backend.available_memory())?;
+    let division = divide_memory(&backend, &config, options, &sizes, element, allowance)?;
+    let demand = Demand::new(options, &sizes, element, division.step.positions);
+    let room = reserve(&mut backend, &config, &demand, &division)?;
     let decoder = penstock_models::load(&mut backend, checkpoint, config, element, progress)?;
     let (threads, isa, config) = (backend.threads(), backend.isa(), decoder.config());
     let (architecture, parameters) = (config.architecture.clone(), config.num_parameters());
     let mut limits = limits(&division, options, &sizes, config.rope.shared_len());
     let Division { cache, weights, workspace, inputs, kv_cache, host_cache, .. } = division;
-    let mut runner = Runner::new(backend, decoder, &cache, &division.step)?;
-    let WarmUp { seconds, host_tier } = runner.warm_up(&cache)?;
+    let mut runner = Runner::new(backend, decoder, &cache, &division.step, room)?;
+    let WarmUp { seconds, host_tier } = runner.warm_up(&cache, options.prefix_cache_ttl.is_some())?;
     // Swapping was asked for, whatever it costs; keeping prefixes must pay.
-    if host_tier.is_some_and(|cost| !cost.is_worth_it()) && options.on_exhaustion != OnExhaustion::Swap {
+    limits.host_prefixes = host_tier.is_some_and(|tier| tier.keeps_prefixes);
+    if !limits.host_prefixes && options.on_exhaustion != OnExhaustion::Swap {
         limits.host_blocks = 0;
     }
     let peak = runner.memory().peak;
@@ -48,7 +52,7 @@ pub(crate) fn launch(
         parameters,
         dtype: element,
         kv_cache_dtype: cache.element,
-        memory: MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak },
+        memory: MemoryInfo { limit: allowance.limit, weights, workspace, inputs, kv_cache, host_cache, peak },
         host_tier,
         warm_up_seconds: seconds,
         threads,
@@ -58,7 +62,24 @@ pub(crate) fn launch(
     let device = DeviceThread::spawn(runner).map_err(|error| LaunchError::Start(error.to_string()))?;
     let engine = Engine::start(limits, |completions| Box::new(device.connect(completions)))
         .map_err(|error| LaunchError::Start(error.to_string()))?;
+    log_opening(&info, engine.limits());
     Ok((engine, info))
+}
+
+fn log_opening(info: &ModelInfo, limits: &Limits) {
+    let MemoryInfo { limit, weights, workspace, kv_cache, .. } = info.memory;
+    let host_tier = match (limits.host_blocks, limits.host_prefixes) {
+        (0, _) => "no host tier".to_owned(),
+        (blocks, true) => format!("a host tier of {blocks} blocks that keeps prefixes"),
+        (blocks, false) => format!("a host tier of {blocks} blocks for swapping alone"),
+    };
+    log::info!(
+        "{} opened: of {limit} bytes {weights} hold weights, {workspace} the workspace, {kv_cache} the KV cache of {} \
+         blocks; {host_tier}; warmed up in {:.2} s",
+        info.architecture,
+        limits.num_blocks,
+        info.warm_up_seconds
+    );
 }
 
 /// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the types and threads of `options`. A private
@@ -91,10 +112,10 @@ pub fn logits(
     demand.kv_share = KvShare::Bytes(demand.fewest_bytes(&backend, &config));
     let division = divide(&backend, &config, &demand, backend.available_memory())
         .map_err(|shortage| LaunchError::OutOfMemory(shortage.to_string()))?;
-    backend.reserve(division.arena())?;
+    let room = reserve(&mut backend, &config, &demand, &division)?;
     let mut progress = |_, _| std::ops::ControlFlow::Continue(());
     let decoder = penstock_models::load(&mut backend, checkpoint, config, element, &mut progress)?;
-    Ok(Runner::new(backend, decoder, &division.cache, &division.step)?.logits(tokens, chunk)?)
+    Ok(Runner::new(backend, decoder, &division.cache, &division.step, room)?.logits(tokens, chunk)?)
 }
 
 /// Divides the memory for what was asked for. A default length gives way to the memory; one that was asked for does not.
@@ -104,7 +125,7 @@ fn divide_memory(
     options: &Options,
     sizes: &Sizes,
     element: Element,
-    limit: u64,
+    allowance: Allowance,
 ) -> Result<Division, LaunchError> {
     let longest = longest_sequence(config);
     let asked = positive("max_model_len", options.max_model_len.unwrap_or(longest))?;
@@ -112,13 +133,13 @@ fn divide_memory(
         return Err(out_of_range("max_model_len", &asked, format!("at most {longest}, the model's own")));
     }
     let demand = |max_model_len| Demand::new(options, sizes, element, max_model_len);
-    let one_block = backend.cache_bytes(&demand(asked).cache(config), 1);
+    let one_block = demand(asked).fewest_host_bytes(backend, config);
     if let Some(bytes @ 1..) = options.host_cache_bytes
         && bytes < one_block
     {
         return Err(out_of_range("host_cache_bytes", &bytes, format!("at least {one_block}, one block")));
     }
-    let division = |max_model_len| divide(backend, config, &demand(max_model_len), limit);
+    let division = |max_model_len| divide(backend, config, &demand(max_model_len), allowance.limit);
     let max_model_len = match options.max_model_len {
         Some(asked) => asked,
         None => {
@@ -126,13 +147,32 @@ fn divide_memory(
             most.map_or(asked.min(sizes.block_size), |len| len as usize)
         }
     };
-    division(max_model_len).map_err(|shortage| {
-        let remedies = remedies(backend, config, &demand(max_model_len), limit).join(", or ");
-        let what_fits = if remedies.is_empty() { "no smaller size by itself".to_owned() } else { remedies };
-        LaunchError::OutOfMemory(format!("{shortage}; what fits: {what_fits}"))
+    division(max_model_len)
+        .map_err(|shortage| refusal(&shortage, &remedies(backend, config, &demand(max_model_len), allowance)))
+}
+
+/// Takes what was divided. Where the system gives less, it is asked how much, and what fits into that is told.
+fn reserve(
+    backend: &mut Cpu,
+    config: &ModelConfig,
+    demand: &Demand,
+    division: &Division,
+) -> Result<StepInputs, LaunchError> {
+    let taken = backend.reserve(division.arena());
+    taken.and_then(|()| StepInputs::with_room(&division.step)).map_err(|error| {
+        let given = largest(1, division.arena() >> 20, |mebibytes| backend.reserve(mebibytes << 20).is_ok());
+        let limit = given.unwrap_or(0) << 20;
+        refusal(&error, &remedies(backend, config, demand, Allowance { most: limit, limit }))
     })
 }
 
+fn refusal(why: &dyn Display, remedies: &[String]) -> LaunchError {
+    let what_fits =
+        if remedies.is_empty() { "no smaller size by itself".to_owned() } else { remedies.join(", or ") };
+    LaunchError::OutOfMemory(format!("{why}; what fits: {what_fits}"))
+}
+
+/// The sizes; whether the host tier keeps prefixes only the warm-up can say.
 fn limits(division: &Division, options: &Options, sizes: &Sizes, max_shared_len: usize) -> Limits {
     let Division { step, cache, .. } = division;
     Limits {
@@ -148,7 +188,7 @@ fn limits(division: &Division, options: &Options, sizes: &Sizes, max_shared_len:
         max_shared_len,
         on_exhaustion: options.on_exhaustion,
         host_blocks: cache.host_blocks,
-        host_prefixes: true,
+        host_prefixes: false,
     }
 }
 
@@ -202,5 +242,122 @@ impl From<CpuError> for LaunchError {
             CpuError::Isa(error) => out_of_range("PENSTOCK_ISA", &error.value(), error.limit()),
             CpuError::Device(error) => error.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use penstock_device::KvElement;
+    use serde_json::json;
+
+    use super::*;
+    use crate::memory::tests::config;
+
+    /// Blocks of it are smaller than a page.
+    fn tiny() -> ModelConfig {
+        ModelConfig::from_json(&json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 50,
+            "max_position_embeddings": 512,
+        }))
+        .expect("a good configuration")
+    }
+
+    /// Divides as a launch does on a machine with so many bytes.
+    fn divided(backend: &Cpu, options: &Options, available: u64) -> Result<Division, LaunchError> {
+        let sizes = Sizes::check(options)?;
+        let element = options.dtype.unwrap_or(Element::F32);
+        divide_memory(backend, &tiny(), options, &sizes, element, sizes.allowance(available)?)
+    }
+
+    /// The options with a remedy as it was told.
+    fn with(options: &Options, remedy: &str) -> Options {
+        let (field, value) = remedy.split_once('=').expect("a setting");
+        let (mut changed, number) = (options.clone(), value.parse::<u64>().ok());
+        let size = number.map(|number| number as usize);
+        match field {
+            "max_model_len" => changed.max_model_len = size,
+            "max_num_seqs" => changed.max_num_seqs = size,
+            "max_num_batched_tokens" => changed.max_num_batched_tokens = size,
+            "dtype" => changed.dtype = Element::ALL.iter().copied().find(|element| element.name() == value),
+            "kv_cache_dtype" => {
+                changed.kv_cache_dtype =
+                    KvElement::ALL.iter().copied().find(|element| element.name() == value);
+            }
+            "kv_cache_bytes" => changed.kv_cache_bytes = number,
+            "memory_ratio" => changed.memory_ratio = value.parse().ok(),
+            "host_cache_bytes" => changed.host_cache_bytes = number,
+            other => panic!("{other} is no option"),
+        }
+        changed
+    }
+
+    #[test]
+    fn every_remedy_that_is_told_is_one() {
+        let backend = Cpu::new(1).expect("a thread");
+        let options = Options {
+            threads: Some(1),
+            max_num_seqs: Some(8),
+            max_num_batched_tokens: Some(32),
+            max_model_len: Some(512),
+            prefix_cache_ttl: Some(Duration::from_secs(300)),
+            ..Options::default()
+        };
+        let mut told = BTreeSet::new();
+        for (kv_cache_bytes, host_cache_bytes, memory_ratio) in [
+            (None, None, None),
+            (None, None, Some(0.5)),
+            (Some(100_000), None, None),
+            (Some(1 << 40), None, None),
+            (None, Some(1 << 40), None),
+            (Some(150_000), Some(80_000), Some(0.5)),
+        ] {
+            let options = Options { kv_cache_bytes, host_cache_bytes, memory_ratio, ..options.clone() };
+            for available in (100_000..1_500_000).step_by(1_117) {
+                let Err(refusal) = divided(&backend, &options, available) else { continue };
+                let refusal = refusal.to_string();
+                let (_, remedies) =
+                    refusal.split_once("; what fits: ").expect("a refusal that tells remedies");
+                for remedy in remedies.split(", or ").filter(|remedy| remedy.contains('=')) {
+                    if let Err(error) = divided(&backend, &with(&options, remedy), available) {
+                        panic!("with {remedy}, told for {options:?} of {available} bytes: {error}");
+                    }
+                    told.insert(remedy.split('=').next().expect("a field").to_owned());
+                }
+            }
+        }
+        let all = "dtype, host_cache_bytes, kv_cache_bytes, kv_cache_dtype, max_model_len, max_num_batched_tokens, \
+            max_num_seqs, memory_ratio";
+        assert_eq!(told.into_iter().collect::<Vec<_>>().join(", "), all);
+    }
+    #[test]
+    fn what_the_system_refuses_is_refused_with_what_it_gives() {
+        let mut backend = Cpu::new(1).expect("a thread");
+        // No address space has as many bytes.
+        let (config, block_size, host_cache_bytes) = (config(), Some(128), Some(1 << 49));
+        let options = Options {
+            threads: Some(1),
+            on_exhaustion: OnExhaustion::Swap,
+            block_size,
+            host_cache_bytes,
+            kv_cache_bytes: Some(128 << 20),
+            max_model_len: Some(4096),
+            ..Options::default()
+        };
+        let mut taken = |options: &Options| {
+            let sizes = Sizes::check(options)?;
+            let allowance = Allowance { most: 1 << 50, limit: 1 << 50 };
+            let division = divide_memory(&backend, &config, options, &sizes, Element::F32, allowance)?;
+            let demand = Demand::new(options, &sizes, Element::F32, division.step.positions);
+            reserve(&mut backend, &config, &demand, &division)
+        };
+        let refusal = taken(&options).expect_err("refused").to_string();
+        assert!(refusal.starts_with("the model with its KV cache needs 562"), "{refusal}");
+        let (_, remedy) = refusal.split_once("; what fits: ").expect("a remedy");
+        assert!(remedy.starts_with("host_cache_bytes=") && !remedy.contains(", or "), "{refusal}");
+        assert!(taken(&with(&options, remedy)).is_ok(), "{refusal}");
     }
 }

@@ -55,7 +55,7 @@ pub struct Options {
     pub failing_token: Option<u32>,
 }
 
-/// What was opened, for `penstock info`, logs and statistics.
+/// What was opened: for whoever opened it, and the log.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
     /// Hugging Face architecture name, such as `LlamaForCausalLM`.
@@ -68,8 +68,8 @@ pub struct ModelInfo {
     pub kv_cache_dtype: KvElement,
     /// Where the memory is.
     pub memory: MemoryInfo,
-    /// What the host tier's copies cost; `None` without a host tier.
-    pub host_tier: Option<HostTierCost>,
+    /// What the host tier's copies cost, and whether it keeps prefixes; `None` without a host tier.
+    pub host_tier: Option<HostTierInfo>,
     /// Time the warm-up took.
     pub warm_up_seconds: f64,
     /// Compute threads.
@@ -78,7 +78,7 @@ pub struct ModelInfo {
     pub isa: &'static str,
 }
 
-/// Where the memory is, in bytes. Measured after the warm-up; nothing grows afterwards.
+/// Where the memory is, in bytes, as it was divided when the model was opened; nothing grows afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
     /// The most the engine may take: the share of what was available when the model was opened.
@@ -93,26 +93,21 @@ pub struct MemoryInfo {
     pub kv_cache: u64,
     /// Its host tier, likewise.
     pub host_cache: u64,
-    /// Most bytes of the arena that were ever in use.
+    /// Most bytes of the arena in use at once, as it counted them itself up to the end of the warm-up.
     pub peak: u64,
 }
 
-/// Seconds per block, of all layers, as measured at the warm-up.
+/// The host tier: seconds per block, of all layers, as measured at the warm-up, and what they decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HostTierCost {
+pub struct HostTierInfo {
     /// To copy it to the host tier.
     pub save: f64,
     /// To copy it back.
     pub load: f64,
     /// To compute it again, at the speed of the largest chunk of a prompt.
     pub recompute: f64,
-}
-
-impl HostTierCost {
-    /// Whether loading is quicker than computing again. Where it is not, prefixes are not kept in the host tier.
-    pub fn is_worth_it(&self) -> bool {
-        self.load < self.recompute
-    }
+    /// Whether it keeps prefixes: there is a prefix cache, and loading is quicker than computing again.
+    pub keeps_prefixes: bool,
 }
 
 /// Progress of loading: bytes of packed weights written, and how many there will be. `Break` stops the loading.

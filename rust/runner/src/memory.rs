@@ -106,7 +106,12 @@ impl Demand {
 
     /// Bytes of the smallest KV cache that holds the longest sequence.
     pub fn fewest_bytes<B: Backend>(&self, backend: &B, config: &ModelConfig) -> u64 {
-        backend.block_bytes(&self.cache(config)).saturating_mul(self.fewest_blocks() as u64)
+        backend.cache_bytes(&self.cache(config), self.fewest_blocks())
+    }
+
+    /// Bytes of the smallest host tier.
+    pub fn fewest_host_bytes<B: Backend>(&self, backend: &B, config: &ModelConfig) -> u64 {
+        backend.cache_bytes(&self.cache(config), 1)
     }
 }
 
@@ -163,10 +168,11 @@ pub(crate) fn divide<B: Backend>(
     let left = limit.checked_sub(weights.saturating_add(needed));
     let Some(mut left) = left else { return Err(Shortage::Model { weights, workspace: needed, limit }) };
 
+    // What the arena rounds up is nobody's wish: it costs blocks only where there is nothing else to take it from.
     let blocks_in = |bytes: u64, left: u64| {
-        let blocks = usize::try_from(bytes / backend.block_bytes(&cache)).unwrap_or(usize::MAX);
-        // What the arena rounds up is nobody's wish: it costs a block only where there is nothing else to take it from.
-        blocks.min(MOST_BLOCKS) - usize::from(backend.cache_bytes(&cache, blocks.min(MOST_BLOCKS)) > left)
+        let most = (bytes / backend.block_bytes(&cache)).min(MOST_BLOCKS as u64);
+        let fits = |blocks| backend.cache_bytes(&cache, blocks as usize) <= left;
+        largest(0, most, fits).map_or(0, |blocks| blocks as usize)
     };
     let mut host_blocks = 0;
     let mut shares = 1;
@@ -202,7 +208,7 @@ pub(crate) fn divide<B: Backend>(
 }
 
 /// The largest number of `from..=to` that fits; if one does not, none above it does.
-pub(crate) fn largest(from: u64, to: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
+pub(crate) fn largest(from: u64, to: u64, mut fits: impl FnMut(u64) -> bool) -> Option<u64> {
     if from > to || !fits(from) {
         return None;
     }
@@ -274,6 +280,61 @@ pub(crate) mod tests {
         assert_eq!(blocks(KvShare::Guest, HostShare::Mirror), [left / 4 / BLOCK; 2]);
         let rest = (left - 700 * BLOCK) / BLOCK;
         assert_eq!(blocks(KvShare::All, HostShare::Bytes(701 * BLOCK - 1)), [rest, 700]);
+    }
+
+    #[test]
+    fn whatever_the_limit_no_more_is_taken_and_blocks_that_were_asked_for_are_had() {
+        let cpu = Cpu::new(1).expect("a thread");
+        let mut state = 1_u64;
+        let mut below = |end: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 32) % end
+        };
+        let (mut divided, mut refused) = (0, 0);
+        for layers in 1..=3 {
+            for (hidden, kv_heads) in [(32, 1), (32, 2), (88, 2)] {
+                let config = ModelConfig::from_json(&json!({
+                    "architectures": ["LlamaForCausalLM"], "hidden_size": hidden, "intermediate_size": 48,
+                    "num_attention_heads": 2, "num_key_value_heads": kv_heads, "num_hidden_layers": layers,
+                    "vocab_size": 50, "max_position_embeddings": 64,
+                }))
+                .expect("a good configuration");
+                for kv_element in KvElement::ALL.iter().copied().map(Some) {
+                    let small = Demand { kv_element, max_model_len: 1 + below(64) as usize, ..demand() };
+                    let block = cpu.block_bytes(&small.cache(&config));
+                    let step = small.step(&config);
+                    let taken = weight_bytes(&cpu, &config, small.element)
+                        + Workspace::bytes(&cpu, &config, &step)
+                        + StepInputs::bytes(&step);
+                    for _ in 0..200 {
+                        let rest = below(16 * block);
+                        let bytes = below(rest + 2);
+                        let kv_share =
+                            [KvShare::Bytes(bytes), KvShare::All, KvShare::Guest][below(3) as usize];
+                        let host_bytes = HostShare::Bytes(below(rest + 2));
+                        let host_share =
+                            [HostShare::Mirror, host_bytes, HostShare::Bytes(0)][below(3) as usize];
+                        let demand = Demand { kv_share, host_share, ..small.clone() };
+                        let limit = taken + rest;
+                        let Ok(division) = divide(&cpu, &config, &demand, limit) else {
+                            refused += 1;
+                            continue;
+                        };
+                        divided += 1;
+                        let used = division.arena() + division.inputs;
+                        assert!(used <= limit, "{used} > {limit} for {demand:?} with blocks of {block}");
+                    }
+                    let room = taken + (1 << 20);
+                    let blocks = small.fewest_blocks() as u64 + below(10);
+                    let kv_share = KvShare::Bytes(blocks * block + below(block));
+                    let host_share = HostShare::Bytes(3 * block + below(block));
+                    let asked = Demand { kv_share, host_share, ..small };
+                    let cache = divide(&cpu, &config, &asked, room).expect("room").cache;
+                    assert_eq!((cache.blocks as u64, cache.host_blocks), (blocks, 3));
+                }
+            }
+        }
+        assert!(divided > 1000 && refused > 1000, "{divided} divided, {refused} refused");
     }
 
     #[test]

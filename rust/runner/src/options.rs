@@ -77,18 +77,31 @@ impl Sizes {
         })
     }
 
-    /// The most bytes to take of those that are available.
-    pub fn memory_limit(&self, available: u64) -> Result<u64, LaunchError> {
+    /// What may be taken of the bytes that are available.
+    pub fn allowance(&self, available: u64) -> Result<Allowance, LaunchError> {
         let leftover = self.memory_leftover_bytes;
         if leftover >= available {
             // The one way for a user to ask for it.
             let limit = format!("less than the {} that are available", available >> 20);
             return Err(out_of_range("BFC_LEFTOVER_MB", &(leftover >> 20), limit));
         }
-        let rest = available - leftover;
-        // Rounded, but never to more than there is.
-        Ok(((rest as f64 * self.memory_ratio) as u64).min(rest))
+        let most = available - leftover;
+        Ok(Allowance { most, limit: share(most, self.memory_ratio) })
     }
+}
+
+/// How many bytes the engine may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allowance {
+    /// With the largest `memory_ratio`.
+    pub most: u64,
+    /// With the one that was chosen.
+    pub limit: u64,
+}
+
+/// Rounded, but never to more than there is.
+pub(crate) fn share(most: u64, ratio: f64) -> u64 {
+    ((most as f64 * ratio) as u64).min(most)
 }
 
 /// A host tier that nothing would use is refused, and so is a use for it without one.
@@ -157,16 +170,16 @@ mod tests {
 
     #[test]
     fn the_limit_is_a_share_of_what_is_available_less_the_leftover() {
-        let limit = |memory_ratio, leftover, available| {
+        let allowance = |memory_ratio, leftover, available| {
             let options =
                 Options { memory_ratio, memory_leftover_bytes: Some(leftover), ..Options::default() };
-            Sizes::check(&options).expect("good options").memory_limit(available)
+            Sizes::check(&options).expect("good options").allowance(available)
         };
-        assert_eq!(limit(Some(0.5), 200, 1000).expect("a limit"), 400);
-        assert_eq!(limit(None, 0, 1000).expect("a limit"), 900);
-        assert_eq!(limit(Some(1.0), 1, u64::MAX).expect("a limit"), u64::MAX - 1);
+        assert_eq!(allowance(Some(0.5), 200, 1000).expect("a limit"), Allowance { most: 800, limit: 400 });
+        assert_eq!(allowance(None, 0, 1000).expect("a limit").limit, 900);
+        assert_eq!(allowance(Some(1.0), 1, u64::MAX).expect("a limit").limit, u64::MAX - 1);
         assert_eq!(
-            limit(None, 5 << 20, 5 << 20).expect_err("refused").to_string(),
+            allowance(None, 5 << 20, 5 << 20).expect_err("refused").to_string(),
             "BFC_LEFTOVER_MB=5 is out of range: less than the 5 that are available"
         );
     }

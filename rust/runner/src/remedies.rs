@@ -4,15 +4,16 @@ use penstock_device::{Backend, Element, KvElement};
 use penstock_models::ModelConfig;
 
 use crate::memory::{Demand, HostShare, KvShare, divide, largest};
+use crate::options::{Allowance, share};
 
 /// Settings that would do, each by itself, such as `max_model_len=2048`.
 pub(crate) fn remedies<B: Backend>(
     backend: &B,
     config: &ModelConfig,
     demand: &Demand,
-    limit: u64,
+    allowance: Allowance,
 ) -> Vec<String> {
-    let trial = Trial { backend, config, demand, limit };
+    let trial = Trial { backend, config, demand, allowance };
     let Demand { block_size, max_model_len, max_num_seqs, max_num_batched_tokens, .. } = *demand;
     let fewest_tokens = block_size.max(max_num_seqs);
     [
@@ -23,6 +24,7 @@ pub(crate) fn remedies<B: Backend>(
         }),
         trial.element(),
         trial.kv_element(),
+        trial.memory_ratio(),
         trial.kv_cache_bytes(),
         trial.host_cache_bytes(),
     ]
@@ -36,15 +38,19 @@ struct Trial<'a, B> {
     backend: &'a B,
     config: &'a ModelConfig,
     demand: &'a Demand,
-    limit: u64,
+    allowance: Allowance,
 }
 
 impl<B: Backend> Trial<'_, B> {
     /// Whether it would with one change.
     fn fits(&self, change: impl FnOnce(&mut Demand)) -> bool {
+        self.fits_into(self.allowance.limit, change)
+    }
+
+    fn fits_into(&self, limit: u64, change: impl FnOnce(&mut Demand)) -> bool {
         let mut changed = self.demand.clone();
         change(&mut changed);
-        divide(self.backend, self.config, &changed, self.limit).is_ok()
+        divide(self.backend, self.config, &changed, limit).is_ok()
     }
 
     /// The most of `sizes` that fits; less than they start with is of no use.
@@ -68,6 +74,20 @@ impl<B: Backend> Trial<'_, B> {
         KvElement::ALL.iter().find(fits).map(|element| format!("kv_cache_dtype={}", element.name()))
     }
 
+    /// The least that fits, in hundredths, where there is more to take. Whoever chooses it is no guest any more.
+    fn memory_ratio(&self) -> Option<String> {
+        let Allowance { most, limit } = self.allowance;
+        let fits = |spared: u64| {
+            self.fits_into(share(most, (100 - spared) as f64 / 100.0), |demand| {
+                if demand.kv_share == KvShare::Guest {
+                    demand.kv_share = KvShare::All;
+                }
+            })
+        };
+        let spared = if limit < most { largest(0, 99, fits) } else { None };
+        spared.map(|spared| format!("memory_ratio={:.2}", (100 - spared) as f64 / 100.0))
+    }
+
     /// The most below what was asked for, or else what the longest sequence needs.
     fn kv_cache_bytes(&self) -> Option<String> {
         let fewest = self.demand.fewest_bytes(self.backend, self.config);
@@ -82,7 +102,8 @@ impl<B: Backend> Trial<'_, B> {
     fn host_cache_bytes(&self) -> Option<String> {
         let HostShare::Bytes(asked @ 1..) = self.demand.host_share else { return None };
         let fits = |bytes| self.fits(|demand| demand.host_share = HostShare::Bytes(bytes));
-        largest(1, asked, fits).map(|bytes| format!("host_cache_bytes={bytes}"))
+        let fewest = self.demand.fewest_host_bytes(self.backend, self.config);
+        largest(fewest, asked, fits).map(|bytes| format!("host_cache_bytes={bytes}"))
     }
 }
 
@@ -93,11 +114,15 @@ mod tests {
     use super::*;
     use crate::memory::tests::{config, demand};
 
-    /// Shows `look` what is told for a demand, and with what to try it.
+    /// Shows `look` what is told for a demand that may have all of `limit`, and with what to try it.
     fn told(demand: Demand, limit: u64, look: impl FnOnce(Vec<String>, Trial<'_, Cpu>)) {
+        told_of(demand, Allowance { most: limit, limit }, look);
+    }
+
+    fn told_of(demand: Demand, allowance: Allowance, look: impl FnOnce(Vec<String>, Trial<'_, Cpu>)) {
         let (cpu, config) = (Cpu::new(1).expect("a thread"), config());
-        let trial = Trial { backend: &cpu, config: &config, demand: &demand, limit };
-        look(remedies(&cpu, &config, &demand, limit), trial);
+        let trial = Trial { backend: &cpu, config: &config, demand: &demand, allowance };
+        look(remedies(&cpu, &config, &demand, allowance), trial);
     }
 
     fn number(remedy: &str, field: &str) -> usize {
@@ -139,6 +164,31 @@ mod tests {
             assert!(trial.fits(|demand| demand.max_num_seqs = sequences));
             assert!(!trial.fits(|demand| demand.max_num_seqs = sequences + 1));
         });
+    }
+
+    #[test]
+    fn the_least_share_that_fits_is_told_where_there_is_more_to_take() {
+        let ratio = |kv_share, most, limit| {
+            let mut ratio = None;
+            told_of(Demand { kv_share, ..demand() }, Allowance { most, limit }, |told, trial| {
+                ratio =
+                    told.iter().find_map(|remedy| remedy.strip_prefix("memory_ratio=").map(str::to_owned));
+                let Some(ratio) = &ratio else { return };
+                let ratio: f64 = ratio.parse().expect("a number");
+                let fits = |ratio| {
+                    let all = if kv_share == KvShare::Guest { KvShare::All } else { kv_share };
+                    trial.fits_into(share(most, ratio), |demand| demand.kv_share = all)
+                };
+                assert!(fits(ratio) && !fits(ratio - 0.01), "{ratio}");
+            });
+            ratio
+        };
+        let (little, much) = (20 << 20, 100 << 20);
+        for kv_share in [KvShare::All, KvShare::Guest, KvShare::Bytes(17 << 20)] {
+            assert!(ratio(kv_share, much, little).is_some(), "{kv_share:?}");
+            assert_eq!(ratio(kv_share, little, little), None, "there is no more");
+        }
+        assert_eq!(ratio(KvShare::All, little, little / 2), None, "all there is would not do");
     }
 
     #[test]

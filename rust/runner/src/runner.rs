@@ -38,22 +38,23 @@ pub(crate) struct Runner<B: Backend> {
 pub(crate) enum Depth {
     /// All the way.
     AllLayers,
-    /// Through one layer and the head, for warming up.
-    OneLayer,
+    /// Through so many layers and the head, for warming up.
+    Layers(usize),
 }
 
 impl<B: Backend> Runner<B> {
-    /// Allocates for steps as large as `spec`; nothing grows afterwards.
+    /// Allocates for steps as large as `spec`, for which `inputs` has room; nothing grows afterwards.
     pub(crate) fn new(
         mut backend: B,
         decoder: Decoder<B>,
         cache: &CacheSpec,
         spec: &StepSpec,
+        inputs: StepInputs,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
             workspace: Workspace::new(&mut backend, decoder.config(), spec)?,
             cache: backend.allocate_cache(cache)?,
-            inputs: StepInputs::with_room(spec)?,
+            inputs,
             rows: Vec::with_capacity(spec.sequences),
             sampled: Vec::with_capacity(spec.sequences),
             latest: vec![0; spec.sequences],
@@ -96,7 +97,9 @@ impl<B: Backend> Runner<B> {
         }
         match depth {
             Depth::AllLayers => decoder.forward(backend, inputs, cache, workspace)?,
-            Depth::OneLayer => decoder.forward_through_one(backend, inputs, cache, workspace)?,
+            Depth::Layers(count) => {
+                decoder.forward_through_some(count, backend, inputs, cache, workspace)?;
+            }
         }
         let Self { rows, sampled, .. } = self;
         rows.clear();

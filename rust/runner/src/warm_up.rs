@@ -5,28 +5,35 @@
 //! one row alone at the end of the longest context, whose attention is spread over the threads.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_device::{Backend, BlockCopy, CacheSpec, DeviceError};
 use penstock_engine::executor::{BlockId, Sample, StepPlan, Work};
 use penstock_engine::{Request, Sampling};
 
-use crate::HostTierCost;
+use crate::HostTierInfo;
 use crate::runner::{Depth, Runner};
 
 /// Blocks that are copied to see how long that takes.
 const COPIES: usize = 8;
+/// How often a run is timed at most, and for how long together before no further run begins.
+const TIMINGS: usize = 5;
+const TIMING_BUDGET: Duration = Duration::from_millis(200);
 
 /// What was learnt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WarmUp {
     pub seconds: f64,
-    pub host_tier: Option<HostTierCost>,
+    pub host_tier: Option<HostTierInfo>,
 }
 
 impl<B: Backend> Runner<B> {
     /// Runs the largest steps, and weighs the host tier's copies against computing again.
-    pub(crate) fn warm_up(&mut self, cache: &CacheSpec) -> Result<WarmUp, DeviceError> {
+    pub(crate) fn warm_up(
+        &mut self,
+        cache: &CacheSpec,
+        has_prefix_cache: bool,
+    ) -> Result<WarmUp, DeviceError> {
         let start = Instant::now();
         let spec = *self.spec();
         // The first sequence has a chunk of a prompt; the others, a row each, are where the longest ones end.
@@ -38,15 +45,21 @@ impl<B: Backend> Runner<B> {
             let first = if widest.is_empty() { 0 } else { spec.positions - num_tokens };
             widest.push((first, num_tokens));
         }
-        self.run_through_one(&widest)?;
-        self.run_through_one(&[(spec.positions - 1, 1)])?;
-        let host_tier = (cache.host_blocks > 0).then(|| self.weigh_host_tier(cache)).transpose()?;
+        self.run_through(1, &widest, true)?;
+        self.run_through(1, &[(spec.positions - 1, 1)], true)?;
+        let weighed = (cache.host_blocks > 0).then(|| self.weigh_host_tier(cache)).transpose()?;
+        let host_tier = weighed.map(|costs| costs.judged(has_prefix_cache));
         Ok(WarmUp { seconds: start.elapsed().as_secs_f64(), host_tier })
     }
 
-    /// A step of one layer: for each sequence the position of its first row, and how many rows it has. All lie in the same
+    /// A step of a few layers: for each sequence the position of its first row, and how many rows it has. All lie in the same
     /// blocks, because there need not be as many as that; what is in them afterwards nobody reads.
-    fn run_through_one(&mut self, sequences: &[(usize, usize)]) -> Result<(), DeviceError> {
+    fn run_through(
+        &mut self,
+        num_layers: usize,
+        sequences: &[(usize, usize)],
+        samples: bool,
+    ) -> Result<(), DeviceError> {
         let spec = *self.spec();
         let mut plan = StepPlan::default();
         let sampling =
@@ -73,28 +86,117 @@ impl<B: Backend> Runner<B> {
                 tokens: first_token as u32..plan.tokens.len() as u32,
                 follows_sample: false,
                 blocks: first_block as u32..plan.blocks.len() as u32,
-                sample: Some(Sample { request: Arc::clone(&request), index: 0, suppress_stops: false }),
+                sample: samples.then(|| Sample {
+                    request: Arc::clone(&request),
+                    index: 0,
+                    suppress_stops: false,
+                }),
             });
         }
-        self.compute(&mut plan, Depth::OneLayer)
+        self.compute(&mut plan, Depth::Layers(num_layers))
     }
 
-    fn weigh_host_tier(&mut self, cache: &CacheSpec) -> Result<HostTierCost, DeviceError> {
+    fn weigh_host_tier(&mut self, cache: &CacheSpec) -> Result<Costs, DeviceError> {
         let copies = COPIES.min(cache.blocks).min(cache.host_blocks) as u32;
         let saves = || (0..copies).map(|block| BlockCopy::Save { from: block, to: block });
         let loads = || (0..copies).map(|block| BlockCopy::Load { from: block, to: block });
         self.copy(&mut saves().chain(loads()))?; // the system gives the pages
-        let save = seconds(|| self.copy(&mut saves()))? / f64::from(copies);
-        let load = seconds(|| self.copy(&mut loads()))? / f64::from(copies);
+        let save = quickest(|| seconds(|| self.copy(&mut saves())))? / f64::from(copies);
+        let load = quickest(|| seconds(|| self.copy(&mut loads())))? / f64::from(copies);
         let chunk = self.spec().tokens.min(self.spec().positions);
-        let layer = seconds(|| self.run_through_one(&[(0, chunk)]))?;
-        let recompute = layer * cache.layers as f64 * cache.block_size as f64 / chunk as f64;
-        Ok(HostTierCost { save, load, recompute })
+        // A chunk in the middle of a prompt samples nothing, and its last layer ends with its keys and values: so does the
+        // only layer of the one, and the other has a whole layer more.
+        let last_layer = quickest(|| seconds(|| self.run_through(1, &[(0, chunk)], false)))?;
+        let two_layers = quickest(|| seconds(|| self.run_through(2, &[(0, chunk)], false)))?;
+        let share = cache.block_size as f64 / chunk as f64;
+        Ok(Costs { save, load, recompute: share * all_layers(cache.layers, last_layer, two_layers) })
     }
+}
+
+/// Seconds per block, of all layers.
+#[derive(Clone, Copy, Debug)]
+struct Costs {
+    save: f64,
+    load: f64,
+    recompute: f64,
+}
+
+impl Costs {
+    /// Prefixes are kept in the host tier where there are any and loading them is quicker than computing them again.
+    fn judged(self, has_prefix_cache: bool) -> HostTierInfo {
+        let Self { save, load, recompute } = self;
+        let pays = load < recompute;
+        if has_prefix_cache && !pays {
+            log::warn!(
+                "the host tier keeps no prefixes: loading a block from it takes {:.1} us, computing it again {:.1} us",
+                load * 1e6,
+                recompute * 1e6
+            );
+        }
+        HostTierInfo { save, load, recompute, keeps_prefixes: has_prefix_cache && pays }
+    }
+}
+
+/// The time through all layers: those before the last are whole, and never cost less than nothing, whatever was measured.
+fn all_layers(layers: usize, last_layer: f64, two_layers: f64) -> f64 {
+    last_layer + layers.saturating_sub(1) as f64 * (two_layers - last_layer).max(0.0)
+}
+
+/// The least of a few timings, for a time slice that others took is no cost of ours. Long runs, of which a slice is a small
+/// part, are timed less often.
+fn quickest(mut timing: impl FnMut() -> Result<f64, DeviceError>) -> Result<f64, DeviceError> {
+    let (mut least, mut sum) = (f64::INFINITY, 0.0);
+    for _ in 0..TIMINGS {
+        let seconds = timing()?;
+        (least, sum) = (seconds.min(least), sum + seconds);
+        if sum >= TIMING_BUDGET.as_secs_f64() {
+            break;
+        }
+    }
+    Ok(least)
 }
 
 fn seconds(run: impl FnOnce() -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
     let start = Instant::now();
     run()?;
     Ok(start.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The least of `timings`, and how many were taken.
+    fn quickest_of(timings: &[f64]) -> (f64, usize) {
+        let mut taken = 0;
+        let next = || {
+            taken += 1;
+            Ok(timings[taken - 1])
+        };
+        (quickest(next).expect("no failure"), taken)
+    }
+
+    #[test]
+    fn a_lost_time_slice_is_no_cost_and_long_runs_are_timed_once() {
+        assert_eq!(quickest_of(&[0.030, 0.002, 0.004, 0.001, 0.003, 0.0]), (0.001, 5));
+        assert_eq!(quickest_of(&[0.080, 0.090, 0.100, 0.0]), (0.080, 3));
+        assert_eq!(quickest_of(&[2.0, 0.0]), (2.0, 1));
+    }
+
+    #[test]
+    fn computing_again_costs_its_layers_and_never_less_than_one() {
+        assert_eq!(all_layers(4, 1.0, 3.0), 7.0);
+        assert_eq!(all_layers(1, 1.0, 1.5), 1.0);
+        assert_eq!(all_layers(4, 1.0, 0.9), 1.0);
+    }
+
+    #[test]
+    fn prefixes_are_kept_where_there_are_any_and_loading_is_quicker() {
+        let kept = |load, recompute, has_prefix_cache| {
+            Costs { save: 9.0, load, recompute }.judged(has_prefix_cache).keeps_prefixes
+        };
+        assert!(kept(1.0, 2.0, true));
+        assert!(!kept(2.0, 2.0, true) && !kept(3.0, 2.0, true));
+        assert!(!kept(1.0, 2.0, false), "there are none");
+    }
 }

@@ -36,9 +36,12 @@ fn a_host_tier_is_measured_and_left_off_where_it_does_not_pay() {
     let prefix_cache_ttl = Some(Duration::from_secs(300));
     let host_cache_bytes = Some(10 * BLOCK + 1);
     let (engine, info) = model.launch(&Options { prefix_cache_ttl, host_cache_bytes, ..options() }).unwrap();
-    let cost = info.host_tier.unwrap();
-    assert!(cost.save > 0.0 && cost.load > 0.0 && cost.recompute > 0.0, "{cost:?}");
-    assert_eq!(engine.limits().host_blocks, if cost.is_worth_it() { 10 } else { 0 });
+    let tier = info.host_tier.unwrap();
+    assert!(tier.save > 0.0 && tier.load > 0.0 && tier.recompute > 0.0, "{tier:?}");
+    assert_eq!(tier.keeps_prefixes, tier.load < tier.recompute, "{tier:?}");
+    let limits = engine.limits();
+    let expected = (if tier.keeps_prefixes { 10 } else { 0 }, tier.keeps_prefixes);
+    assert_eq!((limits.host_blocks, limits.host_prefixes), expected);
     assert_eq!(info.memory.host_cache, 10 * BLOCK);
 
     let on_exhaustion = OnExhaustion::Swap;
@@ -51,6 +54,11 @@ fn a_host_tier_is_measured_and_left_off_where_it_does_not_pay() {
     assert_eq!(engine.limits().host_blocks, engine.limits().num_blocks, "as many as the cache has");
     assert_eq!(info.memory.host_cache, info.memory.kv_cache);
     assert_eq!(engine.limits().on_exhaustion, on_exhaustion);
+    assert!(!engine.limits().host_prefixes && !info.host_tier.unwrap().keeps_prefixes, "no prefix cache");
+    let both = Options { on_exhaustion, prefix_cache_ttl, ..options() };
+    let (engine, info) = model.launch(&both).unwrap();
+    assert_eq!(engine.limits().host_blocks, engine.limits().num_blocks, "whatever prefixes cost");
+    assert_eq!(engine.limits().host_prefixes, info.host_tier.unwrap().keeps_prefixes);
 }
 
 #[test]
@@ -105,7 +113,8 @@ fn more_than_there_is_is_refused_with_the_most_that_fits() {
     assert!(host.contains("what fits: host_cache_bytes="), "{host}");
     let nothing = refusal(Options { memory_ratio: Some(1e-9), ..options() });
     assert!(nothing.starts_with("weights ("), "{nothing}");
-    assert!(nothing.ends_with("what fits: no smaller size by itself"), "{nothing}");
+    let ratio = nothing.rsplit("what fits: memory_ratio=").next().unwrap();
+    assert!((0.01..=1.0).contains(&ratio.parse::<f64>().unwrap()), "{nothing}");
 }
 
 /// Set for the process that runs with little address space.

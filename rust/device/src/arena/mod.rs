@@ -17,6 +17,8 @@
 //! memory; there is no lock. Regions are not freed on drop, because that would need a way back to the arena from each of them;
 //! one that is dropped unfreed stays in use, and shows under its name, until the arena ends.
 //!
+//! Freeing, fences and growth are for devices, and for adapters that come and go; the CPU backend only allocates.
+//!
 //! Device memory has the same arena over another slab, and uses [`Region::offset`] instead of the loans.
 
 mod slab;

@@ -2,10 +2,13 @@
 
 use std::fs;
 
-/// Bytes this process can still take: the least of what the system says is available, what its control group leaves, and
-/// what is left of its address space (`ulimit -v`). Where none of them says anything, no limit is known.
+use super::groups;
+
+/// Bytes this process can still take: the least of what the system says is available, what it may still promise where it
+/// promises no more than it has, what control groups leave, and what is left of the address space (`ulimit -v`). Where none
+/// of them says anything, no limit is known.
 pub(super) fn available() -> u64 {
-    let limits = [system_available(), group_available(), address_space_available()];
+    let limits = [system_available(), commit_available(), groups::available(), address_space_available()];
     limits.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
@@ -15,6 +18,20 @@ fn system_available() -> Option<u64> {
 
 fn parse_meminfo(text: &str) -> Option<u64> {
     parse_kilobytes(text, "MemAvailable:")
+}
+
+fn commit_available() -> Option<u64> {
+    let policy = fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
+    parse_commit(&policy, &fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// What is left to promise; `None` where the policy is another than 2, never to promise too much.
+fn parse_commit(policy: &str, meminfo: &str) -> Option<u64> {
+    if policy.trim() != "2" {
+        return None;
+    }
+    let limit = parse_kilobytes(meminfo, "CommitLimit:")?;
+    Some(limit.saturating_sub(parse_kilobytes(meminfo, "Committed_AS:")?))
 }
 
 /// The bytes of a line such as `VmSize:   2048 kB`.
@@ -35,24 +52,6 @@ fn parse_address_space(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Version 2 control groups; inside a container their files are at the root of the mount.
-fn group_available() -> Option<u64> {
-    let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
-    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
-    let (limit, used) = (number("memory.max")?, number("memory.current")?);
-    // Files that were read count as used until somebody needs the room: the model's own, for a start.
-    let reclaimable = read("memory.stat").map_or(0, |stat| parse_file_cache(&stat));
-    Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
-}
-
-fn parse_file_cache(stat: &str) -> u64 {
-    let bytes = |name: &str| {
-        let value = |line: &str| line.strip_prefix(name)?.trim().parse::<u64>().ok();
-        stat.lines().find_map(value).unwrap_or(0)
-    };
-    bytes("inactive_file ") + bytes("active_file ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,7 +66,14 @@ mod tests {
         };
         assert_eq!(parse_address_space(&limits("4096")), Some(4096));
         assert_eq!(parse_address_space(&limits("unlimited")), None);
-        assert_eq!(parse_file_cache("anon 7\ninactive_anon 5\nactive_file 30\ninactive_file 12\n"), 42);
-        assert_eq!(parse_file_cache(""), 0);
+    }
+
+    #[test]
+    fn what_may_still_be_promised_counts_where_no_more_is() {
+        let meminfo = "MemAvailable: 9 kB\nCommitLimit:     100 kB\nCommitted_AS:     30 kB\n";
+        assert_eq!(parse_commit("2\n", meminfo), Some(70 * 1024));
+        assert_eq!(parse_commit("0\n", meminfo), None);
+        assert_eq!(parse_commit("2\n", "CommitLimit: 3 kB\nCommitted_AS: 4 kB\n"), Some(0));
+        assert_eq!(parse_commit("2\n", "MemAvailable: 9 kB\n"), None);
     }
 }

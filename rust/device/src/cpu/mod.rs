@@ -6,6 +6,7 @@
 
 mod cache;
 mod candidates;
+mod groups;
 mod memory;
 mod philox;
 mod sampling;
@@ -162,6 +163,7 @@ impl Backend for Cpu {
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         assert_eq!(self.memory().peak, 0, "memory is reserved after the first allocation; this is a bug");
+        self.arena = arena(PAGE)?; // first gives back what is not wanted any more
         self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         Ok(())
     }

@@ -1,0 +1,137 @@
+//! What control groups leave this process: the group it is in and all groups above it have a limit each.
+//!
+//! ```text
+//! /proc/self/cgroup      0::/a/b          version 2   /sys/fs/cgroup/a/b, .../a and the mount itself
+//!                        4:memory:/a/b    version 1   /sys/fs/cgroup/memory/a/b, likewise
+//! ```
+//!
+//! In a container the path may be the host's while the mount is the container's own: files that are not there say nothing,
+//! and those at the mount are its group's.
+
+use std::fs;
+use std::path::Path;
+
+/// Where the groups of a version are, and what their files and the lines of `memory.stat` are called.
+#[derive(Debug)]
+struct Version {
+    mount: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    file_cache: [&'static str; 2],
+}
+
+const ONE: Version = Version {
+    mount: "/sys/fs/cgroup/memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    file_cache: ["total_inactive_file ", "total_active_file "],
+};
+const TWO: Version = Version {
+    mount: "/sys/fs/cgroup",
+    limit: "memory.max",
+    used: "memory.current",
+    file_cache: ["inactive_file ", "active_file "],
+};
+
+/// Bytes that the groups leave; `None` where none has a limit.
+pub(super) fn available() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_else(|_| "0::/".to_owned());
+    least(&groups, |file| fs::read_to_string(file).ok())
+}
+
+/// The least that a group of `groups` leaves, its files read by `read`.
+fn least(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    let mut left = None;
+    for (version, path) in groups.lines().filter_map(parse_group) {
+        for group in Path::new(path).ancestors() {
+            let directory = Path::new(version.mount).join(group.strip_prefix("/").unwrap_or(group));
+            let here = version.left(|name| read(&directory.join(name)));
+            left = left.into_iter().chain(here).min();
+        }
+    }
+    left
+}
+
+/// The group that limits memory, of a line `number:controllers:path`; version 2 names no controllers.
+fn parse_group(line: &str) -> Option<(&'static Version, &str)> {
+    let mut parts = line.splitn(3, ':');
+    let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    if controllers.split(',').any(|controller| controller == "memory") {
+        return Some((&ONE, path));
+    }
+    (number == "0" && controllers.is_empty()).then_some((&TWO, path))
+}
+
+impl Version {
+    /// What the group leaves whose files `read` reads by name.
+    fn left(&self, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+        let (limit, used) = (number(self.limit)?, number(self.used)?);
+        // Files that were read count as used until somebody needs the room: the model's own, for a start.
+        let reclaimable = read("memory.stat").map_or(0, |stat| self.parse_file_cache(&stat));
+        Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
+    }
+
+    fn parse_file_cache(&self, stat: &str) -> u64 {
+        let bytes = |name: &str| {
+            let value = |line: &str| line.strip_prefix(name)?.trim().parse::<u64>().ok();
+            stat.lines().find_map(value).unwrap_or(0)
+        };
+        self.file_cache.into_iter().map(bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The least of `groups`, where these files are all there are.
+    fn least_of(groups: &str, files: &[(&str, &str)]) -> Option<u64> {
+        least(groups, |file| {
+            let (_, text) = files.iter().find(|(name, _)| Path::new(name) == file)?;
+            Some((*text).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_tightest_of_a_group_and_those_above_it_counts() {
+        let files = [
+            ("/sys/fs/cgroup/a/memory.max", "5000\n"),
+            ("/sys/fs/cgroup/a/memory.current", "4500\n"),
+            ("/sys/fs/cgroup/a/memory.stat", "anon 7\ninactive_anon 5\nactive_file 30\ninactive_file 12\n"),
+            ("/sys/fs/cgroup/a/b/memory.max", "3000\n"),
+            ("/sys/fs/cgroup/a/b/memory.current", "100\n"),
+            ("/sys/fs/cgroup/a/c/memory.max", "max\n"),
+            ("/sys/fs/cgroup/a/c/memory.current", "100\n"),
+        ];
+        assert_eq!(least_of("0::/a/b\n", &files), Some(500 + 42));
+        assert_eq!(least_of("0::/a/c\n", &files), Some(542), "its own has no limit");
+        assert_eq!(least_of("0::/\n", &files), None);
+        assert_eq!(least_of("0::/a/b\n", &files[3..]), Some(2900), "no memory.stat");
+        assert_eq!(least_of("", &files), None);
+    }
+
+    #[test]
+    fn the_first_version_has_names_of_its_own_and_both_may_be_there() {
+        let files = [
+            ("/sys/fs/cgroup/memory/job:1/memory.limit_in_bytes", "9000\n"),
+            ("/sys/fs/cgroup/memory/job:1/memory.usage_in_bytes", "1000\n"),
+            (
+                "/sys/fs/cgroup/memory/job:1/memory.stat",
+                "inactive_file 1\ntotal_inactive_file 200\ntotal_active_file 300\n",
+            ),
+            ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "12345\n"),
+            ("/sys/fs/cgroup/memory.max", "700\n"),
+            ("/sys/fs/cgroup/memory.current", "100\n"),
+        ];
+        let first = "5:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/job:1\n1:name=systemd:/init\n";
+        assert_eq!(least_of(first, &files), Some(8500));
+        assert_eq!(least_of(&format!("{first}0::/job\n"), &files), Some(600));
+        assert_eq!(least_of("4:memory:/docker/of-the-host\n", &files[..3]), None);
+        assert_eq!(
+            least_of("4:memory:/docker/of-the-host\n", &files[3..5]),
+            Some(9223372036854771712 - 12345)
+        );
+    }
+}
