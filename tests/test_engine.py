@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import threading
 import time
 from collections import Counter
@@ -19,6 +21,7 @@ from api_support import (
     SHORT,
     assert_at_rest,
     assert_at_rest_blocking,
+    bytes_of_blocks,
     engine_threads,
     make_engine,
     resident_bytes,
@@ -262,10 +265,12 @@ def test_value_classes_print_as_the_call_that_makes_their_equal(tiny_model: Path
         ]
         request.result()
     for value in values:
-        copy = eval(repr(value), vars(penstock))  # noqa: S307 - that it can be evaluated is the point
-        assert copy == value
-        assert hash(copy) == hash(value)
-        assert copy is not value
+        printed = eval(repr(value), vars(penstock))  # noqa: S307 - that it can be evaluated is the point
+        pickled = pickle.loads(pickle.dumps(value))  # noqa: S301 - made here
+        for other in (printed, pickled, copy.deepcopy(value)):
+            assert other == value
+            assert hash(other) == hash(value)
+            assert other is not value
         with pytest.raises(TypeError):
             type(value)(1)  # type: ignore[call-arg]
         field = next(name for name in dir(value) if not name.startswith("_") and name != "replace")
@@ -330,6 +335,21 @@ async def test_the_environment_sets_the_threads_unless_they_are_given(
     monkeypatch.setenv("PENSTOCK_THREADS", "many")
     with pytest.raises(penstock.ConfigError, match="PENSTOCK_THREADS"):
         await penstock.Engine(tiny_model).start()
+
+
+def test_a_length_that_the_cache_cuts_short_is_warned_of(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = bytes_of_blocks(tiny_model, 2)
+    with caplog.at_level("WARNING", logger="penstock"):
+        with make_engine(tiny_model, kv_cache_bytes=size) as engine:
+            engine.stats()
+            assert engine.info.max_model_len == 32
+        with make_engine(tiny_model, kv_cache_bytes=size, max_model_len=32) as engine:
+            engine.stats()
+    [record] = caplog.records
+    assert "max_model_len is 32" in record.getMessage()
+    assert "512" in record.getMessage()
 
 
 def test_the_info_says_where_the_memory_is(tiny_model: Path) -> None:

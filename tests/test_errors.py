@@ -174,6 +174,13 @@ async def test_a_bad_prompt_is_named(engine: penstock.Engine, case: str) -> None
     assert "prompt" in str(caught.value)
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", ["nothing", "number", "bytes", "mapping"])
+async def test_what_is_no_prompt_at_all_is_told_what_one_is(engine: penstock.Engine, case: str) -> None:
+    with pytest.raises(penstock.InvalidRequest, match=r"text, .* token ids .* messages"):
+        await engine.start_request(BAD_PROMPTS[case])
+
+
 BAD_MESSAGES: dict[str, Any] = {
     "no role": [{"content": "hi"}],
     "role of the wrong type": [{"role": 1, "content": "hi"}],

@@ -123,6 +123,18 @@ def test_a_handler_that_raises_harms_nobody(
     assert caplog.records == []
 
 
+def test_what_others_log_about_a_prompt_does_not_arrive(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(1, logger="penstock")
+    with make_engine(tiny_model) as engine:
+        engine.blocking.generate("secret", SHORT)
+        engine.stats()
+    assert caplog.records
+    assert not [record for record in caplog.records if "Replacing" in record.getMessage()]
+    assert not [record for record in caplog.records if "'s'" in record.getMessage()]
+
+
 def test_ctrl_c_in_a_handler_is_not_swallowed(engine: penstock.Engine) -> None:
     def interrupt(_record: logging.LogRecord) -> bool:
         raise KeyboardInterrupt

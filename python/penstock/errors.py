@@ -57,7 +57,7 @@ class ModelLoadError(PenstockError):
 
 
 class OutOfMemory(PenstockError):  # noqa: N818 - reads as the fact it reports
-    """The weights or the cache need more memory than there is; the text has both numbers."""
+    """The model or its cache needs more memory than there is; the text says which settings would fit."""
 
 
 class EngineStopped(PenstockError):  # noqa: N818 - reads as the fact it reports

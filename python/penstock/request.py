@@ -41,7 +41,7 @@ class _Request:
 
     @property
     def finish_reason(self) -> str | None:
-        """`stop`, `length`, `cancelled` or `error` once the end has arrived here, `None` before."""
+        """`stop`, `length`, `cancelled`, `interrupted` or `error` once the end has arrived, else `None`."""
         return self._native.finish_reason
 
     def cancel(self) -> None:

@@ -18,7 +18,7 @@ use pyo3::types::PyString;
 use crate::config::EngineConfig;
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
-use crate::fields::Field;
+use crate::fields::{Field, TOKEN_IDS};
 use crate::live::Live;
 use crate::logs;
 use crate::params::SamplingParams;
@@ -26,6 +26,8 @@ use crate::port::Port;
 use crate::request::Request;
 use crate::results::{ModelInfo, Stats};
 
+/// What a prompt may be; messages are text by the time they are here.
+const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
 /// The progress callback is called at most this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -70,7 +72,7 @@ impl Engine {
         let prompt = if prompt.is_instance_of::<PyString>() {
             self.encode(py, prompt, add_special_tokens)?
         } else {
-            Field::request("prompt").token_ids(prompt)?
+            Field::request("prompt").token_ids(prompt, PROMPT)?
         };
         let limits = self.engine.limits();
         let params = params.resolve(&self.model.generation, prompt.len(), limits.max_model_len, draw_seed());
@@ -110,7 +112,7 @@ impl Engine {
         token_ids: &Bound<'_, PyAny>,
         skip_special_tokens: bool,
     ) -> Result<String, Error> {
-        let token_ids = Field::request("token_ids").token_ids(token_ids)?;
+        let token_ids = Field::request("token_ids").token_ids(token_ids, TOKEN_IDS)?;
         detach(py, || self.model.tokenizer.decode(&token_ids, skip_special_tokens))
     }
 

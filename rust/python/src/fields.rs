@@ -4,7 +4,10 @@
 use std::ops::RangeInclusive;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyString};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyMapping, PyString};
+
+/// What [`Field::token_ids`] reads.
+pub const TOKEN_IDS: &str = "a sequence of token ids (integers from 0)";
 
 use crate::errors::{Error, Problem};
 
@@ -84,14 +87,14 @@ impl Field {
         })
     }
 
-    /// Token ids out of any iterable of integers.
-    pub fn token_ids(self, value: &Bound<'_, PyAny>) -> Result<Vec<u32>, Error> {
-        const LIMIT: &str = "a sequence of token ids (integers from 0)";
-        let is_text = value.is_instance_of::<PyString>()
+    /// Token ids out of any iterable of integers; what is none must be, in words, `expected`.
+    pub fn token_ids(self, value: &Bound<'_, PyAny>, expected: &str) -> Result<Vec<u32>, Error> {
+        let is_other = value.is_instance_of::<PyString>()
             || value.is_instance_of::<PyBytes>()
-            || value.is_instance_of::<PyByteArray>();
-        let items = if is_text { None } else { value.try_iter().ok() };
-        let items = items.ok_or_else(|| self.refuse(value, LIMIT))?;
+            || value.is_instance_of::<PyByteArray>()
+            || value.cast::<PyMapping>().is_ok();
+        let items = if is_other { None } else { value.try_iter().ok() };
+        let items = items.ok_or_else(|| self.refuse(value, expected))?;
         items.map(|item| self.integer(&item?, 0..=u64::from(u32::MAX)).map(|id| id as u32)).collect()
     }
 }

@@ -37,7 +37,8 @@ struct Record {
 
 impl Log for Queue {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= log::max_level()
+        // Others' records may quote what passes through them: prompts, for a start.
+        metadata.target().starts_with("penstock") && metadata.level() <= log::max_level()
     }
 
     fn log(&self, record: &log::Record<'_>) {

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 
 use crate::errors::Error;
-use crate::fields::Field;
+use crate::fields::{Field, TOKEN_IDS};
 use crate::record::{Tuple, options};
 
 /// Most stop strings of a request.
@@ -84,7 +84,7 @@ fn read_salt(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
 }
 
 fn read_stop_ids(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<u32>, Error> {
-    let ids = field.token_ids(value)?;
+    let ids = field.token_ids(value, TOKEN_IDS)?;
     if ids.len() > MAX_STOP_IDS {
         return Err(field.refuse(value, format!("at most {MAX_STOP_IDS} ids")));
     }

@@ -21,16 +21,25 @@ pub fn hash(object: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<isize> {
     PyTuple::new(object.py(), values)?.hash()
 }
 
+/// What `copy` and `pickle` build an equal object from: no positions, all fields as keywords.
+pub fn new_arguments<'py>(
+    object: &Bound<'py, PyAny>,
+    fields: &[&str],
+) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+    let values = PyDict::new(object.py());
+    for field in fields {
+        values.set_item(field, object.getattr(*field)?)?;
+    }
+    Ok((PyTuple::empty(object.py()), values))
+}
+
 /// A new object of the same class, through its constructor: the fields of `object`, with `changes` over them.
 pub fn replace<'py>(
     object: &Bound<'py, PyAny>,
     fields: &[&str],
     changes: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let values = PyDict::new(object.py());
-    for field in fields {
-        values.set_item(field, object.getattr(*field)?)?;
-    }
+    let (_, values) = new_arguments(object, fields)?;
     if let Some(changes) = changes {
         values.update(changes.as_mapping())?;
     }
@@ -83,6 +92,12 @@ macro_rules! class {
 
             fn __hash__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<isize> {
                 $crate::record::hash(this.as_any(), &[$(stringify!($field)),*])
+            }
+
+            fn __getnewargs_ex__<'py>(
+                this: &pyo3::Bound<'py, Self>,
+            ) -> pyo3::PyResult<(pyo3::Bound<'py, pyo3::types::PyTuple>, pyo3::Bound<'py, pyo3::types::PyDict>)> {
+                $crate::record::new_arguments(this.as_any(), &[$(stringify!($field)),*])
             }
         }
     };

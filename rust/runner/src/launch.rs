@@ -32,7 +32,13 @@ pub(crate) fn launch(
     let mut backend = Cpu::new(sizes.threads)?;
     let allowance = sizes.allowance(backend.available_memory())?;
     let division = divide_memory(&backend, &config, options, &sizes, element, allowance)?;
-    let demand = Demand::new(options, &sizes, element, division.step.positions);
+    let (held, longest) = (division.step.positions, longest_sequence(&config));
+    if options.max_model_len.is_none() && held < longest {
+        log::warn!(
+            "max_model_len is {held}, for the KV cache holds no longer sequence; the model's own is {longest}"
+        );
+    }
+    let demand = Demand::new(options, &sizes, element, held);
     let room = reserve(&mut backend, &config, &demand, &division)?;
     let decoder = penstock_models::load(&mut backend, checkpoint, config, element, progress)?;
     let (threads, isa, config) = (backend.threads(), backend.isa(), decoder.config());
@@ -144,6 +150,11 @@ fn divide_memory(
         Some(asked) => asked,
         None => {
             let most = largest(1, asked as u64, |len| division(len as usize).is_ok());
+            // Where the cache that was asked for leaves no room for any length, what fits is told for the length that the
+            // memory could hold.
+            let whole = |len| Demand { kv_share: KvShare::All, ..demand(len as usize) };
+            let could = |len| divide(backend, config, &whole(len), allowance.limit).is_ok();
+            let most = most.or_else(|| largest(1, asked as u64, could));
             most.map_or(asked.min(sizes.block_size), |len| len as usize)
         }
     };
