@@ -14,7 +14,8 @@ pub struct BlockList {
     /// Its first blocks, so many, are in the prefix cache, found there or published; the last of them is this.
     pub(super) num_published: usize,
     pub(super) last_published: Option<NodeId>,
-    /// The prefix cache's when the list was opened: after a flush nothing of it is published, nor will be.
+    /// The prefix cache's when the first of its blocks were computed or found; 0 if there is no cache. After a flush
+    /// nothing of it is published, nor will be, not even once it was saved and restored.
     pub(super) epoch: u64,
     /// The latest step whose plan loads something into its blocks; 0 if none does.
     pub(super) depends_on: u64,

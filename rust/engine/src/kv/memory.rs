@@ -103,8 +103,9 @@ impl Memory {
 
     /// A list with the promise of blocks up to `num_blocks`, and how many tokens its first blocks hold already. It
     /// starts with the blocks just found, those on the host being loaded, and goes on with the `saved` ones if nothing
-    /// is missing between; if something is, these are discarded. `None`, changing nothing, if with that fewer than
-    /// `headroom` blocks could still be had. `capacity` blocks are as many as it will ever have.
+    /// is missing between; if something is, or what was before them has been flushed, these are discarded. `None`,
+    /// changing nothing, if with that fewer than `headroom` blocks could still be had. `capacity` blocks are as many as
+    /// it will ever have.
     pub fn open(
         &mut self,
         saved: &mut Option<Saved>,
@@ -112,7 +113,11 @@ impl Memory {
         headroom: usize,
         capacity: usize,
     ) -> Option<(BlockList, usize)> {
-        let is_restored = saved.as_ref().is_some_and(|saved| saved.first <= self.found.len());
+        let epoch = self.prefix.as_ref().map_or(0, PrefixCache::epoch);
+        let is_restored = saved.as_ref().is_some_and(|saved| match saved.first {
+            0 => true,
+            first => saved.epoch == epoch && first <= self.found.len(),
+        });
         if let (true, Some(saved)) = (is_restored, &saved) {
             self.found.truncate(saved.first);
         }
@@ -126,6 +131,7 @@ impl Memory {
         match saved.take() {
             Some(saved) if is_restored => {
                 num_computed = saved.num_tokens;
+                list.epoch = saved.epoch;
                 for from in saved.blocks {
                     self.load(from, &mut list);
                 }
@@ -313,7 +319,7 @@ impl Memory {
             self.copies.push(BlockCopy::Save { from, to });
             blocks.push(to);
         }
-        Some(Saved { first, blocks, num_tokens, step: self.next_step })
+        Some(Saved { first, blocks, num_tokens, step: self.next_step, epoch: list.epoch })
     }
 
     /// Gives up what was saved.

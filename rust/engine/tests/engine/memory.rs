@@ -174,6 +174,24 @@ fn a_flush_forgets_everything_at_once_but_what_is_in_use() {
 }
 
 #[test]
+fn what_was_computed_before_a_flush_is_not_published_after_a_swap_either() {
+    let swapping = Limits { num_blocks: 6, host_blocks: 16, on_exhaustion: OnExhaustion::Swap, ..caching() };
+    let mut harness = Harness::new(swapping);
+    let _older = harness.start(request(4, 13, 0));
+    let mut newer = harness.start(request(4, 13, 1));
+    harness.step();
+    harness.step();
+    harness.handle(Message::FlushPrefixCache);
+    harness.run();
+    assert!(harness.stats().swaps > 0);
+    let (tokens, _) = read(&mut newer);
+    let mut prompt = newer.request.prompt.clone();
+    prompt.extend(tokens.iter().map(|token| token.id));
+    assert_eq!(prompt.len(), 4 + 13);
+    assert_eq!(cached(&mut harness, Request { prompt, ..request(1, 1, 1) }), found(0, 0));
+}
+
+#[test]
 fn what_has_no_room_in_the_cache_is_found_on_the_host() {
     let mut harness = Harness::new(Limits { num_blocks: 8, host_blocks: 16, ..caching() });
     cached(&mut harness, request(21, 4, 0));
