@@ -136,6 +136,11 @@ impl Sequence {
         self.num_rows == 0
     }
 
+    /// Whether all tokens it may generate are there or on their way: nothing of it is left to compute.
+    pub(crate) fn is_all_planned(&self) -> bool {
+        self.generated.len() + self.num_sampling == self.max_new_tokens
+    }
+
     /// It gets a place whose blocks hold its first `num_computed` tokens. Returns whether it is its first, of which
     /// `cached` is remembered.
     pub(crate) fn take_place(&mut self, num_computed: usize, cached: CachedTokens) -> bool {
@@ -173,7 +178,7 @@ impl Sequence {
     /// left out, and if then nothing is left and nothing is on its way, the sequence pauses.
     pub(crate) fn num_pending(&mut self) -> usize {
         // Known in advance: the last token is never computed, so a length end costs nothing.
-        if self.is_paused || self.generated.len() + self.num_sampling == self.max_new_tokens {
+        if self.is_paused || self.is_all_planned() {
             return 0;
         }
         let pending = self.num_tokens() - self.num_planned;

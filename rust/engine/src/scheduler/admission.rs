@@ -40,10 +40,11 @@ impl Scheduler {
         self.admission_is_due = false;
     }
 
-    /// Whoever has the least turn, leaving out those whose consumers do not read. Nobody, if rows of it are in flight:
-    /// it was running a moment ago, and others do not overtake it for that.
+    /// Whoever has the least turn, leaving out those whose consumers do not read and those who only wait for their last
+    /// tokens. Nobody, if rows of it are in flight: it was running a moment ago, and others do not overtake it for that.
     fn next_in_line(&self) -> Option<Line> {
-        let preempted = self.preempted.iter().position(|sequence| !sequence.is_paused).map(Line::Preempted);
+        let wants_place = |sequence: &Sequence| !sequence.is_paused && !sequence.is_all_planned();
+        let preempted = self.preempted.iter().position(wants_place).map(Line::Preempted);
         let waiting = (!self.waiting.is_empty()).then_some(Line::Waiting);
         let line = preempted.into_iter().chain(waiting).min_by_key(|line| self.in_line(*line).turn)?;
         self.in_line(line).is_settled().then_some(line)

@@ -239,6 +239,25 @@ fn the_newest_of_the_least_urgent_gives_way() {
 }
 
 #[test]
+fn who_only_waits_for_its_last_token_gives_way_first_and_gets_it() {
+    use OnExhaustion::{Interrupt, Recompute, Swap};
+    for on_exhaustion in [Recompute, Swap, Interrupt] {
+        let mut harness = Harness::new(Limits { num_blocks: 4, host_blocks: 8, on_exhaustion, ..caching() });
+        // Each holds two blocks when the first needs its third, and then the second's last row is in flight.
+        let mut clients = [(4, 6), (1, 5)].map(|(prompt, output)| harness.start(request(prompt, output, 0)));
+        for _ in 0..4 {
+            harness.step();
+        }
+        assert_eq!(harness.device.num_plans(), 1);
+        harness.plan();
+        assert_eq!((harness.stats().running, harness.stats().waiting), (1, 1));
+        harness.run();
+        clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+        assert_eq!((harness.stats().preemptions, harness.device.num_copies), (0, (0, 0)));
+    }
+}
+
+#[test]
 fn who_does_not_read_gives_way_before_who_reads() {
     let mut harness = Harness::new(Limits { num_blocks: 10, queue_capacity: 4, ..limits() });
     let mut sleeping = harness.start(request(4, 13, 0));
