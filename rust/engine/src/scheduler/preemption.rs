@@ -28,10 +28,12 @@ impl Scheduler {
             let (victim, victim_rank) = self.victim_for(slot);
             // One that computes nothing may stand before.
             rank -= usize::from(victim_rank < rank);
-            let may_wait = self.seated(victim).sequence.is_all_planned();
-            match self.on_exhaustion {
-                OnExhaustion::Interrupt if !may_wait => self.interrupt(victim, now),
-                _ => self.preempt(victim, now),
+            let sequence = &self.seated(victim).sequence;
+            let computes = !sequence.is_paused && !sequence.is_all_planned();
+            if computes && self.on_exhaustion == OnExhaustion::Interrupt {
+                self.interrupt(victim, now);
+            } else {
+                self.preempt(victim, now);
             }
         }
     }
