@@ -162,13 +162,12 @@ impl Scheduler {
         Some((sequence, computed))
     }
 
-    /// Takes out the sequence that owns a row, wherever it is, unless it has ended; what it held is free.
+    /// Takes out the sequence that owns a row, wherever it is, unless it has ended; what it held is free. Nobody gets it
+    /// before the next plan: the step may have more to tell, of the rows that follow.
     pub(crate) fn retire(&mut self, slot: u32, owner: RequestId, now: Instant) -> Option<Sequence> {
         let running = self.slots[slot as usize].as_ref();
         if running.is_some_and(|running| running.sequence.id == owner) {
-            let sequence = self.vacate(slot, now);
-            self.admit(now);
-            return Some(sequence);
+            return Some(self.vacate(slot, now));
         }
         let index = self.preempted.iter().position(|sequence| sequence.id == owner)?;
         let sequence = self.preempted.remove(index);

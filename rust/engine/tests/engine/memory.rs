@@ -96,6 +96,19 @@ fn requests_that_arrive_together_share_what_the_first_has_published() {
 }
 
 #[test]
+fn who_gets_a_place_finds_all_that_the_step_before_has_computed() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 2, ..caching() });
+    let mut ending = harness.start(request(4, 1, 0));
+    let _sharing = harness.start(request(9, 8, 1));
+    let mut waiting = harness.start(request(9, 1, 1));
+    harness.plan();
+    harness.complete();
+    assert!(read(&mut ending).1.is_some(), "its row came before that of the one who shares");
+    harness.run();
+    assert_eq!(read(&mut waiting).1.unwrap().cached, found(8, 0));
+}
+
+#[test]
 fn a_prefix_expires_when_it_was_not_used_for_its_time() {
     let mut harness = Harness::new(caching());
     cached(&mut harness, request(21, 4, 0));
@@ -491,24 +504,29 @@ fn in_a_crowd_some_are_interrupted_where_that_was_asked_for() {
     assert_eq!(harness.stats().preemptions, num_interrupted as u64);
 }
 
-#[test]
-fn a_step_that_fails_with_copies_in_it_hurts_nobody_who_was_not_in_it() {
-    let limits = Limits { num_blocks: 8, host_blocks: 16, max_num_batched_tokens: 4, ..caching() };
+/// In a step of four tokens, two requests of one token and the copies for a third; a fourth waits for a place.
+fn load_beside_others() -> (Harness, Vec<Client>, Client, Client) {
+    let limits =
+        Limits { max_num_seqs: 3, num_blocks: 12, host_blocks: 16, max_num_batched_tokens: 4, ..caching() };
     let mut harness = Harness::new(limits);
     cached(&mut harness, request(13, 1, 0));
-    cached(&mut harness, request(31, 1, 1));
-    // Both find blocks of the first on the host; the budget of the step is the other's alone.
-    let mut hit: Vec<_> = (0..2).map(|_| harness.start(request(1, 4, 5))).collect();
-    let mut loading = harness.start(request(13, 4, 0));
-    harness.plan();
-    let num_copies = harness.fail("out of order");
-    assert!(num_copies > 0);
+    cached(&mut harness, request(45, 1, 1));
+    let hit: Vec<_> = (5..7).map(|seed| harness.start(request(2, 4, seed))).collect();
+    let loading = harness.start(request(19, 4, 0));
+    let waiting = harness.start(request(19, 4, 0));
+    (harness, hit, loading, waiting)
+}
+
+#[test]
+fn a_step_that_fails_with_copies_in_it_hurts_nobody_who_was_not_in_it() {
+    let (mut harness, mut hit, mut loading, mut waiting) = load_beside_others();
+    assert_eq!(harness.plan().len(), 2, "the budget is spent before the one that loads");
+    assert!(harness.fail("out of order") > 0);
     hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
+    assert_eq!(harness.stats().blocks_cached + harness.stats().host_blocks_used, 0, "all may be spoilt");
     harness.run();
-    let (tokens, finish) = read(&mut loading);
-    match finish.unwrap().reason {
-        FinishReason::Failed(_) => assert!(tokens.is_empty()),
-        _ => assert_eq!(tokens, answer(&loading.request, &harness.limits).0),
-    }
-    assert_eq!(cached(&mut harness, request(31, 1, 1)), found(0, 0), "nothing it may have spoilt is kept");
+    check_answered(&mut loading, &harness.limits);
+    let (tokens, finish) = read(&mut waiting);
+    assert_eq!(tokens, answer(&waiting.request, &harness.limits).0);
+    assert_eq!(finish.unwrap().cached, found(0, 0), "it got its place when the cache was empty");
 }
