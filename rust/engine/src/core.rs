@@ -211,7 +211,7 @@ impl Core {
     }
 
     fn fail(&mut self, plan: &StepPlan, owners: &[RequestId], text: &str, now: Instant) {
-        if !plan.copies.is_empty() {
+        if !plan.copied && !plan.copies.is_empty() {
             self.distrust_copies(plan.step, now);
         }
         for (work, &owner) in plan.work.iter().zip(owners) {

@@ -11,7 +11,7 @@ use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
 use penstock_engine::stats::Board;
 use penstock_engine::{
-    Event, Finish, FinishReason, Limits, OnExhaustion, Port, Request, RequestId, Stats, Token,
+    Event, Finish, FinishReason, Limits, OnExhaustion, Port, Request, RequestId, Stats, StepDone, Token,
 };
 
 use crate::device::Device;
@@ -136,6 +136,16 @@ impl Harness {
     /// Fails the oldest plan; the number of copies that were in it.
     pub fn fail(&mut self, text: &str) -> usize {
         let done = self.device.fail(text);
+        self.answer(done)
+    }
+
+    /// Fails the oldest plan after its copies are made, so many.
+    pub fn fail_after_copies(&mut self, text: &str) -> usize {
+        let done = self.device.fail_after_copies(text);
+        self.answer(done)
+    }
+
+    fn answer(&mut self, done: StepDone) -> usize {
         let num_copies = done.plan.copies.len();
         self.handle(Message::StepDone(done));
         num_copies

@@ -530,3 +530,18 @@ fn a_step_that_fails_with_copies_in_it_hurts_nobody_who_was_not_in_it() {
     assert_eq!(tokens, answer(&waiting.request, &harness.limits).0);
     assert_eq!(finish.unwrap().cached, found(0, 0), "it got its place when the cache was empty");
 }
+
+#[test]
+fn a_step_that_fails_after_its_copies_costs_nobody_else_a_prefix() {
+    let (mut harness, mut hit, mut loading, mut waiting) = load_beside_others();
+    harness.plan();
+    let (restarted, kept) = (harness.stats().preemptions, harness.stats().host_blocks_used);
+    assert!(harness.fail_after_copies("out of order") > 0);
+    hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
+    assert_eq!((harness.stats().preemptions, harness.stats().host_blocks_used), (restarted, kept));
+    harness.run();
+    let loaded = harness.stats().prefix_host_hit_tokens;
+    assert_eq!((loaded, harness.stats().recomputed_tokens), (12, 0));
+    check_answered(&mut loading, &harness.limits);
+    assert!(read(&mut waiting).1.unwrap().cached.device >= 12, "shared with the one that loads");
+}

@@ -80,6 +80,7 @@ struct Seen {
     expired: u64,
     flushed: u64,
     failed_copies: u64,
+    failed_after_copies: u64,
 }
 
 #[test]
@@ -108,7 +109,9 @@ fn any_schedule_gives_every_request_its_own_answer_and_leaks_nothing() {
     for met in [preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, flushed] {
         assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
     }
-    assert!(seen.failed_copies > NUM_SCHEDULES / 40, "copies hardly ever failed: {seen:?}");
+    for met in [seen.failed_copies, seen.failed_after_copies] {
+        assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
+    }
 }
 
 /// Says which schedule failed.
@@ -273,7 +276,11 @@ impl World {
         }
         if self.random.chance(3) {
             self.num_failed_steps += 1;
-            self.seen.failed_copies += u64::from(self.harness.fail(FAILURE) > 0);
+            if self.random.chance(50) {
+                self.seen.failed_copies += u64::from(self.harness.fail(FAILURE) > 0);
+            } else {
+                self.seen.failed_after_copies += u64::from(self.harness.fail_after_copies(FAILURE) > 0);
+            }
         } else {
             self.harness.complete();
         }
