@@ -50,6 +50,8 @@ pub struct Sequence {
     chain: Chain,
     /// What it has in the host tier while it waits for its next place.
     pub(crate) saved: Option<Saved>,
+    /// Blocks that were loaded into the prefix cache for its next place.
+    pub(crate) num_brought_over: usize,
     generated: Vec<u32>,
     /// Tokens whose computation is done or in flight.
     num_planned: usize,
@@ -104,6 +106,7 @@ impl Sequence {
             is_paused: false,
             chain,
             saved: None,
+            num_brought_over: 0,
             generated: Vec::with_capacity(max_new_tokens.min(GENERATED_AHEAD)),
             num_planned: 0,
             num_computed_once: 0,

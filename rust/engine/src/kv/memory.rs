@@ -10,6 +10,10 @@ use crate::executor::{BlockCopy, BlockId, HostBlockId, StepPlan};
 use crate::limits::Limits;
 use crate::prefix::{BlockHasher, Chain, NodeId, Place, PrefixCache, Tokens};
 
+/// Once so many copies are decided for one plan, those for new places wait for the next: while they are made, nobody's
+/// tokens come. A few hundred blocks are some milliseconds.
+const MAX_COPIES: usize = 256;
+
 /// See the module.
 ///
 /// Invariants: those of its parts; a block is kept exactly if the prefix cache has it and no list holds it.
@@ -99,6 +103,12 @@ impl Memory {
         let is_on_device = |node: &&NodeId| matches!(prefix.place(**node), Place::Device(_));
         let device = self.found.iter().take_while(is_on_device).count();
         Found { device, host: self.found.len() - device }
+    }
+
+    /// How many blocks may be loaded before the next plan so that it is not held up for long, the saves that make room for
+    /// them included.
+    pub fn num_loadable(&self) -> usize {
+        MAX_COPIES.saturating_sub(self.copies.len()) / 2
     }
 
     /// A list with the promise of blocks up to `num_blocks`, and how many tokens its first blocks hold already. It
@@ -304,13 +314,15 @@ impl Memory {
     }
 
     /// Saves in the host tier what of a list the prefix cache does not keep, prefixes there making way; to be called
-    /// just before the list is given back. `None` if there is nothing to save or no room for it.
+    /// just before the list is given back. `None` if there is nothing to save, no room for it, or too much to be copied
+    /// already. It is saved as a whole, however much it is.
     pub fn save(&mut self, list: &BlockList, num_tokens: usize) -> Option<Saved> {
         let epoch = self.prefix.as_ref().map(PrefixCache::epoch);
         let first = if epoch == Some(list.epoch) { list.num_published } else { 0 };
         let num_blocks = list.blocks.len() - first;
         let num_prefixes = self.prefix.as_ref().map_or(0, PrefixCache::num_on_host);
-        if num_blocks == 0 || num_blocks > self.host.num_free() + num_prefixes {
+        let is_crowded = self.copies.len() >= MAX_COPIES;
+        if is_crowded || num_blocks == 0 || num_blocks > self.host.num_free() + num_prefixes {
             return None;
         }
         let mut blocks = Vec::with_capacity(num_blocks);

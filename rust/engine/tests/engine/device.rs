@@ -25,6 +25,8 @@ pub struct Device {
     num_rubbish: u64,
     /// Copies made: saves, loads.
     pub num_copies: (u64, u64),
+    /// Copies in one plan, at most.
+    pub most_copies: usize,
 }
 
 impl Device {
@@ -38,6 +40,7 @@ impl Device {
             last_step: 0,
             num_rubbish: 0,
             num_copies: (0, 0),
+            most_copies: 0,
         };
         device.cache = (0..limits.num_blocks).map(|_| device.rubbish()).collect();
         device.host = (0..limits.host_blocks).map(|_| device.rubbish()).collect();
@@ -52,6 +55,7 @@ impl Device {
         assert!(self.plans.len() < DEPTH);
         assert_eq!(plan.step, self.last_step + 1);
         self.last_step = plan.step;
+        self.most_copies = self.most_copies.max(plan.copies.len());
         let num_tokens: u32 = plan.work.iter().map(|work| work.num_tokens).sum();
         assert!(num_tokens >= 1 && num_tokens as usize <= self.limits.max_num_batched_tokens);
         let slots: HashSet<_> = plan.work.iter().map(|work| work.slot).collect();

@@ -426,6 +426,76 @@ fn every_stream_advances_in_every_step_while_a_very_long_prompt_is_computed() {
     assert!(num_steps <= 32_768 / (512 - 20) + 4, "{num_steps} steps");
 }
 
+/// A prefix of 32,768 tokens, most of it on the host, in an engine with nothing to do.
+fn with_long_prefix() -> Harness {
+    let limits = Limits {
+        max_model_len: 40_000,
+        max_num_seqs: 21,
+        max_num_batched_tokens: 512,
+        max_waiting: 200,
+        block_size: 16,
+        num_blocks: 2_400,
+        host_blocks: 4_000,
+        queue_capacity: 256,
+        ..caching()
+    };
+    let mut harness = Harness::new(limits);
+    cached(&mut harness, request(32_768, 1, 99));
+    cached(&mut harness, request(32_000, 1, 98));
+    assert!(harness.stats().host_blocks_used > 1_600);
+    harness
+}
+
+#[test]
+fn every_stream_advances_in_every_step_while_a_very_long_prefix_is_loaded() {
+    let mut harness = with_long_prefix();
+    let mut streams: Vec<_> = (0..20).map(|seed| harness.start(request(3, 200, seed))).collect();
+    harness.step();
+    harness.step();
+    streams.iter_mut().for_each(|client| drop(client.drain()));
+    let before = harness.stats().prompt_tokens;
+    let mut long = harness.start(request(32_768, 1, 99));
+    let mut num_steps = 0;
+    while !long.is_ended() {
+        assert!(harness.step());
+        assert!(streams.iter_mut().all(|client| read(client).0.len() == 1));
+        if let (tokens, Some(finish)) = read(&mut long) {
+            assert_eq!(tokens, answer(&long.request, &harness.limits).0);
+            let CachedTokens { device, host } = finish.cached;
+            assert!(host > 1_600 * 16 && device + host == 32_768 - 16, "{device} and {host}");
+        }
+        num_steps += 1;
+    }
+    assert_eq!(harness.stats().prompt_tokens - before, 16);
+    // Of the places given, and a block for each stream to grow into.
+    assert!(harness.device.most_copies <= 256 + 20, "{} copies in a step", harness.device.most_copies);
+    assert!(num_steps <= 2_048 / 128 + 4, "{num_steps} steps");
+}
+
+#[test]
+fn a_very_long_prefix_is_loaded_at_once_where_nobody_waits_for_it() {
+    let mut harness = with_long_prefix();
+    let before = harness.stats().steps;
+    assert!(cached(&mut harness, request(32_768, 1, 99)).host > 1_600 * 16);
+    assert_eq!(harness.stats().steps - before, 1);
+}
+
+#[test]
+fn requests_that_come_and_go_between_two_plans_do_not_pile_up_copies() {
+    let mut harness = with_long_prefix();
+    let _stream = harness.start(request(3, 200, 0));
+    harness.plan();
+    harness.plan();
+    for _ in 0..10 {
+        for seed in [98, 99] {
+            harness.start(request(32_000, 1, seed)).cancel();
+            harness.attend();
+        }
+    }
+    harness.run();
+    assert!(harness.device.most_copies <= 256 + 20, "{} copies in a step", harness.device.most_copies);
+}
+
 #[test]
 fn a_short_prompt_is_not_starved_by_long_ones() {
     let limits = Limits { max_model_len: 4_096, max_num_batched_tokens: 64, num_blocks: 4_096, ..caching() };
