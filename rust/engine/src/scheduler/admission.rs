@@ -17,7 +17,7 @@ use std::time::Instant;
 use super::{Running, Scheduler, insert};
 use crate::kv::Found;
 use crate::request::CachedTokens;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, Turn};
 
 /// Which queue the next in line waits in, and where.
 #[derive(Clone, Copy)]
@@ -79,6 +79,11 @@ impl Scheduler {
         self.in_line(line).is_settled().then_some(line)
     }
 
+    /// Whether this turn is the next.
+    pub(super) fn is_next(&self, turn: Turn) -> bool {
+        self.next_in_line().is_some_and(|line| self.in_line(line).turn == turn)
+    }
+
     fn in_line(&self, line: Line) -> &Sequence {
         match line {
             Line::Preempted(index) => &self.preempted[index],
@@ -97,14 +102,20 @@ impl Scheduler {
         let num_tokens = sequence.num_tokens();
         // The last token is always computed: something has to be sampled after it.
         let max_found = (num_tokens - 1) / self.block_size;
-        let (chain, tokens) = sequence.contents();
-        let may_share = chain.max_blocks() > 0;
-        let Found { device, host } = self.memory.find(chain, tokens, max_found, now);
-        let num_loadable = if pace == Pace::Bounded { self.memory.num_loadable() } else { usize::MAX };
-        let is_too_much = host > num_loadable || num_loadable == 0 && sequence.saved.is_some();
         let num_blocks = num_tokens.div_ceil(self.block_size);
         let headroom = self.slots.iter().flatten().filter(|running| running.may_grow()).count();
         let capacity = sequence.blocks_needed;
+        let (chain, tokens) = sequence.contents();
+        let may_share = chain.max_blocks() > 0;
+        let pool = self.memory.pool();
+        // Looking up costs as much as the sequence is long, so not where finding all that others hold would not do.
+        let most_held = max_found.min(chain.max_blocks()).min(pool.num_used());
+        if num_blocks - most_held + headroom > pool.num_available() {
+            return Outcome::NoPlace;
+        }
+        let Found { device, host } = self.memory.find(chain, tokens, max_found, now);
+        let num_loadable = if pace == Pace::Bounded { self.memory.num_loadable() } else { usize::MAX };
+        let is_too_much = host > num_loadable || num_loadable == 0 && sequence.saved.is_some();
         if is_too_much {
             let piece = sequence.contents();
             let Found { host, .. } = self.memory.find(piece.0, piece.1, device + num_loadable, now);

@@ -110,7 +110,10 @@ impl Scheduler {
         }
         let turn = sequence.turn;
         insert(&mut self.waiting, sequence);
-        self.admit(Pace::Bounded, now);
+        // Behind somebody who lacks a place it has none either: the others are not looked at again for it.
+        if self.admission_is_due || self.is_next(turn) {
+            self.admit(Pace::Bounded, now);
+        }
         if self.waiting.len() > self.max_waiting {
             // Nobody has left the queue, this one neither; others may have stood behind it in vain.
             self.admission_is_due = true;
@@ -226,18 +229,22 @@ impl Scheduler {
                 self.num_paused -= 1;
             }
         }
-        for sequence in &mut self.preempted {
-            sequence.is_paused = sequence.is_paused && sequence.outbox.writer().is_armed();
+        for sequence in self.preempted.iter_mut().filter(|sequence| sequence.is_paused) {
+            sequence.is_paused = sequence.outbox.writer().is_armed();
+            self.admission_is_due |= !sequence.is_paused;
         }
         let first = cancelled.len();
         take_cancelled(&mut self.waiting, cancelled);
         take_cancelled(&mut self.preempted, cancelled);
+        self.admission_is_due |= cancelled.len() > first;
         for sequence in &mut cancelled[first..] {
             if let Some(saved) = sequence.saved.take() {
                 self.memory.discard(saved);
             }
         }
-        self.admit(Pace::Bounded, now);
+        if self.admission_is_due {
+            self.admit(Pace::Bounded, now);
+        }
     }
 
     /// Takes out any sequence, for as long as there are some. Nobody gets the places.

@@ -1,9 +1,11 @@
 //! Single behaviours of an engine that remembers prefixes and has less memory than it is asked for, each a sentence.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use penstock_engine::message::Message;
+use penstock_engine::prefix::BlockHasher;
 use penstock_engine::{CachedTokens, Event, FinishReason, Limits, OnExhaustion, Refusal, Request};
 
 use crate::harness::{Client, Harness, check_answered, check_ended, limits, read};
@@ -343,6 +345,21 @@ fn an_urgent_arrival_preempts_nobody_in_vain() {
     let _large = harness.start(urgent(-1, request(40, 4, 2)));
     assert_eq!((harness.stats().running, harness.stats().waiting), (2, 1));
     assert_eq!(harness.stats().preemptions, 0, "what the less urgent has would not be enough");
+}
+
+#[test]
+fn who_cannot_fit_is_not_looked_up() {
+    static NUM_HASHED: AtomicUsize = AtomicUsize::new(0);
+    let hasher = BlockHasher::with_function(0, |_, parent, tokens| {
+        NUM_HASHED.fetch_add(1, Ordering::Relaxed);
+        tokens.iter().fold(parent, |sum, token| sum * 31 + u128::from(*token))
+    });
+    let mut harness = Harness::with_hasher(Limits { num_blocks: 16, ..caching() }, hasher);
+    cached(&mut harness, request(5, 1, 0));
+    let _running = harness.start(request(8, 20, 1));
+    let before = NUM_HASHED.load(Ordering::Relaxed);
+    let _waiting = harness.start(request(61, 1, 0));
+    assert_eq!((harness.stats().waiting, NUM_HASHED.load(Ordering::Relaxed)), (1, before));
 }
 
 #[test]
