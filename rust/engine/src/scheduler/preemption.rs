@@ -80,7 +80,8 @@ impl Scheduler {
     }
 
     /// The plan of `step` has failed, and what it or a later one copies cannot be relied on. Whoever depends on that
-    /// starts over: it waits for a place, with the tokens that have arrived. Names those whose rows in flight are worth
+    /// starts over: it waits for a place, with the tokens that have arrived; nobody took it, so that does not count as a
+    /// preemption. Names those whose rows in flight are worth
     /// nothing.
     pub(crate) fn distrust_copies(&mut self, step: u64, distrusted: &mut Vec<RequestId>, now: Instant) {
         self.memory.distrust_copies();
@@ -90,7 +91,6 @@ impl Scheduler {
                 let Running { mut sequence, blocks, .. } = self.unseat(slot);
                 sequence.leave_place();
                 self.memory.give_back(blocks, now);
-                self.counters.preemptions += 1;
                 self.wait_again(sequence);
             }
         }

@@ -611,6 +611,7 @@ fn a_step_that_fails_with_copies_in_it_hurts_nobody_who_was_not_in_it() {
     assert!(harness.fail("out of order") > 0);
     hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
     assert_eq!(harness.stats().blocks_cached + harness.stats().host_blocks_used, 0, "all may be spoilt");
+    assert_eq!(harness.stats().preemptions, 0, "who starts over has made way for nobody");
     harness.run();
     check_answered(&mut loading, &harness.limits);
     let (tokens, finish) = read(&mut waiting);
