@@ -338,6 +338,16 @@ fn a_more_urgent_arrival_takes_a_place() {
 }
 
 #[test]
+fn nobody_who_was_admitted_is_dropped_for_a_more_urgent_arrival() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, ..limits() });
+    let mut admitted = [-1, 0].map(|priority| harness.start(urgent(priority, request(4, 4, 0))));
+    let refused = harness.start(urgent(-1, request(4, 4, 1))).drain();
+    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 1, limit: 1 })]);
+    harness.run();
+    admitted.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+}
+
+#[test]
 fn an_urgent_arrival_preempts_nobody_in_vain() {
     let mut harness = Harness::new(Limits { num_blocks: 16, max_num_batched_tokens: 64, ..limits() });
     let _same = harness.start(urgent(-1, request(36, 4, 0)));
