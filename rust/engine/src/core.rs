@@ -238,7 +238,7 @@ impl Core {
 
     fn shut_down(&mut self, now: Instant) {
         self.is_stopped = true;
-        while let Some(sequence) = self.scheduler.evict(now) {
+        while let Some(sequence) = self.scheduler.dismiss(now) {
             self.end(sequence, FinishReason::Cancelled, now);
         }
         self.settle();

@@ -81,7 +81,7 @@ pub struct CachedTokens {
 pub struct Finish {
     /// Why it ended.
     pub reason: FinishReason,
-    /// Prompt tokens that were not computed because the prefix cache had them.
+    /// Prompt tokens that the prefix cache had when it got its first place.
     pub cached: CachedTokens,
     /// From arrival to the first step that computed any of it; zero if none did.
     pub queued: Duration,

@@ -40,7 +40,7 @@ impl BlockList {
 
 impl Drop for BlockList {
     fn drop(&mut self) {
-        // The pool empties a list before dropping it. While a panic unwinds, the pool is on its way out as well.
+        // `Memory::give_back` empties a list before dropping it. While a panic unwinds, the memory is on its way out too.
         let is_given_back = self.blocks.is_empty() && self.num_reserved == 0;
         debug_assert!(
             is_given_back || std::thread::panicking(),

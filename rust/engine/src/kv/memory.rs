@@ -233,7 +233,8 @@ impl Memory {
                 self.copies.push(BlockCopy::Save { from: block, to });
                 prefix.move_to_host(node, to);
             }
-            // No prefix is on the host, because none may be or sequences use it all: nothing there continues this node.
+            // No prefix that could be forgotten is on the host: there is no tier or none for prefixes, or sequences use
+            // it all, or what they are about to load does. Nothing there continues this node, which nobody holds.
             None => prefix.remove(node),
         }
         self.pool.release(block);

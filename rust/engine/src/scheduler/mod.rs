@@ -54,7 +54,7 @@ pub struct Scheduler {
     is_loading: bool,
     /// Those who were ended to make room, for the core to say so.
     interrupted: Vec<Sequence>,
-    counters: Counters,
+    counters: PlaceCounters,
     /// Scratch of `share_out`: sequences with more than one pending token.
     behind: Vec<Behind>,
 }
@@ -69,7 +69,7 @@ struct Running {
 
 /// Counted since the start; see [`Stats`](crate::stats::Stats).
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Counters {
+pub(crate) struct PlaceCounters {
     pub(crate) prefix_query_tokens: u64,
     pub(crate) prefix_hit_tokens: u64,
     pub(crate) prefix_host_hit_tokens: u64,
@@ -96,7 +96,7 @@ impl Scheduler {
             admission_is_due: false,
             is_loading: false,
             interrupted: Vec::new(),
-            counters: Counters::default(),
+            counters: PlaceCounters::default(),
             behind: Vec::with_capacity(slots),
         }
     }
@@ -248,7 +248,7 @@ impl Scheduler {
     }
 
     /// Takes out any sequence, for as long as there are some. Nobody gets the places.
-    pub(crate) fn evict(&mut self, now: Instant) -> Option<Sequence> {
+    pub(crate) fn dismiss(&mut self, now: Instant) -> Option<Sequence> {
         if let Some(&slot) = self.order.last() {
             return Some(self.vacate(slot, now));
         }
@@ -309,7 +309,7 @@ impl Scheduler {
         &self.memory
     }
 
-    pub(crate) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> PlaceCounters {
         self.counters
     }
 
