@@ -115,10 +115,10 @@ impl Scheduler {
         }
         let Found { device, host } = self.memory.find(chain, tokens, max_found, now);
         let num_loadable = if pace == Pace::Bounded { self.memory.num_loadable() } else { usize::MAX };
-        let is_too_much = host > num_loadable || num_loadable == 0 && sequence.saved.is_some();
-        if is_too_much {
-            let piece = sequence.contents();
-            let Found { host, .. } = self.memory.find(piece.0, piece.1, device + num_loadable, now);
+        if host > num_loadable || num_loadable == 0 && sequence.saved.is_some() {
+            // A list that is given back at once leaves what it loaded in the prefix cache.
+            let (chain, tokens) = sequence.contents();
+            let Found { host, .. } = self.memory.find(chain, tokens, device + num_loadable, now);
             let opened = self.memory.open(&mut None, num_blocks, headroom, capacity);
             let Some((blocks, _)) = opened else { return Outcome::NoPlace };
             self.memory.give_back(blocks, now);
