@@ -211,14 +211,17 @@ impl Core {
     }
 
     fn fail(&mut self, plan: &StepPlan, owners: &[RequestId], text: &str, now: Instant) {
+        if !plan.copied && !plan.copies.is_empty() {
+            self.distrust_copies(plan.step, now);
+        }
         for (work, &owner) in plan.work.iter().zip(owners) {
             self.retire(work.slot, owner, FinishReason::Failed(text.to_owned()), now);
         }
-        if plan.copies.is_empty() {
-            return;
-        }
+    }
+
+    fn distrust_copies(&mut self, step: u64, now: Instant) {
         let mut distrusted = Vec::new();
-        self.scheduler.distrust_copies(plan.step, &mut distrusted, now);
+        self.scheduler.distrust_copies(step, &mut distrusted, now);
         for owner in self.flights.iter_mut().flat_map(|flight| &mut flight.owners) {
             if distrusted.contains(owner) {
                 *owner = NOBODY;
@@ -235,7 +238,7 @@ impl Core {
 
     fn shut_down(&mut self, now: Instant) {
         self.is_stopped = true;
-        while let Some(sequence) = self.scheduler.evict(now) {
+        while let Some(sequence) = self.scheduler.dismiss(now) {
             self.end(sequence, FinishReason::Cancelled, now);
         }
         self.settle();

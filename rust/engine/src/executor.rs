@@ -88,6 +88,8 @@ pub struct StepPlan {
     pub tokens: Vec<u32>,
     /// Block tables of all rows.
     pub blocks: Vec<BlockId>,
+    /// Written by the executor: its copies are made, whatever became of its work.
+    pub copied: bool,
     /// Written by the executor: the token of each row that has a `sample`, in row order.
     pub sampled: Vec<Token>,
 }
@@ -95,12 +97,13 @@ pub struct StepPlan {
 impl StepPlan {
     /// Empties the plan and keeps its buffers.
     pub fn clear(&mut self) {
-        let Self { step, copies, work, tokens, blocks, sampled } = self;
+        let Self { step, copies, work, tokens, blocks, copied, sampled } = self;
         *step = 0;
         copies.clear();
         work.clear();
         tokens.clear();
         blocks.clear();
+        *copied = false;
         sampled.clear();
     }
 }
@@ -110,7 +113,8 @@ impl StepPlan {
 pub struct StepDone {
     /// The plan, its `sampled` filled in if the step went well.
     pub plan: Box<StepPlan>,
-    /// What went wrong, for the users whose requests were in the step. Its copies then count as not made.
+    /// What went wrong, for the users whose requests were in the step. Its copies, and those of later plans, then count
+    /// as not made unless it says `copied`.
     pub result: Result<(), String>,
 }
 

@@ -41,7 +41,8 @@ pub struct Request {
     pub stop_token_ids: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// The lower, the sooner it gets a place and the later it loses it.
+    /// The lower, the sooner it gets a place and the later it loses it. It buys no place to wait: see
+    /// [`Refusal::Overloaded`].
     pub priority: i32,
     /// Whether it takes blocks from the prefix cache and leaves its own there.
     pub prefix_cache: bool,
@@ -80,7 +81,7 @@ pub struct CachedTokens {
 pub struct Finish {
     /// Why it ended.
     pub reason: FinishReason,
-    /// Prompt tokens that were not computed because the prefix cache had them.
+    /// Prompt tokens that the prefix cache had when it got its first place.
     pub cached: CachedTokens,
     /// From arrival to the first step that computed any of it; zero if none did.
     pub queued: Duration,
@@ -115,7 +116,8 @@ pub enum Event {
 /// Why the engine did not take a request that was valid in itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// As many requests wait as may wait.
+    /// As many requests wait as may wait, and it cannot run at once. Whatever its priority: a request that was admitted
+    /// is never dropped for a more urgent arrival.
     Overloaded {
         /// Requests waiting now, those that lost a place among them.
         waiting: usize,

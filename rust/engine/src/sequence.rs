@@ -50,6 +50,8 @@ pub struct Sequence {
     chain: Chain,
     /// What it has in the host tier while it waits for its next place.
     pub(crate) saved: Option<Saved>,
+    /// Blocks that were loaded into the prefix cache for its next place.
+    pub(crate) num_brought_over: usize,
     generated: Vec<u32>,
     /// Tokens whose computation is done or in flight.
     num_planned: usize,
@@ -104,6 +106,7 @@ impl Sequence {
             is_paused: false,
             chain,
             saved: None,
+            num_brought_over: 0,
             generated: Vec::with_capacity(max_new_tokens.min(GENERATED_AHEAD)),
             num_planned: 0,
             num_computed_once: 0,
@@ -134,6 +137,11 @@ impl Sequence {
     /// Whether nothing of it is in flight.
     pub(crate) fn is_settled(&self) -> bool {
         self.num_rows == 0
+    }
+
+    /// Whether all tokens it may generate are there or on their way: nothing of it is left to compute.
+    pub(crate) fn is_all_planned(&self) -> bool {
+        self.generated.len() + self.num_sampling == self.max_new_tokens
     }
 
     /// It gets a place whose blocks hold its first `num_computed` tokens. Returns whether it is its first, of which
@@ -173,7 +181,7 @@ impl Sequence {
     /// left out, and if then nothing is left and nothing is on its way, the sequence pauses.
     pub(crate) fn num_pending(&mut self) -> usize {
         // Known in advance: the last token is never computed, so a length end costs nothing.
-        if self.is_paused || self.generated.len() + self.num_sampling == self.max_new_tokens {
+        if self.is_paused || self.is_all_planned() {
             return 0;
         }
         let pending = self.num_tokens() - self.num_planned;

@@ -40,7 +40,8 @@ pub struct Stats {
     pub prefix_hit_tokens: u64,
     /// Those of them that it had on the host.
     pub prefix_host_hit_tokens: u64,
-    /// Times a running sequence lost its place to others, whether to wait or to end, since the start.
+    /// Times a running sequence with tokens to compute lost its place to others, whether to wait or to end, since the
+    /// start.
     pub preemptions: u64,
     /// Those of them whose blocks were saved in the host tier.
     pub swaps: u64,

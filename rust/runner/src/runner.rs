@@ -81,6 +81,7 @@ impl<B: Backend> Runner<B> {
         if !plan.copies.is_empty() {
             self.copy(&mut plan.copies.iter().map(block_copy))?;
         }
+        plan.copied = true;
         if plan.work.is_empty() { Ok(()) } else { self.compute(plan, Depth::AllLayers) }
     }
 

@@ -22,6 +22,8 @@ pub struct Saved {
     pub num_tokens: usize,
     /// The step whose plan saves them.
     pub step: u64,
+    /// The prefix cache's when the sequence got the place it lost: after a flush nothing of it is published.
+    pub epoch: u64,
 }
 
 impl HostPool {

@@ -14,7 +14,8 @@ pub struct BlockList {
     /// Its first blocks, so many, are in the prefix cache, found there or published; the last of them is this.
     pub(super) num_published: usize,
     pub(super) last_published: Option<NodeId>,
-    /// The prefix cache's when the list was opened: after a flush nothing of it is published, nor will be.
+    /// The prefix cache's when the first of its blocks were computed or found; 0 if there is no cache. After a flush
+    /// nothing of it is published, nor will be, not even once it was saved and restored.
     pub(super) epoch: u64,
     /// The latest step whose plan loads something into its blocks; 0 if none does.
     pub(super) depends_on: u64,
@@ -39,7 +40,7 @@ impl BlockList {
 
 impl Drop for BlockList {
     fn drop(&mut self) {
-        // The pool empties a list before dropping it. While a panic unwinds, the pool is on its way out as well.
+        // `Memory::give_back` empties a list before dropping it. While a panic unwinds, the memory is on its way out too.
         let is_given_back = self.blocks.is_empty() && self.num_reserved == 0;
         debug_assert!(
             is_given_back || std::thread::panicking(),

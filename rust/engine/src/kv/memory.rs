@@ -10,6 +10,10 @@ use crate::executor::{BlockCopy, BlockId, HostBlockId, StepPlan};
 use crate::limits::Limits;
 use crate::prefix::{BlockHasher, Chain, NodeId, Place, PrefixCache, Tokens};
 
+/// Once so many copies are decided for one plan, those for new places wait for the next: while they are made, nobody's
+/// tokens come. A few hundred blocks are some milliseconds.
+const MAX_COPIES: usize = 256;
+
 /// See the module.
 ///
 /// Invariants: those of its parts; a block is kept exactly if the prefix cache has it and no list holds it.
@@ -101,10 +105,17 @@ impl Memory {
         Found { device, host: self.found.len() - device }
     }
 
+    /// How many blocks may be loaded before the next plan so that it is not held up for long, the saves that make room for
+    /// them included.
+    pub fn num_loadable(&self) -> usize {
+        MAX_COPIES.saturating_sub(self.copies.len()) / 2
+    }
+
     /// A list with the promise of blocks up to `num_blocks`, and how many tokens its first blocks hold already. It
     /// starts with the blocks just found, those on the host being loaded, and goes on with the `saved` ones if nothing
-    /// is missing between; if something is, these are discarded. `None`, changing nothing, if with that fewer than
-    /// `headroom` blocks could still be had. `capacity` blocks are as many as it will ever have.
+    /// is missing between; if something is, or what was before them has been flushed, these are discarded. `None`,
+    /// changing nothing, if with that fewer than `headroom` blocks could still be had. `capacity` blocks are as many as
+    /// it will ever have.
     pub fn open(
         &mut self,
         saved: &mut Option<Saved>,
@@ -112,7 +123,11 @@ impl Memory {
         headroom: usize,
         capacity: usize,
     ) -> Option<(BlockList, usize)> {
-        let is_restored = saved.as_ref().is_some_and(|saved| saved.first <= self.found.len());
+        let epoch = self.prefix.as_ref().map_or(0, PrefixCache::epoch);
+        let is_restored = saved.as_ref().is_some_and(|saved| match saved.first {
+            0 => true,
+            first => saved.epoch == epoch && first <= self.found.len(),
+        });
         if let (true, Some(saved)) = (is_restored, &saved) {
             self.found.truncate(saved.first);
         }
@@ -126,6 +141,7 @@ impl Memory {
         match saved.take() {
             Some(saved) if is_restored => {
                 num_computed = saved.num_tokens;
+                list.epoch = saved.epoch;
                 for from in saved.blocks {
                     self.load(from, &mut list);
                 }
@@ -217,7 +233,8 @@ impl Memory {
                 self.copies.push(BlockCopy::Save { from: block, to });
                 prefix.move_to_host(node, to);
             }
-            // No prefix is on the host, because none may be or sequences use it all: nothing there continues this node.
+            // No prefix that could be forgotten is on the host: there is no tier or none for prefixes, or sequences use
+            // it all, or what they are about to load does. Nothing there continues this node, which nobody holds.
             None => prefix.remove(node),
         }
         self.pool.release(block);
@@ -298,13 +315,15 @@ impl Memory {
     }
 
     /// Saves in the host tier what of a list the prefix cache does not keep, prefixes there making way; to be called
-    /// just before the list is given back. `None` if there is nothing to save or no room for it.
+    /// just before the list is given back. `None` if there is nothing to save, no room for it, or too much to be copied
+    /// already. It is saved as a whole, however much it is.
     pub fn save(&mut self, list: &BlockList, num_tokens: usize) -> Option<Saved> {
         let epoch = self.prefix.as_ref().map(PrefixCache::epoch);
         let first = if epoch == Some(list.epoch) { list.num_published } else { 0 };
         let num_blocks = list.blocks.len() - first;
         let num_prefixes = self.prefix.as_ref().map_or(0, PrefixCache::num_on_host);
-        if num_blocks == 0 || num_blocks > self.host.num_free() + num_prefixes {
+        let is_crowded = self.copies.len() >= MAX_COPIES;
+        if is_crowded || num_blocks == 0 || num_blocks > self.host.num_free() + num_prefixes {
             return None;
         }
         let mut blocks = Vec::with_capacity(num_blocks);
@@ -313,7 +332,7 @@ impl Memory {
             self.copies.push(BlockCopy::Save { from, to });
             blocks.push(to);
         }
-        Some(Saved { first, blocks, num_tokens, step: self.next_step })
+        Some(Saved { first, blocks, num_tokens, step: self.next_step, epoch: list.epoch })
     }
 
     /// Gives up what was saved.

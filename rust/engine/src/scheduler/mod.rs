@@ -23,6 +23,7 @@ use crate::limits::{Limits, OnExhaustion};
 use crate::prefix::BlockHasher;
 use crate::request::RequestId;
 use crate::sequence::{Computed, Sequence, Turn};
+use admission::Pace;
 use budget::Behind;
 
 /// Owns every sequence and every block.
@@ -30,7 +31,7 @@ use budget::Behind;
 /// Invariants: a slot is in `free_slots` or in `order`, and occupied in `slots` exactly if in `order`; `order` and both
 /// queues are sorted by turn; the block lists of running sequences are all lists there are; only sequences in
 /// `preempted` have saved blocks, or rows in flight without a place; whoever waits first lacks a slot or blocks, unless
-/// `admission_is_due`.
+/// `admission_is_due` or `is_loading`.
 pub struct Scheduler {
     block_size: usize,
     max_num_batched_tokens: usize,
@@ -49,9 +50,11 @@ pub struct Scheduler {
     num_paused: usize,
     /// Something has changed since the last attempt that may help those who wait.
     admission_is_due: bool,
+    /// Whoever is next has more to load than one plan may: the next plan goes on with it.
+    is_loading: bool,
     /// Those who were ended to make room, for the core to say so.
     interrupted: Vec<Sequence>,
-    counters: Counters,
+    counters: PlaceCounters,
     /// Scratch of `share_out`: sequences with more than one pending token.
     behind: Vec<Behind>,
 }
@@ -66,7 +69,7 @@ struct Running {
 
 /// Counted since the start; see [`Stats`](crate::stats::Stats).
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Counters {
+pub(crate) struct PlaceCounters {
     pub(crate) prefix_query_tokens: u64,
     pub(crate) prefix_hit_tokens: u64,
     pub(crate) prefix_host_hit_tokens: u64,
@@ -91,8 +94,9 @@ impl Scheduler {
             order: Vec::with_capacity(slots),
             num_paused: 0,
             admission_is_due: false,
+            is_loading: false,
             interrupted: Vec::new(),
-            counters: Counters::default(),
+            counters: PlaceCounters::default(),
             behind: Vec::with_capacity(slots),
         }
     }
@@ -106,7 +110,10 @@ impl Scheduler {
         }
         let turn = sequence.turn;
         insert(&mut self.waiting, sequence);
-        self.admit(now);
+        // Behind somebody who lacks a place it has none either: the others are not looked at again for it.
+        if self.admission_is_due || self.is_next(turn) {
+            self.admit(Pace::Bounded, now);
+        }
         if self.waiting.len() > self.max_waiting {
             // Nobody has left the queue, this one neither; others may have stood behind it in vain.
             self.admission_is_due = true;
@@ -119,10 +126,12 @@ impl Scheduler {
     /// Fills an empty plan with the next step's rows, and `owners` with whose they are. Leaves it empty if nothing can
     /// be computed now; copies then wait for a plan with the work that needs them.
     pub(crate) fn plan(&mut self, plan: &mut StepPlan, owners: &mut Vec<RequestId>, now: Instant) {
+        self.admission_is_due |= self.is_loading;
         self.share_out();
         while self.admission_is_due {
-            self.admit(now);
+            self.admit(if self.has_work() { Pace::Bounded } else { Pace::AtOnce }, now);
             self.share_out(); // among more; some of them may pause at once, and make way again
+            self.admission_is_due |= self.is_loading && !self.has_work(); // who had work has made way
         }
         self.make_room(now);
         for &slot in &self.order {
@@ -137,6 +146,11 @@ impl Scheduler {
         if !plan.work.is_empty() {
             self.memory.submit(plan);
         }
+    }
+
+    /// Whether anybody computes anything in the plan that is being made.
+    fn has_work(&self) -> bool {
+        self.occupied().any(|running| running.num_granted > 0)
     }
 
     /// Books a row that was computed: publishes its full blocks if its sequence still has its place. Returns the
@@ -162,13 +176,12 @@ impl Scheduler {
         Some((sequence, computed))
     }
 
-    /// Takes out the sequence that owns a row, wherever it is, unless it has ended; what it held is free.
+    /// Takes out the sequence that owns a row, wherever it is, unless it has ended; what it held is free. Nobody gets it
+    /// before the next plan: the step may have more to tell, of the rows that follow.
     pub(crate) fn retire(&mut self, slot: u32, owner: RequestId, now: Instant) -> Option<Sequence> {
         let running = self.slots[slot as usize].as_ref();
         if running.is_some_and(|running| running.sequence.id == owner) {
-            let sequence = self.vacate(slot, now);
-            self.admit(now);
-            return Some(sequence);
+            return Some(self.vacate(slot, now));
         }
         let index = self.preempted.iter().position(|sequence| sequence.id == owner)?;
         let sequence = self.preempted.remove(index);
@@ -216,22 +229,26 @@ impl Scheduler {
                 self.num_paused -= 1;
             }
         }
-        for sequence in &mut self.preempted {
-            sequence.is_paused = sequence.is_paused && sequence.outbox.writer().is_armed();
+        for sequence in self.preempted.iter_mut().filter(|sequence| sequence.is_paused) {
+            sequence.is_paused = sequence.outbox.writer().is_armed();
+            self.admission_is_due |= !sequence.is_paused;
         }
         let first = cancelled.len();
         take_cancelled(&mut self.waiting, cancelled);
         take_cancelled(&mut self.preempted, cancelled);
+        self.admission_is_due |= cancelled.len() > first;
         for sequence in &mut cancelled[first..] {
             if let Some(saved) = sequence.saved.take() {
                 self.memory.discard(saved);
             }
         }
-        self.admit(now);
+        if self.admission_is_due {
+            self.admit(Pace::Bounded, now);
+        }
     }
 
     /// Takes out any sequence, for as long as there are some. Nobody gets the places.
-    pub(crate) fn evict(&mut self, now: Instant) -> Option<Sequence> {
+    pub(crate) fn dismiss(&mut self, now: Instant) -> Option<Sequence> {
         if let Some(&slot) = self.order.last() {
             return Some(self.vacate(slot, now));
         }
@@ -292,7 +309,7 @@ impl Scheduler {
         &self.memory
     }
 
-    pub(crate) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> PlaceCounters {
         self.counters
     }
 

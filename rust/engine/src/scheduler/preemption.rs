@@ -1,8 +1,9 @@
 //! Who loses its place when the blocks run out, and what becomes of it.
 //!
-//! The one that is served last: of the least urgent, one whose consumer does not read, else the newest. It may be the
-//! one that asked, but not while somebody's consumer does not read: that must never stop others. Asking goes along the
-//! order, so whoever is preempted has no row in the plan that is being made.
+//! First one whose last token is on its way: it needs its blocks no more. Else the one that is served last: of the least
+//! urgent, one whose consumer does not read, else the newest. It may be the one that asked, but not while somebody's
+//! consumer does not read: that must never stop others. Asking goes along the order, so whoever is preempted has no row
+//! in the plan that is being made.
 
 use std::time::Instant;
 
@@ -25,11 +26,14 @@ impl Scheduler {
                 continue;
             }
             let (victim, victim_rank) = self.victim_for(slot);
-            // One that is paused may stand before.
+            // One that computes nothing may stand before.
             rank -= usize::from(victim_rank < rank);
-            match self.on_exhaustion {
-                OnExhaustion::Interrupt => self.interrupt(victim, now),
-                OnExhaustion::Recompute | OnExhaustion::Swap => self.preempt(victim, now),
+            let sequence = &self.seated(victim).sequence;
+            let computes = !sequence.is_paused && !sequence.is_all_planned();
+            if computes && self.on_exhaustion == OnExhaustion::Interrupt {
+                self.interrupt(victim, now);
+            } else {
+                self.preempt(victim, now);
             }
         }
     }
@@ -40,6 +44,10 @@ impl Scheduler {
             let ranked = self.order.iter().enumerate();
             ranked.map(|(rank, slot)| (&self.seated(*slot).sequence, (*slot, rank)))
         };
+        let all_planned = seated().find(|(sequence, _)| sequence.is_all_planned());
+        if let Some((_, place)) = all_planned {
+            return place;
+        }
         let last_served = seated()
             .max_by_key(|(Sequence { turn, is_paused, .. }, _)| (turn.priority, *is_paused, turn.arrival));
         let (_, last_served) = last_served.expect("somebody asked; this is a bug");
@@ -48,16 +56,19 @@ impl Scheduler {
     }
 
     /// Takes a place away. The sequence waits for another, with what of its blocks is saved or stays in the prefix
-    /// cache; tokens of it that are on their way still arrive.
+    /// cache; tokens of it that are on their way still arrive. One that waits for nothing else loses nothing: it ends
+    /// when the last has come.
     pub(super) fn preempt(&mut self, slot: u32, now: Instant) {
         let Running { mut sequence, blocks, .. } = self.unseat(slot);
         let num_tokens = sequence.leave_place();
-        if self.on_exhaustion == OnExhaustion::Swap {
-            // Copied by the next plan, so after the plans in flight have written and before anybody else does.
-            sequence.saved = self.memory.save(&blocks, num_tokens);
+        if !sequence.is_all_planned() {
+            if self.on_exhaustion == OnExhaustion::Swap {
+                // Copied by the next plan, so after the plans in flight have written and before anybody else does.
+                sequence.saved = self.memory.save(&blocks, num_tokens);
+            }
+            self.counters.preemptions += 1;
+            self.counters.swaps += u64::from(sequence.saved.is_some());
         }
-        self.counters.preemptions += 1;
-        self.counters.swaps += u64::from(sequence.saved.is_some());
         self.memory.give_back(blocks, now);
         self.wait_again(sequence);
     }
@@ -69,7 +80,8 @@ impl Scheduler {
     }
 
     /// The plan of `step` has failed, and what it or a later one copies cannot be relied on. Whoever depends on that
-    /// starts over: it waits for a place, with the tokens that have arrived. Names those whose rows in flight are worth
+    /// starts over: it waits for a place, with the tokens that have arrived; nobody took it, so that does not count as a
+    /// preemption. Names those whose rows in flight are worth
     /// nothing.
     pub(crate) fn distrust_copies(&mut self, step: u64, distrusted: &mut Vec<RequestId>, now: Instant) {
         self.memory.distrust_copies();
@@ -79,7 +91,6 @@ impl Scheduler {
                 let Running { mut sequence, blocks, .. } = self.unseat(slot);
                 sequence.leave_place();
                 self.memory.give_back(blocks, now);
-                self.counters.preemptions += 1;
                 self.wait_again(sequence);
             }
         }

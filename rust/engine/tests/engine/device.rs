@@ -3,7 +3,7 @@
 //! the row reads through its block table. So a wrong block, a stale hit, a copy that is missing or comes too late, a
 //! block handed out too early, a position skipped or computed from a wrong token: all show as a wrong token.
 //!
-//! What a failed step would have written, copies included, is rubbish afterwards.
+//! What a failed step would have written is rubbish afterwards, copies included unless it failed after them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -25,6 +25,8 @@ pub struct Device {
     num_rubbish: u64,
     /// Copies made: saves, loads.
     pub num_copies: (u64, u64),
+    /// Copies in one plan, at most.
+    pub most_copies: usize,
 }
 
 impl Device {
@@ -38,6 +40,7 @@ impl Device {
             last_step: 0,
             num_rubbish: 0,
             num_copies: (0, 0),
+            most_copies: 0,
         };
         device.cache = (0..limits.num_blocks).map(|_| device.rubbish()).collect();
         device.host = (0..limits.host_blocks).map(|_| device.rubbish()).collect();
@@ -52,6 +55,7 @@ impl Device {
         assert!(self.plans.len() < DEPTH);
         assert_eq!(plan.step, self.last_step + 1);
         self.last_step = plan.step;
+        self.most_copies = self.most_copies.max(plan.copies.len());
         let num_tokens: u32 = plan.work.iter().map(|work| work.num_tokens).sum();
         assert!(num_tokens >= 1 && num_tokens as usize <= self.limits.max_num_batched_tokens);
         let slots: HashSet<_> = plan.work.iter().map(|work| work.slot).collect();
@@ -85,6 +89,35 @@ impl Device {
     /// Runs the oldest plan.
     pub fn complete(&mut self) -> StepDone {
         let mut plan = self.plans.pop_front().unwrap();
+        self.make_copies(&mut plan);
+        for index in 0..plan.work.len() {
+            self.run(index, &mut plan);
+        }
+        StepDone { plan, result: Ok(()) }
+    }
+
+    /// Fails the oldest plan, copies and all.
+    pub fn fail(&mut self, text: &str) -> StepDone {
+        let plan = self.plans.pop_front().unwrap();
+        for copy in &plan.copies {
+            match *copy {
+                BlockCopy::Save { to, .. } => self.host[to.0 as usize] = self.rubbish(),
+                BlockCopy::Load { to, .. } => self.cache[to.0 as usize] = self.rubbish(),
+            }
+        }
+        self.spoil_work(&plan);
+        StepDone { plan, result: Err(text.into()) }
+    }
+
+    /// Fails the oldest plan after its copies are made.
+    pub fn fail_after_copies(&mut self, text: &str) -> StepDone {
+        let mut plan = self.plans.pop_front().unwrap();
+        self.make_copies(&mut plan);
+        self.spoil_work(&plan);
+        StepDone { plan, result: Err(text.into()) }
+    }
+
+    fn make_copies(&mut self, plan: &mut StepPlan) {
         for copy in &plan.copies {
             match *copy {
                 BlockCopy::Save { from, to } => {
@@ -97,30 +130,18 @@ impl Device {
                 }
             }
         }
-        for index in 0..plan.work.len() {
-            self.run(index, &mut plan);
-        }
-        StepDone { plan, result: Ok(()) }
+        plan.copied = true;
     }
 
-    /// Fails the oldest plan.
-    pub fn fail(&mut self, text: &str) -> StepDone {
-        let plan = self.plans.pop_front().unwrap();
-        for copy in &plan.copies {
-            match *copy {
-                BlockCopy::Save { to, .. } => self.host[to.0 as usize] = self.rubbish(),
-                BlockCopy::Load { to, .. } => self.cache[to.0 as usize] = self.rubbish(),
-            }
-        }
+    fn spoil_work(&mut self, plan: &StepPlan) {
         for work in &plan.work {
             self.latest[work.slot as usize] = Some(oracle::VOCABULARY);
-            let table = table(work, &plan);
+            let table = table(work, plan);
             for position in work.start as usize..(work.start + work.num_tokens) as usize {
                 let rubbish = self.rubbish()[0];
                 *self.cell(position, &table) = rubbish;
             }
         }
-        StepDone { plan, result: Err(text.into()) }
     }
 
     /// A block that nobody wrote: no two are alike.

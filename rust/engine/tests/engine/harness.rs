@@ -11,7 +11,8 @@ use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
 use penstock_engine::stats::Board;
 use penstock_engine::{
-    Event, Finish, FinishReason, Limits, OnExhaustion, Port, Request, RequestId, Stats, Token,
+    CachedTokens, Event, Finish, FinishReason, Limits, OnExhaustion, Port, Request, RequestId, Stats,
+    StepDone, Token,
 };
 
 use crate::device::Device;
@@ -52,6 +53,11 @@ pub fn limits() -> Limits {
         host_blocks: 0,
         host_prefixes: true,
     }
+}
+
+/// With a prefix cache.
+pub fn caching() -> Limits {
+    Limits { prefix_cache_ttl: Some(Duration::from_secs(300)), ..limits() }
 }
 
 impl Harness {
@@ -136,6 +142,16 @@ impl Harness {
     /// Fails the oldest plan; the number of copies that were in it.
     pub fn fail(&mut self, text: &str) -> usize {
         let done = self.device.fail(text);
+        self.answer(done)
+    }
+
+    /// Fails the oldest plan after its copies are made, so many.
+    pub fn fail_after_copies(&mut self, text: &str) -> usize {
+        let done = self.device.fail_after_copies(text);
+        self.answer(done)
+    }
+
+    fn answer(&mut self, done: StepDone) -> usize {
         let num_copies = done.plan.copies.len();
         self.handle(Message::StepDone(done));
         num_copies
@@ -217,4 +233,20 @@ pub fn check_answered(client: &mut Client, limits: &Limits) {
 #[track_caller]
 pub fn check_ended(client: &mut Client, reason: FinishReason) {
     assert_eq!(read(client).1.expect("it has not ended").reason, reason);
+}
+
+/// Runs a request to its end; what of it was cached.
+pub fn cached(harness: &mut Harness, request: Request) -> CachedTokens {
+    let mut client = harness.start(request);
+    harness.run();
+    let expected = answer(&client.request, &harness.limits);
+    let (tokens, finish) = read(&mut client);
+    let finish = finish.expect("it ends");
+    assert_eq!((tokens, finish.reason), expected);
+    finish.cached
+}
+
+/// As many tokens of device and host.
+pub fn found(device: usize, host: usize) -> CachedTokens {
+    CachedTokens { device, host }
 }

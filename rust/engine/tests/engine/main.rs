@@ -9,8 +9,8 @@ mod harness;
 mod memory;
 mod oracle;
 mod prefix;
-
 mod random;
 mod scheduling;
+mod sharing;
 mod simulation;
 mod threads;

@@ -1,38 +1,15 @@
-//! Single behaviours of an engine that remembers prefixes and has less memory than it is asked for, each a sentence.
+//! Single behaviours of an engine that has less memory than it is asked for, each a sentence.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use penstock_engine::message::Message;
-use penstock_engine::{CachedTokens, Event, FinishReason, Limits, OnExhaustion, Refusal, Request};
+use penstock_engine::prefix::BlockHasher;
+use penstock_engine::{Event, FinishReason, Limits, OnExhaustion, Refusal, Request};
 
-use crate::harness::{Client, Harness, check_answered, check_ended, limits, read};
+use crate::harness::{Client, Harness, cached, caching, check_answered, limits, read};
 use crate::oracle::{answer, request};
-
-const TTL: Duration = Duration::from_secs(300);
-
-fn caching() -> Limits {
-    Limits { prefix_cache_ttl: Some(TTL), ..limits() }
-}
 
 fn urgent(priority: i32, request: Request) -> Request {
     Request { priority, ..request }
-}
-
-/// Runs a request to its end; what of it was cached.
-fn cached(harness: &mut Harness, request: Request) -> CachedTokens {
-    let mut client = harness.start(request);
-    harness.run();
-    let expected = answer(&client.request, &harness.limits);
-    let (tokens, finish) = read(&mut client);
-    let finish = finish.expect("it ends");
-    assert_eq!((tokens, finish.reason), expected);
-    finish.cached
-}
-
-/// As many tokens of device and host.
-fn found(device: usize, host: usize) -> CachedTokens {
-    CachedTokens { device, host }
 }
 
 /// Steps until somebody has been preempted.
@@ -41,165 +18,6 @@ fn run_until_preempted(harness: &mut Harness) {
     while harness.stats().preemptions == before {
         assert!(harness.step());
     }
-}
-
-#[test]
-fn a_prompt_seen_before_is_computed_from_its_last_block_on() {
-    let mut harness = Harness::new(caching());
-    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
-    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0));
-    assert_eq!(cached(&mut harness, request(20, 4, 0)), found(16, 0), "the last token is always computed");
-    let stats = harness.stats();
-    assert_eq!((stats.prefix_query_tokens, stats.prefix_hit_tokens), (62, 36));
-    assert_eq!((stats.prompt_tokens, stats.recomputed_tokens), (62 - 36, 0));
-    assert_eq!(
-        (stats.blocks_used, stats.blocks_cached),
-        (0, 5 + 1),
-        "a generated block and those of the prompt"
-    );
-}
-
-#[test]
-fn a_conversation_of_ten_turns_computes_only_what_is_new() {
-    let limits = Limits { max_model_len: 1024, num_blocks: 256, max_num_batched_tokens: 512, ..caching() };
-    let mut harness = Harness::new(limits);
-    let mut prompt: Vec<u32> = vec![];
-    let mut num_known = 0;
-    for turn in 0..10 {
-        prompt.extend(&request(30, 1, turn).prompt);
-        let before = harness.stats().prompt_tokens;
-        let mut client = harness.start(Request { prompt: prompt.clone(), ..request(1, 21, turn) });
-        harness.run();
-        let (tokens, finish) = read(&mut client);
-        let block_size = harness.limits.block_size;
-        let num_cached = num_known / block_size * block_size;
-        assert_eq!(finish.unwrap().cached, found(num_cached, 0));
-        assert_eq!(harness.stats().prompt_tokens - before, (prompt.len() - num_cached) as u64);
-        prompt.extend(tokens.iter().map(|token| token.id));
-        num_known = prompt.len() - 1; // the last generated token was not computed
-    }
-}
-
-#[test]
-fn requests_that_arrive_together_share_what_the_first_has_published() {
-    let mut harness = Harness::new(Limits { max_num_batched_tokens: 128, ..caching() });
-    let same = || request(24, 6, 0);
-    let mut clients: Vec<_> = (0..3).map(|_| harness.start(same())).collect();
-    assert!(harness.step());
-    assert_eq!(harness.stats().blocks_cached, 0, "all that is published is in use");
-    while harness.stats().generation_tokens < 3 {
-        assert!(harness.step());
-    }
-    assert!(harness.stats().blocks_used <= 6 + 3, "one copy of the prompt, and a block each to grow into");
-    harness.run();
-    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
-}
-
-#[test]
-fn a_prefix_expires_when_it_was_not_used_for_its_time() {
-    let mut harness = Harness::new(caching());
-    cached(&mut harness, request(21, 4, 0));
-    harness.pass(299_000);
-    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0), "and used again just now");
-    harness.pass(299_999);
-    assert_eq!(harness.core.next_expiry(), Some(harness.now + Duration::from_millis(1)));
-    harness.plan();
-    assert_eq!(harness.stats().blocks_cached, 6);
-    harness.pass(1);
-    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
-    harness.pass(300_000);
-    harness.plan();
-    assert_eq!((harness.stats().blocks_cached, harness.core.next_expiry()), (0, None));
-}
-
-#[test]
-fn prefixes_expire_while_the_device_is_busy() {
-    let mut harness = Harness::new(caching());
-    cached(&mut harness, request(21, 4, 0));
-    let _running = harness.start(request(4, 20, 1));
-    while !harness.plan().is_empty() {}
-    harness.pass(300_000);
-    harness.attend();
-    assert_eq!((harness.stats().blocks_cached, harness.core.next_expiry()), (0, None));
-}
-
-#[test]
-fn salts_never_share() {
-    let mut harness = Harness::new(caching());
-    let salted = |salt: Option<&str>| Request { cache_salt: salt.map(Arc::from), ..request(21, 4, 0) };
-    for salt in [None, Some(""), Some("mine"), Some("yours")] {
-        assert_eq!(cached(&mut harness, salted(salt)), found(0, 0));
-        assert_eq!(cached(&mut harness, salted(salt)), found(20, 0));
-    }
-}
-
-#[test]
-fn who_does_not_want_the_cache_neither_takes_nor_leaves() {
-    let mut harness = Harness::new(caching());
-    let alone = || Request { prefix_cache: false, ..request(21, 4, 0) };
-    assert_eq!(cached(&mut harness, alone()), found(0, 0));
-    assert_eq!(harness.stats().blocks_cached, 0);
-    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
-    assert_eq!(cached(&mut harness, alone()), found(0, 0));
-    assert_eq!(harness.stats().prefix_query_tokens, 21);
-}
-
-#[test]
-fn nothing_is_shared_from_the_shared_length_on() {
-    let mut harness = Harness::new(Limits { max_shared_len: 18, ..caching() });
-    cached(&mut harness, request(18, 20, 0));
-    assert_eq!(harness.stats().blocks_cached, 4, "of sixteen tokens");
-    assert_eq!(cached(&mut harness, request(18, 20, 0)), found(16, 0));
-    assert_eq!(cached(&mut harness, request(19, 20, 0)), found(0, 0), "a longer prompt has other keys");
-}
-
-#[test]
-fn a_flush_forgets_everything_at_once_but_what_is_in_use() {
-    let mut harness = Harness::new(caching());
-    cached(&mut harness, request(21, 4, 0));
-    let mut running = harness.start(request(21, 10, 0));
-    harness.step();
-    harness.handle(Message::FlushPrefixCache);
-    assert_eq!(harness.stats().blocks_cached, 0);
-    let mut same = harness.start(request(21, 1, 0));
-    harness.run();
-    check_answered(&mut running, &harness.limits);
-    let (_, finish) = read(&mut same);
-    assert_eq!(finish.unwrap().cached, found(0, 0));
-    assert_eq!(
-        harness.stats().blocks_cached,
-        5,
-        "what was computed before the flush is not published after it"
-    );
-}
-
-#[test]
-fn what_has_no_room_in_the_cache_is_found_on_the_host() {
-    let mut harness = Harness::new(Limits { num_blocks: 8, host_blocks: 16, ..caching() });
-    cached(&mut harness, request(21, 4, 0));
-    cached(&mut harness, request(25, 4, 1));
-    assert!(harness.stats().host_blocks_used > 0);
-    let again = cached(&mut harness, request(21, 4, 0));
-    assert_eq!(again.device + again.host, 20);
-    assert!(again.host >= 16, "{again:?}");
-    assert_eq!(harness.stats().prefix_host_hit_tokens, again.host as u64);
-    assert!(harness.device.num_copies.1 >= 4, "they were loaded");
-    harness.pass(300_000);
-    harness.plan();
-    assert_eq!(
-        (harness.stats().blocks_cached, harness.stats().host_blocks_used),
-        (0, 0),
-        "both tiers expire"
-    );
-}
-
-#[test]
-fn a_host_tier_that_is_no_place_for_prefixes_gets_none() {
-    let mut harness =
-        Harness::new(Limits { num_blocks: 8, host_blocks: 16, host_prefixes: false, ..caching() });
-    cached(&mut harness, request(21, 4, 0));
-    cached(&mut harness, request(25, 4, 1));
-    assert_eq!((harness.stats().host_blocks_used, harness.device.num_copies), (0, (0, 0)));
 }
 
 #[test]
@@ -221,8 +39,34 @@ fn the_newest_of_the_least_urgent_gives_way() {
 }
 
 #[test]
+fn who_only_waits_for_its_last_token_gives_way_first_and_gets_it() {
+    use OnExhaustion::{Interrupt, Recompute, Swap};
+    for on_exhaustion in [Recompute, Swap, Interrupt] {
+        let mut harness = Harness::new(Limits { num_blocks: 4, host_blocks: 8, on_exhaustion, ..caching() });
+        // Each holds two blocks when the first needs its third, and then the second's last row is in flight.
+        let mut clients = [(4, 6), (1, 5)].map(|(prompt, output)| harness.start(request(prompt, output, 0)));
+        for _ in 0..4 {
+            harness.step();
+        }
+        assert_eq!(harness.device.num_plans(), 1);
+        harness.plan();
+        assert_eq!((harness.stats().running, harness.stats().waiting), (1, 1));
+        harness.run();
+        clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+        assert_eq!((harness.stats().preemptions, harness.device.num_copies), (0, (0, 0)));
+    }
+}
+
+#[test]
 fn who_does_not_read_gives_way_before_who_reads() {
-    let mut harness = Harness::new(Limits { num_blocks: 10, queue_capacity: 4, ..limits() });
+    // In ten blocks those who read make way for each other as well; twelve are enough for them.
+    check_sleeper_gives_way(OnExhaustion::Recompute, 10);
+    check_sleeper_gives_way(OnExhaustion::Interrupt, 12);
+}
+
+/// Whoever does not read waits until it does, whatever happens to others, and is then answered as they are.
+fn check_sleeper_gives_way(on_exhaustion: OnExhaustion, num_blocks: usize) {
+    let mut harness = Harness::new(Limits { num_blocks, queue_capacity: 4, on_exhaustion, ..limits() });
     let mut sleeping = harness.start(request(4, 13, 0));
     let mut reading: Vec<_> = (1..4).map(|seed| harness.start(request(4, 13, seed))).collect();
     let mut answers = vec![vec![]; 3];
@@ -236,12 +80,14 @@ fn who_does_not_read_gives_way_before_who_reads() {
     }
     assert!(harness.stats().preemptions > 0);
     assert_eq!(harness.stats().running + harness.stats().waiting, 1);
-    let mut tokens = vec![];
-    while !sleeping.is_ended() {
-        tokens.extend(read(&mut sleeping).0);
+    let (mut tokens, mut last) = (vec![], None);
+    while last.is_none() {
+        let (more, finish) = read(&mut sleeping);
+        tokens.extend(more);
+        last = finish;
         harness.run();
     }
-    assert_eq!(tokens, answer(&sleeping.request, &harness.limits).0);
+    assert_eq!((tokens, last.unwrap().reason), answer(&sleeping.request, &harness.limits));
 }
 
 #[test]
@@ -277,6 +123,16 @@ fn a_more_urgent_arrival_takes_a_place() {
 }
 
 #[test]
+fn nobody_who_was_admitted_is_dropped_for_a_more_urgent_arrival() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, ..limits() });
+    let mut admitted = [-1, 0].map(|priority| harness.start(urgent(priority, request(4, 4, 0))));
+    let refused = harness.start(urgent(-1, request(4, 4, 1))).drain();
+    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 1, limit: 1 })]);
+    harness.run();
+    admitted.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+}
+
+#[test]
 fn an_urgent_arrival_preempts_nobody_in_vain() {
     let mut harness = Harness::new(Limits { num_blocks: 16, max_num_batched_tokens: 64, ..limits() });
     let _same = harness.start(urgent(-1, request(36, 4, 0)));
@@ -284,6 +140,21 @@ fn an_urgent_arrival_preempts_nobody_in_vain() {
     let _large = harness.start(urgent(-1, request(40, 4, 2)));
     assert_eq!((harness.stats().running, harness.stats().waiting), (2, 1));
     assert_eq!(harness.stats().preemptions, 0, "what the less urgent has would not be enough");
+}
+
+#[test]
+fn who_cannot_fit_is_not_looked_up() {
+    static NUM_HASHED: AtomicUsize = AtomicUsize::new(0);
+    let hasher = BlockHasher::with_function(0, |_, parent, tokens| {
+        NUM_HASHED.fetch_add(1, Ordering::Relaxed);
+        tokens.iter().fold(parent, |sum, token| sum * 31 + u128::from(*token))
+    });
+    let mut harness = Harness::with_hasher(Limits { num_blocks: 16, ..caching() }, hasher);
+    cached(&mut harness, request(5, 1, 0));
+    let _running = harness.start(request(8, 20, 1));
+    let before = NUM_HASHED.load(Ordering::Relaxed);
+    let _waiting = harness.start(request(61, 1, 0));
+    assert_eq!((harness.stats().waiting, NUM_HASHED.load(Ordering::Relaxed)), (1, before));
 }
 
 #[test]
@@ -443,26 +314,4 @@ fn in_a_crowd_some_are_interrupted_where_that_was_asked_for() {
     let (num_interrupted, harness) = run_crowd(OnExhaustion::Interrupt, 0);
     assert!(num_interrupted > 0);
     assert_eq!(harness.stats().preemptions, num_interrupted as u64);
-}
-
-#[test]
-fn a_step_that_fails_with_copies_in_it_hurts_nobody_who_was_not_in_it() {
-    let limits = Limits { num_blocks: 8, host_blocks: 16, max_num_batched_tokens: 4, ..caching() };
-    let mut harness = Harness::new(limits);
-    cached(&mut harness, request(13, 1, 0));
-    cached(&mut harness, request(31, 1, 1));
-    // Both find blocks of the first on the host; the budget of the step is the other's alone.
-    let mut hit: Vec<_> = (0..2).map(|_| harness.start(request(1, 4, 5))).collect();
-    let mut loading = harness.start(request(13, 4, 0));
-    harness.plan();
-    let num_copies = harness.fail("out of order");
-    assert!(num_copies > 0);
-    hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
-    harness.run();
-    let (tokens, finish) = read(&mut loading);
-    match finish.unwrap().reason {
-        FinishReason::Failed(_) => assert!(tokens.is_empty()),
-        _ => assert_eq!(tokens, answer(&loading.request, &harness.limits).0),
-    }
-    assert_eq!(cached(&mut harness, request(31, 1, 1)), found(0, 0), "nothing it may have spoilt is kept");
 }

@@ -249,7 +249,8 @@ impl World {
         let saved_before = saved.as_ref().map(|saved| (saved.first, saved.blocks.len(), saved.num_tokens));
         let opened = self.memory.open(&mut saved, num_blocks, headroom, num_blocks);
         let num_found = found.device + found.host;
-        let restored = saved_before.filter(|(first, ..)| *first <= num_found);
+        let restored =
+            saved_before.filter(|(first, ..)| *first == 0 || !wanted.is_flushed && *first <= num_found);
         let num_found = restored.map_or(num_found, |(first, ..)| first);
         let keys: Vec<Key> = (0..num_found).map(|index| wanted.key(index, block_size)).collect();
         let num_held = keys.iter().filter(|key| self.twin.is_held(key, &lists)).count();
@@ -292,7 +293,7 @@ impl World {
             self.twin.num_saved -= num_saved;
         }
         assert_eq!(num_computed, expected);
-        wanted.is_flushed = false;
+        wanted.is_flushed &= restored.is_some();
         self.held.push(Held { list, chain, twin: wanted });
     }
 
@@ -404,6 +405,7 @@ impl World {
             }
         }
         self.held = kept;
+        self.saved.iter_mut().for_each(|(_, twin, _)| twin.is_flushed = true);
     }
 
     fn check(&self) {

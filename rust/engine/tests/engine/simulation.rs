@@ -52,6 +52,8 @@ struct World {
     observed: Vec<Observed>,
     num_started: u64,
     num_failed_steps: u64,
+    /// Copies have failed: who relied on one started over.
+    has_restarted: bool,
     is_shut_down: bool,
     /// Where prompts begin.
     openings: Vec<Vec<u32>>,
@@ -80,6 +82,7 @@ struct Seen {
     expired: u64,
     flushed: u64,
     failed_copies: u64,
+    failed_after_copies: u64,
 }
 
 #[test]
@@ -108,7 +111,9 @@ fn any_schedule_gives_every_request_its_own_answer_and_leaks_nothing() {
     for met in [preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, flushed] {
         assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
     }
-    assert!(seen.failed_copies > NUM_SCHEDULES / 40, "copies hardly ever failed: {seen:?}");
+    for met in [seen.failed_copies, seen.failed_after_copies] {
+        assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
+    }
 }
 
 /// Says which schedule failed.
@@ -178,6 +183,7 @@ impl World {
             observed: vec![],
             num_started: 0,
             num_failed_steps: 0,
+            has_restarted: false,
             is_shut_down: false,
             openings,
             seen,
@@ -273,7 +279,13 @@ impl World {
         }
         if self.random.chance(3) {
             self.num_failed_steps += 1;
-            self.seen.failed_copies += u64::from(self.harness.fail(FAILURE) > 0);
+            if self.random.chance(50) {
+                let has_copies = self.harness.fail(FAILURE) > 0;
+                self.has_restarted |= has_copies;
+                self.seen.failed_copies += u64::from(has_copies);
+            } else {
+                self.seen.failed_after_copies += u64::from(self.harness.fail_after_copies(FAILURE) > 0);
+            }
         } else {
             self.harness.complete();
         }
@@ -368,6 +380,7 @@ impl World {
     /// Reads and checks the grammar: `Admitted Token* Finished`, or `Refused` alone.
     fn read(&mut self, index: usize, limit: usize) {
         let stats = self.harness.stats();
+        let has_lost_places = self.has_restarted || stats.preemptions > 0;
         let observed = &mut self.observed[index];
         for _ in 0..limit {
             let Some(event) = observed.client.pop() else { break };
@@ -384,9 +397,9 @@ impl World {
                 Event::Token(token) => {
                     assert!(observed.is_admitted);
                     // A stream whose consumer reads everything is in every plan, so it advances with every second
-                    // completed step at least, as long as nobody has to be preempted.
+                    // completed step at least, as long as nobody has to be preempted or to start over.
                     let last = observed.last_progress;
-                    let is_late = stats.steps > last + DEPTH as u64 && stats.preemptions == 0;
+                    let is_late = stats.steps > last + DEPTH as u64 && !has_lost_places;
                     assert!(
                         observed.habit != Habit::Reads || observed.tokens.is_empty() || !is_late,
                         "starved"
@@ -472,8 +485,9 @@ impl World {
         let stats = self.harness.stats();
         assert_eq!((stats.requests_admitted, stats.requests_finished), (num_admitted, num_admitted));
         assert_eq!((stats.prefix_hit_tokens, stats.prefix_host_hit_tokens), (num_cached, num_cached_on_host));
-        // Who is preempted may find in the cache what others have computed meanwhile.
-        let least = if stats.preemptions == 0 { num_prompt.0 } else { 0 };
+        // Who is preempted or starts over may find in the cache what others have computed meanwhile.
+        let has_lost_places = self.has_restarted || stats.preemptions > 0;
+        let least = if has_lost_places { 0 } else { num_prompt.0 };
         assert!((least..=num_prompt.1).contains(&(stats.prompt_tokens + num_cached)));
         assert!(stats.prefix_query_tokens <= num_prompt.1 && stats.swaps <= stats.preemptions);
         self.seen.preempted += u64::from(stats.preemptions > 0);

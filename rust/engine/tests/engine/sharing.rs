@@ -1,0 +1,313 @@
+//! Single behaviours of an engine that remembers prefixes, in the KV cache and on the host, each a sentence.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_engine::message::Message;
+use penstock_engine::{CachedTokens, FinishReason, Limits, OnExhaustion, Request};
+
+use crate::harness::{Client, Harness, cached, caching, check_answered, check_ended, found, read};
+use crate::oracle::{answer, request};
+
+#[test]
+fn a_prompt_seen_before_is_computed_from_its_last_block_on() {
+    let mut harness = Harness::new(caching());
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0));
+    assert_eq!(cached(&mut harness, request(20, 4, 0)), found(16, 0), "the last token is always computed");
+    let stats = harness.stats();
+    assert_eq!((stats.prefix_query_tokens, stats.prefix_hit_tokens), (62, 36));
+    assert_eq!((stats.prompt_tokens, stats.recomputed_tokens), (62 - 36, 0));
+    assert_eq!(
+        (stats.blocks_used, stats.blocks_cached),
+        (0, 5 + 1),
+        "a generated block and those of the prompt"
+    );
+}
+
+#[test]
+fn a_conversation_of_ten_turns_computes_only_what_is_new() {
+    let limits = Limits { max_model_len: 1024, num_blocks: 256, max_num_batched_tokens: 512, ..caching() };
+    let mut harness = Harness::new(limits);
+    let mut prompt: Vec<u32> = vec![];
+    let mut num_known = 0;
+    for turn in 0..10 {
+        prompt.extend(&request(30, 1, turn).prompt);
+        let before = harness.stats().prompt_tokens;
+        let mut client = harness.start(Request { prompt: prompt.clone(), ..request(1, 21, turn) });
+        harness.run();
+        let (tokens, finish) = read(&mut client);
+        let block_size = harness.limits.block_size;
+        let num_cached = num_known / block_size * block_size;
+        assert_eq!(finish.unwrap().cached, found(num_cached, 0));
+        assert_eq!(harness.stats().prompt_tokens - before, (prompt.len() - num_cached) as u64);
+        prompt.extend(tokens.iter().map(|token| token.id));
+        num_known = prompt.len() - 1; // the last generated token was not computed
+    }
+}
+
+#[test]
+fn requests_that_arrive_together_share_what_the_first_has_published() {
+    let mut harness = Harness::new(Limits { max_num_batched_tokens: 128, ..caching() });
+    let same = || request(24, 6, 0);
+    let mut clients: Vec<_> = (0..3).map(|_| harness.start(same())).collect();
+    assert!(harness.step());
+    assert_eq!(harness.stats().blocks_cached, 0, "all that is published is in use");
+    while harness.stats().generation_tokens < 3 {
+        assert!(harness.step());
+    }
+    assert!(harness.stats().blocks_used <= 6 + 3, "one copy of the prompt, and a block each to grow into");
+    harness.run();
+    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+}
+
+#[test]
+fn who_gets_a_place_finds_all_that_the_step_before_has_computed() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 2, ..caching() });
+    let mut ending = harness.start(request(4, 1, 0));
+    let _sharing = harness.start(request(9, 8, 1));
+    let mut waiting = harness.start(request(9, 1, 1));
+    harness.plan();
+    harness.complete();
+    assert!(read(&mut ending).1.is_some(), "its row came before that of the one who shares");
+    harness.run();
+    assert_eq!(read(&mut waiting).1.unwrap().cached, found(8, 0));
+}
+
+#[test]
+fn a_prefix_expires_when_it_was_not_used_for_its_time() {
+    let mut harness = Harness::new(caching());
+    cached(&mut harness, request(21, 4, 0));
+    harness.pass(299_000);
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0), "and used again just now");
+    harness.pass(299_999);
+    assert_eq!(harness.core.next_expiry(), Some(harness.now + Duration::from_millis(1)));
+    harness.plan();
+    assert_eq!(harness.stats().blocks_cached, 6);
+    harness.pass(1);
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
+    harness.pass(300_000);
+    harness.plan();
+    assert_eq!((harness.stats().blocks_cached, harness.core.next_expiry()), (0, None));
+}
+
+#[test]
+fn prefixes_expire_while_the_device_is_busy() {
+    let mut harness = Harness::new(caching());
+    cached(&mut harness, request(21, 4, 0));
+    let _running = harness.start(request(4, 20, 1));
+    while !harness.plan().is_empty() {}
+    harness.pass(300_000);
+    harness.attend();
+    assert_eq!((harness.stats().blocks_cached, harness.core.next_expiry()), (0, None));
+}
+
+#[test]
+fn salts_never_share() {
+    let mut harness = Harness::new(caching());
+    let salted = |salt: Option<&str>| Request { cache_salt: salt.map(Arc::from), ..request(21, 4, 0) };
+    for salt in [None, Some(""), Some("mine"), Some("yours")] {
+        assert_eq!(cached(&mut harness, salted(salt)), found(0, 0));
+        assert_eq!(cached(&mut harness, salted(salt)), found(20, 0));
+    }
+}
+
+#[test]
+fn who_does_not_want_the_cache_neither_takes_nor_leaves() {
+    let mut harness = Harness::new(caching());
+    let alone = || Request { prefix_cache: false, ..request(21, 4, 0) };
+    assert_eq!(cached(&mut harness, alone()), found(0, 0));
+    assert_eq!(harness.stats().blocks_cached, 0);
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
+    assert_eq!(cached(&mut harness, alone()), found(0, 0));
+    assert_eq!(harness.stats().prefix_query_tokens, 21);
+}
+
+#[test]
+fn nothing_is_shared_from_the_shared_length_on() {
+    let mut harness = Harness::new(Limits { max_shared_len: 18, ..caching() });
+    cached(&mut harness, request(18, 20, 0));
+    assert_eq!(harness.stats().blocks_cached, 4, "of sixteen tokens");
+    assert_eq!(cached(&mut harness, request(18, 20, 0)), found(16, 0));
+    assert_eq!(cached(&mut harness, request(19, 20, 0)), found(0, 0), "a longer prompt has other keys");
+}
+
+#[test]
+fn a_flush_forgets_everything_at_once_but_what_is_in_use() {
+    let mut harness = Harness::new(caching());
+    cached(&mut harness, request(21, 4, 0));
+    let mut running = harness.start(request(21, 10, 0));
+    harness.step();
+    harness.handle(Message::FlushPrefixCache);
+    assert_eq!(harness.stats().blocks_cached, 0);
+    let mut same = harness.start(request(21, 1, 0));
+    harness.run();
+    check_answered(&mut running, &harness.limits);
+    let (_, finish) = read(&mut same);
+    assert_eq!(finish.unwrap().cached, found(0, 0));
+    assert_eq!(
+        harness.stats().blocks_cached,
+        5,
+        "what was computed before the flush is not published after it"
+    );
+}
+
+#[test]
+fn what_was_computed_before_a_flush_is_not_published_after_a_swap_either() {
+    let swapping = Limits { num_blocks: 6, host_blocks: 16, on_exhaustion: OnExhaustion::Swap, ..caching() };
+    let mut harness = Harness::new(swapping);
+    let _older = harness.start(request(4, 13, 0));
+    let mut newer = harness.start(request(4, 13, 1));
+    harness.step();
+    harness.step();
+    harness.handle(Message::FlushPrefixCache);
+    harness.run();
+    assert!(harness.stats().swaps > 0);
+    let (tokens, _) = read(&mut newer);
+    let mut prompt = newer.request.prompt.clone();
+    prompt.extend(tokens.iter().map(|token| token.id));
+    assert_eq!(prompt.len(), 4 + 13);
+    assert_eq!(cached(&mut harness, Request { prompt, ..request(1, 1, 1) }), found(0, 0));
+}
+
+#[test]
+fn what_has_no_room_in_the_cache_is_found_on_the_host() {
+    let mut harness = Harness::new(Limits { num_blocks: 8, host_blocks: 16, ..caching() });
+    cached(&mut harness, request(21, 4, 0));
+    cached(&mut harness, request(25, 4, 1));
+    assert!(harness.stats().host_blocks_used > 0);
+    let again = cached(&mut harness, request(21, 4, 0));
+    assert_eq!(again.device + again.host, 20);
+    assert!(again.host >= 16, "{again:?}");
+    assert_eq!(harness.stats().prefix_host_hit_tokens, again.host as u64);
+    assert!(harness.device.num_copies.1 >= 4, "they were loaded");
+    harness.pass(300_000);
+    harness.plan();
+    assert_eq!(
+        (harness.stats().blocks_cached, harness.stats().host_blocks_used),
+        (0, 0),
+        "both tiers expire"
+    );
+}
+
+#[test]
+fn a_host_tier_that_is_no_place_for_prefixes_gets_none() {
+    let mut harness =
+        Harness::new(Limits { num_blocks: 8, host_blocks: 16, host_prefixes: false, ..caching() });
+    cached(&mut harness, request(21, 4, 0));
+    cached(&mut harness, request(25, 4, 1));
+    assert_eq!((harness.stats().host_blocks_used, harness.device.num_copies), (0, (0, 0)));
+}
+
+/// A prefix of 32,768 tokens, most of it on the host, in an engine with nothing to do.
+fn with_long_prefix() -> Harness {
+    let limits = Limits {
+        max_model_len: 40_000,
+        max_num_seqs: 21,
+        max_num_batched_tokens: 512,
+        max_waiting: 200,
+        block_size: 16,
+        num_blocks: 2_400,
+        host_blocks: 4_000,
+        queue_capacity: 256,
+        ..caching()
+    };
+    let mut harness = Harness::new(limits);
+    cached(&mut harness, request(32_768, 1, 99));
+    cached(&mut harness, request(32_000, 1, 98));
+    assert!(harness.stats().host_blocks_used > 1_600);
+    harness
+}
+
+#[test]
+fn every_stream_advances_in_every_step_while_a_very_long_prefix_is_loaded() {
+    let mut harness = with_long_prefix();
+    let mut streams: Vec<_> = (0..20).map(|seed| harness.start(request(3, 200, seed))).collect();
+    harness.step();
+    harness.step();
+    streams.iter_mut().for_each(|client| drop(client.drain()));
+    let before = harness.stats().prompt_tokens;
+    let mut long = harness.start(request(32_768, 1, 99));
+    let mut num_steps = 0;
+    while !long.is_ended() {
+        assert!(harness.step());
+        assert!(streams.iter_mut().all(|client| read(client).0.len() == 1));
+        if let (tokens, Some(finish)) = read(&mut long) {
+            assert_eq!(tokens, answer(&long.request, &harness.limits).0);
+            let CachedTokens { device, host } = finish.cached;
+            assert!(host > 1_600 * 16 && device + host == 32_768 - 16, "{device} and {host}");
+        }
+        num_steps += 1;
+    }
+    assert_eq!(harness.stats().prompt_tokens - before, 16);
+    // Of the places given, and a block for each stream to grow into.
+    assert!(harness.device.most_copies <= 256 + 20, "{} copies in a step", harness.device.most_copies);
+    assert!(num_steps <= 2_048 / 128 + 4, "{num_steps} steps");
+}
+
+#[test]
+fn a_very_long_prefix_is_loaded_at_once_where_nobody_waits_for_it() {
+    let mut harness = with_long_prefix();
+    let before = harness.stats().steps;
+    assert!(cached(&mut harness, request(32_768, 1, 99)).host > 1_600 * 16);
+    assert_eq!(harness.stats().steps - before, 1);
+}
+
+#[test]
+fn requests_that_come_and_go_between_two_plans_do_not_pile_up_copies() {
+    let mut harness = with_long_prefix();
+    let _stream = harness.start(request(3, 200, 0));
+    harness.plan();
+    harness.plan();
+    for _ in 0..10 {
+        for seed in [98, 99] {
+            harness.start(request(32_000, 1, seed)).cancel();
+            harness.attend();
+        }
+    }
+    harness.run();
+    assert!(harness.device.most_copies <= 256 + 20, "{} copies in a step", harness.device.most_copies);
+}
+
+/// In a step of four tokens, two requests of one token and the copies for a third; a fourth waits for a place.
+fn load_beside_others() -> (Harness, Vec<Client>, Client, Client) {
+    let limits =
+        Limits { max_num_seqs: 3, num_blocks: 12, host_blocks: 16, max_num_batched_tokens: 4, ..caching() };
+    let mut harness = Harness::new(limits);
+    cached(&mut harness, request(13, 1, 0));
+    cached(&mut harness, request(45, 1, 1));
+    let hit: Vec<_> = (5..7).map(|seed| harness.start(request(2, 4, seed))).collect();
+    let loading = harness.start(request(19, 4, 0));
+    let waiting = harness.start(request(19, 4, 0));
+    (harness, hit, loading, waiting)
+}
+
+#[test]
+fn a_step_that_fails_with_copies_in_it_hurts_nobody_who_was_not_in_it() {
+    let (mut harness, mut hit, mut loading, mut waiting) = load_beside_others();
+    assert_eq!(harness.plan().len(), 2, "the budget is spent before the one that loads");
+    assert!(harness.fail("out of order") > 0);
+    hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
+    assert_eq!(harness.stats().blocks_cached + harness.stats().host_blocks_used, 0, "all may be spoilt");
+    assert_eq!(harness.stats().preemptions, 0, "who starts over has made way for nobody");
+    harness.run();
+    check_answered(&mut loading, &harness.limits);
+    let (tokens, finish) = read(&mut waiting);
+    assert_eq!(tokens, answer(&waiting.request, &harness.limits).0);
+    assert_eq!(finish.unwrap().cached, found(0, 0), "it got its place when the cache was empty");
+}
+
+#[test]
+fn a_step_that_fails_after_its_copies_costs_nobody_else_a_prefix() {
+    let (mut harness, mut hit, mut loading, mut waiting) = load_beside_others();
+    harness.plan();
+    let (restarted, kept) = (harness.stats().preemptions, harness.stats().host_blocks_used);
+    assert!(harness.fail_after_copies("out of order") > 0);
+    hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
+    assert_eq!((harness.stats().preemptions, harness.stats().host_blocks_used), (restarted, kept));
+    harness.run();
+    let loaded = harness.stats().prefix_host_hit_tokens;
+    assert_eq!((loaded, harness.stats().recomputed_tokens), (12, 0));
+    check_answered(&mut loading, &harness.limits);
+    assert!(read(&mut waiting).1.unwrap().cached.device >= 12, "shared with the one that loads");
+}
