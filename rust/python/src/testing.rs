@@ -54,7 +54,10 @@ pub fn testing_failing_engine(
 pub fn testing_log(py: Python<'_>, level: &str, count: usize) -> Result<(), Error> {
     let level: log::Level = level.parse().expect("the test names a level; this is a bug");
     detach(py, || {
-        let log = move || (0..count).for_each(|number| log::log!(target: "penstock_testing", level, "record {number} of a test"));
+        let log = move || {
+            (0..count)
+                .for_each(|number| log::log!(target: "penstock_testing", level, "record {number} of a test"))
+        };
         std::thread::scope(|scope| {
             scope.spawn(log);
         });
