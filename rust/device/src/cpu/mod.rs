@@ -32,7 +32,7 @@ pub use cache::CpuCache;
 use cache::{CacheShape, kv_layout};
 use candidates::Candidate;
 
-/// Alignment of every buffer: a panel of weights lies in as few pages as can be, which prefill notices.
+/// Alignment of every buffer: a panel of weights lies in as few pages as can be.
 const PAGE: usize = 4096;
 /// Positions for which splits of a long sequence's attention can be computed apart.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
