@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import penstock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 #: Deterministic and of a known length, whatever the weights say.
 LONG = penstock.SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
@@ -61,7 +62,16 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.002)
+        os.sched_yield()
+
+
+def run_in_threads(run: Callable[[Any], object], arguments: Iterable[Any]) -> None:
+    """`run` of each argument, all at once; returns when all are done."""
+    threads = [threading.Thread(target=run, args=(argument,)) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class Resources(NamedTuple):

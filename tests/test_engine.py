@@ -26,6 +26,7 @@ from api_support import (
     make_engine,
     resident_bytes,
     resources,
+    run_in_threads,
 )
 from penstock._options import EngineOptions, SamplingOptions
 
@@ -228,11 +229,7 @@ def test_engines_of_many_loops_and_threads_live_and_end_side_by_side(tiny_model:
         run(how)  # what a kind of loop opens once in a process is open now
     answers.clear()
     before = resources()
-    threads = [threading.Thread(target=run, args=(how,)) for how in kinds * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(run, kinds * 2)
     assert len(answers) == 2 * 4 + 6 * 2 * 4
     assert Counter(answers) == Counter(dict.fromkeys(expected, 14))
     assert engine_threads() == []

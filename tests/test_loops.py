@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,6 +18,7 @@ from api_support import (
     assert_at_rest_blocking,
     make_engine,
     resources,
+    run_in_threads,
 )
 from penstock._pump import Pump
 
@@ -60,11 +60,7 @@ def test_loops_of_all_kinds_share_an_engine_side_by_side(engine: penstock.Engine
         serve(how)  # what a kind of loop opens once in a process is open now
     answers.clear()
     before = resources()
-    threads = [threading.Thread(target=serve, args=(how,)) for how in BACKENDS * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(serve, BACKENDS * 2)
     assert len(answers) == 6
     for mine in answers:
         assert [mine[seed] for seed in range(16)] == expected
