@@ -1,4 +1,4 @@
-//! The options that do not depend on the model, checked: here and nowhere else.
+//! The options as far as they do not depend on the model, checked: when a configuration is built and when a model is opened.
 
 use std::fmt::Display;
 use std::time::Duration;

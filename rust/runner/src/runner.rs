@@ -82,7 +82,7 @@ impl<B: Backend> Runner<B> {
             self.copy(&mut plan.copies.iter().map(block_copy))?;
         }
         plan.copied = true;
-        if plan.work.is_empty() { Ok(()) } else { self.compute(plan, Depth::AllLayers) }
+        self.compute(plan, Depth::AllLayers)
     }
 
     /// Makes copies between the cache and the host tier.

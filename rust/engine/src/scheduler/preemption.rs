@@ -81,8 +81,7 @@ impl Scheduler {
 
     /// The plan of `step` has failed, and what it or a later one copies cannot be relied on. Whoever depends on that
     /// starts over: it waits for a place, with the tokens that have arrived; nobody took it, so that does not count as a
-    /// preemption. Names those whose rows in flight are worth
-    /// nothing.
+    /// preemption. Names those whose rows in flight are worth nothing.
     pub(crate) fn distrust_copies(&mut self, step: u64, distrusted: &mut Vec<RequestId>, now: Instant) {
         self.memory.distrust_copies();
         for rank in (0..self.order.len()).rev() {
