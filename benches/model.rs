@@ -123,23 +123,8 @@ impl Model {
         let streams = prompts.len();
         let started = Instant::now();
         let start = |prompt| {
-            let request = Request {
-                prompt,
-                max_tokens,
-                min_tokens: 0,
-                stop_token_ids: Vec::new(),
-                sampling: Sampling {
-                    temperature: 0.0,
-                    top_k: 0,
-                    top_p: 1.0,
-                    min_p: 0.0,
-                    seed: 0,
-                    logprobs: false,
-                },
-                priority: 0,
-                prefix_cache,
-                cache_salt: None,
-            };
+            let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+            let request = Request { prefix_cache, ..Request::new(prompt, max_tokens, sampling) };
             self.engine.start_request(request, &port).expect("a valid request")
         };
         let mut consumers: Vec<Consumer> = prompts.into_iter().map(start).collect();

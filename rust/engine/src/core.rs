@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::executor::{DEPTH, StepDone, StepPlan};
+use crate::executor::{Answer, DEPTH, StepDone, StepPlan, Work};
 use crate::limits::Limits;
 use crate::mailbox::Attention;
 use crate::message::{Message, Outbox, Start};
@@ -184,8 +184,8 @@ impl Core {
             self.flights.pop_front().expect("an answer to no plan; this is a bug");
         assert_eq!(plan.step, step, "answers out of order; this is a bug");
         self.counters.steps += 1;
-        match result.and_then(|()| check_sampled(&plan)) {
-            Ok(()) => self.deliver(&plan, &owners, now),
+        match result.and_then(|()| check_answers(&plan)) {
+            Ok(()) => self.deliver(&mut plan, &owners, now),
             Err(text) => self.fail(&plan, &owners, &text, now),
         }
         plan.clear();
@@ -194,14 +194,18 @@ impl Core {
         self.settle();
     }
 
-    fn deliver(&mut self, plan: &StepPlan, owners: &[RequestId], now: Instant) {
-        let mut sampled = plan.sampled.iter();
-        for (work, &owner) in plan.work.iter().zip(owners) {
-            let token = work.sample.as_ref().and_then(|_| sampled.next());
+    fn deliver(&mut self, plan: &mut StepPlan, owners: &[RequestId], now: Instant) {
+        let mut sampled = plan.sampled.drain(..);
+        for ((work, answer), &owner) in plan.work.iter().zip(&mut plan.answers).zip(owners) {
+            let token = sampled.by_ref().take(answer.num_tokens as usize).last();
+            if let Some(text) = answer.failure.take() {
+                self.retire(work.slot, owner, FinishReason::Failed(text), now);
+                continue;
+            }
             let Some((sequence, computed)) = self.scheduler.row_computed(work, owner, now) else { continue };
             self.counters.prompt_tokens += computed.prompt as u64;
             self.counters.recomputed_tokens += computed.again as u64;
-            let Some(&token) = token else { continue };
+            let Some(token) = token else { continue };
             self.counters.generation_tokens += 1;
             self.ringer.touch(sequence.port);
             if let Some(reason) = sequence.append(token, now) {
@@ -320,11 +324,23 @@ impl Core {
     }
 }
 
-/// An executor that answers with too few or too many tokens has failed, whatever it says.
-fn check_sampled(plan: &StepPlan) -> Result<(), String> {
-    let expected = plan.work.iter().filter(|work| work.sample.is_some()).count();
-    match plan.sampled.len() {
-        sampled if sampled == expected => Ok(()),
-        sampled => Err(format!("the step sampled {sampled} tokens instead of {expected}")),
+/// An executor whose answers are not to the plan has failed, whatever it says.
+fn check_answers(plan: &StepPlan) -> Result<(), String> {
+    let (rows, answers) = (plan.work.len(), plan.answers.len());
+    if answers != rows {
+        return Err(format!("the step answered {answers} rows instead of {rows}"));
+    }
+    let num_sampled: usize = plan.answers.iter().map(|answer| answer.num_tokens as usize).sum();
+    if num_sampled != plan.sampled.len() {
+        return Err(format!("the step sampled {} tokens and counts {num_sampled}", plan.sampled.len()));
+    }
+    let is_sound = |(work, answer): (&Work, &Answer)| {
+        let most = if work.sample.is_some() { work.num_drafts + 1 } else { 0 };
+        let is_silent = answer.num_tokens == 0;
+        answer.num_tokens <= most && is_silent == (work.sample.is_none() || answer.failure.is_some())
+    };
+    match plan.work.iter().zip(&plan.answers).all(is_sound) {
+        true => Ok(()),
+        false => Err("the step sampled too few or too many tokens".into()),
     }
 }

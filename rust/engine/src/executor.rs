@@ -3,11 +3,17 @@
 //!
 //! Up to [`DEPTH`] plans are in flight. A plan may be submitted before the tokens sampled by the one before it are
 //! known: such a row says [`Work::follows_sample`] and the executor feeds it the token it sampled last for that slot.
+//!
+//! The executor remembers of each slot whose it is and what was generated there, which sampling depends on; a [`Seat`]
+//! says when that starts anew.
+//!
+//! A row may end with drafts: guesses of the tokens to come, which are right if sampling, position by position, chooses
+//! the very same. The tokens of such a row are those that were confirmed, and the first that was not.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::request::{Request, Token};
+use crate::request::{PromptPosition, Request, Token};
 
 /// The most plans an executor holds at once: one computing, one ready.
 pub const DEPTH: usize = 2;
@@ -60,19 +66,45 @@ pub struct Work {
     pub follows_sample: bool,
     /// The range of [`StepPlan::blocks`] with the sequence's block table; covers every position up to the row's last.
     pub blocks: Range<u32>,
-    /// Whether a token is sampled after this row's last position, and how.
+    /// How many of the last of its tokens are drafts. Only a row that samples has some.
+    pub num_drafts: u32,
+    /// Positions of the prompt that are reported on, within the row's own.
+    pub reported: Range<u32>,
+    /// Whether a token is sampled after this row's last position that is no draft, and after each draft that turns out
+    /// right; and how.
     pub sample: Option<Sample>,
 }
 
-/// How a row's next token is sampled.
-#[derive(Clone, Debug)]
+/// How a row's next token is sampled, by the parameters of the slot's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// The request's own parameters (sampling and stop ids).
-    pub request: Arc<Request>,
-    /// How many tokens were generated before this one: with the seed, the key of the draw.
+    /// How many tokens were generated before this one: with the seed, the key of the draw. Below `min_tokens` the
+    /// request's stop ids cannot be chosen.
     pub index: u32,
-    /// `index` is still below `min_tokens`: the request's stop ids cannot be chosen.
-    pub suppress_stops: bool,
+}
+
+/// A sequence gets a slot: whatever the executor knew of the slot is to be forgotten.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    /// Which.
+    pub slot: u32,
+    /// What the sequence is generated for.
+    pub request: Arc<Request>,
+    /// The range of [`StepPlan::tokens`] with what it has generated already, in places it had before.
+    pub generated: Range<u32>,
+}
+
+/// What came of one row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// How many of [`StepPlan::sampled`] are its own: none, or the confirmed drafts and one.
+    pub num_tokens: u32,
+    /// How many of [`StepPlan::positions`] are its own: as many as were to be reported on.
+    pub num_positions: u32,
+    /// The range of [`StepPlan::forced`] with the tokens that can only come next: good drafts.
+    pub forced: Range<u32>,
+    /// Why its request cannot go on, though the step is well; its counts are zero then.
+    pub failure: Option<String>,
 }
 
 /// One step: rows of work over flat arrays. Buffers are recycled: the plan comes back inside its [`StepDone`].
@@ -82,36 +114,49 @@ pub struct StepPlan {
     pub step: u64,
     /// Made one after the other, after everything of earlier steps and before anything of this one is computed.
     pub copies: Vec<BlockCopy>,
+    /// Slots that begin anew, each with its first row in this plan.
+    pub seats: Vec<Seat>,
     /// One row per sequence, each slot at most once; at least one row. A block that a row writes to is in no other row.
     pub work: Vec<Work>,
-    /// Input token ids of all rows.
+    /// Input token ids of all rows, and what the seats have generated.
     pub tokens: Vec<u32>,
     /// Block tables of all rows.
     pub blocks: Vec<BlockId>,
     /// Written by the executor: its copies are made, whatever became of its work.
     pub copied: bool,
-    /// Written by the executor: the token of each row that has a `sample`, in row order.
+    /// Written by the executor: what came of each row, in row order.
+    pub answers: Vec<Answer>,
+    /// Written by the executor: sampled tokens, in row order.
     pub sampled: Vec<Token>,
+    /// Written by the executor: positions of prompts, in row order.
+    pub positions: Vec<PromptPosition>,
+    /// Written by the executor: tokens that grammars leave no choice about.
+    pub forced: Vec<u32>,
 }
 
 impl StepPlan {
     /// Empties the plan and keeps its buffers.
     pub fn clear(&mut self) {
-        let Self { step, copies, work, tokens, blocks, copied, sampled } = self;
+        let Self { step, copies, seats, work, tokens, blocks, copied, answers, sampled, positions, forced } =
+            self;
         *step = 0;
         copies.clear();
+        seats.clear();
         work.clear();
         tokens.clear();
         blocks.clear();
         *copied = false;
+        answers.clear();
         sampled.clear();
+        positions.clear();
+        forced.clear();
     }
 }
 
 /// The answer to one [`StepPlan`].
 #[derive(Debug)]
 pub struct StepDone {
-    /// The plan, its `sampled` filled in if the step went well.
+    /// The plan, its `answers` and what they count filled in if the step went well.
     pub plan: Box<StepPlan>,
     /// What went wrong, for the users whose requests were in the step. Its copies, and those of later plans, then count
     /// as not made unless it says `copied`.

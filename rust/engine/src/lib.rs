@@ -32,10 +32,15 @@ mod sequence;
 pub mod stats;
 mod sync;
 
-pub use executor::{BlockCopy, BlockId, DEPTH, Executor, HostBlockId, Sample, StepDone, StepPlan, Work};
+pub use executor::{
+    Answer, BlockCopy, BlockId, DEPTH, Executor, HostBlockId, Sample, Seat, StepDone, StepPlan, Work,
+};
 pub use handle::{Consumer, Engine, EngineError, StartError};
 pub use limits::{InvalidLimits, InvalidRequest, Limits, OnExhaustion};
 pub use mailbox::Completions;
 pub use port::Port;
-pub use request::{CachedTokens, Event, Finish, FinishReason, Refusal, Request, RequestId, Sampling, Token};
+pub use request::{
+    CachedTokens, Details, Event, Extent, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor,
+    PromptPosition, Refusal, Reports, Request, RequestId, Sampling, Token,
+};
 pub use stats::Stats;

@@ -275,18 +275,7 @@ mod tests {
     }
 
     fn request(num_prompt: usize, max_tokens: usize) -> Request {
-        let sampling =
-            Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: false };
-        Request {
-            prompt: vec![1; num_prompt],
-            max_tokens,
-            min_tokens: 0,
-            stop_token_ids: vec![],
-            sampling,
-            priority: 0,
-            prefix_cache: true,
-            cache_salt: None,
-        }
+        Request::new(vec![1; num_prompt], max_tokens, Sampling { temperature: 0.0, ..Sampling::default() })
     }
 
     /// `change` makes a good request bad, and the answer says so in these words.
@@ -300,12 +289,15 @@ mod tests {
 
     #[test]
     fn a_bad_request_is_named_with_its_value_and_the_limit() {
-        check(|r| r.prompt.clear(), "prompt is empty; it needs at least one token");
+        check(|r| r.prompt = [].into(), "prompt is empty; it needs at least one token");
         check(
-            |r| r.prompt = vec![1; 64],
+            |r| r.prompt = [1; 64].into(),
             "prompt of 64 tokens exceeds the limit of 63 (max_model_len 64 less one token of output)",
         );
-        check(|r| r.prompt[3] = 100, "prompt holds token id 100 at position 3; the vocabulary has 100 ids");
+        check(
+            |r| r.prompt = [1, 1, 1, 100].into(),
+            "prompt holds token id 100 at position 3; the vocabulary has 100 ids",
+        );
         check(|r| r.max_tokens = 0, "max_tokens=0 is out of range: at least 1");
         check(|r| r.min_tokens = 9, "min_tokens=9 is out of range: at most max_tokens=8");
         check(

@@ -22,25 +22,142 @@ pub struct Sampling {
     pub top_p: f32,
     /// Keep tokens at least this share as likely as the most likely one. In [0, 1].
     pub min_p: f32,
+    /// Keep the most typical tokens, up to this total probability. In (0, 1]; 1 keeps all.
+    pub typical_p: f32,
+    /// Divides the positive and multiplies the negative logits of tokens seen before. Finite, > 0; 1 changes nothing.
+    pub repetition_penalty: f32,
+    /// Whether only generated tokens count as seen, not those of the prompt.
+    pub repetition_in_output_only: bool,
+    /// Subtracted from the logits of generated tokens. Finite.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of generated tokens, once for each time. Finite.
+    pub frequency_penalty: f32,
+    /// No sequence of so many tokens comes twice in prompt and output; 0 for no such rule.
+    pub no_repeat_ngram_size: u32,
+    /// Added to the logits of these ids. Finite.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Only these ids can be chosen; ascending, not empty.
+    pub allowed_token_ids: Option<Vec<u32>>,
+    /// These ids cannot be chosen.
+    pub bad_token_ids: Vec<u32>,
+    /// These sequences of ids, none empty, do not come about.
+    pub bad_words: Vec<Vec<u32>>,
     /// With the position of the sampled token, the whole key of the random draw.
     pub seed: u64,
-    /// Whether the chosen token's log probability is computed.
-    pub logprobs: bool,
+}
+
+impl Default for Sampling {
+    /// From the model's own distribution, unchanged.
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            repetition_penalty: 1.0,
+            repetition_in_output_only: false,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            no_repeat_ngram_size: 0,
+            logit_bias: Vec::new(),
+            allowed_token_ids: None,
+            bad_token_ids: Vec::new(),
+            bad_words: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// Of which tokens something is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Of the positions of the prompt, the last one included, whose logits choose the first generated token.
+    Prompt,
+    /// Of the positions from whose logits a token was generated, the first of which is the prompt's last.
+    Generation,
+    /// Of all those.
+    All,
+}
+
+impl Extent {
+    /// Whether it takes in the prompt.
+    pub fn has_prompt(self) -> bool {
+        self != Extent::Generation
+    }
+
+    /// Whether it takes in what is generated.
+    pub fn has_generation(self) -> bool {
+        self != Extent::Prompt
+    }
+}
+
+/// What a request wants to know besides its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reports {
+    /// The log probability of each generated token, and those of so many most likely ones.
+    pub logprobs: Option<u32>,
+    /// Likewise of each token of the prompt but the first.
+    pub prompt_logprobs: Option<u32>,
+    /// Log probabilities are of the distribution after processors, bans and temperature, not of the raw logits.
+    pub processed_logprobs: bool,
+    /// Raw logits.
+    pub logits: Option<Extent>,
+    /// The decoder's last hidden states, after its final norm.
+    pub hidden_states: Option<Extent>,
+}
+
+impl Reports {
+    /// Whether anything is told of the prompt. Then all of it is computed, whatever the prefix cache has.
+    pub fn has_prompt(&self) -> bool {
+        let takes_in = |extent: Option<Extent>| extent.is_some_and(Extent::has_prompt);
+        self.prompt_logprobs.is_some() || takes_in(self.logits) || takes_in(self.hidden_states)
+    }
+}
+
+/// Keeps the sequences of a request within a grammar.
+pub trait Grammar: Send + Sync + fmt::Debug {
+    /// The state of a sequence without a generated token. Called on the device thread.
+    fn start(&self) -> Result<Box<dyn GrammarState>, String>;
+}
+
+/// Where one sequence stands in a grammar. What goes wrong ends its request, and no other.
+pub trait GrammarState: Send {
+    /// Sets the bits of the ids that may come next, bit `id % 32` of word `id / 32`, and clears all others.
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String>;
+    /// This token came.
+    fn accept(&mut self, token: u32) -> Result<(), String>;
+    /// Appends the tokens that can only come next, one after the other; most often none.
+    fn forced(&mut self, tokens: &mut Vec<u32>);
+}
+
+/// Changes logits before anything else does. Called on the device thread, where it keeps everybody waiting.
+pub trait LogitsProcessor: Send + Sync + fmt::Debug {
+    /// `logits` are those of the next token; a failure ends the request, and no other.
+    fn process(&self, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> Result<(), String>;
 }
 
 /// One request, ready for the engine: token ids only, every default resolved.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Request {
     /// Prompt token ids; at least one.
-    pub prompt: Vec<u32>,
-    /// Generate at most this many tokens; at least one.
+    pub prompt: Arc<[u32]>,
+    /// Generate at most this many tokens; 0 only where the prompt is reported on.
     pub max_tokens: usize,
     /// No stop token can be chosen before this many tokens have been generated.
     pub min_tokens: usize,
     /// Token ids that end the request when generated (end-of-sequence ids included, unless the user ignores them).
     pub stop_token_ids: Vec<u32>,
+    /// Sequences of ids, none empty, that end the request when its output ends with one.
+    pub stop_sequences: Vec<Vec<u32>>,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// What else is told.
+    pub reports: Reports,
+    /// What its output must be.
+    pub grammar: Option<Arc<dyn Grammar>>,
+    /// Called one after the other.
+    pub processors: Vec<Arc<dyn LogitsProcessor>>,
     /// The lower, the sooner it gets a place and the later it loses it. It buys no place to wait: see
     /// [`Refusal::Overloaded`].
     pub priority: i32,
@@ -50,11 +167,33 @@ pub struct Request {
     pub cache_salt: Option<Arc<str>>,
 }
 
+impl Request {
+    /// A request with nothing special about it.
+    pub fn new(prompt: impl Into<Arc<[u32]>>, max_tokens: usize, sampling: Sampling) -> Self {
+        Self {
+            prompt: prompt.into(),
+            max_tokens,
+            min_tokens: 0,
+            stop_token_ids: Vec::new(),
+            stop_sequences: Vec::new(),
+            sampling,
+            reports: Reports::default(),
+            grammar: None,
+            processors: Vec::new(),
+            priority: 0,
+            prefix_cache: true,
+            cache_salt: None,
+        }
+    }
+}
+
 /// Why a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// This stop token was generated (it is the last token of the output).
     Stop(u32),
+    /// The output ends with this one of `stop_sequences`.
+    StopSequence(usize),
     /// `max_tokens` or the model's length was reached.
     Length,
     /// The consumer cancelled it or went away, or the engine was closed while it ran.
@@ -92,21 +231,54 @@ pub struct Finish {
 }
 
 /// One generated token.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// Its id in the vocabulary.
     pub id: u32,
-    /// Natural log of its probability under the softmax of the raw logits; NaN unless asked for.
+    /// Natural log of its probability; NaN unless asked for.
     pub logprob: f32,
+    /// What else was asked for.
+    pub details: Option<Box<Details>>,
 }
 
-/// What a consumer receives, in this order: `Admitted`, any number of `Token`, `Finished`; or `Refused` alone.
+impl Token {
+    /// One of which no details are told.
+    pub fn new(id: u32, logprob: f32) -> Self {
+        Self { id, logprob, details: None }
+    }
+}
+
+/// One position of the prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptPosition {
+    /// Natural log of the probability of the prompt token that follows; NaN unless asked for, or where none follows.
+    pub logprob: f32,
+    /// What else was asked for.
+    pub details: Option<Box<Details>>,
+}
+
+/// What is told of a position besides the token that follows it; empty where not asked for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Details {
+    /// Ids and log probabilities of the most likely tokens, the most likely first.
+    pub top: Vec<(u32, f32)>,
+    /// Raw logits, one an id.
+    pub logits: Vec<f32>,
+    /// The last hidden state.
+    pub hidden_state: Vec<f32>,
+}
+
+/// What a consumer receives, in this order: `Admitted`, any number of `Prompt`, then of `Token`, `Finished`; or `Refused`
+/// alone.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The request waits or runs; it will be computed.
     Admitted,
     /// The request was not taken; nothing was computed.
     Refused(Refusal),
+    /// The next positions of the prompt, of those that are reported on: all but the last, which the first token's details
+    /// tell of, or all where no token is generated.
+    Prompt(Vec<PromptPosition>),
     /// The next generated token.
     Token(Token),
     /// Nothing follows.

@@ -19,12 +19,13 @@
 
 use std::mem::MaybeUninit;
 
-use crate::request::{CachedTokens, Event, Finish, FinishReason, Refusal, Token};
+use crate::request::{CachedTokens, Event, Finish, FinishReason, PromptPosition, Refusal, Token};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell, fence};
 
-/// What lies in a slot: an [`Event`] in 16 bytes, its two rare large forms boxed.
+/// What lies in a slot: an [`Event`] in 24 bytes, its two rare large forms boxed.
 enum Entry {
     Admitted,
+    Prompt(Vec<PromptPosition>),
     Token(Token),
     Refused(Box<Refusal>),
     Finished(Box<Finish>),
@@ -119,6 +120,12 @@ impl Writer {
         self.push(Entry::Token(token));
     }
 
+    /// Delivers positions of the prompt. There must be room, as for a token.
+    pub fn push_positions(&mut self, positions: Vec<PromptPosition>) {
+        assert!(self.has_room_for(1), "a report without room was planned; this is a bug");
+        self.push(Entry::Prompt(positions));
+    }
+
     /// Turns the request away, as its only event.
     pub fn refuse(mut self, refusal: Refusal) {
         self.push(Entry::Refused(Box::new(refusal)));
@@ -198,6 +205,7 @@ impl Reader {
         })?;
         Some(match entry {
             Entry::Admitted => Event::Admitted,
+            Entry::Prompt(positions) => Event::Prompt(positions),
             Entry::Token(token) => Event::Token(token),
             Entry::Refused(refusal) => {
                 self.is_ended = true;
@@ -296,7 +304,7 @@ mod tests {
     use super::*;
 
     fn token(id: u32) -> Token {
-        Token { id, logprob: 0.0 }
+        Token::new(id, 0.0)
     }
 
     fn finish(reason: FinishReason) -> Finish {
@@ -310,8 +318,8 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_two_words() {
-        assert_eq!(size_of::<Entry>(), 16);
+    fn an_entry_is_three_words() {
+        assert_eq!(size_of::<Entry>(), 24);
     }
 
     #[test]

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::executor::{BlockId, DEPTH, Sample, StepPlan, Work};
+use crate::executor::{BlockId, DEPTH, Sample, Seat, StepPlan, Work};
 use crate::kv::{BlockList, Saved};
 use crate::message::Outbox;
 use crate::port::PortIndex;
@@ -57,6 +57,8 @@ pub struct Sequence {
     num_planned: usize,
     /// Tokens that were computed, or found in the cache, in some place it had.
     num_computed_once: usize,
+    /// Whether the executor was told of its place.
+    is_seated: bool,
     /// Plans in flight that it has a row in.
     num_rows: usize,
     /// Tokens that plans in flight will sample for it; at most their number.
@@ -110,6 +112,7 @@ impl Sequence {
             generated: Vec::with_capacity(max_new_tokens.min(GENERATED_AHEAD)),
             num_planned: 0,
             num_computed_once: 0,
+            is_seated: false,
             num_rows: 0,
             num_sampling: 0,
             cached: None,
@@ -158,6 +161,7 @@ impl Sequence {
 
     /// It loses its place; returns how many tokens were planned. What is in flight is still counted on.
     pub(crate) fn leave_place(&mut self) -> usize {
+        self.is_seated = false;
         std::mem::take(&mut self.num_planned)
     }
 
@@ -204,6 +208,13 @@ impl Sequence {
         plan: &mut StepPlan,
         now: Instant,
     ) {
+        if !self.is_seated {
+            self.is_seated = true;
+            let first = plan.tokens.len() as u32;
+            plan.tokens.extend_from_slice(&self.generated);
+            let generated = first..plan.tokens.len() as u32;
+            plan.seats.push(Seat { slot, request: Arc::clone(&self.request), generated });
+        }
         let start = self.num_planned;
         let end = start + num_tokens;
         let follows_sample = self.num_sampling > 0;
@@ -219,11 +230,8 @@ impl Sequence {
         }
         let first_block = plan.blocks.len();
         plan.blocks.extend_from_slice(blocks);
-        let sample = (end == self.num_tokens()).then(|| {
-            let index = self.generated.len() + self.num_sampling;
-            let suppress_stops = index < self.request.min_tokens;
-            Sample { request: Arc::clone(&self.request), index: index as u32, suppress_stops }
-        });
+        let index = (self.generated.len() + self.num_sampling) as u32;
+        let sample = (end == self.num_tokens()).then_some(Sample { index });
         self.num_planned = end;
         self.num_rows += 1;
         self.num_sampling += usize::from(sample.is_some());
@@ -236,6 +244,8 @@ impl Sequence {
             tokens: first_token as u32..plan.tokens.len() as u32,
             follows_sample,
             blocks: first_block as u32..plan.blocks.len() as u32,
+            num_drafts: 0,
+            reported: 0..0,
             sample,
         });
     }
@@ -247,9 +257,10 @@ impl Sequence {
         self.num_sampling -= 1;
         self.generated.push(token.id);
         self.first_token.get_or_insert(now);
+        let id = token.id;
         self.outbox.writer().push_token(token);
-        if index >= self.request.min_tokens && self.request.stop_token_ids.contains(&token.id) {
-            return Some(FinishReason::Stop(token.id));
+        if index >= self.request.min_tokens && self.request.stop_token_ids.contains(&id) {
+            return Some(FinishReason::Stop(id));
         }
         (self.generated.len() == self.max_new_tokens).then_some(FinishReason::Length)
     }

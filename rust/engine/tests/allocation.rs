@@ -14,7 +14,9 @@ use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{Reader, result_queue};
 use penstock_engine::stats::Board;
-use penstock_engine::{Event, Limits, OnExhaustion, Port, Request, RequestId, Sampling, StepDone, Token};
+use penstock_engine::{
+    Answer, Event, Limits, OnExhaustion, Port, Request, RequestId, Sampling, StepDone, Token,
+};
 
 struct Counting;
 
@@ -41,8 +43,10 @@ const NUM_STREAMS: u64 = 64;
 
 fn step(core: &mut Core, readers: &mut [Reader], now: Instant) -> usize {
     let mut plan = core.plan(now).unwrap();
-    for index in 0..plan.work.iter().filter(|work| work.sample.is_some()).count() {
-        plan.sampled.push(Token { id: index as u32 % 8, logprob: 0.0 });
+    for (index, work) in plan.work.iter().enumerate() {
+        let num_tokens = u32::from(work.sample.is_some());
+        plan.sampled.extend((0..num_tokens).map(|_| Token::new(index as u32 % 8, 0.0)));
+        plan.answers.push(Answer { num_tokens, ..Answer::default() });
     }
     core.handle(Message::StepDone(StepDone { plan, result: Ok(()) }), now);
     core.ring();
@@ -70,17 +74,8 @@ fn streams_run_without_allocating() {
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
     let board = Arc::new(Board::default());
     let mut core = Core::new(limits, BlockHasher::new(1), Arc::new(Attention::default()), Arc::clone(&board));
-    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, logprobs: false };
-    let request = Arc::new(Request {
-        prompt: vec![1; 8],
-        max_tokens: 900,
-        min_tokens: 0,
-        stop_token_ids: vec![],
-        priority: 0,
-        prefix_cache: true,
-        cache_salt: None,
-        sampling,
-    });
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    let request = Arc::new(Request::new([1; 8], 900, sampling));
     let mut readers: Vec<Reader> = (0..NUM_STREAMS)
         .map(|id| {
             let (writer, reader) = result_queue(16);

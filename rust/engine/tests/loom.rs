@@ -24,7 +24,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 }
 
 fn token(id: u32) -> Token {
-    Token { id, logprob: 0.0 }
+    Token::new(id, 0.0)
 }
 
 fn finish(reason: FinishReason) -> Finish {

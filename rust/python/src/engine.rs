@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
-use penstock_engine::request::{Request as EngineRequest, Sampling};
+use penstock_engine::request::{Reports, Request as EngineRequest, Sampling};
 use penstock_runner::Options;
 use penstock_text::{TextStream, Tokenizer};
 use pyo3::prelude::*;
@@ -213,22 +213,23 @@ impl Engine {
         }
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
+        let sampling = Sampling {
+            temperature: params.temperature.expect("resolved; this is a bug") as f32,
+            top_k: params.top_k.expect("resolved; this is a bug"),
+            top_p: params.top_p.expect("resolved; this is a bug") as f32,
+            min_p: params.min_p.expect("resolved; this is a bug") as f32,
+            seed: params.seed.expect("resolved; this is a bug"),
+            ..Sampling::default()
+        };
+        let max_tokens = params.max_tokens.expect("resolved; this is a bug");
         EngineRequest {
-            prompt,
-            max_tokens: params.max_tokens.expect("resolved; this is a bug"),
             min_tokens: params.min_tokens,
             stop_token_ids,
-            sampling: Sampling {
-                temperature: params.temperature.expect("resolved; this is a bug") as f32,
-                top_k: params.top_k.expect("resolved; this is a bug"),
-                top_p: params.top_p.expect("resolved; this is a bug") as f32,
-                min_p: params.min_p.expect("resolved; this is a bug") as f32,
-                seed: params.seed.expect("resolved; this is a bug"),
-                logprobs: params.logprobs,
-            },
+            reports: Reports { logprobs: params.logprobs.then_some(0), ..Reports::default() },
             priority: params.priority,
             prefix_cache: params.use_prefix_cache,
             cache_salt: params.cache_salt.as_deref().map(Arc::from),
+            ..EngineRequest::new(prompt, max_tokens, sampling)
         }
     }
 }

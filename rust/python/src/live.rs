@@ -139,7 +139,7 @@ impl Live {
     /// Takes what was received and not taken yet, if anything.
     pub fn take(&self) -> Option<Chunk> {
         let mut state = self.lock();
-        let has_logprobs = self.request.sampling.logprobs;
+        let has_logprobs = self.request.reports.logprobs.is_some();
         state.output.has_unread().then(|| state.output.take(has_logprobs))
     }
 
@@ -149,7 +149,7 @@ impl Live {
         Chunk {
             text: output.text.clone(),
             token_ids: Tuple(output.token_ids.clone()),
-            logprobs: self.request.sampling.logprobs.then(|| Tuple(output.logprobs.clone())),
+            logprobs: self.request.reports.logprobs.is_some().then(|| Tuple(output.logprobs.clone())),
         }
     }
 
@@ -197,6 +197,7 @@ impl State {
             let Some(event) = self.consumer.as_mut().and_then(Consumer::pop) else { return };
             match event {
                 Event::Admitted => self.is_admitted = true,
+                Event::Prompt(_) => {}
                 Event::Token(token) => self.push(token, request),
                 Event::Refused(refusal) => self.finish(End::Refused(refusal)),
                 Event::Finished(finish) => {
@@ -213,7 +214,7 @@ impl State {
             return;
         }
         self.output.token_ids.push(token.id);
-        if request.sampling.logprobs {
+        if request.reports.logprobs.is_some() {
             self.output.logprobs.push(token.logprob);
         }
         if request.stop_token_ids.contains(&token.id) {
@@ -241,6 +242,7 @@ impl State {
         }
         match &finish.reason {
             FinishReason::Stop(token) => End::Finished("stop", Some(StopReason::Token(*token)), finish),
+            FinishReason::StopSequence(_) => End::Finished("stop", None, finish),
             FinishReason::Length => End::Finished("length", None, finish),
             FinishReason::Interrupted => End::Finished("interrupted", None, finish),
             FinishReason::Cancelled => End::Finished("cancelled", None, finish),

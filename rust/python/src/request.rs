@@ -79,7 +79,7 @@ impl Request {
             logprobs,
             finish_reason: reason.to_owned(),
             stop_reason,
-            prompt_token_ids: Tuple(request.prompt.clone()),
+            prompt_token_ids: Tuple(request.prompt.to_vec()),
             seed: request.sampling.seed,
             timings: Timings::from(&finish),
         }))

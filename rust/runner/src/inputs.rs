@@ -4,11 +4,13 @@ use penstock_device::{Backend, StepInputs};
 use penstock_engine::executor::{StepPlan, Work};
 use penstock_models::Decoder;
 
-/// Writes `plan` into `inputs`. `latest` holds the token sampled last for each slot.
+use crate::runner::Slot;
+
+/// Writes `plan` into `inputs`.
 pub(crate) fn build<B: Backend>(
     decoder: &Decoder<B>,
     plan: &StepPlan,
-    latest: &[u32],
+    slots: &[Slot],
     block_size: usize,
     inputs: &mut StepInputs,
 ) {
@@ -17,7 +19,7 @@ pub(crate) fn build<B: Backend>(
         let blocks = &plan.blocks[work.blocks.start as usize..work.blocks.end as usize];
         inputs.blocks.extend(blocks.iter().map(|block| block.0));
         let (start, prompt_len) = (work.start as usize, work.prompt_len as usize);
-        let tokens = input_tokens(plan, work, latest).iter().copied();
+        let tokens = input_tokens(plan, work, slots).iter().copied();
         decoder.push_sequence(inputs, tokens, start, prompt_len, blocks.len(), block_size);
         if work.sample.is_some() {
             inputs.output_rows.push(inputs.tokens.len() as u32 - 1);
@@ -25,9 +27,9 @@ pub(crate) fn build<B: Backend>(
     }
 }
 
-fn input_tokens<'a>(plan: &'a StepPlan, work: &Work, latest: &'a [u32]) -> &'a [u32] {
+fn input_tokens<'a>(plan: &'a StepPlan, work: &Work, slots: &'a [Slot]) -> &'a [u32] {
     if work.follows_sample {
-        std::slice::from_ref(&latest[work.slot as usize])
+        slots[work.slot as usize].generated.last().map_or(&[], std::slice::from_ref)
     } else {
         &plan.tokens[work.tokens.start as usize..work.tokens.end as usize]
     }

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -10,11 +11,20 @@ use penstock_device::{
     Backend, BlockCopy, CacheSpec, DeviceError, MemoryUse, SampleParams, Sampled, StepInputs, StepSpec,
 };
 use penstock_engine::Completions;
-use penstock_engine::executor::{self, DEPTH, Executor, Sample, StepDone, StepPlan};
-use penstock_engine::request::Token;
+use penstock_engine::executor::{self, Answer, DEPTH, Executor, Seat, StepDone, StepPlan, Work};
+use penstock_engine::request::{Request, Token};
 use penstock_models::{Decoder, Workspace};
 
 use crate::inputs;
+
+/// A place of a sequence, as long as it has it.
+#[derive(Default)]
+pub(crate) struct Slot {
+    /// What the sequence is generated for.
+    request: Option<Arc<Request>>,
+    /// Its tokens so far.
+    pub(crate) generated: Vec<u32>,
+}
 
 /// Everything a step needs, in one place and on one thread.
 pub(crate) struct Runner<B: Backend> {
@@ -27,8 +37,8 @@ pub(crate) struct Runner<B: Backend> {
     /// Rows of the plan that sample, and what they sampled.
     rows: Vec<usize>,
     sampled: Vec<Sampled>,
-    /// The token sampled last for each slot.
-    latest: Vec<u32>,
+    /// Whose each slot is.
+    slots: Vec<Slot>,
     /// See [`crate::Options::failing_token`].
     pub(crate) failing_token: Option<u32>,
 }
@@ -57,7 +67,7 @@ impl<B: Backend> Runner<B> {
             inputs,
             rows: Vec::with_capacity(spec.sequences),
             sampled: Vec::with_capacity(spec.sequences),
-            latest: vec![0; spec.sequences],
+            slots: (0..spec.sequences).map(|_| Slot::default()).collect(),
             spec: *spec,
             failing_token: None,
             backend,
@@ -77,7 +87,6 @@ impl<B: Backend> Runner<B> {
 
     /// Carries out a plan and writes its tokens into it.
     pub(crate) fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
-        plan.sampled.clear();
         if !plan.copies.is_empty() {
             self.copy(&mut plan.copies.iter().map(block_copy))?;
         }
@@ -91,8 +100,9 @@ impl<B: Backend> Runner<B> {
     }
 
     pub(crate) fn compute(&mut self, plan: &mut StepPlan, depth: Depth) -> Result<(), DeviceError> {
+        self.seat(plan);
         let Self { backend, decoder, inputs, cache, workspace, .. } = self;
-        inputs::build(decoder, plan, &self.latest, self.spec.block_size, inputs);
+        inputs::build(decoder, plan, &self.slots, self.spec.block_size, inputs);
         if let Some(token) = self.failing_token.filter(|token| inputs.tokens.contains(token)) {
             panic!("token {token} was to fail its step");
         }
@@ -102,22 +112,35 @@ impl<B: Backend> Runner<B> {
                 decoder.forward_through_some(count, backend, inputs, cache, workspace)?;
             }
         }
-        let Self { rows, sampled, .. } = self;
+        let Self { rows, sampled, slots, .. } = self;
         rows.clear();
         rows.extend((0..plan.work.len()).filter(|row| plan.work[*row].sample.is_some()));
         sampled.resize(rows.len(), Sampled::default());
         let params = |row: usize| {
-            let sample = plan.work[rows[row]].sample.as_ref();
-            sample_params(sample.expect("only rows that sample were collected; this is a bug"))
+            let work = &plan.work[rows[row]];
+            sample_params(work, &slots[work.slot as usize])
         };
         let Workspace { logits, scratch, .. } = &mut self.workspace;
         self.backend.sample(self.spec.vocabulary, logits, &params, scratch, sampled)?;
         for (row, sampled) in rows.iter().zip(&*sampled) {
-            self.latest[plan.work[*row].slot as usize] = sampled.token;
+            slots[plan.work[*row].slot as usize].generated.push(sampled.token);
+            plan.sampled.push(Token::new(sampled.token, sampled.logprob));
         }
-        plan.sampled
-            .extend(sampled.iter().map(|sampled| Token { id: sampled.token, logprob: sampled.logprob }));
+        let num_tokens = |work: &Work| u32::from(work.sample.is_some());
+        let answers =
+            plan.work.iter().map(|work| Answer { num_tokens: num_tokens(work), ..Answer::default() });
+        plan.answers.extend(answers);
         Ok(())
+    }
+
+    /// Slots that begin anew.
+    fn seat(&mut self, plan: &StepPlan) {
+        for Seat { slot, request, generated } in &plan.seats {
+            let slot = &mut self.slots[*slot as usize];
+            slot.request = Some(Arc::clone(request));
+            slot.generated.clear();
+            slot.generated.extend_from_slice(&plan.tokens[generated.start as usize..generated.end as usize]);
+        }
     }
 
     /// Logits of every row of `tokens` as one sequence computed in chunks of `chunk`, row after row: for tests.
@@ -155,17 +178,19 @@ fn block_copy(copy: &executor::BlockCopy) -> BlockCopy {
     }
 }
 
-fn sample_params(sample: &Sample) -> SampleParams<'_> {
-    let sampling = &sample.request.sampling;
+fn sample_params<'a>(work: &Work, slot: &'a Slot) -> SampleParams<'a> {
+    let request = slot.request.as_ref().expect("a row has a seat; this is a bug");
+    let sampling = &request.sampling;
+    let index = work.sample.expect("only rows that sample were collected; this is a bug").index;
     SampleParams {
         temperature: sampling.temperature,
         top_k: sampling.top_k,
         top_p: sampling.top_p,
         min_p: sampling.min_p,
         seed: sampling.seed,
-        index: sample.index,
-        logprob: sampling.logprobs,
-        suppressed: if sample.suppress_stops { &sample.request.stop_token_ids } else { &[] },
+        index,
+        logprob: request.reports.logprobs.is_some(),
+        suppressed: if (index as usize) < request.min_tokens { &request.stop_token_ids } else { &[] },
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_device::{Backend, BlockCopy, CacheSpec, DeviceError};
-use penstock_engine::executor::{BlockId, Sample, StepPlan, Work};
-use penstock_engine::{Request, Sampling};
+use penstock_engine::executor::{BlockId, Sample, Seat, StepPlan, Work};
+use penstock_engine::{Reports, Request, Sampling};
 
 use crate::HostTierInfo;
 use crate::runner::{Depth, Runner};
@@ -62,18 +62,9 @@ impl<B: Backend> Runner<B> {
     ) -> Result<(), DeviceError> {
         let spec = *self.spec();
         let mut plan = StepPlan::default();
-        let sampling =
-            Sampling { temperature: 1.0, top_k: 0, top_p: 0.9, min_p: 0.0, seed: 0, logprobs: true };
-        let request = Arc::new(Request {
-            prompt: Vec::new(),
-            max_tokens: 1,
-            min_tokens: 0,
-            stop_token_ids: Vec::new(),
-            sampling,
-            priority: 0,
-            prefix_cache: false,
-            cache_salt: None,
-        });
+        let sampling = Sampling { top_p: 0.9, ..Sampling::default() };
+        let reports = Reports { logprobs: Some(0), ..Reports::default() };
+        let request = Arc::new(Request { reports, ..Request::new([0], 1, sampling) });
         for (slot, (start, num_tokens)) in sequences.iter().enumerate() {
             let (first_token, first_block) = (plan.tokens.len(), plan.blocks.len());
             plan.tokens.resize(first_token + num_tokens, 0);
@@ -86,12 +77,11 @@ impl<B: Backend> Runner<B> {
                 tokens: first_token as u32..plan.tokens.len() as u32,
                 follows_sample: false,
                 blocks: first_block as u32..plan.blocks.len() as u32,
-                sample: samples.then(|| Sample {
-                    request: Arc::clone(&request),
-                    index: 0,
-                    suppress_stops: false,
-                }),
+                num_drafts: 0,
+                reported: 0..0,
+                sample: samples.then_some(Sample { index: 0 }),
             });
+            plan.seats.push(Seat { slot: slot as u32, request: Arc::clone(&request), generated: 0..0 });
         }
         self.compute(&mut plan, Depth::Layers(num_layers))
     }

@@ -6,8 +6,9 @@
 //! What a failed step would have written is rubbish afterwards, copies included unless it failed after them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
-use penstock_engine::{BlockCopy, DEPTH, Limits, StepDone, StepPlan, Work};
+use penstock_engine::{Answer, BlockCopy, DEPTH, Limits, Request, Seat, StepDone, StepPlan, Work};
 
 use crate::oracle;
 use crate::random::mix;
@@ -18,8 +19,8 @@ pub struct Device {
     limits: Limits,
     cache: Vec<Block>,
     host: Vec<Block>,
-    /// The token sampled last for each slot.
-    latest: Vec<Option<u32>>,
+    /// Whose each slot is, and what was generated there.
+    slots: Vec<Option<(Arc<Request>, Vec<u32>)>>,
     plans: VecDeque<Box<StepPlan>>,
     last_step: u64,
     num_rubbish: u64,
@@ -34,7 +35,7 @@ impl Device {
         let mut device = Self {
             cache: vec![],
             host: vec![],
-            latest: vec![None; limits.max_num_seqs],
+            slots: vec![None; limits.max_num_seqs],
             limits: limits.clone(),
             plans: VecDeque::new(),
             last_step: 0,
@@ -90,6 +91,7 @@ impl Device {
     pub fn complete(&mut self) -> StepDone {
         let mut plan = self.plans.pop_front().unwrap();
         self.make_copies(&mut plan);
+        self.seat(&plan);
         for index in 0..plan.work.len() {
             self.run(index, &mut plan);
         }
@@ -133,9 +135,24 @@ impl Device {
         plan.copied = true;
     }
 
+    /// Nothing of any request is left here.
+    pub fn forget_slots(&mut self) {
+        self.slots.fill(None);
+    }
+
+    fn seat(&mut self, plan: &StepPlan) {
+        for Seat { slot, request, generated } in &plan.seats {
+            let generated = plan.tokens[generated.start as usize..generated.end as usize].to_vec();
+            self.slots[*slot as usize] = Some((Arc::clone(request), generated));
+        }
+    }
+
     fn spoil_work(&mut self, plan: &StepPlan) {
+        self.seat(plan);
         for work in &plan.work {
-            self.latest[work.slot as usize] = Some(oracle::VOCABULARY);
+            if let (Some((_, generated)), Some(_)) = (&mut self.slots[work.slot as usize], work.sample) {
+                generated.push(oracle::VOCABULARY);
+            }
             let table = table(work, plan);
             for position in work.start as usize..(work.start + work.num_tokens) as usize {
                 let rubbish = self.rubbish()[0];
@@ -159,10 +176,11 @@ impl Device {
         let work = plan.work[index].clone();
         let table = table(&work, plan);
         let given = &plan.tokens[work.tokens.start as usize..work.tokens.end as usize];
+        let (request, generated) = self.slots[work.slot as usize].clone().expect("a row without a seat");
         let input = match work.follows_sample {
             true => {
                 assert_eq!((given.len(), work.num_tokens), (0, 1));
-                vec![self.latest[work.slot as usize].expect("nothing was sampled to follow")]
+                vec![*generated.last().expect("nothing was sampled to follow")]
             }
             false => given.to_vec(),
         };
@@ -173,17 +191,19 @@ impl Device {
             *self.cell(position, &table) = oracle::digest(before, position, token, prompt_len, &self.limits);
         }
         let end = (work.start + work.num_tokens) as usize;
-        let Some(sample) = &work.sample else { return };
-        let request = &*sample.request;
+        let Some(sample) = work.sample else { return plan.answers.push(Answer::default()) };
         assert_eq!(prompt_len, request.prompt.len());
         assert_eq!(sample.index as usize, end - prompt_len);
-        assert_eq!(sample.suppress_stops, (sample.index as usize) < request.min_tokens);
+        assert_eq!(sample.index as usize, generated.len());
         assert!((sample.index as usize) < request.max_tokens, "a token too many is computed");
         assert!(end < self.limits.max_model_len, "a token beyond the model is computed");
         let read = (0..end).map(|position| *self.cell(position, &table));
-        let token = oracle::sample(request, sample.index, sample.suppress_stops, read);
-        self.latest[work.slot as usize] = Some(token.id);
+        let suppress_stops = (sample.index as usize) < request.min_tokens;
+        let token = oracle::sample(&request, sample.index, suppress_stops, read);
+        let (_, generated) = self.slots[work.slot as usize].as_mut().expect("looked at above");
+        generated.push(token.id);
         plan.sampled.push(token);
+        plan.answers.push(Answer { num_tokens: 1, ..Answer::default() });
     }
 }
 

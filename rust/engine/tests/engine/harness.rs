@@ -211,7 +211,7 @@ pub fn read(client: &mut Client) -> (Vec<Token>, Option<Finish>) {
     let (mut tokens, mut last) = (vec![], None);
     for event in client.drain() {
         match event {
-            Event::Admitted => {}
+            Event::Admitted | Event::Prompt(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Finished(finish) => last = Some(finish),
             Event::Refused(refusal) => panic!("refused: {refusal:?}"),

@@ -215,7 +215,7 @@ fn a_step_that_samples_too_few_tokens_has_failed() {
     let mut done = harness.device.complete();
     done.plan.sampled.clear();
     harness.handle(Message::StepDone(done));
-    check_ended(&mut client, FinishReason::Failed("the step sampled 0 tokens instead of 1".into()));
+    check_ended(&mut client, FinishReason::Failed("the step sampled 0 tokens and counts 1".into()));
 }
 
 #[test]

@@ -32,9 +32,9 @@ fn a_conversation_of_ten_turns_computes_only_what_is_new() {
     let mut prompt: Vec<u32> = vec![];
     let mut num_known = 0;
     for turn in 0..10 {
-        prompt.extend(&request(30, 1, turn).prompt);
+        prompt.extend(&*request(30, 1, turn).prompt);
         let before = harness.stats().prompt_tokens;
-        let mut client = harness.start(Request { prompt: prompt.clone(), ..request(1, 21, turn) });
+        let mut client = harness.start(Request { prompt: prompt.clone().into(), ..request(1, 21, turn) });
         harness.run();
         let (tokens, finish) = read(&mut client);
         let block_size = harness.limits.block_size;
@@ -164,10 +164,10 @@ fn what_was_computed_before_a_flush_is_not_published_after_a_swap_either() {
     harness.run();
     assert!(harness.stats().swaps > 0);
     let (tokens, _) = read(&mut newer);
-    let mut prompt = newer.request.prompt.clone();
+    let mut prompt = newer.request.prompt.to_vec();
     prompt.extend(tokens.iter().map(|token| token.id));
     assert_eq!(prompt.len(), 4 + 13);
-    assert_eq!(cached(&mut harness, Request { prompt, ..request(1, 1, 1) }), found(0, 0));
+    assert_eq!(cached(&mut harness, Request { prompt: prompt.into(), ..request(1, 1, 1) }), found(0, 0));
 }
 
 #[test]

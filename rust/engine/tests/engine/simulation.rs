@@ -176,7 +176,7 @@ impl World {
         let mut random = Random(seed);
         let limits = random_limits(&mut random);
         let harness = Harness::with_hasher(limits, random_hasher(&mut random));
-        let openings = (0..3).map(|opening| oracle::request(64, 1, opening).prompt).collect();
+        let openings = (0..3).map(|opening| oracle::request(64, 1, opening).prompt.to_vec()).collect();
         Self {
             random,
             harness,
@@ -195,7 +195,7 @@ impl World {
         let random = &mut self.random;
         let max_tokens = random.between(1, 20);
         let mut request = oracle::request(0, max_tokens, random.below(4) as u64);
-        request.prompt = prompt;
+        request.prompt = prompt.into();
         request.stop_token_ids =
             (0..random.below(3)).map(|_| random.below(VOCABULARY as usize) as u32).collect();
         if random.chance(30) {
@@ -386,6 +386,7 @@ impl World {
             let Some(event) = observed.client.pop() else { break };
             assert!(observed.end.is_none(), "something followed the end");
             match event {
+                Event::Prompt(_) => panic!("nobody asked for it"),
                 Event::Admitted => {
                     assert!(!observed.is_admitted, "admitted twice");
                     observed.is_admitted = true;
@@ -498,7 +499,8 @@ impl World {
         self.seen.missed += u64::from(num_cached < stats.prefix_query_tokens);
         let delivered: usize = self.observed.iter().map(|observed| observed.tokens.len()).sum();
         assert_eq!(stats.generation_tokens, delivered as u64);
-        // The executor has let go of every request.
+        // The device remembers whose its slots were last; the core has let go of every request.
+        self.harness.device.forget_slots();
         assert!(self.observed.iter().all(|observed| Arc::strong_count(&observed.client.request) == 1));
     }
 }

@@ -111,7 +111,7 @@ impl Answer {
     fn drain(&mut self) {
         while let Some(event) = self.consumer.pop() {
             match event {
-                Event::Admitted => {}
+                Event::Admitted | Event::Prompt(_) => {}
                 Event::Token(token) => self.tokens.push(token),
                 Event::Finished(finish) => self.reason = Some(finish.reason),
                 Event::Refused(refusal) => self.refusal = Some(refusal),

@@ -92,23 +92,9 @@ fn safetensors() -> Vec<u8> {
 /// A sampled request with a prompt of `num_prompt` tokens of its own.
 pub fn request(number: usize, num_prompt: usize, max_tokens: usize) -> Request {
     let token = |index: usize| (number * 7919 + index * 104_729) % VOCABULARY;
-    Request {
-        prompt: (0..num_prompt).map(|index| token(index) as u32).collect(),
-        max_tokens,
-        min_tokens: 0,
-        stop_token_ids: Vec::new(),
-        sampling: Sampling {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 0.9,
-            min_p: 0.0,
-            seed: number as u64,
-            logprobs: true,
-        },
-        priority: 0,
-        prefix_cache: true,
-        cache_salt: None,
-    }
+    let prompt: Vec<u32> = (0..num_prompt).map(|index| token(index) as u32).collect();
+    let sampling = Sampling { top_p: 0.9, seed: number as u64, ..Sampling::default() };
+    Request::new(prompt, max_tokens, sampling)
 }
 
 /// Runs requests together to their ends; each must end by its length. Returns the tokens.
