@@ -43,7 +43,8 @@ class Beam(NamedTuple):
     total: float = 0.0
 
     def score(self, length_penalty: float) -> float:
-        return self.total / math.pow(len(self.token_ids), length_penalty)
+        """How good it is beside beams of other lengths; 0 of nothing."""
+        return self.total / math.pow(max(len(self.token_ids), 1), length_penalty)
 
 
 class ClosedBeam(NamedTuple):

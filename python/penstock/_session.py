@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _core
 from penstock._options import merge
+from penstock._selection import BeamSearch
 from penstock.chat import ChatTemplate, checked
 from penstock.errors import EngineStopped, InvalidRequest
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Tokenising more characters than this takes longer than a millisecond or two.
 LONG_TEXT = 2048
+#: What makes a grammar of, which is compiled before the request starts.
+_COMPILED = ("response_format", "regex", "choice", "grammar", "tools")
 
 
 class Session:
@@ -113,22 +116,53 @@ class Session:
         params = merge(_core.SamplingParams, params, options)
         return (checked(prompt) if _is_chat(prompt) else prompt), params
 
+    def prepare_scoring(
+        self, text: str | Sequence[int], cache_salt: str | None, priority: int
+    ) -> SamplingParams:
+        """The parameters of a request that only reads."""
+        self.check_open()
+        if _is_chat(text):
+            limit = "text or token ids; render_chat makes text of messages"
+            raise InvalidRequest(f"messages cannot be scored: they must be {limit}", "prompt", None, limit)
+        return _core.SamplingParams(prompt_logprobs=0, cache_salt=cache_salt, priority=priority)
+
     def submit(self, prompt: Prompt, params: SamplingParams, port: _core.Port) -> _core.Request:
         """Hands a request to the native engine; takes long where `takes_long` says so."""
         if _is_chat(prompt):
-            text = self.render_chat(prompt)
+            text = self.render_chat(prompt, tools=params.tools)
             # Templates write special tokens themselves.
-            return self.check_open().start_request(text, params, port, add_special_tokens=False)
+            return self.check_open().start_request(text, params, port, add_special_tokens=False, is_chat=True)
+        _refuse_tools(params)
         return self.check_open().start_request(prompt, params, port)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], template: str = "default") -> str:
+    def submit_scoring(
+        self, prompt: str | Sequence[int], params: SamplingParams, port: _core.Port
+    ) -> _core.Request:
+        """Likewise, of a text to which nothing is added."""
+        return self.check_open().start_request(prompt, params, port, is_scoring=True)
+
+    def search(self, prompt: Prompt, params: SamplingParams) -> BeamSearch:
+        """Begins a beam search; takes long where `takes_long` says so."""
+        native = self.check_open()
+        if _is_chat(prompt):
+            prompt = native.encode(self.render_chat(prompt), add_special_tokens=False)
+        elif isinstance(prompt, str):
+            prompt = native.encode(prompt)
+        return BeamSearch(native, prompt, params)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template: str = "default",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Messages as the text that the model was trained to answer."""
         if template not in self._chat_templates:
             sources = self.native.chat_templates
             if template not in sources:
                 raise _no_template(template, sorted(sources))
             self._chat_templates[template] = ChatTemplate(sources[template], dict(self.native.special_tokens))
-        return self._chat_templates[template].render(messages)
+        return self._chat_templates[template].render(messages, tools=tools)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "new" if self._native is None else "open"
@@ -143,13 +177,23 @@ class Session:
             )
 
 
-def takes_long(prompt: Prompt) -> bool:
-    """Whether to hand this prompt over takes longer than an event loop should wait."""
-    return _is_chat(prompt) or (isinstance(prompt, str) and len(prompt) > LONG_TEXT)
+def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
+    """Whether to hand this request over takes longer than an event loop should wait."""
+    return (
+        _is_chat(prompt)
+        or (isinstance(prompt, str) and len(prompt) > LONG_TEXT)
+        or any(getattr(params, field) is not None for field in _COMPILED)
+    )
 
 
 def _is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _refuse_tools(params: SamplingParams) -> None:
+    if params.tools is not None:
+        limit = "left out where the prompt is no list of messages: a chat template shows them to the model"
+        raise InvalidRequest(f"tools are not allowed: they must be {limit}", "tools", params.tools, limit)
 
 
 def _no_template(name: str, names: Sequence[str]) -> InvalidRequest:

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 
 from penstock import _hub
 from penstock._core import Port
+from penstock._selection import best_of, with_candidates
 from penstock.request import BlockingRequest, BlockingStream
+from penstock.scoring import Score
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Unpack
 
+    from penstock import _core
     from penstock._core import Result, SamplingParams
     from penstock._options import Prompt, SamplingOptions
+    from penstock._selection import BeamSearch
     from penstock._session import Session
 
 __all__ = ["Blocking"]
@@ -48,15 +53,7 @@ class Blocking:
     ) -> BlockingRequest:
         """See `Engine.start_request`."""
         prompt, params = self._session.prepare(prompt, params, dict(options))
-        port = Port(blocking=True)
-        native = self._session.submit(prompt, params, port)
-        request = BlockingRequest(self._session, native, port)
-        try:
-            request.admission()
-        except BaseException:
-            request.cancel()
-            raise
-        return request
+        return self._start(partial(self._session.submit, prompt, params))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
@@ -68,5 +65,41 @@ class Blocking:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Result:
         """See `Engine.generate`."""
-        with self.stream(prompt, params, **options) as request:
-            return request.result()
+        prompt, params = self._session.prepare(prompt, params, dict(options))
+        if params.num_beams > 1:
+            search = self._session.search(prompt, params)
+            while search.is_running:
+                search.advance(self._ask(search))
+            return search.result()
+        submit = partial(self._session.submit, prompt, with_candidates(params))
+        with BlockingStream(partial(self._start, submit)) as request:
+            return best_of(request.result(), params)
+
+    def score(self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0) -> Score:
+        """See `Engine.score`."""
+        params = self._session.prepare_scoring(text, cache_salt, priority)
+        with BlockingStream(
+            partial(self._start, partial(self._session.submit_scoring, text, params))
+        ) as request:
+            return Score.of(request.result())
+
+    def _start(self, submit: Callable[[Port], _core.Request]) -> BlockingRequest:
+        port = Port(blocking=True)
+        request = BlockingRequest(self._session, submit(port), port)
+        try:
+            request.admission()
+        except BaseException:
+            request.cancel()
+            raise
+        return request
+
+    def _ask(self, search: BeamSearch) -> list[Result]:
+        """One step of a beam search: all its requests side by side."""
+        port = Port(blocking=True)
+        requests: list[BlockingRequest] = []
+        try:
+            requests.extend(BlockingRequest(self._session, native, port) for native in search.requests(port))
+            return [request.result() for request in requests]
+        finally:
+            for request in requests:
+                request.cancel()

@@ -8,10 +8,12 @@ caller's data, with limits on its time and on the text it makes.
 from __future__ import annotations
 
 import functools
+import json
 import reprlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock._core import ToolCall
 from penstock.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -90,7 +92,10 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Plain copies of the messages, with what templates rely on made sure of."""
+    """Plain copies of the messages, with what templates rely on made sure of.
+
+    `tool_calls` may be those of a result.
+    """
     if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
         raise _wrong("messages", messages, "a list of messages, each a mapping with role and content")
     checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -114,10 +119,32 @@ def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
                 raise _wrong(f"{field}.content[{index}]", part, "a mapping with a string 'type'")
     elif not isinstance(content, str):
         raise _wrong(f"{field}.content", content, "a string or a list of parts")
+    if isinstance(calls := plain.pop("tool_calls", None), list):
+        # An empty list is left out, too.
+        plain |= {"tool_calls": [_tool_call(call) for call in calls]} if calls else {}
+    elif calls is not None:
+        raise _wrong(f"{field}.tool_calls", calls, "a list of calls")
     reasoning = next((plain[key] for key in _REASONING if key in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
+
+
+def _tool_call(call: Any) -> Any:
+    """A call as templates expect it: its arguments, which OpenAI's interface writes as JSON, are a mapping.
+
+    Arguments that are no JSON object stay the text that they are.
+    """
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": _plain(arguments, "arguments")}}
 
 
 def _plain(value: object, field: str, depth: int = 0) -> Any:
@@ -147,6 +174,9 @@ def _plain(value: object, field: str, depth: int = 0) -> Any:
                 raise _wrong(f"a key of {field}", key, "a string")
             plain[_plain(key, f"a key of {field}")] = _plain(inner, f"{field}.{key}", depth + 1)
         return plain
+    if isinstance(value, ToolCall):
+        function = {"name": value.name, "arguments": value.arguments}
+        return {"id": value.id, "type": "function", "function": function}
     if isinstance(value, (list, tuple)):
         return [_plain(inner, f"{field}[{index}]", depth + 1) for index, inner in enumerate(value)]
     raise _wrong(field, value, "a value that JSON knows: a string, number, boolean, list, mapping or None")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -13,9 +13,11 @@ from anyio.lowlevel import RunVar
 
 from penstock import _hub
 from penstock._pump import Pump
+from penstock._selection import best_of, with_candidates
 from penstock._session import Session, takes_long
 from penstock.blocking import Blocking
 from penstock.request import Request, Stream
+from penstock.scoring import Score
 
 if TYPE_CHECKING:
     import os
@@ -23,10 +25,14 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
-    from penstock._core import EngineConfig, ModelInfo, Result, SamplingParams, Stats
+    from penstock import _core
+    from penstock._core import EngineConfig, ModelInfo, Port, Result, SamplingParams, Stats
     from penstock._options import EngineOptions, Prompt, SamplingOptions
+    from penstock._selection import BeamSearch
 
 __all__ = ["Engine"]
+
+Returned = TypeVar("Returned")
 
 #: Each event loop's waiting rooms, one per engine in use there.
 _pumps: RunVar[WeakKeyDictionary[Session, Pump]] = RunVar("penstock.pumps")
@@ -150,20 +156,9 @@ class Engine:
         `EngineStopped` when the engine is not open. If the task is cancelled here, so is the request.
         """
         prompt, params = self._session.prepare(prompt, params, dict(options))
-        pump = self._pump()
-        submit = partial(self._session.submit, prompt, params, pump.port)
-        # A thread that is abandoned drops the native request, which is a cancel.
-        if takes_long(prompt):
-            native = await anyio.to_thread.run_sync(submit, abandon_on_cancel=True)
-        else:
-            native = submit()
-        request = Request(self._session, native, pump)
-        try:
-            await request.admission()
-        except BaseException:
-            request.cancel()
-            raise
-        return request
+        return await self._start(
+            partial(self._session.submit, prompt, params), is_long=takes_long(prompt, params)
+        )
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
@@ -174,9 +169,57 @@ class Engine:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Result:
-        """The whole answer. If the task is cancelled, so is the request."""
-        async with self.stream(prompt, params, **options) as request:
-            return await request.result()
+        """The whole answer, or the `n` best. If the task is cancelled, so is the request.
+
+        What cannot be streamed is for this alone: `best_of` more than `n`, and `num_beams`.
+        """
+        prompt, params = self._session.prepare(prompt, params, dict(options))
+        is_long = takes_long(prompt, params)
+        if params.num_beams > 1:
+            search = await _call(partial(self._session.search, prompt, params), is_long=is_long)
+            while search.is_running:
+                search.advance(await self._ask(search))
+            return search.result()
+        submit = partial(self._session.submit, prompt, with_candidates(params))
+        async with Stream(partial(self._start, submit, is_long=is_long)) as request:
+            return best_of(await request.result(), params)
+
+    async def score(
+        self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0
+    ) -> Score:
+        """How likely the model finds a text, or token ids: one pass over it, nothing is generated.
+
+        Text gets the special tokens that begin a prompt. At most `max_model_len` tokens. Nothing is taken
+        from the prefix cache, for every position is computed; what was computed is left there.
+
+        Raises as `start_request`. If the task is cancelled, so is the request.
+        """
+        params = self._session.prepare_scoring(text, cache_salt, priority)
+        submit = partial(self._session.submit_scoring, text, params)
+        async with Stream(partial(self._start, submit, is_long=takes_long(text, params))) as request:
+            return Score.of(await request.result())
+
+    async def _start(self, submit: Callable[[Port], _core.Request], *, is_long: bool) -> Request:
+        pump = self._pump()
+        # A thread that is abandoned drops the native request, which is a cancel.
+        request = Request(self._session, await _call(partial(submit, pump.port), is_long=is_long), pump)
+        try:
+            await request.admission()
+        except BaseException:
+            request.cancel()
+            raise
+        return request
+
+    async def _ask(self, search: BeamSearch) -> list[Result]:
+        """One step of a beam search: all its requests side by side."""
+        pump = self._pump()
+        requests: list[Request] = []
+        try:
+            requests.extend(Request(self._session, native, pump) for native in search.requests(pump.port))
+            return [await request.result() for request in requests]
+        finally:
+            for request in requests:
+                request.cancel()
 
     # ---- questions, which a closed engine answers too
 
@@ -208,8 +251,14 @@ class Engine:
         """The text of token ids."""
         return self._session.native.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, template: str = "default") -> str:
-        """The text that the model's chat template makes of messages, ready to be answered.
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str = "default",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The text that the model's chat template makes of messages and tools, ready to be answered.
 
         Some models have several, such as `tool_use`; a request's messages go through `default`. To ask with
         another, encode its text with `add_special_tokens=False`: templates write special tokens themselves.
@@ -219,7 +268,7 @@ class Engine:
 
         Raises `InvalidRequest` where the model has no such template or it does not take these messages.
         """
-        return self._session.render_chat(messages, template)
+        return self._session.render_chat(messages, template, tools)
 
     def _pump(self) -> Pump:
         """The waiting room of the event loop that runs this."""
@@ -232,3 +281,10 @@ class Engine:
         if pump is None:
             pump = pumps[self._session] = Pump()
         return pump
+
+
+async def _call(function: Callable[[], Returned], *, is_long: bool) -> Returned:
+    """Calls it, where it takes long in a worker thread, which a cancellation abandons."""
+    if is_long:
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+    return function()

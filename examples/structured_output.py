@@ -1,0 +1,47 @@
+"""Answers of a given form: `python examples/structured_output.py MODEL`. They parse, whatever it says."""
+
+import json
+import sys
+
+import anyio
+
+import penstock
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "languages": {"type": "array", "items": {"enum": ["English", "French", "German"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "languages"],
+    "additionalProperties": False,
+}
+
+
+async def main(model: str) -> None:
+    """By a JSON schema, a regular expression, and a list of texts to choose from."""
+    async with penstock.Engine(model) as engine:
+        person = await engine.generate(
+            [
+                {
+                    "role": "user",
+                    "content": "Describe Marie, who is 34 and speaks French and English, as JSON.",
+                }
+            ],
+            max_tokens=120,
+            temperature=0,
+            response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
+        )
+        print(json.loads(person.text))
+        date = await engine.generate("The first moon landing was on", regex=" [0-9]{4}-[0-9]{2}-[0-9]{2}")
+        print(date.text)
+        mood = await engine.generate(
+            [{"role": "user", "content": "Is this review good or bad? 'I loved every minute of it.'"}],
+            choice=["good", "bad"],
+        )
+        print(mood.text)
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1])

@@ -1,0 +1,318 @@
+"""Everything a request can ask for, in one batch: nobody's answer changes by a bit for what others ask."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+import penstock
+from api_support import PROMPT, assert_at_rest, bytes_of_blocks, make_engine
+from support.running import random_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+TEXT = "Twelve monkeys typed: to be or not to be, to be or not"
+CHAT = [{"role": "user", "content": "Say something."}]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PERSON}}]
+
+
+def halve(prompt: Sequence[int], generated: Sequence[int], logits: Any) -> None:
+    """A processor that looks at all it is given."""
+    view = np.asarray(logits)
+    view[: 256 - len(generated)] /= 2
+    view[prompt[0]] -= 3
+
+
+#: Thirty-two requests that have nothing in common.
+MIXES: list[tuple[Any, dict[str, Any]]] = [
+    (PROMPT, {"temperature": 0.0}),
+    (TEXT, {"temperature": 1.3, "top_k": 40, "seed": 1}),
+    (TEXT, {"top_p": 0.8, "min_p": 0.01, "seed": 2, "top_logprobs": 5}),
+    (TEXT, {"typical_p": 0.7, "seed": 3}),
+    (random_prompt(90), {"temperature": 0.0, "repetition_penalty": 1.3}),
+    (random_prompt(90), {"repetition_penalty": 0.8, "suppress_repetition_in_generation": True, "seed": 4}),
+    (TEXT, {"presence_penalty": 1.5, "frequency_penalty": 0.5, "seed": 5}),
+    (TEXT, {"temperature": 0.0, "frequency_penalty": -2.0, "top_logprobs": 20}),
+    (TEXT, {"temperature": 0.0, "no_repeat_ngram_size": 2}),
+    (PROMPT, {"logit_bias": {7: 100, 9: -100, 300: 5.5}, "seed": 6, "logprobs_mode": "processed"}),
+    (PROMPT, {"allowed_token_ids": list(range(40, 90)), "seed": 7}),
+    (TEXT, {"bad_token_ids": list(range(0, 512, 2)), "seed": 8}),
+    (TEXT, {"bad_words": [" to", "be", "e"], "temperature": 0.0}),
+    (TEXT, {"stop": ["e", "zz"], "seed": 9, "max_tokens": 60}),
+    (TEXT, {"stop_token_ids": list(range(100)), "min_tokens": 5, "seed": 10}),
+    (PROMPT, {"stop_sequences_ids": [[a, b] for a in range(5) for b in range(12)], "seed": 11}),
+    (TEXT, {"stop": "a", "include_stop_in_output": True, "seed": 12}),
+    (TEXT, {"n": 3, "seed": 13, "top_logprobs": 2}),
+    (random_prompt(120), {"n": 2, "temperature": 0.0}),
+    (TEXT, {"prompt_logprobs": 4, "seed": 14}),
+    (TEXT, {"prompt_logprobs": 0, "logprobs_mode": "processed", "temperature": 0.7, "seed": 15}),
+    (TEXT, {"echo": True, "prompt_logprobs": 1, "seed": 16}),
+    (PROMPT, {"output_logits": "generation", "max_tokens": 5, "seed": 17}),
+    (TEXT, {"output_hidden_states": "all", "max_tokens": 3, "seed": 18}),
+    (TEXT, {"output_logits": "prompt", "max_tokens": 2, "temperature": 0.0}),
+    (TEXT, {"logits_processors": [halve], "seed": 19}),
+    (TEXT, {"regex": "[a-f]{3,9}(-[0-9]+)?", "seed": 20}),
+    (TEXT, {"choice": ["yes", "no", "not at all"], "temperature": 0.0, "top_logprobs": 3}),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": PERSON}}, "seed": 21}),
+    (CHAT, {"response_format": {"type": "json_object"}, "presence_penalty": 0.5, "seed": 22}),
+    (CHAT, {"tools": TOOLS, "tool_choice": "required", "seed": 23, "max_tokens": 60}),
+    (TEXT, {"grammar": 'root ::= "to" (" be" | " go")+', "repetition_penalty": 1.2, "seed": 24}),
+]
+ENDLESS = {
+    "stop",
+    "stop_token_ids",
+    "stop_sequences_ids",
+    "regex",
+    "choice",
+    "response_format",
+    "tools",
+    "grammar",
+}
+
+
+def params_of(options: dict[str, Any]) -> penstock.SamplingParams:
+    """Whatever may go on does, so that lengths do not hide anything."""
+    return penstock.SamplingParams(
+        **{"max_tokens": 24, "logprobs": True, "ignore_eos": not ENDLESS & options.keys(), **options}
+    )
+
+
+def bits_of(result: penstock.Result) -> tuple[Any, ...]:
+    """All there is of a result that must be the same; ids of calls are drawn."""
+    choices = tuple(
+        (
+            choice.index,
+            choice.text,
+            choice.token_ids,
+            choice.logprobs,
+            choice.top_logprobs,
+            choice.cumulative_logprob,
+            choice.finish_reason,
+            choice.stop_reason,
+            choice.seed,
+            choice.content,
+            choice.reasoning,
+            tuple((call.name, call.arguments) for call in choice.tool_calls),
+            bytes_of(choice.logits),
+            bytes_of(choice.hidden_states),
+        )
+        for choice in result.choices
+    )
+    return choices, result.prompt_token_ids, result.prompt_logprobs, result.prompt_top_logprobs
+
+
+def bytes_of(tensor: Any) -> bytes | None:
+    return None if tensor is None else bytes(tensor)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model, tool_parser="hermes") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def alone(engine: penstock.Engine) -> list[tuple[Any, ...]]:
+    """What each of the mixes gives when nobody else is there and nothing is cached."""
+    results = []
+    for prompt, options in MIXES:
+        engine.flush_prefix_cache()
+        results.append(bits_of(engine.blocking.generate(prompt, params_of(options))))
+    return results
+
+
+async def together(engine: penstock.Engine, seed: int) -> list[tuple[Any, ...]]:
+    """The same, all at once, in an order of chance."""
+    results: dict[int, tuple[Any, ...]] = {}
+
+    async def ask(index: int) -> None:
+        prompt, options = MIXES[index]
+        results[index] = bits_of(await engine.generate(prompt, params_of(options)))
+
+    order = list(range(len(MIXES)))
+    random.Random(seed).shuffle(order)
+    async with anyio.create_task_group() as group:
+        for index in order:
+            group.start_soon(ask, index)
+    return [results[index] for index in range(len(MIXES))]
+
+
+def assert_same(results: list[tuple[Any, ...]], expected: list[tuple[Any, ...]]) -> None:
+    for (_prompt, options), ours, theirs in zip(MIXES, results, expected, strict=True):
+        assert ours == theirs, options
+
+
+@pytest.mark.anyio
+async def test_thirty_two_mixes_in_one_batch_are_what_they_are_alone(
+    engine: penstock.Engine, alone: list[tuple[Any, ...]]
+) -> None:
+    engine.flush_prefix_cache()
+    assert_same(await together(engine, 1), alone)
+    hits = engine.stats().prefix_hit_tokens
+    assert_same(await together(engine, 2), alone)
+    assert engine.stats().prefix_hit_tokens > hits
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_num_seqs": 3},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 16},
+        {"threads": 2, "prefix_cache": False},
+    ],
+    ids=["three places", "short chunks", "two threads"],
+)
+async def test_neither_places_nor_chunks_nor_threads_show(
+    tiny_model: Path, alone: list[tuple[Any, ...]], config: dict[str, Any]
+) -> None:
+    async with make_engine(tiny_model, tool_parser="hermes", **config) as engine:
+        assert_same(await together(engine, 3), alone)
+        assert_same(await together(engine, 4), alone)
+        await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("on_exhaustion", ["recompute", "swap"])
+async def test_preemption_does_not_show(
+    tiny_model: Path, alone: list[tuple[Any, ...]], on_exhaustion: str
+) -> None:
+    num_bytes = bytes_of_blocks(tiny_model, 16)
+    async with make_engine(
+        tiny_model,
+        tool_parser="hermes",
+        max_model_len=240,
+        kv_cache_bytes=num_bytes,
+        on_exhaustion=on_exhaustion,
+    ) as engine:
+        assert_same(await together(engine, 5), alone)
+        assert engine.stats().preemptions > 0
+        await assert_at_rest(engine)
+
+
+def test_the_next_user_of_a_place_sees_nothing_of_the_one_before(
+    tiny_model: Path, alone: list[tuple[Any, ...]]
+) -> None:
+    with make_engine(tiny_model, tool_parser="hermes", max_num_seqs=1, prefix_cache=False) as engine:
+        for seed in range(2):
+            order = list(range(len(MIXES)))
+            random.Random(seed).shuffle(order)
+            for index in order:
+                prompt, options = MIXES[index]
+                assert bits_of(engine.blocking.generate(prompt, params_of(options))) == alone[index], options
+
+
+# ---- several answers
+
+
+@pytest.mark.anyio
+async def test_n_answers_are_those_of_n_requests_with_one_seed_after_the_other(
+    engine: penstock.Engine,
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 20, "logprobs": True, "top_logprobs": 3, "temperature": 1.0}
+    result = await engine.generate(TEXT, n=5, seed=40, **options)
+    assert [choice.index for choice in result.choices] == [0, 1, 2, 3, 4]
+    assert [choice.seed for choice in result.choices] == [40, 41, 42, 43, 44]
+    for choice in result.choices:
+        single = await engine.generate(TEXT, seed=choice.seed, **options)
+        assert bits_of(single)[0][0][1:] == bits_of(result)[0][choice.index][1:]
+    assert result.text == result.choices[0].text
+    assert result.usage.prompt_tokens == len(result.prompt_token_ids)
+    assert result.usage.completion_tokens == sum(len(choice.token_ids) for choice in result.choices)
+
+
+@pytest.mark.anyio
+async def test_chunks_of_several_answers_say_whose_they_are(engine: penstock.Engine) -> None:
+    async with engine.stream(TEXT, n=4, seed=7, max_tokens=16, logprobs=True) as request:
+        texts, token_ids = [""] * 4, [()] * 4
+        async for chunk in request:
+            texts[chunk.index] += chunk.text
+            token_ids[chunk.index] += chunk.token_ids  # type: ignore[assignment]
+        result = await request.result()
+    assert [choice.text for choice in result.choices] == texts
+    assert [choice.token_ids for choice in result.choices] == token_ids
+
+
+@pytest.mark.anyio
+async def test_the_best_of_several_are_those_of_the_highest_mean_log_probability(
+    engine: penstock.Engine,
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.5, "seed": 3}
+    every = await engine.generate(TEXT, n=9, logprobs=True, **options)
+    best = await engine.generate(TEXT, n=3, best_of=9, **options)
+
+    def mean(choice: penstock.Choice) -> float:
+        assert choice.logprobs is not None
+        return sum(choice.logprobs) / len(choice.logprobs)
+
+    expected = sorted(every.choices, key=mean, reverse=True)[:3]
+    assert [choice.token_ids for choice in best.choices] == [choice.token_ids for choice in expected]
+    assert [choice.seed for choice in best.choices] == [choice.seed for choice in expected]
+    assert [choice.score for choice in best.choices] == [mean(choice) for choice in expected]
+    assert [choice.index for choice in best.choices] == [0, 1, 2]
+    assert best.logprobs is None
+    assert best.usage.completion_tokens == every.usage.completion_tokens
+    blocking = engine.blocking.generate(TEXT, n=3, best_of=9, **options)
+    assert blocking.choices == best.choices
+
+
+@pytest.mark.anyio
+async def test_what_is_chosen_at_the_end_cannot_be_streamed(engine: penstock.Engine) -> None:
+    for field, options in (("best_of", {"best_of": 2}), ("num_beams", {"num_beams": 2})):
+        with pytest.raises(penstock.InvalidRequest) as raised:
+            await engine.start_request(TEXT, **options)  # type: ignore[arg-type]
+        assert raised.value.field == field
+        with pytest.raises(penstock.InvalidRequest):
+            engine.blocking.start_request(TEXT, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_cancelling_a_request_of_several_answers_frees_all_of_them(engine: penstock.Engine) -> None:
+    request = await engine.start_request(TEXT, n=8, max_tokens=400, ignore_eos=True)
+    async for _chunk in request:
+        break
+    request.cancel()
+    result = await request.result()
+    assert {choice.finish_reason for choice in result.choices} == {"cancelled"}
+    with anyio.move_on_after(0):
+        await engine.generate(TEXT, n=8, max_tokens=400, ignore_eos=True)
+    await assert_at_rest(engine)
+
+
+# ---- lengths, echo
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("max_tokens", [1, 2, 17])
+async def test_max_tokens_is_exact(engine: penstock.Engine, max_tokens: int) -> None:
+    result = await engine.generate(TEXT, max_tokens=max_tokens, ignore_eos=True)
+    assert len(result.token_ids) == max_tokens
+    assert result.finish_reason == "length"
+    by_length = await engine.generate(PROMPT, max_length=len(PROMPT) + max_tokens, ignore_eos=True)
+    assert len(by_length.token_ids) == max_tokens
+
+
+@pytest.mark.anyio
+async def test_echo_puts_the_prompt_in_front(engine: penstock.Engine) -> None:
+    options: dict[str, Any] = {"max_tokens": 8, "seed": 5, "n": 2}
+    plain = await engine.generate(TEXT, **options)
+    echoed = await engine.generate(TEXT, echo=True, **options)
+    assert [choice.text for choice in echoed.choices] == [TEXT + choice.text for choice in plain.choices]
+    async with engine.stream(TEXT, echo=True, **options) as request:
+        texts = ["", ""]
+        async for chunk in request:
+            texts[chunk.index] += chunk.text
+    assert texts == [choice.text for choice in echoed.choices]

@@ -1,0 +1,121 @@
+"""Scoring a text: the log probability of what is there, to the bit what generating it would have reported."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+import pytest
+
+import penstock
+from api_support import assert_at_rest, make_engine
+from support.running import compute_logits, random_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 150])
+async def test_a_score_is_the_log_softmax_of_the_models_own_logits(
+    engine: penstock.Engine, tiny_model: Path, length: int
+) -> None:
+    token_ids = random_prompt(length, seed=length)
+    score = await engine.score(token_ids)
+    assert score.token_ids == tuple(token_ids)
+    assert score.logprobs[0] is None
+    logits = compute_logits(tiny_model, token_ids).astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    for position in range(1, length):
+        assert score.logprobs[position] == pytest.approx(
+            expected[position - 1, token_ids[position]], abs=1e-4
+        )
+    assert engine.blocking.score(token_ids) == score
+
+
+@pytest.mark.anyio
+async def test_scoring_what_was_generated_gives_the_very_bits(engine: penstock.Engine) -> None:
+    prompt = random_prompt(40)
+    result = await engine.generate(
+        prompt, max_tokens=60, ignore_eos=True, logprobs=True, temperature=1.0, seed=9
+    )
+    score = await engine.score([*prompt, *result.token_ids])
+    assert score.logprobs[len(prompt) :] == result.logprobs
+
+
+@pytest.mark.anyio
+async def test_and_so_it_does_on_the_demo_model(demo_model: Path) -> None:
+    async with penstock.Engine(demo_model, max_model_len=256) as engine:
+        result = await engine.generate(
+            [{"role": "user", "content": "Name three colours."}], max_tokens=24, temperature=0, logprobs=True
+        )
+        score = await engine.score([*result.prompt_token_ids, *result.token_ids])
+        assert score.logprobs[len(result.prompt_token_ids) :] == result.logprobs
+        likely = await engine.score("The capital of France is Paris.")
+        unlikely = await engine.score("The capital of France is elbow.")
+        assert likely.perplexity is not None
+        assert unlikely.perplexity is not None
+        assert likely.perplexity < unlikely.perplexity
+
+
+@pytest.mark.anyio
+async def test_perplexity_is_the_exponential_of_the_mean_and_nothing_for_a_single_token(
+    engine: penstock.Engine,
+) -> None:
+    score = await engine.score("to be or not to be")
+    known = [logprob for logprob in score.logprobs if logprob is not None]
+    assert len(known) == len(score.token_ids) - 1
+    assert score.perplexity == pytest.approx(math.exp(-sum(known) / len(known)))
+    assert await engine.score([5]) == penstock.Score(token_ids=(5,), logprobs=(None,), perplexity=None)
+
+
+@pytest.mark.anyio
+async def test_many_texts_at_once_each_get_their_own_score(engine: penstock.Engine) -> None:
+    texts = [random_prompt(length, seed=length) for length in range(1, 120, 7)]
+    expected = [engine.blocking.score(text) for text in texts]
+    scores: dict[int, penstock.Score] = {}
+
+    async def ask(index: int) -> None:
+        scores[index] = await engine.score(texts[index], cache_salt="mine", priority=index % 3)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: engine.generate(texts[3], max_tokens=100, ignore_eos=True))
+        for index in range(len(texts)):
+            group.start_soon(ask, index)
+    assert [scores[index] for index in range(len(texts))] == expected
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_a_text_as_long_as_the_model_can_be_scored(engine: penstock.Engine) -> None:
+    length = engine.info.max_model_len
+    assert len((await engine.score(random_prompt(length))).logprobs) == length
+    with pytest.raises(penstock.InvalidRequest) as raised:
+        await engine.score(random_prompt(length + 1))
+    assert raised.value.field == "prompt"
+
+
+@pytest.mark.anyio
+async def test_what_is_no_text_is_refused(engine: penstock.Engine) -> None:
+    for wrong in ("", [], [{"role": "user", "content": "x"}], 7):
+        with pytest.raises(penstock.InvalidRequest) as raised:
+            await engine.score(wrong)  # type: ignore[arg-type]
+        assert raised.value.field == "prompt"
+        with pytest.raises(penstock.InvalidRequest):
+            engine.blocking.score(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_score_leaves_nothing(engine: penstock.Engine) -> None:
+    with anyio.move_on_after(0):
+        await engine.score(random_prompt(500))
+    await assert_at_rest(engine)

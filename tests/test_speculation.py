@@ -1,0 +1,124 @@
+"""Speculation saves steps and changes nothing: tokens, the bits of their logprobs, texts and ends are the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import penstock
+from api_support import assert_at_rest, make_engine
+from support.running import random_prompt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: What repeats itself gives drafts that come true, what does not drafts that do not.
+REPEATING = [*random_prompt(24)] * 4
+REQUESTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "greedy": (REPEATING, {"temperature": 0.0}),
+    "greedy, from text": ("to be or not to be or not to be or not", {"temperature": 0.0}),
+    "seeded": (REPEATING, {"temperature": 0.8, "top_p": 0.9, "seed": 1}),
+    "nearly greedy": (REPEATING, {"temperature": 0.1, "seed": 2}),
+    "with penalties": (
+        REPEATING,
+        {"temperature": 0.0, "repetition_penalty": 1.05, "frequency_penalty": 0.1, "presence_penalty": 0.1},
+    ),
+    "without repeated pairs": (REPEATING, {"temperature": 0.0, "no_repeat_ngram_size": 3}),
+    "by a grammar": ("abcabcabc", {"regex": "(abc|abd){20}[0-9]{3}", "temperature": 0.3, "seed": 3}),
+    "by a grammar that leaves no choice": ("x", {"regex": "the very same words( and again){6}"}),
+    "with top log probabilities": (REPEATING, {"temperature": 0.0, "top_logprobs": 4}),
+    "with processed log probabilities": (REPEATING, {"logprobs_mode": "processed", "temperature": 0.3}),
+    "with logits": (REPEATING, {"temperature": 0.0, "output_logits": "generation", "max_tokens": 20}),
+    "with a stop string": ("to be or not to be or not", {"temperature": 0.0, "stop": ["word3", " o"]}),
+    "several answers": (REPEATING, {"n": 3, "temperature": 0.2, "seed": 5}),
+    "of one token": (REPEATING, {"max_tokens": 1}),
+    "with an end that is not to come yet": (REPEATING, {"temperature": 0.0, "min_tokens": 30}),
+}
+
+
+def params_of(options: dict[str, Any]) -> penstock.SamplingParams:
+    return penstock.SamplingParams(**{"max_tokens": 80, "logprobs": True, "seed": 0, **options})
+
+
+def bits_of(result: penstock.Result) -> list[tuple[Any, ...]]:
+    return [
+        (
+            choice.text,
+            choice.token_ids,
+            choice.logprobs,
+            choice.top_logprobs,
+            choice.finish_reason,
+            choice.stop_reason,
+            None if choice.logits is None else bytes(choice.logits),
+        )
+        for choice in result.choices
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """The answers of an engine that does not speculate."""
+    with make_engine(tiny_model) as engine:
+        return {
+            name: bits_of(engine.blocking.generate(prompt, params_of(options)))
+            for name, (prompt, options) in REQUESTS.items()
+        }
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 8])
+def test_each_request_has_the_same_bits(
+    tiny_model: Path, plain: dict[str, list[tuple[Any, ...]]], num_speculative_tokens: int
+) -> None:
+    with make_engine(
+        tiny_model, speculation="ngram", num_speculative_tokens=num_speculative_tokens
+    ) as engine:
+        for name, (prompt, options) in REQUESTS.items():
+            assert bits_of(engine.blocking.generate(prompt, params_of(options))) == plain[name], name
+
+
+@pytest.mark.anyio
+async def test_all_of_them_at_once_have_the_same_bits_too(
+    tiny_model: Path, plain: dict[str, list[tuple[Any, ...]]]
+) -> None:
+    answers: dict[str, list[tuple[Any, ...]]] = {}
+    async with make_engine(tiny_model, speculation="ngram", max_num_seqs=6) as engine:
+
+        async def ask(name: str) -> None:
+            prompt, options = REQUESTS[name]
+            answers[name] = bits_of(await engine.generate(prompt, params_of(options)))
+
+        async with anyio.create_task_group() as group:
+            for name in REQUESTS:
+                group.start_soon(ask, name)
+        await assert_at_rest(engine)
+    assert answers == plain
+
+
+def test_drafts_that_come_true_save_steps(tiny_model: Path) -> None:
+    def count_steps(**config: Any) -> int:
+        with make_engine(tiny_model, **config) as engine:
+            before = engine.stats().steps
+            # Only these tokens, and most of all the same: whatever the weights say, it repeats itself.
+            engine.blocking.generate(
+                REPEATING, temperature=0, max_tokens=100, ignore_eos=True, allowed_token_ids=[5]
+            )
+            return engine.stats().steps - before
+
+    assert count_steps(speculation="ngram") < count_steps() / 2
+
+
+def test_what_a_grammar_forces_saves_steps_without_speculation(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        before = engine.stats().steps
+        result = engine.blocking.generate("x", regex="the very same words( and again){6}")
+        assert engine.stats().steps - before < len(result.token_ids) / 2
+
+
+def test_a_number_of_drafts_needs_a_way_to_guess_them() -> None:
+    with pytest.raises(penstock.ConfigError) as raised:
+        penstock.EngineConfig(num_speculative_tokens=4)
+    assert raised.value.field == "num_speculative_tokens"
+    with pytest.raises(penstock.ConfigError, match="ngram"):
+        penstock.EngineConfig(speculation="magic")

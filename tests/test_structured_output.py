@@ -1,0 +1,188 @@
+"""Answers of a given form: each one parses and is valid, whatever the weights say; what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import jsonschema
+import pytest
+
+import penstock
+from api_support import PROMPT, assert_at_rest, make_engine
+from penstock.demo import model_path
+from support.checkpoints import make_config, write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEMAS = json.loads((Path(__file__).parent / "data" / "json_schemas.json").read_text())
+CHAT = [{"role": "user", "content": "Answer in JSON."}]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[penstock.Engine]:
+    """Random weights, and the vocabulary of a real model."""
+    del demo_model  # it must be there
+    config = make_config("llama", vocab_size=49152, max_position_embeddings=4096, eos_token_id=2)
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("random"), config)
+    with make_engine(checkpoint, tokenizer=model_path(), max_num_seqs=64, tool_parser="none") as engine:
+        yield engine
+
+
+def as_format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+async def ask_all(engine: penstock.Engine, requests: list[dict[str, Any]]) -> list[penstock.Result]:
+    """All at once."""
+    results: dict[int, penstock.Result] = {}
+
+    async def ask(index: int) -> None:
+        results[index] = await engine.generate(
+            CHAT[0]["content"], temperature=1.0, seed=index, **requests[index]
+        )
+
+    async with anyio.create_task_group() as group:
+        for index in range(len(requests)):
+            group.start_soon(ask, index)
+    return [results[index] for index in range(len(requests))]
+
+
+@pytest.fixture(scope="module")
+def closers(engine: penstock.Engine) -> dict[int, float]:
+    """A liking for what ends strings, lists and objects: random weights would go on for ever."""
+    liked = ['"', '"}', '"]', "}", "]", "}}", "]}", '",', "0"]
+    ids = {tuple(engine.encode(text, add_special_tokens=False)) for text in liked}
+    return {token: 6.0 for (token, *rest) in ids if not rest}
+
+
+@pytest.mark.anyio
+async def test_every_answer_is_valid_under_its_schema(
+    engine: penstock.Engine, closers: dict[int, float]
+) -> None:
+    assert len(SCHEMAS) >= 150
+    results = await ask_all(
+        engine,
+        [
+            {"response_format": as_format(schema), "max_tokens": 600, "logit_bias": closers}
+            for schema in SCHEMAS
+        ],
+    )
+    ended = [result.finish_reason == "stop" for result in results]
+    assert sum(ended) > 0.95 * len(SCHEMAS), "too many were cut short to show anything"
+    for schema, result in zip(SCHEMAS, results, strict=True):
+        if result.finish_reason == "stop":
+            jsonschema.validate(json.loads(result.text), schema)
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_json_object_means_any_object(engine: penstock.Engine, closers: dict[int, float]) -> None:
+    request = {"response_format": {"type": "json_object"}, "max_tokens": 400, "logit_bias": closers}
+    for result in await ask_all(engine, [request] * 8):
+        assert result.finish_reason == "stop"
+        assert isinstance(json.loads(result.text), dict)
+
+
+@pytest.mark.anyio
+async def test_a_regular_expression_matches_the_whole_answer(engine: penstock.Engine) -> None:
+    patterns = [
+        r"[0-9]{4}-(0[1-9]|1[0-2])-[0-9]{2}",
+        r"(yes|no), (because|although) [a-z]{3,20}\.",
+        r"[A-ZÄÖÜ][a-zäöü]{2,8}( [A-ZÄÖÜ][a-zäöü]{2,8})?",
+        r"a{40}b{3}",
+    ]
+    results = await ask_all(engine, [{"regex": pattern, "max_tokens": 100} for pattern in patterns * 4])
+    for pattern, result in zip(patterns * 4, results, strict=True):
+        assert result.finish_reason == "stop"
+        assert re.fullmatch(pattern, result.text)
+
+
+@pytest.mark.anyio
+async def test_a_choice_is_one_of_the_texts(engine: penstock.Engine) -> None:
+    texts = ["yes", "no", "yes and no", "(a|b)*", "ünï 👩‍🚀"]
+    results = await ask_all(engine, [{"choice": texts}] * 24)
+    assert {result.text for result in results} <= set(texts)
+    assert len({result.text for result in results}) > 1
+    assert {result.finish_reason for result in results} == {"stop"}
+
+
+@pytest.mark.anyio
+async def test_a_grammar_may_be_written_in_lark_or_in_gbnf(engine: penstock.Engine) -> None:
+    lark = 'start: pair ("," pair)*\npair: /[a-z]{1,5}/ "=" /[0-9]{1,3}/\n'
+    gbnf = 'root ::= pair ("," pair)*\npair ::= [a-z]{1,5} "=" [0-9]{1,3}\n'
+    for result in await ask_all(
+        engine, [{"grammar": source, "max_tokens": 300} for source in (lark, gbnf) * 4]
+    ):
+        pattern = r"[a-z]{1,5}=[0-9]{1,3}(,[a-z]{1,5}=[0-9]{1,3})*"
+        if result.finish_reason == "stop":
+            assert re.fullmatch(pattern, result.text)
+        else:
+            assert re.match(pattern, result.text)
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "nesting": {"response_format": as_format(json.loads('{"items":' * 90 + "{}" + "}" * 90))},
+    "a schema that is none": {"response_format": as_format({"type": "banana"})},
+    "nothing is valid": {"response_format": as_format({"enum": []})},
+    "a reference to nowhere": {"response_format": as_format({"$ref": "#/$defs/nowhere"})},
+    "a reference to somewhere else": {"response_format": as_format({"$ref": "http://localhost/x.json"})},
+    "a broken expression": {"regex": "a(b"},
+    "an explosion": {"regex": "((((a{1,500}){1,500}){1,500}){1,500}){1,500}"},
+    "a grammar that is none": {"grammar": "what is this?"},
+    "a huge alternative": {"choice": [str(number) * 1000 for number in range(1000)] + ["x" * 600_000]},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_what_is_hostile_or_wrong_is_refused_and_streams_flow_on(
+    engine: penstock.Engine, name: str
+) -> None:
+    field = next(iter(HOSTILE[name]))
+    async with engine.stream(PROMPT, max_tokens=300, ignore_eos=True) as request:
+        await anext(aiter(request))
+        with pytest.raises(penstock.InvalidRequest) as raised:
+            await engine.generate("x", max_tokens=5, **HOSTILE[name])
+        assert raised.value.field == field
+        assert len(str(raised.value)) < 2000
+        await anext(aiter(request))
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_the_loop_goes_on_while_a_grammar_is_compiled(engine: penstock.Engine) -> None:
+    schema = {
+        "type": "object",
+        "properties": {f"field{index}": {"type": "string", "pattern": "[a-z]{1,40}"} for index in range(60)},
+    }
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(count)
+        before = turns
+        request = await engine.start_request("x", max_tokens=1, response_format=as_format(schema))
+        assert turns > before + 1
+        group.cancel_scope.cancel()
+    request.cancel()
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_is_cut_short_is_the_beginning_of_a_valid_one(engine: penstock.Engine) -> None:
+    options: dict[str, Any] = {"regex": "[0-9]{200}", "temperature": 1.0, "seed": 4}
+    short = await engine.generate("x", max_tokens=20, **options)
+    whole = await engine.generate("x", max_tokens=400, **options)
+    assert short.finish_reason == "length"
+    assert whole.text.startswith(short.text)
+    assert re.fullmatch("[0-9]{200}", whole.text)

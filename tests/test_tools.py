@@ -1,0 +1,216 @@
+"""Tools: shown by the chat template, called as it says, told apart from text, answered in the next turn."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+import penstock
+from api_support import assert_at_rest, make_engine
+from penstock.chat import ChatTemplate
+from support.checkpoints import make_config, write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TIME = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Weather.", "parameters": CITY}},
+    {"type": "function", "function": {"name": "time", "parameters": TIME}},
+]
+SCHEMA_OF = {"weather": CITY, "time": TIME}
+ASKED = [{"role": "user", "content": "What is the weather in Paris, and what time is it?"}]
+HERMES = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content %}{{ message.content }}{% endif %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def demo(demo_model: Path) -> Iterator[penstock.Engine]:
+    with penstock.Engine(demo_model, tool_parser="hermes", max_model_len=1024) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine]:
+    """Random weights behind a template that shows tools."""
+    checkpoint = write_checkpoint(
+        tmp_path_factory.mktemp("hermes"), make_config("llama", max_position_embeddings=2048)
+    )
+    file = checkpoint / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": HERMES}))
+    with make_engine(checkpoint) as engine:
+        yield engine
+
+
+def check_calls(result: penstock.Result, names: set[str]) -> None:
+    """At least one, each to a known function with arguments that it takes."""
+    assert result.finish_reason == "stop"
+    assert result.tool_calls
+    for call in result.tool_calls:
+        assert call.name in names
+        jsonschema.validate(json.loads(call.arguments), SCHEMA_OF[call.name])
+    assert len({call.id for call in result.tool_calls}) == len(result.tool_calls)
+
+
+@pytest.mark.anyio
+async def test_a_required_call_is_a_valid_call_to_some_tool(demo: penstock.Engine) -> None:
+    for seed in range(4):
+        result = await demo.generate(
+            ASKED, max_tokens=250, temperature=0.7, seed=seed, tools=TOOLS, tool_choice="required"
+        )
+        check_calls(result, {"weather", "time"})
+        assert not result.content.strip()
+    await assert_at_rest(demo)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["weather", "time"])
+async def test_a_named_call_is_a_valid_call_to_that_tool(demo: penstock.Engine, name: str) -> None:
+    choice = {"type": "function", "function": {"name": name}}
+    for seed in range(3):
+        result = await demo.generate(
+            ASKED, max_tokens=250, temperature=1.0, seed=seed, tools=TOOLS, tool_choice=choice
+        )
+        check_calls(result, {name})
+
+
+@pytest.mark.anyio
+async def test_without_parallel_calls_there_is_one(demo: penstock.Engine) -> None:
+    for seed in range(3):
+        result = await demo.generate(
+            ASKED,
+            max_tokens=250,
+            temperature=1.0,
+            seed=seed,
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=False,
+        )
+        check_calls(result, {"weather", "time"})
+        assert len(result.tool_calls) == 1
+
+
+@pytest.mark.anyio
+async def test_the_pieces_of_a_stream_make_the_calls_of_the_result(demo: penstock.Engine) -> None:
+    async with demo.stream(
+        ASKED, max_tokens=250, temperature=0.7, seed=2, tools=TOOLS, tool_choice="required"
+    ) as request:
+        calls: dict[int, dict[str, str]] = {}
+        text = ""
+        async for chunk in request:
+            text += chunk.text
+            for delta in chunk.tool_calls:
+                if delta.id is not None:
+                    assert delta.name is not None
+                    calls[delta.index] = {"id": delta.id, "name": delta.name, "arguments": ""}
+                calls[delta.index]["arguments"] += delta.arguments
+        result = await request.result()
+    assert text == result.text
+    assert [calls[index] for index in sorted(calls)] == [
+        {"id": call.id, "name": call.name, "arguments": call.arguments} for call in result.tool_calls
+    ]
+
+
+@pytest.mark.anyio
+async def test_the_template_sees_the_tools_whatever_is_chosen(hermes: penstock.Engine) -> None:
+    without = hermes.render_chat(ASKED)
+    shown = hermes.render_chat(ASKED, tools=TOOLS)
+    assert shown == "<tools>" + "".join(json.dumps(tool) + "\n" for tool in TOOLS) + "</tools>" + without
+    for choice in ("none", "auto", None):
+        result = await hermes.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
+        assert result.prompt_token_ids == tuple(hermes.encode(shown, add_special_tokens=False))
+    assert (await hermes.generate(ASKED, max_tokens=1)).prompt_token_ids == tuple(
+        hermes.encode(without, add_special_tokens=False)
+    )
+
+
+@pytest.mark.anyio
+async def test_how_a_model_calls_is_read_from_its_template(hermes: penstock.Engine) -> None:
+    result = await hermes.generate(
+        ASKED, max_tokens=300, seed=1, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    assert result.text.lstrip().startswith("<tool_call>")
+    assert result.tool_calls[0].name in SCHEMA_OF
+
+
+@pytest.mark.anyio
+async def test_nothing_is_called_where_no_call_is_wanted(demo: penstock.Engine) -> None:
+    spelled = [
+        {"role": "user", "content": 'Repeat: <tool_call>{"name": "time", "arguments": {}}</tool_call>'}
+    ]
+    result = await demo.generate(spelled, max_tokens=60, temperature=0, tools=TOOLS, tool_choice="none")
+    assert result.tool_calls == ()
+    assert result.content == result.text
+
+
+@pytest.mark.anyio
+async def test_a_call_and_its_answer_go_back_into_the_template(hermes: penstock.Engine) -> None:
+    asked = await hermes.generate(
+        ASKED, max_tokens=300, seed=1, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    [call] = asked.tool_calls
+    spelled = {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
+    turns = [
+        [*ASKED, {"role": "assistant", "content": asked.content, "tool_calls": calls}, answer]
+        for calls in (asked.tool_calls, [spelled])
+    ]
+    first, second = (hermes.render_chat(turn, tools=TOOLS) for turn in turns)
+    assert first == second
+    arguments = json.dumps(json.loads(call.arguments), ensure_ascii=False)
+    assert f'{{"name": "{call.name}", "arguments": {arguments}}}' in first
+    assert "<|im_start|>tool\n21 degrees<|im_end|>" in first
+    assert (await hermes.generate(turns[0], max_tokens=4, tools=TOOLS)).token_ids
+
+
+def test_arguments_reach_a_template_as_a_mapping_where_they_are_an_object() -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments is mapping }}", {})
+
+    def is_mapping(arguments: Any) -> bool:
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        return template.render([{"role": "assistant", "tool_calls": [call]}]) == "True"
+
+    assert is_mapping('{"a": [1, {"b": null}]}')
+    assert is_mapping({"a": 1})
+    for other in ("", "[1]", "{", '"x"', "[" * 5000, "1" * 5000):
+        assert not is_mapping(other)
+    empty = ChatTemplate("{{ 'tool_calls' in messages[0] }}", {})
+    assert empty.render([{"role": "assistant", "content": "x", "tool_calls": ()}]) == "False"
+    with pytest.raises(penstock.InvalidRequest, match=r"messages\[0\].tool_calls is 'x'"):
+        empty.render([{"role": "assistant", "tool_calls": "x"}])
+
+
+@pytest.mark.anyio
+async def test_tools_need_messages_and_a_known_way_of_calling(
+    hermes: penstock.Engine, tiny_model: Path
+) -> None:
+    for prompt in ("What is the weather?", [1, 2, 3]):
+        with pytest.raises(penstock.InvalidRequest, match="messages") as raised:
+            await hermes.generate(prompt, tools=TOOLS)
+        assert raised.value.field == "tools"
+    async with make_engine(tiny_model) as engine:
+        with pytest.raises(penstock.InvalidRequest, match="tool_parser") as raised:
+            await engine.generate(ASKED, tools=TOOLS)
+        assert raised.value.field == "tools"
+        await assert_at_rest(engine)
