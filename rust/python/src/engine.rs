@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
 use penstock_runner::Options;
-use penstock_text::{TextStream, Tokenizer};
+use penstock_text::{TextOptions, TextStream, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -84,7 +84,9 @@ impl Engine {
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let request = Arc::new(params.request(prompt.into(), 0, &target));
         let stops = params.stop.0.clone();
-        let stream = TextStream::new(&self.model.tokenizer, params.skip_special_tokens, &stops)?;
+        let options =
+            TextOptions { skip_special_tokens: params.skip_special_tokens, ..TextOptions::default() };
+        let stream = TextStream::new(&self.model.tokenizer, options, &stops)?;
         let consumer = self.engine.start_request(Arc::clone(&request), &port.inner).map_err(Error::Start)?;
         let live = Arc::new(Live::new(request, consumer, stream, stops, limits.queue_capacity));
         port.register(&live);
@@ -119,7 +121,8 @@ impl Engine {
         skip_special_tokens: bool,
     ) -> Result<String, Error> {
         let token_ids = Field::request("token_ids").token_ids(token_ids, MAX_DECODED, TOKEN_IDS)?;
-        detach(py, || self.model.tokenizer.decode(&token_ids, skip_special_tokens))
+        let options = TextOptions { skip_special_tokens, ..TextOptions::default() };
+        detach(py, || self.model.tokenizer.decode(&token_ids, options))
     }
 
     #[getter]
