@@ -28,11 +28,16 @@ PERSON = {
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PERSON}}]
 
 
-def halve(prompt: Sequence[int], generated: Sequence[int], logits: Any) -> None:
-    """A processor that looks at all it is given."""
+def halve(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+    """A processor that looks at all it is given, and changes it in place."""
     view = np.asarray(logits)
-    view[: 256 - len(generated)] /= 2
-    view[prompt[0]] -= 3
+    view[: 256 - len(token_ids)] /= 2
+    view[token_ids[-1]] -= 3
+
+
+def double(token_ids: Sequence[int], logits: penstock.Tensor) -> Any:
+    """One that returns an array of its own."""
+    return np.asarray(logits) * np.float32(2 if len(token_ids) % 2 else 1)
 
 
 #: Thirty-two requests that have nothing in common.
@@ -62,7 +67,7 @@ MIXES: list[tuple[Any, dict[str, Any]]] = [
     (PROMPT, {"output_logits": "generation", "max_tokens": 5, "seed": 17}),
     (TEXT, {"output_hidden_states": "all", "max_tokens": 3, "seed": 18}),
     (TEXT, {"output_logits": "prompt", "max_tokens": 2, "temperature": 0.0}),
-    (TEXT, {"logits_processors": [halve], "seed": 19}),
+    (TEXT, {"logits_processors": [halve, double], "seed": 19}),
     (TEXT, {"regex": "[a-f]{3,9}(-[0-9]+)?", "seed": 20}),
     (TEXT, {"choice": ["yes", "no", "not at all"], "temperature": 0.0, "top_logprobs": 3}),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": PERSON}}, "seed": 21}),

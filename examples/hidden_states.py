@@ -1,0 +1,34 @@
+"""Hidden states as vectors of meaning: `python examples/hidden_states.py MODEL`."""
+
+import sys
+
+import anyio
+import numpy as np
+
+import penstock
+
+SENTENCES = (
+    "The cat sleeps on the sofa.",
+    "A kitten naps on the couch.",
+    "Interest rates rose again in May.",
+)
+
+
+async def embed(engine: penstock.Engine, sentence: str) -> np.ndarray:
+    """The mean over the positions of a sentence, of length 1."""
+    result = await engine.generate(sentence, max_tokens=1, output_hidden_states="prompt")
+    states = np.from_dlpack(result.choices[0].hidden_states)  # one row a token; nothing is copied
+    vector = states.mean(axis=0)
+    return vector / np.linalg.norm(vector)
+
+
+async def main(model: str) -> None:
+    """How alike sentences are, by the cosine of their vectors."""
+    async with penstock.Engine(model) as engine:
+        vectors = [await embed(engine, sentence) for sentence in SENTENCES]
+    for sentence, vector in zip(SENTENCES[1:], vectors[1:], strict=True):
+        print(f"{vectors[0] @ vector:.2f}  {SENTENCES[0]!r} and {sentence!r}")
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1])
