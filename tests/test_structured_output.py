@@ -1,4 +1,4 @@
-"""Answers of a given form: each one parses and is valid, whatever the weights say; hostile forms are refused."""
+"""Answers of a given form: each one parses and is valid, whatever the weights; hostile forms are refused."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class BeamSearch:
             seed=self._wanted.seed or 0,
             score=answer.score,
             content=text,
-            reasoning=None,
+            reasoning="",
             tool_calls=(),
             logits=None,
             hidden_states=None,

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from penstock import _hub
 from penstock._core import Port
+from penstock._scoring import score_of
 from penstock._selection import best_of, with_candidates
 from penstock.request import BlockingRequest, BlockingStream
-from penstock.scoring import Score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Unpack
 
     from penstock import _core
-    from penstock._core import Result, SamplingParams
+    from penstock._core import Result, SamplingParams, Score
     from penstock._options import Prompt, SamplingOptions
     from penstock._selection import BeamSearch
     from penstock._session import Session
@@ -81,7 +81,7 @@ class Blocking:
         with BlockingStream(
             partial(self._start, partial(self._session.submit_scoring, text, params))
         ) as request:
-            return Score.of(request.result())
+            return score_of(request.result())
 
     def _start(self, submit: Callable[[Port], _core.Request]) -> BlockingRequest:
         port = Port(blocking=True)

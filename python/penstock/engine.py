@@ -13,11 +13,11 @@ from anyio.lowlevel import RunVar
 
 from penstock import _hub
 from penstock._pump import Pump
+from penstock._scoring import score_of
 from penstock._selection import best_of, with_candidates
 from penstock._session import Session, takes_long
 from penstock.blocking import Blocking
 from penstock.request import Request, Stream
-from penstock.scoring import Score
 
 if TYPE_CHECKING:
     import os
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from penstock import _core
-    from penstock._core import EngineConfig, ModelInfo, Port, Result, SamplingParams, Stats
+    from penstock._core import EngineConfig, ModelInfo, Port, Result, SamplingParams, Score, Stats
     from penstock._options import EngineOptions, Prompt, SamplingOptions
     from penstock._selection import BeamSearch
 
@@ -197,7 +197,7 @@ class Engine:
         params = self._session.prepare_scoring(text, cache_salt, priority)
         submit = partial(self._session.submit_scoring, text, params)
         async with Stream(partial(self._start, submit, is_long=takes_long(text, params))) as request:
-            return Score.of(await request.result())
+            return score_of(await request.result())
 
     async def _start(self, submit: Callable[[Port], _core.Request], *, is_long: bool) -> Request:
         pump = self._pump()

@@ -1,0 +1,32 @@
+"""How likely a model finds a text, out of the result of a request that only reads."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from penstock._core import Score
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock._core import Result
+
+__all__ = ["score_of"]
+
+
+def score_of(result: Result) -> Score:
+    """The score of the prompt, whose log probabilities were asked for."""
+    logprobs = result.prompt_logprobs or ()
+    known = [logprob for logprob in logprobs if logprob is not None]
+    return Score(token_ids=result.prompt_token_ids, logprobs=logprobs, perplexity=_perplexity(known))
+
+
+def _perplexity(logprobs: Sequence[float]) -> float | None:
+    """Of a text with a single token, which follows nothing, there is none."""
+    if not logprobs:
+        return None
+    try:
+        return math.exp(-math.fsum(logprobs) / len(logprobs))
+    except OverflowError:
+        return math.inf
