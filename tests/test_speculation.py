@@ -1,4 +1,4 @@
-"""Speculation saves steps and changes nothing: tokens, bits of log probabilities, texts and ends are the same."""
+"""Speculation saves steps and changes nothing: tokens, bits of logprobs, texts and ends are the same."""
 
 from __future__ import annotations
 
