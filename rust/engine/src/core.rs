@@ -195,20 +195,29 @@ impl Core {
     }
 
     fn deliver(&mut self, plan: &mut StepPlan, owners: &[RequestId], now: Instant) {
-        let mut sampled = plan.sampled.drain(..);
+        let (mut sampled, mut positions) = (&mut plan.sampled[..], &mut plan.positions[..]);
         for ((work, answer), &owner) in plan.work.iter().zip(&mut plan.answers).zip(owners) {
-            let token = sampled.by_ref().take(answer.num_tokens as usize).last();
+            let tokens = split_off(&mut sampled, answer.num_tokens);
+            let positions = split_off(&mut positions, answer.num_positions);
             if let Some(text) = answer.failure.take() {
                 self.retire(work.slot, owner, FinishReason::Failed(text), now);
                 continue;
             }
-            let Some((sequence, computed)) = self.scheduler.row_computed(work, owner, now) else { continue };
+            let Some(sequence) = self.scheduler.owner(work.slot, owner) else { continue };
+            if !(tokens.is_empty() && positions.is_empty()) {
+                self.ringer.touch(sequence.port);
+            }
+            let mut end = sequence.report(work, positions);
+            for token in tokens {
+                if end.is_none() {
+                    end = sequence.append(token.take(), now);
+                    self.counters.generation_tokens += 1;
+                }
+            }
+            let computed = self.scheduler.row_computed(work, owner, now);
             self.counters.prompt_tokens += computed.prompt as u64;
             self.counters.recomputed_tokens += computed.again as u64;
-            let Some(token) = token else { continue };
-            self.counters.generation_tokens += 1;
-            self.ringer.touch(sequence.port);
-            if let Some(reason) = sequence.append(token, now) {
+            if let Some(reason) = end {
                 self.retire(work.slot, owner, reason, now);
             }
         }
@@ -330,17 +339,36 @@ fn check_answers(plan: &StepPlan) -> Result<(), String> {
     if answers != rows {
         return Err(format!("the step answered {answers} rows instead of {rows}"));
     }
-    let num_sampled: usize = plan.answers.iter().map(|answer| answer.num_tokens as usize).sum();
+    let sum =
+        |count: fn(&Answer) -> u32| plan.answers.iter().map(|answer| count(answer) as usize).sum::<usize>();
+    let num_sampled = sum(|answer| answer.num_tokens);
     if num_sampled != plan.sampled.len() {
         return Err(format!("the step sampled {} tokens and counts {num_sampled}", plan.sampled.len()));
     }
+    let num_positions = sum(|answer| answer.num_positions);
+    if num_positions != plan.positions.len() {
+        return Err(format!(
+            "the step tells of {} positions and counts {num_positions}",
+            plan.positions.len()
+        ));
+    }
     let is_sound = |(work, answer): (&Work, &Answer)| {
+        if answer.failure.is_some() {
+            return answer.num_tokens == 0 && answer.num_positions == 0;
+        }
         let most = if work.sample.is_some() { work.num_drafts + 1 } else { 0 };
-        let is_silent = answer.num_tokens == 0;
-        answer.num_tokens <= most && is_silent == (work.sample.is_none() || answer.failure.is_some())
+        let tokens = 1.min(most)..=most;
+        let is_known =
+            answer.forced.end as usize <= plan.forced.len() && answer.forced.start <= answer.forced.end;
+        tokens.contains(&answer.num_tokens) && answer.num_positions == work.reported.len() as u32 && is_known
     };
     match plan.work.iter().zip(&plan.answers).all(is_sound) {
         true => Ok(()),
-        false => Err("the step sampled too few or too many tokens".into()),
+        false => Err("the step answered a row with too few or too many tokens or positions".into()),
     }
+}
+
+/// The first `count` of what is left.
+fn split_off<'a, T>(left: &mut &'a mut [T], count: u32) -> &'a mut [T] {
+    left.split_off_mut(..count as usize).expect("the answers were checked; this is a bug")
 }

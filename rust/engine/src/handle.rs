@@ -113,9 +113,7 @@ impl Engine {
         }
         // Relaxed: only the number matters, and no two callers get the same.
         let id = RequestId(inner.next_id.fetch_add(1, Ordering::Relaxed));
-        // No longer than the request can fill it: every token, after `Admitted`.
-        let capacity = inner.limits.queue_capacity.min(request.max_tokens.saturating_add(1));
-        let (writer, reader) = result_queue(capacity);
+        let (writer, reader) = result_queue(inner.limits.result_capacity(&request));
         let outbox = Outbox::new(writer, port.bell());
         inner.letterbox.start(Start { id, request, outbox }).map_err(|not_sent| match not_sent {
             NotSent::Full => StartError::Overloaded,

@@ -153,27 +153,28 @@ impl Scheduler {
         self.occupied().any(|running| running.num_granted > 0)
     }
 
-    /// Books a row that was computed: publishes its full blocks if its sequence still has its place. Returns the
-    /// sequence, unless it has ended since: then the row is nobody's.
-    pub(crate) fn row_computed(
-        &mut self,
-        work: &Work,
-        owner: RequestId,
-        now: Instant,
-    ) -> Option<(&mut Sequence, Computed)> {
+    /// The sequence that a row in flight belongs to, unless it has ended: then the row is nobody's. It may have lost its
+    /// place while the row was in flight; it is given no other before that is answered.
+    pub(crate) fn owner(&mut self, slot: u32, owner: RequestId) -> Option<&mut Sequence> {
+        let is_owner = |sequence: &&mut Sequence| sequence.id == owner;
+        let seated = self.slots[slot as usize].as_mut().map(|running| &mut running.sequence);
+        seated.filter(is_owner).or_else(|| self.preempted.iter_mut().find(is_owner))
+    }
+
+    /// Books a row that was computed, once its sequence has what came of it: publishes its full blocks if the sequence
+    /// still has its place.
+    pub(crate) fn row_computed(&mut self, work: &Work, owner: RequestId, now: Instant) -> Computed {
         let running = self.slots[work.slot as usize].as_mut().filter(|running| running.sequence.id == owner);
         if let Some(Running { sequence, blocks, .. }) = running {
             let computed = sequence.row_computed(work);
-            let end = (work.start + work.num_tokens) as usize;
             let (chain, tokens) = sequence.contents();
-            self.admission_is_due |= self.memory.publish(blocks, chain, tokens, end, now);
-            return Some((sequence, computed));
+            self.admission_is_due |= self.memory.publish(blocks, chain, tokens, computed.end, now);
+            return computed;
         }
-        // It may have lost its place while the row was in flight; it is given no other before that is answered.
-        let sequence = self.preempted.iter_mut().find(|sequence| sequence.id == owner)?;
+        let sequence = self.owner(work.slot, owner).expect("somebody's row is booked; this is a bug");
         let computed = sequence.row_computed(work);
         self.admission_is_due |= sequence.is_settled();
-        Some((sequence, computed))
+        computed
     }
 
     /// Takes out the sequence that owns a row, wherever it is, unless it has ended; what it held is free. Nobody gets it

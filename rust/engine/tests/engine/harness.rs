@@ -105,7 +105,7 @@ impl Harness {
         self.num_started += 1;
         let id = RequestId(self.num_started);
         let request = Arc::new(request);
-        let (writer, reader) = result_queue(self.limits.queue_capacity.min(request.max_tokens + 1));
+        let (writer, reader) = result_queue(self.limits.result_capacity(&request));
         let outbox = Outbox::new(writer, self.port.bell());
         let (flag, attention) = (reader.cancel_flag(), Arc::clone(&self.attention));
         let client = Client { request: Arc::clone(&request), reader, flag, attention };
