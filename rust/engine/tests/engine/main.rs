@@ -5,11 +5,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod device;
+mod ends;
 mod harness;
 mod memory;
 mod oracle;
 mod prefix;
 mod random;
+mod reports;
 mod scheduling;
 mod sharing;
 mod simulation;
