@@ -91,7 +91,7 @@ impl Core {
     /// Takes in one message. Events it causes are in their queues afterwards, their ports not yet rung.
     pub fn handle(&mut self, message: Message, now: Instant) {
         match message {
-            Message::Start(start) => self.start(start, now),
+            Message::Start(starts) => self.start(starts, now),
             Message::Nudge => {} // its purpose was to cause a turn: `attend` does the rest
             Message::StepDone(done) => self.complete(done, now),
             Message::FlushPrefixCache => {
@@ -102,30 +102,50 @@ impl Core {
         }
     }
 
-    fn start(&mut self, Start { id, request, outbox }: Start, now: Instant) {
-        let port = self.ringer.connect(outbox.bell());
+    fn start(&mut self, mut starts: Vec<Start>, now: Instant) {
         if self.is_stopped {
-            return self.refuse(outbox, port, Refusal::Stopped);
+            return self.refuse(starts, Refusal::Stopped);
         }
+        let others = starts.split_off(1.min(starts.len()));
+        let Some(first) = starts.pop() else { return };
+        let leader = first.id;
+        let first = self.sequence(first, now);
+        let turn = first.turn;
+        if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
+            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
+            let refusal = Refusal::Overloaded { waiting, limit };
+            outbox.refuse(refusal.clone());
+            self.ringer.disconnect(port);
+            return self.refuse(others, refusal);
+        }
+        let num_others = others.len() as u64;
+        for other in others {
+            let sequence = self.sequence(other, now);
+            self.scheduler.add_choice(leader, sequence);
+        }
+        self.counters.requests_admitted += 1 + num_others;
+        self.publish(); // first, so that whoever knows he is admitted finds himself counted
+        for arrival in turn.arrival..=turn.arrival + num_others {
+            let newcomer = self.scheduler.newcomer(arrival);
+            newcomer.outbox.writer().admit();
+            // Its consumer may have gone while it lay in the mailbox, and that attention was taken before this.
+            if newcomer.outbox.is_cancelled() {
+                self.attention.raise();
+            }
+            self.ringer.touch(newcomer.port);
+        }
+    }
+
+    /// The next in the order of arrivals.
+    fn sequence(&mut self, Start { id, request, outbox }: Start, now: Instant) -> Sequence {
+        let port = self.ringer.connect(outbox.bell());
         let max_new_tokens = self.limits.max_new_tokens(&request);
         let blocks_needed = self.limits.blocks_needed(&request);
         let turn = Turn { priority: request.priority, arrival: self.num_arrivals };
         self.num_arrivals += 1;
         let chain = self.chain(&request, max_new_tokens);
         let arrival = Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain };
-        if let Some(sequence) = self.scheduler.enqueue(Sequence::new(arrival, now), now) {
-            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
-            return self.refuse(sequence.outbox, port, Refusal::Overloaded { waiting, limit });
-        }
-        self.counters.requests_admitted += 1;
-        self.publish(); // first, so that whoever knows he is admitted finds himself counted
-        let newcomer = self.scheduler.newcomer(turn);
-        newcomer.outbox.writer().admit();
-        // Its consumer may have gone while it lay in the mailbox, and that attention was taken before this.
-        if newcomer.outbox.is_cancelled() {
-            self.attention.raise();
-        }
-        self.ringer.touch(port);
+        Sequence::new(arrival, now)
     }
 
     fn chain(&self, request: &Request, max_new_tokens: usize) -> Chain {
@@ -135,9 +155,12 @@ impl Core {
         Chain::new(namespace, num_blocks, num_ahead / self.limits.block_size)
     }
 
-    fn refuse(&mut self, outbox: Outbox, port: PortIndex, refusal: Refusal) {
-        outbox.refuse(refusal);
-        self.ringer.disconnect(port);
+    fn refuse(&mut self, starts: Vec<Start>, refusal: Refusal) {
+        for Start { outbox, .. } in starts {
+            let port = self.ringer.connect(outbox.bell());
+            outbox.refuse(refusal.clone());
+            self.ringer.disconnect(port);
+        }
     }
 
     /// Ends the sequences whose consumers are gone and resumes those whose consumers have read, if anybody asked for
@@ -217,6 +240,9 @@ impl Core {
             let computed = self.scheduler.row_computed(work, owner, now);
             self.counters.prompt_tokens += computed.prompt as u64;
             self.counters.recomputed_tokens += computed.again as u64;
+            if work.sample.is_some_and(|sample| sample.index == 0) {
+                self.scheduler.release_choices(owner);
+            }
             if let Some(reason) = end {
                 self.retire(work.slot, owner, reason, now);
             }
@@ -260,6 +286,7 @@ impl Core {
     /// Prepares a sequence's last word; it has no place any more.
     fn end(&mut self, sequence: Sequence, reason: FinishReason, now: Instant) {
         self.counters.requests_finished += 1;
+        self.scheduler.succeed(sequence.id);
         let finish = sequence.finish(reason, now);
         self.last_words.push((sequence.outbox, sequence.port, finish));
     }

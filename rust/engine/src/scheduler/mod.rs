@@ -8,10 +8,13 @@
 //! the others give theirs up one by one, and alone it fits, as was checked when it came. So it is computed in every step
 //! until it ends, whatever happens to the others, and then somebody else is first.
 //!
+//! Of several answers to one prompt one computes it for all (`choices`).
+//!
 //! Decoding, a chunk of a prompt, and recomputing after a lost place are all "pending tokens"; there are no phases.
 
 mod admission;
 mod budget;
+mod choices;
 mod preemption;
 
 use std::collections::VecDeque;
@@ -25,6 +28,7 @@ use crate::request::RequestId;
 use crate::sequence::{Computed, Sequence, Turn};
 use admission::Pace;
 use budget::Behind;
+use choices::Held;
 
 /// Owns every sequence and every block.
 ///
@@ -40,9 +44,12 @@ pub struct Scheduler {
     memory: Memory,
     /// Those that never had a place.
     waiting: VecDeque<Sequence>,
-    /// Those that lost theirs; not counted against `max_waiting`, for they were admitted once. New ones are turned away
-    /// while there are so many that consumers which never read would pile them up.
+    /// Those that lost theirs, or were admitted together with another; not counted against `max_waiting`, for they were
+    /// admitted once. New ones are turned away while so many have lost theirs that consumers which never read would pile
+    /// them up.
     preempted: VecDeque<Sequence>,
+    /// Those that wait for another to compute their prompt, and are in no queue.
+    held: Vec<Held>,
     slots: Vec<Option<Running>>,
     free_slots: Vec<u32>,
     /// Occupied slots, by turn.
@@ -89,6 +96,7 @@ impl Scheduler {
             memory: Memory::new(limits, hasher),
             waiting: VecDeque::new(),
             preempted: VecDeque::new(),
+            held: Vec::new(),
             slots: (0..slots).map(|_| None).collect(),
             free_slots: (0..slots as u32).rev().collect(),
             order: Vec::with_capacity(slots),
@@ -105,7 +113,8 @@ impl Scheduler {
     /// turned away: returned.
     #[must_use]
     pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<Sequence> {
-        if self.num_waiting() >= self.max_waiting.saturating_add(self.slots.len()) {
+        let have_lost_places = self.preempted.iter().filter(|sequence| sequence.has_had_place()).count();
+        if self.waiting.len() + have_lost_places >= self.max_waiting.saturating_add(self.slots.len()) {
             return Some(sequence);
         }
         let turn = sequence.turn;
@@ -237,6 +246,8 @@ impl Scheduler {
         let first = cancelled.len();
         take_cancelled(&mut self.waiting, cancelled);
         take_cancelled(&mut self.preempted, cancelled);
+        let is_cancelled = |held: &mut Held| held.sequence.outbox.is_cancelled();
+        cancelled.extend(self.held.extract_if(.., is_cancelled).map(|held| held.sequence));
         self.admission_is_due |= cancelled.len() > first;
         for sequence in &mut cancelled[first..] {
             if let Some(saved) = sequence.saved.take() {
@@ -253,7 +264,8 @@ impl Scheduler {
         if let Some(&slot) = self.order.last() {
             return Some(self.vacate(slot, now));
         }
-        let sequence = self.waiting.pop_front().or_else(|| self.preempted.pop_front());
+        let waiting = self.waiting.pop_front().or_else(|| self.preempted.pop_front());
+        let sequence = waiting.or_else(|| self.held.pop().map(|held| held.sequence));
         sequence.map(|sequence| self.leave_queue(sequence))
     }
 
@@ -272,13 +284,13 @@ impl Scheduler {
         self.memory.flush();
     }
 
-    /// The sequence of this turn, which was not turned away and never lost a place.
-    pub(crate) fn newcomer(&mut self, turn: Turn) -> &mut Sequence {
-        if let Ok(index) = self.waiting.binary_search_by_key(&turn, |sequence| sequence.turn) {
-            return &mut self.waiting[index];
-        }
-        let slot = self.order.iter().copied().find(|slot| self.turn(*slot) == turn);
-        &mut self.running(slot.expect("it runs if it does not wait; this is a bug")).sequence
+    /// The sequence that has just arrived as the so-manyeth, and was not turned away.
+    pub(crate) fn newcomer(&mut self, arrival: u64) -> &mut Sequence {
+        let seated = self.slots.iter_mut().flatten().map(|running| &mut running.sequence);
+        let held = self.held.iter_mut().map(|held| &mut held.sequence);
+        let waiting = self.waiting.iter_mut().rev();
+        let mut all = seated.chain(waiting).chain(&mut self.preempted).chain(held);
+        all.find(|sequence| sequence.turn.arrival == arrival).expect("it is somewhere; this is a bug")
     }
 
     fn running(&mut self, slot: u32) -> &mut Running {
@@ -299,7 +311,7 @@ impl Scheduler {
 
     /// All who wait.
     pub(crate) fn num_waiting(&self) -> usize {
-        self.waiting.len() + self.preempted.len()
+        self.waiting.len() + self.preempted.len() + self.held.len()
     }
 
     pub(crate) fn num_paused(&self) -> usize {
@@ -347,8 +359,7 @@ impl Scheduler {
         let saved = self.preempted.iter().filter_map(|sequence| sequence.saved.as_ref());
         self.memory.check_integrity(self.occupied().map(|running| &running.blocks), saved);
         assert!(self.waiting.len() <= self.max_waiting, "too many wait; this is a bug");
-        let most_waiting = self.max_waiting.saturating_add(2 * self.slots.len());
-        assert!(self.num_waiting() <= most_waiting, "requests pile up; this is a bug");
+        self.check_choices();
         self.check_admission();
     }
 }

@@ -144,6 +144,11 @@ impl Sequence {
         (&mut self.chain, Tokens { prompt: &self.request.prompt, generated: &self.generated })
     }
 
+    /// Whether it has, or had, a place.
+    pub(crate) fn has_had_place(&self) -> bool {
+        self.cached.is_some()
+    }
+
     /// Whether nothing of it is in flight.
     pub(crate) fn is_settled(&self) -> bool {
         self.num_rows == 0

@@ -4,6 +4,7 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
+mod choices;
 mod device;
 mod ends;
 mod harness;

@@ -74,6 +74,7 @@ struct Seen {
     told: u64,
     only_told: u64,
     stopped_by_sequence: u64,
+    chosen: u64,
     overloaded: u64,
     paused: u64,
     waited: u64,
@@ -118,8 +119,8 @@ fn any_schedule_gives_every_request_its_own_answer_and_leaks_nothing() {
     for met in [preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, flushed] {
         assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
     }
-    let Seen { failed_alone, told, only_told, stopped_by_sequence, .. } = seen;
-    for met in [failed_alone, told, only_told, stopped_by_sequence] {
+    let Seen { failed_alone, told, only_told, stopped_by_sequence, chosen, .. } = seen;
+    for met in [failed_alone, told, only_told, stopped_by_sequence, chosen] {
         assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
     }
     for met in [seen.failed_copies, seen.failed_after_copies] {
@@ -268,26 +269,34 @@ impl World {
         if self.harness.limits.check(&request).is_err() {
             return; // cannot ever fit this cache
         }
-        let (start, client) = self.harness.post(request);
-        let is_cancelled = self.random.chance(3);
-        if is_cancelled {
-            client.cancel();
+        let num_choices = if self.random.chance(15) { self.random.between(2, 4) } else { 1 };
+        let (mut starts, mut arrived) = (vec![], vec![]);
+        for _ in 0..num_choices {
+            let mut choice = request.clone();
+            choice.sampling.seed += self.random.below(4) as u64;
+            let (start, client) = self.harness.post(choice);
+            let is_cancelled = self.random.chance(3);
+            if is_cancelled {
+                client.cancel();
+            }
+            let habit = [Habit::Reads, Habit::Reads, Habit::Dawdles, Habit::Sleeps][self.random.below(4)];
+            starts.push(start);
+            arrived.push(Observed {
+                client,
+                habit,
+                positions: vec![],
+                tokens: vec![],
+                is_admitted: false,
+                is_cancelled,
+                end: None,
+                cached: CachedTokens::default(),
+                last_progress: 0,
+            });
         }
-        let habit = [Habit::Reads, Habit::Reads, Habit::Dawdles, Habit::Sleeps][self.random.below(4)];
-        let (positions, tokens, last_progress) = (vec![], vec![], 0);
-        self.harness.handle(Message::Start(start));
-        self.num_started += 1;
-        self.observed.push(Observed {
-            client,
-            habit,
-            positions,
-            tokens,
-            is_admitted: false,
-            is_cancelled,
-            end: None,
-            cached: CachedTokens::default(),
-            last_progress,
-        });
+        self.harness.handle(Message::Start(starts));
+        self.num_started += num_choices as u64;
+        self.seen.chosen += u64::from(num_choices > 1 && self.harness.stats().waiting >= num_choices - 1);
+        self.observed.append(&mut arrived);
     }
 
     fn plan(&mut self) {
