@@ -112,17 +112,11 @@ async def test_a_choice_is_one_of_the_texts(engine: penstock.Engine) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_grammar_may_be_written_in_lark_or_in_gbnf(engine: penstock.Engine) -> None:
-    lark = 'start: pair ("," pair)*\npair: /[a-z]{1,5}/ "=" /[0-9]{1,3}/\n'
-    gbnf = 'root ::= pair ("," pair)*\npair ::= [a-z]{1,5} "=" [0-9]{1,3}\n'
-    for result in await ask_all(
-        engine, [{"grammar": source, "max_tokens": 300} for source in (lark, gbnf) * 4]
-    ):
-        pattern = r"[a-z]{1,5}=[0-9]{1,3}(,[a-z]{1,5}=[0-9]{1,3})*"
-        if result.finish_reason == "stop":
-            assert re.fullmatch(pattern, result.text)
-        else:
-            assert re.match(pattern, result.text)
+async def test_a_grammar_is_followed(engine: penstock.Engine) -> None:
+    source = 'start: pair ("," pair){0,5}\npair: /[a-z]{1,5}/ "=" /[0-9]{1,3}/\n'
+    for result in await ask_all(engine, [{"grammar": source, "max_tokens": 300}] * 8):
+        assert result.finish_reason == "stop"
+        assert re.fullmatch(r"[a-z]{1,5}=[0-9]{1,3}(,[a-z]{1,5}=[0-9]{1,3}){0,5}", result.text)
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
@@ -134,6 +128,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a broken expression": {"regex": "a(b"},
     "an explosion": {"regex": "((((a{1,500}){1,500}){1,500}){1,500}){1,500}"},
     "a grammar that is none": {"grammar": "what is this?"},
+    "a grammar in another notation": {"grammar": 'root ::= "yes" | "no"'},
     "a huge alternative": {"choice": [str(number) * 1000 for number in range(1000)] + ["x" * 600_000]},
 }
 
