@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
 use penstock_engine::request::{Reports, Request as EngineRequest, Sampling};
 use penstock_runner::Options;
-use penstock_text::{TextStream, Tokenizer};
+use penstock_text::{TextOptions, TextStream, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -78,7 +78,9 @@ impl Engine {
         let params = params.resolve(&self.model.generation, prompt.len(), limits.max_model_len, draw_seed());
         let request = Arc::new(self.engine_request(prompt, &params));
         let stops = params.stop.0.clone();
-        let stream = TextStream::new(&self.model.tokenizer, params.skip_special_tokens, &stops)?;
+        let options =
+            TextOptions { skip_special_tokens: params.skip_special_tokens, ..TextOptions::default() };
+        let stream = TextStream::new(&self.model.tokenizer, options, &stops)?;
         let consumer = self.engine.start_request(Arc::clone(&request), &port.inner).map_err(Error::Start)?;
         let live = Arc::new(Live::new(request, consumer, stream, stops, limits.queue_capacity));
         port.register(&live);
@@ -113,7 +115,8 @@ impl Engine {
         skip_special_tokens: bool,
     ) -> Result<String, Error> {
         let token_ids = Field::request("token_ids").token_ids(token_ids, TOKEN_IDS)?;
-        detach(py, || self.model.tokenizer.decode(&token_ids, skip_special_tokens))
+        let options = TextOptions { skip_special_tokens, ..TextOptions::default() };
+        detach(py, || self.model.tokenizer.decode(&token_ids, options))
     }
 
     #[getter]

@@ -3,15 +3,20 @@
 //! The same state machine decodes at once and in a stream, so the two cannot differ. What it remembers is
 //! bounded by one character, except that a run of byte-fallback tokens is kept until it ends: one wrong byte
 //! turns the whole run into replacement characters.
+//!
+//! With spaces between special tokens, an added token is a part of the text, and so is a run of others
+//! between two of them, decoded as if it were alone; one space separates parts that are not empty.
 
 use std::char::REPLACEMENT_CHARACTER;
 
-use crate::pieces::{Kind, Pieces, Rule};
+use crate::TextOptions;
+use crate::pieces::{Kind, Piece, Pieces, Rule};
 
 /// The state between two ids.
 pub(crate) struct Detokenizer {
     rule: Rule,
     skip_special_tokens: bool,
+    spaces: Option<Spaces>,
     /// Whether no token has been decoded yet.
     first: bool,
     /// How many characters may still be stripped off the beginning of the text.
@@ -20,13 +25,28 @@ pub(crate) struct Detokenizer {
     bytes: Vec<u8>,
 }
 
+/// Where the spaces between parts go.
+#[derive(Default)]
+struct Spaces {
+    /// Whether there is a part already.
+    is_begun: bool,
+    /// Whether the text that comes next begins a part.
+    is_due: bool,
+}
+
 impl Detokenizer {
-    pub(crate) fn new(rule: Rule, skip_special_tokens: bool) -> Self {
-        let strippable = match rule {
-            Rule::Text { strip, .. } => strip.map_or(0, |(_, most)| most),
-            _ => 0,
+    pub(crate) fn new(rule: Rule, options: TextOptions) -> Self {
+        let spaced = options.spaces_between_special_tokens && !options.skip_special_tokens;
+        let mut detokenizer = Self {
+            rule,
+            skip_special_tokens: options.skip_special_tokens,
+            spaces: spaced.then(Spaces::default),
+            first: true,
+            strippable: 0,
+            bytes: Vec::new(),
         };
-        Self { rule, skip_special_tokens, first: true, strippable, bytes: Vec::new() }
+        detokenizer.restart();
+        detokenizer
     }
 
     /// Appends to `text` what `id` makes certain.
@@ -35,30 +55,20 @@ impl Detokenizer {
         if self.skip_special_tokens && piece.special {
             return;
         }
-        match (self.rule, piece.kind) {
-            (Rule::Bytes, _) => self.push_bytes(piece.bytes, text),
-            (Rule::Text { .. }, Kind::Byte) => self.bytes.extend_from_slice(piece.bytes),
-            (Rule::Text { .. }, Kind::Text) => {
-                self.end_byte_run(text);
-                self.push_stripped(piece.text(), text);
-            }
-            (Rule::Metaspace { replacement, drop_first }, _) => {
-                let space = if self.first && drop_first { "" } else { " " };
-                for (index, part) in piece.text().split(replacement).enumerate() {
-                    text.push_str(if index == 0 { "" } else { space });
-                    text.push_str(part);
-                }
-            }
-            (Rule::Spaced, _) => {
-                text.push_str(if self.first { "" } else { " " });
-                text.push_str(piece.text());
-            }
+        if piece.added && self.spaces.is_some() {
+            self.push_part(piece, text);
+            return;
         }
+        let piece = if self.first { pieces.beginning(id, piece) } else { piece };
+        let from = text.len();
+        self.push_piece(piece, text);
+        self.put_space(from, text);
         self.first = false;
     }
 
     /// Appends what is left when no id follows.
     pub(crate) fn finish(&mut self, text: &mut String) {
+        let from = text.len();
         if matches!(self.rule, Rule::Bytes) {
             if !self.bytes.is_empty() {
                 self.bytes.clear();
@@ -66,6 +76,56 @@ impl Detokenizer {
             }
         } else {
             self.end_byte_run(text);
+        }
+        self.put_space(from, text);
+    }
+
+    /// Forgets all ids, so that the next one is decoded as the first of a text, in a part of its own.
+    fn restart(&mut self) {
+        self.first = true;
+        self.strippable = match self.rule {
+            Rule::Text { strip: Some((_, most)), .. } => most,
+            _ => 0,
+        };
+        if let Some(spaces) = &mut self.spaces {
+            spaces.is_due = spaces.is_begun;
+        }
+    }
+
+    /// Appends an added token as a part.
+    fn push_part(&mut self, piece: Piece<'_>, text: &mut String) {
+        self.finish(text);
+        self.restart();
+        let from = text.len();
+        text.push_str(&String::from_utf8_lossy(piece.bytes));
+        self.put_space(from, text);
+        self.restart();
+    }
+
+    /// Puts the space that is due before the text that came at `from`, if any did.
+    fn put_space(&mut self, from: usize, text: &mut String) {
+        if let Some(spaces) = &mut self.spaces
+            && from < text.len()
+        {
+            if spaces.is_due {
+                text.insert(from, ' ');
+            }
+            *spaces = Spaces { is_begun: true, is_due: false };
+        }
+    }
+
+    fn push_piece(&mut self, piece: Piece<'_>, text: &mut String) {
+        match (self.rule, piece.kind) {
+            (Rule::Bytes, _) => self.push_bytes(piece.bytes, text),
+            (Rule::Text { .. }, Kind::Byte) => self.bytes.extend_from_slice(piece.bytes),
+            (Rule::Text { .. }, Kind::Text) => {
+                self.end_byte_run(text);
+                self.push_stripped(piece.text(), text);
+            }
+            (Rule::Spaced, _) => {
+                text.push_str(if self.first { "" } else { " " });
+                text.push_str(piece.text());
+            }
         }
     }
 

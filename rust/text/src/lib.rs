@@ -20,5 +20,5 @@ mod tokenizer;
 
 pub use error::TextError;
 pub use stops::StopMatch;
-pub use stream::TextStream;
-pub use tokenizer::Tokenizer;
+pub use stream::{TextOptions, TextStream};
+pub use tokenizer::{TokenBytes, Tokenizer};

@@ -3,8 +3,11 @@
 //! Built once per tokenizer: a decoder's work that looks at one token only is done here for the whole
 //! vocabulary; the rest, which needs to know what came before, is a [`Rule`] that the detokenizer follows.
 
+use std::collections::HashMap;
+
 use tokenizers::Decoder;
 use tokenizers::decoders::DecoderWrapper;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 
 use crate::TextError;
 
@@ -19,10 +22,7 @@ pub(crate) enum Rule {
     /// Pieces are text, or bytes in runs that are text only as a whole; `strip` is a character to take off
     /// the beginning of it all, and how often.
     Text { byte_fallback: bool, strip: Option<(char, usize)> },
-    /// Pieces are text in which a character stands for the space, and for nothing in the first piece if so
-    /// asked.
-    Metaspace { replacement: char, drop_first: bool },
-    /// Pieces are words.
+    /// Pieces are words; what an id adds depends on the one before.
     Spaced,
 }
 
@@ -34,11 +34,21 @@ pub(crate) enum Kind {
     Byte,
 }
 
-/// What one id says.
+/// One id of a vocabulary, as its file has it.
+pub(crate) struct Token {
+    pub(crate) spelling: String,
+    pub(crate) special: bool,
+    /// Whether it is matched verbatim in a text, as all special tokens are.
+    pub(crate) added: bool,
+}
+
+/// What one id says in the middle of a text.
+#[derive(Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) kind: Kind,
     pub(crate) special: bool,
+    pub(crate) added: bool,
 }
 
 impl<'a> Piece<'a> {
@@ -53,25 +63,40 @@ pub(crate) struct Pieces {
     /// Where each piece ends in `bytes`; it begins where the one before ends.
     ends: Vec<u32>,
     /// None for an id that the vocabulary does not have.
-    kinds: Vec<Option<(Kind, bool)>>,
+    traits: Vec<Option<Traits>>,
+    /// What an id says as the first of a text, where that is something else.
+    beginnings: HashMap<u32, Box<str>>,
+}
+
+#[derive(Clone, Copy)]
+struct Traits {
+    kind: Kind,
+    special: bool,
+    added: bool,
 }
 
 impl Pieces {
-    /// The pieces of ids `0..=largest`. `token` gives an id's token as the vocabulary spells it and whether
-    /// it is special.
+    /// The pieces of ids `0..=largest`, each of which `token` describes, if the vocabulary has it.
     pub(crate) fn new(
         decoder: Option<&DecoderWrapper>,
         largest: u32,
-        token: impl Fn(u32) -> Option<(String, bool)>,
+        token: impl Fn(u32) -> Option<Token>,
     ) -> Result<(Self, Rule), TextError> {
         if largest > LARGEST_ID {
             return Err(TextError::Vocabulary { largest, limit: LARGEST_ID });
         }
         let plan = Plan::new(decoder)?;
-        let mut pieces = Self { bytes: Vec::new(), ends: Vec::new(), kinds: Vec::new() };
+        let mut pieces =
+            Self { bytes: Vec::new(), ends: Vec::new(), traits: Vec::new(), beginnings: HashMap::new() };
         for id in 0..=largest {
-            pieces.kinds.push(match token(id) {
-                Some((spelling, special)) => Some((plan.append(spelling, &mut pieces.bytes)?, special)),
+            pieces.traits.push(match token(id) {
+                Some(Token { spelling, special, added }) => {
+                    if let Some(beginning) = plan.beginning(&spelling) {
+                        pieces.beginnings.insert(id, beginning.into());
+                    }
+                    let kind = plan.append(spelling, &mut pieces.bytes)?;
+                    Some(Traits { kind, special, added })
+                }
                 None => None,
             });
             let end = u32::try_from(pieces.bytes.len());
@@ -82,45 +107,50 @@ impl Pieces {
 
     pub(crate) fn get(&self, id: u32) -> Option<Piece<'_>> {
         let index = usize::try_from(id).ok()?;
-        let (kind, special) = (*self.kinds.get(index)?)?;
+        let Traits { kind, special, added } = (*self.traits.get(index)?)?;
         let begin = if index == 0 { 0 } else { self.ends[index - 1] };
-        Some(Piece { bytes: &self.bytes[begin as usize..self.ends[index] as usize], kind, special })
+        let bytes = &self.bytes[begin as usize..self.ends[index] as usize];
+        Some(Piece { bytes, kind, special, added })
+    }
+
+    /// What `id` says as the first of a text; `piece` is what it says in the middle.
+    pub(crate) fn beginning<'a>(&'a self, id: u32, piece: Piece<'a>) -> Piece<'a> {
+        match self.beginnings.get(&id) {
+            Some(beginning) => Piece { bytes: beginning.as_bytes(), ..piece },
+            None => piece,
+        }
     }
 
     /// One more than the largest id.
     pub(crate) fn len(&self) -> usize {
-        self.kinds.len()
+        self.traits.len()
     }
 }
 
 /// A decoder, taken apart: what is done to each token alone, and the rule for the rest.
 struct Plan<'a> {
     per_token: Vec<&'a DecoderWrapper>,
+    /// Says which character stands for the space, and whether for nothing in the first piece of a text.
+    metaspace: Option<&'a Metaspace>,
     rule: Rule,
 }
 
 impl<'a> Plan<'a> {
     fn new(decoder: Option<&'a DecoderWrapper>) -> Result<Self, TextError> {
-        let Some(decoder) = decoder else { return Ok(Self { per_token: Vec::new(), rule: Rule::Spaced }) };
+        let alone = |rule| Self { per_token: Vec::new(), metaspace: None, rule };
+        let Some(decoder) = decoder else { return Ok(alone(Rule::Spaced)) };
         let mut parts = Vec::new();
         flatten(decoder, &mut parts);
         let unsupported = || TextError::Decoder {
             decoder: serde_json::to_string(decoder).unwrap_or_else(|_| format!("{decoder:?}")),
         };
-        if let [part] = parts[..] {
-            match part {
-                DecoderWrapper::ByteLevel(_) => return Ok(Self { per_token: Vec::new(), rule: Rule::Bytes }),
-                DecoderWrapper::Metaspace(metaspace) => {
-                    let replacement = metaspace.get_replacement();
-                    let drop_first = metaspace.get_prepend_scheme()
-                        != tokenizers::pre_tokenizers::metaspace::PrependScheme::Never;
-                    return Ok(Self {
-                        per_token: Vec::new(),
-                        rule: Rule::Metaspace { replacement, drop_first },
-                    });
-                }
-                _ => {}
+        match parts[..] {
+            [DecoderWrapper::ByteLevel(_)] => return Ok(alone(Rule::Bytes)),
+            [DecoderWrapper::Metaspace(metaspace)] => {
+                let rule = Rule::Text { byte_fallback: false, strip: None };
+                return Ok(Self { metaspace: Some(metaspace), ..alone(rule) });
             }
+            _ => {}
         }
         let mut parts = parts.into_iter().peekable();
         let mut per_token = Vec::new();
@@ -139,10 +169,17 @@ impl<'a> Plan<'a> {
         if parts.next().is_some() {
             return Err(unsupported());
         }
-        Ok(Self { per_token, rule: Rule::Text { byte_fallback, strip } })
+        Ok(Self { per_token, metaspace: None, rule: Rule::Text { byte_fallback, strip } })
     }
 
-    /// Appends what `spelling` says.
+    /// What `spelling` says as the first piece of a text, where that is something else.
+    fn beginning(&self, spelling: &str) -> Option<String> {
+        let metaspace = self.metaspace.filter(|part| part.get_prepend_scheme() != PrependScheme::Never)?;
+        let replacement = metaspace.get_replacement();
+        spelling.contains(replacement).then(|| spelling.replace(replacement, ""))
+    }
+
+    /// Appends what `spelling` says in the middle of a text.
     fn append(&self, spelling: String, bytes: &mut Vec<u8>) -> Result<Kind, TextError> {
         if self.rule == Rule::Bytes {
             match spelling.chars().map(byte_of).collect::<Option<Vec<u8>>>() {
@@ -152,7 +189,10 @@ impl<'a> Plan<'a> {
             }
             return Ok(Kind::Text);
         }
-        let mut tokens = vec![spelling];
+        let mut tokens = vec![match self.metaspace {
+            Some(metaspace) => spelling.replace(metaspace.get_replacement(), " "),
+            None => spelling,
+        }];
         for decoder in &self.per_token {
             tokens = decoder
                 .decode_chain(tokens)

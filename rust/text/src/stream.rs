@@ -2,17 +2,42 @@
 //!
 //! Ids go in by [`TextStream::push`]; text comes out by [`TextStream::take`] as soon as it is certain: whole
 //! characters that no later id can change and that cannot belong to a stop string. Everything taken, put
-//! together, is what decoding all ids at once gives, cut before the stop string if one occurred.
+//! together, is what decoding all ids at once gives, cut before the stop string if one occurred, or after it
+//! if so asked; then nothing is held back for stop strings.
 
 use crate::detokenizer::Detokenizer;
 use crate::stops::StopFinder;
 use crate::{StopMatch, TextError, Tokenizer};
+
+/// What the text of ids holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextOptions {
+    /// Leaves special tokens out.
+    pub skip_special_tokens: bool,
+    /// Puts one space between a special or added token and its neighbours, as the tokenizers written in
+    /// Python do; those written in Rust do not. Where special tokens are skipped there are no such spaces.
+    pub spaces_between_special_tokens: bool,
+    /// Cuts the text after the stop string instead of before it. Without stop strings nothing is cut.
+    pub include_stop_in_output: bool,
+}
+
+impl Default for TextOptions {
+    /// What an answer's reader wants to see: no special tokens, no spaces put in, no stop string.
+    fn default() -> Self {
+        Self {
+            skip_special_tokens: true,
+            spaces_between_special_tokens: false,
+            include_stop_in_output: false,
+        }
+    }
+}
 
 /// Turns the ids of one request into text as they come.
 pub struct TextStream {
     tokenizer: Tokenizer,
     detokenizer: Detokenizer,
     finder: Option<StopFinder>,
+    include_stop: bool,
     stopped: Option<StopMatch>,
     /// What the detokenizer gave: taken, then ready to be taken, then held back for the stop strings.
     text: String,
@@ -21,17 +46,13 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// A stream with no text yet. `skip_special_tokens` leaves special tokens out of the text; `stops` end
-    /// it, each at least one character long.
-    pub fn new(
-        tokenizer: &Tokenizer,
-        skip_special_tokens: bool,
-        stops: &[String],
-    ) -> Result<Self, TextError> {
+    /// A stream with no text yet. `stops` end it, each at least one character long.
+    pub fn new(tokenizer: &Tokenizer, options: TextOptions, stops: &[String]) -> Result<Self, TextError> {
         Ok(Self {
             tokenizer: tokenizer.clone(),
-            detokenizer: Detokenizer::new(tokenizer.rule(), skip_special_tokens),
+            detokenizer: Detokenizer::new(tokenizer.rule(), options),
             finder: StopFinder::new(stops)?,
+            include_stop: options.include_stop_in_output,
             stopped: None,
             text: String::new(),
             taken: 0,
@@ -88,10 +109,12 @@ impl TextStream {
         };
         match finder.feed(&self.text.as_bytes()[from..]) {
             Some(found) => {
-                self.text.truncate(from + found.end - found.length);
+                let end = from + found.end;
+                self.text.truncate(if self.include_stop { end } else { end - found.length });
                 self.ready = self.text.len();
                 self.stopped = Some(StopMatch { stop: found.stop });
             }
+            None if self.include_stop => self.ready = self.text.len(),
             None => self.ready = self.text.len() - finder.pending(),
         }
     }

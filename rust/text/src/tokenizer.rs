@@ -10,9 +10,18 @@ use penstock_checkpoint::{AddedToken, TokenizerSource};
 use tokenizers::{DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, TokenizerImpl};
 
 use crate::detokenizer::Detokenizer;
-use crate::pieces::{Pieces, Rule};
+use crate::pieces::{Pieces, Rule, Token};
 use crate::splitter::Splitter;
-use crate::{TextError, gguf};
+use crate::{TextError, TextOptions, gguf};
+
+/// What an id adds to a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBytes<'a> {
+    /// Its bytes, often not whole characters; of a special token, its name.
+    pub bytes: &'a [u8],
+    /// Whether it is a special token, which a text may leave out.
+    pub special: bool,
+}
 
 /// The library's pipeline, cutting words with our splitter.
 pub(crate) type Pipeline =
@@ -49,9 +58,10 @@ impl Tokenizer {
         let largest = pipeline.get_vocab(true).into_values().max().unwrap_or(0);
         let added = pipeline.get_added_vocabulary();
         let (pieces, rule) = Pieces::new(pipeline.get_decoder(), largest, |id| {
-            let token = pipeline.id_to_token(id)?;
-            let special = added.is_special_token(&token);
-            Some((token, special))
+            let spelling = pipeline.id_to_token(id)?;
+            let special = added.is_special_token(&spelling);
+            let added = added.get_added_tokens_decoder().contains_key(&id);
+            Some(Token { spelling, special, added })
         })?;
         Ok(Self { shared: Arc::new(Shared { pipeline, pieces, rule }) })
     }
@@ -65,9 +75,10 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of `ids`. Ids outside the vocabulary say nothing; bytes that are no character become U+FFFD.
-    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
-        let mut detokenizer = Detokenizer::new(self.rule(), skip_special_tokens);
+    /// The text of `ids`, as a [`TextStream`](crate::TextStream) without stop strings gives it. Ids outside
+    /// the vocabulary say nothing; bytes that are no character become U+FFFD.
+    pub fn decode(&self, ids: &[u32], options: TextOptions) -> String {
+        let mut detokenizer = Detokenizer::new(self.rule(), options);
         let mut text = String::new();
         for &id in ids {
             detokenizer.push(self.pieces(), id, &mut text);
@@ -89,6 +100,19 @@ impl Tokenizer {
     /// The token of an id, spelt as the vocabulary spells it.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.shared.pipeline.id_to_token(id)
+    }
+
+    /// Whether the text of ids is the bytes of each, one after the other, so that [`Self::token_bytes`] knows
+    /// them. It is not in vocabularies of words, with spaces between them.
+    pub fn has_token_bytes(&self) -> bool {
+        self.rule() != Rule::Spaced
+    }
+
+    /// What an id adds in the middle of a text where special tokens are shown; the first id of a text may add
+    /// a space less. None for an id outside the vocabulary, and for all without [`Self::has_token_bytes`].
+    pub fn token_bytes(&self, id: u32) -> Option<TokenBytes<'_>> {
+        let piece = self.pieces().get(id).filter(|_| self.has_token_bytes())?;
+        Some(TokenBytes { bytes: piece.bytes, special: piece.special })
     }
 
     pub(crate) fn pieces(&self) -> &Pieces {

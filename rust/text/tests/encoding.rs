@@ -122,7 +122,7 @@ fn a_megabyte_without_a_break_is_cut_and_merged_like_any_text() {
 
     let tokenizer = gguf(sentencepiece());
     let ids = tokenizer.encode(&"hello".repeat(200_000), false).unwrap();
-    assert_eq!(tokenizer.decode(&ids, false), "hello".repeat(200_000));
+    assert_eq!(tokenizer.decode(&ids, skipping(false)), "hello".repeat(200_000));
 }
 
 #[test]
@@ -134,8 +134,8 @@ fn special_tokens_in_the_text_are_themselves_and_their_look_alikes_are_text() {
     assert_eq!(ids, [u32::from(b'a'), begin, think]);
     let look_alike = tokenizer.encode("<|begin |>", false).unwrap();
     assert!(!look_alike.contains(&begin));
-    assert_eq!(tokenizer.decode(&ids, true), "a<think>");
-    assert_eq!(tokenizer.decode(&ids, false), "a<|begin|><think>");
+    assert_eq!(tokenizer.decode(&ids, skipping(true)), "a<think>");
+    assert_eq!(tokenizer.decode(&ids, skipping(false)), "a<|begin|><think>");
 }
 
 #[test]
@@ -164,9 +164,9 @@ fn the_space_prefix_is_added_and_taken_off_only_where_the_file_wants_it() {
     let hello = |tokenizer: &Tokenizer| tokenizer.encode("hello", false).unwrap();
     assert_eq!(hello(&with), [with.token_to_id("▁hello").unwrap()]);
     assert_ne!(hello(&with), hello(&without));
-    assert_eq!(with.decode(&hello(&with), false), "hello");
-    assert_eq!(without.decode(&hello(&without), false), "hello");
-    assert_eq!(without.decode(&hello(&with), false), " hello");
+    assert_eq!(with.decode(&hello(&with), skipping(false)), "hello");
+    assert_eq!(without.decode(&hello(&without), skipping(false)), "hello");
+    assert_eq!(without.decode(&hello(&with), skipping(false)), " hello");
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn tokens_added_outside_the_file_are_known_and_keep_their_ids() {
     let added = [token(275, "<b>", false), token(274, "<a>", true), token(273, "<think>", true)];
     let tokenizer = Tokenizer::with_added_tokens(&source, &added).unwrap();
     assert_eq!(tokenizer.encode("<b><a><think>x", false).unwrap(), [275, 274, 273, u32::from(b'x')]);
-    assert_eq!(tokenizer.decode(&[275, 274, 273], true), "<b>");
+    assert_eq!(tokenizer.decode(&[275, 274, 273], skipping(true)), "<b>");
     assert_eq!(tokenizer.vocabulary_size(), 276);
     let gap = Tokenizer::with_added_tokens(&source, &[token(999, "<c>", false)]).err().unwrap().to_string();
     assert_eq!(

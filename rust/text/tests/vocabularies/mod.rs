@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "every test file uses some of it")]
 
 use penstock_checkpoint::{GgufVocabulary, TokenType, TokenizerSource};
-use penstock_text::Tokenizer;
+use penstock_text::{TextOptions, Tokenizer};
 use serde_json::{Value, json};
 
 /// The byte-level alphabet: the character that stands for each byte.
@@ -155,6 +155,24 @@ pub fn sentencepiece_json(decoder: Value) -> Value {
     let metaspace =
         json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
     tokenizer_json(&sentencepiece(), json!({"byte_fallback": true, "fuse_unk": true}), metaspace, decoder)
+}
+
+/// Every kind of decoder that text-generating models have.
+pub fn decoders() -> Vec<(&'static str, Value)> {
+    let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false});
+    vec![
+        ("byte-level", byte_level_json()),
+        ("sentencepiece", sentencepiece_json(sentencepiece_decoder(true))),
+        ("sentencepiece without prefix", sentencepiece_json(sentencepiece_decoder(false))),
+        ("metaspace, always", sentencepiece_json(metaspace("always"))),
+        ("metaspace, never", sentencepiece_json(metaspace("never"))),
+        ("none", sentencepiece_json(Value::Null)),
+    ]
+}
+
+/// Options that leave special tokens out or not, and nothing else.
+pub fn skipping(skip_special_tokens: bool) -> TextOptions {
+    TextOptions { skip_special_tokens, ..TextOptions::default() }
 }
 
 /// Ours.
