@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 NAN, INFINITY = float("nan"), float("inf")
 
 BAD_PARAMS: list[tuple[str, Any]] = [
-    *[("temperature", value) for value in (NAN, INFINITY, -INFINITY, -1, -1e-9, 1e300, True, "hot", [1])],
+    *[("temperature", value) for value in (NAN, INFINITY, -INFINITY, -1, -1e-9, 2.001, True, "hot", [1])],
     *[("top_p", value) for value in (0, 0.0, 1.0001, -0.5, NAN, INFINITY, 1e-60, True, "all")],
     *[("min_p", value) for value in (-0.1, 1.1, NAN, INFINITY, False, "some")],
-    *[("top_k", value) for value in (-1, 2**32, 10**30, 1.5, True, "many")],
+    *[("top_k", value) for value in (-2, 2**32, 10**30, 1.5, True, "many")],
     *[("max_tokens", value) for value in (0, -1, 10**30, 2**32, 1.0, True, "1", NAN)],
     *[("min_tokens", value) for value in (-1, 10**30, 0.5, True, "1")],
     *[("seed", value) for value in (-1, 2**64, 10**30, 0.5, True, "seed")],

@@ -37,6 +37,7 @@ PUBLIC = {
     "SamplingParams",
     "Stats",
     "Stream",
+    "Tensor",
     "Timings",
     "Usage",
     "__version__",

@@ -22,6 +22,7 @@ __all__ = [
     "Result",
     "SamplingParams",
     "Stats",
+    "Tensor",
     "Timings",
     "Usage",
     "__version__",
@@ -39,10 +40,10 @@ class EngineConfig:
     """How a model is opened. `None` and `"auto"` let the engine choose; `Engine.info` says what it chose.
 
     - `device`: `"cpu"` or `"auto"`.
-    - `dtype`: type the weights are kept in, `"float32"`, `"float16"` or `"bfloat16"`; by default that of the
-      files, float32 for GGUF. Arithmetic is in float32 always.
-    - `threads`: compute threads, 1 to 1024; by default the environment variable `PENSTOCK_THREADS`, else all
-      CPUs this process may use.
+    - `dtype`: type the weights are kept in, `"float32"`, `"float16"` or `"bfloat16"`; by default that of
+      the files, float32 for GGUF. Arithmetic is in float32 always.
+    - `threads`: compute threads, 1 to 1024; by default the environment variable `PENSTOCK_THREADS`, else
+      all CPUs this process may use.
     - `max_model_len`: most tokens of one sequence, prompt and output together; by default the model's own
       length, or what the KV cache holds if that is less.
     - `max_num_seqs`: most sequences computed together; 64 by default.
@@ -67,6 +68,14 @@ class EngineConfig:
       `"recompute"` (default) and `"swap"` make it wait and go on later, with the same answer, computed
       again or loaded from the host tier; `"interrupt"` ends it with what it has.
     - `tokenizer`: another `tokenizer.json`, a directory that holds one, or a GGUF file.
+    - `speculation`: `"ngram"` guesses tokens ahead where the text so far repeats itself. Never changes an
+      answer, only how soon it comes. Off by default.
+    - `num_speculative_tokens`: most tokens guessed ahead in one step, 1 to 32; 8 by default. Only with
+      `speculation`.
+    - `tool_parser`: how the model writes tool calls: `"hermes"`, `"llama3_json"`, `"mistral"`, or `"none"`;
+      by default what its chat template says.
+    - `reasoning_parser`: how it marks reasoning that comes before its answer: `"think"` or `"none"`; by
+      default what its chat template says.
 
     Raises `ConfigError` for a value of the wrong type or out of range, `TypeError` for a keyword that does
     not exist.
@@ -91,6 +100,10 @@ class EngineConfig:
         host_cache_bytes: int | None = None,
         on_exhaustion: str | None = "recompute",
         tokenizer: str | os.PathLike[str] | None = None,
+        speculation: str | None = None,
+        num_speculative_tokens: int | None = None,
+        tool_parser: str | None = "auto",
+        reasoning_parser: str | None = "auto",
     ) -> EngineConfig: ...
     @property
     def device(self) -> str: ...
@@ -124,6 +137,14 @@ class EngineConfig:
     def on_exhaustion(self) -> str: ...
     @property
     def tokenizer(self) -> str | None: ...
+    @property
+    def speculation(self) -> str | None: ...
+    @property
+    def num_speculative_tokens(self) -> int | None: ...
+    @property
+    def tool_parser(self) -> str: ...
+    @property
+    def reasoning_parser(self) -> str: ...
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some fields changed; `None` sets a field back to its default."""
 
@@ -134,25 +155,86 @@ class EngineConfig:
 
 @final
 class SamplingParams:
-    """How the tokens of a request are chosen, and when they end. `None` means the model's own default.
+    """What a request asks for. `None` means the default; where none is named, the model's own.
 
-    - `max_tokens`: most tokens to generate, 1 or more; by default, and at most, as many as the model's length
-      leaves.
+    How long the answer is:
+
+    - `max_tokens`: most tokens to generate, 1 or more; by default, and at most, as many as the model's
+      length leaves.
+    - `max_length`: most tokens of prompt and answer together; more than the prompt has.
     - `min_tokens`: tokens that end the request are not chosen before this many; 0 by default.
-    - `temperature`: 0 takes the likeliest token always; else divides the logits. A finite number, 0 or more.
-    - `top_k`: choose among this many of the likeliest tokens; 0 is all of them.
+    - `stop`: up to 64 strings of 1 to 1024 characters. The first that appears ends the text in front of it.
+    - `stop_token_ids`: up to 256 token ids that end the request, beside the model's own; they stay in
+      `token_ids`, not in the text.
+    - `stop_sequences_ids`: likewise up to 64 sequences of 1 to 64 token ids.
+    - `include_stop_in_output`: keep what ended the answer in its text.
+    - `ignore_eos`: do not end at the model's own end tokens.
+
+    How tokens are chosen; this is the order in which it counts:
+
+    - `logits_processors`: up to 16 callables, called one after the other with the tokens so far and with
+      the logits of the next one, as a `Tensor` of shape `(vocabulary_size,)`. It may be written to during
+      the call; what is returned, if that is not `None`, takes its place: anything with `__dlpack__` or
+      the buffer protocol, of float32 and the same shape. An exception ends the request with a
+      `GenerationError`. Slow: each call holds up every request that is computed together with this one,
+      and needs the interpreter.
+    - `logit_bias`: up to 1024 ids and what is added to their logits, -100 to 100.
+    - `repetition_penalty`: divides the positive logits of tokens seen before and multiplies their negative
+      ones. Above 0; 1 changes nothing. `suppress_repetition_in_generation`: tokens of the prompt do not
+      count.
+    - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once, and
+      once for each time. -2 to 2; 0 by default.
+    - `no_repeat_ngram_size`: no sequence of so many tokens comes twice in prompt and answer; 0 for no rule.
+    - `bad_words`: up to 128 strings of 1 to 256 characters, at most 1024 tokens in all. The tokens that
+      spell one do not follow each other, neither as the word begins a text nor as it follows a space;
+      other tokens may still spell it. `bad_token_ids`: ids that are not chosen. `allowed_token_ids`: only
+      these are.
+    - `temperature`: 0 takes the likeliest token always; else divides the logits. 0 to 2.
+    - `top_k`: choose among this many of the likeliest tokens; 0 or -1 is all of them.
     - `top_p`: choose among the fewest of the likeliest tokens that have this probability together; above 0,
       at most 1.
     - `min_p`: choose among tokens at least this likely relative to the likeliest; 0 to 1.
-    - `seed`: 0 to 2**64 - 1. The same request with the same seed has the same answer, whatever else runs; by
-      default one is drawn, and reported by `Request.params` and `Result.seed`.
-    - `stop`: up to 64 strings of 1 to 1024 characters. The first that appears ends the text in front of it.
-    - `stop_token_ids`: token ids that end the request, beside the model's own; they stay in `token_ids`, not
-      in the text.
-    - `ignore_eos`: do not end at the model's own end tokens.
-    - `logprobs`: report the natural logarithm of each chosen token's probability, before temperature and the
-      rest.
+    - `typical_p`: choose among the most typical tokens, those whose surprise is nearest to the expected
+      one, that have this probability together; above 0, at most 1.
+    - `seed`: 0 to 2**64 - 1. The same request with the same seed has the same answer, whatever else runs;
+      by default one is drawn, and reported by `Request.params` and `Result.seed`. Further answers to a
+      prompt have the numbers that follow.
+
+    What the answer looks like; of the first four one at most is given, and `ignore_eos` with none of them:
+
+    - `response_format`: as OpenAI's, `{"type": "text"}`, `{"type": "json_object"}`, or `{"type":
+      "json_schema", "json_schema": {"schema": {...}}}`; the schema may also lie in `json_schema` itself.
+    - `regex`: what the text matches as a whole, in the syntax of Rust's `regex`.
+    - `choice`: up to 1024 strings of which the text is one.
+    - `grammar`: a context-free grammar, in Lark's notation or GBNF.
+    - `tools`: as OpenAI's, up to 128 functions that the model may ask to have called; for chats.
+    - `tool_choice`: `"none"`, `"auto"` (the default), `"required"`, or `{"type": "function", "function":
+      {"name": ...}}`.
+    - `parallel_tool_calls`: whether it may ask for several calls at once; true by default.
+
+    How many answers:
+
+    - `n`: answers to one prompt, 1 to 128; 1 by default.
+    - `best_of`: generate this many and keep the `n` best; for `generate` alone.
+    - `num_beams`: search with so many beams, 1 to 32, instead of drawing; for `generate` alone.
+      `length_penalty`: a beam's score is divided by its length to this power; 1 by default.
+
+    What is told besides:
+
+    - `logprobs`: the natural logarithm of each chosen token's probability; `top_logprobs`: those of so many
+      of the likeliest tokens too, 0 to 20. `prompt_logprobs`: likewise of the prompt's tokens, each after
+      those before it, and of so many of the likeliest.
+    - `logprobs_mode`: `"raw"` is the model's own distribution; `"processed"` that after all of the above up
+      to `temperature`, which tells what the filters choose among.
+    - `output_logits`, `output_hidden_states`: raw logits, and the decoder's last hidden states after its
+      final norm, of the positions of the `"prompt"`, of those from which tokens were generated
+      (`"generation"`), or of `"all"`. Together at most 1 GiB.
+    - `echo`: the text begins with that of the prompt.
     - `skip_special_tokens`: leave special tokens out of the text; true by default.
+    - `spaces_between_special_tokens`: where they are kept, separate them by spaces.
+
+    How it is served:
+
     - `priority`: the lower, the sooner the request gets a place and the later it has to give it up; 0 by
       default.
     - `cache_salt`: 1 to 1024 characters. Requests share computed blocks only with those of the same salt;
@@ -160,34 +242,81 @@ class SamplingParams:
     - `use_prefix_cache`: whether the request takes blocks from the prefix cache and leaves its own there;
       true by default. Never changes the answer.
 
-    The model's defaults for `temperature`, `top_k`, `top_p` and `min_p` are those of its generation
-    configuration, which may also ask for greedy choice; where it says nothing they are 1, 0, 1 and 0.
+    The model's defaults for `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `repetition_penalty` and
+    `no_repeat_ngram_size` are those of its generation configuration, which may also ask for greedy
+    choice; where it says nothing they are 1, 0, 1, 0, 1, 1 and 0. Where neither `max_tokens` nor
+    `max_length` is given, its `max_new_tokens` counts, or else its `max_length`.
 
-    Raises `InvalidRequest` for a value of the wrong type or out of range, `TypeError` for a keyword that does
-    not exist.
+    Two are equal where all fields are. `response_format`, `tools`, `tool_choice` and `logit_bias` are
+    copied when given and each time they are read.
+
+    Raises `InvalidRequest` for a value of the wrong type or out of range and for fields that contradict
+    each other, `TypeError` for a keyword that does not exist.
     """
 
     def __new__(
         cls,
         *,
+        n: int | None = 1,
+        best_of: int | None = None,
+        num_beams: int | None = 1,
+        length_penalty: float | None = 1.0,
         max_tokens: int | None = None,
+        max_length: int | None = None,
         min_tokens: int | None = 0,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
-        seed: int | None = None,
+        typical_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = 0.0,
+        frequency_penalty: float | None = 0.0,
+        no_repeat_ngram_size: int | None = None,
+        suppress_repetition_in_generation: bool | None = False,
+        logit_bias: dict[int, float] | None = None,
+        allowed_token_ids: Sequence[int] | None = None,
+        bad_words: Sequence[str] | None = (),
+        bad_token_ids: Sequence[int] | None = (),
         stop: str | Sequence[str] | None = (),
         stop_token_ids: Sequence[int] | None = (),
+        stop_sequences_ids: Sequence[Sequence[int]] | None = (),
+        include_stop_in_output: bool | None = False,
         ignore_eos: bool | None = False,
+        seed: int | None = None,
         logprobs: bool | None = False,
+        top_logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        logprobs_mode: str | None = "raw",
+        echo: bool | None = False,
         skip_special_tokens: bool | None = True,
+        spaces_between_special_tokens: bool | None = False,
+        output_logits: str | None = None,
+        output_hidden_states: str | None = None,
+        logits_processors: Sequence[Callable[[Sequence[int], Tensor], object]] | None = (),
+        response_format: dict[str, Any] | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
+        grammar: str | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = True,
         priority: int | None = 0,
         cache_salt: str | None = None,
         use_prefix_cache: bool | None = True,
     ) -> SamplingParams: ...
     @property
+    def n(self) -> int: ...
+    @property
+    def best_of(self) -> int | None: ...
+    @property
+    def num_beams(self) -> int: ...
+    @property
+    def length_penalty(self) -> float: ...
+    @property
     def max_tokens(self) -> int | None: ...
+    @property
+    def max_length(self) -> int | None: ...
     @property
     def min_tokens(self) -> int: ...
     @property
@@ -199,17 +328,71 @@ class SamplingParams:
     @property
     def min_p(self) -> float | None: ...
     @property
-    def seed(self) -> int | None: ...
+    def typical_p(self) -> float | None: ...
+    @property
+    def repetition_penalty(self) -> float | None: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def no_repeat_ngram_size(self) -> int | None: ...
+    @property
+    def suppress_repetition_in_generation(self) -> bool: ...
+    @property
+    def logit_bias(self) -> dict[int, float] | None: ...
+    @property
+    def allowed_token_ids(self) -> tuple[int, ...] | None: ...
+    @property
+    def bad_words(self) -> tuple[str, ...]: ...
+    @property
+    def bad_token_ids(self) -> tuple[int, ...]: ...
     @property
     def stop(self) -> tuple[str, ...]: ...
     @property
     def stop_token_ids(self) -> tuple[int, ...]: ...
     @property
+    def stop_sequences_ids(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def include_stop_in_output(self) -> bool: ...
+    @property
     def ignore_eos(self) -> bool: ...
+    @property
+    def seed(self) -> int | None: ...
     @property
     def logprobs(self) -> bool: ...
     @property
+    def top_logprobs(self) -> int | None: ...
+    @property
+    def prompt_logprobs(self) -> int | None: ...
+    @property
+    def logprobs_mode(self) -> str: ...
+    @property
+    def echo(self) -> bool: ...
+    @property
     def skip_special_tokens(self) -> bool: ...
+    @property
+    def spaces_between_special_tokens(self) -> bool: ...
+    @property
+    def output_logits(self) -> str | None: ...
+    @property
+    def output_hidden_states(self) -> str | None: ...
+    @property
+    def logits_processors(self) -> tuple[Callable[[Sequence[int], Tensor], object], ...]: ...
+    @property
+    def response_format(self) -> dict[str, Any] | None: ...
+    @property
+    def regex(self) -> str | None: ...
+    @property
+    def choice(self) -> tuple[str, ...] | None: ...
+    @property
+    def grammar(self) -> str | None: ...
+    @property
+    def tools(self) -> list[dict[str, Any]] | None: ...
+    @property
+    def tool_choice(self) -> str | dict[str, Any] | None: ...
+    @property
+    def parallel_tool_calls(self) -> bool: ...
     @property
     def priority(self) -> int: ...
     @property
@@ -225,10 +408,20 @@ class SamplingParams:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
+class Tensor:
+    """An array of float32 numbers in C order, which other libraries read where it lies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
 class Chunk:
     """A piece of an answer: what arrived since the piece before it.
 
-    - `text`: often some characters, sometimes none yet; never half a character, never part of a stop string.
+    - `text`: often some characters, sometimes none yet; never half a character, never part of a stop
+      string.
     - `token_ids`: the tokens that arrived. Their text may be in a later chunk.
     - `logprobs`: one number for each of `token_ids`; `None` unless asked for.
     """
@@ -344,8 +537,8 @@ class Stats:
 
     - `running`, `waiting`: requests being computed, and waiting for a place or for memory.
     - `paused`: running requests that compute nothing because their reader has fallen behind.
-    - `blocks_total`, `blocks_used`, `blocks_reserved`: blocks of the KV cache, those that hold tokens of open
-      requests, and those promised to them and not taken yet.
+    - `blocks_total`, `blocks_used`, `blocks_reserved`: blocks of the KV cache, those that hold tokens of
+      open requests, and those promised to them and not taken yet.
     - `blocks_cached`: blocks of no open request that are kept because their beginnings may come again.
     - `host_blocks_total`, `host_blocks_used`: blocks of the host tier.
     - `requests_admitted`, `requests_finished`, `prompt_tokens`, `generation_tokens`, `steps`: counted since
@@ -506,9 +699,9 @@ class HostTierInfo:
 class ModelInfo:
     """The open model and the sizes it runs with; see `EngineConfig` for those that can be chosen.
 
-    `architecture` is the Hugging Face name; `parameters` counts weights, tied ones once; `num_blocks` is the
-    size of the KV cache in blocks; `isa` names the instruction set in use (`PENSTOCK_ISA` forces a lower
-    one).
+    `architecture` is the Hugging Face name; `parameters` counts weights, tied ones once; `num_blocks` is
+    the size of the KV cache in blocks; `isa` names the instruction set in use (`PENSTOCK_ISA` forces a
+    lower one).
     """
 
     def __new__(
@@ -580,9 +773,9 @@ class Engine:
     ) -> Engine:
         """Loads a directory or GGUF file; long.
 
-        `progress(done, total)` gets bytes, at most about 20 times a second. What it raises stops the loading
-        is raised here, and so does Ctrl-C in the main thread.
-        Raises `ConfigError`, `ModelLoadError`, `OutOfMemory`.
+        `progress(done, total)` gets bytes, at most about 20 times a second. What it raises stops the
+        loading is raised here, and so does Ctrl-C in the main thread. Raises `ConfigError`,
+        `ModelLoadError`, `OutOfMemory`.
         """
 
     def start_request(

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 
@@ -64,6 +64,8 @@ def main() -> None:
 def _options_of(fields: type) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         for name, hint in reversed(get_type_hints(fields, include_extras=True).items()):
+            if get_origin(hint) is not Annotated:
+                continue  # nothing that a command line can say, or that it would show
             kind, help_text = get_args(hint)
             flag = name.replace("_", "-")
             *kinds, _none = get_args(kind)

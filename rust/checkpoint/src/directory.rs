@@ -184,7 +184,11 @@ fn generation(file: &Object, config: &Object) -> Result<Generation, CheckpointEr
         top_k: file.u32("top_k")?,
         top_p: file.f32("top_p")?,
         min_p: file.f32("min_p")?,
+        typical_p: file.f32("typical_p")?,
         repetition_penalty: file.f32("repetition_penalty")?,
+        no_repeat_ngram_size: file.u32("no_repeat_ngram_size")?,
+        max_length: file.u32("max_length")?,
+        max_new_tokens: file.u32("max_new_tokens")?,
     })
 }
 

@@ -19,6 +19,14 @@ pub struct Generation {
     pub top_p: Option<f32>,
     /// Keep tokens at least this share as likely as the most likely one.
     pub min_p: Option<f32>,
+    /// Keep the most typical tokens, up to this total probability.
+    pub typical_p: Option<f32>,
     /// Above 1 makes tokens that were seen before less likely.
     pub repetition_penalty: Option<f32>,
+    /// No sequence of so many tokens comes twice; 0 for no such rule.
+    pub no_repeat_ngram_size: Option<u32>,
+    /// Most tokens of a sequence, its prompt included.
+    pub max_length: Option<u32>,
+    /// Most tokens that are generated.
+    pub max_new_tokens: Option<u32>,
 }

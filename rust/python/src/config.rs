@@ -24,6 +24,10 @@ const DEFAULT_TTL: f64 = 300.0;
 /// The longest time to live; about 30 years.
 const MAX_TTL: f64 = 1e9;
 const MAX_BYTES: u64 = i64::MAX as u64;
+/// Most tokens that are guessed ahead of a sequence in one step.
+const MAX_DRAFTS: u64 = 32;
+const TOOL_PARSERS: [&str; 5] = ["auto", "none", "hermes", "llama3_json", "mistral"];
+const REASONING_PARSERS: [&str; 3] = ["auto", "none", "think"];
 
 options! {
     /// See `_core.pyi`. `None` and `"auto"` mean that the engine chooses.
@@ -44,6 +48,10 @@ options! {
         host_cache_bytes: Option<u64> = None, |field: Field, value| field.integer(value, 0..=MAX_BYTES);
         on_exhaustion: String = recompute, read_on_exhaustion;
         tokenizer: Option<String> = None, read_tokenizer;
+        speculation: Option<String> = None, |field: Field, value| field.choice(value, &["ngram"]).map(str::to_owned);
+        num_speculative_tokens: Option<usize> = None, read_num_drafts;
+        tool_parser: String = auto, |field: Field, value| field.choice(value, &TOOL_PARSERS);
+        reasoning_parser: String = auto, |field: Field, value| field.choice(value, &REASONING_PARSERS);
     }
 }
 
@@ -103,10 +111,17 @@ fn check_options(config: &EngineConfig) -> Result<(), Error> {
     if !config.prefix_cache && config.prefix_cache_ttl.is_some() {
         return refuse("prefix_cache_ttl", "left out where prefix_cache is False".to_owned());
     }
+    if config.speculation.is_none() && config.num_speculative_tokens.is_some() {
+        return refuse("num_speculative_tokens", "left out where speculation is None".to_owned());
+    }
     match config.given().check() {
         Err(LaunchError::Option { field, limit, .. }) => refuse(field, limit),
         checked => checked.map_err(Error::Launch),
     }
+}
+
+fn read_num_drafts(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
+    field.integer(value, 1..=MAX_DRAFTS).map(|count| count as usize)
 }
 
 fn read_tokenizer(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {

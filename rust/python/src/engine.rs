@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
-use penstock_engine::request::{Reports, Request as EngineRequest, Sampling};
 use penstock_runner::Options;
 use penstock_text::{TextOptions, TextStream, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::config::EngineConfig;
+use crate::contradictions::refuse;
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::fields::{Field, TOKEN_IDS};
@@ -24,10 +24,13 @@ use crate::logs;
 use crate::params::SamplingParams;
 use crate::port::Port;
 use crate::request::Request;
+use crate::resolve::Target;
 use crate::results::{ModelInfo, Stats};
 
 /// What a prompt may be; messages are text by the time they are here.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
+/// Most token ids that are decoded at once.
+const MAX_DECODED: usize = 1 << 26;
 /// The progress callback is called at most this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -41,6 +44,7 @@ pub struct Engine {
 /// What is known of the model besides its weights.
 struct Model {
     info: ModelInfo,
+    hidden_size: usize,
     tokenizer: Tokenizer,
     generation: Generation,
     chat_templates: BTreeMap<String, String>,
@@ -69,14 +73,16 @@ impl Engine {
         port: &Port,
         add_special_tokens: bool,
     ) -> Result<Request, Error> {
+        let limits = self.engine.limits();
         let prompt = if prompt.is_instance_of::<PyString>() {
             self.encode(py, prompt, add_special_tokens)?
         } else {
-            Field::request("prompt").token_ids(prompt, PROMPT)?
+            Field::request("prompt").token_ids(prompt, limits.max_model_len - 1, PROMPT)?
         };
-        let limits = self.engine.limits();
-        let params = params.resolve(&self.model.generation, prompt.len(), limits.max_model_len, draw_seed());
-        let request = Arc::new(self.engine_request(prompt, &params));
+        check_single(params)?;
+        let target = self.target();
+        let params = params.resolve(&target, prompt.len(), draw_seed())?;
+        let request = Arc::new(params.request(prompt.into(), 0, &target));
         let stops = params.stop.0.clone();
         let options =
             TextOptions { skip_special_tokens: params.skip_special_tokens, ..TextOptions::default() };
@@ -114,7 +120,7 @@ impl Engine {
         token_ids: &Bound<'_, PyAny>,
         skip_special_tokens: bool,
     ) -> Result<String, Error> {
-        let token_ids = Field::request("token_ids").token_ids(token_ids, TOKEN_IDS)?;
+        let token_ids = Field::request("token_ids").token_ids(token_ids, MAX_DECODED, TOKEN_IDS)?;
         let options = TextOptions { skip_special_tokens, ..TextOptions::default() };
         detach(py, || self.model.tokenizer.decode(&token_ids, options))
     }
@@ -192,6 +198,7 @@ impl Engine {
             let (engine, info) =
                 penstock_runner::launch(&checkpoint, &options, &mut report).map_err(Error::Launch)?;
             let model = Model {
+                hidden_size: info.hidden_size,
                 info: ModelInfo::of(&info, engine.limits()),
                 tokenizer,
                 generation: checkpoint.generation().clone(),
@@ -206,35 +213,27 @@ impl Engine {
         }
     }
 
-    fn engine_request(&self, prompt: Vec<u32>, params: &SamplingParams) -> EngineRequest {
-        let mut stop_token_ids = params.stop_token_ids.0.clone();
-        if !params.ignore_eos {
-            // An id beyond the vocabulary, which some published files name, is never generated.
-            let vocabulary_size = self.engine.limits().vocabulary_size;
-            let known = |id: &&u32| (**id as usize) < vocabulary_size;
-            stop_token_ids.extend(self.model.generation.eos_token_ids.iter().filter(known));
-        }
-        stop_token_ids.sort_unstable();
-        stop_token_ids.dedup();
-        let sampling = Sampling {
-            temperature: params.temperature.expect("resolved; this is a bug") as f32,
-            top_k: params.top_k.expect("resolved; this is a bug"),
-            top_p: params.top_p.expect("resolved; this is a bug") as f32,
-            min_p: params.min_p.expect("resolved; this is a bug") as f32,
-            seed: params.seed.expect("resolved; this is a bug"),
-            ..Sampling::default()
-        };
-        let max_tokens = params.max_tokens.expect("resolved; this is a bug");
-        EngineRequest {
-            min_tokens: params.min_tokens,
-            stop_token_ids,
-            reports: Reports { logprobs: params.logprobs.then_some(0), ..Reports::default() },
-            priority: params.priority,
-            prefix_cache: params.use_prefix_cache,
-            cache_salt: params.cache_salt.as_deref().map(Arc::from),
-            ..EngineRequest::new(prompt, max_tokens, sampling)
+    fn target(&self) -> Target<'_> {
+        let limits = self.engine.limits();
+        Target {
+            generation: &self.model.generation,
+            max_model_len: limits.max_model_len,
+            vocabulary_size: limits.vocabulary_size,
+            hidden_size: self.model.hidden_size,
         }
     }
+}
+
+/// A request that is one of several, of which only some are wanted in the end, is not one to be read as it comes.
+fn check_single(params: &SamplingParams) -> Result<(), Error> {
+    let field = if params.num_beams > 1 {
+        "num_beams"
+    } else if params.best_of.is_some_and(|best_of| best_of > params.n) {
+        "best_of"
+    } else {
+        return Ok(());
+    };
+    Err(refuse(params, field, "left out, or asked of generate: what is best is known only when all is there"))
 }
 
 impl Drop for Engine {

@@ -1,16 +1,19 @@
-//! Reading one keyword argument: the right type and inside its range, or an error that names the field, the value and
-//! what is allowed. Used by the constructors of `EngineConfig` and `SamplingParams` alone.
+//! Reading one argument: the right type and inside its range, or an error that names the field, the value and what is
+//! allowed.
+//!
+//! Values are hostile: an iterator may never end, a text may fill the memory. So nothing is copied before it is known
+//! to be within its bound, and nothing is read beyond it, not even for the error's message.
 
 use std::ops::RangeInclusive;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyMapping, PyString};
 
-/// What [`Field::token_ids`] reads.
-pub const TOKEN_IDS: &str = "a sequence of token ids (integers from 0)";
-
 use crate::errors::{Error, Problem};
 
+/// What [`Field::token_ids`] reads.
+pub const TOKEN_IDS: &str = "a sequence of token ids (integers from 0)";
 /// Longest `repr` of a value that an error message quotes.
 const MAX_QUOTED_CHARS: usize = 80;
 
@@ -78,6 +81,16 @@ impl Field {
             .map_err(|_| self.refuse(value, "valid Unicode (it holds a lone surrogate)"))
     }
 
+    /// Text that is not empty, of at most `most` characters.
+    pub fn text_within(self, value: &Bound<'_, PyAny>, most: usize) -> Result<String, Error> {
+        if let Ok(text) = value.cast::<PyString>()
+            && !(1..=most).contains(&text.len()?)
+        {
+            return Err(self.refuse(value, format!("a string of 1 to {most} characters")));
+        }
+        self.text(value)
+    }
+
     /// One of a few words.
     pub fn choice(self, value: &Bound<'_, PyAny>, choices: &[&'static str]) -> Result<&'static str, Error> {
         let given = value.cast::<PyString>().ok().and_then(|text| text.to_str().ok());
@@ -87,24 +100,54 @@ impl Field {
         })
     }
 
-    /// Token ids out of any iterable of integers; what is none must be, in words, `expected`.
-    pub fn token_ids(self, value: &Bound<'_, PyAny>, expected: &str) -> Result<Vec<u32>, Error> {
+    /// Token ids out of any iterable of integers, at most `most`; what is none must be, in words, `expected`.
+    pub fn token_ids(self, value: &Bound<'_, PyAny>, most: usize, expected: &str) -> Result<Vec<u32>, Error> {
+        let token_id =
+            |item: &Bound<'_, PyAny>| self.integer(item, 0..=u64::from(u32::MAX)).map(|id| id as u32);
+        self.items(value, most, "ids", expected, token_id)
+    }
+
+    /// What `read` makes of the items of any iterable but text, bytes and mappings; at most `most`, which are called
+    /// `noun`. What is none must be, in words, `expected`.
+    pub fn items<'py, T>(
+        self,
+        value: &Bound<'py, PyAny>,
+        most: usize,
+        noun: &str,
+        expected: &str,
+        read: impl Fn(&Bound<'py, PyAny>) -> Result<T, Error>,
+    ) -> Result<Vec<T>, Error> {
         let is_other = value.is_instance_of::<PyString>()
             || value.is_instance_of::<PyBytes>()
             || value.is_instance_of::<PyByteArray>()
             || value.cast::<PyMapping>().is_ok();
         let items = if is_other { None } else { value.try_iter().ok() };
-        let items = items.ok_or_else(|| self.refuse(value, expected))?;
-        items.map(|item| self.integer(&item?, 0..=u64::from(u32::MAX)).map(|id| id as u32)).collect()
+        let mut items = items.ok_or_else(|| self.refuse(value, expected))?;
+        let read = items.by_ref().take(most).map(|item| read(&item?)).collect::<Result<_, Error>>()?;
+        match items.next() {
+            Some(_) => Err(self.refuse(value, format!("at most {most} {noun}"))),
+            None => Ok(read),
+        }
     }
 }
 
-/// The value's `repr`, cut to a length that fits a message.
+/// The value's `repr`, cut to a length that fits a message; of a large value no more is looked at than that.
 fn quote(value: &Bound<'_, PyAny>) -> String {
-    let Ok(text) = value.repr() else { return format!("<{}>", value.get_type()) };
-    let text = text.to_string_lossy();
+    let Ok(text) = short_repr(value) else { return format!("<{}>", value.get_type()) };
     match text.char_indices().nth(MAX_QUOTED_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.into_owned(),
+        None => text,
     }
+}
+
+fn short_repr(value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let py = value.py();
+    if value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>() {
+        return Ok(format!("<{} bytes>", value.len()?));
+    }
+    let short = py.import(intern!(py, "reprlib"))?.call_method0(intern!(py, "Repr"))?;
+    for limit in ["maxstring", "maxlong", "maxother"] {
+        short.setattr(limit, MAX_QUOTED_CHARS)?;
+    }
+    Ok(short.call_method1(intern!(py, "repr"), (value,))?.str()?.to_string_lossy().into_owned())
 }

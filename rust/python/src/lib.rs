@@ -5,18 +5,24 @@
 //! done in Python, on the file descriptor of a `port`.
 
 mod config;
+mod contradictions;
 mod describe;
 mod detach;
 mod engine;
 mod errors;
 mod fields;
+mod json;
 mod live;
 mod logs;
 mod params;
 mod port;
+mod processors;
 mod record;
 mod request;
+mod resolve;
 mod results;
+mod structure;
+mod tensor;
 mod testing;
 
 /// See `_core.pyi`.
@@ -36,6 +42,8 @@ mod _core {
     use crate::request::Request;
     #[pymodule_export]
     use crate::results::{Chunk, HostTierInfo, MemoryInfo, ModelInfo, Result, Stats, Timings, Usage};
+    #[pymodule_export]
+    use crate::tensor::Tensor;
     #[pymodule_export]
     use crate::testing::{testing_failing_engine, testing_log, testing_logits, testing_tensor};
 

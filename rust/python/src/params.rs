@@ -1,52 +1,127 @@
-//! `SamplingParams`: how a request's tokens are chosen and when they end, checked field by field when built.
+//! `SamplingParams`: what a request asks for, checked field by field when built, and for how the fields go together.
 
-use penstock_checkpoint::Generation;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyString};
+use pyo3::types::{PyBool, PyDict, PyString};
 
+use crate::contradictions::check;
 use crate::errors::Error;
 use crate::fields::{Field, TOKEN_IDS};
+use crate::processors::Processors;
 use crate::record::{Tuple, options};
+use crate::structure::{ResponseFormat, ToolChoice, Tools};
 
-/// Most stop strings of a request.
+/// Most answers to one prompt, and most that the best are chosen from.
+const MAX_CHOICES: u64 = 128;
+/// Most beams of a beam search.
+const MAX_BEAMS: u64 = 32;
+/// Most of the likeliest tokens that are told of a position.
+const MAX_TOP_LOGPROBS: u64 = 20;
+/// Most ids with a bias.
+const MAX_BIASES: usize = 1024;
+/// Most token ids of a list of those that may or may not be chosen; more than any vocabulary has.
+const MAX_LISTED_IDS: usize = 1 << 20;
+/// Most words that may not come about, and most characters of each.
+const MAX_BAD_WORDS: usize = 128;
+const MAX_BAD_WORD_CHARS: usize = 256;
+/// Most stop strings of a request, and most stop sequences.
 const MAX_STOPS: usize = 64;
 /// Most stop token ids of a request; each generated token is compared with them.
 const MAX_STOP_IDS: usize = 256;
+/// Most token ids of a stop sequence.
+const MAX_STOP_SEQUENCE: usize = 64;
 /// Most characters of a stop string.
 const MAX_STOP_CHARS: usize = 1024;
+/// Most texts to choose from.
+const MAX_TEXTS: usize = 1024;
+/// Most characters of a regular expression, of a grammar, of all texts to choose from.
+const MAX_SOURCE_CHARS: usize = 1 << 20;
 /// Most characters of a cache salt.
 const MAX_SALT_CHARS: usize = 1024;
 
 options! {
     /// See `_core.pyi`. `None` means the model's own default.
-    SamplingParams(Field::request, check_lengths) {
+    SamplingParams(Field::request, check) {
+        n: usize = 1, |field: Field, value| field.integer(value, 1..=MAX_CHOICES).map(|n| n as usize);
+        best_of: Option<usize> = None, |field: Field, value| field.integer(value, 1..=MAX_CHOICES).map(|n| n as usize);
+        num_beams: usize = 1, |field: Field, value| field.integer(value, 1..=MAX_BEAMS).map(|n| n as usize);
+        length_penalty: f64 = 1.0, read_finite;
         max_tokens: Option<usize> = None, Field::count;
+        max_length: Option<usize> = None, Field::count;
         min_tokens: usize = 0, |field: Field, value| read_u32(field, value).map(|tokens| tokens as usize);
-        temperature: Option<f64> = None, read_temperature;
-        top_k: Option<u32> = None, read_u32;
-        top_p: Option<f64> = None, read_top_p;
-        min_p: Option<f64> = None, read_min_p;
-        seed: Option<u64> = None, |field: Field, value| field.integer(value, 0..=u64::MAX);
+        temperature: Option<f64> = None, |field, value| read_range(field, value, 0.0, 2.0);
+        top_k: Option<u32> = None, read_top_k;
+        top_p: Option<f64> = None, read_share;
+        min_p: Option<f64> = None, |field, value| read_range(field, value, 0.0, 1.0);
+        typical_p: Option<f64> = None, read_share;
+        repetition_penalty: Option<f64> = None, read_factor;
+        presence_penalty: f64 = 0.0, |field, value| read_range(field, value, -2.0, 2.0);
+        frequency_penalty: f64 = 0.0, |field, value| read_range(field, value, -2.0, 2.0);
+        no_repeat_ngram_size: Option<u32> = None, read_u32;
+        suppress_repetition_in_generation: bool = false, Field::boolean;
+        logit_bias: Option<Biases> = None, Biases::read;
+        allowed_token_ids: Option<Tuple<u32>> = None, read_allowed;
+        bad_words: Tuple<String> = (), |field, value| read_texts(field, value, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS);
+        bad_token_ids: Tuple<u32> = (), |field: Field, value| field.token_ids(value, MAX_LISTED_IDS, TOKEN_IDS).map(Tuple);
         stop: Tuple<String> = (), read_stops;
-        stop_token_ids: Tuple<u32> = (), read_stop_ids;
+        stop_token_ids: Tuple<u32> = (), |field: Field, value| field.token_ids(value, MAX_STOP_IDS, TOKEN_IDS).map(Tuple);
+        stop_sequences_ids: Tuple<Tuple<u32>> = (), read_stop_sequences;
+        include_stop_in_output: bool = false, Field::boolean;
         ignore_eos: bool = false, Field::boolean;
+        seed: Option<u64> = None, |field: Field, value| field.integer(value, 0..=u64::MAX);
         logprobs: bool = false, Field::boolean;
+        top_logprobs: Option<u32> = None, read_num_logprobs;
+        prompt_logprobs: Option<u32> = None, read_num_logprobs;
+        logprobs_mode: String = raw, |field: Field, value| field.choice(value, &["raw", "processed"]);
+        echo: bool = false, Field::boolean;
         skip_special_tokens: bool = true, Field::boolean;
+        spaces_between_special_tokens: bool = false, Field::boolean;
+        output_logits: Option<String> = None, read_extent;
+        output_hidden_states: Option<String> = None, read_extent;
+        logits_processors: Processors = (), Processors::read;
+        response_format: Option<ResponseFormat> = None, ResponseFormat::read;
+        regex: Option<String> = None, read_source;
+        choice: Option<Tuple<String>> = None, read_choice;
+        grammar: Option<String> = None, read_source;
+        tools: Option<Tools> = None, Tools::read;
+        tool_choice: Option<ToolChoice> = None, ToolChoice::read;
+        parallel_tool_calls: bool = true, Field::boolean;
         priority: i32 = 0, read_priority;
-        cache_salt: Option<String> = None, read_salt;
+        cache_salt: Option<String> = None, |field: Field, value| field.text_within(value, MAX_SALT_CHARS);
         use_prefix_cache: bool = true, Field::boolean;
     }
 }
 
-/// How long an answer must be is no more than how long it may be.
-fn check_lengths(params: &SamplingParams) -> Result<(), Error> {
-    let SamplingParams { min_tokens, max_tokens, .. } = *params;
-    match max_tokens {
-        Some(max) if min_tokens > max => Python::attach(|py| {
-            let value = min_tokens.into_pyobject(py).map_err(PyErr::from)?;
-            Err(Field::request("min_tokens").refuse(&value, format!("at most max_tokens, {max}")))
-        }),
-        _ => Ok(()),
+/// What is added to the logits of some ids, in their order. Zeros are positive, so that equal ones look the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Biases(pub Vec<(u32, f64)>);
+
+impl Biases {
+    fn read(field: Field, value: &Bound<'_, PyAny>) -> Result<Self, Error> {
+        let limit = "a dict of token ids (integers from 0) and numbers from -100 to 100";
+        let biases = value.cast::<PyDict>().map_err(|_| field.refuse(value, limit))?;
+        if biases.len() > MAX_BIASES {
+            return Err(field.refuse(value, format!("at most {MAX_BIASES} ids")));
+        }
+        let pair = |(id, bias): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+            Ok((read_u32(field, &id)?, read_range(field, &bias, -100.0, 100.0)? + 0.0))
+        };
+        // A list of its own, for numbers may be of classes whose conversion changes the dict.
+        let pairs: Vec<_> = biases.iter().collect();
+        let mut biases = pairs.into_iter().map(pair).collect::<Result<Vec<_>, Error>>()?;
+        biases.sort_unstable_by_key(|(id, _)| *id);
+        Ok(Self(biases))
+    }
+}
+
+impl<'py> IntoPyObject<'py> for &Biases {
+    type Target = PyDict;
+    type Output = Bound<'py, PyDict>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
+        let biases = PyDict::new(py);
+        self.0.iter().try_for_each(|(id, bias)| biases.set_item(id, bias))?;
+        Ok(biases)
     }
 }
 
@@ -54,20 +129,34 @@ fn read_u32(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
     field.integer(value, 0..=u64::from(u32::MAX)).map(|number| number as u32)
 }
 
-// Ranges are those of the engine's own single precision: what rounds to 0 or to infinity there is refused here.
-
-fn read_temperature(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
-    let allowed = |number: f64| number >= 0.0 && (number as f32).is_finite();
-    field.number(value, "a finite number, 0 (greedy) or more", allowed)
+/// -1 is the other way to say all.
+fn read_top_k(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
+    let is_all = !value.is_instance_of::<PyBool>() && value.extract::<i64>().is_ok_and(|number| number == -1);
+    if is_all { Ok(0) } else { read_u32(field, value) }
 }
 
-fn read_top_p(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+fn read_num_logprobs(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
+    field.integer(value, 0..=MAX_TOP_LOGPROBS).map(|number| number as u32)
+}
+
+fn read_range(field: Field, value: &Bound<'_, PyAny>, low: f64, high: f64) -> Result<f64, Error> {
+    field.number(value, &format!("a number from {low} to {high}"), |number| (low..=high).contains(&number))
+}
+
+fn read_finite(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+    field.number(value, "a finite number", f64::is_finite)
+}
+
+// Where 0 or infinity is out of range, so is what rounds to it in the engine's single precision.
+
+fn read_share(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
     let allowed = |number: f64| number as f32 > 0.0 && number <= 1.0;
     field.number(value, "a number above 0 and at most 1", allowed)
 }
 
-fn read_min_p(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
-    field.number(value, "a number from 0 to 1", |number| (0.0..=1.0).contains(&number))
+fn read_factor(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+    let allowed = |number: f64| number as f32 > 0.0 && (number as f32).is_finite();
+    field.number(value, "a finite number above 0", allowed)
 }
 
 fn read_priority(field: Field, value: &Bound<'_, PyAny>) -> Result<i32, Error> {
@@ -75,66 +164,51 @@ fn read_priority(field: Field, value: &Bound<'_, PyAny>) -> Result<i32, Error> {
     number.ok_or_else(|| field.refuse(value, format!("an integer from {} to {}", i32::MIN, i32::MAX)))
 }
 
-fn read_salt(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
-    let text = field.text(value)?;
-    if text.is_empty() || text.chars().count() > MAX_SALT_CHARS {
-        return Err(field.refuse(value, format!("a string of 1 to {MAX_SALT_CHARS} characters")));
-    }
-    Ok(text)
+fn read_extent(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
+    field.choice(value, &["prompt", "generation", "all"]).map(str::to_owned)
 }
 
-fn read_stop_ids(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<u32>, Error> {
-    let ids = field.token_ids(value, TOKEN_IDS)?;
-    if ids.len() > MAX_STOP_IDS {
-        return Err(field.refuse(value, format!("at most {MAX_STOP_IDS} ids")));
+fn read_source(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
+    field.text_within(value, MAX_SOURCE_CHARS)
+}
+
+fn read_allowed(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<u32>, Error> {
+    let ids = field.token_ids(value, MAX_LISTED_IDS, TOKEN_IDS)?;
+    if ids.is_empty() { Err(field.refuse(value, "left out, or at least one id")) } else { Ok(Tuple(ids)) }
+}
+
+fn read_choice(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<String>, Error> {
+    let Tuple(texts) = read_texts(field, value, MAX_TEXTS, MAX_SOURCE_CHARS)?;
+    let num_chars: usize = texts.iter().map(|text| text.chars().count()).sum();
+    match num_chars {
+        0 => Err(field.refuse(value, "left out, or at least one string")),
+        1..=MAX_SOURCE_CHARS => Ok(Tuple(texts)),
+        _ => Err(field.refuse(value, format!("strings of at most {MAX_SOURCE_CHARS} characters in all"))),
     }
-    Ok(Tuple(ids))
 }
 
 fn read_stops(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<String>, Error> {
     if value.is_instance_of::<PyString>() {
-        return Ok(Tuple(vec![read_stop(field, value)?]));
+        return Ok(Tuple(vec![field.text_within(value, MAX_STOP_CHARS)?]));
     }
-    let items = value.try_iter().map_err(|_| field.refuse(value, "a string or a sequence of strings"))?;
-    let stops = items.map(|item| read_stop(field, &item?)).collect::<Result<Vec<_>, Error>>()?;
-    if stops.len() > MAX_STOPS {
-        return Err(field.refuse(value, format!("at most {MAX_STOPS} strings")));
-    }
-    Ok(Tuple(stops))
+    read_texts(field, value, MAX_STOPS, MAX_STOP_CHARS)
 }
 
-fn read_stop(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
-    let text = field.text(value)?;
-    if text.is_empty() || text.chars().count() > MAX_STOP_CHARS {
-        return Err(field.refuse(value, format!("a string of 1 to {MAX_STOP_CHARS} characters")));
-    }
-    Ok(text)
+fn read_texts(
+    field: Field,
+    value: &Bound<'_, PyAny>,
+    most: usize,
+    most_chars: usize,
+) -> Result<Tuple<String>, Error> {
+    let read = |text: &Bound<'_, PyAny>| field.text_within(text, most_chars);
+    field.items(value, most, "strings", "a sequence of strings", read).map(Tuple)
 }
 
-impl SamplingParams {
-    /// Every default filled in from the model's own, for a prompt of `prompt` in a model of `max_model_len` tokens;
-    /// `max_tokens` never more than that leaves.
-    pub fn resolve(&self, model: &Generation, prompt: usize, max_model_len: usize, seed: u64) -> Self {
-        let or_model = |given: Option<f64>, model: Option<f32>, neutral| {
-            // The shortest decimal that reads as this single: 0.9, where widening it would say 0.8999999761581421.
-            given.or(model.and_then(|value| value.to_string().parse().ok())).unwrap_or(neutral)
-        };
-        let room = max_model_len.saturating_sub(prompt).max(1);
-        // Who says how to sample wants to sample, whatever the model's makers do.
-        let asks_to_sample = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
-        let is_greedy = model.do_sample == Some(false) && !asks_to_sample;
-        Self {
-            max_tokens: Some(self.max_tokens.map_or(room, |tokens| tokens.min(room))),
-            temperature: Some(or_model(
-                self.temperature,
-                if is_greedy { Some(0.0) } else { model.temperature },
-                1.0,
-            )),
-            top_k: Some(self.top_k.or(model.top_k).unwrap_or(0)),
-            top_p: Some(or_model(self.top_p, model.top_p, 1.0)),
-            min_p: Some(or_model(self.min_p, model.min_p, 0.0)),
-            seed: Some(self.seed.unwrap_or(seed)),
-            ..self.clone()
-        }
-    }
+fn read_stop_sequences(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<Tuple<u32>>, Error> {
+    let expected = "a sequence of sequences of token ids (integers from 0)";
+    let read = |item: &Bound<'_, PyAny>| match field.token_ids(item, MAX_STOP_SEQUENCE, expected)? {
+        ids if ids.is_empty() => Err(field.refuse(value, "sequences of at least one id each")),
+        ids => Ok(Tuple(ids)),
+    };
+    field.items(value, MAX_STOPS, "sequences", expected, read).map(Tuple)
 }

@@ -4,7 +4,7 @@
 
 use pyo3::conversion::IntoPyObject;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 /// `Name(field=value, ...)`, every value by its own `repr`.
 pub fn repr(object: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<String> {
@@ -15,9 +15,15 @@ pub fn repr(object: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<String> {
     Ok(format!("{}({})", object.get_type().name()?, values.join(", ")))
 }
 
-/// The hash of the tuple of all values.
+/// The hash of the tuple of all values. Of what has none, a dict or a list, its `repr` counts: equal objects have equal
+/// ones, for each makes its dicts and lists anew from the same text or numbers.
 pub fn hash(object: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<isize> {
-    let values = fields.iter().map(|field| object.getattr(*field)).collect::<PyResult<Vec<_>>>()?;
+    let hashable = |value: Bound<'_, PyAny>| -> PyResult<_> {
+        let is_mutable = value.is_instance_of::<PyDict>() || value.is_instance_of::<PyList>();
+        if is_mutable { Ok(value.repr()?.into_any().unbind()) } else { Ok(value.unbind()) }
+    };
+    let values =
+        fields.iter().map(|field| hashable(object.getattr(*field)?)).collect::<PyResult<Vec<_>>>()?;
     PyTuple::new(object.py(), values)?.hash()
 }
 

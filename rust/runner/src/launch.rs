@@ -43,6 +43,7 @@ pub(crate) fn launch(
     let decoder = penstock_models::load(&mut backend, checkpoint, config, element, progress)?;
     let (threads, isa, config) = (backend.threads(), backend.isa(), decoder.config());
     let (architecture, parameters) = (config.architecture.clone(), config.num_parameters());
+    let hidden_size = config.hidden_size;
     let mut limits = limits(&division, options, &sizes, config.rope.shared_len());
     let Division { cache, weights, workspace, inputs, kv_cache, host_cache, .. } = division;
     let mut runner = Runner::new(backend, decoder, &cache, &division.step, room)?;
@@ -56,6 +57,7 @@ pub(crate) fn launch(
     let info = ModelInfo {
         architecture,
         parameters,
+        hidden_size,
         dtype: element,
         kv_cache_dtype: cache.element,
         memory: MemoryInfo { limit: allowance.limit, weights, workspace, inputs, kv_cache, host_cache, peak },

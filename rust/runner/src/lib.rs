@@ -62,6 +62,8 @@ pub struct ModelInfo {
     pub architecture: String,
     /// Number of weights, tied ones counted once.
     pub parameters: u64,
+    /// Width of a hidden state.
+    pub hidden_size: usize,
     /// Type the weights are kept in.
     pub dtype: Element,
     /// Type of the KV cache.
