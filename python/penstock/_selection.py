@@ -107,7 +107,7 @@ class BeamSearch:
         num_likeliest = max(2 * self._wanted.num_beams, self._wanted.top_logprobs or 0)
         for beam in self._running:
             prompt = [*self._prompt, *beam.token_ids]
-            yield self._native.start_request(prompt, params, port, num_likeliest=num_likeliest)
+            yield self._native.start_beam(prompt, params, port, num_likeliest=num_likeliest)
 
     def advance(self, results: Sequence[Result]) -> None:
         """Takes the results of those requests, in their order."""

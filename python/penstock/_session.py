@@ -130,8 +130,7 @@ class Session:
         """Hands a request to the native engine; takes long where `takes_long` says so."""
         if _is_chat(prompt):
             text = self.render_chat(prompt, tools=params.tools)
-            # Templates write special tokens themselves.
-            return self.check_open().start_request(text, params, port, add_special_tokens=False, is_chat=True)
+            return self.check_open().start_request(text, params, port, is_chat=True)
         _refuse_tools(params)
         return self.check_open().start_request(prompt, params, port)
 
@@ -139,7 +138,7 @@ class Session:
         self, prompt: str | Sequence[int], params: SamplingParams, port: _core.Port
     ) -> _core.Request:
         """Likewise, of a text to which nothing is added."""
-        return self.check_open().start_request(prompt, params, port, is_scoring=True)
+        return self.check_open().start_scoring(prompt, params, port)
 
     def search(self, prompt: Prompt, params: SamplingParams) -> BeamSearch:
         """Begins a beam search; takes long where `takes_long` says so."""

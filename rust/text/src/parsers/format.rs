@@ -61,8 +61,13 @@ impl ToolFormat {
         }
     }
 
-    /// Whether calls can be told from content by special tokens only, so that the text must show them.
-    pub fn needs_special_tokens(self) -> bool {
-        self == Self::Mistral
+    /// What calls are told from content by. Where a tokenizer has one of these as a special token, the text must show
+    /// it.
+    pub fn markers(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Llama3Json => &["<|python_tag|>"],
+            Self::Mistral => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+        }
     }
 }

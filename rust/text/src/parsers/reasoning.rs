@@ -19,6 +19,14 @@ impl ReasoningFormat {
         prompt.trim_ascii_end().ends_with(self.opening())
     }
 
+    /// What reasoning is told from the answer by. Where a tokenizer has one of these as a special token, the text
+    /// must show it.
+    pub fn markers(self) -> &'static [&'static str] {
+        match self {
+            Self::ThinkTags => &["<think>", "</think>"],
+        }
+    }
+
     fn opening(self) -> &'static str {
         match self {
             Self::ThinkTags => "<think>",
