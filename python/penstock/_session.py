@@ -117,8 +117,7 @@ class Session:
         """Hands a request to the native engine; takes long where `takes_long` says so."""
         if _is_chat(prompt):
             text = self.render_chat(prompt)
-            # Templates write special tokens themselves.
-            return self.check_open().start_request(text, params, port, add_special_tokens=False)
+            return self.check_open().start_request(text, params, port, is_chat=True)
         return self.check_open().start_request(prompt, params, port)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], template: str = "default") -> str:

@@ -91,7 +91,7 @@ impl Core {
     /// Takes in one message. Events it causes are in their queues afterwards, their ports not yet rung.
     pub fn handle(&mut self, message: Message, now: Instant) {
         match message {
-            Message::Start(start) => self.start(start, now),
+            Message::Start(starts) => self.start(starts, now),
             Message::Nudge => {} // its purpose was to cause a turn: `attend` does the rest
             Message::StepDone(done) => self.complete(done, now),
             Message::FlushPrefixCache => {
@@ -102,30 +102,50 @@ impl Core {
         }
     }
 
-    fn start(&mut self, Start { id, request, outbox }: Start, now: Instant) {
-        let port = self.ringer.connect(outbox.bell());
+    fn start(&mut self, mut starts: Vec<Start>, now: Instant) {
         if self.is_stopped {
-            return self.refuse(outbox, port, Refusal::Stopped);
+            return self.refuse(starts, Refusal::Stopped);
         }
+        let others = starts.split_off(1.min(starts.len()));
+        let Some(first) = starts.pop() else { return };
+        let leader = first.id;
+        let first = self.sequence(first, now);
+        let turn = first.turn;
+        if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
+            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
+            let refusal = Refusal::Overloaded { waiting, limit };
+            outbox.refuse(refusal.clone());
+            self.ringer.disconnect(port);
+            return self.refuse(others, refusal);
+        }
+        let num_others = others.len() as u64;
+        for other in others {
+            let sequence = self.sequence(other, now);
+            self.scheduler.add_choice(leader, sequence);
+        }
+        self.counters.requests_admitted += 1 + num_others;
+        self.publish(); // first, so that whoever knows he is admitted finds himself counted
+        for arrival in turn.arrival..=turn.arrival + num_others {
+            let newcomer = self.scheduler.newcomer(arrival);
+            newcomer.outbox.writer().admit();
+            // Its consumer may have gone while it lay in the mailbox, and that attention was taken before this.
+            if newcomer.outbox.is_cancelled() {
+                self.attention.raise();
+            }
+            self.ringer.touch(newcomer.port);
+        }
+    }
+
+    /// The next in the order of arrivals.
+    fn sequence(&mut self, Start { id, request, outbox }: Start, now: Instant) -> Sequence {
+        let port = self.ringer.connect(outbox.bell());
         let max_new_tokens = self.limits.max_new_tokens(&request);
         let blocks_needed = self.limits.blocks_needed(&request);
         let turn = Turn { priority: request.priority, arrival: self.num_arrivals };
         self.num_arrivals += 1;
         let chain = self.chain(&request, max_new_tokens);
         let arrival = Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain };
-        if let Some(sequence) = self.scheduler.enqueue(Sequence::new(arrival, now), now) {
-            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
-            return self.refuse(sequence.outbox, port, Refusal::Overloaded { waiting, limit });
-        }
-        self.counters.requests_admitted += 1;
-        self.publish(); // first, so that whoever knows he is admitted finds himself counted
-        let newcomer = self.scheduler.newcomer(turn);
-        newcomer.outbox.writer().admit();
-        // Its consumer may have gone while it lay in the mailbox, and that attention was taken before this.
-        if newcomer.outbox.is_cancelled() {
-            self.attention.raise();
-        }
-        self.ringer.touch(port);
+        Sequence::new(arrival, now)
     }
 
     fn chain(&self, request: &Request, max_new_tokens: usize) -> Chain {
@@ -135,9 +155,12 @@ impl Core {
         Chain::new(namespace, num_blocks, num_ahead / self.limits.block_size)
     }
 
-    fn refuse(&mut self, outbox: Outbox, port: PortIndex, refusal: Refusal) {
-        outbox.refuse(refusal);
-        self.ringer.disconnect(port);
+    fn refuse(&mut self, starts: Vec<Start>, refusal: Refusal) {
+        for Start { outbox, .. } in starts {
+            let port = self.ringer.connect(outbox.bell());
+            outbox.refuse(refusal.clone());
+            self.ringer.disconnect(port);
+        }
     }
 
     /// Ends the sequences whose consumers are gone and resumes those whose consumers have read, if anybody asked for
@@ -195,20 +218,32 @@ impl Core {
     }
 
     fn deliver(&mut self, plan: &mut StepPlan, owners: &[RequestId], now: Instant) {
-        let mut sampled = plan.sampled.drain(..);
+        let (mut sampled, mut positions) = (&mut plan.sampled[..], &mut plan.positions[..]);
         for ((work, answer), &owner) in plan.work.iter().zip(&mut plan.answers).zip(owners) {
-            let token = sampled.by_ref().take(answer.num_tokens as usize).last();
+            let tokens = split_off(&mut sampled, answer.num_tokens);
+            let positions = split_off(&mut positions, answer.num_positions);
             if let Some(text) = answer.failure.take() {
                 self.retire(work.slot, owner, FinishReason::Failed(text), now);
                 continue;
             }
-            let Some((sequence, computed)) = self.scheduler.row_computed(work, owner, now) else { continue };
+            let Some(sequence) = self.scheduler.owner(work.slot, owner) else { continue };
+            if !(tokens.is_empty() && positions.is_empty()) {
+                self.ringer.touch(sequence.port);
+            }
+            let mut end = sequence.report(work, positions);
+            for token in tokens {
+                if end.is_none() {
+                    end = sequence.append(token.take(), now);
+                    self.counters.generation_tokens += 1;
+                }
+            }
+            let computed = self.scheduler.row_computed(work, owner, now);
             self.counters.prompt_tokens += computed.prompt as u64;
             self.counters.recomputed_tokens += computed.again as u64;
-            let Some(token) = token else { continue };
-            self.counters.generation_tokens += 1;
-            self.ringer.touch(sequence.port);
-            if let Some(reason) = sequence.append(token, now) {
+            if work.sample.is_some_and(|sample| sample.index == 0) {
+                self.scheduler.release_choices(owner);
+            }
+            if let Some(reason) = end {
                 self.retire(work.slot, owner, reason, now);
             }
         }
@@ -251,6 +286,7 @@ impl Core {
     /// Prepares a sequence's last word; it has no place any more.
     fn end(&mut self, sequence: Sequence, reason: FinishReason, now: Instant) {
         self.counters.requests_finished += 1;
+        self.scheduler.succeed(sequence.id);
         let finish = sequence.finish(reason, now);
         self.last_words.push((sequence.outbox, sequence.port, finish));
     }
@@ -330,17 +366,36 @@ fn check_answers(plan: &StepPlan) -> Result<(), String> {
     if answers != rows {
         return Err(format!("the step answered {answers} rows instead of {rows}"));
     }
-    let num_sampled: usize = plan.answers.iter().map(|answer| answer.num_tokens as usize).sum();
+    let sum =
+        |count: fn(&Answer) -> u32| plan.answers.iter().map(|answer| count(answer) as usize).sum::<usize>();
+    let num_sampled = sum(|answer| answer.num_tokens);
     if num_sampled != plan.sampled.len() {
         return Err(format!("the step sampled {} tokens and counts {num_sampled}", plan.sampled.len()));
     }
+    let num_positions = sum(|answer| answer.num_positions);
+    if num_positions != plan.positions.len() {
+        return Err(format!(
+            "the step tells of {} positions and counts {num_positions}",
+            plan.positions.len()
+        ));
+    }
     let is_sound = |(work, answer): (&Work, &Answer)| {
+        if answer.failure.is_some() {
+            return answer.num_tokens == 0 && answer.num_positions == 0;
+        }
         let most = if work.sample.is_some() { work.num_drafts + 1 } else { 0 };
-        let is_silent = answer.num_tokens == 0;
-        answer.num_tokens <= most && is_silent == (work.sample.is_none() || answer.failure.is_some())
+        let tokens = 1.min(most)..=most;
+        let is_known =
+            answer.forced.end as usize <= plan.forced.len() && answer.forced.start <= answer.forced.end;
+        tokens.contains(&answer.num_tokens) && answer.num_positions == work.reported.len() as u32 && is_known
     };
     match plan.work.iter().zip(&plan.answers).all(is_sound) {
         true => Ok(()),
-        false => Err("the step sampled too few or too many tokens".into()),
+        false => Err("the step answered a row with too few or too many tokens or positions".into()),
     }
+}
+
+/// The first `count` of what is left.
+fn split_off<'a, T>(left: &mut &'a mut [T], count: u32) -> &'a mut [T] {
+    left.split_off_mut(..count as usize).expect("the answers were checked; this is a bug")
 }

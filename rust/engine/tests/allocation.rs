@@ -80,7 +80,8 @@ fn streams_run_without_allocating() {
         .map(|id| {
             let (writer, reader) = result_queue(16);
             let (id, request) = (RequestId(id), Arc::clone(&request));
-            core.handle(Message::Start(Start { id, request, outbox: Outbox::new(writer, port.bell()) }), now);
+            let start = Start { id, request, outbox: Outbox::new(writer, port.bell()) };
+            core.handle(Message::Start(vec![start]), now);
             reader
         })
         .collect();

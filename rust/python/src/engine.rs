@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
 use penstock_runner::Options;
-use penstock_text::{TextOptions, TextStream, Tokenizer};
+use penstock_text::{TextOptions, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -19,6 +19,7 @@ use crate::contradictions::refuse;
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::fields::{Field, TOKEN_IDS};
+use crate::formats::ModelFormats;
 use crate::live::Live;
 use crate::logs;
 use crate::params::SamplingParams;
@@ -26,6 +27,7 @@ use crate::port::Port;
 use crate::request::Request;
 use crate::resolve::Target;
 use crate::results::{ModelInfo, Stats};
+use crate::wording::Style;
 
 /// What a prompt may be; messages are text by the time they are here.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
@@ -46,6 +48,7 @@ struct Model {
     info: ModelInfo,
     hidden_size: usize,
     tokenizer: Tokenizer,
+    formats: ModelFormats,
     generation: Generation,
     chat_templates: BTreeMap<String, String>,
     special_tokens: SpecialTokens,
@@ -61,34 +64,33 @@ impl Engine {
         config: &EngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
-        Self::load(py, path, config.options()?, config.tokenizer.clone(), progress)
+        Self::load(py, path, config.options()?, config, progress)
     }
 
-    #[pyo3(signature = (prompt, params, port, *, add_special_tokens = true))]
+    #[pyo3(signature = (prompt, params, port, *, is_chat = false))]
     fn start_request(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         params: &SamplingParams,
         port: &Port,
-        add_special_tokens: bool,
+        is_chat: bool,
     ) -> Result<Request, Error> {
-        let limits = self.engine.limits();
-        let prompt = if prompt.is_instance_of::<PyString>() {
-            self.encode(py, prompt, add_special_tokens)?
+        let field = Field::request("prompt");
+        let (text, prompt) = if prompt.is_instance_of::<PyString>() {
+            // Chat templates write special tokens themselves.
+            (Some(field.text(prompt)?), self.encode(py, prompt, !is_chat)?)
         } else {
-            Field::request("prompt").token_ids(prompt, limits.max_model_len - 1, PROMPT)?
+            (None, field.token_ids(prompt, self.engine.limits().max_model_len - 1, PROMPT)?)
         };
         check_single(params)?;
         let target = self.target();
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
-        let request = Arc::new(params.request(prompt.into(), 0, &target));
-        let stops = params.stop.0.clone();
-        let options =
-            TextOptions { skip_special_tokens: params.skip_special_tokens, ..TextOptions::default() };
-        let stream = TextStream::new(&self.model.tokenizer, options, &stops)?;
-        let consumer = self.engine.start_request(Arc::clone(&request), &port.inner).map_err(Error::Start)?;
-        let live = Arc::new(Live::new(request, consumer, stream, stops, limits.queue_capacity));
+        let prompt: Arc<[u32]> = prompt.into();
+        let style = self.style(&params, text, &prompt, is_chat);
+        let requests =
+            (0..params.n).map(|index| Arc::new(params.request(Arc::clone(&prompt), index, &target)));
+        let live = Arc::new(Live::start(&self.engine, requests.collect(), style, &port.inner)?);
         port.register(&live);
         Ok(Request { live, params })
     }
@@ -183,15 +185,15 @@ impl Engine {
         py: Python<'_>,
         path: PathBuf,
         options: Options,
-        tokenizer_path: Option<String>,
+        config: &EngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
         logs::listen(py)?;
         let mut watcher = Watcher { progress, called: None, raised: None };
         let opened = detach(py, || {
             let checkpoint = Checkpoint::open(&path)?;
-            let tokenizer = match tokenizer_path {
-                Some(path) => read_tokenizer(Path::new(&path))?,
+            let tokenizer = match &config.tokenizer {
+                Some(path) => read_tokenizer(Path::new(path))?,
                 None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
             };
             let mut report = |done, total| watcher.report(done, total);
@@ -200,6 +202,7 @@ impl Engine {
             let model = Model {
                 hidden_size: info.hidden_size,
                 info: ModelInfo::of(&info, engine.limits()),
+                formats: ModelFormats::new(config, checkpoint.chat_templates().values()),
                 tokenizer,
                 generation: checkpoint.generation().clone(),
                 chat_templates: checkpoint.chat_templates().clone(),
@@ -211,6 +214,19 @@ impl Engine {
             Some(raised) => Err(Error::Python(raised)),
             None => opened,
         }
+    }
+
+    fn style(&self, params: &SamplingParams, text: Option<String>, prompt: &[u32], is_chat: bool) -> Style {
+        let tokenizer = self.model.tokenizer.clone();
+        let options = TextOptions {
+            skip_special_tokens: params.skip_special_tokens,
+            spaces_between_special_tokens: params.spaces_between_special_tokens,
+            include_stop_in_output: params.include_stop_in_output,
+        };
+        let formats = if is_chat { self.model.formats.of(params, text.as_deref()) } else { None };
+        let echo = params.echo.then(|| text.unwrap_or_else(|| tokenizer.decode(prompt, options)));
+        let (stops, sequences) = (params.stop.0.clone(), params.stop_sequences());
+        Style { tokenizer, options, stops, sequences, echo, formats }
     }
 
     fn target(&self) -> Target<'_> {

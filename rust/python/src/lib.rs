@@ -4,6 +4,7 @@
 //! Nothing waits for anything attached, no panic leaves, and no thread of the engine ever attaches. Waiting itself is
 //! done in Python, on the file descriptor of a `port`.
 
+mod assembly;
 mod config;
 mod contradictions;
 mod describe;
@@ -11,19 +12,26 @@ mod detach;
 mod engine;
 mod errors;
 mod fields;
+mod formats;
 mod json;
 mod live;
 mod logs;
+mod output;
 mod params;
+mod parsed;
 mod port;
 mod processors;
 mod record;
 mod request;
 mod resolve;
 mod results;
+mod rows;
+mod script;
+mod sequences;
 mod structure;
 mod tensor;
 mod testing;
+mod wording;
 
 /// See `_core.pyi`.
 #[pyo3::pymodule(gil_used = false)]
@@ -41,7 +49,10 @@ mod _core {
     #[pymodule_export]
     use crate::request::Request;
     #[pymodule_export]
-    use crate::results::{Chunk, HostTierInfo, MemoryInfo, ModelInfo, Result, Stats, Timings, Usage};
+    use crate::results::{
+        Choice, Chunk, HostTierInfo, MemoryInfo, ModelInfo, Result, Score, Stats, Timings, ToolCall,
+        ToolCallDelta, Usage,
+    };
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]

@@ -1,23 +1,27 @@
 //! The consumer's end of one request: the engine's events go in, text and tokens come out. No interpreter here.
 //!
 //! ```text
-//! result queue ── advance ──> whole output so far ── take ──> what was not taken yet (a chunk)
-//!                             └───────── outcome ───────────> all of it (the result)
+//! result queues ── advance ──> whole output so far ── take ──> what was not taken yet (a chunk)
+//!    one a choice              └───────── result ────────────> all of it
 //! ```
 //!
-//! What was received but not taken is a pair of cursors into the output, so nothing is lost when a waiting task is
-//! cancelled and nothing is stored twice. A reader that falls `max_unread` tokens behind is not read for: its queue in
-//! the engine fills up and its sequence pauses. Asking for the end means to read everything.
+//! A reader that falls `max_unread` tokens of a choice behind is not read for: that choice's queue in the engine fills
+//! up and its sequence pauses. Asking for the end means to read everything.
+//!
+//! Choices go their own ways: each ends by itself, well or not, and the request is over when all have ended. They are
+//! taken from in turns.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use penstock_engine::Consumer;
-use penstock_engine::request::{Event, Finish, FinishReason, Refusal, Request, Token};
-use penstock_text::TextStream;
+use penstock_engine::request::{Extent, Reports, Request};
+use penstock_engine::{Engine, Port};
 
-use crate::detach::catch;
+use crate::assembly::{Assembly, End};
+use crate::errors::Error;
 use crate::record::Tuple;
-use crate::results::{Chunk, StopReason};
+use crate::results::{Chunk, Result as Answer, Timings, Usage};
+use crate::rows::{self, Rows};
+use crate::wording::Style;
 
 /// What a listener waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,86 +34,59 @@ pub enum Goal {
     End,
 }
 
-/// How a request ended.
-#[derive(Clone, Debug)]
-pub enum End {
-    /// Not taken.
-    Refused(Refusal),
-    /// Ended well, cancelled or interrupted: the finish reason as users know it.
-    Finished(&'static str, Option<StopReason>, Finish),
-    /// The step it was part of failed.
-    Failed(String),
-    /// The engine stopped under it.
-    Stopped,
-}
-
 /// One request, shared by its Python object and the port that receives for it.
 pub struct Live {
-    /// The engine's name for it.
+    /// The engine's name for it: that of its first choice.
     pub id: u64,
-    /// What was asked, every default resolved.
-    pub request: Arc<Request>,
     state: Mutex<State>,
 }
 
 struct State {
-    /// `None` once the end is known.
-    consumer: Option<Consumer>,
+    /// At least one.
+    choices: Vec<Assembly>,
+    /// All have ended, and their rows are whole.
+    is_over: bool,
     /// Goals somebody waits for; the end is always one.
     awaits_admission: bool,
     awaits_chunk: bool,
     /// Somebody wants the end, so everything before it is read at once.
     collects: bool,
-    is_admitted: bool,
-    stream: TextStream,
-    stops: Vec<String>,
-    /// The stop string that ended the text; the engine still has to confirm the cancel.
-    stopped_by: Option<String>,
-    output: Output,
-    end: Option<End>,
     max_unread: usize,
-}
-
-/// Everything generated so far, and how much of it was taken.
-#[derive(Default)]
-struct Output {
-    text: String,
-    token_ids: Vec<u32>,
-    logprobs: Vec<f32>,
-    taken_text: usize,
-    taken_tokens: usize,
+    /// Whose turn it is to be taken from.
+    turn: usize,
 }
 
 impl Live {
-    /// The consumer's end of `request`, whose events come by `consumer`.
-    pub fn new(
-        request: Arc<Request>,
-        consumer: Consumer,
-        stream: TextStream,
-        stops: Vec<String>,
-        max_unread: usize,
-    ) -> Self {
+    /// Hands a request over: one for each of its choices, at least one. What comes of it is heard on `port`.
+    pub fn start(
+        engine: &Engine,
+        requests: Vec<Arc<Request>>,
+        style: Style,
+        port: &Port,
+    ) -> Result<Self, Error> {
+        let style = Arc::new(style);
+        let wordings = requests.iter().map(|_| style.wording()).collect::<Result<Vec<_>, _>>()?;
+        let consumers = engine.start_choices(requests.clone(), port)?;
+        let choices = requests.into_iter().zip(consumers).zip(wordings);
+        let choices = choices.map(|((request, consumer), wording)| Assembly::new(request, consumer, wording));
+        let choices: Vec<_> = choices.collect();
+        let id = choices[0].id.0;
         let state = State {
+            choices,
+            is_over: false,
             awaits_admission: false,
             awaits_chunk: false,
             collects: false,
-            is_admitted: false,
-            stream,
-            stops,
-            stopped_by: None,
-            output: Output::default(),
-            end: None,
-            max_unread,
-            consumer: None,
+            max_unread: engine.limits().queue_capacity,
+            turn: 0,
         };
-        let id = consumer.id().0;
-        Self { id, request, state: Mutex::new(State { consumer: Some(consumer), ..state }) }
+        Ok(Self { id, state: Mutex::new(state) })
     }
 
     /// Receives what has arrived. Says whether that reached a goal somebody waits for.
     pub fn advance(&self) -> bool {
         let mut state = self.lock();
-        state.receive(&self.request);
+        state.receive();
         let is_reached = |goal, awaited: bool| awaited && state.has_reached(goal);
         let reached = is_reached(Goal::Admission, state.awaits_admission)
             || is_reached(Goal::Chunk, state.awaits_chunk)
@@ -125,7 +102,7 @@ impl Live {
         let mut state = self.lock();
         state.collects |= goal == Goal::End;
         if !state.has_reached(goal) {
-            state.receive(&self.request);
+            state.receive();
         }
         let is_reached = state.has_reached(goal);
         match goal {
@@ -136,38 +113,56 @@ impl Live {
         is_reached
     }
 
-    /// Takes what was received and not taken yet, if anything.
+    /// Takes what was received and not taken yet of one choice, if there is anything.
     pub fn take(&self) -> Option<Chunk> {
-        let mut state = self.lock();
-        let has_logprobs = self.request.reports.logprobs.is_some();
-        state.output.has_unread().then(|| state.output.take(has_logprobs))
-    }
-
-    /// All text and tokens so far.
-    pub fn output(&self) -> Chunk {
-        let output = &self.lock().output;
-        Chunk {
-            text: output.text.clone(),
-            token_ids: Tuple(output.token_ids.clone()),
-            logprobs: self.request.reports.logprobs.is_some().then(|| Tuple(output.logprobs.clone())),
-        }
+        let state = &mut *self.lock();
+        let num_choices = state.choices.len();
+        let turns = (0..num_choices).map(|offset| (state.turn + offset) % num_choices);
+        let index = turns.into_iter().find(|index| state.choices[*index].output.has_unread())?;
+        state.turn = (index + 1) % num_choices;
+        Some(state.choices[index].output.take(index))
     }
 
     /// Whether the engine took it, whatever came of it later.
     pub fn was_admitted(&self) -> bool {
-        self.lock().is_admitted
+        self.lock().choices[0].is_admitted
     }
 
-    /// How it ended, once that is known.
+    /// Whether nothing follows.
+    pub fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
+    /// How it ended, once all of it has: as the first choice that did not end well, else as the first.
     pub fn end(&self) -> Option<End> {
-        self.lock().end.clone()
+        let state = self.lock();
+        let mut ends =
+            state.choices.iter().filter(|_| state.is_over).filter_map(|choice| choice.end.as_ref());
+        let first = ends.clone().next();
+        ends.find(|end| !matches!(end, End::Finished(..))).or(first).cloned()
+    }
+
+    /// Everything, once all choices have ended well.
+    pub fn result(&self) -> Option<Answer> {
+        let State { choices, is_over: true, .. } = &*self.lock() else { return None };
+        let finishes: Vec<_> = choices.iter().filter_map(Assembly::finish).collect();
+        let numbered = choices.iter().enumerate();
+        let first = &choices[0];
+        let prompt = &first.request.prompt;
+        let num_tokens = choices.iter().map(|choice| choice.output.token_ids.len()).sum();
+        Some(Answer {
+            prompt_token_ids: Tuple(prompt.to_vec()).into(),
+            prompt_logprobs: first.prompt_logprobs(),
+            prompt_top_logprobs: first.prompt_top_logprobs(),
+            usage: Usage::of(prompt.len(), num_tokens, finishes.first()?.cached),
+            timings: Timings::of(&finishes),
+            choices: Tuple(numbered.map(|(index, choice)| choice.choice(index)).collect::<Option<_>>()?),
+        })
     }
 
     /// Asks the engine to end it. Nothing happens when it has ended.
     pub fn cancel(&self) {
-        if let Some(consumer) = &self.lock().consumer {
-            consumer.cancel();
-        }
+        self.lock().choices.iter().for_each(Assembly::cancel);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -177,103 +172,45 @@ impl Live {
 
 impl State {
     fn has_reached(&self, goal: Goal) -> bool {
-        self.end.is_some()
+        self.is_over
             || match goal {
-                Goal::Admission => self.is_admitted,
-                Goal::Chunk => self.output.has_unread(),
+                Goal::Admission => self.choices[0].is_admitted,
+                Goal::Chunk => self.choices.iter().any(|choice| choice.output.has_unread()),
                 Goal::End => false,
             }
     }
 
-    /// A panic in here ends this request and no other.
-    fn receive(&mut self, request: &Request) {
-        if let Err(defect) = catch(|| self.pop_events(request)) {
-            self.finish(End::Failed(format!("{defect}; this is a bug in penstock")));
-        }
-    }
-
-    fn pop_events(&mut self, request: &Request) {
-        while self.end.is_none() && (self.collects || self.output.num_unread() < self.max_unread) {
-            let Some(event) = self.consumer.as_mut().and_then(Consumer::pop) else { return };
-            match event {
-                Event::Admitted => self.is_admitted = true,
-                Event::Prompt(_) => {}
-                Event::Token(token) => self.push(token, request),
-                Event::Refused(refusal) => self.finish(End::Refused(refusal)),
-                Event::Finished(finish) => {
-                    let end = self.close(finish);
-                    self.finish(end);
-                }
-            }
-        }
-    }
-
-    /// A stop string ends the output here and now; what the engine computes until it hears of that is dropped.
-    fn push(&mut self, token: Token, request: &Request) {
-        if self.stopped_by.is_some() {
+    fn receive(&mut self) {
+        if self.is_over {
             return;
         }
-        self.output.token_ids.push(token.id);
-        if request.reports.logprobs.is_some() {
-            self.output.logprobs.push(token.logprob);
-        }
-        if request.stop_token_ids.contains(&token.id) {
-            return;
-        }
-        let stop = self.stream.push(token.id);
-        self.output.text += &self.stream.take();
-        if let Some(stop) = stop {
-            self.stopped_by = Some(self.stops[stop.stop].clone());
-            if let Some(consumer) = &self.consumer {
-                consumer.cancel();
-            }
+        let max_unread = if self.collects { usize::MAX } else { self.max_unread };
+        self.choices.iter_mut().for_each(|choice| choice.receive(max_unread));
+        if self.choices.iter().all(|choice| choice.end.is_some()) {
+            self.complete();
+            self.is_over = true;
         }
     }
 
-    /// The end as users see it; releases the text that was held back.
-    fn close(&mut self, finish: Finish) -> End {
-        if self.stopped_by.is_none() {
-            let stop = self.stream.finish();
-            self.output.text += &self.stream.take();
-            self.stopped_by = stop.map(|stop| self.stops[stop.stop].clone());
+    fn complete(&mut self) {
+        let Reports { logits, hidden_states, .. } = self.choices[0].request.reports;
+        let completed =
+            complete_rows(&mut self.choices, logits, |choice| &mut choice.logits).and_then(|()| {
+                complete_rows(&mut self.choices, hidden_states, |choice| &mut choice.hidden_states)
+            });
+        if let Err(reason) = completed {
+            self.choices[0].end = Some(End::Failed(reason));
         }
-        if let Some(stop) = self.stopped_by.take() {
-            return End::Finished("stop", Some(StopReason::Text(stop)), finish);
-        }
-        match &finish.reason {
-            FinishReason::Stop(token) => End::Finished("stop", Some(StopReason::Token(*token)), finish),
-            FinishReason::StopSequence(_) => End::Finished("stop", None, finish),
-            FinishReason::Length => End::Finished("length", None, finish),
-            FinishReason::Interrupted => End::Finished("interrupted", None, finish),
-            FinishReason::Cancelled => End::Finished("cancelled", None, finish),
-            FinishReason::Failed(reason) => End::Failed(reason.clone()),
-            FinishReason::EngineStopped => End::Stopped,
-        }
-    }
-
-    fn finish(&mut self, end: End) {
-        self.end = Some(end);
-        self.consumer = None;
     }
 }
 
-impl Output {
-    fn num_unread(&self) -> usize {
-        self.token_ids.len() - self.taken_tokens
-    }
-
-    fn has_unread(&self) -> bool {
-        self.num_unread() > 0 || self.text.len() > self.taken_text
-    }
-
-    fn take(&mut self, has_logprobs: bool) -> Chunk {
-        let chunk = Chunk {
-            text: self.text[self.taken_text..].to_owned(),
-            token_ids: Tuple(self.token_ids[self.taken_tokens..].to_vec()),
-            logprobs: has_logprobs.then(|| Tuple(self.logprobs[self.taken_tokens..].to_vec())),
-        };
-        self.taken_text = self.text.len();
-        self.taken_tokens = self.token_ids.len();
-        chunk
-    }
+fn complete_rows(
+    choices: &mut [Assembly],
+    extent: Option<Extent>,
+    rows_of: impl Fn(&mut Assembly) -> &mut Rows,
+) -> Result<(), String> {
+    let Some(extent) = extent else { return Ok(()) };
+    let num_prompt = choices[0].request.prompt.len() - 1;
+    let mut rows: Vec<_> = choices.iter_mut().map(rows_of).collect();
+    rows::complete(&mut rows, extent, num_prompt)
 }

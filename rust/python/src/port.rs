@@ -50,7 +50,7 @@ impl Port {
                 if request.advance() {
                     reached.push(request.id);
                 }
-                request.end().is_none()
+                !request.is_over()
             });
             reached
         })

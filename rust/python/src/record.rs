@@ -2,6 +2,9 @@
 //! the printed text builds an equal object. [`record!`] writes a class of values that we make, [`options!`] one of
 //! values that users choose; both from one line a field.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use pyo3::conversion::IntoPyObject;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -78,6 +81,45 @@ impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for Tuple<T> {
     }
 }
 
+/// What is long, and one in all copies of the objects it is part of: each look at a field of a record copies that.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shared<T>(Arc<T>);
+
+impl<T> From<T> for Shared<T> {
+    fn from(value: T) -> Self {
+        Self(Arc::new(value))
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<'a, 'py, T> IntoPyObject<'py> for &'a Shared<T>
+where
+    &'a T: IntoPyObject<'py>,
+{
+    type Target = <&'a T as IntoPyObject<'py>>::Target;
+    type Output = <&'a T as IntoPyObject<'py>>::Output;
+    type Error = <&'a T as IntoPyObject<'py>>::Error;
+
+    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
+        (&*self.0).into_pyobject(py)
+    }
+}
+
+impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for Shared<T> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        object.extract().map(|value: T| value.into()).map_err(Into::into)
+    }
+}
+
 /// The class itself; `methods` is its constructor and what else it has of its own.
 macro_rules! class {
     ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* } $($methods:tt)*) => {
@@ -104,6 +146,16 @@ macro_rules! class {
                 this: &pyo3::Bound<'py, Self>,
             ) -> pyo3::PyResult<(pyo3::Bound<'py, pyo3::types::PyTuple>, pyo3::Bound<'py, pyo3::types::PyDict>)> {
                 $crate::record::new_arguments(this.as_any(), &[$(stringify!($field)),*])
+            }
+        }
+
+        impl<'py> pyo3::IntoPyObject<'py> for &$name {
+            type Target = $name;
+            type Output = pyo3::Bound<'py, $name>;
+            type Error = pyo3::PyErr;
+
+            fn into_pyobject(self, py: pyo3::Python<'py>) -> pyo3::PyResult<Self::Output> {
+                pyo3::Bound::new(py, self.clone())
             }
         }
     };

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
+use crate::assembly::End;
 use crate::errors::Error;
-use crate::live::{End, Goal, Live};
+use crate::live::{Goal, Live};
 use crate::params::SamplingParams;
-use crate::record::Tuple;
-use crate::results::{Chunk, Result as Answer, Timings, Usage};
+use crate::results::{Chunk, Result as Answer};
 
 /// See `_core.pyi`. Dropping the object is a cancel.
 #[pyclass(frozen, module = "penstock._core")]
@@ -69,20 +69,7 @@ impl Request {
 
     fn result(&self) -> Result<Option<Answer>, Error> {
         self.check()?;
-        let Some(End::Finished(reason, stop_reason, finish)) = self.live.end() else { return Ok(None) };
-        let Chunk { text, token_ids, logprobs } = self.live.output();
-        let request = &self.live.request;
-        Ok(Some(Answer {
-            usage: Usage::of(request.prompt.len(), token_ids.0.len(), finish.cached),
-            text,
-            token_ids,
-            logprobs,
-            finish_reason: reason.to_owned(),
-            stop_reason,
-            prompt_token_ids: Tuple(request.prompt.to_vec()),
-            seed: request.sampling.seed,
-            timings: Timings::from(&finish),
-        }))
+        Ok(self.live.result())
     }
 
     fn cancel(&self) {

@@ -8,6 +8,7 @@ use penstock_engine::request::{Extent, Reports, Request, Sampling};
 use crate::contradictions::refuse;
 use crate::errors::Error;
 use crate::params::SamplingParams;
+use crate::rows::without_prompt;
 
 /// Most bytes of logits and hidden states that a request is given.
 const MAX_OUTPUT_BYTES: usize = 1 << 30;
@@ -113,14 +114,19 @@ impl SamplingParams {
         Request {
             min_tokens: self.min_tokens,
             stop_token_ids,
-            stop_sequences: self.stop_sequences_ids.0.iter().map(|sequence| sequence.0.clone()).collect(),
-            reports: self.reports(),
+            stop_sequences: self.stop_sequences(),
+            reports: if index == 0 { self.reports() } else { without_prompt(self.reports()) },
             processors: self.logits_processors.for_engine(),
             priority: self.priority,
             prefix_cache: self.use_prefix_cache,
             cache_salt: self.cache_salt.as_deref().map(Arc::from),
             ..Request::new(prompt, max_tokens, self.sampling(index))
         }
+    }
+
+    /// As plain data.
+    pub fn stop_sequences(&self) -> Vec<Vec<u32>> {
+        self.stop_sequences_ids.0.iter().map(|sequence| sequence.0.clone()).collect()
     }
 
     fn sampling(&self, index: usize) -> Sampling {

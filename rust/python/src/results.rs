@@ -2,12 +2,37 @@
 
 use penstock_engine::Limits;
 use penstock_engine::request::{CachedTokens, Finish};
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
 
-use crate::record::{Tuple, record};
+use crate::record::{Shared, Tuple, record};
+use crate::tensor::Tensor;
+
+/// Ids and log probabilities of the likeliest tokens at a position.
+pub type TopLogprobs = Tuple<(u32, f32)>;
 
 record! {
-    /// A piece of an answer, as it arrives.
-    Chunk { text: String, token_ids: Tuple<u32>, logprobs: Option<Tuple<f32>> }
+    /// A piece of one choice, as it arrives.
+    Chunk {
+        text: String,
+        token_ids: Tuple<u32>,
+        logprobs: Option<Tuple<f32>>,
+        top_logprobs: Option<Tuple<TopLogprobs>>,
+        index: usize,
+        content: String,
+        reasoning: String,
+        tool_calls: Tuple<ToolCallDelta>,
+    }
+}
+
+record! {
+    /// A function that the model wants called.
+    ToolCall { id: String, name: String, arguments: String }
+}
+
+record! {
+    /// A piece of a call, as it arrives.
+    ToolCallDelta { index: usize, id: Option<String>, name: Option<String>, arguments: String }
 }
 
 record! {
@@ -21,18 +46,58 @@ record! {
 }
 
 record! {
-    /// A whole answer.
-    Result {
-        text: String,
-        token_ids: Tuple<u32>,
-        logprobs: Option<Tuple<f32>>,
+    /// One answer, whole.
+    Choice {
+        index: usize,
+        text: Shared<String>,
+        token_ids: Shared<Tuple<u32>>,
+        logprobs: Option<Shared<Tuple<f32>>>,
+        top_logprobs: Option<Shared<Tuple<TopLogprobs>>>,
+        cumulative_logprob: Option<f64>,
         finish_reason: String,
         stop_reason: Option<StopReason>,
-        prompt_token_ids: Tuple<u32>,
         seed: u64,
-        usage: Usage,
-        timings: Timings,
+        score: Option<f64>,
+        content: Shared<String>,
+        reasoning: Shared<String>,
+        tool_calls: Shared<Tuple<ToolCall>>,
+        logits: Option<Tensor>,
+        hidden_states: Option<Tensor>,
     }
+}
+
+/// The class `Result`, and the fields that it has of its first choice.
+macro_rules! result {
+    ($($field:ident),*) => {
+        record! {
+            /// Everything that came of a request.
+            Result {
+                choices: Tuple<Choice>,
+                prompt_token_ids: Shared<Tuple<u32>>,
+                prompt_logprobs: Option<Shared<Tuple<Option<f32>>>>,
+                prompt_top_logprobs: Option<Shared<Tuple<Option<TopLogprobs>>>>,
+                usage: Usage,
+                timings: Timings,
+            }
+
+            $(
+                #[getter]
+                fn $field<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                    self.of_first_choice(py, stringify!($field))
+                }
+            )*
+        }
+    };
+}
+
+result! {
+    text, token_ids, logprobs, top_logprobs, cumulative_logprob, finish_reason, stop_reason, seed, score, content,
+    reasoning, tool_calls, logits, hidden_states
+}
+
+record! {
+    /// How likely a text is.
+    Score { token_ids: Tuple<u32>, logprobs: Tuple<Option<f32>>, perplexity: f64 }
 }
 
 record! {
@@ -99,12 +164,14 @@ record! {
 }
 
 /// What ended a request whose finish reason is `stop`.
-#[derive(Clone, Debug, PartialEq, pyo3::IntoPyObject, pyo3::IntoPyObjectRef, pyo3::FromPyObject)]
+#[derive(Clone, Debug, PartialEq, pyo3::IntoPyObjectRef, pyo3::FromPyObject)]
 pub enum StopReason {
     /// A stop string.
     Text(String),
     /// A stop token.
     Token(u32),
+    /// A stop sequence.
+    Sequence(Tuple<u32>),
 }
 
 impl ModelInfo {
@@ -181,12 +248,22 @@ impl From<penstock_engine::Stats> for Stats {
     }
 }
 
-impl From<&Finish> for Timings {
-    fn from(finish: &Finish) -> Self {
+impl Result {
+    fn of_first_choice<'py>(&self, py: Python<'py>, field: &str) -> PyResult<Bound<'py, PyAny>> {
+        let first =
+            self.choices.0.first().ok_or_else(|| PyIndexError::new_err("this result has no choices"))?;
+        first.into_pyobject(py)?.getattr(field)
+    }
+}
+
+impl Timings {
+    /// Of a request whose choices ended so: from the first that is computed to the last that ends.
+    pub fn of(finishes: &[&Finish]) -> Self {
+        let first_token = finishes.iter().filter_map(|finish| finish.first_token).min();
         Self {
-            queued: finish.queued.as_secs_f64(),
-            first_token: finish.first_token.map(|elapsed| elapsed.as_secs_f64()),
-            total: finish.total.as_secs_f64(),
+            queued: finishes.iter().map(|finish| finish.queued).min().unwrap_or_default().as_secs_f64(),
+            first_token: first_token.map(|elapsed| elapsed.as_secs_f64()),
+            total: finishes.iter().map(|finish| finish.total).max().unwrap_or_default().as_secs_f64(),
         }
     }
 }

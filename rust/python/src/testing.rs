@@ -46,7 +46,7 @@ pub fn testing_failing_engine(
     failing_token: u32,
 ) -> Result<Engine, Error> {
     let options = Options { failing_token: Some(failing_token), ..config.options()? };
-    Engine::load(py, path, options, config.tokenizer.clone(), None)
+    Engine::load(py, path, options, config, None)
 }
 
 /// Logs `count` records on a thread that the interpreter does not know, as an engine's threads do.

@@ -5,12 +5,15 @@
 //! text as they come: it never shows half a character, finds stop strings, and holds back only what may still
 //! become one.
 //!
+//! [`parsers`] tell reasoning and tool calls from content in that text.
+//!
 //! Everything is linear in the text, whatever the text is. Nothing here knows of requests, engines or Python;
 //! the caller brings ids and takes strings.
 
 mod detokenizer;
 mod error;
 mod gguf;
+pub mod parsers;
 mod pieces;
 mod recipe;
 mod splitter;

@@ -36,7 +36,10 @@ impl Scheduler {
                 self.behind.push(Behind { num_pending, rank, slot });
             }
         }
-        self.admission_is_due |= self.num_paused > num_paused_before;
+        if self.num_paused > num_paused_before {
+            self.release_from_paused();
+            self.admission_is_due = true;
+        }
         let Some((first, others)) = self.behind.split_first_mut() else { return };
         let first = *first;
         let set_aside = first.num_pending.min(budget.div_ceil(2));

@@ -4,12 +4,15 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
+mod choices;
 mod device;
+mod ends;
 mod harness;
 mod memory;
 mod oracle;
 mod prefix;
 mod random;
+mod reports;
 mod scheduling;
 mod sharing;
 mod simulation;
