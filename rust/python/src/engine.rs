@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
+use penstock_engine::request::Request as EngineRequest;
 use penstock_runner::Options;
 use penstock_text::{TextOptions, Tokenizer};
 use pyo3::prelude::*;
@@ -95,6 +96,35 @@ impl Engine {
         Ok(Request { live, params })
     }
 
+    fn start_scoring(
+        &self,
+        prompt: &Bound<'_, PyAny>,
+        params: &SamplingParams,
+        port: &Port,
+    ) -> Result<Request, Error> {
+        let prompt =
+            Field::request("prompt").token_ids(prompt, self.engine.limits().max_model_len, PROMPT)?;
+        self.start_part(prompt, params, port, |request| request.max_tokens = 0)
+    }
+
+    #[pyo3(signature = (prompt, params, port, *, num_likeliest))]
+    fn start_beam(
+        &self,
+        prompt: &Bound<'_, PyAny>,
+        params: &SamplingParams,
+        port: &Port,
+        num_likeliest: u32,
+    ) -> Result<Request, Error> {
+        let prompt =
+            Field::request("prompt").token_ids(prompt, self.engine.limits().max_model_len - 1, PROMPT)?;
+        let count = num_likeliest.min(self.engine.limits().vocabulary_size as u32);
+        self.start_part(prompt, params, port, |request| request.reports.logprobs = Some(count))
+    }
+
+    fn resolve(&self, params: &SamplingParams, num_prompt_tokens: usize) -> Result<SamplingParams, Error> {
+        params.resolve(&self.target(), num_prompt_tokens, draw_seed())
+    }
+
     #[pyo3(signature = (text, *, add_special_tokens = true))]
     fn encode(
         &self,
@@ -115,15 +145,17 @@ impl Engine {
         })
     }
 
-    #[pyo3(signature = (token_ids, *, skip_special_tokens = true))]
+    #[pyo3(signature = (token_ids, *, skip_special_tokens = true, spaces_between_special_tokens = false))]
     fn decode(
         &self,
         py: Python<'_>,
         token_ids: &Bound<'_, PyAny>,
         skip_special_tokens: bool,
+        spaces_between_special_tokens: bool,
     ) -> Result<String, Error> {
         let token_ids = Field::request("token_ids").token_ids(token_ids, MAX_DECODED, TOKEN_IDS)?;
-        let options = TextOptions { skip_special_tokens, ..TextOptions::default() };
+        let options =
+            TextOptions { skip_special_tokens, spaces_between_special_tokens, ..TextOptions::default() };
         detach(py, || self.model.tokenizer.decode(&token_ids, options))
     }
 
@@ -142,6 +174,11 @@ impl Engine {
         let SpecialTokens { bos, eos, unk, pad } = &self.model.special_tokens;
         let named = [("bos_token", bos), ("eos_token", eos), ("unk_token", unk), ("pad_token", pad)];
         named.into_iter().filter_map(|(name, token)| Some((name, token.as_deref()?))).collect()
+    }
+
+    #[getter]
+    fn eos_token_ids(&self) -> Vec<u32> {
+        self.model.generation.eos_token_ids.clone()
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
@@ -214,6 +251,25 @@ impl Engine {
             Some(raised) => Err(Error::Python(raised)),
             None => opened,
         }
+    }
+
+    /// A request that is a part of something larger: `change` makes of it what no parameters ask for.
+    fn start_part(
+        &self,
+        prompt: Vec<u32>,
+        params: &SamplingParams,
+        port: &Port,
+        change: impl FnOnce(&mut EngineRequest),
+    ) -> Result<Request, Error> {
+        let target = self.target();
+        let params = params.resolve(&target, prompt.len(), draw_seed())?;
+        let prompt: Arc<[u32]> = prompt.into();
+        let mut request = params.request(Arc::clone(&prompt), 0, &target);
+        change(&mut request);
+        let style = self.style(&params, None, &prompt, false);
+        let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
+        port.register(&live);
+        Ok(Request { live, params })
     }
 
     fn style(&self, params: &SamplingParams, text: Option<String>, prompt: &[u32], is_chat: bool) -> Style {

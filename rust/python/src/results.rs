@@ -97,7 +97,7 @@ result! {
 
 record! {
     /// How likely a text is.
-    Score { token_ids: Tuple<u32>, logprobs: Tuple<Option<f32>>, perplexity: f64 }
+    Score { token_ids: Tuple<u32>, logprobs: Tuple<Option<f32>>, perplexity: Option<f64> }
 }
 
 record! {
