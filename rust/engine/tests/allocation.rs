@@ -70,6 +70,7 @@ fn streams_run_without_allocating() {
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
         host_prefixes: true,
+        num_speculative_tokens: 0,
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
     let board = Arc::new(Board::default());

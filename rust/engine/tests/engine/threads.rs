@@ -33,6 +33,7 @@ fn limits() -> Limits {
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
         host_prefixes: true,
+        num_speculative_tokens: 0,
     }
 }
 
