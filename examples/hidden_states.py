@@ -4,6 +4,7 @@ import sys
 
 import anyio
 import numpy as np
+from numpy.typing import NDArray
 
 import penstock
 
@@ -14,12 +15,13 @@ SENTENCES = (
 )
 
 
-async def embed(engine: penstock.Engine, sentence: str) -> np.ndarray:
+async def embed(engine: penstock.Engine, sentence: str) -> NDArray[np.float32]:
     """The mean over the positions of a sentence, of length 1."""
     result = await engine.generate(sentence, max_tokens=1, output_hidden_states="prompt")
-    states = np.from_dlpack(result.choices[0].hidden_states)  # one row a token; nothing is copied
-    vector = states.mean(axis=0)
-    return vector / np.linalg.norm(vector)
+    states = np.asarray(result.choices[0].hidden_states)  # one row a token; nothing is copied
+    vector: NDArray[np.float32] = states.mean(axis=0)
+    vector /= np.linalg.norm(vector)
+    return vector
 
 
 async def main(model: str) -> None:

@@ -119,7 +119,7 @@ def bits_of(result: penstock.Result) -> tuple[Any, ...]:
 
 
 def bytes_of(tensor: Any) -> bytes | None:
-    return None if tensor is None else bytes(tensor)
+    return None if tensor is None else np.asarray(tensor).tobytes()
 
 
 @pytest.fixture(scope="module")

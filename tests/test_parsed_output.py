@@ -21,7 +21,16 @@ MESSAGES = [{"role": "user", "content": "What is the weather?"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 DRAWN = penstock.SamplingParams(temperature=2.0, ignore_eos=True, tools=TOOLS)
 THINKING = ["<think>", "Let me ", "see.", "</think>", "\n\n"]
-CALLING = ["<tool_call>", '\n{"name": "wea', 'ther", ', '"arguments": ', '{"city": "B', 'ern"}', "}\n", "</tool_call>"]
+CALLING = [
+    "<tool_call>",
+    '\n{"name": "wea',
+    'ther", ',
+    '"arguments": ',
+    '{"city": "B',
+    'ern"}',
+    "}\n",
+    "</tool_call>",
+]
 TAGS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 

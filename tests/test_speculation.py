@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 import pytest
 
 import penstock
@@ -51,7 +52,7 @@ def bits_of(result: penstock.Result) -> list[tuple[Any, ...]]:
             choice.top_logprobs,
             choice.finish_reason,
             choice.stop_reason,
-            None if choice.logits is None else bytes(choice.logits),
+            None if choice.logits is None else np.asarray(choice.logits).tobytes(),
         )
         for choice in result.choices
     ]

@@ -28,7 +28,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "Weather.", "parameters": CITY}},
     {"type": "function", "function": {"name": "time", "parameters": TIME}},
 ]
-SCHEMA_OF = {"weather": CITY, "time": TIME}
+SCHEMA_OF: dict[str, dict[str, Any]] = {"weather": CITY, "time": TIME}
 ASKED = [{"role": "user", "content": "What is the weather in Paris, and what time is it?"}]
 HERMES = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>{% endif %}"
@@ -172,7 +172,7 @@ async def test_a_call_and_its_answer_go_back_into_the_template(hermes: penstock.
         "function": {"name": call.name, "arguments": call.arguments},
     }
     answer = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
-    turns = [
+    turns: list[list[dict[str, Any]]] = [
         [*ASKED, {"role": "assistant", "content": asked.content, "tool_calls": calls}, answer]
         for calls in (asked.tool_calls, [spelled])
     ]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 #: Ids and log probabilities of the likeliest next tokens, the likeliest first.
 Top: TypeAlias = "tuple[tuple[int, float], ...]"
-#: How an answer ended: the finish reason, and what it stopped at.
-Ending: TypeAlias = "tuple[str, str | int | None]"
+#: How an answer ended: the finish reason, and the string, token or sequence that it stopped at.
+Ending: TypeAlias = "tuple[str, str | int | tuple[int, ...] | None]"
 
 _LENGTH: Ending = ("length", None)
 

@@ -724,7 +724,7 @@ class Score:
     - `token_ids`: the text as the model saw it.
     - `logprobs`: the natural logarithm of the probability of each token after those before it; of the first
       it is `None`.
-    - `perplexity`: e to the power of minus their mean.
+    - `perplexity`: e to the power of minus their mean; `None` of a single token, which follows nothing.
     """
 
     def __new__(
@@ -732,14 +732,14 @@ class Score:
         *,
         token_ids: Sequence[int],
         logprobs: Sequence[float | None],
-        perplexity: float,
+        perplexity: float | None,
     ) -> Score: ...
     @property
     def token_ids(self) -> tuple[int, ...]: ...
     @property
     def logprobs(self) -> tuple[float | None, ...]: ...
     @property
-    def perplexity(self) -> float: ...
+    def perplexity(self) -> float | None: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1006,10 +1006,27 @@ class Engine:
         answer is parsed. Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
         """
 
+    def start_scoring(self, prompt: Sequence[int], params: SamplingParams, port: Port) -> Request:
+        """As `start_request`, of ids that are read to the last and answered by nothing."""
+
+    def start_beam(
+        self, prompt: Sequence[int], params: SamplingParams, port: Port, *, num_likeliest: int
+    ) -> Request:
+        """As `start_request`, of a step of a beam search, which is told so many of the likeliest tokens."""
+
+    def resolve(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """The parameters of a request with a prompt of that length, every default filled in."""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises `InvalidRequest` for text that is not valid Unicode."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = False,
+    ) -> str:
         """Text of token ids; ids outside the vocabulary say nothing."""
 
     @property
@@ -1021,6 +1038,10 @@ class Engine:
     @property
     def special_tokens(self) -> list[tuple[str, str]]:
         """Names and texts of special tokens for chat templates, such as `("bos_token", "<s>")`."""
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Ids with which the model ends an answer."""
 
     @property
     def is_running(self) -> bool:

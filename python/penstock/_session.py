@@ -124,7 +124,7 @@ class Session:
         if _is_chat(text):
             limit = "text or token ids; render_chat makes text of messages"
             raise InvalidRequest(f"messages cannot be scored: they must be {limit}", "prompt", None, limit)
-        return _core.SamplingParams(prompt_logprobs=0, cache_salt=cache_salt, priority=priority)
+        return _core.SamplingParams(max_tokens=1, prompt_logprobs=0, cache_salt=cache_salt, priority=priority)
 
     def submit(self, prompt: Prompt, params: SamplingParams, port: _core.Port) -> _core.Request:
         """Hands a request to the native engine; takes long where `takes_long` says so."""
@@ -135,10 +135,12 @@ class Session:
         return self.check_open().start_request(prompt, params, port)
 
     def submit_scoring(
-        self, prompt: str | Sequence[int], params: SamplingParams, port: _core.Port
+        self, text: str | Sequence[int], params: SamplingParams, port: _core.Port
     ) -> _core.Request:
         """Likewise, of a text to which nothing is added."""
-        return self.check_open().start_scoring(prompt, params, port)
+        native = self.check_open()
+        token_ids = native.encode(text) if isinstance(text, str) else text
+        return native.start_scoring(token_ids, params, port)
 
     def search(self, prompt: Prompt, params: SamplingParams) -> BeamSearch:
         """Begins a beam search; takes long where `takes_long` says so."""
