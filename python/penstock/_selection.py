@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BeamSearch", "best_of", "with_candidates"]
 
+#: The length of any answer to this power is a number.
+MAX_LENGTH_PENALTY = 32
+
 
 # ---- best_of
 
@@ -158,7 +161,7 @@ class BeamSearch:
             cumulative_logprob=beam.total if wanted.logprobs else None,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            seed=self._wanted.seed or 0,
+            seed=0,  # nothing is drawn
             score=answer.score,
             content=text,
             reasoning="",
@@ -228,6 +231,9 @@ def _likeliest(result: Result) -> _beams.Top:
 
 def _check(params: SamplingParams) -> None:
     """Refuses what a beam search cannot honour: its requests know one token each, not the answer so far."""
+    if abs(params.length_penalty) > MAX_LENGTH_PENALTY:
+        limit = f"a number from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}"
+        raise _refusal("length_penalty", params.length_penalty, limit)
     unsupported = {
         "presence_penalty": params.presence_penalty != 0,
         "frequency_penalty": params.frequency_penalty != 0,
