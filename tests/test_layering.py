@@ -23,7 +23,7 @@ LAYERS = {
     "models": {"device", "checkpoint"},
     "text": {"checkpoint"},
     "runner": {"device", "models", "checkpoint", "engine"},
-    "python": {"runner", "engine", "text", "checkpoint"},
+    "python": {"runner", "engine", "text", "checkpoint", "guidance"},
 }
 
 # Safe Rust everywhere else.
@@ -32,6 +32,7 @@ MAY_BE_UNSAFE = (
     "engine/src/result_queue",
     "engine/src/port",
     "checkpoint/src/mapped.rs",
+    "python/src/tensor/",
 )
 
 HEAVY = {"torch", "numpy", "transformers", "huggingface_hub", "jinja2", "tqdm"}

@@ -206,7 +206,7 @@ async def test_tools_need_messages_and_a_known_way_of_calling(
     hermes: penstock.Engine, tiny_model: Path
 ) -> None:
     for prompt in ("What is the weather?", [1, 2, 3]):
-        with pytest.raises(penstock.InvalidRequest, match="messages") as raised:
+        with pytest.raises(penstock.InvalidRequest, match="chat") as raised:
             await hermes.generate(prompt, tools=TOOLS)
         assert raised.value.field == "tools"
     async with make_engine(tiny_model) as engine:

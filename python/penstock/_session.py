@@ -131,16 +131,13 @@ class Session:
         if _is_chat(prompt):
             text = self.render_chat(prompt, tools=params.tools)
             return self.check_open().start_request(text, params, port, is_chat=True)
-        _refuse_tools(params)
         return self.check_open().start_request(prompt, params, port)
 
     def submit_scoring(
         self, text: str | Sequence[int], params: SamplingParams, port: _core.Port
     ) -> _core.Request:
         """Likewise, of a text to which nothing is added."""
-        native = self.check_open()
-        token_ids = native.encode(text) if isinstance(text, str) else text
-        return native.start_scoring(token_ids, params, port)
+        return self.check_open().start_request(text, params, port, is_scoring=True)
 
     def search(self, prompt: Prompt, params: SamplingParams) -> BeamSearch:
         """Begins a beam search; takes long where `takes_long` says so."""
@@ -189,12 +186,6 @@ def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
 
 def _is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _refuse_tools(params: SamplingParams) -> None:
-    if params.tools is not None:
-        limit = "left out where the prompt is no list of messages: a chat template shows them to the model"
-        raise InvalidRequest(f"tools are not allowed: they must be {limit}", "tools", params.tools, limit)
 
 
 def _no_template(name: str, names: Sequence[str]) -> InvalidRequest:

@@ -15,20 +15,22 @@ use penstock_text::{TextOptions, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use crate::bad_words;
 use crate::config::EngineConfig;
 use crate::contradictions::refuse;
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::fields::{Field, TOKEN_IDS};
 use crate::formats::ModelFormats;
+use crate::grammar::{self, Grammars};
 use crate::live::Live;
 use crate::logs;
 use crate::params::SamplingParams;
 use crate::port::Port;
 use crate::request::Request;
-use crate::resolve::Target;
+use crate::resolve::{self, Target};
 use crate::results::{ModelInfo, Stats};
-use crate::wording::Style;
+use crate::wording::{Formats, Style};
 
 /// What a prompt may be; messages are text by the time they are here.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
@@ -50,6 +52,7 @@ struct Model {
     hidden_size: usize,
     tokenizer: Tokenizer,
     formats: ModelFormats,
+    grammars: Grammars,
     generation: Generation,
     chat_templates: BTreeMap<String, String>,
     special_tokens: SpecialTokens,
@@ -68,7 +71,8 @@ impl Engine {
         Self::load(py, path, config.options()?, config, progress)
     }
 
-    #[pyo3(signature = (prompt, params, port, *, is_chat = false))]
+    #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false))]
+    #[allow(clippy::too_many_arguments, reason = "two of them keywords")]
     fn start_request(
         &self,
         py: Python<'_>,
@@ -76,49 +80,51 @@ impl Engine {
         params: &SamplingParams,
         port: &Port,
         is_chat: bool,
+        is_scoring: bool,
     ) -> Result<Request, Error> {
+        check_single(params)?;
+        if !is_chat && params.tools.is_some() {
+            return Err(refuse(params, "tools", "left out where the prompt is no chat"));
+        }
         let field = Field::request("prompt");
         let (text, prompt) = if prompt.is_instance_of::<PyString>() {
             // Chat templates write special tokens themselves.
             (Some(field.text(prompt)?), self.encode(py, prompt, !is_chat)?)
         } else {
-            (None, field.token_ids(prompt, self.engine.limits().max_model_len - 1, PROMPT)?)
+            let room = usize::from(!is_scoring);
+            (None, field.token_ids(prompt, self.engine.limits().max_model_len - room, PROMPT)?)
         };
-        check_single(params)?;
+        let params = if is_scoring { params.for_scoring() } else { params.clone() };
         let target = self.target();
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(&params, text, &prompt, is_chat);
-        let requests =
-            (0..params.n).map(|index| Arc::new(params.request(Arc::clone(&prompt), index, &target)));
+        let first = self.shaped(py, &params, style.formats, params.request(prompt, &target))?;
+        let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index)));
         let live = Arc::new(Live::start(&self.engine, requests.collect(), style, &port.inner)?);
         port.register(&live);
         Ok(Request { live, params })
     }
 
-    fn start_scoring(
-        &self,
-        prompt: &Bound<'_, PyAny>,
-        params: &SamplingParams,
-        port: &Port,
-    ) -> Result<Request, Error> {
-        let prompt =
-            Field::request("prompt").token_ids(prompt, self.engine.limits().max_model_len, PROMPT)?;
-        self.start_part(prompt, params, port, |request| request.max_tokens = 0)
-    }
-
     #[pyo3(signature = (prompt, params, port, *, num_likeliest))]
     fn start_beam(
         &self,
+        py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         params: &SamplingParams,
         port: &Port,
         num_likeliest: u32,
     ) -> Result<Request, Error> {
-        let prompt =
-            Field::request("prompt").token_ids(prompt, self.engine.limits().max_model_len - 1, PROMPT)?;
-        let count = num_likeliest.min(self.engine.limits().vocabulary_size as u32);
-        self.start_part(prompt, params, port, |request| request.reports.logprobs = Some(count))
+        let target = self.target();
+        let prompt = Field::request("prompt").token_ids(prompt, target.max_model_len - 1, PROMPT)?;
+        let params = params.resolve(&target, prompt.len(), draw_seed())?;
+        let prompt: Arc<[u32]> = prompt.into();
+        let style = self.style(&params, None, &prompt, false);
+        let mut request = self.shaped(py, &params, None, params.request(prompt, &target))?;
+        request.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
+        let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
+        port.register(&live);
+        Ok(Request { live, params })
     }
 
     fn resolve(&self, params: &SamplingParams, num_prompt_tokens: usize) -> Result<SamplingParams, Error> {
@@ -178,7 +184,7 @@ impl Engine {
 
     #[getter]
     fn eos_token_ids(&self) -> Vec<u32> {
-        self.model.generation.eos_token_ids.clone()
+        self.target().end_ids().collect()
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
@@ -241,6 +247,7 @@ impl Engine {
                 info: ModelInfo::of(&info, engine.limits()),
                 formats: ModelFormats::new(config, checkpoint.chat_templates().values()),
                 tokenizer,
+                grammars: Grammars::default(),
                 generation: checkpoint.generation().clone(),
                 chat_templates: checkpoint.chat_templates().clone(),
                 special_tokens: checkpoint.special_tokens().clone(),
@@ -251,25 +258,6 @@ impl Engine {
             Some(raised) => Err(Error::Python(raised)),
             None => opened,
         }
-    }
-
-    /// A request that is a part of something larger: `change` makes of it what no parameters ask for.
-    fn start_part(
-        &self,
-        prompt: Vec<u32>,
-        params: &SamplingParams,
-        port: &Port,
-        change: impl FnOnce(&mut EngineRequest),
-    ) -> Result<Request, Error> {
-        let target = self.target();
-        let params = params.resolve(&target, prompt.len(), draw_seed())?;
-        let prompt: Arc<[u32]> = prompt.into();
-        let mut request = params.request(Arc::clone(&prompt), 0, &target);
-        change(&mut request);
-        let style = self.style(&params, None, &prompt, false);
-        let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
-        port.register(&live);
-        Ok(Request { live, params })
     }
 
     fn style(&self, params: &SamplingParams, text: Option<String>, prompt: &[u32], is_chat: bool) -> Style {
@@ -283,6 +271,36 @@ impl Engine {
         let echo = params.echo.then(|| text.unwrap_or_else(|| tokenizer.decode(prompt, options)));
         let (stops, sequences) = (params.stop.0.clone(), params.stop_sequences());
         Style { tokenizer, options, stops, sequences, echo, formats }
+    }
+
+    /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds.
+    fn shaped(
+        &self,
+        py: Python<'_>,
+        params: &SamplingParams,
+        formats: Option<Formats>,
+        mut request: EngineRequest,
+    ) -> Result<EngineRequest, Error> {
+        let tokenizer = &self.model.tokenizer;
+        if !params.bad_words.0.is_empty() {
+            let limit = |error| format!("strings that the tokenizer can encode ({error})");
+            let spellings = detach(py, || bad_words::spellings(&params.bad_words.0, tokenizer))?;
+            let spellings = spellings.map_err(|error| refuse(params, "bad_words", limit(error)))?;
+            let num_ids: usize = spellings.iter().map(Vec::len).sum();
+            if num_ids > bad_words::MAX_IDS {
+                let limit = format!("at most {} tokens in all, not {num_ids}", bad_words::MAX_IDS);
+                return Err(refuse(params, "bad_words", limit));
+            }
+            request.sampling.bad_words = spellings;
+        }
+        if let Some((field, form)) = grammar::wanted(params, formats)? {
+            let (target, stop_ids) = (self.target(), &request.stop_token_ids);
+            let compile = || self.model.grammars.compile(&form, tokenizer, &target, stop_ids);
+            let compiled = detach(py, compile)?;
+            let limit = |error| format!("a form that texts of this model can be given ({error})");
+            request.grammar = Some(compiled.map_err(|error| refuse(params, field, limit(error)))?);
+        }
+        Ok(request)
     }
 
     fn target(&self) -> Target<'_> {
