@@ -138,9 +138,7 @@ async def test_a_reader_who_falls_behind_pauses_every_choice(tiny_model: Path) -
         await anyio.to_thread.run_sync(wait_until, lambda: engine.stats().paused == 2)
         assert engine.stats().generation_tokens < 800
         chunks = [chunk async for chunk in request]
-        assert all(
-            sum(len(chunk.token_ids) for chunk in own) == 400 for own in by_choice(chunks).values()
-        )
+        assert all(sum(len(chunk.token_ids) for chunk in own) == 400 for own in by_choice(chunks).values())
 
 
 def test_threads_get_all_choices_too(engine: penstock.Engine) -> None:

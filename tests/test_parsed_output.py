@@ -21,7 +21,16 @@ MESSAGES = [{"role": "user", "content": "What is the weather?"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 DRAWN = penstock.SamplingParams(temperature=2.0, ignore_eos=True, tools=TOOLS)
 THINKING = ["<think>", "Let me ", "see.", "</think>", "\n\n"]
-CALLING = ["<tool_call>", '\n{"name": "wea', 'ther", ', '"arguments": ', '{"city": "B', 'ern"}', "}\n", "</tool_call>"]
+CALLING = [
+    "<tool_call>",
+    '\n{"name": "wea',
+    'ther", ',
+    '"arguments": ',
+    '{"city": "B',
+    'ern"}',
+    "}\n",
+    "</tool_call>",
+]
 TAGS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 
@@ -105,10 +114,7 @@ async def test_arguments_come_piece_by_piece(
     pieces = [*CALLING, "\n", '<tool_call>\n{"name": "other", "arguments"', ": {}}\n</tool_call> "]
     async with model_saying(pieces) as engine:
         request = await engine.start_request(MESSAGES, params(pieces))
-        chunks = []
-        async for chunk in request:
-            # However many tokens a chunk has, what is taken was not there before.
-            chunks.append(chunk)
+        chunks = [chunk async for chunk in request]
         first, second = (await request.result()).tool_calls
     assert joined(chunks) == [first, second]
     assert (second.name, second.arguments) == ("other", "{}")
