@@ -13,11 +13,12 @@ ROOT = Path(__file__).parent.parent
 RUST = ROOT / "rust"
 PACKAGE = ROOT / "python" / "penstock"
 
-# kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; python on top of them.
+# kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; guidance; python on top of them.
 LAYERS = {
     "kernels": set(),
     "checkpoint": set(),
     "engine": set(),
+    "guidance": set(),
     "device": {"kernels"},
     "models": {"device", "checkpoint"},
     "text": {"checkpoint"},

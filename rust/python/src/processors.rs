@@ -1,12 +1,19 @@
 //! `logits_processors`: the user's own functions between the model and the choice of a token.
+//!
+//! They are the one thing that a thread of the engine attaches to the interpreter for: the device thread, for the
+//! length of a call, with no lock held. Where the interpreter is going away it does not wait for it. References to
+//! callables may be dropped on any thread; PyO3 gives them back when next somebody is attached.
 
 use std::sync::Arc;
 
+use penstock_engine::request::LogitsProcessor;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyList, PyTuple};
 
 use crate::errors::Error;
 use crate::fields::Field;
+use crate::tensor::{Tensor, read_vector};
 
 /// Most processors of a request.
 const MAX_PROCESSORS: usize = 16;
@@ -26,6 +33,46 @@ impl Processors {
             }
         };
         field.items(value, MAX_PROCESSORS, "processors", expected, callable).map(Self)
+    }
+
+    /// As the engine knows them.
+    pub fn for_engine(&self) -> Vec<Arc<dyn LogitsProcessor>> {
+        let wrap = |callable| Arc::new(Processor(Arc::clone(callable))) as Arc<dyn LogitsProcessor>;
+        self.0.iter().map(wrap).collect()
+    }
+}
+
+#[derive(Debug)]
+struct Processor(Arc<Py<PyAny>>);
+
+impl LogitsProcessor for Processor {
+    fn process(&self, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> Result<(), String> {
+        let called = Python::try_attach(|py| {
+            self.call(py, prompt, generated, logits).map_err(|error| {
+                let trace = error.traceback(py).and_then(|trace| trace.format().ok()).unwrap_or_default();
+                log::warn!("a logits processor raised:\n{trace}{error}");
+                error.to_string()
+            })
+        });
+        called.unwrap_or_else(|| Err("the interpreter is going away".to_owned()))
+    }
+}
+
+impl Processor {
+    fn call(&self, py: Python<'_>, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> PyResult<()> {
+        let tokens = PyList::new(py, [prompt, generated].concat())?;
+        // Whoever keeps the tensor after the call has memory of its own.
+        let tensor = Bound::new(py, Tensor::writable(vec![logits.len()], logits.to_vec()))?;
+        let returned = self.0.bind(py).call1((tokens, &tensor))?;
+        if returned.is_none() || returned.is(&tensor) {
+            tensor.get().copy_to(logits);
+        } else {
+            read_vector(&returned, logits)?;
+        }
+        match logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+            Some(id) => Err(PyValueError::new_err(format!("the logit of token {id} is {}", logits[id]))),
+            None => Ok(()),
+        }
     }
 }
 

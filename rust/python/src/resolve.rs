@@ -116,6 +116,7 @@ impl SamplingParams {
             stop_token_ids,
             stop_sequences: self.stop_sequences(),
             reports: if index == 0 { self.reports() } else { without_prompt(self.reports()) },
+            processors: self.logits_processors.for_engine(),
             priority: self.priority,
             prefix_cache: self.use_prefix_cache,
             cache_salt: self.cache_salt.as_deref().map(Arc::from),
@@ -150,7 +151,7 @@ impl SamplingParams {
             logit_bias: biases.map(|(id, bias)| (*id, *bias as f32)).collect(),
             allowed_token_ids,
             bad_token_ids: self.bad_token_ids.0.clone(),
-            bad_words: Vec::new(),
+            bad_words: Vec::new(), // text, which the tokenizer knows
             seed: self.seed.expect("resolved; this is a bug").wrapping_add(index as u64),
         }
     }

@@ -1,0 +1,207 @@
+//! `Tensor`: an array of numbers of ours that other libraries read, and may write, where it lies.
+//!
+//! Whoever borrows the memory, by DLPack or by the buffer protocol, keeps it alive; nobody ever waits for its return.
+//! Borrowers may write at any time from any thread, so here each number is an atomic, and read as one.
+
+mod buffer;
+mod dlpack;
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyCapsule, PyDict, PyTuple};
+
+use dlpack::CPU;
+
+/// See `_core.pyi`. Copies share their values.
+#[pyclass(frozen, eq, module = "penstock", from_py_object)]
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    array: Arc<Array>,
+    is_writable: bool,
+}
+
+/// The values, the last dimension's next to each other. Nothing but the bits of the values ever changes.
+struct Array {
+    /// Relaxed everywhere: the numbers order nothing.
+    bits: Vec<AtomicU32>,
+    shape: Vec<usize>,
+    /// What DLPack's pointers are to: the shape, and the distances between neighbours of a dimension in values.
+    dlpack: [Vec<i64>; 2],
+    /// Likewise the buffer protocol's, whose distances are in bytes.
+    buffer: [Vec<isize>; 2],
+}
+
+impl Tensor {
+    /// Values that nobody changes.
+    pub fn new(shape: Vec<usize>, values: Vec<f32>) -> Self {
+        // Takes the allocation over, which may be large.
+        let bits: Vec<_> = values.into_iter().map(|value| AtomicU32::new(value.to_bits())).collect();
+        assert_eq!(shape.iter().product::<usize>(), bits.len(), "values are as many as the shape says");
+        let strides = strides_of(&shape);
+        let dlpack = [&shape, &strides].map(|sizes| sizes.iter().map(|size| *size as i64).collect());
+        let to_bytes = |stride: &usize| (stride * size_of::<f32>()) as isize;
+        let buffer =
+            [shape.iter().map(|size| *size as isize).collect(), strides.iter().map(to_bytes).collect()];
+        Self { array: Arc::new(Array { bits, shape, dlpack, buffer }), is_writable: false }
+    }
+
+    /// Values that others may change.
+    pub fn writable(shape: Vec<usize>, values: Vec<f32>) -> Self {
+        Self { is_writable: true, ..Self::new(shape, values) }
+    }
+
+    /// Writes the values as they are now to `values`, which are as many.
+    pub fn copy_to(&self, values: &mut [f32]) {
+        for (value, bits) in values.iter_mut().zip(&self.array.bits) {
+            *value = f32::from_bits(bits.load(Ordering::Relaxed));
+        }
+    }
+
+    fn values(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.array.bits.len()];
+        self.copy_to(&mut values);
+        values
+    }
+}
+
+/// Distances between neighbours of each dimension, in values.
+fn strides_of(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for dimension in (1..shape.len()).rev() {
+        strides[dimension - 1] = strides[dimension] * shape[dimension].max(1);
+    }
+    strides
+}
+
+/// Reads the numbers of anything of Python's that holds as many, of the same type and in one dimension.
+pub fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyResult<()> {
+    if let Ok(buffer) = PyBuffer::<f32>::get(source) {
+        let is_alike = buffer.dimensions() == 1 && buffer.item_count() == values.len();
+        return if is_alike {
+            buffer.copy_to_slice(source.py(), values)
+        } else {
+            Err(unlike(source, buffer.shape(), values.len()))
+        };
+    }
+    dlpack::read_vector(source, values)
+}
+
+/// What was given instead of a vector.
+fn unlike(source: &Bound<'_, PyAny>, shape: &[usize], len: usize) -> PyErr {
+    let kind = source.get_type();
+    PyValueError::new_err(format!("{kind} of shape {shape:?}, where float32 of shape [{len}] is wanted"))
+}
+
+#[pymethods]
+impl Tensor {
+    /// A copy of `data`, whose bytes are those of the values.
+    #[new]
+    #[pyo3(signature = (*, shape, data))]
+    fn from_bytes(shape: Vec<usize>, data: &Bound<'_, PyBytes>) -> PyResult<Self> {
+        let (chunks, rest) = data.as_bytes().as_chunks();
+        let size = shape.iter().try_fold(1_usize, |size, next| size.checked_mul(*next));
+        if size != Some(chunks.len()) || !rest.is_empty() {
+            let bytes = data.as_bytes().len();
+            return Err(PyValueError::new_err(format!("{bytes} bytes are no float32 of shape {shape:?}")));
+        }
+        Ok(Self::new(shape, chunks.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()))
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.array.shape)
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        if stream.is_some() || dl_device.is_some_and(|device| device != CPU) {
+            return Err(PyBufferError::new_err(
+                "the tensor is in the CPU's memory, where there are no streams",
+            ));
+        }
+        let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        let is_copied = copy == Some(true);
+        let shared =
+            if is_copied { Self::writable(self.array.shape.clone(), self.values()) } else { self.clone() };
+        if is_versioned {
+            dlpack::versioned(py, shared, is_copied)
+        } else if shared.is_writable {
+            dlpack::legacy(py, shared)
+        } else {
+            Err(PyBufferError::new_err(
+                "the tensor is read-only, which DLPack can say from its version 1.0 on: give max_version, or copy=True",
+            ))
+        }
+    }
+
+    #[allow(clippy::unused_self, reason = "the protocol's")]
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        CPU
+    }
+
+    /// # Safety
+    ///
+    /// `view` is a buffer that the interpreter asks to be filled in.
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        // SAFETY: as the interpreter promises.
+        unsafe { buffer::fill(this, view, flags) }
+    }
+
+    fn __repr__(&self) -> String {
+        let sizes: Vec<_> = self.array.shape.iter().map(ToString::to_string).collect();
+        let comma = if sizes.len() == 1 { "," } else { "" };
+        format!("<Tensor of shape ({}{comma})>", sizes.join(", "))
+    }
+
+    /// Of the shape alone: values may be many, and those that others may change do change.
+    fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
+        self.shape(py)?.hash()
+    }
+
+    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        let bytes: Vec<u8> = self.values().into_iter().flat_map(f32::to_ne_bytes).collect();
+        let arguments = PyDict::new(py);
+        arguments.set_item("shape", self.shape(py)?)?;
+        arguments.set_item("data", PyBytes::new(py, &bytes))?;
+        Ok((PyTuple::empty(py), arguments))
+    }
+}
+
+impl PartialEq for Tensor {
+    /// By the bits, so that NaN equals itself.
+    fn eq(&self, other: &Self) -> bool {
+        let bits = |tensor: &'_ Self| tensor.values().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        self.array.shape == other.array.shape
+            && (Arc::ptr_eq(&self.array, &other.array) || bits(self) == bits(other))
+    }
+}
+
+impl fmt::Debug for Array {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Array").field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+impl<'py> IntoPyObject<'py> for &Tensor {
+    type Target = Tensor;
+    type Output = Bound<'py, Tensor>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        Bound::new(py, self.clone())
+    }
+}
