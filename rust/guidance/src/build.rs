@@ -25,9 +25,10 @@ impl Builder {
     pub(crate) fn new(vocabulary: Arc<Vocabulary>, limits: Limits) -> Result<Self, GuidanceError> {
         let environment = vocabulary.environment();
         let slices = SlicedBiasComputer::general_slices();
-        let factory = library::call(|| ParserFactory::new(environment, InferenceCapabilities::default(), &slices))
-            .and_then(|factory| factory.map_err(|error| library::reason(&error)))
-            .map_err(|reason| GuidanceError::Vocabulary { reason })?;
+        let factory =
+            library::call(|| ParserFactory::new(environment, InferenceCapabilities::default(), &slices))
+                .and_then(|factory| factory.map_err(|error| library::reason(&error)))
+                .map_err(|reason| GuidanceError::Vocabulary { reason })?;
         let mut builder = Self { vocabulary, factory, limits };
         builder.factory.quiet();
         let limits = &builder.limits;
@@ -60,7 +61,11 @@ impl Builder {
         check_size(what, grammar.source_bytes(), self.limits.source_bytes)?;
         let source = match grammar {
             Grammar::JsonObject => {
-                return Ok(TopLevelGrammar::from_json_schema(schema::prepare(what, r#"{"type":"object"}"#, &self.limits)?));
+                return Ok(TopLevelGrammar::from_json_schema(schema::prepare(
+                    what,
+                    r#"{"type":"object"}"#,
+                    &self.limits,
+                )?));
             }
             Grammar::JsonSchema(source) => {
                 self.check_brackets(what, source, Syntax::Json)?;
@@ -94,17 +99,25 @@ impl Builder {
         let too_complex = |limit: String| Err(GuidanceError::TooComplex { what, limit });
         if brackets.nesting > self.limits.nesting {
             let limit = self.limits.nesting;
-            return too_complex(format!("{} brackets within each other; the limit is {limit}", brackets.nesting));
+            return too_complex(format!(
+                "{} brackets within each other; the limit is {limit}",
+                brackets.nesting
+            ));
         }
         if syntax == Syntax::Lark {
             // One rule calls the next, at most through all brackets of both.
             if brackets.intersections > MAX_INTERSECTIONS {
-                return too_complex(format!("{} times &; the limit is {MAX_INTERSECTIONS}", brackets.intersections));
+                return too_complex(format!(
+                    "{} times &; the limit is {MAX_INTERSECTIONS}",
+                    brackets.intersections
+                ));
             }
             let recursion = brackets.opened + source.bytes().filter(|&byte| byte == b':').count();
             if recursion > self.limits.recursion {
                 let limit = self.limits.recursion;
-                return too_complex(format!("rules and brackets add up to {recursion}; the limit is {limit}"));
+                return too_complex(format!(
+                    "rules and brackets add up to {recursion}; the limit is {limit}"
+                ));
             }
         }
         Ok(())

@@ -164,7 +164,8 @@ impl Guide {
         self.check()?;
         if self.forced.is_empty() && !self.complete {
             let tokens = self.run(|parser| Some(parser.compute_ff_tokens()))?;
-            self.forced = tokens.into_iter().take_while(|token| !self.vocabulary.end_ids().contains(token)).collect();
+            self.forced =
+                tokens.into_iter().take_while(|token| !self.vocabulary.end_ids().contains(token)).collect();
         }
         Ok(())
     }
@@ -224,7 +225,9 @@ fn stopped(what: &'static str, parser: &TokenParser) -> GuidanceError {
     let reason = || parser.error_message().map_or_else(String::new, |message| library::reason(&message));
     match parser.stop_reason() {
         StopReason::NoExtensionBias => dead_end(what, parser),
-        StopReason::LexerTooComplex | StopReason::ParserTooComplex => GuidanceError::TooComplex { what, limit: reason() },
+        StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
+            GuidanceError::TooComplex { what, limit: reason() }
+        }
         _ => GuidanceError::Library { what, reason: reason() },
     }
 }

@@ -137,7 +137,11 @@ fn special_word(id: u32, name: &[u8]) -> Vec<u8> {
 /// An empty word is never allowed. The byte of special tokens is in no text, but in the vocabularies that have a
 /// token for each byte; as a text it would be the beginning of a special token.
 fn text_word(bytes: Vec<u8>) -> Vec<u8> {
-    if bytes.len() > MAX_TOKEN_BYTES || bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) { Vec::new() } else { bytes }
+    if bytes.len() > MAX_TOKEN_BYTES || bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) {
+        Vec::new()
+    } else {
+        bytes
+    }
 }
 
 /// The library's view of the tokenizer.
@@ -193,7 +197,11 @@ impl Environment {
             let (id, length) = self.trie.prefix_token_id(bytes);
             if length == 0 {
                 // An empty answer would read as if nothing were forced. The panic ends this sequence alone.
-                assert!(!ids.is_empty(), "no token of the vocabulary begins the text {}", bytes[..1].escape_ascii());
+                assert!(
+                    !ids.is_empty(),
+                    "no token of the vocabulary begins the text {}",
+                    bytes[..1].escape_ascii()
+                );
                 return (ids, false);
             }
             ids.push(id);
@@ -224,7 +232,10 @@ impl TokenizerEnv for Environment {
                 fixed = ids.len();
                 bytes = &bytes[1 + length..];
             } else {
-                let end = bytes.iter().position(|&byte| byte == TokTrie::SPECIAL_TOKEN_MARKER).unwrap_or(bytes.len());
+                let end = bytes
+                    .iter()
+                    .position(|&byte| byte == TokTrie::SPECIAL_TOKEN_MARKER)
+                    .unwrap_or(bytes.len());
                 let (text, whole) = self.tokenize(&bytes[..end]);
                 ids.extend(text);
                 if !whole {

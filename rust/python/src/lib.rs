@@ -13,6 +13,7 @@ mod engine;
 mod errors;
 mod fields;
 mod formats;
+mod inventor;
 mod json;
 mod live;
 mod logs;
@@ -56,7 +57,9 @@ mod _core {
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]
-    use crate::testing::{testing_failing_engine, testing_log, testing_logits, testing_tensor};
+    use crate::testing::{
+        testing_failing_engine, testing_inventing_engine, testing_log, testing_logits, testing_tensor,
+    };
 
     /// Version of the package.
     #[pymodule_export]
