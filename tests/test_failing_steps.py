@@ -51,9 +51,13 @@ async def test_a_choice_that_fails_ends_alone_and_is_raised_at_the_end(tiny_mode
     async with make_failing_engine(tiny_model, max_num_seqs=1) as engine:
         request = await engine.start_request(PROMPT, params, n=3, seed=choices[middle - 1].seed)
         tokens: list[tuple[int, ...]] = [(), (), ()]
-        with pytest.raises(penstock.GenerationError, match="token 77 was to fail its step"):
+
+        async def read() -> None:
             async for chunk in request:
                 tokens[chunk.index] += chunk.token_ids
+
+        with pytest.raises(penstock.GenerationError, match="token 77 was to fail its step"):
+            await read()
         assert tokens[0] == choices[middle - 1].token_ids
         assert tokens[1] == choices[middle].token_ids[: choices[middle].token_ids.index(FAILING_TOKEN) + 1]
         assert tokens[2] == choices[middle + 1].token_ids

@@ -114,10 +114,7 @@ async def test_arguments_come_piece_by_piece(
     pieces = [*CALLING, "\n", '<tool_call>\n{"name": "other", "arguments"', ": {}}\n</tool_call> "]
     async with model_saying(pieces) as engine:
         request = await engine.start_request(MESSAGES, params(pieces))
-        chunks = []
-        async for chunk in request:
-            # However many tokens a chunk has, what is taken was not there before.
-            chunks.append(chunk)
+        chunks = [chunk async for chunk in request]
         first, second = (await request.result()).tool_calls
     assert joined(chunks) == [first, second]
     assert (second.name, second.arguments) == ("other", "{}")

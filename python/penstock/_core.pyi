@@ -34,6 +34,7 @@ __all__ = [
     "__version__",
     "describe",
     "testing_failing_engine",
+    "testing_inventing_engine",
     "testing_log",
     "testing_logits",
     "testing_tensor",
@@ -1176,6 +1177,9 @@ def testing_logits(
 
 def testing_failing_engine(path: str | os.PathLike[str], config: EngineConfig, failing_token: int) -> Engine:
     """A private hook for tests: an engine in which every step that computes this token fails."""
+
+def testing_inventing_engine(path: str | os.PathLike[str], config: EngineConfig) -> Engine:
+    """A private hook for tests: an engine that computes nothing and makes up tokens and what it reports."""
 
 def testing_log(level: str, count: int) -> None:
     """A private hook for tests: logs so many records on a thread that the interpreter does not know."""
