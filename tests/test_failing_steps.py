@@ -42,6 +42,32 @@ async def test_a_failed_step_raises_for_its_request_and_for_every_way_of_reading
 
 
 @pytest.mark.anyio
+async def test_a_choice_that_fails_ends_alone_and_is_raised_at_the_end(tiny_model: Path) -> None:
+    params = LONG.replace(max_tokens=40, temperature=1.0, n=100)
+    async with make_engine(tiny_model) as engine:
+        choices = (await engine.generate(PROMPT, params)).choices
+    fails = [FAILING_TOKEN in choice.token_ids[:-1] for choice in choices]
+    middle = next(index for index in range(1, 99) if fails[index - 1 : index + 2] == [False, True, False])
+    async with make_failing_engine(tiny_model, max_num_seqs=1) as engine:
+        request = await engine.start_request(PROMPT, params, n=3, seed=choices[middle - 1].seed)
+        tokens: list[tuple[int, ...]] = [(), (), ()]
+
+        async def read() -> None:
+            async for chunk in request:
+                tokens[chunk.index] += chunk.token_ids
+
+        with pytest.raises(penstock.GenerationError, match="token 77 was to fail its step"):
+            await read()
+        assert tokens[0] == choices[middle - 1].token_ids
+        assert tokens[1] == choices[middle].token_ids[: choices[middle].token_ids.index(FAILING_TOKEN) + 1]
+        assert tokens[2] == choices[middle + 1].token_ids
+        assert request.finish_reason == "error"
+        with pytest.raises(penstock.GenerationError, match="token 77"):
+            await request.result()
+        await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
 async def test_what_waits_while_a_step_fails_is_answered(tiny_model: Path) -> None:
     expected: list[penstock.Result] = []
     outcomes: dict[int, object] = {}

@@ -10,6 +10,7 @@ and the extension module, and nothing heavier.
 """
 
 from penstock._core import (
+    Choice,
     Chunk,
     EngineConfig,
     HostTierInfo,
@@ -17,9 +18,12 @@ from penstock._core import (
     ModelInfo,
     Result,
     SamplingParams,
+    Score,
     Stats,
     Tensor,
     Timings,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     __version__,
 )
@@ -42,6 +46,7 @@ __all__ = [
     "Blocking",
     "BlockingRequest",
     "BlockingStream",
+    "Choice",
     "Chunk",
     "ConfigError",
     "Engine",
@@ -60,10 +65,13 @@ __all__ = [
     "RequestError",
     "Result",
     "SamplingParams",
+    "Score",
     "Stats",
     "Stream",
     "Tensor",
     "Timings",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "__version__",
 ]

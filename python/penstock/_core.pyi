@@ -1,4 +1,4 @@
-# ruff: noqa: PYI021, PT028 - the stub is where the native half is documented
+# ruff: noqa: A002, PYI021, PT028 - the stub is where the native half is documented
 """The native half of Penstock. Use what `penstock` re-exports; the rest is the seam between the two halves.
 
 All classes are immutable and may be shared between threads. Value classes take keywords only, compare and
@@ -7,12 +7,14 @@ blocks it is an `int`; times are in seconds; sizes are in bytes.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, final
 
 from typing_extensions import CapsuleType
 
 __all__ = [
+    "Choice",
     "Chunk",
     "Engine",
     "EngineConfig",
@@ -23,13 +25,17 @@ __all__ = [
     "Request",
     "Result",
     "SamplingParams",
+    "Score",
     "Stats",
     "Tensor",
     "Timings",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "__version__",
     "describe",
     "testing_failing_engine",
+    "testing_inventing_engine",
     "testing_log",
     "testing_logits",
     "testing_tensor",
@@ -415,8 +421,8 @@ class Tensor:
 
         numpy.asarray(tensor)    torch.from_dlpack(tensor)    memoryview(tensor)
 
-    None of these copies, and what they make keeps the memory as long as it is needed. The tensors of a result are
-    read-only; that of a logits processor may be written to, by which it counts until the processor returns.
+    None of these copies, and what they make keeps the memory as long as it is needed. The tensors of a result
+    are read-only; that of a logits processor may be written to, which counts until the processor returns.
     Prints its shape alone; equal are tensors of the same shape and the same bits.
     """
 
@@ -440,7 +446,9 @@ class Tensor:
         """
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -448,21 +456,100 @@ class Tensor:
 
 @final
 class Chunk:
-    """A piece of an answer: what arrived since the piece before it.
+    """A piece of one choice: what arrived of it since the piece before.
 
-    - `text`: often some characters, sometimes none yet; never half a character, never part of a stop
-      string.
+    - `text`: often some characters, sometimes none yet; never half a character, and never part of what ends
+      it, a stop string or sequence, unless `include_stop_in_output` keeps that.
     - `token_ids`: the tokens that arrived. Their text may be in a later chunk.
-    - `logprobs`: one number for each of `token_ids`; `None` unless asked for.
+    - `logprobs`, `top_logprobs`: one entry for each of `token_ids`, as in `Choice`; `None` unless asked for.
+    - `index`: which of the `n` choices. Those that have something are given in turns.
+    - `content`, `reasoning`, `tool_calls`: the same piece as `Choice` has it, parsed. They need not keep pace
+      with `text`: what may be the beginning of a call is waited for.
     """
 
-    def __new__(cls, *, text: str, token_ids: Sequence[int], logprobs: Sequence[float] | None) -> Chunk: ...
+    def __new__(
+        cls,
+        *,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float] | None,
+        top_logprobs: Sequence[Sequence[tuple[int, float]]] | None,
+        index: int,
+        content: str,
+        reasoning: str,
+        tool_calls: Sequence[ToolCallDelta],
+    ) -> Chunk: ...
     @property
     def text(self) -> str: ...
     @property
     def token_ids(self) -> tuple[int, ...]: ...
     @property
     def logprobs(self) -> tuple[float, ...] | None: ...
+    @property
+    def top_logprobs(self) -> tuple[tuple[tuple[int, float], ...], ...] | None: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def content(self) -> str: ...
+    @property
+    def reasoning(self) -> str: ...
+    @property
+    def tool_calls(self) -> tuple[ToolCallDelta, ...]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class ToolCall:
+    """A function that the model wants called.
+
+    - `id`: a name for the call, made by Penstock; no two calls have the same.
+    - `name`: the function's. It need not be one of the tools unless `tool_choice` asks for a call.
+    - `arguments`: JSON as the model wrote it, which may be incomplete where the output was cut short.
+    """
+
+    def __new__(
+        cls,
+        *,
+        id: str,
+        name: str,
+        arguments: str,
+    ) -> ToolCall: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> str: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class ToolCallDelta:
+    """A piece of a call. Put together, the `arguments` of one `index` are those of the call.
+
+    `id` and `name` come whole with the first piece of a call, and are `None` in all others.
+    """
+
+    def __new__(
+        cls,
+        *,
+        index: int,
+        id: str | None,
+        name: str | None,
+        arguments: str,
+    ) -> ToolCallDelta: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def id(self) -> str | None: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def arguments(self) -> str: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -470,10 +557,10 @@ class Chunk:
 
 @final
 class Usage:
-    """Tokens of a request: of its prompt, and generated for it. What follows a stop string does not count.
+    """Tokens of a request: of its prompt, once, and generated for all its choices together.
 
-    `cached_tokens` of the prompt were not computed, because the prefix cache had them;
-    `cached_host_tokens` of those came from its host tier.
+    What follows a stop string does not count. `cached_tokens` of the prompt were not computed, because the
+    prefix cache had them; `cached_host_tokens` of those came from its host tier.
     """
 
     def __new__(
@@ -496,7 +583,8 @@ class Usage:
 class Timings:
     """Seconds from a request's arrival: until it was first computed, until its first token, until its end.
 
-    `first_token` is `None` where there was none.
+    Of several choices the first that got there counts, and the last to end. `first_token` is `None` where
+    there was none.
     """
 
     def __new__(cls, *, queued: float, first_token: float | None, total: float) -> Timings: ...
@@ -512,32 +600,55 @@ class Timings:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
-class Result:
-    """A whole answer.
+class Choice:
+    """One answer to a prompt, whole.
 
-    - `text`: all of it, without stop strings and stop tokens.
-    - `token_ids`: all generated tokens, the one that ended it included.
-    - `logprobs`: one number for each of `token_ids`; `None` unless asked for.
+    - `index`: its number, from 0.
+    - `text`: all of it, as the model wrote it, without what ended it unless `include_stop_in_output` keeps
+      that. With `echo`, the prompt's text comes first; stop strings are not looked for there.
+    - `token_ids`: all generated tokens, those that ended it included.
+    - `logprobs`: the natural logarithm of the probability of each of `token_ids`; `None` unless asked for.
+    - `top_logprobs`: for each of `token_ids`, the ids and logarithms of the likeliest tokens, the likeliest
+      first; `None` unless asked for.
+    - `cumulative_logprob`: the sum of `logprobs`, or `None`.
     - `finish_reason`: `"stop"`, `"length"` (`max_tokens` or the model's length), `"cancelled"`, or
-      `"interrupted"` (an engine with `on_exhaustion="interrupt"` needed its memory for others).
-    - `stop_reason`: for `"stop"`, the stop string or the id of the stop token; else `None`.
-    - `prompt_token_ids`: the prompt as the model saw it.
-    - `seed`: what the tokens were drawn with, given or not.
+      `"interrupted"` (an engine with `on_exhaustion="interrupt"` needed its memory for others). That tools
+      are to be called is no reason of its own: see `tool_calls`.
+    - `stop_reason`: for `"stop"`, the stop string, the id of the stop token or the ids of the stop sequence;
+      else `None`.
+    - `seed`: what its tokens were drawn with, given or not.
+    - `score`: what a search for the best compares, or `None`.
+    - `content`, `reasoning`, `tool_calls`: what the text of a chat means, told apart by the formats that
+      `tool_parser` and `reasoning_parser` name. Where nothing is parsed, `content` is the text without the
+      prompt's, `reasoning` is empty and there are no calls. Where a format goes by special tokens that
+      `text` leaves out, stop strings are looked for in them, too.
+    - `logits`, `hidden_states`: one row a position, `None` unless asked for. For `"prompt"` these are the
+      positions of the prompt, of which the last one's logits choose the first token; for `"generation"`
+      those that a token was generated from, of which that is the first; for `"all"` both, that one once. All
+      choices that are asked of the prompt alone have the same array.
     """
 
     def __new__(
         cls,
         *,
+        index: int,
         text: str,
         token_ids: Sequence[int],
         logprobs: Sequence[float] | None,
+        top_logprobs: Sequence[Sequence[tuple[int, float]]] | None,
+        cumulative_logprob: float | None,
         finish_reason: str,
-        stop_reason: str | int | None,
-        prompt_token_ids: Sequence[int],
+        stop_reason: str | int | Sequence[int] | None,
         seed: int,
-        usage: Usage,
-        timings: Timings,
-    ) -> Result: ...
+        score: float | None,
+        content: str,
+        reasoning: str,
+        tool_calls: Sequence[ToolCall],
+        logits: Tensor | None,
+        hidden_states: Tensor | None,
+    ) -> Choice: ...
+    @property
+    def index(self) -> int: ...
     @property
     def text(self) -> str: ...
     @property
@@ -545,17 +656,124 @@ class Result:
     @property
     def logprobs(self) -> tuple[float, ...] | None: ...
     @property
+    def top_logprobs(self) -> tuple[tuple[tuple[int, float], ...], ...] | None: ...
+    @property
+    def cumulative_logprob(self) -> float | None: ...
+    @property
     def finish_reason(self) -> Literal["stop", "length", "cancelled", "interrupted"]: ...
     @property
-    def stop_reason(self) -> str | int | None: ...
+    def stop_reason(self) -> str | int | tuple[int, ...] | None: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def score(self) -> float | None: ...
+    @property
+    def content(self) -> str: ...
+    @property
+    def reasoning(self) -> str: ...
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]: ...
+    @property
+    def logits(self) -> Tensor | None: ...
+    @property
+    def hidden_states(self) -> Tensor | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class Result:
+    """Everything that came of a request. Each field of `Choice` but `index` is here, too: that of the first.
+
+    - `choices`: `n` of them, in order.
+    - `prompt_token_ids`: the prompt as the model saw it.
+    - `prompt_logprobs`: the logarithm of the probability of each of those after the ones before it; of the
+      first it is `None`. `None` unless asked for, shorter where the request was cancelled before.
+    - `prompt_top_logprobs`: likewise the likeliest tokens in its place.
+
+    A request has a result only where all its choices ended without an error: what went wrong with any of
+    them is raised instead. Chunks that were taken are as good as ever.
+    """
+
+    def __new__(
+        cls,
+        *,
+        choices: Sequence[Choice],
+        prompt_token_ids: Sequence[int],
+        prompt_logprobs: Sequence[float | None] | None,
+        prompt_top_logprobs: Sequence[Sequence[tuple[int, float]] | None] | None,
+        usage: Usage,
+        timings: Timings,
+    ) -> Result: ...
+    @property
+    def choices(self) -> tuple[Choice, ...]: ...
     @property
     def prompt_token_ids(self) -> tuple[int, ...]: ...
     @property
-    def seed(self) -> int: ...
+    def prompt_logprobs(self) -> tuple[float | None, ...] | None: ...
+    @property
+    def prompt_top_logprobs(self) -> tuple[tuple[tuple[int, float], ...] | None, ...] | None: ...
     @property
     def usage(self) -> Usage: ...
     @property
     def timings(self) -> Timings: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def logprobs(self) -> tuple[float, ...] | None: ...
+    @property
+    def top_logprobs(self) -> tuple[tuple[tuple[int, float], ...], ...] | None: ...
+    @property
+    def cumulative_logprob(self) -> float | None: ...
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "cancelled", "interrupted"]: ...
+    @property
+    def stop_reason(self) -> str | int | tuple[int, ...] | None: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def score(self) -> float | None: ...
+    @property
+    def content(self) -> str: ...
+    @property
+    def reasoning(self) -> str: ...
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]: ...
+    @property
+    def logits(self) -> Tensor | None: ...
+    @property
+    def hidden_states(self) -> Tensor | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class Score:
+    """How likely a text is to the model.
+
+    - `token_ids`: the text as the model saw it.
+    - `logprobs`: the natural logarithm of the probability of each token after those before it; of the first
+      it is `None`.
+    - `perplexity`: e to the power of minus their mean.
+    """
+
+    def __new__(
+        cls,
+        *,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        perplexity: float,
+    ) -> Score: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def logprobs(self) -> tuple[float | None, ...]: ...
+    @property
+    def perplexity(self) -> float: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -819,9 +1037,9 @@ class Engine:
     ) -> Request:
         """Hands a request over; what comes of it is heard on `port`.
 
-        With `is_chat` the prompt is a rendered chat: its special tokens are written already, tools may be
-        called, and the answer is parsed. With `is_scoring` nothing is generated, and the log probabilities of
-        the prompt are told. Never waits for the engine, but tokenises text, and compiles the form that an
+        With `is_chat` the prompt is what a template made of messages: no special tokens are added, tools may
+        be called, and the answer is parsed. With `is_scoring` nothing is generated, and the log probabilities
+        of the prompt are told. Never waits for the engine, but tokenises text, and compiles the form that an
         answer is to have, which may take seconds.
 
         Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
@@ -885,10 +1103,12 @@ class Port:
 
 @final
 class Request:
-    """The native half of a request. Dropping it cancels."""
+    """The native half of a request, all its choices. Dropping it cancels."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """The engine's number for it."""
+
     @property
     def params(self) -> SamplingParams:
         """Every default filled in."""
@@ -896,7 +1116,9 @@ class Request:
     @property
     def finish_reason(
         self,
-    ) -> Literal["stop", "length", "cancelled", "interrupted", "error"] | None: ...
+    ) -> Literal["stop", "length", "cancelled", "interrupted", "error"] | None:
+        """Once all choices have ended: that of the first, or `error` where one of them failed."""
+
     def is_admitted(self) -> bool:
         """Whether the engine has decided to compute it, or not to."""
 
@@ -907,13 +1129,16 @@ class Request:
         """Whether nothing follows. From now on all is received at once, however far the reader is behind."""
 
     def take(self) -> Chunk | None:
-        """What was received and not taken yet; `None` if that is nothing."""
+        """What was received of a choice and not taken yet; `None` if that is nothing. They take turns."""
 
     def check_admission(self) -> None:
         """Raises what kept it from being admitted, if something did; what fails later is for its reader."""
 
     def check(self) -> None:
-        """Raises what went wrong, if something did: `Overloaded`, `EngineStopped` or `GenerationError`."""
+        """Raises what went wrong with any of the choices, once all have ended.
+
+        `Overloaded`, `EngineStopped` or `GenerationError`.
+        """
 
     def result(self) -> Result | None:
         """The whole output once it has ended. Raises as `check`."""
@@ -937,6 +1162,9 @@ def testing_logits(
 
 def testing_failing_engine(path: str | os.PathLike[str], config: EngineConfig, failing_token: int) -> Engine:
     """A private hook for tests: an engine in which every step that computes this token fails."""
+
+def testing_inventing_engine(path: str | os.PathLike[str], config: EngineConfig) -> Engine:
+    """A private hook for tests: an engine that computes nothing and makes up tokens and what it reports."""
 
 def testing_log(level: str, count: int) -> None:
     """A private hook for tests: logs so many records on a thread that the interpreter does not know."""

@@ -41,7 +41,10 @@ class _Request:
 
     @property
     def finish_reason(self) -> str | None:
-        """`stop`, `length`, `cancelled`, `interrupted` or `error` once the end has arrived, else `None`."""
+        """`stop`, `length`, `cancelled`, `interrupted` or `error` once the end has arrived, else `None`.
+
+        Of several choices it is that of the first, when all have ended; `error` where one of them failed.
+        """
         return self._native.finish_reason
 
     def cancel(self) -> None:
@@ -92,6 +95,9 @@ class _Request:
 class Request(_Request):
     """A request on an event loop: an async iterator of chunks.
 
+    The chunks of several choices come in turns, each with its `index`. What goes wrong with one choice ends
+    that one; the others go on, and it is raised when all have ended.
+
     Cancelling the task that waits for a chunk does not cancel the request, so a timeout may be put around a
     single chunk; nothing is lost. Dropping the request does cancel it, with a `ResourceWarning`;
     `engine.stream()` cancels without one.
@@ -105,7 +111,7 @@ class Request(_Request):
         return self
 
     async def __anext__(self) -> Chunk:
-        """The next chunk: everything that arrived since the last one.
+        """The next chunk: everything that arrived of a choice since its last one.
 
         Raises `GenerationError` where the step failed, `EngineStopped` where the engine died, `RuntimeError`
         where another task is already waiting for a chunk.
@@ -153,7 +159,7 @@ class BlockingRequest(_Request):
         return self
 
     def __next__(self) -> Chunk:
-        """The next chunk: everything that arrived since the last one."""
+        """The next chunk: everything that arrived of a choice since its last one."""
         with self._reading():
             self._wait(self._native.has_chunk)
             chunk = self._native.take()

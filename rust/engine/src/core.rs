@@ -64,6 +64,8 @@ struct Counters {
     prompt_tokens: u64,
     recomputed_tokens: u64,
     generation_tokens: u64,
+    drafted_tokens: u64,
+    accepted_tokens: u64,
     steps: u64,
 }
 
@@ -145,7 +147,7 @@ impl Core {
         self.num_arrivals += 1;
         let chain = self.chain(&request, max_new_tokens);
         let arrival = Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain };
-        Sequence::new(arrival, now)
+        Sequence::new(arrival, self.limits.num_speculative_tokens, now)
     }
 
     fn chain(&self, request: &Request, max_new_tokens: usize) -> Chain {
@@ -182,10 +184,17 @@ impl Core {
         self.settle();
     }
 
-    /// The next step, if anything can be computed now and fewer than [`DEPTH`] plans are unanswered. The caller submits
-    /// it; plans run in the order they come out here.
+    /// The next step, if anything can be computed now and fewer than [`DEPTH`] plans are unanswered, or none while somebody
+    /// drafts. The caller submits it; plans run in the order they come out here.
     pub fn plan(&mut self, now: Instant) -> Option<Box<StepPlan>> {
-        if self.flights.len() == DEPTH || self.is_stopped {
+        let is_full = match self.flights.len() {
+            0 => false,
+            DEPTH.. => true,
+            // A draft follows a token that is known, and who has one waits for it. If the others did not wait as well, the
+            // steps would fall apart into two halves, each as long as one of all.
+            _ => self.scheduler.is_drafting(),
+        };
+        if is_full || self.is_stopped {
             return None;
         }
         let (mut plan, mut owners) = self.spare.pop().unwrap_or_default();
@@ -230,12 +239,21 @@ impl Core {
             if !(tokens.is_empty() && positions.is_empty()) {
                 self.ringer.touch(sequence.port);
             }
-            let mut end = sequence.report(work, positions);
+            let (mut end, mut num_appended) = (sequence.report(work, positions), 0);
             for token in tokens {
                 if end.is_none() {
                     end = sequence.append(token.take(), now);
-                    self.counters.generation_tokens += 1;
+                    num_appended += 1;
                 }
+            }
+            self.counters.generation_tokens += num_appended;
+            if work.num_drafts > 0 {
+                self.counters.drafted_tokens += u64::from(work.num_drafts);
+                // The last token is no draft, unless an end came before it.
+                self.counters.accepted_tokens += num_appended.min(u64::from(answer.num_tokens) - 1);
+            }
+            if work.sample.is_some() {
+                sequence.expect(&plan.forced[answer.forced.start as usize..answer.forced.end as usize]);
             }
             let computed = self.scheduler.row_computed(work, owner, now);
             self.counters.prompt_tokens += computed.prompt as u64;
@@ -318,6 +336,8 @@ impl Core {
             prompt_tokens: self.counters.prompt_tokens,
             recomputed_tokens: self.counters.recomputed_tokens,
             generation_tokens: self.counters.generation_tokens,
+            drafted_tokens: self.counters.drafted_tokens,
+            accepted_tokens: self.counters.accepted_tokens,
             prefix_query_tokens: counters.prefix_query_tokens,
             prefix_hit_tokens: counters.prefix_hit_tokens,
             prefix_host_hit_tokens: counters.prefix_host_hit_tokens,

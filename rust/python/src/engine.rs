@@ -23,6 +23,7 @@ use crate::errors::{Error, Problem};
 use crate::fields::{Field, TOKEN_IDS};
 use crate::formats::ModelFormats;
 use crate::grammar::{self, Grammars};
+use crate::inventor::Inventor;
 use crate::live::Live;
 use crate::logs;
 use crate::params::SamplingParams;
@@ -225,6 +226,15 @@ impl Engine {
             Some(raised) => Err(Error::Python(raised)),
             None => opened,
         }
+    }
+
+    /// The same model, with an executor that computes nothing; for tests.
+    pub fn with_invented_reports(mut self) -> Result<Self, Error> {
+        let limits = self.engine.limits().clone();
+        let started =
+            penstock_engine::Engine::start(limits, |completions| Box::new(Inventor::start(completions)));
+        self.engine = started.map_err(|error| Error::Defect(error.to_string()))?;
+        Ok(self)
     }
 
     fn style(&self, params: &SamplingParams, text: Option<String>, prompt: &[u32], is_chat: bool) -> Style {

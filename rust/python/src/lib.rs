@@ -15,6 +15,7 @@ mod errors;
 mod fields;
 mod formats;
 mod grammar;
+mod inventor;
 mod json;
 mod live;
 mod logs;
@@ -58,7 +59,9 @@ mod _core {
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]
-    use crate::testing::{testing_failing_engine, testing_log, testing_logits, testing_tensor};
+    use crate::testing::{
+        testing_failing_engine, testing_inventing_engine, testing_log, testing_logits, testing_tensor,
+    };
 
     /// Version of the package.
     #[pymodule_export]

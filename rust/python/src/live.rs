@@ -64,8 +64,7 @@ impl Live {
         style: Style,
         port: &Port,
     ) -> Result<Self, Error> {
-        let style = Arc::new(style);
-        let wordings = requests.iter().map(|_| style.wording()).collect::<Result<Vec<_>, _>>()?;
+        let wordings = style.wordings(requests.len())?;
         let consumers = engine.start_choices(requests.clone(), port)?;
         let choices = requests.into_iter().zip(consumers).zip(wordings);
         let choices = choices.map(|((request, consumer), wording)| Assembly::new(request, consumer, wording));
@@ -117,8 +116,8 @@ impl Live {
     pub fn take(&self) -> Option<Chunk> {
         let state = &mut *self.lock();
         let num_choices = state.choices.len();
-        let turns = (0..num_choices).map(|offset| (state.turn + offset) % num_choices);
-        let index = turns.into_iter().find(|index| state.choices[*index].output.has_unread())?;
+        let mut turns = (0..num_choices).map(|offset| (state.turn + offset) % num_choices);
+        let index = turns.find(|index| state.choices[*index].output.has_unread())?;
         state.turn = (index + 1) % num_choices;
         Some(state.choices[index].output.take(index))
     }
@@ -135,11 +134,10 @@ impl Live {
 
     /// How it ended, once all of it has: as the first choice that did not end well, else as the first.
     pub fn end(&self) -> Option<End> {
-        let state = self.lock();
-        let mut ends =
-            state.choices.iter().filter(|_| state.is_over).filter_map(|choice| choice.end.as_ref());
-        let first = ends.clone().next();
-        ends.find(|end| !matches!(end, End::Finished(..))).or(first).cloned()
+        let State { choices, is_over: true, .. } = &*self.lock() else { return None };
+        let mut ends = choices.iter().filter_map(|choice| choice.end.as_ref());
+        let failed = ends.clone().find(|end| !matches!(end, End::Finished(..)));
+        failed.or_else(|| ends.next()).cloned()
     }
 
     /// Everything, once all choices have ended well.

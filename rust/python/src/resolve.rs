@@ -88,7 +88,7 @@ impl SamplingParams {
             let positions = match extent.as_deref().map(extent_of) {
                 Some(Extent::Prompt) => prompt,
                 Some(Extent::Generation) => generated,
-                Some(Extent::All) => prompt.saturating_add(generated),
+                Some(Extent::All) => prompt.saturating_mul(self.n).saturating_add(generated),
                 None => 0,
             };
             positions.saturating_mul(width)

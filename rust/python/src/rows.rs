@@ -67,6 +67,7 @@ pub fn complete(choices: &mut [&mut Rows], extent: Extent, num_prompt: usize) ->
         for rows in &mut *others {
             rows.reserve(prompt.len())?;
             rows.values.splice(..0, prompt.iter().copied());
+            rows.width = first.width;
         }
     }
     first.complete();

@@ -49,6 +49,16 @@ pub fn testing_failing_engine(
     Engine::load(py, path, options, config, None)
 }
 
+/// An engine that computes nothing and makes up tokens and reports, as `inventor` says.
+#[pyfunction]
+pub fn testing_inventing_engine(
+    py: Python<'_>,
+    path: PathBuf,
+    config: &EngineConfig,
+) -> Result<Engine, Error> {
+    Engine::load(py, path, config.options()?, config, None)?.with_invented_reports()
+}
+
 /// Logs `count` records on a thread that the interpreter does not know, as an engine's threads do.
 #[pyfunction]
 pub fn testing_log(py: Python<'_>, level: &str, count: usize) -> Result<(), Error> {

@@ -61,22 +61,30 @@ struct Marked {
 }
 
 impl Style {
-    /// A choice that has said nothing yet.
-    pub fn wording(self: &Arc<Self>) -> Result<Wording, TextError> {
-        let script = |options| TextStream::new(&self.tokenizer, options, &self.stops).map(Script::new);
-        let parsing = match self.formats {
-            Some(Formats { reasoning, tools }) => Some(Parsing {
-                parser: OutputParser::new(reasoning, tools),
-                marked: match self.markers() {
-                    markers if markers.is_empty() => None,
-                    markers => Some(Marked { script: script(self.marked_options())?, markers }),
-                },
-                deltas: Vec::new(),
-            }),
-            None => None,
+    /// The texts of `count` choices, which have said nothing yet.
+    pub fn wordings(self, count: usize) -> Result<Vec<Wording>, TextError> {
+        let style = Arc::new(self);
+        let raw = TextStream::new(&style.tokenizer, style.options, &style.stops)?;
+        let markers = style.markers();
+        let marked_stream = match markers.is_empty() {
+            true => None,
+            false => Some(TextStream::new(&style.tokenizer, style.marked_options(), &style.stops)?),
         };
-        let sequences = StopSequences::new(&self.sequences);
-        Ok(Wording { style: Arc::clone(self), sequences, raw: script(self.options)?, parsing })
+        let marked = |stream: TextStream| Marked { script: Script::new(stream), markers: markers.clone() };
+        let parsing = |Formats { reasoning, tools }| Parsing {
+            parser: OutputParser::new(reasoning, tools),
+            marked: marked_stream.clone().map(marked),
+            deltas: Vec::new(),
+        };
+        // Text that stays whatever comes need not wait.
+        let held = if style.options.include_stop_in_output { &[][..] } else { &style.sequences };
+        let wording = |_| Wording {
+            sequences: StopSequences::new(held),
+            raw: Script::new(raw.clone()),
+            parsing: style.formats.map(parsing),
+            style: Arc::clone(&style),
+        };
+        Ok((0..count).map(wording).collect())
     }
 
     /// Special tokens that the parser goes by and the text leaves out.

@@ -13,6 +13,7 @@ use crate::TextOptions;
 use crate::pieces::{Kind, Piece, Pieces, Rule};
 
 /// The state between two ids.
+#[derive(Clone)]
 pub(crate) struct Detokenizer {
     rule: Rule,
     skip_special_tokens: bool,
@@ -26,7 +27,7 @@ pub(crate) struct Detokenizer {
 }
 
 /// Where the spaces between parts go.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Spaces {
     /// Whether there is a part already.
     is_begun: bool,

@@ -6,6 +6,7 @@
 //! their number and length cost nothing per byte.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use aho_corasick::Anchored;
 use aho_corasick::automaton::{Automaton, StateID};
@@ -33,12 +34,13 @@ pub(crate) struct Found {
     pub(crate) length: usize,
 }
 
-/// Looks for the stop strings of one stream.
+/// Looks for the stop strings of one stream. Copies share the automaton.
+#[derive(Clone)]
 pub(crate) struct StopFinder {
-    automaton: NFA,
+    automaton: Arc<NFA>,
     /// How many last bytes of the text, at that state, begin a stop string. A state of the automaton stands
     /// for one prefix, the longest that the text ends with.
-    depths: HashMap<StateID, usize>,
+    depths: Arc<HashMap<StateID, usize>>,
     state: StateID,
 }
 
@@ -67,7 +69,7 @@ impl StopFinder {
                 depths.insert(state, read + 1);
             }
         }
-        Ok(Some(Self { automaton, depths, state: root }))
+        Ok(Some(Self { automaton: Arc::new(automaton), depths: Arc::new(depths), state: root }))
     }
 
     /// Reads on. A stop found ends the search: the finder must not be fed again.

@@ -32,7 +32,8 @@ impl Default for TextOptions {
     }
 }
 
-/// Turns the ids of one request into text as they come.
+/// Turns the ids of one request into text as they come. A copy goes on from there by itself.
+#[derive(Clone)]
 pub struct TextStream {
     tokenizer: Tokenizer,
     detokenizer: Detokenizer,

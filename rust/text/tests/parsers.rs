@@ -112,8 +112,15 @@ fn a_malformed_call_is_content_until_it_is_announced_and_cut_short_after() {
     after("{\"a\": 1</tool_call> So.", "{\"a\": 1", &[content("So.")]);
     after("{\"a\": 1}}}</tool_call>", "{\"a\": 1}", &[content("}")]);
     after("{\"a\": 1}}<tool_call>no</tool_call>", "{\"a\": 1}", &[content("<tool_call>no</tool_call>")]);
+    after("{\"a\": [1}}</tool_call>", "{\"a\": [1", &[content("}}")]);
     let doubled = "<tool_call>\n<tool_call>{\"name\": \"f\"}</tool_call>";
     assert_eq!(hermes(doubled), [vec![content("<tool_call>\n")], call(0, "f", "{}").to_vec()].concat());
+}
+
+#[test]
+fn the_first_name_and_the_first_arguments_count_and_other_members_do_not() {
+    let text = "<tool_call>{\"id\": {\"name\": \"x\"}, \"name\": \"f\", \"arguments\": {\"a\": 1}, \"parameters\": {}, \"name\": \"g\"}";
+    assert_eq!(hermes(text), call(0, "f", "{\"a\": 1}"));
 }
 
 #[test]

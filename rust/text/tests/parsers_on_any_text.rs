@@ -15,7 +15,7 @@ fn formats() -> impl Strategy<Value = Formats> {
 }
 
 /// What the formats are made of, and what does not belong there.
-const PARTS: [&str; 34] = [
+const PARTS: [&str; 33] = [
     "<think>",
     "</think>",
     "<tool_call>",
@@ -37,7 +37,6 @@ const PARTS: [&str; 34] = [
     ",",
     ";",
     ":",
-    "Z",
     "f",
     "1",
     " ",
@@ -100,7 +99,7 @@ proptest! {
 
     /// Without single quotation marks among the parts, all strings are ASCII, and other letters end any call.
     #[test]
-    fn no_letter_outside_of_a_call_is_lost(formats in formats(), text in soup(&PARTS[..32])) {
+    fn no_letter_outside_of_a_call_is_lost(formats in formats(), text in soup(&PARTS[..31])) {
         let letters = |text: &str| text.chars().filter(|letter| !letter.is_ascii()).collect::<String>();
         prop_assert_eq!(letters(&all_text(&parse(formats, [text.as_str()]))), letters(&text));
     }

@@ -7,6 +7,9 @@ use std::time::Duration;
 use crate::request::Request;
 pub use check::InvalidRequest;
 
+/// Guesses further ahead hardly ever come true.
+const MAX_SPECULATIVE_TOKENS: usize = 32;
+
 /// What happens to the newest of the least urgent sequences when the others need its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnExhaustion {
@@ -50,6 +53,8 @@ pub struct Limits {
     pub host_blocks: usize,
     /// Whether the host tier also keeps prefixes, not only the blocks of swapped sequences.
     pub host_prefixes: bool,
+    /// Most tokens of a sequence that a step verifies in advance, guessed from what came before; 0 for no guesses.
+    pub num_speculative_tokens: usize,
 }
 
 /// A size an engine cannot start with.
@@ -88,6 +93,11 @@ impl Limits {
         if self.host_blocks > i32::MAX as usize {
             let limit = format!("at most {}", i32::MAX);
             return Err(InvalidLimits { field: "host_blocks", value: self.host_blocks, limit });
+        }
+        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS {
+            let limit = format!("at most {MAX_SPECULATIVE_TOKENS}");
+            let value = self.num_speculative_tokens;
+            return Err(InvalidLimits { field: "num_speculative_tokens", value, limit });
         }
         if self.prefix_cache_ttl.is_some_and(|ttl| ttl.is_zero()) {
             let limit = "above 0; for no prefix cache, leave it out".into();
@@ -164,6 +174,7 @@ mod tests {
             on_exhaustion: OnExhaustion::Recompute,
             host_blocks: 0,
             host_prefixes: true,
+            num_speculative_tokens: 0,
         }
     }
 
@@ -206,6 +217,8 @@ mod tests {
         );
         assert!(Limits { num_blocks: 1 << 40, ..limits() }.validate().is_err());
         assert!(Limits { host_blocks: 1 << 40, ..limits() }.validate().is_err());
+        let error = Limits { num_speculative_tokens: 33, ..limits() }.validate().unwrap_err();
+        assert_eq!(error.to_string(), "num_speculative_tokens=33 is out of range: at most 32");
     }
 
     #[test]

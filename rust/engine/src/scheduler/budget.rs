@@ -7,6 +7,8 @@
 //!    by a stream of short ones, since everyone in turn becomes the first.
 //! 3. The rest goes to the others, fewest pending tokens first: a short prompt does not queue behind a long one, and on
 //!    average the first tokens come as early as can be. What they leave, the first gets too: no budget is wasted.
+//!
+//! What nobody has pending tokens for goes to drafts, in the order; see `drafting`.
 
 use super::Scheduler;
 

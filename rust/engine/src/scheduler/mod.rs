@@ -10,16 +10,18 @@
 //!
 //! Of several answers to one prompt one computes it for all (`choices`).
 //!
-//! Decoding, a chunk of a prompt, and recomputing after a lost place are all "pending tokens"; there are no phases.
+//! What then is left of a step goes to drafts (`drafting`). Decoding, a chunk of a prompt, and recomputing after a lost place are all "pending tokens"; there are no phases.
 
 mod admission;
 mod budget;
 mod choices;
+mod drafting;
 mod preemption;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use crate::drafts::MAX_FORCED;
 use crate::executor::{StepPlan, Work};
 use crate::kv::{BlockList, Memory};
 use crate::limits::{Limits, OnExhaustion};
@@ -64,6 +66,8 @@ pub struct Scheduler {
     counters: PlaceCounters,
     /// Scratch of `share_out`: sequences with more than one pending token.
     behind: Vec<Behind>,
+    /// Scratch of `add_rows`: drafts of one row.
+    drafts: Vec<u32>,
 }
 
 /// A sequence with a place; its slot is its index.
@@ -106,6 +110,7 @@ impl Scheduler {
             interrupted: Vec::new(),
             counters: PlaceCounters::default(),
             behind: Vec::with_capacity(slots),
+            drafts: Vec::with_capacity(limits.num_speculative_tokens.max(MAX_FORCED)),
         }
     }
 
@@ -143,15 +148,7 @@ impl Scheduler {
             self.admission_is_due |= self.is_loading && !self.has_work(); // who had work has made way
         }
         self.make_room(now);
-        for &slot in &self.order {
-            let running = self.slots[slot as usize].as_mut();
-            let Running { sequence, blocks, num_granted } =
-                running.expect("a slot in the order is occupied; this is a bug");
-            if *num_granted > 0 {
-                sequence.plan(slot, *num_granted, blocks.blocks(), plan, now);
-                owners.push(sequence.id);
-            }
-        }
+        self.add_rows(plan, owners, now);
         if !plan.work.is_empty() {
             self.memory.submit(plan);
         }
@@ -173,15 +170,20 @@ impl Scheduler {
     /// Books a row that was computed, once its sequence has what came of it: publishes its full blocks if the sequence
     /// still has its place.
     pub(crate) fn row_computed(&mut self, work: &Work, owner: RequestId, now: Instant) -> Computed {
+        let num_rows = self.order.len();
         let running = self.slots[work.slot as usize].as_mut().filter(|running| running.sequence.id == owner);
         if let Some(Running { sequence, blocks, .. }) = running {
-            let computed = sequence.row_computed(work);
+            let computed = sequence.row_computed(work, num_rows);
+            let num_blocks = sequence.num_planned().div_ceil(self.block_size);
+            if work.num_drafts > 0 && self.memory.shrink(blocks, num_blocks) {
+                self.admission_is_due = true;
+            }
             let (chain, tokens) = sequence.contents();
             self.admission_is_due |= self.memory.publish(blocks, chain, tokens, computed.end, now);
             return computed;
         }
         let sequence = self.owner(work.slot, owner).expect("somebody's row is booked; this is a bug");
-        let computed = sequence.row_computed(work);
+        let computed = sequence.row_computed(work, num_rows);
         self.admission_is_due |= sequence.is_settled();
         computed
     }

@@ -9,11 +9,13 @@
 //! ```
 //!
 //! `num_planned` tokens are computed or in a plan in flight. The last of the tokens may itself be on its way (sampled by
-//! a plan in flight): a row for it follows the sample instead of naming its input.
+//! a plan in flight): a row for it follows the sample instead of naming its input. Only a row whose tokens are all known
+//! may go on with drafts (`drafting`).
 //!
 //! A sequence that loses its place keeps all its tokens and forgets what was computed, but for what the prefix cache or
 //! the host tier has when it gets the next one. It gets none before all its rows in flight are answered.
 
+mod drafting;
 mod reporting;
 
 use std::sync::Arc;
@@ -25,6 +27,7 @@ use crate::message::Outbox;
 use crate::port::PortIndex;
 use crate::prefix::{Chain, Tokens};
 use crate::request::{CachedTokens, Finish, FinishReason, PromptPosition, Request, RequestId, Token};
+use drafting::Drafting;
 use reporting::Reporting;
 
 /// Where a sequence stands among the others: the lesser is served first, and the greater loses its place first.
@@ -57,6 +60,7 @@ pub struct Sequence {
     pub(crate) num_brought_over: usize,
     generated: Vec<u32>,
     reporting: Reporting,
+    drafting: Drafting,
     /// Tokens whose computation is done or in flight.
     num_planned: usize,
     /// Tokens that were computed, or found in the cache, in some place it had.
@@ -65,7 +69,7 @@ pub struct Sequence {
     is_seated: bool,
     /// Plans in flight that it has a row in.
     num_rows: usize,
-    /// Tokens that plans in flight will sample for it; at most their number.
+    /// Rows in flight that sample for it: each brings a token, or if it has drafts, one at least.
     num_sampling: usize,
     /// What the prefix cache had of it when it got its first place.
     cached: Option<CachedTokens>,
@@ -101,12 +105,13 @@ pub(crate) struct Computed {
 pub(crate) const GENERATED_AHEAD: usize = 1024;
 
 impl Sequence {
-    pub(crate) fn new(arrival: Arrival, now: Instant) -> Self {
+    pub(crate) fn new(arrival: Arrival, num_speculative_tokens: usize, now: Instant) -> Self {
         let Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain } = arrival;
         Self {
             id,
             turn,
             reporting: Reporting::new(&request),
+            drafting: Drafting::new(num_speculative_tokens),
             request,
             outbox,
             port,
@@ -194,13 +199,21 @@ impl Sequence {
         self.num_rows = 0;
         self.num_sampling = 0;
         self.reporting.forget_flights();
+        self.drafting.forget_flights();
     }
 
-    /// One of its rows was computed, and what it sampled was appended.
-    pub(crate) fn row_computed(&mut self, work: &Work) -> Computed {
+    /// One of its rows was computed, beside those of all `num_rows` sequences, and what it sampled was appended.
+    pub(crate) fn row_computed(&mut self, work: &Work, num_rows: usize) -> Computed {
         self.num_rows -= 1;
         self.num_sampling -= usize::from(work.sample.is_some());
-        let (start, end) = (work.start as usize, (work.start + work.num_tokens) as usize);
+        let (start, mut end) = (work.start as usize, (work.start + work.num_tokens) as usize);
+        if work.num_drafts > 0 {
+            // What follows the last confirmed draft is no token of the sequence, and is computed again.
+            let num_confirmed = self.num_tokens() - 1 - (end - work.num_drafts as usize);
+            end -= work.num_drafts as usize - num_confirmed;
+            self.num_planned += if self.is_seated { num_confirmed } else { 0 };
+            self.drafting.verified(num_confirmed, num_rows);
+        }
         let known = self.num_computed_once.clamp(start, end);
         self.num_computed_once = self.num_computed_once.max(end);
         let prompt = self.request.prompt.len().clamp(known, end) - known;
@@ -238,14 +251,16 @@ impl Sequence {
 
     /// Events that plans in flight will have for it, at most.
     fn num_coming(&self) -> usize {
-        self.num_sampling + self.reporting.num_rows()
+        self.num_sampling + self.drafting.num_drafts + self.reporting.num_rows()
     }
 
-    /// Adds a row that computes its next `num_tokens` tokens. `blocks` are all its blocks, grown to hold them.
+    /// Adds a row that computes its next `num_tokens` tokens and verifies `drafts`. `blocks` are all its blocks, grown to
+    /// hold them.
     pub(crate) fn plan(
         &mut self,
         slot: u32,
         num_tokens: usize,
+        drafts: &[u32],
         blocks: &[BlockId],
         plan: &mut StepPlan,
         now: Instant,
@@ -263,12 +278,13 @@ impl Sequence {
         let first_token = plan.tokens.len();
         if follows_sample {
             debug_assert_eq!(
-                (end, num_tokens),
-                (self.num_tokens(), 1),
+                (end, num_tokens, drafts.len()),
+                (self.num_tokens(), 1, 0),
                 "only the last is on its way; this is a bug"
             );
         } else {
             self.contents().1.copy(start..end, &mut plan.tokens);
+            plan.tokens.extend_from_slice(drafts);
         }
         let first_block = plan.blocks.len();
         plan.blocks.extend_from_slice(blocks);
@@ -277,6 +293,7 @@ impl Sequence {
         let sample = is_last.then_some(Sample { index });
         let reported = self.reporting.plan(start..end);
         self.num_planned = end;
+        self.drafting.num_drafts = drafts.len();
         self.num_rows += 1;
         self.num_sampling += usize::from(sample.is_some());
         self.first_planned.get_or_insert(now);
@@ -284,11 +301,11 @@ impl Sequence {
             slot,
             start: start as u32,
             prompt_len: self.request.prompt.len() as u32,
-            num_tokens: num_tokens as u32,
+            num_tokens: (num_tokens + drafts.len()) as u32,
             tokens: first_token as u32..plan.tokens.len() as u32,
             follows_sample,
             blocks: first_block as u32..plan.blocks.len() as u32,
-            num_drafts: 0,
+            num_drafts: drafts.len() as u32,
             reported: reported.start as u32..reported.end as u32,
             sample,
         });
@@ -312,6 +329,7 @@ impl Sequence {
     pub(crate) fn append(&mut self, token: Token, now: Instant) -> Option<FinishReason> {
         let (id, index) = (token.id, self.generated.len());
         self.generated.push(id);
+        self.drafting.confidence.token_came();
         self.first_token.get_or_insert(now);
         self.outbox.writer().push_token(token);
         if index >= self.request.min_tokens {
@@ -352,12 +370,14 @@ impl Sequence {
             "{id} paused with events on their way; this is a bug"
         );
         self.reporting.check_integrity(id, self.num_rows);
+        let is_last = self.drafting.num_drafts == 0 || self.num_sampling == 1;
+        assert!(is_last, "{id}: a row follows drafts; this is a bug");
         match blocks {
             Some(blocks) => {
                 let held = blocks.blocks().len();
                 assert_eq!(
                     held,
-                    self.num_planned.div_ceil(block_size),
+                    (self.num_planned + self.drafting.num_drafts).div_ceil(block_size),
                     "{id} holds wrong blocks; this is a bug"
                 );
                 assert!(

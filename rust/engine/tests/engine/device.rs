@@ -200,7 +200,10 @@ impl Device {
         }
         let end = (work.start + work.num_tokens) as usize;
         assert!(end <= self.limits.max_model_len, "a position beyond the model is computed");
-        if self.failing_rows.is_some_and(|rows| mix(plan.step << 8 | u64::from(work.slot)) % rows == 0) {
+        if self
+            .failing_rows
+            .is_some_and(|rows| mix(plan.step << 8 | u64::from(work.slot)).is_multiple_of(rows))
+        {
             return self.fail_row(&work, plan);
         }
         for position in work.reported.clone() {
@@ -254,7 +257,7 @@ impl Device {
             read.push(digest);
             let suppress_stops = index < request.min_tokens;
             token = oracle::sample(request, index as u32, suppress_stops, read.iter().copied()).id;
-            let is_wrong = (chance >> 8) % 4 == 0 && (chance >> 16) % 7 == index as u64 % 7;
+            let is_wrong = (chance >> 8).is_multiple_of(4) && (chance >> 16) % 7 == index as u64 % 7;
             forced.push(if is_wrong { (token + 1) % oracle::VOCABULARY } else { token });
         }
     }

@@ -53,6 +53,7 @@ pub fn limits() -> Limits {
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
         host_prefixes: true,
+        num_speculative_tokens: 0,
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod choices;
 mod device;
+mod drafts;
 mod ends;
 mod harness;
 mod memory;

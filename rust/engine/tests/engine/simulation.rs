@@ -13,7 +13,7 @@ use penstock_engine::{
 
 use crate::device::ROW_FAILURE;
 use crate::harness::{Client, Harness};
-use crate::oracle::{self, VOCABULARY, answer};
+use crate::oracle::{self, Rails, VOCABULARY, answer};
 use crate::random::Random;
 
 const NUM_SCHEDULES: u64 = 4_000;
@@ -75,6 +75,10 @@ struct Seen {
     only_told: u64,
     stopped_by_sequence: u64,
     chosen: u64,
+    guessed: u64,
+    forced: u64,
+    refused: u64,
+    preempted_drafting: u64,
     overloaded: u64,
     paused: u64,
     waited: u64,
@@ -123,6 +127,9 @@ fn any_schedule_gives_every_request_its_own_answer_and_leaks_nothing() {
     for met in [failed_alone, told, only_told, stopped_by_sequence, chosen] {
         assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
     }
+    for met in [seen.guessed, seen.forced, seen.refused, seen.preempted_drafting] {
+        assert!(met > NUM_SCHEDULES / 20, "drafts hardly ever mattered: {seen:?}");
+    }
     for met in [seen.failed_copies, seen.failed_after_copies] {
         assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
     }
@@ -166,6 +173,7 @@ fn random_limits(random: &mut Random) -> Limits {
         on_exhaustion,
         host_blocks,
         host_prefixes: random.chance(95),
+        num_speculative_tokens: if random.chance(50) { random.between(1, 8) } else { 0 },
     };
     limits.validate().unwrap();
     limits
@@ -217,6 +225,9 @@ impl World {
                 (0..random.between(1, 2)).map(|_| random.below(VOCABULARY as usize) as u32).collect()
             };
             request.stop_sequences = (0..random.between(1, 8)).map(|_| sequence(random)).collect();
+        }
+        if random.chance(15) {
+            request.grammar = Some(Arc::new(Rails));
         }
         if is_told {
             request.reports.logits = Some([Extent::Prompt, Extent::All][random.below(2)]);
@@ -538,6 +549,13 @@ impl World {
         let least = if has_lost_places { 0 } else { num_prompt.0 };
         assert!((least..=num_prompt.1).contains(&(stats.prompt_tokens + num_cached)));
         assert!(stats.prefix_query_tokens <= num_prompt.1 && stats.swaps <= stats.preemptions);
+        assert!(stats.accepted_tokens <= stats.drafted_tokens.min(stats.generation_tokens));
+        let accepts = stats.accepted_tokens > 0;
+        let may_guess = self.harness.limits.num_speculative_tokens > 0;
+        self.seen.guessed += u64::from(accepts && may_guess);
+        self.seen.forced += u64::from(accepts && !may_guess);
+        self.seen.refused += u64::from(self.harness.device.num_refused > 0);
+        self.seen.preempted_drafting += u64::from(accepts && stats.preemptions > 0);
         self.seen.preempted += u64::from(stats.preemptions > 0);
         self.seen.swapped += u64::from(stats.swaps > 0);
         self.seen.recomputed += u64::from(stats.recomputed_tokens > 0);

@@ -10,7 +10,7 @@ pub enum ToolFormat {
     /// Llama 3.1 and later. Without the tag, an object is a call only if it has parameters.
     Llama3Json,
     /// `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, of later models, each call as
-    /// `[TOOL_CALLS]name{…}` or `[TOOL_CALLS]name[ARGS]{…}`.
+    /// `[TOOL_CALLS]name{…}` or `[TOOL_CALLS]name[ARGS]{…}`, with a `[CALL_ID]` that is dropped.
     Mistral,
 }
 

@@ -8,9 +8,12 @@ use super::visit;
 /// The most bytes of white space held back because a marker may follow. A longer run is text.
 pub const MAX_HELD_SPACE: usize = 64;
 
-/// Whether a byte is white space as JSON has it.
+/// White space as JSON has it.
+const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
+
+/// Whether a byte is white space.
 pub(super) fn is_space(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
+    SPACE.contains(&char::from(byte))
 }
 
 /// The length of the white space that `text` begins with.
@@ -38,6 +41,7 @@ pub(super) struct Search {
 impl Search {
     /// A search in a text that begins here, or follows a marker if it `is_bordering` on one.
     pub(super) fn new(markers: &'static [&'static str], is_bordering: bool) -> Self {
+        debug_assert!(markers.iter().all(|marker| marker.rfind(&markers[0][..1]) == Some(0)));
         Self {
             markers,
             space: String::new(),
@@ -52,28 +56,26 @@ impl Search {
     /// search is then at an end.
     pub(super) fn feed(&mut self, text: &str, plain: &mut String) -> Option<(usize, &'static str)> {
         let mut at = 0;
-        while let Some(&byte) = text.as_bytes().get(at) {
-            visit(1);
-            if let Some(marker) = self.marker_with(byte) {
+        while at < text.len() {
+            let rest = &text[at..];
+            if self.matched > 0 {
+                visit(1);
+                let Some(marker) = self.marker_with(rest.as_bytes()[0]) else {
+                    self.release(plain);
+                    continue;
+                };
                 (self.candidate, self.matched, at) = (marker, self.matched + 1, at + 1);
                 if self.matched == marker.len() {
                     return Some((at, marker));
                 }
-            } else if self.matched > 0 {
-                self.release(plain);
-            } else if is_space(byte) {
-                let length = space_length(&text[at..]);
-                self.hold(&text[at..at + length], plain);
-                at += length;
             } else {
-                self.release(plain);
-                let first = self.candidate.as_bytes()[0];
-                let rest = &text[at..];
-                let length = rest.bytes().position(|byte| byte == first || is_space(byte));
-                let length = length.unwrap_or(rest.len());
-                visit(length);
-                plain.push_str(&rest[..length]);
-                at += length;
+                let first = char::from(self.candidate.as_bytes()[0]);
+                let end = rest.find(first);
+                let before = &rest[..end.unwrap_or(rest.len())];
+                visit(before.len() + 1);
+                self.pass(before, plain);
+                self.matched = usize::from(end.is_some());
+                at += before.len() + self.matched;
             }
         }
         None
@@ -99,15 +101,22 @@ impl Search {
         self.markers.iter().find(fits).copied()
     }
 
-    fn hold(&mut self, space: &str, plain: &mut String) {
+    /// Passes on text without any beginning of a marker, but for the white space that it ends with.
+    fn pass(&mut self, mut text: &str, plain: &mut String) {
         if self.is_bordering {
-            return;
+            text = text.trim_start_matches(SPACE);
         }
+        let trimmed = text.trim_end_matches(SPACE);
+        if !trimmed.is_empty() {
+            self.release(plain);
+            plain.push_str(trimmed);
+        }
+        let space = &text[trimmed.len()..];
+        visit(text.len());
         self.is_long |= self.space.len() + space.len() > MAX_HELD_SPACE;
         self.space.push_str(space);
         if self.is_long {
             plain.push_str(&self.space);
-            visit(self.space.len());
             self.space.clear();
         }
     }

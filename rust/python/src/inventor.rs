@@ -1,0 +1,94 @@
+//! An executor that computes nothing and makes up everything it reports, by rules that tests know: what a consumer gets
+//! of log probabilities, logits and hidden states can be told to the last bit.
+//!
+//! The next token after `position` is `position + seed`. The log probability of a token is minus a hundredth of its
+//! position, the likeliest tokens are the ids from 0, and both rows say the position first and then the seed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
+
+use crossbeam_channel::{Sender, unbounded};
+use penstock_engine::executor::{Answer, Executor, StepDone, StepPlan, Work};
+use penstock_engine::mailbox::Completions;
+use penstock_engine::request::{Details, Extent, PromptPosition, Request, Token};
+
+/// Hands plans to the thread that makes their answers up.
+pub struct Inventor(Sender<Box<StepPlan>>);
+
+impl Inventor {
+    /// For an engine whose answers go by `completions`.
+    pub fn start(completions: Completions) -> Self {
+        let (plans, planned) = unbounded::<Box<StepPlan>>();
+        thread::spawn(move || {
+            let mut slots = HashMap::new();
+            for mut plan in planned {
+                answer(&mut plan, &mut slots);
+                completions.send(StepDone { plan, result: Ok(()) });
+            }
+        });
+        Self(plans)
+    }
+}
+
+impl Executor for Inventor {
+    fn submit(&mut self, plan: Box<StepPlan>) {
+        self.0.send(plan).expect("the thread ends with the channel; this is a bug");
+    }
+}
+
+fn answer(plan: &mut StepPlan, slots: &mut HashMap<u32, Arc<Request>>) {
+    slots.extend(plan.seats.iter().map(|seat| (seat.slot, Arc::clone(&seat.request))));
+    plan.copied = true;
+    for work in &plan.work {
+        let request = &*slots[&work.slot];
+        plan.positions.extend(work.reported.clone().map(|position| PromptPosition {
+            logprob: logprob(position + 1),
+            details: details(request, position, request.reports.prompt_logprobs, Extent::has_prompt),
+        }));
+        plan.sampled.extend(work.sample.map(|sample| {
+            // With the first token comes the last row of the prompt.
+            let is_told = |extent: Extent| extent.has_generation() || sample.index == 0;
+            let position = last_position(work);
+            Token {
+                id: position + request.sampling.seed as u32,
+                logprob: logprob(position + 1),
+                details: details(request, position, request.reports.logprobs, is_told),
+            }
+        }));
+        plan.answers.push(Answer {
+            num_tokens: u32::from(work.sample.is_some()),
+            num_positions: work.reported.len() as u32,
+            ..Answer::default()
+        });
+    }
+}
+
+fn last_position(work: &Work) -> u32 {
+    work.start + work.num_tokens - 1
+}
+
+fn logprob(position: u32) -> f32 {
+    position as f32 * -0.01
+}
+
+fn details(
+    request: &Request,
+    position: u32,
+    num_likeliest: Option<u32>,
+    is_told: impl Fn(Extent) -> bool,
+) -> Option<Box<Details>> {
+    let row = |extent: Option<Extent>, width: usize| match extent {
+        Some(extent) if is_told(extent) => {
+            let mut row = vec![0.0; width];
+            row[..2].copy_from_slice(&[position as f32, request.sampling.seed as f32]);
+            row
+        }
+        _ => Vec::new(),
+    };
+    Some(Box::new(Details {
+        top: (0..num_likeliest.unwrap_or(0)).map(|id| (id, id as f32 * -0.5)).collect(),
+        logits: row(request.reports.logits, 5),
+        hidden_state: row(request.reports.hidden_states, 3),
+    }))
+}

@@ -1,0 +1,194 @@
+"""What the text of a chat means: content, reasoning and tool calls, in the result and piece by piece."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+import penstock
+from api_support import make_engine
+from support.scripted import UNKNOWN, write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+MESSAGES = [{"role": "user", "content": "What is the weather?"}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+DRAWN = penstock.SamplingParams(temperature=2.0, ignore_eos=True, tools=TOOLS)
+THINKING = ["<think>", "Let me ", "see.", "</think>", "\n\n"]
+CALLING = [
+    "<tool_call>",
+    '\n{"name": "wea',
+    'ther", ',
+    '"arguments": ',
+    '{"city": "B',
+    'ern"}',
+    "}\n",
+    "</tool_call>",
+]
+TAGS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
+
+
+class Script(NamedTuple):
+    """A seed, and the ids that the tiny model generates with it."""
+
+    seed: int
+    token_ids: tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def script(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Script:
+    tokenizer = write_tokenizer(tmp_path_factory.mktemp("script") / "tokenizer.json", 512, {})
+    with make_engine(tiny_model, tokenizer=tokenizer) as engine:
+        choices = engine.blocking.generate(MESSAGES, DRAWN, max_tokens=16, seed=0, n=128).choices
+    for choice in choices:
+        if len({UNKNOWN, *choice.token_ids}) == 17:
+            return Script(choice.seed, choice.token_ids)
+    pytest.fail("no seed draws different tokens alone")
+
+
+@pytest.fixture
+def model_saying(script: Script, tiny_model: Path, tmp_path: Path) -> Callable[..., penstock.Engine]:
+    """Engines whose model answers `MESSAGES` with given pieces, a token each."""
+
+    def make(pieces: Sequence[str], special: Collection[str] = (), **options: object) -> penstock.Engine:
+        texts = dict(zip(script.token_ids, pieces, strict=False))
+        tokenizer = write_tokenizer(tmp_path / "tokenizer.json", 512, texts, special)
+        options = {"tool_parser": "hermes", "reasoning_parser": "think", **options}
+        return make_engine(tiny_model, tokenizer=tokenizer, **options)
+
+    return make
+
+
+@pytest.fixture
+def params(script: Script) -> Callable[[Sequence[str]], penstock.SamplingParams]:
+    """To say these pieces and no more."""
+    return lambda pieces: DRAWN.replace(seed=script.seed, max_tokens=len(pieces))
+
+
+async def test_reasoning_and_calls_are_told_from_content(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    pieces = [*THINKING, "I ", "ask.", *CALLING]
+    async with model_saying(pieces) as engine:
+        request = await engine.start_request(MESSAGES, params(pieces))
+        chunks = [chunk async for chunk in request]
+        result = await request.result()
+    assert result.text == "".join(pieces)
+    assert (result.reasoning, result.content) == ("Let me see.", "I ask.")
+    (call,) = result.tool_calls
+    assert (call.name, call.arguments) == ("weather", '{"city": "Bern"}')
+    assert re.fullmatch("call_[0-9a-f]{24}", call.id)
+    assert result.finish_reason == "length"
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert "".join(chunk.content for chunk in chunks) == result.content
+    assert "".join(chunk.reasoning for chunk in chunks) == result.reasoning
+    assert joined(chunks) == [call]
+
+
+def joined(chunks: Sequence[penstock.Chunk]) -> list[penstock.ToolCall]:
+    """The calls that the pieces of calls in some chunks make; id and name come with the first of each."""
+    calls: list[penstock.ToolCall] = []
+    for delta in (delta for chunk in chunks for delta in chunk.tool_calls):
+        if delta.index == len(calls):
+            assert delta.id is not None
+            assert delta.name is not None
+            calls.append(penstock.ToolCall(id=delta.id, name=delta.name, arguments=""))
+        else:
+            assert (delta.id, delta.name) == (None, None)
+        call = calls[delta.index]
+        calls[delta.index] = penstock.ToolCall(
+            id=call.id, name=call.name, arguments=call.arguments + delta.arguments
+        )
+    return calls
+
+
+async def test_arguments_come_piece_by_piece(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    pieces = [*CALLING, "\n", '<tool_call>\n{"name": "other", "arguments"', ": {}}\n</tool_call> "]
+    async with model_saying(pieces) as engine:
+        request = await engine.start_request(MESSAGES, params(pieces))
+        chunks = [chunk async for chunk in request]
+        first, second = (await request.result()).tool_calls
+    assert joined(chunks) == [first, second]
+    assert (second.name, second.arguments) == ("other", "{}")
+    assert first.id != second.id
+
+
+async def test_special_tokens_that_mark_calls_are_read_though_the_text_leaves_them_out(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    pieces = [*THINKING, "I ", "<|other|>", "ask.", *CALLING]
+    async with model_saying(pieces, special={*TAGS, "<|other|>"}) as engine:
+        result = await engine.generate(MESSAGES, params(pieces))
+        shown = await engine.generate(MESSAGES, params(pieces), skip_special_tokens=False)
+        stopped = await engine.generate(MESSAGES, params(pieces), stop="</tool_call>")
+        untold = await engine.generate(MESSAGES, params(pieces).replace(tools=None))
+    plain = [piece for piece in pieces if piece not in {*TAGS, "<|other|>"}]
+    assert result.text == "".join(plain)
+    assert (result.reasoning, result.content) == ("Let me see.", "I ask.")
+    assert [call.arguments for call in result.tool_calls] == ['{"city": "Bern"}']
+    assert shown.text == "".join(pieces)
+    assert (shown.reasoning, shown.content) == ("Let me see.", "I <|other|>ask.")
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", "</tool_call>")
+    assert stopped.text == result.text
+    assert [call.name for call in stopped.tool_calls] == ["weather"]
+    assert untold.reasoning == "Let me see."
+    assert untold.tool_calls == ()
+    assert untold.content == "I ask." + "".join(plain[plain.index("ask.") + 1 :])
+
+
+async def test_a_text_that_is_no_chat_is_not_parsed(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    pieces = [*THINKING, *CALLING]
+    async with model_saying(pieces) as engine:
+        prompt = engine.render_chat(MESSAGES)
+        text = await engine.generate(prompt, params(pieces))
+        request = await engine.start_request(prompt, params(pieces))
+        chunks = [chunk async for chunk in request]
+    assert text.text == text.content == "".join(pieces)
+    assert (text.reasoning, text.tool_calls) == ("", ())
+    assert all(chunk.content == chunk.text for chunk in chunks)
+    assert all((chunk.reasoning, chunk.tool_calls) == ("", ()) for chunk in chunks)
+
+
+async def test_a_call_cut_short_is_told_as_far_as_it_came(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    pieces = ["Well:", *CALLING]
+    async with model_saying(pieces) as engine:
+        cut = await engine.generate(MESSAGES, params(pieces), max_tokens=6)
+        hidden = await engine.generate(MESSAGES, params(pieces), stop='"city"')
+    assert (cut.content, cut.tool_calls[0].arguments) == ("Well:", '{"city": "B')
+    assert hidden.text == "".join(pieces).partition('"city"')[0]
+    assert hidden.tool_calls[0].arguments == "{"
+
+
+async def test_formats_are_those_of_the_configuration(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    pieces = [*THINKING, *CALLING]
+    async with model_saying(pieces, tool_parser="none", reasoning_parser="none") as engine:
+        result = await engine.generate(MESSAGES, params(pieces))
+        assert result.content == result.text
+        assert (result.reasoning, result.tool_calls) == ("", ())
+    async with model_saying(pieces, reasoning_parser="none") as engine:
+        result = await engine.generate(MESSAGES, params(pieces))
+        assert (result.reasoning, len(result.tool_calls)) == ("", 1)
+
+
+async def test_an_echo_is_no_part_of_what_is_parsed(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    pieces = [*THINKING, "Hot."]
+    async with model_saying(pieces) as engine:
+        result = await engine.generate(MESSAGES, params(pieces), echo=True)
+        assert result.text == engine.render_chat(MESSAGES) + "".join(pieces)
+        assert (result.reasoning, result.content) == ("Let me see.", "Hot.")

@@ -1,0 +1,128 @@
+"""What a request is told besides its text: how every number finds its way, from an executor that makes it up.
+
+That executor's rules: the log probability of a token is minus a hundredth of its position, the likeliest
+tokens are the ids from 0, half a unit apart, and a row of logits or of a hidden state says its position and
+the seed of the choice it was computed for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import penstock
+from api_support import PROMPT, make_engine
+from penstock import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+pytestmark = pytest.mark.anyio
+
+LENGTH = len(PROMPT)
+SEED = 7
+PARAMS = penstock.SamplingParams(max_tokens=6, seed=SEED, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model, max_num_batched_tokens=16, max_num_seqs=4) as engine:
+        engine._session._native = _core.testing_inventing_engine(tiny_model, engine.config)
+        yield engine
+
+
+def made_up_logprobs(first: int, end: int) -> tuple[float, ...]:
+    """Of the tokens at these positions."""
+    return tuple(float(np.float32(position) * np.float32(-0.01)) for position in range(first, end))
+
+
+def rows(tensor: penstock.Tensor | None) -> NDArray[np.float32]:
+    """The numbers of a tensor, where they lie."""
+    assert tensor is not None
+    return np.asarray(tensor)
+
+
+async def test_tokens_have_their_log_probabilities_and_the_likeliest(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, PARAMS, logprobs=True, top_logprobs=2)
+    chunks = [chunk async for chunk in request]
+    result = await request.result()
+    expected = made_up_logprobs(LENGTH, LENGTH + 6)
+    assert result.logprobs == expected
+    assert result.cumulative_logprob == sum(expected)
+    assert result.top_logprobs == (((0, 0.0), (1, -0.5)),) * 6
+    assert tuple(top for chunk in chunks for top in chunk.top_logprobs or ()) == result.top_logprobs
+    plain = await engine.generate(PROMPT, PARAMS, logprobs=True)
+    assert (plain.logprobs, plain.top_logprobs) == (expected, None)
+    untold = await engine.generate(PROMPT, PARAMS)
+    assert (untold.logprobs, untold.cumulative_logprob, untold.prompt_logprobs) == (None, None, None)
+
+
+@pytest.mark.parametrize("length", [1, 2, 100])
+async def test_the_prompts_tokens_have_theirs_but_for_the_first(engine: penstock.Engine, length: int) -> None:
+    for n in (1, 3):
+        result = await engine.generate(range(length), PARAMS, n=n, prompt_logprobs=1)
+        assert result.prompt_logprobs == (None, *made_up_logprobs(1, length))
+        assert result.prompt_top_logprobs == (None, *[((0, 0.0),)] * (length - 1))
+    plain = await engine.generate(range(length), PARAMS, prompt_logprobs=0)
+    assert plain.prompt_logprobs == (None, *made_up_logprobs(1, length))
+    assert plain.prompt_top_logprobs is None
+
+
+@pytest.mark.parametrize("name", ["logits", "hidden_states"])
+@pytest.mark.parametrize("length", [1, 4, 100])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_rows_are_those_of_the_positions_asked_for(
+    engine: penstock.Engine, name: str, length: int, n: int
+) -> None:
+    end = length + 6 - 1
+    for extent, first, last in [("prompt", 0, length), ("generation", length - 1, end), ("all", 0, end)]:
+        options: Any = {f"output_{name}": extent}
+        result = await engine.generate(range(length), PARAMS, n=n, **options)
+        for choice in result.choices:
+            array = rows(getattr(choice, name))
+            assert array.dtype == np.float32
+            assert array.shape == (last - first, 5 if name == "logits" else 3)
+            assert array[:, 0].tolist() == list(range(first, last))
+            is_own = np.arange(first, last) >= length - 1
+            own_seed = SEED if extent == "prompt" else choice.seed
+            assert array[:, 1].tolist() == np.where(is_own, own_seed, SEED).tolist()
+        assert (result.logits is None) == (name != "logits")
+        assert (result.hidden_states is None) == (name == "logits")
+
+
+async def test_a_result_gives_the_same_memory_every_time(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, PARAMS, output_logits="prompt", n=2)
+    results = [await request.result(), await request.result()]
+    choices = [choice for result in results for choice in result.choices]
+    places = {rows(choice.logits).__array_interface__["data"] for choice in choices}
+    assert len(places) == 1
+    ((_, is_read_only),) = places
+    assert is_read_only
+
+
+async def test_what_follows_a_stop_string_is_not_told_of(engine: penstock.Engine) -> None:
+    whole = await engine.generate(PROMPT, PARAMS, max_tokens=100)
+    stop = engine.decode(whole.token_ids[4:5])
+    result = await engine.generate(
+        PROMPT, PARAMS, max_tokens=100, stop=stop, logprobs=True, top_logprobs=1, output_logits="all"
+    )
+    length = len(result.token_ids)
+    assert result.stop_reason == stop
+    assert length <= 5
+    assert result.logprobs == made_up_logprobs(LENGTH, LENGTH + length)
+    assert len(result.top_logprobs or ()) == length
+    assert len(rows(result.logits)) == LENGTH + length - 1
+
+
+async def test_a_cancelled_request_has_the_rows_of_its_tokens(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, PARAMS, max_tokens=400, output_hidden_states="all", n=2)
+    await anext(request)
+    request.cancel()
+    for choice in (await request.result()).choices:
+        assert choice.finish_reason in {"cancelled", "length"}
+        assert len(rows(choice.hidden_states)) == LENGTH - 1 + len(choice.token_ids)

@@ -1,0 +1,143 @@
+"""What ends a choice, and what is left of that in its text: strings, tokens and sequences of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api_support import LONG, PROMPT, make_engine
+from support.scripted import write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from typing import Unpack
+
+    import penstock
+    from penstock._options import SamplingOptions
+
+pytestmark = pytest.mark.anyio
+
+DRAWN = LONG.replace(temperature=1.0, max_tokens=120)
+END_OF_TURN = 258
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+async def streamed(engine: penstock.Engine, **options: Unpack[SamplingOptions]) -> penstock.Result:
+    """The result, after a look at what its chunks make together."""
+    request = await engine.start_request(PROMPT, DRAWN, **options)
+    chunks = [chunk async for chunk in request]
+    result = await request.result()
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == result.token_ids
+    return result
+
+
+def end_of_first(tokens: Sequence[int], sequence: Sequence[int]) -> int:
+    """Where the first occurrence of `sequence` ends."""
+    length = len(sequence)
+    return next(
+        end for end in range(length, len(tokens) + 1) if tuple(tokens[end - length : end]) == tuple(sequence)
+    )
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("kept", ["kept", ""])
+async def test_a_stop_sequence_stays_in_the_tokens_and_leaves_the_text(
+    engine: penstock.Engine, length: int, kept: str
+) -> None:
+    whole = await engine.generate(PROMPT, DRAWN)
+    for start in range(0, 100, 9):
+        sequence = whole.token_ids[start : start + length]
+        end = end_of_first(whole.token_ids, sequence)
+        result = await streamed(engine, stop_sequences_ids=[sequence], include_stop_in_output=bool(kept))
+        assert (result.finish_reason, result.stop_reason) == ("stop", sequence)
+        assert result.token_ids == whole.token_ids[:end]
+        assert result.text == engine.decode(whole.token_ids[: end if kept else end - length])
+
+
+async def test_what_only_begins_like_a_stop_sequence_is_text(engine: penstock.Engine) -> None:
+    whole = await engine.generate(PROMPT, DRAWN)
+    tokens = whole.token_ids
+    begun = [[*tokens[start : start + length], 511] for start in range(0, 90, 7) for length in (1, 2, 3, 9)]
+    assert 511 not in tokens
+    result = await streamed(engine, stop_sequences_ids=begun)
+    assert (result.text, result.token_ids, result.finish_reason) == (whole.text, tokens, "length")
+
+
+async def test_a_sequence_that_overlaps_itself_is_found_at_its_first_end(engine: penstock.Engine) -> None:
+    tokens = (await engine.generate(PROMPT, DRAWN, temperature=0.0)).token_ids
+    start = next(start for start in range(100) if len({*tokens[start : start + 4]}) == 1)
+    end = next(end for end in range(start, 120) if tokens[end] != tokens[start])
+    for length in range(1, end - start + 1):
+        sequence = tokens[end - length : end + 1]
+        result = await streamed(engine, temperature=0.0, stop_sequences_ids=[sequence, [*sequence[1:], 511]])
+        assert result.token_ids == tokens[: end_of_first(tokens, sequence)]
+        assert result.text == engine.decode(result.token_ids[: -length - 1])
+
+
+async def test_a_stop_string_is_found_where_a_sequence_might_begin(engine: penstock.Engine) -> None:
+    whole = await engine.generate(PROMPT, DRAWN)
+    for start in range(10, 60, 7):
+        stop = engine.decode(whole.token_ids[start : start + 1])
+        if not stop or "\ufffd" in stop:
+            continue
+        plain = await streamed(engine, stop=stop)
+        sequence = [*plain.token_ids[-1:], *whole.token_ids[len(plain.token_ids) :][:3], 511]
+        held = await streamed(engine, stop=stop, stop_sequences_ids=[sequence])
+        assert (held.text, held.token_ids) == (plain.text, plain.token_ids)
+        assert (held.finish_reason, held.stop_reason) == ("stop", stop)
+
+
+async def test_stop_strings_and_tokens_are_kept_where_that_is_asked_for(engine: penstock.Engine) -> None:
+    whole = await engine.generate(PROMPT, DRAWN)
+    stop = whole.text[40:44]
+    result = await streamed(engine, stop=stop, include_stop_in_output=True)
+    assert result.text == whole.text[: whole.text.index(stop) + len(stop)]
+    assert (result.finish_reason, result.stop_reason) == ("stop", stop)
+    token = whole.token_ids[20]
+    end = whole.token_ids.index(token) + 1
+    result = await streamed(engine, stop_token_ids=[token], include_stop_in_output=True)
+    assert (result.token_ids, result.stop_reason) == (whole.token_ids[:end], token)
+    assert result.text == engine.decode(whole.token_ids[:end])
+
+
+async def test_a_special_token_that_ends_a_choice_is_kept_only_where_such_are_shown(
+    engine: penstock.Engine,
+) -> None:
+    choices = (await engine.generate(PROMPT, DRAWN, temperature=2.0, n=32)).choices
+    choice = next(choice for choice in choices if END_OF_TURN in choice.token_ids)
+    before = engine.decode(choice.token_ids[: choice.token_ids.index(END_OF_TURN)])
+    params = DRAWN.replace(temperature=2.0, seed=choice.seed, ignore_eos=False)
+    for include, skip, text in [
+        (False, True, ""),
+        (False, False, ""),
+        (True, True, ""),
+        (True, False, "<|im_end|>"),
+    ]:
+        result = await engine.generate(
+            PROMPT, params, include_stop_in_output=include, skip_special_tokens=skip
+        )
+        assert (result.text, result.stop_reason) == (before + text, END_OF_TURN)
+
+
+async def test_characters_that_end_where_a_stop_sequence_begins_are_kept(
+    engine: penstock.Engine, tiny_model: Path, tmp_path: Path
+) -> None:
+    for seed in range(100):
+        ids = (await engine.generate(PROMPT, DRAWN, temperature=2.0, max_tokens=5, seed=seed)).token_ids
+        if len(set(ids)) == 5:
+            break
+    pieces = dict(zip(ids, ["A", "<0xC3>", "<0xA9>", "end", "<0xC3>of"], strict=True))
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", 512, pieces)
+    async with make_engine(tiny_model, tokenizer=tokenizer) as scripted:
+        params = DRAWN.replace(temperature=2.0, seed=seed)
+        request = await scripted.start_request(PROMPT, params, stop_sequences_ids=[ids[3:]])
+        chunks = [chunk async for chunk in request]
+        assert "".join(chunk.text for chunk in chunks) == (await request.result()).text == "A\u00e9"
