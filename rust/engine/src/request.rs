@@ -246,6 +246,11 @@ impl Token {
     pub fn new(id: u32, logprob: f32) -> Self {
         Self { id, logprob, details: None }
     }
+
+    /// Moves it out, details and all.
+    pub(crate) fn take(&mut self) -> Self {
+        Self { details: self.details.take(), ..*self }
+    }
 }
 
 /// One position of the prompt.
@@ -255,6 +260,13 @@ pub struct PromptPosition {
     pub logprob: f32,
     /// What else was asked for.
     pub details: Option<Box<Details>>,
+}
+
+impl PromptPosition {
+    /// Moves it out, details and all.
+    pub(crate) fn take(&mut self) -> Self {
+        Self { details: self.details.take(), ..*self }
+    }
 }
 
 /// What is told of a position besides the token that follows it; empty where not asked for.
