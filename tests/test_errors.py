@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 
 NAN, INFINITY = float("nan"), float("inf")
 
+BAD_SEQUENCES: list[Any] = [[[]], [1], "12", [[-1]], [[True]], [[1]] * 65, [[1] * 65], {1: [1]}]
+BAD_TOOLS: list[Any] = [
+    [],
+    "tool",
+    [3],
+    [{}],
+    [{"type": "function"}],
+    [{"type": "retrieval", "function": {"name": "f"}}],
+    [{"type": "function", "function": {}}],
+    [{"type": "function", "function": {"name": ""}}],
+    [{"type": "function", "function": {"name": "x" * 129}}],
+    [{"type": "function", "function": {"name": "f", "parameters": []}}],
+    [{"type": "function", "function": {"name": "f"}}] * 2,
+    [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)],
+]
+
 BAD_PARAMS: list[tuple[str, Any]] = [
     *[("temperature", value) for value in (NAN, INFINITY, -INFINITY, -1, -1e-9, 2.001, True, "hot", [1])],
     *[("top_p", value) for value in (0, 0.0, 1.0001, -0.5, NAN, INFINITY, 1e-60, True, "all")],
@@ -68,10 +84,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("allowed_token_ids", value) for value in ([], [-1], [True], "1", [2**32], {1: 2})],
     *[("bad_token_ids", value) for value in ([-1], [True], "1", [2**32], {1: 2})],
     *[("bad_words", value) for value in ("word", [""], [3], ["x" * 257], ["x"] * 129, ["\ud800"], {"a": 1})],
-    *[
-        ("stop_sequences_ids", value)
-        for value in ([[]], [1], "12", [[-1]], [[True]], [[1]] * 65, [[1] * 65], {1: [1]})
-    ],
+    *[("stop_sequences_ids", value) for value in BAD_SEQUENCES],
     *[("include_stop_in_output", value) for value in (0, "no")],
     *[("top_logprobs", value) for value in (-1, 21, True, 1.0)],
     *[("prompt_logprobs", value) for value in (-1, 21, True, 1.0)],
@@ -101,23 +114,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("regex", value) for value in ("", 3, b"a", "\ud800", "x" * (2**20 + 1))],
     *[("grammar", value) for value in ("", 3, b"a", "\ud800", "x" * (2**20 + 1))],
     *[("choice", value) for value in ([], "yes", [""], [3], ["a"] * 1025, ["x" * 2**20, "x"])],
-    *[
-        ("tools", value)
-        for value in (
-            [],
-            "tool",
-            [3],
-            [{}],
-            [{"type": "function"}],
-            [{"type": "retrieval", "function": {"name": "f"}}],
-            [{"type": "function", "function": {}}],
-            [{"type": "function", "function": {"name": ""}}],
-            [{"type": "function", "function": {"name": "x" * 129}}],
-            [{"type": "function", "function": {"name": "f", "parameters": []}}],
-            [{"type": "function", "function": {"name": "f"}}] * 2,
-            [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)],
-        )
-    ],
+    *[("tools", value) for value in BAD_TOOLS],
     *[
         ("tool_choice", value)
         for value in ("any", "", 1, True, {}, {"type": "function"}, {"type": "function", "function": {}})

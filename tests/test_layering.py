@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 RUST = ROOT / "rust"
 PACKAGE = ROOT / "python" / "penstock"
 
-# kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; guidance; python on top of them.
+# kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; guidance; python on top.
 LAYERS = {
     "kernels": set(),
     "checkpoint": set(),

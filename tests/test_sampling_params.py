@@ -1,4 +1,4 @@
-"""What a request may ask for: how fields go together, how values are kept, and that hostile ones are cut off."""
+"""What a request may ask for: how fields go together, how values are kept, what hostile ones come to."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ VALUES: dict[str, Any] = {
     "stop_sequences_ids": [[1, 2], [3]],
     "logits_processors": [print, len],
     "response_format": SCHEMA,
-    "tools": [TOOL, {"type": "function", "function": {"name": "news", "strict": True, "description": "é\n\0"}}],
+    "tools": [
+        TOOL,
+        {"type": "function", "function": {"name": "news", "strict": True, "description": "é\n\0"}},
+    ],
     "tool_choice": NAMED,
     "choice": ["yes", "no"],
     "grammar": 'start: "a"',
@@ -107,8 +110,8 @@ def test_what_goes_together_is_taken(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("field", VALUES)
 def test_a_value_is_kept_as_given_and_makes_an_equal_object(field: str) -> None:
-    tools = {"tools": [TOOL]} if field == "tool_choice" else {}
-    params = penstock.SamplingParams(**{field: VALUES[field]}, **tools)
+    options = {field: VALUES[field]} | ({"tools": [TOOL]} if field == "tool_choice" else {})
+    params = penstock.SamplingParams(**options)
     kept = getattr(params, field)
     assert json.dumps(kept, default=repr) == json.dumps(
         dict(sorted(VALUES[field].items())) if field == "logit_bias" else VALUES[field], default=repr
@@ -123,8 +126,8 @@ def test_a_value_is_kept_as_given_and_makes_an_equal_object(field: str) -> None:
 
 
 def test_mappings_are_copied_when_given_and_when_read() -> None:
-    given = copy.deepcopy({"response_format": SCHEMA, "logit_bias": {1: 1.0}})
-    params = penstock.SamplingParams(**given)  # type: ignore[arg-type]
+    given: dict[str, Any] = copy.deepcopy({"response_format": SCHEMA, "logit_bias": {1: 1.0}})
+    params = penstock.SamplingParams(**given)
     given["response_format"]["type"] = "text"
     params.response_format["type"] = "text"  # type: ignore[index]
     params.logit_bias[1] = 2.0  # type: ignore[index]
@@ -134,7 +137,7 @@ def test_mappings_are_copied_when_given_and_when_read() -> None:
 
 def test_the_order_of_a_schema_is_part_of_it_and_that_of_biases_is_not() -> None:
     def schema(*names: str) -> penstock.SamplingParams:
-        properties = {name: {} for name in names}
+        properties: dict[str, Any] = {name: {} for name in names}
         wrapped = {"type": "json_schema", "json_schema": {"schema": {"properties": properties}}}
         return penstock.SamplingParams(response_format=wrapped)
 
@@ -255,7 +258,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def test_the_models_defaults_hold_where_nothing_is_said(model: Path) -> None:
-    own = {
+    own: dict[str, Any] = {
         "temperature": 0.9,
         "top_k": 7,
         "top_p": 0.8,
@@ -269,8 +272,9 @@ def test_the_models_defaults_hold_where_nothing_is_said(model: Path) -> None:
         params = resolved(engine)
         assert {name: getattr(params, name) for name in own} == own
         assert params.max_tokens == 5
-        params = resolved(engine, **dict.fromkeys(own, 1), max_tokens=40)
-        assert {name: getattr(params, name) for name in own} == dict.fromkeys(own, 1)
+        ones: dict[str, Any] = dict.fromkeys(own, 1)
+        params = resolved(engine, **ones, max_tokens=40)
+        assert {name: getattr(params, name) for name in own} == ones
         assert params.max_tokens == 40
         assert resolved(engine, max_length=9).max_tokens == 5
 
@@ -282,8 +286,11 @@ def test_max_length_counts_the_prompt(model: Path) -> None:
         assert resolved(engine, max_length=7, max_tokens=9).max_tokens == 3
         assert resolved(engine, max_length=7, max_tokens=1).max_tokens == 1
         assert resolved(engine, max_tokens=9).max_tokens == 9
-        for options in ({"max_length": 4}, {"max_length": 3, "max_tokens": 5}):
-            with pytest.raises(penstock.InvalidRequest, match="more than the 4 tokens of the prompt") as caught:
+        refused: list[dict[str, Any]] = [{"max_length": 4}, {"max_length": 3, "max_tokens": 5}]
+        for options in refused:
+            with pytest.raises(
+                penstock.InvalidRequest, match="more than the 4 tokens of the prompt"
+            ) as caught:
                 resolved(engine, **options)
             assert caught.value.field == "max_length"
 
@@ -325,7 +332,11 @@ def test_tools_are_for_chats(tiny_model: Path) -> None:
         ("regex", "(", "regular expression"),
         ("grammar", "start: undefined_rule", "Lark"),
         ("grammar", 'root ::= "a"', "GBNF"),
-        ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "number of"}}}, "schema"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": {"type": "number of"}}},
+            "schema",
+        ),
     ],
 )
 def test_a_form_that_cannot_be_followed_is_named_with_the_reason(

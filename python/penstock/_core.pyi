@@ -7,6 +7,7 @@ blocks it is an `int`; times are in seconds; sizes are in bytes.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, final
 
@@ -420,8 +421,8 @@ class Tensor:
 
         numpy.asarray(tensor)    torch.from_dlpack(tensor)    memoryview(tensor)
 
-    None of these copies, and what they make keeps the memory as long as it is needed. The tensors of a result are
-    read-only; that of a logits processor may be written to, by which it counts until the processor returns.
+    None of these copies, and what they make keeps the memory as long as it is needed. The tensors of a result
+    are read-only; that of a logits processor may be written to, which counts until the processor returns.
     Prints its shape alone; equal are tensors of the same shape and the same bits.
     """
 
@@ -445,7 +446,9 @@ class Tensor:
         """
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1034,9 +1037,9 @@ class Engine:
     ) -> Request:
         """Hands a request over; what comes of it is heard on `port`.
 
-        With `is_chat` the prompt is a rendered chat: its special tokens are written already, tools may be
-        called, and the answer is parsed. With `is_scoring` nothing is generated, and the log probabilities of
-        the prompt are told. Never waits for the engine, but tokenises text, and compiles the form that an
+        With `is_chat` the prompt is what a template made of messages: no special tokens are added, tools may
+        be called, and the answer is parsed. With `is_scoring` nothing is generated, and the log probabilities
+        of the prompt are told. Never waits for the engine, but tokenises text, and compiles the form that an
         answer is to have, which may take seconds.
 
         Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
