@@ -36,6 +36,8 @@ impl Builder {
             initial_lexer_fuel: limits.lexer_nodes,
             step_lexer_fuel: limits.mask_nodes,
             step_max_items: limits.mask_items,
+            // What one mask may make bounds a row of it too.
+            max_items_in_row: limits.mask_items,
             max_lexer_states: limits.lexer_states,
             max_grammar_size: limits.grammar_symbols,
             verbose_errors: false,

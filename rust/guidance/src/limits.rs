@@ -49,7 +49,7 @@ impl Default for Limits {
             source_bytes: 1 << 20,
             recursion: 20_000,
             copied_bytes: 64 << 20,
-            pairs: 4_000_000,
+            pairs: 1_000_000,
             grammar_symbols: 500_000,
             lexer_nodes: 300_000,
             lexer_states: 50_000,

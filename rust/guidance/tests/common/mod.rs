@@ -1,6 +1,8 @@
 //! Vocabularies, and a walk through a grammar that chooses among the allowed tokens at random.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod validate;
+
 use std::sync::Arc;
 
 use penstock_guidance::{Compiler, Grammar, GuidanceError, Guide, Limits, TokenText, Vocabulary};
@@ -98,7 +100,7 @@ impl Tokens {
         Ok(allowed)
     }
 
-    /// Chooses until the end. After `patience` tokens it prefers what brings a text to its end.
+    /// Chooses until the end. After `patience` tokens mostly what brings a text to its end.
     pub fn walk(&self, guide: &mut Guide, random: &mut Random, patience: usize) -> Result<String, String> {
         let mut text = Vec::new();
         for count in 0..patience + 4_000 {
@@ -112,7 +114,9 @@ impl Tokens {
             let token = if allowed.contains(&self.end) && (count >= patience || random.below(3) == 0) {
                 self.end
             } else if count >= patience {
-                *allowed.iter().max_by_key(|&&id| self.closing(id)).unwrap()
+                let finishing: Vec<u32> = allowed.iter().copied().filter(|&id| self.finishes(id)).collect();
+                let from = if finishing.is_empty() || random.below(4) == 0 { allowed } else { finishing };
+                from[random.below(from.len())]
             } else {
                 allowed[random.below(allowed.len())]
             };
@@ -123,17 +127,12 @@ impl Tokens {
             }
             text.extend(&self.texts[token as usize]);
         }
-        Err(format!("no end: {}", String::from_utf8_lossy(&text)))
+        Err(format!("no end after {} bytes", text.len()))
     }
 
-    /// How much a token does to end a text: brackets and quotes do most, what opens something does least.
-    fn closing(&self, id: u32) -> i32 {
-        match self.texts[id as usize].as_slice() {
-            b"\"" | b"}" | b"]" => 3,
-            [b'a'..=b'z' | b'0'..=b'9'] => 2,
-            [byte] if byte.is_ascii() && !b"[{,\\ ".contains(byte) => 1,
-            [_] => 0,
-            _ => -1,
-        }
+    /// Whether a token is among those that bring most texts to their end, if they are chosen from at random.
+    fn finishes(&self, id: u32) -> bool {
+        let text = self.texts[id as usize].as_slice();
+        matches!(text, [byte] if b"\"}],:@abz0.".contains(byte)) || text == b"</think>"
     }
 }

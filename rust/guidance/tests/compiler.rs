@@ -1,0 +1,144 @@
+//! Compiling: once for all who ask, within its time, and kept within bounds.
+
+mod common;
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use common::{bytes, compiler, schema};
+use penstock_guidance::{Compiled, Compiler, Grammar, GuidanceError, Guide, Limits, Vocabulary};
+
+fn number(value: usize) -> Grammar {
+    schema(&format!(r#"{{"const":{value}}}"#))
+}
+
+fn with(limits: Limits) -> Compiler {
+    Compiler::new(bytes().vocabulary, limits).unwrap()
+}
+
+/// Takes a while.
+fn slow() -> Grammar {
+    let names: Vec<String> = (0..900).map(|index| format!(r#""p{index}":{{"type":"null"}}"#)).collect();
+    schema(&format!(r#"{{"properties":{{{}}}}}"#, names.join(",")))
+}
+
+#[test]
+fn a_compiler_is_shared_and_a_guide_moves_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    fn moved<T: Send>() {}
+    shared::<(Compiler, Compiled, Vocabulary, Grammar, GuidanceError)>();
+    moved::<Guide>();
+}
+
+#[test]
+fn equal_grammars_compile_once_whoever_asks_and_when() {
+    let compiler = compiler(&bytes());
+    let barrier = Barrier::new(8);
+    let compiled: Vec<Arc<Compiled>> = thread::scope(|scope| {
+        let ask = || {
+            barrier.wait();
+            compiler.compile(&slow()).unwrap()
+        };
+        let asking: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        asking.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let later = compiler.compile(&slow()).unwrap();
+    assert!(compiled.iter().all(|one| Arc::ptr_eq(one, &later)));
+    assert_eq!(compiler.cache_use().grammars, 1);
+}
+
+#[test]
+fn an_error_reaches_all_who_wait_and_is_not_kept() {
+    let compiler = compiler(&bytes());
+    let barrier = Barrier::new(4);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                barrier.wait();
+                let error = compiler.compile(&schema(r#"{"not":{}}"#)).err().unwrap();
+                assert!(matches!(error, GuidanceError::Invalid { .. }), "{error}");
+            });
+        }
+    });
+    assert_eq!(compiler.cache_use().grammars, 0);
+}
+
+#[test]
+fn who_waits_too_long_gives_up_and_who_asks_later_finds_the_result() {
+    let limit = Duration::from_millis(1);
+    let compiler = with(Limits { compile_time: limit, workers: 1, ..Limits::default() });
+    let mut given_up = 0;
+    // Once a thread has taken it the compilation goes on, whoever waits.
+    while let Err(error) = compiler.compile(&slow()) {
+        assert!(matches!(error, GuidanceError::TimedOut { limit: said, .. } if said == limit), "{error}");
+        given_up += 1;
+    }
+    assert!(given_up > 0);
+    assert_eq!(compiler.cache_use().grammars, 1);
+}
+
+#[test]
+fn a_slow_grammar_does_not_hold_up_the_others() {
+    let compiler = with(Limits { workers: 2, ..Limits::default() });
+    thread::scope(|scope| {
+        scope.spawn(|| compiler.compile(&slow()).unwrap());
+        (0..20).for_each(|value| drop(compiler.compile(&number(value)).unwrap()));
+    });
+}
+
+#[test]
+fn a_compiler_dropped_in_the_middle_of_its_work_is_no_harm_to_what_it_made() {
+    let compiler = with(Limits { compile_time: Duration::ZERO, ..Limits::default() });
+    drop(compiler.compile(&slow()));
+    drop(compiler);
+    let compiled = with(Limits::default()).compile(&number(7)).unwrap();
+    let mut guide = compiled.start().unwrap();
+    drop(compiled);
+    guide.accept(u32::from(b'7')).unwrap();
+    assert!(guide.is_complete());
+}
+
+#[test]
+fn what_was_not_asked_for_the_longest_goes_first() {
+    let compiler = with(Limits { cached_grammars: 2, ..Limits::default() });
+    let [one, two] = [1, 2].map(|value| compiler.compile(&number(value)).unwrap());
+    assert!(Arc::ptr_eq(&one, &compiler.compile(&number(1)).unwrap()));
+    compiler.compile(&number(3)).unwrap();
+    assert_eq!(compiler.cache_use().grammars, 2);
+    assert!(Arc::ptr_eq(&one, &compiler.compile(&number(1)).unwrap()));
+    assert!(!Arc::ptr_eq(&two, &compiler.compile(&number(2)).unwrap()));
+}
+
+#[test]
+fn a_grammar_larger_than_the_cache_is_compiled_and_not_kept() {
+    let compiler = with(Limits { cached_bytes: 10, ..Limits::default() });
+    compiler.compile(&number(1)).unwrap();
+    assert_eq!((compiler.cache_use().grammars, compiler.cache_use().bytes), (0, 0));
+}
+
+/// Memory of this process that is in use, in bytes.
+#[cfg(target_os = "linux")]
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ten_thousand_grammars_leave_memory_bounded() {
+    let limit = 16 << 20;
+    let compiler = with(Limits { cached_bytes: limit, cached_grammars: usize::MAX, ..Limits::default() });
+    for value in 0..1_000 {
+        compiler.compile(&number(value)).unwrap();
+    }
+    let before = resident();
+    for value in 1_000..10_000 {
+        compiler.compile(&number(value)).unwrap();
+        assert!(compiler.cache_use().bytes <= limit);
+    }
+    let (used, grown) = (compiler.cache_use(), resident().saturating_sub(before));
+    assert!(used.grammars > 10 && used.bytes > limit / 2, "{used:?}");
+    assert!(grown < 4 * limit, "{grown} bytes more, at {used:?}");
+}

@@ -1,0 +1,257 @@
+//! What strangers send: every grammar here is refused with a typed error, or kept within the limits while it is used.
+
+mod common;
+
+use common::{Random, Tokens, compiler, schema, words};
+use penstock_guidance::{Compiler, Grammar, GuidanceError, Limits, ToolCalls};
+
+fn lark(source: impl Into<String>) -> Grammar {
+    Grammar::Lark(source.into())
+}
+
+fn regex(source: impl Into<String>) -> Grammar {
+    Grammar::Regex(source.into())
+}
+
+/// `part` of each number below `count`, put together.
+fn repeat(count: usize, separator: &str, part: impl Fn(usize) -> String) -> String {
+    (0..count).map(part).collect::<Vec<_>>().join(separator)
+}
+
+fn properties(count: usize) -> String {
+    repeat(count, ",", |index| format!(r#""p{index}":{{}}"#))
+}
+
+fn definitions(count: usize, definition: impl Fn(usize) -> String) -> Grammar {
+    let all = repeat(count, ",", |index| format!(r#""a{index}":{}"#, definition(index + 1)));
+    schema(&format!(r##"{{"$defs":{{{all},"a{count}":{{"type":"null"}}}},"$ref":"#/$defs/a0"}}"##))
+}
+
+fn error(compiler: &Compiler, grammar: &Grammar) -> GuidanceError {
+    match compiler.compile(grammar) {
+        Ok(_) => panic!("{:.200} was compiled", format!("{grammar:?}")),
+        Err(error) => error,
+    }
+}
+
+/// Compiles each; `expected` says whether the error is the right kind, and its message has the text.
+fn check(expected: fn(&GuidanceError) -> bool, grammars: &[(Grammar, &str)]) {
+    let compiler = compiler(&words(1, 300));
+    for (grammar, text) in grammars {
+        let error = error(&compiler, grammar);
+        assert!(expected(&error) && error.to_string().contains(text), "{:.200}: {error}", format!("{grammar:?}"));
+    }
+}
+
+fn is_invalid(error: &GuidanceError) -> bool {
+    matches!(error, GuidanceError::Invalid { .. })
+}
+
+fn is_too_complex(error: &GuidanceError) -> bool {
+    matches!(error, GuidanceError::TooComplex { .. })
+}
+
+fn is_dead_end(error: &GuidanceError) -> bool {
+    matches!(error, GuidanceError::DeadEnd { .. })
+}
+
+#[test]
+fn nesting_is_refused_before_anything_recurses() {
+    let deep = 100_000;
+    let limit = "100000 brackets within each other; the limit is 64";
+    check(
+        is_too_complex,
+        &[
+            (schema(&"[".repeat(deep)), limit),
+            (schema(&format!("{}true{}", r#"{"not":"#.repeat(deep), "}".repeat(deep))), limit),
+            (regex(format!("{}{}", "(".repeat(deep), ")".repeat(deep))), limit),
+            (lark(format!("start: {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))), limit),
+            (lark(format!("start: /{}a{}/", "(".repeat(deep), ")".repeat(deep))), limit),
+            (lark(format!("start: <\"> {}", "[".repeat(deep))), limit),
+            (lark(format!("start: %json {}", "[".repeat(deep))), limit),
+        ],
+    );
+}
+
+#[test]
+fn a_source_too_long_is_refused() {
+    let limit = "1048577 bytes; the limit is 1048576";
+    let long = "a".repeat((1 << 20) + 1);
+    let grammars = [schema(&long), regex(long.clone()), lark(long.clone()), Grammar::Choice(vec![long.clone()]), Grammar::Gbnf(long)];
+    grammars.into_iter().for_each(|grammar| check(is_too_complex, &[(grammar, limit)]));
+}
+
+#[test]
+fn what_would_recurse_multiply_or_compare_without_end_is_too_complex() {
+    let alternatives = vec![r#"{"type":"string","minLength":1}"#; 15_000].join(",");
+    let choices = repeat(10, ",", |index| format!(r#"{{"properties":{{"k{index}":{{}}}}}}"#));
+    let patterns = |count| repeat(count, ",", |index| format!(r#"{{"pattern":"w{index}"}}"#));
+    check(
+        is_too_complex,
+        &[
+            (definitions(11_000, |next| format!(r##"{{"$ref":"#/$defs/a{next}"}}"##)), "levels of definitions"),
+            (definitions(400, |next| format!(r##"{}{{"$ref":"#/$defs/a{next}"}}{}"##, r#"{"items":"#.repeat(60), "}".repeat(60))), "levels"),
+            (schema(&format!(r#"{{"properties":{{{}}}}}"#, properties(30_000))), "levels"),
+            (schema(&format!(r#"{{"properties":{{{}}}}}"#, properties(1_100))), "pairs of properties"),
+            (schema(&format!(r#"{{"properties":{{{}}},"minProperties":1}}"#, properties(60))), "pairs of properties"),
+            (schema(&format!(r#"{{"patternProperties":{{{}}}}}"#, properties(40))), "pairs of properties"),
+            (schema(&format!(r#"{{"pattern":"{}","anyOf":[{alternatives}]}}"#, "a".repeat(400_000))), "alternatives times"),
+            (schema(&format!(r#"{{"type":"object","allOf":[{}]}}"#, vec![format!(r#"{{"anyOf":[{choices}]}}"#); 10].join(","))), "schema too large"),
+            (schema(&format!(r#"{{"allOf":[{}]}}"#, patterns(60))), "60 patterns that may apply to the same value; the limit is 12"),
+            (lark(format!("start: A\nA: {}", repeat(60, " & ", |index| format!("/(?s:.*)w{index}(?s:.*)/")))), "59 times &; the limit is 12"),
+            (lark(format!("start: a1\n{}", repeat(30_000, "\n", |index| format!("a{index}: a{}", index + 1)))), "rules and brackets"),
+            (lark(format!("start: A0\n{}\nA63: \"y\"", repeat(63, "\n", |index| format!("A{index}: A{0} A{0}", index + 1)))), "too big"),
+            (regex("a?".repeat(250_000)), "too big"),
+            (regex("a?".repeat(5_000) + &"a".repeat(5_000)), "out of fuel"),
+        ],
+    );
+}
+
+#[test]
+fn what_no_text_can_satisfy_is_refused() {
+    check(
+        is_invalid,
+        &[
+            (schema("false"), "false"),
+            (schema(r#"{"enum":[]}"#), "no value is valid"),
+            (schema(r#"{"type":"string","minLength":5,"maxLength":2}"#), "minLength (5) is greater than maxLength (2)"),
+            (schema(r#"{"type":"integer","minimum":5,"maximum":2}"#), "minimum (5) is greater than maximum (2)"),
+            (schema(r#"{"type":"object","properties":{"a":false},"required":["a"]}"#), "required property 'a'"),
+            (schema(r#"{"allOf":[{"type":"string"},{"type":"integer"}]}"#), "incompatible types"),
+            (schema(r#"{"type":"string","pattern":"[a-z]","maxLength":0}"#), "no value is valid"),
+            (Grammar::Choice(vec![]), "nothing to choose from"),
+            (Grammar::Choice(vec!["a".into(), String::new()]), "text 1 is empty"),
+        ],
+    );
+}
+
+#[test]
+fn recursion_without_end_is_a_dead_end() {
+    check(
+        is_dead_end,
+        &[
+            (schema(r##"{"$ref":"#"}"##), "no text that follows it ever ends"),
+            (schema(r##"{"anyOf":[{"$ref":"#"},{"allOf":[{"$ref":"#"}]}]}"##), "ever ends"),
+            (schema(r##"{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}"##), "ever ends"),
+            (schema(r##"{"type":"array","items":{"$ref":"#"},"minItems":1}"##), "ever ends"),
+            (lark("start: \"a\" start"), "ever ends"),
+            (lark("start: a\na: b\nb: a"), "ever ends"),
+        ],
+    );
+}
+
+#[test]
+fn what_is_not_supported_is_named() {
+    check(
+        is_invalid,
+        &[
+            (schema(r#"{"not":{"type":"null"}}"#), r#"["not"]"#),
+            (schema(r#"{"type":"array","uniqueItems":true,"contains":{}}"#), r#"["contains", "uniqueItems"]"#),
+            (schema(r#"{"type":"object","properties":{"a":{"if":true}}}"#), r#"["if"]"#),
+            (schema(r#"{"type":"object","propertyNames":{}}"#), r#"["propertyNames"]"#),
+            (schema(r#"{"type":"string","format":"colour"}"#), "Unknown format: colour"),
+            (schema(r#"{"type":"text"}"#), "Invalid type: text"),
+            (schema(r#"{"type":"string","pattern":"a(?=b)"}"#), "look-around"),
+            (schema(r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#), "oneOf is supported only where"),
+            (schema(r#"{"$ref":"https://example.com/schema.json"}"#), "$ref leads out of the schema: 'https://example.com/schema.json'"),
+            (schema(r#"{"$ref":"file:///etc/passwd"}"#), "$ref leads out of the schema"),
+            (schema(r##"{"$ref":"#/$defs/missing"}"##), "'$defs' not found"),
+            (schema(r#"{"x-guidance":{"lenient":true}}"#), "x-guidance"),
+            (schema(r#"{"type":"number","multipleOf":0}"#), "multipleOf 0"),
+            (schema(r#"{"type":"integer","multipleOf":999999937}"#), "multipleOf 999999937"),
+            (schema(r#"{"allOf":[{"multipleOf":9973},{"multipleOf":9967}]}"#), "common multiple"),
+            (schema("[1]"), "a schema is an object or true"),
+            (schema("{"), "not JSON"),
+            (regex("a(?=b)"), "look-around"),
+            (regex("["), "unclosed character class"),
+            (lark("start: missing"), "unknown name"),
+            (lark("begin: \"a\""), "no start rule found"),
+            (lark("start: <|nobody|>"), "unknown special token"),
+            (lark("start: <[999999]>"), "999999"),
+            (Grammar::Gbnf("root ::= \"a\"".into()), "llguidance does not read GBNF"),
+        ],
+    );
+}
+
+#[test]
+fn tool_calls_are_checked_tool_by_tool() {
+    let calls = |tools: &[(&str, &str)]| {
+        let [opening, call_opening, call_closing, separator, closing] = [""; 5].map(str::to_owned);
+        let tools = tools.iter().map(|(name, schema)| ((*name).to_owned(), (*schema).to_owned())).collect();
+        let (name_key, arguments_key) = ("name".to_owned(), "arguments".to_owned());
+        Grammar::ToolCalls(ToolCalls {
+            opening, call_opening, name_key, arguments_key, call_closing, separator, closing, tools, parallel: true, thinking: None,
+        })
+    };
+    check(
+        is_invalid,
+        &[
+            (calls(&[]), "there are no tools"),
+            (calls(&[("a", "true"), ("a", "{}")]), r#"two tools named "a""#),
+            (calls(&[("a", "true"), ("b", r#"{"type":"string"}"#)]), r#"arguments of "b": arguments must be of the type object"#),
+            (calls(&[("a", r#"{"not":{}}"#)]), r#"["not"]"#),
+            (calls(&[("a", "false")]), r#"arguments of "a""#),
+        ],
+    );
+    check(is_too_complex, &[(calls(&[("a", &"[".repeat(1_000))]), "1000 brackets within each other")]);
+}
+
+/// Walks a while; what a mask may not cost is an error of this sequence.
+fn follow(tokens: &Tokens, compiler: &Compiler, grammar: &Grammar) -> Result<(), GuidanceError> {
+    let mut guide = compiler.compile(grammar)?.start()?;
+    let mut random = Random(3);
+    for _ in 0..200 {
+        let allowed = tokens.mask(&mut guide)?;
+        let token = allowed[random.below(allowed.len())];
+        guide.accept(token)?;
+        if token == tokens.end {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_compiles_stays_within_the_limits_while_it_is_followed() {
+    let tokens = words(1, 300);
+    let compiler = compiler(&tokens);
+    for grammar in [
+        regex("(a{1,1000}){1,1000}"),
+        regex("((a{1,100}){1,100}){1,100}b"),
+        regex("(x+x+)+y"),
+        regex("(.*a.{20}){3}"),
+        regex(r"(\w{1,1000}\d{1,1000}){1,1000}"),
+        regex(repeat(20_000, "|", |index| format!("w{index}x"))),
+        schema(r#"{"type":"string","pattern":"^(a|b|[^x]{1,900}){900}$"}"#),
+        schema(r#"{"type":"string","minLength":1000000000}"#),
+        schema(r#"{"type":"array","minItems":1000000000,"items":{"type":"array","maxItems":1000000000}}"#),
+        lark("start: ((((\"x\" y){1,2000000000}){1,2000000000}){1,2000000}){1000000}\ny: \"z\""),
+        lark("start: a\na: \"x\" | a a | a a a | a a a a"),
+        lark(format!("start: a0\n{}\na40: \"y\" | \"\"", repeat(40, "\n", |index| format!("a{index}: a{0} a{0}", index + 1)))),
+        lark(format!("start: A\nA: {}", repeat(10, " & ", |index| format!("/(?s:.*)w{index}(?s:.*)/")))),
+    ] {
+        match follow(&tokens, &compiler, &grammar) {
+            Ok(()) | Err(GuidanceError::TooComplex { .. }) => {}
+            Err(error) => panic!("{:.200}: {error}", format!("{grammar:?}")),
+        }
+    }
+}
+
+#[test]
+fn a_mask_that_costs_too_much_ends_its_sequence_alone() {
+    let tokens = words(1, 300);
+    let limits = Limits { mask_items: 500, ..Limits::default() };
+    let compiler = Compiler::new(std::sync::Arc::clone(&tokens.vocabulary), limits).unwrap();
+    let dear = compiler.compile(&lark("start: a\na: \"x\" | a a | a a a | a a a a")).unwrap();
+    let cheap = compiler.compile(&regex("[0-9]{3}")).unwrap();
+    let (mut dear, mut cheap) = (dear.start().unwrap(), cheap.start().unwrap());
+    let error = (0..1_000).find_map(|_| tokens.mask(&mut dear).and_then(|_| dear.accept(u32::from(b'x'))).err()).unwrap();
+    assert!(is_too_complex(&error), "{error}");
+    assert_eq!(tokens.mask(&mut dear).unwrap_err(), error);
+    assert_eq!(dear.accept(tokens.end).unwrap_err(), error);
+    for _ in 0..3 {
+        tokens.mask(&mut cheap).unwrap();
+        cheap.accept(u32::from(b'7')).unwrap();
+    }
+    assert!(cheap.is_complete());
+}
