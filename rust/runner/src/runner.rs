@@ -7,7 +7,8 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_device::{
-    Backend, BlockCopy, CacheSpec, DeviceError, MemoryUse, SampleParams, Sampled, StepInputs, StepSpec,
+    Backend, BlockCopy, CacheSpec, DeviceError, Logprobs, MemoryUse, SampleParams, Sampled, StepInputs,
+    StepSpec,
 };
 use penstock_engine::Completions;
 use penstock_engine::executor::{self, DEPTH, Executor, Sample, StepDone, StepPlan};
@@ -108,7 +109,8 @@ impl<B: Backend> Runner<B> {
         sampled.resize(rows.len(), Sampled::default());
         let params = |row: usize| {
             let sample = plan.work[rows[row]].sample.as_ref();
-            sample_params(sample.expect("only rows that sample were collected; this is a bug"))
+            let sample = sample.expect("only rows that sample were collected; this is a bug");
+            SampleParams { row: row as u32, ..sample_params(sample) }
         };
         let Workspace { logits, scratch, .. } = &mut self.workspace;
         self.backend.sample(self.spec.vocabulary, logits, &params, scratch, sampled)?;
@@ -164,8 +166,9 @@ fn sample_params(sample: &Sample) -> SampleParams<'_> {
         min_p: sampling.min_p,
         seed: sampling.seed,
         index: sample.index,
-        logprob: sampling.logprobs,
+        logprobs: sampling.logprobs.then_some(Logprobs { top: 0, processed: false }),
         suppressed: if sample.suppress_stops { &sample.request.stop_token_ids } else { &[] },
+        ..SampleParams::greedy()
     }
 }
 
