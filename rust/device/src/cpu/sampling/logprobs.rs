@@ -17,8 +17,7 @@ pub(super) fn fill(
     out: &mut Vec<(u32, f32)>,
 ) -> f32 {
     let spans = (top > 0).then(|| Spans::new(kernels, scores, room));
-    // Of equal zeros it depends on the search which is found; by this, both are the same.
-    let best = spans.map_or_else(|| kernels.max(scores), |spans| spans.best()) + 0.0;
+    let best = spans.map_or_else(|| kernels.max(scores), |spans| spans.best());
     let log_sum = kernels.sum_of_exp(scores, best, factor).ln();
     let logprob = |score: f32| (f64::from((score - best) * factor) - log_sum) as f32;
     if let Some(spans) = spans {
