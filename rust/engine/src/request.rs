@@ -144,7 +144,7 @@ pub struct Request {
     pub prompt: Arc<[u32]>,
     /// Generate at most this many tokens; 0 only where the prompt is reported on.
     pub max_tokens: usize,
-    /// No stop token can be chosen before this many tokens have been generated.
+    /// No stop token can be chosen, and no stop sequence ends the request, before this many tokens have been generated.
     pub min_tokens: usize,
     /// Token ids that end the request when generated (end-of-sequence ids included, unless the user ignores them).
     pub stop_token_ids: Vec<u32>,

@@ -38,7 +38,7 @@ pub struct Stats {
     pub drafted_tokens: u64,
     /// Those of them that came true and were generated.
     pub accepted_tokens: u64,
-    /// Prompt tokens of requests that may share and have had a place, since the start.
+    /// Prompt tokens of requests that may take from the prefix cache and have had a place, since the start.
     pub prefix_query_tokens: u64,
     /// Those of them that the prefix cache had then: in the KV cache or on the host.
     pub prefix_hit_tokens: u64,

@@ -166,7 +166,8 @@ impl Scheduler {
         true
     }
 
-    /// A running sequence has lost its place, with what is saved of it.
+    /// Somebody who was admitted waits for a place: it has lost one, with what is saved of it, or never had one and was
+    /// not turned away.
     pub(super) fn wait_again(&mut self, sequence: Sequence) {
         insert(&mut self.preempted, sequence);
         self.admission_is_due = true;

@@ -4,7 +4,7 @@ use penstock_engine::{
     Event, Extent, FinishReason, Limits, OnExhaustion, PromptPosition, Reports, Request, Token,
 };
 
-use crate::harness::{Client, Harness, caching, found, limits};
+use crate::harness::{Client, Harness, cached, caching, found, limits};
 use crate::oracle::{answer, positions, request};
 
 fn told(request: Request) -> Request {
@@ -65,7 +65,7 @@ fn a_request_for_no_token_ends_when_it_is_told_of_its_whole_prompt() {
 #[test]
 fn what_is_told_of_is_computed_and_not_taken_from_the_cache_but_left_there() {
     let mut harness = Harness::new(caching());
-    for kind in [Some(Extent::Prompt), None] {
+    for (kind, expected) in [(None, 0), (Some(Extent::Prompt), 0), (None, 28)] {
         let mut request = request(32, 2, 7);
         request.reports.hidden_states = kind;
         request.reports.logits = Some(Extent::Generation);
@@ -73,9 +73,10 @@ fn what_is_told_of_is_computed_and_not_taken_from_the_cache_but_left_there() {
         harness.run();
         let events = client.drain();
         let Some(Event::Finished(finish)) = events.last() else { panic!("it has not ended: {events:?}") };
-        assert_eq!(finish.cached, if kind.is_some() { found(0, 0) } else { found(28, 0) });
+        assert_eq!(finish.cached, found(expected, 0));
     }
-    assert_eq!(harness.stats().prefix_query_tokens, 32, "who takes nothing does not ask");
+    assert_eq!(harness.stats().prefix_query_tokens, 2 * 32, "who takes nothing does not ask");
+    assert_eq!(harness.stats().prompt_tokens, 2 * 32 + 4);
 }
 
 #[test]
@@ -93,6 +94,28 @@ fn nothing_is_told_twice_whoever_loses_a_place() {
             check_told(&mut client, &limits);
         }
     }
+}
+
+#[test]
+fn what_a_forgotten_row_told_is_told_again() {
+    let limits = Limits { max_num_seqs: 2, num_blocks: 12, host_blocks: 16, ..caching() };
+    let mut harness = Harness::new(limits);
+    cached(&mut harness, request(13, 1, 0));
+    cached(&mut harness, request(45, 1, 1));
+    let mut loading = harness.start(request(19, 4, 0));
+    harness.plan();
+    let mut client = harness.start(Request { priority: 1, ..told(request(20, 0, 2)) });
+    harness.plan();
+    let mut urgent = harness.start(request(3, 2, 7));
+    assert_eq!((harness.device.num_plans(), harness.stats().preemptions), (2, 1));
+    // Whoever had no place then may have relied on the copies that failed.
+    assert!(harness.fail("out of order") > 0);
+    assert!(matches!(read(&mut loading).2, Some(FinishReason::Failed(_))));
+    harness.complete();
+    assert!(read(&mut client).0.is_empty(), "its row was forgotten");
+    harness.run();
+    check_told(&mut client, &harness.limits);
+    check_told(&mut urgent, &harness.limits);
 }
 
 #[test]
