@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 
 NAN, INFINITY = float("nan"), float("inf")
 
+BAD_SEQUENCES: list[Any] = [[[]], [1], "12", [[-1]], [[True]], [[1]] * 65, [[1] * 65], {1: [1]}]
+BAD_TOOLS: list[Any] = [
+    [],
+    "tool",
+    [3],
+    [{}],
+    [{"type": "function"}],
+    [{"type": "retrieval", "function": {"name": "f"}}],
+    [{"type": "function", "function": {}}],
+    [{"type": "function", "function": {"name": ""}}],
+    [{"type": "function", "function": {"name": "x" * 129}}],
+    [{"type": "function", "function": {"name": "f", "parameters": []}}],
+    [{"type": "function", "function": {"name": "f"}}] * 2,
+    [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)],
+]
+
 BAD_PARAMS: list[tuple[str, Any]] = [
     *[("temperature", value) for value in (NAN, INFINITY, -INFINITY, -1, -1e-9, 2.001, True, "hot", [1])],
     *[("top_p", value) for value in (0, 0.0, 1.0001, -0.5, NAN, INFINITY, 1e-60, True, "all")],
@@ -39,6 +55,71 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("priority", value) for value in (2**31, -(2**31) - 1, 0.5, True, "high")],
     *[("cache_salt", value) for value in ("", "x" * 1025, 7, b"salt", "\ud800")],
     *[("use_prefix_cache", value) for value in (0, "no")],
+    *[("n", value) for value in (0, -1, 129, 10**30, 1.0, True, "1")],
+    *[("best_of", value) for value in (0, -1, 129, 1.0, True)],
+    *[("num_beams", value) for value in (0, -1, 33, 1.0, True)],
+    *[("length_penalty", value) for value in (NAN, INFINITY, True, "long")],
+    *[("max_length", value) for value in (0, -1, 2**32, 1.0, True)],
+    *[("typical_p", value) for value in (0, 1.1, -0.5, NAN, 1e-60, True)],
+    *[("repetition_penalty", value) for value in (0, -1, NAN, INFINITY, 1e-60, 1e300, True)],
+    *[("presence_penalty", value) for value in (-2.1, 2.1, NAN, INFINITY, True)],
+    *[("frequency_penalty", value) for value in (-2.1, 2.1, NAN, -INFINITY, True)],
+    *[("no_repeat_ngram_size", value) for value in (-1, 2**32, 1.5, True)],
+    *[("suppress_repetition_in_generation", value) for value in (0, "no")],
+    *[
+        ("logit_bias", value)
+        for value in (
+            {-1: 0.0},
+            {2**32: 0.0},
+            {True: 0.0},
+            {"1": 0.0},
+            {1: NAN},
+            {1: INFINITY},
+            {1: 100.1},
+            {1: True},
+            [(1, 0.0)],
+            dict.fromkeys(range(1025), 0.0),
+        )
+    ],
+    *[("allowed_token_ids", value) for value in ([], [-1], [True], "1", [2**32], {1: 2})],
+    *[("bad_token_ids", value) for value in ([-1], [True], "1", [2**32], {1: 2})],
+    *[("bad_words", value) for value in ("word", [""], [3], ["x" * 257], ["x"] * 129, ["\ud800"], {"a": 1})],
+    *[("stop_sequences_ids", value) for value in BAD_SEQUENCES],
+    *[("include_stop_in_output", value) for value in (0, "no")],
+    *[("top_logprobs", value) for value in (-1, 21, True, 1.0)],
+    *[("prompt_logprobs", value) for value in (-1, 21, True, 1.0)],
+    *[("logprobs_mode", value) for value in ("cooked", "", 1, True)],
+    *[("echo", value) for value in (0, "no")],
+    *[("spaces_between_special_tokens", value) for value in (0, "no")],
+    *[("output_logits", value) for value in ("some", "", True, ["all"])],
+    *[("output_hidden_states", value) for value in ("some", "", True)],
+    *[("logits_processors", value) for value in (print, [3], [None], [print] * 17, "print")],
+    *[
+        ("response_format", value)
+        for value in (
+            "json_object",
+            {},
+            {"type": "xml"},
+            {"type": ["text"]},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": "object"},
+            {"type": "json_schema", "json_schema": {"name": "no schema"}},
+            {"type": "json_schema", "json_schema": {"schema": True}},
+            {"type": "json_schema", "json_schema": {"schema": {1: 2}}},
+            {"type": "json_schema", "json_schema": {"schema": {"a": NAN}}},
+            {"type": "json_schema", "json_schema": {"schema": {"a": {1, 2}}}},
+            {"type": "json_schema", "json_schema": {"schema": {"a": "\ud800"}}},
+        )
+    ],
+    *[("regex", value) for value in ("", 3, b"a", "\ud800", "x" * (2**20 + 1))],
+    *[("grammar", value) for value in ("", 3, b"a", "\ud800", "x" * (2**20 + 1))],
+    *[("choice", value) for value in ([], "yes", [""], [3], ["a"] * 1025, ["x" * 2**20, "x"])],
+    *[("tools", value) for value in BAD_TOOLS],
+    *[
+        ("tool_choice", value)
+        for value in ("any", "", 1, True, {}, {"type": "function"}, {"type": "function", "function": {}})
+    ],
+    *[("parallel_tool_calls", value) for value in (0, "no")],
 ]
 
 BAD_CONFIG: list[tuple[str, Any]] = [
@@ -58,6 +139,10 @@ BAD_CONFIG: list[tuple[str, Any]] = [
     *[("host_cache_bytes", value) for value in (-1, 2**63, 1e9, True)],
     *[("on_exhaustion", value) for value in ("abort", "", None.__class__, 1)],
     *[("tokenizer", value) for value in (3, ["path"], "\udcff")],
+    *[("speculation", value) for value in ("draft", "", True)],
+    *[("num_speculative_tokens", value) for value in (0, -1, 33, 1.0, True)],
+    *[("tool_parser", value) for value in ("xml", "", 1)],
+    *[("reasoning_parser", value) for value in ("tags", "", 1)],
 ]
 
 #: Options whose limit depends on the model or on each other, found when the engine opens.
@@ -106,6 +191,7 @@ def test_sizes_that_contradict_each_other_are_named_before_anything_is_loaded() 
         r"host_cache_bytes=0 .* on_exhaustion is swap": {"on_exhaustion": "swap", "host_cache_bytes": 0},
         r"host_cache_bytes=1 .* neither": {"prefix_cache": False, "host_cache_bytes": 1},
         r"prefix_cache_ttl=9.0 .* prefix_cache is False": {"prefix_cache": False, "prefix_cache_ttl": 9},
+        r"num_speculative_tokens=4 .* speculation is None": {"num_speculative_tokens": 4},
     }
     for message, options in contradictions.items():
         with pytest.raises(penstock.ConfigError, match=message) as caught:

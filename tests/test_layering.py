@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 RUST = ROOT / "rust"
 PACKAGE = ROOT / "python" / "penstock"
 
-# kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; guidance; python on top of them.
+# kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; guidance; python on top.
 LAYERS = {
     "kernels": set(),
     "checkpoint": set(),
@@ -23,7 +23,7 @@ LAYERS = {
     "models": {"device", "checkpoint"},
     "text": {"checkpoint"},
     "runner": {"device", "models", "checkpoint", "engine"},
-    "python": {"runner", "engine", "text", "checkpoint"},
+    "python": {"runner", "engine", "text", "checkpoint", "guidance"},
 }
 
 # Safe Rust everywhere else.
@@ -32,6 +32,7 @@ MAY_BE_UNSAFE = (
     "engine/src/result_queue",
     "engine/src/port",
     "checkpoint/src/mapped.rs",
+    "python/src/tensor/",
 )
 
 HEAVY = {"torch", "numpy", "transformers", "huggingface_hub", "jinja2", "tqdm"}

@@ -7,8 +7,11 @@ blocks it is an `int`; times are in seconds; sizes are in bytes.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, final
+
+from typing_extensions import CapsuleType
 
 __all__ = [
     "Choice",
@@ -414,12 +417,42 @@ class SamplingParams:
 
 @final
 class Tensor:
-    """An array of float32 numbers in C order, which other libraries read where it lies."""
+    """An array of float32 numbers in C order, which other libraries read where it lies.
+
+        numpy.asarray(tensor)    torch.from_dlpack(tensor)    memoryview(tensor)
+
+    None of these copies, and what they make keeps the memory as long as it is needed. The tensors of a result
+    are read-only; that of a logits processor may be written to, which counts until the processor returns.
+    Prints its shape alone; equal are tensors of the same shape and the same bits.
+    """
+
+    def __new__(cls, *, shape: Sequence[int], data: bytes) -> Tensor:
+        """A read-only copy of the values' bytes, in the machine's own order. Raises `ValueError`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType:
+        """For `from_dlpack` of other libraries; of DLPack 1.0 where `max_version` allows it.
+
+        Raises `BufferError` for another device, and for a read-only tensor that is asked for in the form from
+        before 1.0, which cannot say so, unless with `copy=True`.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
 class Chunk:
@@ -1000,11 +1033,16 @@ class Engine:
         port: Port,
         *,
         is_chat: bool = False,
+        is_scoring: bool = False,
     ) -> Request:
-        """Hands a request over; what comes of it is heard on `port`. Never waits, but tokenises text.
+        """Hands a request over; what comes of it is heard on `port`.
 
-        The prompt of a chat is what its template made of the messages: no special tokens are added, and the
-        answer is parsed. Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
+        With `is_chat` the prompt is what a template made of messages: no special tokens are added, tools may
+        be called, and the answer is parsed. With `is_scoring` nothing is generated, and the log probabilities
+        of the prompt are told. Never waits for the engine, but tokenises text, and compiles the form that an
+        answer is to have, which may take seconds.
+
+        Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
         """
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -12,6 +12,7 @@ use std::ops::Range;
 use penstock_kernels::{Element, KvElement};
 
 use crate::bfc::Exhausted;
+use crate::sample::{SampleParams, Sampled};
 use crate::step::{StepInputs, StepSpec};
 
 /// Rows of one weight, in order, as float32: how a backend pulls a weight from wherever it is stored.
@@ -140,36 +141,6 @@ pub enum Epilogue<'a, V> {
     AddBias(&'a V),
 }
 
-/// How one row of logits becomes a token.
-#[derive(Clone, Copy, Debug)]
-pub struct SampleParams<'a> {
-    /// Divides the logits; 0 is greedy.
-    pub temperature: f32,
-    /// Keep so many of the most likely; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the most likely up to this total probability.
-    pub top_p: f32,
-    /// Keep those at least this share as likely as the most likely.
-    pub min_p: f32,
-    /// Key of the draw, with `index`.
-    pub seed: u64,
-    /// Number of the token within its request.
-    pub index: u32,
-    /// Whether the log probability is wanted.
-    pub logprob: bool,
-    /// Ids that cannot be chosen.
-    pub suppressed: &'a [u32],
-}
-
-/// A chosen token.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sampled {
-    /// Its id.
-    pub token: u32,
-    /// Log of its probability under the softmax of the raw logits, or NaN if not asked for.
-    pub logprob: f32,
-}
-
 /// A device that can carry out a decoder. See the module's law.
 ///
 /// All its memory is reserved once, divided while a model is loaded, and given back with the backend; so what is asked for
@@ -256,10 +227,10 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// `out[row] = weight * x[row]`, then the epilogue, for the first `rows` rows.
+    /// `out[i] = weight * x[rows[i]]`, then the epilogue.
     fn linear(
         &mut self,
-        rows: usize,
+        rows: Range<usize>,
         x: &Self::Buffer,
         weight: &Self::Matrix,
         epilogue: Epilogue<'_, Self::Vector>,
@@ -310,7 +281,8 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// Chooses a token for each row of `logits` (rows of `vocabulary`) as `params(row)` asks; `out` has one place per row.
+    /// Chooses a token for each place of `out` from a row of `logits` (rows of `vocabulary`), as `params(place)` asks. It
+    /// is called once for each place, on any thread; several places may share a row.
     fn sample<'a>(
         &mut self,
         vocabulary: usize,
@@ -320,6 +292,6 @@ pub trait Backend: Send + 'static {
         out: &mut [Sampled],
     ) -> Result<(), DeviceError>;
 
-    /// Copies the first `out.len()` values to the host.
-    fn download(&mut self, x: &Self::Buffer, out: &mut [f32]) -> Result<(), DeviceError>;
+    /// Copies `out.len()` values, from the one at `start` on, to the host.
+    fn download(&mut self, x: &Self::Buffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError>;
 }

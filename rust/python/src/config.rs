@@ -26,6 +26,8 @@ const MAX_TTL: f64 = 1e9;
 const MAX_BYTES: u64 = i64::MAX as u64;
 /// Most tokens that are guessed ahead of a sequence in one step.
 const MAX_DRAFTS: u64 = 32;
+/// How many where that is not said.
+const DEFAULT_DRAFTS: usize = 8;
 const TOOL_PARSERS: [&str; 5] = ["auto", "none", "hermes", "llama3_json", "mistral"];
 const REASONING_PARSERS: [&str; 3] = ["auto", "none", "think"];
 
@@ -165,7 +167,10 @@ impl EngineConfig {
                 "interrupt" => OnExhaustion::Interrupt,
                 _ => OnExhaustion::Recompute,
             },
-            num_speculative_tokens: 0,
+            num_speculative_tokens: match self.speculation {
+                Some(_) => self.num_speculative_tokens.unwrap_or(DEFAULT_DRAFTS),
+                None => 0,
+            },
             failing_token: None,
         }
     }

@@ -9,26 +9,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
+use penstock_engine::request::Request as EngineRequest;
 use penstock_runner::Options;
 use penstock_text::{TextOptions, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use crate::bad_words;
 use crate::config::EngineConfig;
 use crate::contradictions::refuse;
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::fields::{Field, TOKEN_IDS};
 use crate::formats::ModelFormats;
+use crate::grammar::{self, Grammars};
 use crate::inventor::Inventor;
 use crate::live::Live;
 use crate::logs;
 use crate::params::SamplingParams;
 use crate::port::Port;
 use crate::request::Request;
-use crate::resolve::Target;
+use crate::resolve::{self, Target};
 use crate::results::{ModelInfo, Stats};
-use crate::wording::Style;
+use crate::wording::{Formats, Style};
 
 /// What a prompt may be; messages are text by the time they are here.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
@@ -50,6 +53,7 @@ struct Model {
     hidden_size: usize,
     tokenizer: Tokenizer,
     formats: ModelFormats,
+    grammars: Grammars,
     generation: Generation,
     chat_templates: BTreeMap<String, String>,
     special_tokens: SpecialTokens,
@@ -68,7 +72,8 @@ impl Engine {
         Self::load(py, path, config.options()?, config, progress)
     }
 
-    #[pyo3(signature = (prompt, params, port, *, is_chat = false))]
+    #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false))]
+    #[allow(clippy::too_many_arguments, reason = "two of them keywords")]
     fn start_request(
         &self,
         py: Python<'_>,
@@ -76,7 +81,12 @@ impl Engine {
         params: &SamplingParams,
         port: &Port,
         is_chat: bool,
+        is_scoring: bool,
     ) -> Result<Request, Error> {
+        check_single(params)?;
+        if !is_chat && params.tools.is_some() {
+            return Err(refuse(params, "tools", "left out where the prompt is no chat"));
+        }
         let field = Field::request("prompt");
         let (text, prompt) = if prompt.is_instance_of::<PyString>() {
             // Chat templates write special tokens themselves.
@@ -84,13 +94,13 @@ impl Engine {
         } else {
             (None, field.token_ids(prompt, self.engine.limits().max_model_len - 1, PROMPT)?)
         };
-        check_single(params)?;
+        let params = if is_scoring { params.for_scoring() } else { params.clone() };
         let target = self.target();
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(&params, text, &prompt, is_chat);
-        let requests =
-            (0..params.n).map(|index| Arc::new(params.request(Arc::clone(&prompt), index, &target)));
+        let first = self.shaped(py, &params, style.formats, params.request(prompt, &target))?;
+        let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index)));
         let live = Arc::new(Live::start(&self.engine, requests.collect(), style, &port.inner)?);
         port.register(&live);
         Ok(Request { live, params })
@@ -205,6 +215,7 @@ impl Engine {
                 info: ModelInfo::of(&info, engine.limits()),
                 formats: ModelFormats::new(config, checkpoint.chat_templates().values()),
                 tokenizer,
+                grammars: Grammars::default(),
                 generation: checkpoint.generation().clone(),
                 chat_templates: checkpoint.chat_templates().clone(),
                 special_tokens: checkpoint.special_tokens().clone(),
@@ -237,6 +248,36 @@ impl Engine {
         let echo = params.echo.then(|| text.unwrap_or_else(|| tokenizer.decode(prompt, options)));
         let (stops, sequences) = (params.stop.0.clone(), params.stop_sequences());
         Style { tokenizer, options, stops, sequences, echo, formats }
+    }
+
+    /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds.
+    fn shaped(
+        &self,
+        py: Python<'_>,
+        params: &SamplingParams,
+        formats: Option<Formats>,
+        mut request: EngineRequest,
+    ) -> Result<EngineRequest, Error> {
+        let tokenizer = &self.model.tokenizer;
+        if !params.bad_words.0.is_empty() {
+            let limit = |error| format!("strings that the tokenizer can encode ({error})");
+            let spellings = detach(py, || bad_words::spellings(&params.bad_words.0, tokenizer))?;
+            let spellings = spellings.map_err(|error| refuse(params, "bad_words", limit(error)))?;
+            let num_ids: usize = spellings.iter().map(Vec::len).sum();
+            if num_ids > bad_words::MAX_IDS {
+                let limit = format!("at most {} tokens in all, not {num_ids}", bad_words::MAX_IDS);
+                return Err(refuse(params, "bad_words", limit));
+            }
+            request.sampling.bad_words = spellings;
+        }
+        if let Some((field, form)) = grammar::wanted(params, formats)? {
+            let (target, stop_ids) = (self.target(), &request.stop_token_ids);
+            let compile = || self.model.grammars.compile(&form, tokenizer, &target, stop_ids);
+            let compiled = detach(py, compile)?;
+            let limit = |error| format!("a form that texts of this model can be given ({error})");
+            request.grammar = Some(compiled.map_err(|error| refuse(params, field, limit(error)))?);
+        }
+        Ok(request)
     }
 
     fn target(&self) -> Target<'_> {

@@ -5,6 +5,7 @@
 //! done in Python, on the file descriptor of a `port`.
 
 mod assembly;
+mod bad_words;
 mod config;
 mod contradictions;
 mod describe;
@@ -13,6 +14,7 @@ mod engine;
 mod errors;
 mod fields;
 mod formats;
+mod grammar;
 mod inventor;
 mod json;
 mod live;

@@ -21,6 +21,14 @@ pub struct Target<'a> {
     pub hidden_size: usize,
 }
 
+impl Target<'_> {
+    /// The model's own end tokens. An id beyond the vocabulary, which some published files name, is never generated.
+    pub fn end_ids(&self) -> impl Iterator<Item = u32> {
+        let known = |id: &u32| (*id as usize) < self.vocabulary_size;
+        self.generation.eos_token_ids.iter().copied().filter(known)
+    }
+}
+
 impl SamplingParams {
     /// Every default filled in from the model's own, for a prompt of `prompt` tokens; `max_tokens` never more than is
     /// left. A `seed` is drawn where none is given.
@@ -99,14 +107,17 @@ impl SamplingParams {
         Err(refuse(self, field, limit))
     }
 
-    /// The request, all of it that is plain data, for a prompt and params that are resolved. Answer number `index` to
-    /// the same prompt has the seed that is so much larger.
-    pub fn request(&self, prompt: Arc<[u32]>, index: usize, target: &Target<'_>) -> Request {
+    /// That nothing is generated, but how likely the prompt is is told.
+    pub fn for_scoring(&self) -> Self {
+        let prompt_logprobs = self.prompt_logprobs.or(Some(0));
+        Self { max_tokens: Some(0), prompt_logprobs, ..self.clone() }
+    }
+
+    /// The request, all of it that is plain data, for a prompt and params that are resolved.
+    pub fn request(&self, prompt: Arc<[u32]>, target: &Target<'_>) -> Request {
         let mut stop_token_ids = self.stop_token_ids.0.clone();
         if !self.ignore_eos {
-            // An id beyond the vocabulary, which some published files name, is never generated.
-            let known = |id: &&u32| (**id as usize) < target.vocabulary_size;
-            stop_token_ids.extend(target.generation.eos_token_ids.iter().filter(known));
+            stop_token_ids.extend(target.end_ids());
         }
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
@@ -115,12 +126,12 @@ impl SamplingParams {
             min_tokens: self.min_tokens,
             stop_token_ids,
             stop_sequences: self.stop_sequences(),
-            reports: if index == 0 { self.reports() } else { without_prompt(self.reports()) },
+            reports: self.reports(),
             processors: self.logits_processors.for_engine(),
             priority: self.priority,
             prefix_cache: self.use_prefix_cache,
             cache_salt: self.cache_salt.as_deref().map(Arc::from),
-            ..Request::new(prompt, max_tokens, self.sampling(index))
+            ..Request::new(prompt, max_tokens, self.sampling())
         }
     }
 
@@ -129,7 +140,7 @@ impl SamplingParams {
         self.stop_sequences_ids.0.iter().map(|sequence| sequence.0.clone()).collect()
     }
 
-    fn sampling(&self, index: usize) -> Sampling {
+    fn sampling(&self) -> Sampling {
         let allowed_token_ids = self.allowed_token_ids.as_ref().map(|allowed| {
             let mut ids = allowed.0.clone();
             ids.sort_unstable();
@@ -151,8 +162,8 @@ impl SamplingParams {
             logit_bias: biases.map(|(id, bias)| (*id, *bias as f32)).collect(),
             allowed_token_ids,
             bad_token_ids: self.bad_token_ids.0.clone(),
-            bad_words: Vec::new(), // text, which the tokenizer knows
-            seed: self.seed.expect("resolved; this is a bug").wrapping_add(index as u64),
+            bad_words: Vec::new(),
+            seed: self.seed.expect("resolved; this is a bug"),
         }
     }
 
@@ -165,6 +176,17 @@ impl SamplingParams {
             hidden_states: self.output_hidden_states.as_deref().map(extent_of),
         }
     }
+}
+
+/// Number `index` of several answers to one prompt: its seed is so much larger than the first one's, and the prompt is
+/// reported on once.
+pub fn choice(first: &Request, index: usize) -> Request {
+    let mut request = first.clone();
+    if index > 0 {
+        request.sampling.seed = first.sampling.seed.wrapping_add(index as u64);
+        request.reports = without_prompt(first.reports);
+    }
+    request
 }
 
 /// The positions of a word of `output_logits`.

@@ -1,0 +1,191 @@
+//! Structured output: the form that a request asks for, compiled for the model's vocabulary, and its walk on the
+//! device's side.
+//!
+//! The table of what each token says is made for the first request that needs it, on that request's thread; so are
+//! grammars, once each. Nobody else waits for either.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use penstock_engine::request::{Grammar as EngineGrammar, GrammarState};
+use penstock_guidance::{
+    Compiled, Compiler, Grammar, GuidanceError, Guide, Limits, TokenText, ToolCalls, Vocabulary,
+};
+use penstock_text::Tokenizer;
+use penstock_text::parsers::ToolLiterals;
+
+use crate::contradictions::refuse;
+use crate::errors::Error;
+use crate::params::SamplingParams;
+use crate::resolve::Target;
+use crate::structure::{ResponseKind, ToolChoice, Tools};
+use crate::wording::Formats;
+
+/// What a tool call looks like is known of the model, or it is not.
+const NO_FORMAT: &str = "'auto' or 'none': how this model writes tool calls is not known (see tool_parser)";
+
+/// The form of the text that `params` ask for, if they ask for one, and the field that says so.
+pub fn wanted(
+    params: &SamplingParams,
+    formats: Option<Formats>,
+) -> Result<Option<(&'static str, Grammar)>, Error> {
+    if let Some(format) = &params.response_format {
+        let grammar = match &format.kind {
+            ResponseKind::Text => return Ok(None),
+            ResponseKind::Object => Grammar::JsonObject,
+            ResponseKind::Schema(schema) => Grammar::JsonSchema(schema.0.clone()),
+        };
+        return Ok(Some(("response_format", grammar)));
+    }
+    if let Some(regex) = &params.regex {
+        return Ok(Some(("regex", Grammar::Regex(regex.clone()))));
+    }
+    if let Some(texts) = &params.choice {
+        return Ok(Some(("choice", Grammar::Choice(texts.0.clone()))));
+    }
+    if let Some(source) = &params.grammar {
+        return Ok(Some(("grammar", dialect(source)(source.clone()))));
+    }
+    let (Some(tools), Some(ToolChoice::Required | ToolChoice::Function { .. })) =
+        (&params.tools, &params.tool_choice)
+    else {
+        return Ok(None);
+    };
+    let format = formats.and_then(|formats| formats.tools.map(|tools| (tools, formats.reasoning)));
+    let (format, reasoning) = format.ok_or_else(|| refuse(params, "tool_choice", NO_FORMAT))?;
+    let thinking = reasoning.and_then(|(reasoning, is_opened)| match reasoning.markers() {
+        [opening, closing] => Some((if is_opened { "" } else { *opening }.to_owned(), (*closing).to_owned())),
+        _ => None,
+    });
+    Ok(Some(("tool_choice", tool_calls(params, tools, format.literals(), thinking))))
+}
+
+/// GBNF is told by what it writes between a rule's name and its body; Lark has a colon there.
+fn dialect(source: &str) -> fn(String) -> Grammar {
+    let is_rule = |line: &str| line.split_once("::=").is_some_and(|(name, _)| is_rule_name(name.trim()));
+    if source.lines().any(is_rule) { Grammar::Gbnf } else { Grammar::Lark }
+}
+
+fn is_rule_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|character| character.is_alphanumeric() || "-_".contains(character))
+}
+
+/// At least one call; exactly one where only one may be made, or a certain one is asked for.
+fn tool_calls(
+    params: &SamplingParams,
+    tools: &Tools,
+    literals: ToolLiterals,
+    thinking: Option<(String, String)>,
+) -> Grammar {
+    let only = match &params.tool_choice {
+        Some(ToolChoice::Function { name, .. }) => Some(name),
+        _ => None,
+    };
+    let functions = tools.functions.iter().filter(|function| only.is_none_or(|name| *name == function.name));
+    Grammar::ToolCalls(ToolCalls {
+        opening: literals.opening.to_owned(),
+        call_opening: literals.call_opening.to_owned(),
+        name_key: key_of(literals.name_key),
+        arguments_key: key_of(literals.arguments_key),
+        call_closing: literals.call_closing.strip_prefix('}').unwrap_or(literals.call_closing).to_owned(),
+        separator: literals.separator.to_owned(),
+        closing: literals.closing.to_owned(),
+        tools: functions.map(|function| (function.name.clone(), function.parameters.clone())).collect(),
+        parallel: params.parallel_tool_calls && only.is_none(),
+        thinking,
+    })
+}
+
+/// What stands in quotes.
+fn key_of(literal: &str) -> String {
+    literal.split('"').nth(1).unwrap_or_default().to_owned()
+}
+
+/// The grammars of one engine.
+#[derive(Default)]
+pub struct Grammars {
+    compiler: OnceLock<Result<(Compiler, Arc<Vocabulary>), GuidanceError>>,
+}
+
+impl Grammars {
+    /// Compiles; long. `stop_ids` are those of the request.
+    pub fn compile(
+        &self,
+        grammar: &Grammar,
+        tokenizer: &Tokenizer,
+        target: &Target<'_>,
+        stop_ids: &[u32],
+    ) -> Result<Arc<dyn EngineGrammar>, GuidanceError> {
+        let make = || {
+            let vocabulary = Arc::new(vocabulary(tokenizer, target)?);
+            Ok((Compiler::new(Arc::clone(&vocabulary), Limits::default())?, vocabulary))
+        };
+        let (compiler, vocabulary) = self.compiler.get_or_init(make).as_ref().map_err(Clone::clone)?;
+        let (compiled, vocabulary) = (compiler.compile(grammar)?, Arc::clone(vocabulary));
+        Ok(Arc::new(Form { compiled, vocabulary, stop_ids: stop_ids.into() }))
+    }
+}
+
+fn vocabulary(tokenizer: &Tokenizer, target: &Target<'_>) -> Result<Vocabulary, GuidanceError> {
+    if !tokenizer.has_token_bytes() {
+        let reason = "its tokens are words, and what they say depends on their neighbours".to_owned();
+        return Err(GuidanceError::Vocabulary { reason });
+    }
+    let text = |id| {
+        let token = tokenizer.token_bytes(id)?;
+        Some(TokenText { bytes: token.bytes.to_vec(), special: token.special })
+    };
+    let tokens = (0..target.vocabulary_size as u32).map(text).collect();
+    let tokenizer = tokenizer.clone();
+    // Where a text cannot be encoded, it is split without the tokenizer's help.
+    let encode = move |text: &str| tokenizer.encode(text, false).unwrap_or_default();
+    Vocabulary::new(tokens, &target.end_ids().collect::<Vec<_>>(), Arc::new(encode))
+}
+
+/// The form of one request's answers.
+struct Form {
+    compiled: Arc<Compiled>,
+    vocabulary: Arc<Vocabulary>,
+    /// What may come where the text may end.
+    stop_ids: Arc<[u32]>,
+}
+
+impl fmt::Debug for Form {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Form").field("stop_ids", &self.stop_ids).finish_non_exhaustive()
+    }
+}
+
+impl EngineGrammar for Form {
+    fn start(&self) -> Result<Box<dyn GrammarState>, String> {
+        let guide = self.compiled.start().map_err(|error| error.to_string())?;
+        let (vocabulary, stop_ids) = (Arc::clone(&self.vocabulary), Arc::clone(&self.stop_ids));
+        Ok(Box::new(Walk { guide, vocabulary, stop_ids }))
+    }
+}
+
+/// One answer on its way.
+struct Walk {
+    guide: Guide,
+    vocabulary: Arc<Vocabulary>,
+    stop_ids: Arc<[u32]>,
+}
+
+impl GrammarState for Walk {
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
+        self.guide.mask(allowed).map_err(|error| error.to_string())?;
+        let (word, bit) = (|id: u32| id as usize / 32, |id: u32| 1_u32 << (id % 32));
+        if self.vocabulary.end_ids().iter().any(|id| allowed[word(*id)] & bit(*id) != 0) {
+            self.stop_ids.iter().for_each(|id| allowed[word(*id)] |= bit(*id));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        self.guide.accept(token).map_err(|error| error.to_string())
+    }
+
+    fn forced(&mut self, tokens: &mut Vec<u32>) {
+        self.guide.forced(tokens);
+    }
+}

@@ -1,0 +1,356 @@
+"""What a request may ask for: how fields go together, how values are kept, what hostile ones come to."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import pickle
+import shutil
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import penstock
+from api_support import PROMPT, make_engine
+from support.checkpoints import make_config, write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {}}}},
+}
+SCHEMA: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {"name": "point", "schema": {"type": "object", "properties": {"y": {}, "x": {}}}},
+}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "at most max_tokens, 3": ("min_tokens", {"min_tokens": 4, "max_tokens": 3}),
+    "at most max_length, 3": ("min_tokens", {"min_tokens": 4, "max_length": 3}),
+    "at least n, 3": ("best_of", {"n": 3, "best_of": 2}),
+    "left out where num_beams is above 1": ("best_of", {"num_beams": 4, "best_of": 4}),
+    "left out where num_beams is 1": ("length_penalty", {"length_penalty": 0.5}),
+    "at most num_beams, 2": ("n", {"num_beams": 2, "n": 3}),
+    "a beam search draws nothing": ("temperature", {"num_beams": 2, "temperature": 0.5}),
+    "beam search draws nothing": ("top_p", {"num_beams": 2, "top_p": 0.5}),
+    "at least one id that is not in bad_token_ids": (
+        "allowed_token_ids",
+        {"allowed_token_ids": [1, 2], "bad_token_ids": [2, 1]},
+    ),
+    "left out where logprobs is False": ("top_logprobs", {"top_logprobs": 3}),
+    "neither logprobs nor prompt_logprobs": ("logprobs_mode", {"logprobs_mode": "processed"}),
+    "left out where response_format is given": ("regex", {"response_format": SCHEMA, "regex": "a"}),
+    "left out where regex is given": ("choice", {"regex": "a", "choice": ["a"]}),
+    "left out where choice is given": ("grammar", {"choice": ["a"], "grammar": "start: A"}),
+    "False where regex is given": ("ignore_eos", {"regex": "a", "ignore_eos": True}),
+    "False where tool_choice asks": (
+        "ignore_eos",
+        {"tools": [TOOL], "tool_choice": "required", "ignore_eos": True},
+    ),
+    "left out where there are no tools": ("tool_choice", {"tool_choice": "auto"}),
+    "where there are no tools": ("parallel_tool_calls", {"parallel_tool_calls": False}),
+    "the name of one of the tools": (
+        "tool_choice",
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "news"}}},
+    ),
+    "left out where tools may be called": ("regex", {"tools": [TOOL], "regex": "a"}),
+}
+
+TOGETHER: list[dict[str, Any]] = [
+    {"n": 3, "best_of": 3},
+    {"num_beams": 4, "n": 4, "length_penalty": 0.0, "temperature": 0},
+    {"num_beams": 2, "regex": "a"},
+    {"prompt_logprobs": 0, "logprobs_mode": "processed"},
+    {"logprobs": True, "top_logprobs": 20, "logprobs_mode": "processed"},
+    {"response_format": {"type": "text"}, "regex": "a"},
+    {"tools": [TOOL], "tool_choice": "none", "regex": "a"},
+    {"tools": [TOOL], "response_format": {"type": "text"}, "parallel_tool_calls": False},
+    {"top_k": -1, "allowed_token_ids": [1], "bad_token_ids": [2]},
+]
+
+VALUES: dict[str, Any] = {
+    "logit_bias": {7: -1.5, 2: 100.0},
+    "allowed_token_ids": [5, 3, 5],
+    "bad_words": ["one", "two"],
+    "stop_sequences_ids": [[1, 2], [3]],
+    "logits_processors": [print, len],
+    "response_format": SCHEMA,
+    "tools": [
+        TOOL,
+        {"type": "function", "function": {"name": "news", "strict": True, "description": "é\n\0"}},
+    ],
+    "tool_choice": NAMED,
+    "choice": ["yes", "no"],
+    "grammar": 'start: "a"',
+    "regex": "[a-z]+",
+    "output_logits": "all",
+    "seed": 2**64 - 1,
+}
+
+
+@pytest.mark.parametrize("limit", CONTRADICTIONS)
+def test_a_contradiction_is_named(limit: str) -> None:
+    field, options = CONTRADICTIONS[limit]
+    with pytest.raises(penstock.InvalidRequest) as caught:
+        penstock.SamplingParams(**options)
+    assert caught.value.field == field
+    assert limit in str(caught.value.limit)
+
+
+@pytest.mark.parametrize("options", TOGETHER, ids=str)
+def test_what_goes_together_is_taken(options: dict[str, Any]) -> None:
+    assert penstock.SamplingParams(**options) != penstock.SamplingParams()
+
+
+@pytest.mark.parametrize("field", VALUES)
+def test_a_value_is_kept_as_given_and_makes_an_equal_object(field: str) -> None:
+    options = {field: VALUES[field]} | ({"tools": [TOOL]} if field == "tool_choice" else {})
+    params = penstock.SamplingParams(**options)
+    kept = getattr(params, field)
+    assert json.dumps(kept, default=repr) == json.dumps(
+        dict(sorted(VALUES[field].items())) if field == "logit_bias" else VALUES[field], default=repr
+    )
+    copies = [pickle.loads(pickle.dumps(params)), copy.deepcopy(params), params.replace()]  # noqa: S301
+    if field != "logits_processors":
+        copies.append(eval(repr(params), vars(penstock)))  # noqa: S307 - that it can be evaluated is the point
+    for other in copies:
+        assert other == params
+        assert hash(other) == hash(params)
+    assert params != penstock.SamplingParams()
+
+
+def test_mappings_are_copied_when_given_and_when_read() -> None:
+    given: dict[str, Any] = copy.deepcopy({"response_format": SCHEMA, "logit_bias": {1: 1.0}})
+    params = penstock.SamplingParams(**given)
+    given["response_format"]["type"] = "text"
+    params.response_format["type"] = "text"  # type: ignore[index]
+    params.logit_bias[1] = 2.0  # type: ignore[index]
+    assert params.response_format == SCHEMA
+    assert params.logit_bias == {1: 1.0}
+
+
+def test_the_order_of_a_schema_is_part_of_it_and_that_of_biases_is_not() -> None:
+    def schema(*names: str) -> penstock.SamplingParams:
+        properties: dict[str, Any] = {name: {} for name in names}
+        wrapped = {"type": "json_schema", "json_schema": {"schema": {"properties": properties}}}
+        return penstock.SamplingParams(response_format=wrapped)
+
+    assert schema("x", "y") != schema("y", "x")
+    one, other = ({1: 0.0, 2: 1}, {2: 1.0, 1: -0.0})
+    assert penstock.SamplingParams(logit_bias=one) == penstock.SamplingParams(logit_bias=other)
+    assert hash(penstock.SamplingParams(logit_bias=one)) == hash(penstock.SamplingParams(logit_bias=other))
+
+
+def test_processors_are_compared_as_python_compares_them() -> None:
+    class Bias:
+        def apply(self, token_ids: Any, logits: Any) -> None: ...
+
+    one, other = Bias(), Bias()
+    params = penstock.SamplingParams(logits_processors=[one.apply])
+    assert params == penstock.SamplingParams(logits_processors=[one.apply])
+    assert params != penstock.SamplingParams(logits_processors=[other.apply])
+    assert params != penstock.SamplingParams(logits_processors=[one.apply, one.apply])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop_token_ids", itertools.repeat(1)),
+        ("bad_token_ids", range(2**60)),
+        ("allowed_token_ids", itertools.repeat(1)),
+        ("stop", itertools.repeat("x")),
+        ("bad_words", itertools.repeat("x")),
+        ("choice", itertools.repeat("x")),
+        ("stop_sequences_ids", [itertools.repeat(1)]),
+        ("stop_sequences_ids", itertools.repeat([1])),
+        ("logits_processors", itertools.repeat(print)),
+    ],
+)
+def test_what_never_ends_is_cut_off_at_the_bound(field: str, value: Any) -> None:
+    with pytest.raises(penstock.InvalidRequest, match="at most") as caught:
+        penstock.SamplingParams(**{field: value})
+    assert caught.value.field == field
+
+
+def shared(depth: int) -> Any:
+    """A value that is tiny in memory and doubles with each level when written out."""
+    value: Any = ["x"]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": shared(60)},
+        {"enum": ["x" * 2**20]},
+        {"a": [[[[]]]] * 2**20},
+    ],
+    ids=["shared", "long text", "many"],
+)
+def test_a_schema_larger_than_the_bound_is_refused_before_it_is_written_out(schema: Any) -> None:
+    wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
+    tracemalloc.start()
+    try:
+        with pytest.raises(penstock.InvalidRequest, match="1048576 bytes") as caught:
+            penstock.SamplingParams(response_format=wrapped)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 400
+
+
+def test_a_schema_that_holds_itself_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    schema["properties"] = schema
+    with pytest.raises(penstock.InvalidRequest, match="64 arrays and objects within each other"):
+        penstock.SamplingParams(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+
+
+def test_a_large_value_is_not_written_out_for_the_message() -> None:
+    class Large(list[int]):
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    for value in ([1] * 10**7, "x" * 10**7, b"x" * 10**7, dict.fromkeys(range(10**6))):
+        with pytest.raises(penstock.InvalidRequest) as caught:
+            penstock.SamplingParams(temperature=value)  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 300
+    with pytest.raises(penstock.InvalidRequest, match="Large"):
+        penstock.SamplingParams(temperature=Large())  # type: ignore[arg-type]
+
+
+def test_what_a_value_raises_while_it_is_read_is_raised() -> None:
+    def ids() -> Iterator[int]:
+        yield 1
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        penstock.SamplingParams(stop_token_ids=ids())  # type: ignore[arg-type]
+
+
+# ---- what the model and the prompt have to say
+
+
+def write_generation_config(model: Path, **fields: object) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **fields}))
+
+
+def resolved(
+    engine: penstock.Engine, prompt: Sequence[int] = PROMPT, **options: Any
+) -> penstock.SamplingParams:
+    """The parameters of a request with every default filled in."""
+    request = engine.blocking.start_request(prompt, **options)
+    request.cancel()
+    return request.params
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_model, tmp_path / "model")
+
+
+def test_the_models_defaults_hold_where_nothing_is_said(model: Path) -> None:
+    own: dict[str, Any] = {
+        "temperature": 0.9,
+        "top_k": 7,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "typical_p": 0.7,
+        "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 3,
+    }
+    write_generation_config(model, **own, max_new_tokens=5, max_length=6)
+    with make_engine(model) as engine:
+        params = resolved(engine)
+        assert {name: getattr(params, name) for name in own} == own
+        assert params.max_tokens == 5
+        ones: dict[str, Any] = dict.fromkeys(own, 1)
+        params = resolved(engine, **ones, max_tokens=40)
+        assert {name: getattr(params, name) for name in own} == ones
+        assert params.max_tokens == 40
+        assert resolved(engine, max_length=9).max_tokens == 5
+
+
+def test_max_length_counts_the_prompt(model: Path) -> None:
+    write_generation_config(model, max_length=6)
+    with make_engine(model) as engine:
+        assert resolved(engine).max_tokens == 2
+        assert resolved(engine, max_length=7, max_tokens=9).max_tokens == 3
+        assert resolved(engine, max_length=7, max_tokens=1).max_tokens == 1
+        assert resolved(engine, max_tokens=9).max_tokens == 9
+        refused: list[dict[str, Any]] = [{"max_length": 4}, {"max_length": 3, "max_tokens": 5}]
+        for options in refused:
+            with pytest.raises(
+                penstock.InvalidRequest, match="more than the 4 tokens of the prompt"
+            ) as caught:
+                resolved(engine, **options)
+            assert caught.value.field == "max_length"
+
+
+def test_more_logits_than_fit_are_refused_with_the_bytes(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, make_config("llama", vocab_size=8192))  # 32 KiB of logits a position
+    with make_engine(model) as engine:
+        resolved(engine, [1], n=64, max_tokens=511, output_logits="generation")
+        with pytest.raises(penstock.InvalidRequest, match="would take 1088389120 bytes") as caught:
+            resolved(engine, [1], n=65, max_tokens=511, output_logits="generation")
+        assert caught.value.field == "output_logits"
+
+
+def test_a_prompt_that_never_ends_is_cut_off(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        with pytest.raises(penstock.InvalidRequest, match="at most 511 ids") as caught:
+            engine.blocking.start_request(itertools.repeat(1))  # type: ignore[arg-type]
+        assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize("options", [{"best_of": 3}, {"num_beams": 3}], ids=str)
+def test_what_chooses_in_the_end_cannot_be_streamed(tiny_model: Path, options: Any) -> None:
+    with make_engine(tiny_model) as engine:
+        with pytest.raises(penstock.InvalidRequest, match="generate") as caught:
+            engine.blocking.start_request(PROMPT, **options)
+        assert caught.value.field in options
+
+
+def test_tools_are_for_chats(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        with pytest.raises(penstock.InvalidRequest) as caught:
+            engine.blocking.start_request(PROMPT, tools=[TOOL])
+        assert caught.value.field == "tools"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("regex", "(", "regular expression"),
+        ("grammar", "start: undefined_rule", "Lark"),
+        ("grammar", 'root ::= "a"', "GBNF"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": {"type": "number of"}}},
+            "schema",
+        ),
+    ],
+)
+def test_a_form_that_cannot_be_followed_is_named_with_the_reason(
+    tiny_model: Path, field: str, value: Any, reason: str
+) -> None:
+    with make_engine(tiny_model) as engine:
+        with pytest.raises(penstock.InvalidRequest, match=reason) as caught:
+            engine.blocking.start_request(PROMPT, **{field: value})
+        assert caught.value.field == field
+
+
+def test_bad_words_of_too_many_tokens_are_refused(tiny_model: Path) -> None:
+    words = [f"{number:03}{'x' * 20}" for number in range(60)]
+    with make_engine(tiny_model) as engine:
+        with pytest.raises(penstock.InvalidRequest, match="at most 1024 tokens in all") as caught:
+            engine.blocking.start_request(PROMPT, bad_words=words)
+        assert caught.value.field == "bad_words"
