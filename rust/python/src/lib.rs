@@ -30,7 +30,6 @@ mod resolve;
 mod results;
 mod rows;
 mod script;
-mod sequences;
 mod structure;
 mod tensor;
 mod testing;

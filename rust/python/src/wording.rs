@@ -11,11 +11,10 @@
 use std::sync::Arc;
 
 use penstock_text::parsers::{Delta, OutputParser, ReasoningFormat, ToolFormat};
-use penstock_text::{StopMatch, TextError, TextOptions, TextStream, Tokenizer};
+use penstock_text::{StopMatch, StopSequences, TextError, TextOptions, TextStream, Tokenizer};
 
 use crate::output::Output;
 use crate::script::Script;
-use crate::sequences::StopSequences;
 
 /// How the tokens of all choices of a request become text.
 pub struct Style {
@@ -77,9 +76,10 @@ impl Style {
             deltas: Vec::new(),
         };
         // Text that stays whatever comes need not wait.
-        let held = if style.options.include_stop_in_output { &[][..] } else { &style.sequences };
+        let waited_for = if style.options.include_stop_in_output { &[][..] } else { &style.sequences };
+        let sequences = StopSequences::new(waited_for);
         let wording = |_| Wording {
-            sequences: StopSequences::new(held),
+            sequences: sequences.clone(),
             raw: Script::new(raw.clone()),
             parsing: style.formats.map(parsing),
             style: Arc::clone(&style),

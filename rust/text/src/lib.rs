@@ -16,12 +16,14 @@ mod gguf;
 pub mod parsers;
 mod pieces;
 mod recipe;
+mod sequences;
 mod splitter;
 mod stops;
 mod stream;
 mod tokenizer;
 
 pub use error::TextError;
+pub use sequences::StopSequences;
 pub use stops::StopMatch;
 pub use stream::{TextOptions, TextStream};
 pub use tokenizer::{TokenBytes, Tokenizer};
