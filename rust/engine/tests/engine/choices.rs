@@ -10,7 +10,12 @@ use crate::oracle::request;
 fn the_first_computes_the_prompt_for_all() {
     let mut harness = Harness::new(Limits { num_blocks: 32, ..caching() });
     let mut clients = harness.start_choices(&request(33, 6, 0), 0..4);
-    assert_eq!((harness.stats().running, harness.stats().waiting), (1, 3));
+    while harness.stats().generation_tokens == 0 {
+        assert_eq!((harness.stats().running, harness.stats().waiting), (1, 3));
+        harness.step();
+    }
+    harness.plan();
+    assert_eq!((harness.stats().running, harness.stats().waiting), (4, 0), "with its first token");
     harness.run();
     clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
     let stats = harness.stats();
