@@ -25,9 +25,10 @@ impl Builder {
     pub(crate) fn new(vocabulary: Arc<Vocabulary>, limits: Limits) -> Result<Self, GuidanceError> {
         let environment = vocabulary.environment();
         let slices = SlicedBiasComputer::general_slices();
-        let factory = library::call(|| ParserFactory::new(environment, InferenceCapabilities::default(), &slices))
-            .and_then(|factory| factory.map_err(|error| library::reason(&error)))
-            .map_err(|reason| GuidanceError::Vocabulary { reason })?;
+        let factory =
+            library::call(|| ParserFactory::new(environment, InferenceCapabilities::default(), &slices))
+                .and_then(|factory| factory.map_err(|error| library::reason(&error)))
+                .map_err(|reason| GuidanceError::Vocabulary { reason })?;
         let mut builder = Self { vocabulary, factory, limits };
         builder.factory.quiet();
         let limits = &builder.limits;
@@ -51,10 +52,10 @@ impl Builder {
         let what = grammar.kind();
         let source = self.translate(grammar)?;
         let parser = self.factory.create_parser(source).map_err(|error| classify(what, &error))?;
-        if !is_finite(&parser) {
+        let Some(symbols) = finite_symbols(&parser) else {
             return Err(GuidanceError::DeadEnd { what, reason: "no text that follows it ever ends".into() });
-        }
-        Compiled::new(what, Arc::clone(&self.vocabulary), parser, grammar.source_bytes())
+        };
+        Compiled::new(what, Arc::clone(&self.vocabulary), parser, grammar.source_bytes(), symbols)
     }
 
     fn translate(&self, grammar: &Grammar) -> Result<TopLevelGrammar, GuidanceError> {
@@ -62,7 +63,11 @@ impl Builder {
         check_size(what, grammar.source_bytes(), self.limits.source_bytes)?;
         let source = match grammar {
             Grammar::JsonObject => {
-                return Ok(TopLevelGrammar::from_json_schema(schema::prepare(what, r#"{"type":"object"}"#, &self.limits)?));
+                return Ok(TopLevelGrammar::from_json_schema(schema::prepare(
+                    what,
+                    r#"{"type":"object"}"#,
+                    &self.limits,
+                )?));
             }
             Grammar::JsonSchema(source) => {
                 self.check_brackets(what, source, Syntax::Json)?;
@@ -96,17 +101,25 @@ impl Builder {
         let too_complex = |limit: String| Err(GuidanceError::TooComplex { what, limit });
         if brackets.nesting > self.limits.nesting {
             let limit = self.limits.nesting;
-            return too_complex(format!("{} brackets within each other; the limit is {limit}", brackets.nesting));
+            return too_complex(format!(
+                "{} brackets within each other; the limit is {limit}",
+                brackets.nesting
+            ));
         }
         if syntax == Syntax::Lark {
             // One rule calls the next, at most through all brackets of both.
             if brackets.intersections > MAX_INTERSECTIONS {
-                return too_complex(format!("{} times &; the limit is {MAX_INTERSECTIONS}", brackets.intersections));
+                return too_complex(format!(
+                    "{} times &; the limit is {MAX_INTERSECTIONS}",
+                    brackets.intersections
+                ));
             }
             let recursion = brackets.opened + source.bytes().filter(|&byte| byte == b':').count();
             if recursion > self.limits.recursion {
                 let limit = self.limits.recursion;
-                return too_complex(format!("rules and brackets add up to {recursion}; the limit is {limit}"));
+                return too_complex(format!(
+                    "rules and brackets add up to {recursion}; the limit is {limit}"
+                ));
             }
         }
         Ok(())
@@ -133,9 +146,9 @@ fn classify(what: &'static str, error: &dyn std::fmt::Display) -> GuidanceError 
     }
 }
 
-/// Whether there is a text that follows the grammar and ends: whether the start symbol derives one, found by going
-/// from terminals upwards until nothing changes.
-fn is_finite(parser: &TokenParser) -> bool {
+/// The number of symbols that the start symbol leads to; None if no text that follows the grammar ever ends. Which
+/// symbols derive one that does is found by going from terminals upwards until nothing changes.
+fn finite_symbols(parser: &TokenParser) -> Option<usize> {
     let grammar: &CGrammar = parser.parser.grammar();
     let start = grammar.start().as_index();
     let mut rules: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -168,5 +181,5 @@ fn is_finite(parser: &TokenParser) -> bool {
             }
         }
     }
-    finite[start]
+    finite[start].then(|| seen.iter().filter(|&&seen| seen).count())
 }

@@ -177,7 +177,11 @@ impl Shared {
     }
 
     /// Waits for the result of a job. The last one to leave takes the job away, unless a thread is at work on it.
-    fn wait(&self, mut state: MutexGuard<'_, State>, grammar: &Arc<Grammar>) -> Result<Arc<Compiled>, GuidanceError> {
+    fn wait(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        grammar: &Arc<Grammar>,
+    ) -> Result<Arc<Compiled>, GuidanceError> {
         let limit = self.limits.compile_time;
         let begin = Instant::now();
         state.job(grammar).waiting += 1;
@@ -189,7 +193,8 @@ impl Shared {
         let job = state.job(grammar);
         job.waiting -= 1;
         let last = job.waiting == 0;
-        let reason = if job.started { "it is too complex" } else { "all threads are at work on other grammars" };
+        let reason =
+            if job.started { "it is too complex" } else { "all threads are at work on other grammars" };
         let timed_out = GuidanceError::TimedOut { what: grammar.kind(), limit, reason };
         let result = job.result.clone();
         if last && (result.is_some() || !job.started) {

@@ -3,6 +3,7 @@
 /// The shape a generated text must have. Equal values compile once and share what was compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[expect(clippy::large_enum_variant, reason = "there is one in a request")]
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,
@@ -39,7 +40,9 @@ impl Grammar {
     pub(crate) fn source_bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,
-            Self::JsonSchema(source) | Self::Regex(source) | Self::Lark(source) | Self::Gbnf(source) => source.len(),
+            Self::JsonSchema(source) | Self::Regex(source) | Self::Lark(source) | Self::Gbnf(source) => {
+                source.len()
+            }
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
             Self::ToolCalls(calls) => calls.source_bytes(),
         }
@@ -79,8 +82,15 @@ pub struct ToolCalls {
 
 impl ToolCalls {
     fn source_bytes(&self) -> usize {
-        let literals =
-            [&self.opening, &self.call_opening, &self.name_key, &self.arguments_key, &self.call_closing, &self.separator, &self.closing];
+        let literals = [
+            &self.opening,
+            &self.call_opening,
+            &self.name_key,
+            &self.arguments_key,
+            &self.call_closing,
+            &self.separator,
+            &self.closing,
+        ];
         let tags = self.thinking.iter().flat_map(|(open, close)| [open, close]);
         let tools = self.tools.iter().flat_map(|(name, schema)| [name, schema]);
         literals.into_iter().chain(tags).chain(tools).map(String::len).sum()

@@ -62,7 +62,8 @@ pub(crate) fn tool_calls(
     start.push_str(" call ");
     if calls.parallel {
         // Without anything between two calls the next one could not be told from the end.
-        write!(start, "({} call)* ", literal(&calls.separator)).expect("a string takes all text; this is a bug");
+        write!(start, "({} call)* ", literal(&calls.separator))
+            .expect("a string takes all text; this is a bug");
     }
     start.push_str(&literal(&calls.closing));
     let tools: Vec<String> = (0..calls.tools.len()).map(|index| format!("tool{index}")).collect();
@@ -74,8 +75,11 @@ pub(crate) fn tool_calls(
     for ((name, source), rule) in calls.tools.iter().zip(tools) {
         let schema = schema::prepare_arguments(what, source, limits).map_err(|error| of_tool(name, error))?;
         let name = json_pattern(name);
-        writeln!(lark, r#"{rule}: /\{{ ?{name_key} ?: ?{name} ?, ?{arguments_key} ?: ?/ %json {schema} / ?\}}/"#)
-            .expect("a string takes all text; this is a bug");
+        writeln!(
+            lark,
+            r#"{rule}: /\{{ ?{name_key} ?: ?{name} ?, ?{arguments_key} ?: ?/ %json {schema} / ?\}}/"#
+        )
+        .expect("a string takes all text; this is a bug");
     }
     Ok(lark)
 }

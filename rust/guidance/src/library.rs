@@ -12,15 +12,22 @@ const WORDING: [(&str, &str); 5] = [
         "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
         "oneOf is supported only where its alternatives exclude each other, by type or by a required constant",
     ),
-    ("Only absolute $ref's (#/...) are supported without 'referencing' feature; ref", "$ref leads out of the schema:"),
+    (
+        "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref",
+        "$ref leads out of the schema:",
+    ),
     ("Unsatisfiable schema: ", "no value is valid: "),
-    ("; either increase limits.initial_lexer_fuel or disable limits.precompute_large_lexemes", ": out of fuel"),
+    (
+        "; either increase limits.initial_lexer_fuel or disable limits.precompute_large_lexemes",
+        ": out of fuel",
+    ),
 ];
 
 /// The first paragraph of an error: what follows are a backtrace and the parser's state.
 pub(crate) fn reason(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
-    let end = ["\n<backtrace>", "\n<state>", "\n<non-verbose/>"].iter().filter_map(|mark| text.find(mark)).min();
+    let end =
+        ["\n<backtrace>", "\n<state>", "\n<non-verbose/>"].iter().filter_map(|mark| text.find(mark)).min();
     let mut end = end.unwrap_or(text.len()).min(MAX_REASON_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;

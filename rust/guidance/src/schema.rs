@@ -11,8 +11,19 @@ use crate::{GuidanceError, Limits};
 const COMBINING: [&str; 6] = ["const", "enum", "allOf", "anyOf", "oneOf", "$ref"];
 /// Keywords that say nothing about a value.
 const ANNOTATIONS: [&str; 13] = [
-    "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "id",
-    "readOnly", "title", "writeOnly",
+    "$comment",
+    "$defs",
+    "$id",
+    "$schema",
+    "default",
+    "definitions",
+    "deprecated",
+    "description",
+    "examples",
+    "id",
+    "readOnly",
+    "title",
+    "writeOnly",
 ];
 
 /// Patterns that the library may have to intersect: what it does with them doubles with each.
@@ -26,7 +37,8 @@ const MAX_DECIMALS: u32 = 6;
 /// The schema as the library takes it. The source's nesting has been counted.
 pub(crate) fn prepare(what: &'static str, source: &str, limits: &Limits) -> Result<Value, GuidanceError> {
     let invalid = |reason: String| GuidanceError::Invalid { what, reason };
-    let mut schema: Value = serde_json::from_str(source).map_err(|error| invalid(format!("not JSON: {error}")))?;
+    let mut schema: Value =
+        serde_json::from_str(source).map_err(|error| invalid(format!("not JSON: {error}")))?;
     if schema == Value::Bool(true) {
         schema = json!({});
     }
@@ -44,7 +56,11 @@ pub(crate) fn prepare(what: &'static str, source: &str, limits: &Limits) -> Resu
 }
 
 /// The same for the arguments of a tool, which are an object whatever else the schema says.
-pub(crate) fn prepare_arguments(what: &'static str, source: &str, limits: &Limits) -> Result<Value, GuidanceError> {
+pub(crate) fn prepare_arguments(
+    what: &'static str,
+    source: &str,
+    limits: &Limits,
+) -> Result<Value, GuidanceError> {
     let mut schema = prepare(what, source, limits)?;
     let object = Value::from("object");
     let allowed = match schema.get("type") {
@@ -88,14 +104,21 @@ fn check_cost(what: &'static str, schema: &Value, limits: &Limits) -> Result<(),
         ("patterns that may apply to the same value", patterns, MAX_INTERSECTED_PATTERNS),
     ] {
         if amount > limit {
-            return Err(GuidanceError::TooComplex { what, limit: format!("{amount} {name}; the limit is {limit}") });
+            return Err(GuidanceError::TooComplex {
+                what,
+                limit: format!("{amount} {name}; the limit is {limit}"),
+            });
         }
     }
     Ok(())
 }
 
 /// The local references in a schema and the number of entries in its largest object.
-fn collect<'schema>(value: &'schema Value, references: &mut HashSet<&'schema str>, largest_object: &mut usize) {
+fn collect<'schema>(
+    value: &'schema Value,
+    references: &mut HashSet<&'schema str>,
+    largest_object: &mut usize,
+) {
     match value {
         Value::Object(entries) => {
             *largest_object = (*largest_object).max(entries.len());
@@ -180,7 +203,8 @@ impl Cost {
         let counted = keywords.contains_key("minProperties") || keywords.contains_key("maxProperties");
         // The weights were measured: what one pair costs, in units of the pair that costs least.
         let properties = entries("properties");
-        let mut pairs = square(properties) * if counted { 400 } else { 1 } + square(entries("patternProperties")) * 1_000;
+        let mut pairs =
+            square(properties) * if counted { 400 } else { 1 } + square(entries("patternProperties")) * 1_000;
         let excludes = keywords.contains_key("oneOf");
         if excludes || intersects(keywords) {
             // Of the whole source, where it refers to a part of it.
@@ -261,7 +285,9 @@ fn check_multiples(schema: &Value) -> Result<(), String> {
     });
     match multiple {
         Some(_) => Ok(()),
-        None => Err(format!("the values of multipleOf have no common multiple up to {MAX_COMMON_MULTIPLE} in their last decimal")),
+        None => Err(format!(
+            "the values of multipleOf have no common multiple up to {MAX_COMMON_MULTIPLE} in their last decimal"
+        )),
     }
 }
 

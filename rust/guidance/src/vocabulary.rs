@@ -18,6 +18,9 @@ const FORCED_BYTES: usize = 4_096;
 /// What a tokenizer may still change about the tokens before a cut, in bytes.
 const UNSETTLED_BYTES: usize = 256;
 
+/// Turns text into ids.
+pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
+
 /// Text of a token.
 #[derive(Clone, Debug)]
 pub struct TokenText {
@@ -48,7 +51,7 @@ impl Vocabulary {
     pub fn new(
         tokens: Vec<Option<TokenText>>,
         end_ids: &[u32],
-        encode: Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>,
+        encode: Arc<Encode>,
     ) -> Result<Self, GuidanceError> {
         let invalid = |reason: String| GuidanceError::Vocabulary { reason };
         if end_ids.is_empty() {
@@ -137,13 +140,17 @@ fn special_word(id: u32, name: &[u8]) -> Vec<u8> {
 /// An empty word is never allowed. The byte of special tokens is in no text, but in the vocabularies that have a
 /// token for each byte; as a text it would be the beginning of a special token.
 fn text_word(bytes: Vec<u8>) -> Vec<u8> {
-    if bytes.len() > MAX_TOKEN_BYTES || bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) { Vec::new() } else { bytes }
+    if bytes.len() > MAX_TOKEN_BYTES || bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) {
+        Vec::new()
+    } else {
+        bytes
+    }
 }
 
 /// The library's view of the tokenizer.
 struct Environment {
     trie: TokTrie,
-    encode: Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>,
+    encode: Arc<Encode>,
 }
 
 impl Environment {
@@ -193,7 +200,11 @@ impl Environment {
             let (id, length) = self.trie.prefix_token_id(bytes);
             if length == 0 {
                 // An empty answer would read as if nothing were forced. The panic ends this sequence alone.
-                assert!(!ids.is_empty(), "no token of the vocabulary begins the text {}", bytes[..1].escape_ascii());
+                assert!(
+                    !ids.is_empty(),
+                    "no token of the vocabulary begins the text {}",
+                    bytes[..1].escape_ascii()
+                );
                 return (ids, false);
             }
             ids.push(id);
@@ -224,7 +235,10 @@ impl TokenizerEnv for Environment {
                 fixed = ids.len();
                 bytes = &bytes[1 + length..];
             } else {
-                let end = bytes.iter().position(|&byte| byte == TokTrie::SPECIAL_TOKEN_MARKER).unwrap_or(bytes.len());
+                let end = bytes
+                    .iter()
+                    .position(|&byte| byte == TokTrie::SPECIAL_TOKEN_MARKER)
+                    .unwrap_or(bytes.len());
                 let (text, whole) = self.tokenize(&bytes[..end]);
                 ids.extend(text);
                 if !whole {

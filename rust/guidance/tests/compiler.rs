@@ -1,5 +1,7 @@
 //! Compiling: once for all who ask, within its time, and kept within bounds.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::sync::{Arc, Barrier};
@@ -115,30 +117,4 @@ fn a_grammar_larger_than_the_cache_is_compiled_and_not_kept() {
     let compiler = with(Limits { cached_bytes: 10, ..Limits::default() });
     compiler.compile(&number(1)).unwrap();
     assert_eq!((compiler.cache_use().grammars, compiler.cache_use().bytes), (0, 0));
-}
-
-/// Memory of this process that is in use, in bytes.
-#[cfg(target_os = "linux")]
-fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn ten_thousand_grammars_leave_memory_bounded() {
-    let limit = 16 << 20;
-    let compiler = with(Limits { cached_bytes: limit, cached_grammars: usize::MAX, ..Limits::default() });
-    for value in 0..1_000 {
-        compiler.compile(&number(value)).unwrap();
-    }
-    let before = resident();
-    for value in 1_000..10_000 {
-        compiler.compile(&number(value)).unwrap();
-        assert!(compiler.cache_use().bytes <= limit);
-    }
-    let (used, grown) = (compiler.cache_use(), resident().saturating_sub(before));
-    assert!(used.grammars > 10 && used.bytes > limit / 2, "{used:?}");
-    assert!(grown < 4 * limit, "{grown} bytes more, at {used:?}");
 }
