@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Random, Tokens, compiler, schema, words};
+use common::{Random, Tokens, compiler, compiler_with, patient, schema, words};
 use penstock_guidance::{Compiler, Grammar, GuidanceError, Limits, ToolCalls};
 
 fn lark(source: impl Into<String>) -> Grammar {
@@ -327,8 +327,7 @@ fn what_compiles_stays_within_the_limits_while_it_is_followed() {
 #[test]
 fn a_mask_that_costs_too_much_ends_its_sequence_alone() {
     let tokens = words(1, 300);
-    let limits = Limits { mask_items: 500, ..Limits::default() };
-    let compiler = Compiler::new(std::sync::Arc::clone(&tokens.vocabulary), limits).unwrap();
+    let compiler = compiler_with(&tokens, Limits { mask_items: 500, ..patient() });
     let dear = compiler.compile(&lark("start: a\na: \"x\" | a a | a a a | a a a a")).unwrap();
     let cheap = compiler.compile(&regex("[0-9]{3}")).unwrap();
     let (mut dear, mut cheap) = (dear.start().unwrap(), cheap.start().unwrap());

@@ -5,8 +5,8 @@
 
 mod common;
 
-use common::{bytes, schema};
-use penstock_guidance::{Compiler, Grammar, Limits};
+use common::{bytes, compiler_with, patient, schema};
+use penstock_guidance::{Grammar, Limits};
 
 fn number(value: usize) -> Grammar {
     schema(&format!(r#"{{"const":{value}}}"#))
@@ -22,11 +22,8 @@ fn resident() -> usize {
 #[test]
 fn ten_thousand_grammars_leave_memory_bounded() {
     let limit = 16 << 20;
-    let compiler = Compiler::new(
-        bytes().vocabulary,
-        Limits { cached_bytes: limit, cached_grammars: usize::MAX, ..Limits::default() },
-    )
-    .unwrap();
+    let compiler =
+        compiler_with(&bytes(), Limits { cached_bytes: limit, cached_grammars: usize::MAX, ..patient() });
     for value in 0..1_000 {
         compiler.compile(&number(value)).unwrap();
     }

@@ -4,6 +4,7 @@
 pub mod validate;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use penstock_guidance::{Compiler, Grammar, GuidanceError, Guide, Limits, TokenText, Vocabulary};
 
@@ -83,8 +84,17 @@ pub fn words(seed: u64, count: usize) -> Tokens {
     tokens(&words.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
+/// Its results do not depend on how busy the machine is.
 pub fn compiler(tokens: &Tokens) -> Compiler {
-    Compiler::new(Arc::clone(&tokens.vocabulary), Limits::default()).unwrap()
+    compiler_with(tokens, patient())
+}
+
+pub fn compiler_with(tokens: &Tokens, limits: Limits) -> Compiler {
+    Compiler::new(Arc::clone(&tokens.vocabulary), limits).unwrap()
+}
+
+pub fn patient() -> Limits {
+    Limits { compile_time: Duration::from_secs(600), ..Limits::default() }
 }
 
 pub fn schema(source: &str) -> Grammar {
