@@ -52,10 +52,10 @@ impl Builder {
         let what = grammar.kind();
         let source = self.translate(grammar)?;
         let parser = self.factory.create_parser(source).map_err(|error| classify(what, &error))?;
-        if !is_finite(&parser) {
+        let Some(symbols) = finite_symbols(&parser) else {
             return Err(GuidanceError::DeadEnd { what, reason: "no text that follows it ever ends".into() });
-        }
-        Compiled::new(what, Arc::clone(&self.vocabulary), parser, grammar.source_bytes())
+        };
+        Compiled::new(what, Arc::clone(&self.vocabulary), parser, grammar.source_bytes(), symbols)
     }
 
     fn translate(&self, grammar: &Grammar) -> Result<TopLevelGrammar, GuidanceError> {
@@ -146,9 +146,9 @@ fn classify(what: &'static str, error: &dyn std::fmt::Display) -> GuidanceError 
     }
 }
 
-/// Whether there is a text that follows the grammar and ends: whether the start symbol derives one, found by going
-/// from terminals upwards until nothing changes.
-fn is_finite(parser: &TokenParser) -> bool {
+/// The number of symbols that the start symbol leads to; None if no text that follows the grammar ever ends. Which
+/// symbols derive one that does is found by going from terminals upwards until nothing changes.
+fn finite_symbols(parser: &TokenParser) -> Option<usize> {
     let grammar: &CGrammar = parser.parser.grammar();
     let start = grammar.start().as_index();
     let mut rules: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -181,5 +181,5 @@ fn is_finite(parser: &TokenParser) -> bool {
             }
         }
     }
-    finite[start]
+    finite[start].then(|| seen.iter().filter(|&&seen| seen).count())
 }

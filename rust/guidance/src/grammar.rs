@@ -3,6 +3,7 @@
 /// The shape a generated text must have. Equal values compile once and share what was compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[expect(clippy::large_enum_variant, reason = "there is one in a request")]
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,

@@ -30,4 +30,4 @@ pub use error::GuidanceError;
 pub use grammar::{Grammar, ToolCalls};
 pub use guide::{Compiled, Guide};
 pub use limits::Limits;
-pub use vocabulary::{TokenText, Vocabulary};
+pub use vocabulary::{Encode, TokenText, Vocabulary};

@@ -18,6 +18,9 @@ const FORCED_BYTES: usize = 4_096;
 /// What a tokenizer may still change about the tokens before a cut, in bytes.
 const UNSETTLED_BYTES: usize = 256;
 
+/// Turns text into ids.
+pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
+
 /// Text of a token.
 #[derive(Clone, Debug)]
 pub struct TokenText {
@@ -48,7 +51,7 @@ impl Vocabulary {
     pub fn new(
         tokens: Vec<Option<TokenText>>,
         end_ids: &[u32],
-        encode: Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>,
+        encode: Arc<Encode>,
     ) -> Result<Self, GuidanceError> {
         let invalid = |reason: String| GuidanceError::Vocabulary { reason };
         if end_ids.is_empty() {
@@ -147,7 +150,7 @@ fn text_word(bytes: Vec<u8>) -> Vec<u8> {
 /// The library's view of the tokenizer.
 struct Environment {
     trie: TokTrie,
-    encode: Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>,
+    encode: Arc<Encode>,
 }
 
 impl Environment {

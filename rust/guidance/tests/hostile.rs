@@ -1,8 +1,10 @@
 //! What strangers send: every grammar here is refused with a typed error, or kept within the limits while it is used.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
-use common::{Random, Tokens, compiler, schema, words};
+use common::{Random, Tokens, compiler, compiler_with, patient, schema, words};
 use penstock_guidance::{Compiler, Grammar, GuidanceError, Limits, ToolCalls};
 
 fn lark(source: impl Into<String>) -> Grammar {
@@ -39,7 +41,11 @@ fn check(expected: fn(&GuidanceError) -> bool, grammars: &[(Grammar, &str)]) {
     let compiler = compiler(&words(1, 300));
     for (grammar, text) in grammars {
         let error = error(&compiler, grammar);
-        assert!(expected(&error) && error.to_string().contains(text), "{:.200}: {error}", format!("{grammar:?}"));
+        assert!(
+            expected(&error) && error.to_string().contains(text),
+            "{:.200}: {error}",
+            format!("{grammar:?}")
+        );
     }
 }
 
@@ -77,7 +83,13 @@ fn nesting_is_refused_before_anything_recurses() {
 fn a_source_too_long_is_refused() {
     let limit = "1048577 bytes; the limit is 1048576";
     let long = "a".repeat((1 << 20) + 1);
-    let grammars = [schema(&long), regex(long.clone()), lark(long.clone()), Grammar::Choice(vec![long.clone()]), Grammar::Gbnf(long)];
+    let grammars = [
+        schema(&long),
+        regex(long.clone()),
+        lark(long.clone()),
+        Grammar::Choice(vec![long.clone()]),
+        Grammar::Gbnf(long),
+    ];
     grammars.into_iter().for_each(|grammar| check(is_too_complex, &[(grammar, limit)]));
 }
 
@@ -89,18 +101,63 @@ fn what_would_recurse_multiply_or_compare_without_end_is_too_complex() {
     check(
         is_too_complex,
         &[
-            (definitions(11_000, |next| format!(r##"{{"$ref":"#/$defs/a{next}"}}"##)), "levels of definitions"),
-            (definitions(400, |next| format!(r##"{}{{"$ref":"#/$defs/a{next}"}}{}"##, r#"{"items":"#.repeat(60), "}".repeat(60))), "levels"),
+            (
+                definitions(11_000, |next| format!(r##"{{"$ref":"#/$defs/a{next}"}}"##)),
+                "levels of definitions",
+            ),
+            (
+                definitions(400, |next| {
+                    format!(
+                        r##"{}{{"$ref":"#/$defs/a{next}"}}{}"##,
+                        r#"{"items":"#.repeat(60),
+                        "}".repeat(60)
+                    )
+                }),
+                "levels",
+            ),
             (schema(&format!(r#"{{"properties":{{{}}}}}"#, properties(30_000))), "levels"),
             (schema(&format!(r#"{{"properties":{{{}}}}}"#, properties(1_100))), "pairs of properties"),
-            (schema(&format!(r#"{{"properties":{{{}}},"minProperties":1}}"#, properties(60))), "pairs of properties"),
+            (
+                schema(&format!(r#"{{"properties":{{{}}},"minProperties":1}}"#, properties(60))),
+                "pairs of properties",
+            ),
             (schema(&format!(r#"{{"patternProperties":{{{}}}}}"#, properties(40))), "pairs of properties"),
-            (schema(&format!(r#"{{"pattern":"{}","anyOf":[{alternatives}]}}"#, "a".repeat(400_000))), "alternatives times"),
-            (schema(&format!(r#"{{"type":"object","allOf":[{}]}}"#, vec![format!(r#"{{"anyOf":[{choices}]}}"#); 10].join(","))), "schema too large"),
-            (schema(&format!(r#"{{"allOf":[{}]}}"#, patterns(60))), "60 patterns that may apply to the same value; the limit is 12"),
-            (lark(format!("start: A\nA: {}", repeat(60, " & ", |index| format!("/(?s:.*)w{index}(?s:.*)/")))), "59 times &; the limit is 12"),
-            (lark(format!("start: a1\n{}", repeat(30_000, "\n", |index| format!("a{index}: a{}", index + 1)))), "rules and brackets"),
-            (lark(format!("start: A0\n{}\nA63: \"y\"", repeat(63, "\n", |index| format!("A{index}: A{0} A{0}", index + 1)))), "too big"),
+            (
+                schema(&format!(r#"{{"pattern":"{}","anyOf":[{alternatives}]}}"#, "a".repeat(400_000))),
+                "alternatives times",
+            ),
+            (
+                schema(&format!(
+                    r#"{{"type":"object","allOf":[{}]}}"#,
+                    vec![format!(r#"{{"anyOf":[{choices}]}}"#); 10].join(",")
+                )),
+                "schema too large",
+            ),
+            (
+                schema(&format!(r#"{{"allOf":[{}]}}"#, patterns(60))),
+                "60 patterns that may apply to the same value; the limit is 12",
+            ),
+            (
+                lark(format!(
+                    "start: A\nA: {}",
+                    repeat(60, " & ", |index| format!("/(?s:.*)w{index}(?s:.*)/"))
+                )),
+                "59 times &; the limit is 12",
+            ),
+            (
+                lark(format!(
+                    "start: a1\n{}",
+                    repeat(30_000, "\n", |index| format!("a{index}: a{}", index + 1))
+                )),
+                "rules and brackets",
+            ),
+            (
+                lark(format!(
+                    "start: A0\n{}\nA63: \"y\"",
+                    repeat(63, "\n", |index| format!("A{index}: A{0} A{0}", index + 1))
+                )),
+                "too big",
+            ),
             (regex("a?".repeat(250_000)), "too big"),
             (regex("a?".repeat(5_000) + &"a".repeat(5_000)), "out of fuel"),
         ],
@@ -114,9 +171,18 @@ fn what_no_text_can_satisfy_is_refused() {
         &[
             (schema("false"), "false"),
             (schema(r#"{"enum":[]}"#), "no value is valid"),
-            (schema(r#"{"type":"string","minLength":5,"maxLength":2}"#), "minLength (5) is greater than maxLength (2)"),
-            (schema(r#"{"type":"integer","minimum":5,"maximum":2}"#), "minimum (5) is greater than maximum (2)"),
-            (schema(r#"{"type":"object","properties":{"a":false},"required":["a"]}"#), "required property 'a'"),
+            (
+                schema(r#"{"type":"string","minLength":5,"maxLength":2}"#),
+                "minLength (5) is greater than maxLength (2)",
+            ),
+            (
+                schema(r#"{"type":"integer","minimum":5,"maximum":2}"#),
+                "minimum (5) is greater than maximum (2)",
+            ),
+            (
+                schema(r#"{"type":"object","properties":{"a":false},"required":["a"]}"#),
+                "required property 'a'",
+            ),
             (schema(r#"{"allOf":[{"type":"string"},{"type":"integer"}]}"#), "incompatible types"),
             (schema(r#"{"type":"string","pattern":"[a-z]","maxLength":0}"#), "no value is valid"),
             (Grammar::Choice(vec![]), "nothing to choose from"),
@@ -146,14 +212,20 @@ fn what_is_not_supported_is_named() {
         is_invalid,
         &[
             (schema(r#"{"not":{"type":"null"}}"#), r#"["not"]"#),
-            (schema(r#"{"type":"array","uniqueItems":true,"contains":{}}"#), r#"["contains", "uniqueItems"]"#),
+            (
+                schema(r#"{"type":"array","uniqueItems":true,"contains":{}}"#),
+                r#"["contains", "uniqueItems"]"#,
+            ),
             (schema(r#"{"type":"object","properties":{"a":{"if":true}}}"#), r#"["if"]"#),
             (schema(r#"{"type":"object","propertyNames":{}}"#), r#"["propertyNames"]"#),
             (schema(r#"{"type":"string","format":"colour"}"#), "Unknown format: colour"),
             (schema(r#"{"type":"text"}"#), "Invalid type: text"),
             (schema(r#"{"type":"string","pattern":"a(?=b)"}"#), "look-around"),
             (schema(r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#), "oneOf is supported only where"),
-            (schema(r#"{"$ref":"https://example.com/schema.json"}"#), "$ref leads out of the schema: 'https://example.com/schema.json'"),
+            (
+                schema(r#"{"$ref":"https://example.com/schema.json"}"#),
+                "$ref leads out of the schema: 'https://example.com/schema.json'",
+            ),
             (schema(r#"{"$ref":"file:///etc/passwd"}"#), "$ref leads out of the schema"),
             (schema(r##"{"$ref":"#/$defs/missing"}"##), "'$defs' not found"),
             (schema(r#"{"x-guidance":{"lenient":true}}"#), "x-guidance"),
@@ -180,7 +252,16 @@ fn tool_calls_are_checked_tool_by_tool() {
         let tools = tools.iter().map(|(name, schema)| ((*name).to_owned(), (*schema).to_owned())).collect();
         let (name_key, arguments_key) = ("name".to_owned(), "arguments".to_owned());
         Grammar::ToolCalls(ToolCalls {
-            opening, call_opening, name_key, arguments_key, call_closing, separator, closing, tools, parallel: true, thinking: None,
+            opening,
+            call_opening,
+            name_key,
+            arguments_key,
+            call_closing,
+            separator,
+            closing,
+            tools,
+            parallel: true,
+            thinking: None,
         })
     };
     check(
@@ -188,7 +269,10 @@ fn tool_calls_are_checked_tool_by_tool() {
         &[
             (calls(&[]), "there are no tools"),
             (calls(&[("a", "true"), ("a", "{}")]), r#"two tools named "a""#),
-            (calls(&[("a", "true"), ("b", r#"{"type":"string"}"#)]), r#"arguments of "b": arguments must be of the type object"#),
+            (
+                calls(&[("a", "true"), ("b", r#"{"type":"string"}"#)]),
+                r#"arguments of "b": arguments must be of the type object"#,
+            ),
             (calls(&[("a", r#"{"not":{}}"#)]), r#"["not"]"#),
             (calls(&[("a", "false")]), r#"arguments of "a""#),
         ],
@@ -227,7 +311,10 @@ fn what_compiles_stays_within_the_limits_while_it_is_followed() {
         schema(r#"{"type":"array","minItems":1000000000,"items":{"type":"array","maxItems":1000000000}}"#),
         lark("start: ((((\"x\" y){1,2000000000}){1,2000000000}){1,2000000}){1000000}\ny: \"z\""),
         lark("start: a\na: \"x\" | a a | a a a | a a a a"),
-        lark(format!("start: a0\n{}\na40: \"y\" | \"\"", repeat(40, "\n", |index| format!("a{index}: a{0} a{0}", index + 1)))),
+        lark(format!(
+            "start: a0\n{}\na40: \"y\" | \"\"",
+            repeat(40, "\n", |index| format!("a{index}: a{0} a{0}", index + 1))
+        )),
         lark(format!("start: A\nA: {}", repeat(10, " & ", |index| format!("/(?s:.*)w{index}(?s:.*)/")))),
     ] {
         match follow(&tokens, &compiler, &grammar) {
@@ -240,12 +327,13 @@ fn what_compiles_stays_within_the_limits_while_it_is_followed() {
 #[test]
 fn a_mask_that_costs_too_much_ends_its_sequence_alone() {
     let tokens = words(1, 300);
-    let limits = Limits { mask_items: 500, ..Limits::default() };
-    let compiler = Compiler::new(std::sync::Arc::clone(&tokens.vocabulary), limits).unwrap();
+    let compiler = compiler_with(&tokens, Limits { mask_items: 500, ..patient() });
     let dear = compiler.compile(&lark("start: a\na: \"x\" | a a | a a a | a a a a")).unwrap();
     let cheap = compiler.compile(&regex("[0-9]{3}")).unwrap();
     let (mut dear, mut cheap) = (dear.start().unwrap(), cheap.start().unwrap());
-    let error = (0..1_000).find_map(|_| tokens.mask(&mut dear).and_then(|_| dear.accept(u32::from(b'x'))).err()).unwrap();
+    let error = (0..1_000)
+        .find_map(|_| tokens.mask(&mut dear).and_then(|_| dear.accept(u32::from(b'x'))).err())
+        .unwrap();
     assert!(is_too_complex(&error), "{error}");
     assert_eq!(tokens.mask(&mut dear).unwrap_err(), error);
     assert_eq!(dear.accept(tokens.end).unwrap_err(), error);

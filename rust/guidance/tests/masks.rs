@@ -1,5 +1,7 @@
 //! Masks and forced tokens against a slow twin, and guides at the end of their text.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::sync::Arc;
@@ -9,7 +11,9 @@ use penstock_guidance::{Compiler, Grammar, GuidanceError, Guide, Limits, TokenTe
 
 fn grammars() -> Vec<Grammar> {
     vec![
-        schema(r#"{"type":"object","properties":{"name":{"type":"string"},"b":{"type":"integer"}},"required":["name"]}"#),
+        schema(
+            r#"{"type":"object","properties":{"name":{"type":"string"},"b":{"type":"integer"}},"required":["name"]}"#,
+        ),
         schema(r#"{"type":"array","items":{"enum":["a","ab",12,true]}}"#),
         schema(r#"{"type":"string","pattern":"^[a-b]*é+$","maxLength":9}"#),
         Grammar::JsonObject,
@@ -53,13 +57,22 @@ fn a_mask_has_exactly_the_tokens_whose_bytes_may_follow_one_by_one() {
                 let allowed = words.mask(&mut guide).unwrap();
                 let may_follow = |id: &u32| {
                     let word = &words.texts[*id as usize];
-                    if *id >= words.end { *id == words.end && twin.after(&text).accept(twin.tokens.end).is_ok() } else { twin.allows(&text, word) }
+                    if *id >= words.end {
+                        *id == words.end && twin.after(&text).accept(twin.tokens.end).is_ok()
+                    } else {
+                        twin.allows(&text, word)
+                    }
                 };
                 let expected: Vec<u32> = (0..words.texts.len() as u32).filter(may_follow).collect();
                 let mut forced = Vec::new();
                 guide.forced(&mut forced);
                 match forced.first() {
-                    None => assert_eq!(allowed, expected, "{grammar:?} after {:?}", String::from_utf8_lossy(&text)),
+                    None => assert_eq!(
+                        allowed,
+                        expected,
+                        "{grammar:?} after {:?}",
+                        String::from_utf8_lossy(&text)
+                    ),
                     // Of the splits of forced text the tokenizer's own one is left.
                     Some(first) => assert!(allowed == [*first] && expected.contains(first)),
                 }
@@ -77,7 +90,9 @@ fn a_mask_has_exactly_the_tokens_whose_bytes_may_follow_one_by_one() {
 #[test]
 fn forced_tokens_are_what_the_mask_allows_and_asking_for_them_changes_nothing() {
     let words = words(5, 400);
-    let grammar = schema(r#"{"type":"object","properties":{"name":{"enum":["日本12"]},"b":{"type":"null"}},"required":["name","b"],"additionalProperties":false}"#);
+    let grammar = schema(
+        r#"{"type":"object","properties":{"name":{"enum":["日本12"]},"b":{"type":"null"}},"required":["name","b"],"additionalProperties":false}"#,
+    );
     let mut guide = compiler(&words).compile(&grammar).unwrap().start().unwrap();
     let mut text = Vec::new();
     let mut runs = 0;
@@ -121,8 +136,11 @@ fn a_long_forced_text_comes_in_parts_and_is_the_text() {
 #[test]
 fn past_the_end_nothing_but_end_ids_may_follow() {
     let tokens = bytes();
-    let mut guide = compiler(&tokens).compile(&Grammar::Choice(vec!["ab".into(), "b".into()])).unwrap().start().unwrap();
-    assert!(matches!(guide.accept(tokens.end), Err(GuidanceError::Refused { token, .. }) if token == tokens.end));
+    let mut guide =
+        compiler(&tokens).compile(&Grammar::Choice(vec!["ab".into(), "b".into()])).unwrap().start().unwrap();
+    assert!(
+        matches!(guide.accept(tokens.end), Err(GuidanceError::Refused { token, .. }) if token == tokens.end)
+    );
     for byte in b"ab" {
         assert!(!guide.is_complete());
         guide.accept(u32::from(*byte)).unwrap();
@@ -141,7 +159,8 @@ fn past_the_end_nothing_but_end_ids_may_follow() {
 #[test]
 fn a_text_that_may_go_on_may_end_too() {
     let tokens = bytes();
-    let mut guide = compiler(&tokens).compile(&Grammar::Choice(vec!["a".into(), "ab".into()])).unwrap().start().unwrap();
+    let mut guide =
+        compiler(&tokens).compile(&Grammar::Choice(vec!["a".into(), "ab".into()])).unwrap().start().unwrap();
     guide.accept(u32::from(b'a')).unwrap();
     assert!(!guide.is_complete());
     assert_eq!(tokens.mask(&mut guide).unwrap(), [u32::from(b'b'), tokens.end]);
@@ -153,7 +172,11 @@ fn a_text_that_may_go_on_may_end_too() {
 #[test]
 fn a_refused_token_leaves_the_guide_as_it_was() {
     let tokens = words(2, 200);
-    let mut guide = compiler(&tokens).compile(&schema(r#"{"type":"array","items":{"type":"null"}}"#)).unwrap().start().unwrap();
+    let mut guide = compiler(&tokens)
+        .compile(&schema(r#"{"type":"array","items":{"type":"null"}}"#))
+        .unwrap()
+        .start()
+        .unwrap();
     guide.accept(u32::from(b'[')).unwrap();
     let before = tokens.mask(&mut guide).unwrap();
     for token in [u32::from(b'x'), tokens.end, tokens.end + 1, 1 << 20, u32::MAX] {
@@ -201,13 +224,18 @@ fn an_end_id_that_a_grammar_names_is_no_more_than_the_end() {
 #[test]
 fn a_mask_shorter_than_the_vocabulary_leaves_the_rest_out() {
     let tokens = bytes();
-    let mut guide = compiler(&tokens).compile(&Grammar::Regex("[\u{20}-\u{7f}]*".into())).unwrap().start().unwrap();
+    let mut guide =
+        compiler(&tokens).compile(&Grammar::Regex("[\u{20}-\u{7f}]*".into())).unwrap().start().unwrap();
     let mut short = [u32::MAX; 2];
     guide.mask(&mut short).unwrap();
     assert_eq!(short, [0, u32::MAX]);
 }
 
-fn vocabulary(tokens: Vec<Option<TokenText>>, end_ids: &[u32], encode: fn(&str) -> Vec<u32>) -> Result<Vocabulary, GuidanceError> {
+fn vocabulary(
+    tokens: Vec<Option<TokenText>>,
+    end_ids: &[u32],
+    encode: fn(&str) -> Vec<u32>,
+) -> Result<Vocabulary, GuidanceError> {
     Vocabulary::new(tokens, end_ids, Arc::new(encode))
 }
 
@@ -274,7 +302,15 @@ fn a_vocabulary_says_what_is_wrong_with_it() {
 
 #[test]
 fn tokens_of_any_length_and_the_same_text_make_a_vocabulary() {
-    let table = vec![text(&[b'a'; 5_000]), text(b"a"), text(b"a"), text(b""), text(&[0xff]), text(&[0xff, b'<']), None];
+    let table = vec![
+        text(&[b'a'; 5_000]),
+        text(b"a"),
+        text(b"a"),
+        text(b""),
+        text(&[0xff]),
+        text(&[0xff, b'<']),
+        None,
+    ];
     let vocabulary = Arc::new(vocabulary(table, &[6], |_| Vec::new()).unwrap());
     let compiler = Compiler::new(vocabulary, Limits::default()).unwrap();
     let mut guide = compiler.compile(&Grammar::Regex("a{3}".into())).unwrap().start().unwrap();

@@ -1,5 +1,7 @@
 //! Random walks: whatever is chosen among the allowed tokens, the text is what was asked for.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::validate::{is_match, validate};
@@ -36,7 +38,8 @@ fn walk_all(grammars: &[(String, Grammar)], check: impl Fn(&str, &str) -> Result
 }
 
 fn schemas() -> Vec<(String, Value)> {
-    let listed: Vec<Value> = serde_json::from_str(include_str!("../../../tests/data/json_schemas.json")).unwrap();
+    let listed: Vec<Value> =
+        serde_json::from_str(include_str!("../../../tests/data/json_schemas.json")).unwrap();
     let entry = |entry: &Value| (entry["name"].as_str().unwrap().to_owned(), entry["schema"].clone());
     listed.iter().map(entry).collect()
 }
@@ -75,8 +78,10 @@ fn past_64_bits(error: &serde_json::Error) -> bool {
 fn a_text_by_a_schema_is_json_and_valid() {
     let schemas = schemas();
     assert!(schemas.len() >= 150);
-    let grammars: Vec<_> =
-        schemas.iter().map(|(name, schema)| (name.clone(), Grammar::JsonSchema(schema.to_string()))).collect();
+    let grammars: Vec<_> = schemas
+        .iter()
+        .map(|(name, schema)| (name.clone(), Grammar::JsonSchema(schema.to_string())))
+        .collect();
     walk_all(&grammars, |name, text| {
         let (_, schema) = schemas.iter().find(|(other, _)| other == name).unwrap();
         check_json(text, schema)
@@ -110,7 +115,8 @@ fn a_text_by_a_regular_expression_matches_it() {
         "tab\tand\nnewline",
         r"\p{Greek}{2}",
     ];
-    let grammars: Vec<_> = patterns.map(|pattern| (pattern.to_owned(), Grammar::Regex(pattern.into()))).into();
+    let grammars: Vec<_> =
+        patterns.map(|pattern| (pattern.to_owned(), Grammar::Regex(pattern.into()))).into();
     walk_all(&grammars, |pattern, text| {
         // A comment ends at the end of its line.
         let end = if pattern.contains("(?x)") { "\n" } else { "" };
@@ -130,7 +136,11 @@ fn a_choice_is_one_of_its_texts() {
     for texts in lists {
         let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
         walk_all(&[(String::new(), Grammar::Choice(texts.clone()))], |_, text| {
-            texts.iter().any(|one| one == text).then_some(()).ok_or_else(|| format!("{text:?} is none of them"))
+            texts
+                .iter()
+                .any(|one| one == text)
+                .then_some(())
+                .ok_or_else(|| format!("{text:?} is none of them"))
         });
     }
 }
@@ -150,7 +160,8 @@ fn a_text_by_a_lark_grammar_follows_it() {
 fn tools() -> Vec<(String, String)> {
     let weather = json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"$ref": "#/$defs/unit"}},
         "required": ["city", "unit"], "additionalProperties": false, "$defs": {"unit": {"enum": ["c", "f"]}}});
-    let add = json!({"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
+    let add =
+        json!({"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
     vec![
         ("weather".to_owned(), weather.to_string()),
         ("add/\"2\"".to_owned(), add.to_string()),
@@ -162,7 +173,18 @@ fn calls(literals: [&str; 5], keys: [&str; 2], parallel: bool) -> ToolCalls {
     let [opening, call_opening, call_closing, separator, closing] = literals.map(str::to_owned);
     let [name_key, arguments_key] = keys.map(str::to_owned);
     let (tools, thinking) = (tools(), None);
-    ToolCalls { opening, call_opening, name_key, arguments_key, call_closing, separator, closing, tools, parallel, thinking }
+    ToolCalls {
+        opening,
+        call_opening,
+        name_key,
+        arguments_key,
+        call_closing,
+        separator,
+        closing,
+        tools,
+        parallel,
+        thinking,
+    }
 }
 
 /// Takes a text apart as a client would, and checks each call.
@@ -211,7 +233,9 @@ fn tool_calls_are_calls_of_the_tools_in_every_notation() {
             (["<a>", "\"", "/", "\\", "é"], ["function \"name\"", "argu\\ments"]),
         ] {
             let calls = calls(literals, keys, parallel);
-            walk_all(&[(literals.concat(), Grammar::ToolCalls(calls.clone()))], |_, text| check_calls(text, &calls));
+            walk_all(&[(literals.concat(), Grammar::ToolCalls(calls.clone()))], |_, text| {
+                check_calls(text, &calls)
+            });
         }
     }
 }
@@ -236,7 +260,8 @@ fn thoughts_may_come_before_tool_calls() {
 fn takes(tokens: &Tokens, grammar: &Grammar, parts: &[&str]) -> bool {
     let mut guide = compiler(tokens).compile(grammar).unwrap().start().unwrap();
     for part in parts {
-        let special = (tokens.end as usize..tokens.texts.len()).find(|&id| tokens.texts[id] == part.as_bytes());
+        let special =
+            (tokens.end as usize..tokens.texts.len()).find(|&id| tokens.texts[id] == part.as_bytes());
         let ids = special.map_or_else(|| part.bytes().map(u32::from).collect(), |id| vec![id as u32]);
         for id in ids {
             // Forced text allows only its own split; another one is no less the text.
@@ -260,12 +285,33 @@ fn a_special_token_in_a_literal_may_come_as_itself_or_spelled_out() {
     assert!(takes(&tokens, &hermes, &["<tool_call>", "\n", call, "\n", "</tool_call>"]));
     assert!(takes(&tokens, &hermes, &[spelled.as_slice(), &["\n", call, "\n", "</tool_call>"]].concat()));
     assert!(!takes(&tokens, &hermes, &["</tool_call>", "\n", call, "\n", "</tool_call>"]));
-    assert!(takes(&tokens, &hermes, &["<tool_call>", "\n", call, "\n", "</tool_call>", "\n", "<tool_call>", "\n", call, "\n", "</tool_call>"]));
+    assert!(takes(
+        &tokens,
+        &hermes,
+        &[
+            "<tool_call>",
+            "\n",
+            call,
+            "\n",
+            "</tool_call>",
+            "\n",
+            "<tool_call>",
+            "\n",
+            call,
+            "\n",
+            "</tool_call>"
+        ]
+    ));
     let mistral = Grammar::ToolCalls(calls(MISTRAL, ["name", "arguments"], true));
     assert!(takes(&tokens, &mistral, &["[TOOL_CALLS]", " [", call, ", ", call, "]"]));
     let thinking = Some(("<think>".to_owned(), "</think>".to_owned()));
-    let thoughtful = Grammar::ToolCalls(ToolCalls { thinking, ..calls(HERMES, ["name", "arguments"], false) });
-    assert!(takes(&tokens, &thoughtful, &["<think>", "hm", "</think>", "\n\n", "<tool_call>", "\n", call, "\n", "</tool_call>"]));
+    let thoughtful =
+        Grammar::ToolCalls(ToolCalls { thinking, ..calls(HERMES, ["name", "arguments"], false) });
+    assert!(takes(
+        &tokens,
+        &thoughtful,
+        &["<think>", "hm", "</think>", "\n\n", "<tool_call>", "\n", call, "\n", "</tool_call>"]
+    ));
     assert!(takes(&tokens, &thoughtful, &["<tool_call>", "\n", call, "\n", "</tool_call>"]));
     assert!(!takes(&tokens, &thoughtful, &["<think>", "hm", "<tool_call>", "\n"]));
 }

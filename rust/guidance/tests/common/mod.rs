@@ -4,6 +4,7 @@
 pub mod validate;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use penstock_guidance::{Compiler, Grammar, GuidanceError, Guide, Limits, TokenText, Vocabulary};
 
@@ -39,7 +40,9 @@ pub fn tokens(words: &[&[u8]]) -> Tokens {
     let end = texts.len() as u32;
     texts.extend(SPECIAL.map(|name| name.as_bytes().to_vec()));
     let table = texts.iter().enumerate();
-    let table = table.map(|(id, bytes)| Some(TokenText { bytes: bytes.clone(), special: id >= end as usize })).collect();
+    let table = table
+        .map(|(id, bytes)| Some(TokenText { bytes: bytes.clone(), special: id >= end as usize }))
+        .collect();
     let plain = texts[..end as usize].to_vec();
     let encode = move |text: &str| greedy(&plain, text.as_bytes());
     let vocabulary = Vocabulary::new(table, &[end], Arc::new(encode)).unwrap();
@@ -64,8 +67,8 @@ pub fn bytes() -> Tokens {
 /// Words of two to six bytes out of what structured texts are made of, some of them characters of several bytes.
 pub fn words(seed: u64, count: usize) -> Tokens {
     const PIECES: [&str; 24] = [
-        "\"", "{", "}", "[", "]", ":", ",", " ", ", ", "\": ", "\":", "\",", "a", "b", "name", "0", "12", "true", "é", "日本", "🙂",
-        "\\", "\n", "e",
+        "\"", "{", "}", "[", "]", ":", ",", " ", ", ", "\": ", "\":", "\",", "a", "b", "name", "0", "12",
+        "true", "é", "日本", "🙂", "\\", "\n", "e",
     ];
     let mut random = Random(seed);
     let mut words = std::collections::BTreeSet::new();
@@ -81,8 +84,17 @@ pub fn words(seed: u64, count: usize) -> Tokens {
     tokens(&words.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
+/// Its results do not depend on how busy the machine is.
 pub fn compiler(tokens: &Tokens) -> Compiler {
-    Compiler::new(Arc::clone(&tokens.vocabulary), Limits::default()).unwrap()
+    compiler_with(tokens, patient())
+}
+
+pub fn compiler_with(tokens: &Tokens, limits: Limits) -> Compiler {
+    Compiler::new(Arc::clone(&tokens.vocabulary), limits).unwrap()
+}
+
+pub fn patient() -> Limits {
+    Limits { compile_time: Duration::from_secs(600), ..Limits::default() }
 }
 
 pub fn schema(source: &str) -> Grammar {
@@ -94,8 +106,9 @@ impl Tokens {
         let mut words = vec![u32::MAX; self.texts.len().div_ceil(32) + 3];
         guide.mask(&mut words)?;
         assert_eq!(words[words.len() - 3..], [0, 0, 0]);
-        let allowed: Vec<u32> =
-            (0..words.len() as u32 * 32).filter(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1).collect();
+        let allowed: Vec<u32> = (0..words.len() as u32 * 32)
+            .filter(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1)
+            .collect();
         assert!(allowed.iter().all(|&id| (id as usize) < self.texts.len()));
         Ok(allowed)
     }
@@ -104,7 +117,9 @@ impl Tokens {
     pub fn walk(&self, guide: &mut Guide, random: &mut Random, patience: usize) -> Result<String, String> {
         let mut text = Vec::new();
         for count in 0..patience + 4_000 {
-            let allowed = self.mask(guide).map_err(|error| format!("{error} after {}", String::from_utf8_lossy(&text)))?;
+            let allowed = self
+                .mask(guide)
+                .map_err(|error| format!("{error} after {}", String::from_utf8_lossy(&text)))?;
             let mut forced = Vec::new();
             guide.forced(&mut forced);
             if let Some(first) = forced.first() {

@@ -156,14 +156,20 @@ fn entries_hold(
     keywords: &Map<String, Value>,
     root: &Value,
 ) -> Result<bool, String> {
-    let named = |name: &str| keywords.get("properties").is_some_and(|properties| properties.get(name).is_some());
+    let named =
+        |name: &str| keywords.get("properties").is_some_and(|properties| properties.get(name).is_some());
     let patterns = keywords.get("patternProperties").and_then(Value::as_object);
-    let patterned = |name: &str| patterns.is_some_and(|all| all.keys().any(|pattern| is_match(pattern, name)));
+    let patterned =
+        |name: &str| patterns.is_some_and(|all| all.keys().any(|pattern| is_match(pattern, name)));
     match keyword {
         "minProperties" => return Ok(entries.len() as u64 >= argument.as_u64().unwrap()),
         "maxProperties" => return Ok(entries.len() as u64 <= argument.as_u64().unwrap()),
         "required" => {
-            return Ok(argument.as_array().unwrap().iter().all(|name| entries.contains_key(name.as_str().unwrap())));
+            return Ok(argument
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|name| entries.contains_key(name.as_str().unwrap())));
         }
         "properties" => {
             for (name, schema) in argument.as_object().unwrap() {
