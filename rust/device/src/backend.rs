@@ -256,10 +256,10 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// `out[row] = weight * x[row]`, then the epilogue, for the first `rows` rows.
+    /// `out[i] = weight * x[rows[i]]`, then the epilogue.
     fn linear(
         &mut self,
-        rows: usize,
+        rows: Range<usize>,
         x: &Self::Buffer,
         weight: &Self::Matrix,
         epilogue: Epilogue<'_, Self::Vector>,
@@ -320,6 +320,6 @@ pub trait Backend: Send + 'static {
         out: &mut [Sampled],
     ) -> Result<(), DeviceError>;
 
-    /// Copies the first `out.len()` values to the host.
-    fn download(&mut self, x: &Self::Buffer, out: &mut [f32]) -> Result<(), DeviceError>;
+    /// Copies `out.len()` values, from the one at `start` on, to the host.
+    fn download(&mut self, x: &Self::Buffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError>;
 }

@@ -11,8 +11,10 @@ use crate::backend::{DeviceError, HeadShape};
 pub struct StepSpec {
     /// Rows (tokens).
     pub tokens: usize,
-    /// Sequences, and rows whose logits are wanted.
+    /// Sequences.
     pub sequences: usize,
+    /// Rows whose logits are there at once; any row's can be wanted.
+    pub logits_rows: usize,
     /// Positions of the longest sequence.
     pub positions: usize,
     /// Tokens per block of the KV cache.
@@ -64,14 +66,14 @@ impl StepInputs {
             sines: room(angles)?,
             sequences: room(sequences)?,
             blocks: room(spec.blocks())?,
-            output_rows: room(sequences)?,
+            output_rows: room(tokens)?,
         })
     }
 
     /// Bytes that [`with_room`](Self::with_room) takes.
     pub fn bytes(spec: &StepSpec) -> u64 {
-        let row = 3 * size_of::<u32>() + spec.heads.head_dim / 2 * 2 * size_of::<f32>();
-        let sequence = size_of::<AttentionRow>() + size_of::<u32>();
+        let row = 4 * size_of::<u32>() + spec.heads.head_dim / 2 * 2 * size_of::<f32>();
+        let sequence = size_of::<AttentionRow>();
         let parts = [(spec.tokens, row), (spec.sequences, sequence), (spec.blocks(), size_of::<u32>())];
         parts
             .into_iter()

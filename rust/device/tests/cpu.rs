@@ -46,6 +46,7 @@ fn cache_spec(blocks: usize, host_blocks: usize) -> CacheSpec {
 const STEP: StepSpec = StepSpec {
     tokens: 40,
     sequences: 3,
+    logits_rows: 5,
     positions: 100,
     block_size: BLOCK_SIZE,
     heads: HEADS,
@@ -159,7 +160,7 @@ fn a_block_that_was_saved_is_the_same_in_every_layer_wherever_it_is_loaded() {
         let attended = layers.map(|layer| {
             let mut values = vec![0.0; inputs.tokens.len() * HEADS.query_width()];
             cpu.attention(inputs, HEADS, params, layer, cache, &asked, &mut scratch, &mut out).unwrap();
-            cpu.download(&out, &mut values).unwrap();
+            cpu.download(&out, 0, &mut values).unwrap();
             values
         });
         attended.collect()

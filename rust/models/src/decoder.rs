@@ -1,7 +1,9 @@
 //! The decoder: embedding, layers of attention and feed-forward, norm, head. Written once for every family and device.
 //!
-//! Shapes are in the margins: t = rows (tokens) of the step, o = rows whose logits are wanted, h = hidden size,
+//! Shapes are in the margins: t = rows (tokens) of the step, o = output rows, h = hidden size,
 //! i = intermediate size, v = vocabulary.
+
+use std::ops::Range;
 
 use penstock_device::{AttentionParams, AttentionRow, Backend, DeviceError, Epilogue, StepInputs, StepSpec};
 
@@ -41,15 +43,16 @@ pub struct Decoder<B: Backend> {
 /// Activations of one step, allocated once for the largest.
 pub struct Workspace<B: Backend> {
     hidden: B::Buffer,
-    normed: B::Buffer,
+    /// The last hidden states of the output rows, after [`Decoder::forward`].
+    pub normed: B::Buffer,
     qkv: B::Buffer,
     attended: B::Buffer,
     gate_up: B::Buffer,
     gated: B::Buffer,
-    /// The rows whose logits are wanted: residual stream and attention output.
+    /// Residual stream and attention output of the output rows.
     output_hidden: B::Buffer,
     output_attended: B::Buffer,
-    /// Logits of those rows, after [`Decoder::forward`].
+    /// What [`Decoder::logits`] computed last.
     pub logits: B::Buffer,
     /// What operations need while they run.
     pub scratch: B::Scratch,
@@ -85,7 +88,6 @@ impl<B: Backend> Workspace<B> {
 fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 9] {
     let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
     let row = |width: usize| spec.tokens.saturating_mul(width);
-    let output = |width: usize| spec.sequences.saturating_mul(width);
     [
         row(hidden),
         row(hidden),
@@ -93,9 +95,9 @@ fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 9] {
         row(heads.query_width()),
         row(2 * wide),
         row(wide),
-        output(hidden),
-        output(heads.query_width()),
-        output(config.vocabulary_size),
+        row(hidden),
+        row(heads.query_width()),
+        spec.logits_rows.saturating_mul(config.vocabulary_size),
     ]
 }
 
@@ -153,7 +155,8 @@ impl<B: Backend> Decoder<B> {
         });
     }
 
-    /// Computes the step: keys and values of every row go to `cache`, logits of the output rows to `workspace.logits`.
+    /// Computes the step: keys and values of every row go to `cache`, the last hidden states of the output rows, through
+    /// the last norm, to `workspace.normed`.
     pub fn forward(
         &self,
         backend: &mut B,
@@ -165,8 +168,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// The step through no more than `num_layers` layers, and what follows the layers: uses all the memory that
-    /// [`forward`](Self::forward) does, because its layers share it, in a fraction of the time. For warming up; the logits
-    /// mean nothing.
+    /// [`forward`](Self::forward) does, because its layers share it, in a fraction of the time. For warming up; what comes
+    /// out means nothing.
     pub fn forward_through_some(
         &self,
         num_layers: usize,
@@ -223,9 +226,19 @@ impl<B: Backend> Decoder<B> {
             backend.silu_mul(rows, config.intermediate_size, &w.gate_up, &mut w.gated)?; // [t, i]
             accumulate(backend, rows, &w.gated, &layer.down, hidden)?;
         }
-        backend.rms_norm(outputs, &w.output_hidden, &self.norm, epsilon, &mut w.normed)?; // [o, h]
+        backend.rms_norm(outputs, &w.output_hidden, &self.norm, epsilon, &mut w.normed) // [o, h]
+    }
+
+    /// Logits of `outputs`, some of the output rows of the last step, no more than `StepSpec::logits_rows`: to
+    /// `workspace.logits`, the first one's first.
+    pub fn logits(
+        &self,
+        backend: &mut B,
+        outputs: Range<usize>,
+        workspace: &mut Workspace<B>,
+    ) -> Result<(), DeviceError> {
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        backend.linear(outputs, &w.normed, head, Epilogue::Store, &mut w.logits) // [o, v]
+        backend.linear(outputs, &workspace.normed, head, Epilogue::Store, &mut workspace.logits) // [.., v]
     }
 }
 
@@ -238,7 +251,7 @@ fn product<B: Backend>(
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {
     let epilogue = linear.bias.as_ref().map_or(Epilogue::Store, Epilogue::Bias);
-    backend.linear(rows, x, &linear.weight, epilogue, out)
+    backend.linear(0..rows, x, &linear.weight, epilogue, out)
 }
 
 /// `out += linear(x)`
@@ -250,5 +263,5 @@ fn accumulate<B: Backend>(
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {
     let epilogue = linear.bias.as_ref().map_or(Epilogue::Add, Epilogue::AddBias);
-    backend.linear(rows, x, &linear.weight, epilogue, out)
+    backend.linear(0..rows, x, &linear.weight, epilogue, out)
 }

@@ -108,7 +108,7 @@ pub fn logits(
         element,
         kv_element: options.kv_cache_dtype,
         max_model_len: tokens.len().max(1),
-        max_num_seqs: chunk,
+        max_num_seqs: 1,
         max_num_batched_tokens: chunk,
         block_size,
         kv_share: KvShare::All,

@@ -12,6 +12,8 @@ use crate::options::Sizes;
 const GUEST_SHARE: u64 = 4;
 /// Blocks are counted in 32 bits.
 const MOST_BLOCKS: usize = i32::MAX as usize;
+/// So many rows have their logits at once, where there are not more sequences: enough to read the head's weights seldom.
+const LOGITS_ROWS: usize = 32;
 
 /// Everything that decides how many bytes go where.
 #[derive(Clone, Debug)]
@@ -85,6 +87,7 @@ impl Demand {
         StepSpec {
             tokens: self.max_num_batched_tokens,
             sequences: self.max_num_seqs,
+            logits_rows: self.max_num_batched_tokens.min(LOGITS_ROWS).max(self.max_num_seqs),
             positions: self.max_model_len,
             block_size: self.block_size,
             heads: config.heads,

@@ -159,7 +159,7 @@ mod tests {
             assert!(!trial.fits(|demand| demand.max_num_batched_tokens = tokens + 1));
         });
         let crowd = Demand { max_num_seqs: 1 << 15, max_num_batched_tokens: 1 << 15, ..demand() };
-        told(crowd, 500 << 20, |told, trial| {
+        told(crowd, 560 << 20, |told, trial| {
             let sequences = number(&told[0], "max_num_seqs");
             assert!(trial.fits(|demand| demand.max_num_seqs = sequences));
             assert!(!trial.fits(|demand| demand.max_num_seqs = sequences + 1));

@@ -2,6 +2,7 @@
 //! come. It decides nothing. A failure inside a step, a panic too, is that step's result; the thread goes on.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -120,6 +121,7 @@ impl<B: Backend> Runner<B> {
             let work = &plan.work[rows[row]];
             sample_params(work, &slots[work.slot as usize])
         };
+        self.decoder.logits(&mut self.backend, 0..rows.len(), &mut self.workspace)?;
         let Workspace { logits, scratch, .. } = &mut self.workspace;
         self.backend.sample(self.spec.vocabulary, logits, &params, scratch, sampled)?;
         for (row, sampled) in rows.iter().zip(&*sampled) {
@@ -148,7 +150,8 @@ impl<B: Backend> Runner<B> {
         let vocabulary = self.spec.vocabulary;
         let mut logits = vec![0.0; tokens.len() * vocabulary];
         let num_blocks = tokens.len().div_ceil(self.spec.block_size);
-        for (index, part) in tokens.chunks(chunk).enumerate() {
+        let chunks = tokens.chunks(chunk).zip(logits.chunks_mut(chunk * vocabulary));
+        for (index, (part, out)) in chunks.enumerate() {
             let start = index * chunk;
             self.inputs.clear();
             self.inputs.blocks.extend(0..num_blocks as u32);
@@ -163,11 +166,20 @@ impl<B: Backend> Runner<B> {
             );
             self.inputs.output_rows.extend(0..part.len() as u32);
             self.decoder.forward(&mut self.backend, &self.inputs, &mut self.cache, &mut self.workspace)?;
-            let rows = start * vocabulary..(start + part.len()) * vocabulary;
-            self.backend.download(&self.workspace.logits, &mut logits[rows])?;
+            for (tile, out) in tiles(part.len(), self.spec.logits_rows)
+                .zip(out.chunks_mut(self.spec.logits_rows * vocabulary))
+            {
+                self.decoder.logits(&mut self.backend, tile, &mut self.workspace)?;
+                self.backend.download(&self.workspace.logits, 0, out)?;
+            }
         }
         Ok(logits)
     }
+}
+
+/// The output rows, as many at a time as have their logits at once.
+fn tiles(num_outputs: usize, logits_rows: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..num_outputs).step_by(logits_rows).map(move |start| start..num_outputs.min(start + logits_rows))
 }
 
 /// A copy as the device knows it.

@@ -286,7 +286,7 @@ impl Backend for Cpu {
 
     fn linear(
         &mut self,
-        rows: usize,
+        rows: Range<usize>,
         x: &CpuBuffer,
         weight: &CpuMatrix,
         epilogue: Epilogue<'_, CpuBuffer>,
@@ -309,13 +309,14 @@ impl Backend for Cpu {
                 (x, bytes, Some(cast_slice(bias)), out)
             }
         };
-        let (x, out) = (&cast_slice(x)[..rows * columns], &mut cast_slice_mut(out)[..rows * features]);
+        let x = &cast_slice(x)[rows.start * columns..rows.end * columns];
+        let out = &mut cast_slice_mut(out)[..rows.len() * features];
         let fused = match bias {
             _ if adds => kernels::Epilogue::Add,
             Some(bias) => kernels::Epilogue::Bias(bias),
             None => kernels::Epilogue::Store,
         };
-        self.kernels.matmul(&self.pool, x, rows, Matrix { layout: weight.layout, bytes }, fused, out);
+        self.kernels.matmul(&self.pool, x, rows.len(), Matrix { layout: weight.layout, bytes }, fused, out);
         if let Some(bias) = bias.filter(|_| adds) {
             out.chunks_exact_mut(features).for_each(|row| self.kernels.add(row, bias));
         }
@@ -445,9 +446,9 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn download(&mut self, x: &CpuBuffer, out: &mut [f32]) -> Result<(), DeviceError> {
+    fn download(&mut self, x: &CpuBuffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError> {
         let x = self.arena.bytes(&x.0).expect(FOREIGN);
-        out.copy_from_slice(&cast_slice(x)[..out.len()]);
+        out.copy_from_slice(&cast_slice(x)[start..][..out.len()]);
         Ok(())
     }
 }
