@@ -318,8 +318,14 @@ impl Bench {
         self.line("argmax 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
             black_box(kernels.argmax(&logits));
         });
-        self.line("log_sum_exp 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
-            black_box(kernels.log_sum_exp(&logits));
+        self.line("sum_of_exp 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
+            black_box(kernels.sum_of_exp(&logits, 10.0, 1.0));
+        });
+        let mut masked = logits.clone();
+        let words: Vec<u32> =
+            (0..HEAD.0.div_ceil(32) as u32).map(|word| word.wrapping_mul(0x9e37_79b9)).collect();
+        self.line("mask 151936", Work { bytes: 8 * logits.len(), flops: 0 }, |kernels, _| {
+            kernels.mask(black_box(&mut masked), &words);
         });
     }
 

@@ -12,6 +12,7 @@ use std::ops::Range;
 use penstock_kernels::{Element, KvElement};
 
 use crate::bfc::Exhausted;
+use crate::sample::{SampleParams, Sampled};
 use crate::step::{StepInputs, StepSpec};
 
 /// Rows of one weight, in order, as float32: how a backend pulls a weight from wherever it is stored.
@@ -138,36 +139,6 @@ pub enum Epilogue<'a, V> {
     Add,
     /// `out = out + product + bias`
     AddBias(&'a V),
-}
-
-/// How one row of logits becomes a token.
-#[derive(Clone, Copy, Debug)]
-pub struct SampleParams<'a> {
-    /// Divides the logits; 0 is greedy.
-    pub temperature: f32,
-    /// Keep so many of the most likely; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the most likely up to this total probability.
-    pub top_p: f32,
-    /// Keep those at least this share as likely as the most likely.
-    pub min_p: f32,
-    /// Key of the draw, with `index`.
-    pub seed: u64,
-    /// Number of the token within its request.
-    pub index: u32,
-    /// Whether the log probability is wanted.
-    pub logprob: bool,
-    /// Ids that cannot be chosen.
-    pub suppressed: &'a [u32],
-}
-
-/// A chosen token.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sampled {
-    /// Its id.
-    pub token: u32,
-    /// Log of its probability under the softmax of the raw logits, or NaN if not asked for.
-    pub logprob: f32,
 }
 
 /// A device that can carry out a decoder. See the module's law.
@@ -310,7 +281,8 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// Chooses a token for each row of `logits` (rows of `vocabulary`) as `params(row)` asks; `out` has one place per row.
+    /// Chooses a token for each place of `out` from a row of `logits` (rows of `vocabulary`), as `params(place)` asks. It
+    /// is called once for each place, on any thread; several places may share a row.
     fn sample<'a>(
         &mut self,
         vocabulary: usize,

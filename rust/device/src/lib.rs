@@ -9,12 +9,16 @@
 pub mod arena;
 pub mod backend;
 pub mod bfc;
+mod counts;
 pub mod cpu;
+mod sample;
 mod step;
 
 pub use backend::{
     AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
-    SampleParams, Sampled,
 };
+pub use counts::{TokenCount, TokenCounts};
+pub use cpu::probabilities_for_testing;
 pub use penstock_kernels::{AttentionRow, Element, IsaError, KvElement};
+pub use sample::{Logprobs, SampleParams, Sampled};
 pub use step::{StepInputs, StepSpec};

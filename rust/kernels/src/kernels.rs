@@ -222,10 +222,10 @@ impl Kernels {
         unsafe { (self.table.add)(x, y) }
     }
 
-    /// `x *= factor`.
-    pub fn scale(&self, x: &mut [f32], factor: f32) {
+    /// `x[i] = -inf` where bit `i % 32` of word `i / 32` is not set, or there is no such word.
+    pub fn mask(&self, x: &mut [f32], words: &[u32]) {
         // SAFETY: the table's instruction set is available.
-        unsafe { (self.table.scale)(x, factor) }
+        unsafe { (self.table.mask)(x, words) }
     }
 
     /// The largest element, NaN left aside; -inf if there is none.
@@ -240,16 +240,24 @@ impl Kernels {
         unsafe { (self.table.argmax)(x) }
     }
 
-    /// `ln(sum of exp(x))`; -inf of nothing.
-    pub fn log_sum_exp(&self, x: &[f32]) -> f32 {
+    /// The sum, added in f32: for stretches of some hundreds.
+    pub fn sum(&self, x: &[f32]) -> f32 {
         // SAFETY: the table's instruction set is available.
-        unsafe { (self.table.log_sum_exp)(x) }
+        unsafe { (self.table.sum)(x) }
     }
 
-    /// `x = exp(x) / sum of exp(x)`.
-    pub fn softmax(&self, x: &mut [f32]) {
+    /// `out = exp((x - shift) * factor)`, for a positive `factor` and a finite `shift` that no element exceeds. An
+    /// exp below the normal floats is 0, and that of a NaN is. Returns what [`sum`](Self::sum) would of `out`.
+    pub fn weigh(&self, x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 {
+        assert_eq!(x.len(), out.len(), "lengths of x and out");
         // SAFETY: the table's instruction set is available.
-        unsafe { (self.table.softmax)(x) }
+        unsafe { (self.table.weigh)(x, shift, factor, out) }
+    }
+
+    /// The sum of what [`weigh`](Self::weigh) computes, for any length.
+    pub fn sum_of_exp(&self, x: &[f32], shift: f32, factor: f32) -> f64 {
+        // SAFETY: the table's instruction set is available.
+        unsafe { (self.table.sum_of_exp)(x, shift, factor) }
     }
 
     /// Writes one token's keys and values, `[kv_heads * head_dim]` each, into place `offset` of block `block`.

@@ -68,17 +68,16 @@ pub fn argmax(x: &[f32]) -> usize {
     x.iter().position(|value| *value == max(x)).unwrap_or(0)
 }
 
-/// `ln(sum of exp(x))`.
-pub fn log_sum_exp(x: &[f32]) -> f32 {
-    let shift = f64::from(max(x));
-    (shift + x.iter().map(|x| (f64::from(*x) - shift).exp()).sum::<f64>().ln()) as f32
+/// `exp((x - shift) * factor)`; 0 of NaN.
+pub fn weigh(x: &[f32], shift: f32, factor: f32) -> Vec<f32> {
+    let weight = |x: f32| ((f64::from(x) - f64::from(shift)) * f64::from(factor)).exp() as f32;
+    x.iter().map(|x| if x.is_nan() { 0.0 } else { weight(*x) }).collect()
 }
 
-/// `exp(x) / sum of exp(x)`.
-pub fn softmax(x: &[f32]) -> Vec<f32> {
-    let shift = f64::from(max(x));
-    let sum: f64 = x.iter().map(|x| (f64::from(*x) - shift).exp()).sum();
-    x.iter().map(|x| ((f64::from(*x) - shift).exp() / sum) as f32).collect()
+/// Minus infinity where bit `i % 32` of word `i / 32` is not set, or there is no such word.
+pub fn mask(x: &[f32], words: &[u32]) -> Vec<f32> {
+    let is_set = |i: usize| words.get(i / 32).is_some_and(|word| word >> (i % 32) & 1 == 1);
+    x.iter().enumerate().map(|(i, x)| if is_set(i) { *x } else { f32::NEG_INFINITY }).collect()
 }
 
 /// One query head over the keys and values it sees, `[positions, q.len()]` each.

@@ -62,6 +62,8 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if a < b { a } else { b }`, so `b` where either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Lane i of `a` where bit i is set, of `b` where it is not. Bits from 16 on do not matter.
+    fn select(self, bits: u32, a: Self::V, b: Self::V) -> Self::V;
     /// To the nearest integer, ties to even, for |a| < 2^22.
     fn round(self, a: Self::V) -> Self::V;
     /// 2^n for whole n in -126..=127.

@@ -84,22 +84,47 @@ proptest! {
         for kernels in tables() {
             assert_eq!(kernels.max(&x), reference::max(&x));
             assert_eq!(kernels.argmax(&x), reference::argmax(&x));
-            assert_close(&[kernels.log_sum_exp(&x)], &[reference::log_sum_exp(&x)], CLOSE, "log_sum_exp");
-            let mut got = x.clone();
-            kernels.softmax(&mut got);
-            assert_close(&got, &reference::softmax(&x), CLOSE, "softmax");
         }
     }
 
     #[test]
-    fn add_and_scale_touch_every_element(length in 0usize..100, seed in 0u64..1000) {
+    fn weights_are_what_the_reference_says_and_so_are_their_sums(
+        length in 0usize..1500, scale in 0.1f32..50.0, factor in 0.1f32..10.0, seed in 0u64..1000,
+    ) {
+        let x: Vec<f32> = numbers(seed, length).into_iter().map(|x| x * scale).collect();
+        let shift = reference::max(&x);
+        let want = reference::weigh(&x, shift, factor);
+        let total = want.iter().map(|weight| f64::from(*weight)).sum::<f64>();
+        for kernels in tables() {
+            let mut got = vec![f32::NAN; length];
+            let sum = kernels.weigh(&x, shift, factor, &mut got);
+            assert_close(&got, &want, CLOSE, "weigh");
+            prop_assert!(got.iter().all(|weight| (0.0..=1.0).contains(weight)));
+            assert_same_bits(&[sum], &[kernels.sum(&got)], "the sum of weigh");
+            assert_close(&[sum], &[total as f32], 4e-6, "sum");
+            let sum = kernels.sum_of_exp(&x, shift, factor) as f32;
+            assert_close(&[sum], &[total as f32], 4e-6, "sum_of_exp");
+        }
+    }
+
+    #[test]
+    fn a_mask_takes_out_what_it_has_no_bit_for(length in 0usize..200, words in 0usize..8, seed in 0u64..1000) {
+        let x = numbers(seed, length);
+        let words: Vec<u32> = numbers(seed + 1, words).into_iter().map(f32::to_bits).collect();
+        for kernels in tables() {
+            let mut got = x.clone();
+            kernels.mask(&mut got, &words);
+            assert_same_bits(&got, &reference::mask(&x, &words), "mask");
+        }
+    }
+
+    #[test]
+    fn add_touches_every_element(length in 0usize..100, seed in 0u64..1000) {
         let (x, y) = (numbers(seed, length), numbers(seed + 1, length));
         for kernels in tables() {
             let mut got = x.clone();
             kernels.add(&mut got, &y);
             assert_same_bits(&got, &x.iter().zip(&y).map(|(x, y)| x + y).collect::<Vec<_>>(), "add");
-            kernels.scale(&mut got, 3.0);
-            assert_same_bits(&got, &x.iter().zip(&y).map(|(x, y)| (x + y) * 3.0).collect::<Vec<_>>(), "scale");
         }
     }
 }
@@ -123,16 +148,14 @@ fn argmax_takes_the_lowest_of_equals_and_never_a_nan() {
 }
 
 #[test]
-fn softmax_and_log_sum_exp_take_infinities() {
-    let (low, high) = (f32::NEG_INFINITY, f32::INFINITY);
+fn what_is_no_number_weighs_nothing_and_the_most_likely_exactly_one() {
     for kernels in tables() {
-        let mut x = [low, 0.0, low, 0.0];
-        assert_eq!(kernels.log_sum_exp(&x), std::f32::consts::LN_2);
-        kernels.softmax(&mut x);
-        assert_eq!(x, [0.0, 0.5, 0.0, 0.5]);
-        assert_eq!(kernels.log_sum_exp(&[low; 5]), low);
-        assert_eq!(kernels.log_sum_exp(&[]), low);
-        assert_eq!(kernels.log_sum_exp(&[1.0, high]), high);
+        let x = [f32::NEG_INFINITY, 7.0, f32::NAN, f32::MIN, 7.0, -1e30];
+        let mut weights = [f32::NAN; 6];
+        assert_eq!(kernels.weigh(&x, 7.0, 0.5, &mut weights), 2.0);
+        assert_eq!(weights, [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]);
+        assert_eq!(kernels.sum_of_exp(&x, 7.0, 0.5), 2.0);
+        assert_eq!((kernels.sum(&[]), kernels.sum_of_exp(&[], 0.0, 1.0)), (0.0, 0.0));
     }
 }
 

@@ -9,7 +9,8 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_device::{
-    Backend, BlockCopy, CacheSpec, DeviceError, MemoryUse, SampleParams, Sampled, StepInputs, StepSpec,
+    Backend, BlockCopy, CacheSpec, DeviceError, Logprobs, MemoryUse, SampleParams, Sampled, StepInputs,
+    StepSpec,
 };
 use penstock_engine::Completions;
 use penstock_engine::executor::{self, Answer, DEPTH, Executor, Seat, StepDone, StepPlan, Work};
@@ -119,7 +120,7 @@ impl<B: Backend> Runner<B> {
         sampled.resize(rows.len(), Sampled::default());
         let params = |row: usize| {
             let work = &plan.work[rows[row]];
-            sample_params(work, &slots[work.slot as usize])
+            SampleParams { row: row as u32, ..sample_params(work, &slots[work.slot as usize]) }
         };
         self.decoder.logits(&mut self.backend, 0..rows.len(), &mut self.workspace)?;
         let Workspace { logits, scratch, .. } = &mut self.workspace;
@@ -201,8 +202,9 @@ fn sample_params<'a>(work: &Work, slot: &'a Slot) -> SampleParams<'a> {
         min_p: sampling.min_p,
         seed: sampling.seed,
         index,
-        logprob: request.reports.logprobs.is_some(),
+        logprobs: request.reports.logprobs.map(|top| Logprobs { top, processed: false }),
         suppressed: if (index as usize) < request.min_tokens { &request.stop_token_ids } else { &[] },
+        ..SampleParams::greedy()
     }
 }
 

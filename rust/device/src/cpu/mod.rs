@@ -1,14 +1,12 @@
 //! The CPU backend: weights as packed panels, activations as plain float32, every operation a call into
-//! `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling.rs`).
+//! `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling/`).
 //!
 //! Every buffer is a region of one arena, which lends the bytes to an operation for as long as it runs. No region is freed
 //! before the backend ends, so fresh memory is zero, and costs nothing before it is written.
 
 mod cache;
-mod candidates;
 mod groups;
 mod memory;
-mod philox;
 mod sampling;
 
 use std::mem::size_of;
@@ -24,13 +22,13 @@ use penstock_kernels::{
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabRefused};
 use crate::backend::{
     AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
-    SampleParams, Sampled,
 };
 use crate::bfc::Placement;
+use crate::sample::{SampleParams, Sampled};
 use crate::step::{StepInputs, StepSpec};
 pub use cache::CpuCache;
 use cache::{CacheShape, kv_layout};
-use candidates::Candidate;
+pub use sampling::probabilities_for_testing;
 
 /// Alignment of every buffer: a panel of weights lies in as few pages as can be.
 const PAGE: usize = 4096;
@@ -58,9 +56,8 @@ pub struct CpuBuffer(Region);
 pub struct CpuScratch {
     /// Partial results of attention.
     attention: Region,
-    /// For each worker, as many as the vocabulary has ids.
-    weights: Region,
-    candidates: Region,
+    /// What each worker needs to sample a row.
+    sampling: Region,
 }
 
 impl Cpu {
@@ -97,14 +94,14 @@ impl Cpu {
         Ok(self.arena.allocate(len.saturating_mul(size), placement, name)?)
     }
 
-    /// Lengths of the scratch regions: floats for attention, elements of each kind for sampling.
+    /// Floats of the scratch regions: for attention, and for sampling.
     fn scratch_lens(&self, spec: &StepSpec) -> (usize, usize) {
         let HeadShape { heads, kv_heads, head_dim } = spec.heads;
         // Attention is spread only while it has fewer than four jobs a thread, and a sequence has one for each kv head.
         let spread = spec.sequences.min((4 * self.threads()).div_ceil(kv_heads));
         let positions = spread.saturating_mul(spec.positions.div_ceil(SPLIT)).saturating_mul(SPLIT);
         let attention = attention_scratch(heads, head_dim, positions.min(MOST_SCRATCH_POSITIONS));
-        (attention, self.threads().saturating_mul(spec.vocabulary))
+        (attention, self.threads().saturating_mul(sampling::Scratch::len(spec.vocabulary)))
     }
 }
 
@@ -183,10 +180,7 @@ impl Backend for Cpu {
 
     fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
         let (attention, sampling) = self.scratch_lens(spec);
-        let candidates = self.granted(sampling.saturating_mul(size_of::<Candidate>()));
-        [self.buffer_bytes(attention), self.buffer_bytes(sampling), candidates]
-            .into_iter()
-            .fold(0, u64::saturating_add)
+        self.buffer_bytes(attention).saturating_add(self.buffer_bytes(sampling))
     }
 
     fn block_bytes(&self, spec: &CacheSpec) -> u64 {
@@ -223,8 +217,7 @@ impl Backend for Cpu {
         let (attention, sampling) = self.scratch_lens(spec);
         Ok(CpuScratch {
             attention: self.region(attention, size_of::<f32>(), Placement::High, "attention scratch")?,
-            weights: self.region(sampling, size_of::<f32>(), Placement::High, "sampling scratch")?,
-            candidates: self.region(sampling, size_of::<Candidate>(), Placement::High, "sampling scratch")?,
+            sampling: self.region(sampling, size_of::<f32>(), Placement::High, "sampling scratch")?,
         })
     }
 
@@ -424,21 +417,22 @@ impl Backend for Cpu {
         out: &mut [Sampled],
     ) -> Result<(), DeviceError> {
         let Self { kernels, pool, arena } = self;
-        let [logits, weights, candidates] = lend(arena, [&logits.0, &scratch.weights, &scratch.candidates]);
-        let (rows, logits) = (out.len(), cast_slice::<u8, f32>(logits).chunks_exact(vocabulary));
-        let candidates = cast_slice_mut::<u8, Candidate>(candidates).chunks_exact_mut(vocabulary);
-        let desks =
-            Mutex::new(cast_slice_mut::<u8, f32>(weights).chunks_exact_mut(vocabulary).zip(candidates));
-        // Each row goes to one worker; which one shows nowhere.
-        let rows_left = Mutex::new(logits.zip(out).enumerate());
+        let [logits, floats] = lend(arena, [&logits.0, &scratch.sampling]);
+        let (num_places, logits) = (out.len(), cast_slice::<u8, f32>(logits));
+        let desks = cast_slice_mut::<u8, f32>(floats).chunks_exact_mut(sampling::Scratch::len(vocabulary));
+        let desks = Mutex::new(desks);
+        // Each place goes to one worker; which one shows nowhere.
+        let places_left = Mutex::new(out.iter_mut().enumerate());
         let share = |_| {
-            let (weights, candidates) = next(&desks).expect("there is one for each worker; this is a bug");
-            let mut scratch = sampling::Scratch::new(weights, candidates);
-            while let Some((row, (logits, out))) = next(&rows_left) {
-                *out = sampling::sample_row(*kernels, logits, &params(row), &mut scratch);
+            let floats = next(&desks).expect("there is one for each worker; this is a bug");
+            let mut scratch = sampling::Scratch::new(floats, vocabulary);
+            while let Some((place, out)) = next(&places_left) {
+                let params = params(place);
+                let logits = &logits[params.row as usize * vocabulary..][..vocabulary];
+                sampling::sample_row(*kernels, logits, &params, &mut scratch, out);
             }
         };
-        if rows > 1 {
+        if num_places > 1 {
             pool.share(&share)
         } else {
             share(0)

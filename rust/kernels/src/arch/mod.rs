@@ -33,11 +33,12 @@ pub(crate) struct Table {
     pub(crate) gated: unsafe fn(Gate, *const f32, usize, *mut f32),
     pub(crate) rope: unsafe fn(*mut f32, usize, usize, &[f32], &[f32]),
     pub(crate) add: unsafe fn(&mut [f32], &[f32]),
-    pub(crate) scale: unsafe fn(&mut [f32], f32),
+    pub(crate) mask: unsafe fn(&mut [f32], &[u32]),
     pub(crate) max: unsafe fn(&[f32]) -> f32,
     pub(crate) argmax: unsafe fn(&[f32]) -> usize,
-    pub(crate) log_sum_exp: unsafe fn(&[f32]) -> f32,
-    pub(crate) softmax: unsafe fn(&mut [f32]),
+    pub(crate) sum: unsafe fn(&[f32]) -> f32,
+    pub(crate) weigh: unsafe fn(&[f32], f32, f32, &mut [f32]) -> f32,
+    pub(crate) sum_of_exp: unsafe fn(&[f32], f32, f32) -> f64,
 }
 
 /// One function for each element type.
@@ -116,11 +117,12 @@ macro_rules! compile_table {
                 gated: entry::gated,
                 rope: entry::rope,
                 add: entry::add,
-                scale: entry::scale,
+                mask: entry::mask,
                 max: entry::max,
                 argmax: entry::argmax,
-                log_sum_exp: entry::log_sum_exp,
-                softmax: entry::softmax,
+                sum: entry::sum,
+                weigh: entry::weigh,
+                sum_of_exp: entry::sum_of_exp,
             }
         };
 
@@ -150,11 +152,12 @@ macro_rules! compile_table {
                 fn gated(gate: row_ops::Gate, x: *const f32, f: usize, out: *mut f32) = row_ops::gated;
                 fn rope(x: *mut f32, width: usize, head_dim: usize, cos: &[f32], sin: &[f32]) = row_ops::rope;
                 fn add(x: &mut [f32], y: &[f32]) = row_ops::add;
-                fn scale(x: &mut [f32], factor: f32) = row_ops::scale;
+                fn mask(x: &mut [f32], words: &[u32]) = row_ops::mask;
                 fn max(x: &[f32]) -> f32 = reduce::max;
                 fn argmax(x: &[f32]) -> usize = reduce::argmax;
-                fn log_sum_exp(x: &[f32]) -> f32 = reduce::log_sum_exp;
-                fn softmax(x: &mut [f32]) = reduce::softmax;
+                fn sum(x: &[f32]) -> f32 = reduce::sum;
+                fn weigh(x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 = reduce::weigh;
+                fn sum_of_exp(x: &[f32], shift: f32, factor: f32) -> f64 = reduce::sum_of_exp;
             }
         }
     };

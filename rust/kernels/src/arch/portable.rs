@@ -137,6 +137,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn select(self, bits: u32, a: V, b: V) -> V {
+        lanes!(i => if bits & 1 << i == 0 { b.0[i] } else { a.0[i] })
+    }
+
+    #[inline(always)]
     fn round(self, a: V) -> V {
         lanes!(i => (a.0[i] + ROUND) - ROUND)
     }

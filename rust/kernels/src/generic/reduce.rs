@@ -76,46 +76,60 @@ pub(crate) fn sum_of_squares<S: Simd>(s: S, x: &[f32]) -> f64 {
     total
 }
 
-/// The sum of exp(x - shift).
+/// The sum, of 16 lanes and then of those: for short stretches.
 #[inline(always)]
-pub(crate) fn sum_of_exp<S: Simd>(s: S, x: &[f32], shift: f32) -> f64 {
+pub(crate) fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let mut sum = s.splat(0.0);
+    for_vectors!(s, x, 0.0, v => sum = s.add(sum, v));
+    s.sum(sum)
+}
+
+/// exp((x - shift) * factor) of 16 lanes, none above `shift`. A NaN counts as -inf.
+#[inline(always)]
+fn weight<S: Simd>(s: S, x: S::V, shift: f32, factor: f32) -> S::V {
+    let exponent = s.mul(s.sub(x, s.splat(shift)), s.splat(factor));
+    // The second argument wins where the exponent is NaN, and is far enough down for 0.
+    math::exp_of_nonpositive(s, s.max(exponent, s.splat(-105.0)))
+}
+
+/// `out = exp((x - shift) * factor)`, both equally long; returns the sum, in the order of [`sum`].
+#[inline(always)]
+pub(crate) fn weigh<S: Simd>(s: S, x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 {
+    let length = x.len().min(out.len());
+    let mut sum = s.splat(0.0);
+    let mut i = 0;
+    while i < length {
+        let count = LANES.min(length - i);
+        // SAFETY: `count` floats from i on are inside both slices.
+        unsafe {
+            let (from, to) = (x.as_ptr().add(i), out.as_mut_ptr().add(i));
+            if count == LANES {
+                let v = weight(s, s.load(from), shift, factor);
+                s.store(to, v);
+                sum = s.add(sum, v);
+            } else {
+                let v = weight(s, s.load_part(from, count, f32::NEG_INFINITY), shift, factor);
+                s.store_part(to, count, v);
+                sum = s.add(sum, v);
+            }
+        }
+        i += LANES;
+    }
+    s.sum(sum)
+}
+
+/// The sum of exp((x - shift) * factor).
+#[inline(always)]
+pub(crate) fn sum_of_exp<S: Simd>(s: S, x: &[f32], shift: f32, factor: f32) -> f64 {
     let mut total = 0.0;
     let mut start = 0;
     while start < x.len() {
         let end = x.len().min(start + CHUNK);
         let mut sum = s.splat(0.0);
         for_vectors!(s, &x[start..end], f32::NEG_INFINITY,
-            v => sum = s.add(sum, math::exp(s, s.sub(v, s.splat(shift)))));
+            v => sum = s.add(sum, weight(s, v, shift, factor)));
         total += f64::from(s.sum(sum));
         start = end;
     }
     total
-}
-
-/// ln of the sum of exp; -inf of nothing.
-#[inline(always)]
-pub(crate) fn log_sum_exp<S: Simd>(s: S, x: &[f32]) -> f32 {
-    let shift = max(s, x);
-    if shift.is_infinite() {
-        return shift;
-    }
-    (f64::from(shift) + sum_of_exp(s, x, shift).ln()) as f32
-}
-
-/// `x = exp(x - max) / sum`.
-#[inline(always)]
-pub(crate) fn softmax<S: Simd>(s: S, x: &mut [f32]) {
-    let shift = max(s, x);
-    let factor = (1.0 / sum_of_exp(s, x, shift)) as f32;
-    let mut i = 0;
-    while i < x.len() {
-        let count = LANES.min(x.len() - i);
-        // SAFETY: `count` floats from i on are inside the slice.
-        unsafe {
-            let at = x.as_mut_ptr().add(i);
-            let v = s.sub(s.load_part(at, count, 0.0), s.splat(shift));
-            s.store_part(at, count, s.mul(math::exp(s, v), s.splat(factor)));
-        }
-        i += LANES;
-    }
 }

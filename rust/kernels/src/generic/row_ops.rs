@@ -1,4 +1,4 @@
-//! Operations on one row: norms, gated activations, rotary embedding.
+//! Operations on one row: norms, gated activations, rotary embedding, the sampler's mask.
 //!
 //! Element-wise but for the sum of squares, whose order is `reduce`'s.
 
@@ -119,16 +119,18 @@ pub(crate) fn add<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// `x *= factor`.
+/// `x[i] = -inf` where bit i % 32 of word i / 32 is not set, or there is no such word.
 #[inline(always)]
-pub(crate) fn scale<S: Simd>(s: S, x: &mut [f32], factor: f32) {
+pub(crate) fn mask<S: Simd>(s: S, x: &mut [f32], words: &[u32]) {
+    let out = s.splat(f32::NEG_INFINITY);
     let mut i = 0;
     while i < x.len() {
         let count = LANES.min(x.len() - i);
+        let bits = if i / 32 < words.len() { words[i / 32] >> (i % 32) } else { 0 };
         // SAFETY: `count` floats from i on are inside the slice.
         unsafe {
             let at = x.as_mut_ptr().add(i);
-            store(s, at, count, s.mul(load(s, at, count), s.splat(factor)));
+            store(s, at, count, s.select(bits, load(s, at, count), out));
         }
         i += LANES;
     }

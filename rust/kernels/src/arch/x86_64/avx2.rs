@@ -238,6 +238,19 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn select(self, bits: u32, a: V, b: V) -> V {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let bits = _mm256_set1_epi32(bits.cast_signed());
+            let low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let high = _mm256_slli_epi32::<8>(low);
+            let chosen =
+                |lanes| _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(bits, lanes), lanes));
+            V(_mm256_blendv_ps(b.0, a.0, chosen(low)), _mm256_blendv_ps(b.1, a.1, chosen(high)))
+        }
+    }
+
+    #[inline(always)]
     fn round(self, a: V) -> V {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         both!(_mm256_round_ps::<NEAREST>(a))
