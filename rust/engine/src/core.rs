@@ -64,6 +64,8 @@ struct Counters {
     prompt_tokens: u64,
     recomputed_tokens: u64,
     generation_tokens: u64,
+    drafted_tokens: u64,
+    accepted_tokens: u64,
     steps: u64,
 }
 
@@ -91,7 +93,7 @@ impl Core {
     /// Takes in one message. Events it causes are in their queues afterwards, their ports not yet rung.
     pub fn handle(&mut self, message: Message, now: Instant) {
         match message {
-            Message::Start(start) => self.start(start, now),
+            Message::Start(starts) => self.start(starts, now),
             Message::Nudge => {} // its purpose was to cause a turn: `attend` does the rest
             Message::StepDone(done) => self.complete(done, now),
             Message::FlushPrefixCache => {
@@ -102,30 +104,50 @@ impl Core {
         }
     }
 
-    fn start(&mut self, Start { id, request, outbox }: Start, now: Instant) {
-        let port = self.ringer.connect(outbox.bell());
+    fn start(&mut self, mut starts: Vec<Start>, now: Instant) {
         if self.is_stopped {
-            return self.refuse(outbox, port, Refusal::Stopped);
+            return self.refuse(starts, Refusal::Stopped);
         }
+        let others = starts.split_off(1.min(starts.len()));
+        let Some(first) = starts.pop() else { return };
+        let leader = first.id;
+        let first = self.sequence(first, now);
+        let turn = first.turn;
+        if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
+            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
+            let refusal = Refusal::Overloaded { waiting, limit };
+            outbox.refuse(refusal.clone());
+            self.ringer.disconnect(port);
+            return self.refuse(others, refusal);
+        }
+        let num_others = others.len() as u64;
+        for other in others {
+            let sequence = self.sequence(other, now);
+            self.scheduler.add_choice(leader, sequence);
+        }
+        self.counters.requests_admitted += 1 + num_others;
+        self.publish(); // first, so that whoever knows he is admitted finds himself counted
+        for arrival in turn.arrival..=turn.arrival + num_others {
+            let newcomer = self.scheduler.newcomer(arrival);
+            newcomer.outbox.writer().admit();
+            // Its consumer may have gone while it lay in the mailbox, and that attention was taken before this.
+            if newcomer.outbox.is_cancelled() {
+                self.attention.raise();
+            }
+            self.ringer.touch(newcomer.port);
+        }
+    }
+
+    /// The next in the order of arrivals.
+    fn sequence(&mut self, Start { id, request, outbox }: Start, now: Instant) -> Sequence {
+        let port = self.ringer.connect(outbox.bell());
         let max_new_tokens = self.limits.max_new_tokens(&request);
         let blocks_needed = self.limits.blocks_needed(&request);
         let turn = Turn { priority: request.priority, arrival: self.num_arrivals };
         self.num_arrivals += 1;
         let chain = self.chain(&request, max_new_tokens);
         let arrival = Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain };
-        if let Some(sequence) = self.scheduler.enqueue(Sequence::new(arrival, now), now) {
-            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
-            return self.refuse(sequence.outbox, port, Refusal::Overloaded { waiting, limit });
-        }
-        self.counters.requests_admitted += 1;
-        self.publish(); // first, so that whoever knows he is admitted finds himself counted
-        let newcomer = self.scheduler.newcomer(turn);
-        newcomer.outbox.writer().admit();
-        // Its consumer may have gone while it lay in the mailbox, and that attention was taken before this.
-        if newcomer.outbox.is_cancelled() {
-            self.attention.raise();
-        }
-        self.ringer.touch(port);
+        Sequence::new(arrival, self.limits.num_speculative_tokens, now)
     }
 
     fn chain(&self, request: &Request, max_new_tokens: usize) -> Chain {
@@ -135,9 +157,12 @@ impl Core {
         Chain::new(namespace, num_blocks, num_ahead / self.limits.block_size)
     }
 
-    fn refuse(&mut self, outbox: Outbox, port: PortIndex, refusal: Refusal) {
-        outbox.refuse(refusal);
-        self.ringer.disconnect(port);
+    fn refuse(&mut self, starts: Vec<Start>, refusal: Refusal) {
+        for Start { outbox, .. } in starts {
+            let port = self.ringer.connect(outbox.bell());
+            outbox.refuse(refusal.clone());
+            self.ringer.disconnect(port);
+        }
     }
 
     /// Ends the sequences whose consumers are gone and resumes those whose consumers have read, if anybody asked for
@@ -159,10 +184,17 @@ impl Core {
         self.settle();
     }
 
-    /// The next step, if anything can be computed now and fewer than [`DEPTH`] plans are unanswered. The caller submits
-    /// it; plans run in the order they come out here.
+    /// The next step, if anything can be computed now and fewer than [`DEPTH`] plans are unanswered, or none while somebody
+    /// drafts. The caller submits it; plans run in the order they come out here.
     pub fn plan(&mut self, now: Instant) -> Option<Box<StepPlan>> {
-        if self.flights.len() == DEPTH || self.is_stopped {
+        let is_full = match self.flights.len() {
+            0 => false,
+            DEPTH.. => true,
+            // A draft follows a token that is known, and who has one waits for it. If the others did not wait as well, the
+            // steps would fall apart into two halves, each as long as one of all.
+            _ => self.scheduler.is_drafting(),
+        };
+        if is_full || self.is_stopped {
             return None;
         }
         let (mut plan, mut owners) = self.spare.pop().unwrap_or_default();
@@ -195,20 +227,41 @@ impl Core {
     }
 
     fn deliver(&mut self, plan: &mut StepPlan, owners: &[RequestId], now: Instant) {
-        let mut sampled = plan.sampled.drain(..);
+        let (mut sampled, mut positions) = (&mut plan.sampled[..], &mut plan.positions[..]);
         for ((work, answer), &owner) in plan.work.iter().zip(&mut plan.answers).zip(owners) {
-            let token = sampled.by_ref().take(answer.num_tokens as usize).last();
+            let tokens = split_off(&mut sampled, answer.num_tokens);
+            let positions = split_off(&mut positions, answer.num_positions);
             if let Some(text) = answer.failure.take() {
                 self.retire(work.slot, owner, FinishReason::Failed(text), now);
                 continue;
             }
-            let Some((sequence, computed)) = self.scheduler.row_computed(work, owner, now) else { continue };
+            let Some(sequence) = self.scheduler.owner(work.slot, owner) else { continue };
+            if !(tokens.is_empty() && positions.is_empty()) {
+                self.ringer.touch(sequence.port);
+            }
+            let (mut end, mut num_appended) = (sequence.report(work, positions), 0);
+            for token in tokens {
+                if end.is_none() {
+                    end = sequence.append(token.take(), now);
+                    num_appended += 1;
+                }
+            }
+            self.counters.generation_tokens += num_appended;
+            if work.num_drafts > 0 {
+                self.counters.drafted_tokens += u64::from(work.num_drafts);
+                // The last token is no draft, unless an end came before it.
+                self.counters.accepted_tokens += num_appended.min(u64::from(answer.num_tokens) - 1);
+            }
+            if work.sample.is_some() {
+                sequence.expect(&plan.forced[answer.forced.start as usize..answer.forced.end as usize]);
+            }
+            let computed = self.scheduler.row_computed(work, owner, now);
             self.counters.prompt_tokens += computed.prompt as u64;
             self.counters.recomputed_tokens += computed.again as u64;
-            let Some(token) = token else { continue };
-            self.counters.generation_tokens += 1;
-            self.ringer.touch(sequence.port);
-            if let Some(reason) = sequence.append(token, now) {
+            if work.sample.is_some_and(|sample| sample.index == 0) {
+                self.scheduler.release_choices(owner);
+            }
+            if let Some(reason) = end {
                 self.retire(work.slot, owner, reason, now);
             }
         }
@@ -251,6 +304,7 @@ impl Core {
     /// Prepares a sequence's last word; it has no place any more.
     fn end(&mut self, sequence: Sequence, reason: FinishReason, now: Instant) {
         self.counters.requests_finished += 1;
+        self.scheduler.succeed(sequence.id);
         let finish = sequence.finish(reason, now);
         self.last_words.push((sequence.outbox, sequence.port, finish));
     }
@@ -282,6 +336,8 @@ impl Core {
             prompt_tokens: self.counters.prompt_tokens,
             recomputed_tokens: self.counters.recomputed_tokens,
             generation_tokens: self.counters.generation_tokens,
+            drafted_tokens: self.counters.drafted_tokens,
+            accepted_tokens: self.counters.accepted_tokens,
             prefix_query_tokens: counters.prefix_query_tokens,
             prefix_hit_tokens: counters.prefix_hit_tokens,
             prefix_host_hit_tokens: counters.prefix_host_hit_tokens,
@@ -330,17 +386,36 @@ fn check_answers(plan: &StepPlan) -> Result<(), String> {
     if answers != rows {
         return Err(format!("the step answered {answers} rows instead of {rows}"));
     }
-    let num_sampled: usize = plan.answers.iter().map(|answer| answer.num_tokens as usize).sum();
+    let sum =
+        |count: fn(&Answer) -> u32| plan.answers.iter().map(|answer| count(answer) as usize).sum::<usize>();
+    let num_sampled = sum(|answer| answer.num_tokens);
     if num_sampled != plan.sampled.len() {
         return Err(format!("the step sampled {} tokens and counts {num_sampled}", plan.sampled.len()));
     }
+    let num_positions = sum(|answer| answer.num_positions);
+    if num_positions != plan.positions.len() {
+        return Err(format!(
+            "the step tells of {} positions and counts {num_positions}",
+            plan.positions.len()
+        ));
+    }
     let is_sound = |(work, answer): (&Work, &Answer)| {
+        if answer.failure.is_some() {
+            return answer.num_tokens == 0 && answer.num_positions == 0;
+        }
         let most = if work.sample.is_some() { work.num_drafts + 1 } else { 0 };
-        let is_silent = answer.num_tokens == 0;
-        answer.num_tokens <= most && is_silent == (work.sample.is_none() || answer.failure.is_some())
+        let tokens = 1.min(most)..=most;
+        let is_known =
+            answer.forced.end as usize <= plan.forced.len() && answer.forced.start <= answer.forced.end;
+        tokens.contains(&answer.num_tokens) && answer.num_positions == work.reported.len() as u32 && is_known
     };
     match plan.work.iter().zip(&plan.answers).all(is_sound) {
         true => Ok(()),
-        false => Err("the step sampled too few or too many tokens".into()),
+        false => Err("the step answered a row with too few or too many tokens or positions".into()),
     }
+}
+
+/// The first `count` of what is left.
+fn split_off<'a, T>(left: &mut &'a mut [T], count: u32) -> &'a mut [T] {
+    left.split_off_mut(..count as usize).expect("the answers were checked; this is a bug")
 }

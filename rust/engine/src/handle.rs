@@ -105,24 +105,40 @@ impl Engine {
         request: impl Into<Arc<Request>>,
         port: &Port,
     ) -> Result<Consumer, StartError> {
-        let request = request.into();
+        let mut consumers = self.start_choices(vec![request.into()], port)?;
+        Ok(consumers.pop().expect("a request has a consumer; this is a bug"))
+    }
+
+    /// Hands several requests for answers to the same prompt over, as one: they are admitted or refused together, take one
+    /// place among those that wait, and the first computes the prompt for all where its blocks may be shared. Whoever
+    /// goes first, all others live on.
+    pub fn start_choices(
+        &self,
+        requests: Vec<Arc<Request>>,
+        port: &Port,
+    ) -> Result<Vec<Consumer>, StartError> {
         let inner = &*self.inner;
-        inner.limits.check(&request)?;
+        requests.iter().try_for_each(|request| inner.limits.check(request))?;
         if !self.is_running() {
             return Err(StartError::Stopped);
         }
-        // Relaxed: only the number matters, and no two callers get the same.
-        let id = RequestId(inner.next_id.fetch_add(1, Ordering::Relaxed));
-        // No longer than the request can fill it: every token, after `Admitted`.
-        let capacity = inner.limits.queue_capacity.min(request.max_tokens.saturating_add(1));
-        let (writer, reader) = result_queue(capacity);
-        let outbox = Outbox::new(writer, port.bell());
-        inner.letterbox.start(Start { id, request, outbox }).map_err(|not_sent| match not_sent {
+        let (mut starts, mut readers) = (Vec::new(), Vec::new());
+        for request in requests {
+            // Relaxed: only the number matters, and no two callers get the same.
+            let id = RequestId(inner.next_id.fetch_add(1, Ordering::Relaxed));
+            let (writer, reader) = result_queue(inner.limits.result_capacity(&request));
+            starts.push(Start { id, request, outbox: Outbox::new(writer, port.bell()) });
+            readers.push((id, reader));
+        }
+        inner.letterbox.start(starts).map_err(|not_sent| match not_sent {
             NotSent::Full => StartError::Overloaded,
             NotSent::Stopped => StartError::Stopped,
         })?;
-        let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());
-        Ok(Consumer { id, reader, cancelled, letterbox })
+        let consumer = |(id, reader): (RequestId, Reader)| {
+            let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());
+            Consumer { id, reader, cancelled, letterbox }
+        };
+        Ok(readers.into_iter().map(consumer).collect())
     }
 
     /// Makes the prefix cache forget everything, for instance because the weights have changed: no request that is

@@ -17,6 +17,7 @@
 
 mod actor;
 pub mod core;
+mod drafts;
 pub mod executor;
 mod handle;
 pub mod kv;

@@ -150,8 +150,8 @@ impl Drop for Mailbox {
 }
 
 impl Letterbox {
-    pub(crate) fn start(&self, start: Start) -> Result<(), NotSent> {
-        self.messages.try_send(Message::Start(start)).map_err(|error| match error {
+    pub(crate) fn start(&self, starts: Vec<Start>) -> Result<(), NotSent> {
+        self.messages.try_send(Message::Start(starts)).map_err(|error| match error {
             TrySendError::Full(_) => NotSent::Full,
             TrySendError::Disconnected(_) => NotSent::Stopped,
         })?;

@@ -12,8 +12,9 @@ use crate::result_queue::Writer;
 
 /// See the variants.
 pub enum Message {
-    /// A request, checked against the limits.
-    Start(Start),
+    /// Requests, checked against the limits: one; or several for the same prompt, admitted or refused together, of which
+    /// the first computes it.
+    Start(Vec<Start>),
     /// A flag was raised beside the mailbox (a cancel, or room in a full result queue): look at the sequences.
     Nudge,
     /// The executor answers the oldest plan in flight.

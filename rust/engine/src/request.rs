@@ -144,7 +144,7 @@ pub struct Request {
     pub prompt: Arc<[u32]>,
     /// Generate at most this many tokens; 0 only where the prompt is reported on.
     pub max_tokens: usize,
-    /// No stop token can be chosen before this many tokens have been generated.
+    /// No stop token can be chosen, and no stop sequence ends the request, before this many tokens have been generated.
     pub min_tokens: usize,
     /// Token ids that end the request when generated (end-of-sequence ids included, unless the user ignores them).
     pub stop_token_ids: Vec<u32>,
@@ -246,6 +246,11 @@ impl Token {
     pub fn new(id: u32, logprob: f32) -> Self {
         Self { id, logprob, details: None }
     }
+
+    /// Moves it out, details and all.
+    pub(crate) fn take(&mut self) -> Self {
+        Self { details: self.details.take(), ..*self }
+    }
 }
 
 /// One position of the prompt.
@@ -255,6 +260,13 @@ pub struct PromptPosition {
     pub logprob: f32,
     /// What else was asked for.
     pub details: Option<Box<Details>>,
+}
+
+impl PromptPosition {
+    /// Moves it out, details and all.
+    pub(crate) fn take(&mut self) -> Self {
+        Self { details: self.details.take(), ..*self }
+    }
 }
 
 /// What is told of a position besides the token that follows it; empty where not asked for.

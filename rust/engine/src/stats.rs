@@ -34,7 +34,11 @@ pub struct Stats {
     pub recomputed_tokens: u64,
     /// Tokens generated for requests, since the start.
     pub generation_tokens: u64,
-    /// Prompt tokens of requests that may share and have had a place, since the start.
+    /// Tokens that were guessed, or forced by a grammar, and verified in advance, since the start.
+    pub drafted_tokens: u64,
+    /// Those of them that came true and were generated.
+    pub accepted_tokens: u64,
+    /// Prompt tokens of requests that may take from the prefix cache and have had a place, since the start.
     pub prefix_query_tokens: u64,
     /// Those of them that the prefix cache had then: in the KV cache or on the host.
     pub prefix_hit_tokens: u64,
@@ -56,7 +60,7 @@ pub struct Board {
 }
 
 impl Stats {
-    const LEN: usize = 20;
+    const LEN: usize = 22;
 
     fn to_numbers(self) -> [u64; Self::LEN] {
         [
@@ -74,6 +78,8 @@ impl Stats {
             self.prompt_tokens,
             self.recomputed_tokens,
             self.generation_tokens,
+            self.drafted_tokens,
+            self.accepted_tokens,
             self.prefix_query_tokens,
             self.prefix_hit_tokens,
             self.prefix_host_hit_tokens,
@@ -101,6 +107,8 @@ impl Stats {
             prompt_tokens: next(),
             recomputed_tokens: next(),
             generation_tokens: next(),
+            drafted_tokens: next(),
+            accepted_tokens: next(),
             prefix_query_tokens: next(),
             prefix_hit_tokens: next(),
             prefix_host_hit_tokens: next(),

@@ -42,6 +42,7 @@ fn ten_engines_opened_and_closed_leave_no_thread() {
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
         host_prefixes: true,
+        num_speculative_tokens: 0,
     };
     let before = num_threads();
     for _ in 0..10 {

@@ -150,6 +150,7 @@ impl EngineConfig {
                 "interrupt" => OnExhaustion::Interrupt,
                 _ => OnExhaustion::Recompute,
             },
+            num_speculative_tokens: 0,
             failing_token: None,
         }
     }

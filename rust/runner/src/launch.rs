@@ -200,6 +200,7 @@ fn limits(division: &Division, options: &Options, sizes: &Sizes, max_shared_len:
         on_exhaustion: options.on_exhaustion,
         host_blocks: cache.host_blocks,
         host_prefixes: false,
+        num_speculative_tokens: options.num_speculative_tokens,
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Options {
     /// Size of the host tier in bytes, for the prefix cache or for swapping; by default as large as the KV cache where
     /// sequences are swapped, else none.
     pub host_cache_bytes: Option<u64>,
+    /// Most tokens of a sequence that are guessed from what came before and verified in one step; 0 for no guesses.
+    pub num_speculative_tokens: usize,
     /// A private hook for tests: the step that computes this token fails.
     pub failing_token: Option<u32>,
 }

@@ -212,6 +212,16 @@ impl Memory {
         true
     }
 
+    /// Gives back the last blocks of a list, so that `num_blocks` of them are left; they are unpublished. Whether there
+    /// were some.
+    pub fn shrink(&mut self, list: &mut BlockList, num_blocks: usize) -> bool {
+        let has_more = list.blocks.len() > num_blocks;
+        for block in list.blocks.drain(num_blocks.min(list.blocks.len())..).rev() {
+            self.pool.let_go(block, false);
+        }
+        has_more
+    }
+
     /// A block out of the list's reservation.
     fn take(&mut self, list: &mut BlockList) -> BlockId {
         if !self.pool.has_free() {

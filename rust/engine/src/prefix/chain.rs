@@ -15,6 +15,19 @@ pub struct Tokens<'a> {
 }
 
 impl Tokens<'_> {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.prompt.len() + self.generated.len()
+    }
+
+    /// The one at `position`.
+    pub(crate) fn at(&self, position: usize) -> u32 {
+        match position.checked_sub(self.prompt.len()) {
+            None => self.prompt[position],
+            Some(index) => self.generated[index],
+        }
+    }
+
     /// Appends those at `positions` to `out`.
     pub fn copy(&self, positions: Range<usize>, out: &mut Vec<u32>) {
         let split = self.prompt.len();

@@ -100,13 +100,12 @@ impl Scheduler {
         };
         let sequence = &mut queue[index];
         let num_tokens = sequence.num_tokens();
-        // The last token is always computed: something has to be sampled after it.
-        let max_found = (num_tokens - 1) / self.block_size;
+        let max_found = sequence.num_reusable() / self.block_size;
         let num_blocks = num_tokens.div_ceil(self.block_size);
         let headroom = self.slots.iter().flatten().filter(|running| running.may_grow()).count();
         let capacity = sequence.blocks_needed;
+        let may_find = sequence.may_find_prefix();
         let (chain, tokens) = sequence.contents();
-        let may_share = chain.max_blocks() > 0;
         let pool = self.memory.pool();
         // Looking up costs as much as the sequence is long, so not where finding all that others hold would not do.
         let most_held = max_found.min(chain.max_blocks()).min(pool.num_used());
@@ -133,7 +132,7 @@ impl Scheduler {
         sequence.num_brought_over = 0;
         let (device, host) = (device - brought_over, host + brought_over);
         let cached = CachedTokens { device: device * self.block_size, host: host * self.block_size };
-        if sequence.take_place(num_computed, cached) && may_share {
+        if sequence.take_place(num_computed, cached) && may_find {
             self.counters.prefix_query_tokens += sequence.request.prompt.len() as u64;
             self.counters.prefix_hit_tokens += (cached.device + cached.host) as u64;
             self.counters.prefix_host_hit_tokens += cached.host as u64;
@@ -167,7 +166,8 @@ impl Scheduler {
         true
     }
 
-    /// A running sequence has lost its place, with what is saved of it.
+    /// Somebody who was admitted waits for a place: it has lost one, with what is saved of it, or never had one and was
+    /// not turned away.
     pub(super) fn wait_again(&mut self, sequence: Sequence) {
         insert(&mut self.preempted, sequence);
         self.admission_is_due = true;

@@ -7,6 +7,8 @@
 //!    by a stream of short ones, since everyone in turn becomes the first.
 //! 3. The rest goes to the others, fewest pending tokens first: a short prompt does not queue behind a long one, and on
 //!    average the first tokens come as early as can be. What they leave, the first gets too: no budget is wasted.
+//!
+//! What nobody has pending tokens for goes to drafts, in the order; see `drafting`.
 
 use super::Scheduler;
 
@@ -36,7 +38,10 @@ impl Scheduler {
                 self.behind.push(Behind { num_pending, rank, slot });
             }
         }
-        self.admission_is_due |= self.num_paused > num_paused_before;
+        if self.num_paused > num_paused_before {
+            self.release_from_paused();
+            self.admission_is_due = true;
+        }
         let Some((first, others)) = self.behind.split_first_mut() else { return };
         let first = *first;
         let set_aside = first.num_pending.min(budget.div_ceil(2));

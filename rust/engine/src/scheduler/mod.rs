@@ -8,15 +8,20 @@
 //! the others give theirs up one by one, and alone it fits, as was checked when it came. So it is computed in every step
 //! until it ends, whatever happens to the others, and then somebody else is first.
 //!
-//! Decoding, a chunk of a prompt, and recomputing after a lost place are all "pending tokens"; there are no phases.
+//! Of several answers to one prompt one computes it for all (`choices`).
+//!
+//! What then is left of a step goes to drafts (`drafting`). Decoding, a chunk of a prompt, and recomputing after a lost place are all "pending tokens"; there are no phases.
 
 mod admission;
 mod budget;
+mod choices;
+mod drafting;
 mod preemption;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use crate::drafts::MAX_FORCED;
 use crate::executor::{StepPlan, Work};
 use crate::kv::{BlockList, Memory};
 use crate::limits::{Limits, OnExhaustion};
@@ -25,6 +30,7 @@ use crate::request::RequestId;
 use crate::sequence::{Computed, Sequence, Turn};
 use admission::Pace;
 use budget::Behind;
+use choices::Held;
 
 /// Owns every sequence and every block.
 ///
@@ -40,9 +46,12 @@ pub struct Scheduler {
     memory: Memory,
     /// Those that never had a place.
     waiting: VecDeque<Sequence>,
-    /// Those that lost theirs; not counted against `max_waiting`, for they were admitted once. New ones are turned away
-    /// while there are so many that consumers which never read would pile them up.
+    /// Those that lost theirs, or were admitted together with another; not counted against `max_waiting`, for they were
+    /// admitted once. New ones are turned away while so many have lost theirs that consumers which never read would pile
+    /// them up.
     preempted: VecDeque<Sequence>,
+    /// Those that wait for another to compute their prompt, and are in no queue.
+    held: Vec<Held>,
     slots: Vec<Option<Running>>,
     free_slots: Vec<u32>,
     /// Occupied slots, by turn.
@@ -57,6 +66,8 @@ pub struct Scheduler {
     counters: PlaceCounters,
     /// Scratch of `share_out`: sequences with more than one pending token.
     behind: Vec<Behind>,
+    /// Scratch of `add_rows`: drafts of one row.
+    drafts: Vec<u32>,
 }
 
 /// A sequence with a place; its slot is its index.
@@ -89,6 +100,7 @@ impl Scheduler {
             memory: Memory::new(limits, hasher),
             waiting: VecDeque::new(),
             preempted: VecDeque::new(),
+            held: Vec::new(),
             slots: (0..slots).map(|_| None).collect(),
             free_slots: (0..slots as u32).rev().collect(),
             order: Vec::with_capacity(slots),
@@ -98,6 +110,7 @@ impl Scheduler {
             interrupted: Vec::new(),
             counters: PlaceCounters::default(),
             behind: Vec::with_capacity(slots),
+            drafts: Vec::with_capacity(limits.num_speculative_tokens.max(MAX_FORCED)),
         }
     }
 
@@ -105,7 +118,8 @@ impl Scheduler {
     /// turned away: returned.
     #[must_use]
     pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<Sequence> {
-        if self.num_waiting() >= self.max_waiting.saturating_add(self.slots.len()) {
+        let have_lost_places = self.preempted.iter().filter(|sequence| sequence.has_had_place()).count();
+        if self.waiting.len() + have_lost_places >= self.max_waiting.saturating_add(self.slots.len()) {
             return Some(sequence);
         }
         let turn = sequence.turn;
@@ -134,15 +148,7 @@ impl Scheduler {
             self.admission_is_due |= self.is_loading && !self.has_work(); // who had work has made way
         }
         self.make_room(now);
-        for &slot in &self.order {
-            let running = self.slots[slot as usize].as_mut();
-            let Running { sequence, blocks, num_granted } =
-                running.expect("a slot in the order is occupied; this is a bug");
-            if *num_granted > 0 {
-                sequence.plan(slot, *num_granted, blocks.blocks(), plan, now);
-                owners.push(sequence.id);
-            }
-        }
+        self.add_rows(plan, owners, now);
         if !plan.work.is_empty() {
             self.memory.submit(plan);
         }
@@ -153,27 +159,33 @@ impl Scheduler {
         self.occupied().any(|running| running.num_granted > 0)
     }
 
-    /// Books a row that was computed: publishes its full blocks if its sequence still has its place. Returns the
-    /// sequence, unless it has ended since: then the row is nobody's.
-    pub(crate) fn row_computed(
-        &mut self,
-        work: &Work,
-        owner: RequestId,
-        now: Instant,
-    ) -> Option<(&mut Sequence, Computed)> {
+    /// The sequence that a row in flight belongs to, unless it has ended: then the row is nobody's. It may have lost its
+    /// place while the row was in flight; it is given no other before that is answered.
+    pub(crate) fn owner(&mut self, slot: u32, owner: RequestId) -> Option<&mut Sequence> {
+        let is_owner = |sequence: &&mut Sequence| sequence.id == owner;
+        let seated = self.slots[slot as usize].as_mut().map(|running| &mut running.sequence);
+        seated.filter(is_owner).or_else(|| self.preempted.iter_mut().find(is_owner))
+    }
+
+    /// Books a row that was computed, once its sequence has what came of it: publishes its full blocks if the sequence
+    /// still has its place.
+    pub(crate) fn row_computed(&mut self, work: &Work, owner: RequestId, now: Instant) -> Computed {
+        let num_rows = self.order.len();
         let running = self.slots[work.slot as usize].as_mut().filter(|running| running.sequence.id == owner);
         if let Some(Running { sequence, blocks, .. }) = running {
-            let computed = sequence.row_computed(work);
-            let end = (work.start + work.num_tokens) as usize;
+            let computed = sequence.row_computed(work, num_rows);
+            let num_blocks = sequence.num_planned().div_ceil(self.block_size);
+            if work.num_drafts > 0 && self.memory.shrink(blocks, num_blocks) {
+                self.admission_is_due = true;
+            }
             let (chain, tokens) = sequence.contents();
-            self.admission_is_due |= self.memory.publish(blocks, chain, tokens, end, now);
-            return Some((sequence, computed));
+            self.admission_is_due |= self.memory.publish(blocks, chain, tokens, computed.end, now);
+            return computed;
         }
-        // It may have lost its place while the row was in flight; it is given no other before that is answered.
-        let sequence = self.preempted.iter_mut().find(|sequence| sequence.id == owner)?;
-        let computed = sequence.row_computed(work);
+        let sequence = self.owner(work.slot, owner).expect("somebody's row is booked; this is a bug");
+        let computed = sequence.row_computed(work, num_rows);
         self.admission_is_due |= sequence.is_settled();
-        Some((sequence, computed))
+        computed
     }
 
     /// Takes out the sequence that owns a row, wherever it is, unless it has ended; what it held is free. Nobody gets it
@@ -236,6 +248,8 @@ impl Scheduler {
         let first = cancelled.len();
         take_cancelled(&mut self.waiting, cancelled);
         take_cancelled(&mut self.preempted, cancelled);
+        let is_cancelled = |held: &mut Held| held.sequence.outbox.is_cancelled();
+        cancelled.extend(self.held.extract_if(.., is_cancelled).map(|held| held.sequence));
         self.admission_is_due |= cancelled.len() > first;
         for sequence in &mut cancelled[first..] {
             if let Some(saved) = sequence.saved.take() {
@@ -252,7 +266,8 @@ impl Scheduler {
         if let Some(&slot) = self.order.last() {
             return Some(self.vacate(slot, now));
         }
-        let sequence = self.waiting.pop_front().or_else(|| self.preempted.pop_front());
+        let waiting = self.waiting.pop_front().or_else(|| self.preempted.pop_front());
+        let sequence = waiting.or_else(|| self.held.pop().map(|held| held.sequence));
         sequence.map(|sequence| self.leave_queue(sequence))
     }
 
@@ -271,13 +286,13 @@ impl Scheduler {
         self.memory.flush();
     }
 
-    /// The sequence of this turn, which was not turned away and never lost a place.
-    pub(crate) fn newcomer(&mut self, turn: Turn) -> &mut Sequence {
-        if let Ok(index) = self.waiting.binary_search_by_key(&turn, |sequence| sequence.turn) {
-            return &mut self.waiting[index];
-        }
-        let slot = self.order.iter().copied().find(|slot| self.turn(*slot) == turn);
-        &mut self.running(slot.expect("it runs if it does not wait; this is a bug")).sequence
+    /// The sequence that has just arrived as the so-manyeth, and was not turned away.
+    pub(crate) fn newcomer(&mut self, arrival: u64) -> &mut Sequence {
+        let seated = self.slots.iter_mut().flatten().map(|running| &mut running.sequence);
+        let held = self.held.iter_mut().map(|held| &mut held.sequence);
+        let waiting = self.waiting.iter_mut().rev();
+        let mut all = seated.chain(waiting).chain(&mut self.preempted).chain(held);
+        all.find(|sequence| sequence.turn.arrival == arrival).expect("it is somewhere; this is a bug")
     }
 
     fn running(&mut self, slot: u32) -> &mut Running {
@@ -298,7 +313,7 @@ impl Scheduler {
 
     /// All who wait.
     pub(crate) fn num_waiting(&self) -> usize {
-        self.waiting.len() + self.preempted.len()
+        self.waiting.len() + self.preempted.len() + self.held.len()
     }
 
     pub(crate) fn num_paused(&self) -> usize {
@@ -346,8 +361,7 @@ impl Scheduler {
         let saved = self.preempted.iter().filter_map(|sequence| sequence.saved.as_ref());
         self.memory.check_integrity(self.occupied().map(|running| &running.blocks), saved);
         assert!(self.waiting.len() <= self.max_waiting, "too many wait; this is a bug");
-        let most_waiting = self.max_waiting.saturating_add(2 * self.slots.len());
-        assert!(self.num_waiting() <= most_waiting, "requests pile up; this is a bug");
+        self.check_choices();
         self.check_admission();
     }
 }

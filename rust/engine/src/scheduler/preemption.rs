@@ -59,8 +59,9 @@ impl Scheduler {
     /// cache; tokens of it that are on their way still arrive. One that waits for nothing else loses nothing: it ends
     /// when the last has come.
     pub(super) fn preempt(&mut self, slot: u32, now: Instant) {
-        let Running { mut sequence, blocks, .. } = self.unseat(slot);
+        let Running { mut sequence, mut blocks, .. } = self.unseat(slot);
         let num_tokens = sequence.leave_place();
+        self.memory.shrink(&mut blocks, num_tokens.div_ceil(self.block_size)); // drafts in flight are no tokens yet
         if !sequence.is_all_planned() {
             if self.on_exhaustion == OnExhaustion::Swap {
                 // Copied by the next plan, so after the plans in flight have written and before anybody else does.

@@ -15,6 +15,8 @@ use crate::random::mix;
 
 type Block = Vec<u64>;
 
+pub const ROW_FAILURE: &str = "simulated failure of a row";
+
 pub struct Device {
     limits: Limits,
     cache: Vec<Block>,
@@ -28,6 +30,10 @@ pub struct Device {
     pub num_copies: (u64, u64),
     /// Copies in one plan, at most.
     pub most_copies: usize,
+    /// One row in so many fails, and nothing else of its step.
+    pub failing_rows: Option<u64>,
+    /// Drafts that turned out wrong.
+    pub num_refused: u64,
 }
 
 impl Device {
@@ -42,6 +48,8 @@ impl Device {
             num_rubbish: 0,
             num_copies: (0, 0),
             most_copies: 0,
+            failing_rows: None,
+            num_refused: 0,
         };
         device.cache = (0..limits.num_blocks).map(|_| device.rubbish()).collect();
         device.host = (0..limits.host_blocks).map(|_| device.rubbish()).collect();
@@ -179,31 +187,96 @@ impl Device {
         let (request, generated) = self.slots[work.slot as usize].clone().expect("a row without a seat");
         let input = match work.follows_sample {
             true => {
-                assert_eq!((given.len(), work.num_tokens), (0, 1));
+                assert_eq!((given.len(), work.num_tokens, work.num_drafts), (0, 1, 0));
                 vec![*generated.last().expect("nothing was sampled to follow")]
             }
             false => given.to_vec(),
         };
         assert_eq!(input.len(), work.num_tokens as usize);
         let prompt_len = work.prompt_len as usize;
-        for (position, token) in (work.start as usize..).zip(input) {
+        for (position, token) in (work.start as usize..).zip(&input) {
             let before = position.checked_sub(1).map(|before| *self.cell(before, &table));
-            *self.cell(position, &table) = oracle::digest(before, position, token, prompt_len, &self.limits);
+            *self.cell(position, &table) = oracle::digest(before, position, *token, prompt_len, &self.limits);
         }
         let end = (work.start + work.num_tokens) as usize;
-        let Some(sample) = work.sample else { return plan.answers.push(Answer::default()) };
+        assert!(end <= self.limits.max_model_len, "a position beyond the model is computed");
+        if self
+            .failing_rows
+            .is_some_and(|rows| mix(plan.step << 8 | u64::from(work.slot)).is_multiple_of(rows))
+        {
+            return self.fail_row(&work, plan);
+        }
+        for position in work.reported.clone() {
+            assert!((work.start..end as u32).contains(&position), "a position that was not computed");
+            let read = self.read(position as usize + 1, &table);
+            plan.positions.push(oracle::position(&request, position as usize, read.into_iter()));
+        }
+        let num_positions = work.reported.len() as u32;
+        let Some(sample) = work.sample else {
+            assert_eq!(work.num_drafts, 0, "drafts that are not verified");
+            return plan.answers.push(Answer { num_positions, ..Answer::default() });
+        };
+        let (num_drafts, num_known) = (work.num_drafts as usize, input.len() - work.num_drafts as usize);
+        assert!(num_known > 0);
         assert_eq!(prompt_len, request.prompt.len());
-        assert_eq!(sample.index as usize, end - prompt_len);
+        assert_eq!(sample.index as usize, end - num_drafts - prompt_len);
         assert_eq!(sample.index as usize, generated.len());
-        assert!((sample.index as usize) < request.max_tokens, "a token too many is computed");
+        assert!(generated.len() + num_drafts < request.max_tokens, "a token too many is computed");
         assert!(end < self.limits.max_model_len, "a token beyond the model is computed");
-        let read = (0..end).map(|position| *self.cell(position, &table));
-        let suppress_stops = (sample.index as usize) < request.min_tokens;
-        let token = oracle::sample(&request, sample.index, suppress_stops, read);
-        let (_, generated) = self.slots[work.slot as usize].as_mut().expect("looked at above");
-        generated.push(token.id);
-        plan.sampled.push(token);
-        plan.answers.push(Answer { num_tokens: 1, ..Answer::default() });
+        let mut num_tokens = 0;
+        loop {
+            let index = sample.index + num_tokens as u32;
+            let suppress_stops = (index as usize) < request.min_tokens;
+            let read = self.read(work.start as usize + num_known + num_tokens, &table);
+            let token = oracle::sample(&request, index, suppress_stops, read.into_iter());
+            let is_confirmed = input.get(num_known + num_tokens) == Some(&token.id);
+            self.slot(&work).push(token.id);
+            plan.sampled.push(token);
+            num_tokens += 1;
+            if !is_confirmed {
+                break;
+            }
+        }
+        self.num_refused += (num_drafts + 1 - num_tokens) as u64;
+        let first = plan.forced.len() as u32;
+        if request.grammar.is_some() {
+            let read = self.read(work.start as usize + num_known + num_tokens - 1, &table);
+            self.force(&request, read, self.slots[work.slot as usize].clone().unwrap().1, &mut plan.forced);
+        }
+        let forced = first..plan.forced.len() as u32;
+        let num_tokens = num_tokens as u32;
+        plan.answers.push(Answer { num_tokens, num_positions, forced, failure: None });
+    }
+
+    /// What a grammar says can only come next: up to twenty tokens, one of which is now and then a mistake.
+    fn force(&self, request: &Request, mut read: Vec<u64>, generated: Vec<u32>, forced: &mut Vec<u32>) {
+        let (mut token, chance) = (*generated.last().unwrap(), mix(*read.last().unwrap()));
+        for index in generated.len()..generated.len() + (chance % 21) as usize {
+            let before = read.last().copied();
+            let digest = oracle::digest(before, read.len(), token, request.prompt.len(), &self.limits);
+            read.push(digest);
+            let suppress_stops = index < request.min_tokens;
+            token = oracle::sample(request, index as u32, suppress_stops, read.iter().copied()).id;
+            let is_wrong = (chance >> 8).is_multiple_of(4) && (chance >> 16) % 7 == index as u64 % 7;
+            forced.push(if is_wrong { (token + 1) % oracle::VOCABULARY } else { token });
+        }
+    }
+
+    fn fail_row(&mut self, work: &Work, plan: &mut StepPlan) {
+        if work.sample.is_some() {
+            self.slot(work).push(oracle::VOCABULARY);
+        }
+        plan.answers.push(Answer { failure: Some(ROW_FAILURE.into()), ..Answer::default() });
+    }
+
+    /// What was generated in the row's slot.
+    fn slot(&mut self, work: &Work) -> &mut Vec<u32> {
+        &mut self.slots[work.slot as usize].as_mut().expect("a row without a seat").1
+    }
+
+    /// What the first positions hold.
+    fn read(&mut self, num_positions: usize, table: &[usize]) -> Vec<u64> {
+        (0..num_positions).map(|position| *self.cell(position, table)).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! A core, a device and consumers in one hand: what the actor and the handles do, step by step and with a clock of
 //! numbers.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,8 @@ use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
 use penstock_engine::stats::Board;
 use penstock_engine::{
-    CachedTokens, Event, Finish, FinishReason, Limits, OnExhaustion, Port, Request, RequestId, Stats,
-    StepDone, Token,
+    CachedTokens, Event, Finish, FinishReason, Limits, OnExhaustion, Port, Request, RequestId, Sampling,
+    Stats, StepDone, Token,
 };
 
 use crate::device::Device;
@@ -52,6 +53,7 @@ pub fn limits() -> Limits {
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
         host_prefixes: true,
+        num_speculative_tokens: 0,
     }
 }
 
@@ -95,8 +97,19 @@ impl Harness {
 
     pub fn start(&mut self, request: Request) -> Client {
         let (start, client) = self.post(request);
-        self.handle(Message::Start(start));
+        self.handle(Message::Start(vec![start]));
         client
+    }
+
+    /// As many answers to one prompt as there are seeds.
+    pub fn start_choices(&mut self, request: &Request, seeds: Range<u64>) -> Vec<Client> {
+        let choice = |seed| {
+            let sampling = Sampling { seed, ..request.sampling.clone() };
+            self.post(Request { sampling, ..request.clone() })
+        };
+        let (starts, clients) = seeds.map(choice).unzip();
+        self.handle(Message::Start(starts));
+        clients
     }
 
     /// A start that lies in the mailbox, and its client.
@@ -105,7 +118,7 @@ impl Harness {
         self.num_started += 1;
         let id = RequestId(self.num_started);
         let request = Arc::new(request);
-        let (writer, reader) = result_queue(self.limits.queue_capacity.min(request.max_tokens + 1));
+        let (writer, reader) = result_queue(self.limits.result_capacity(&request));
         let outbox = Outbox::new(writer, self.port.bell());
         let (flag, attention) = (reader.cancel_flag(), Arc::clone(&self.attention));
         let client = Client { request: Arc::clone(&request), reader, flag, attention };

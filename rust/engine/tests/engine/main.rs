@@ -4,12 +4,16 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
+mod choices;
 mod device;
+mod drafts;
+mod ends;
 mod harness;
 mod memory;
 mod oracle;
 mod prefix;
 mod random;
+mod reports;
 mod scheduling;
 mod sharing;
 mod simulation;

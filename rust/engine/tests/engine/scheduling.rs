@@ -295,7 +295,7 @@ fn a_cancel_that_overtakes_its_start_is_not_lost() {
     let (start, mut client) = harness.post(request(4, 20, 0));
     client.cancel();
     harness.attend(); // takes the attention while the start is still in the mailbox
-    harness.handle(Message::Start(start));
+    harness.handle(Message::Start(vec![start]));
     harness.attend();
     check_ended(&mut client, FinishReason::Cancelled);
     assert!(harness.core.is_idle());
@@ -343,7 +343,7 @@ fn a_shutdown_ends_everything_and_refuses_what_comes_later() {
     harness.complete();
     assert!(harness.plan().is_empty());
     let (start, mut late) = harness.post(request(4, 20, 9));
-    harness.handle(Message::Start(start));
+    harness.handle(Message::Start(vec![start]));
     assert_eq!(late.drain(), [Event::Refused(Refusal::Stopped)]);
     harness.handle(Message::Shutdown);
     assert!(harness.core.is_stopped() && harness.core.is_idle());

@@ -7,11 +7,13 @@ use std::time::Duration;
 use penstock_engine::message::Message;
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::{
-    CachedTokens, DEPTH, Event, FinishReason, Limits, OnExhaustion, Refusal, Request, Token,
+    CachedTokens, DEPTH, Event, Extent, FinishReason, Limits, OnExhaustion, PromptPosition, Refusal, Request,
+    Token,
 };
 
+use crate::device::ROW_FAILURE;
 use crate::harness::{Client, Harness};
-use crate::oracle::{self, VOCABULARY, answer};
+use crate::oracle::{self, Rails, VOCABULARY, answer};
 use crate::random::Random;
 
 const NUM_SCHEDULES: u64 = 4_000;
@@ -31,6 +33,7 @@ enum Habit {
 struct Observed {
     client: Client,
     habit: Habit,
+    positions: Vec<PromptPosition>,
     tokens: Vec<Token>,
     is_admitted: bool,
     is_cancelled: bool,
@@ -67,6 +70,15 @@ struct Seen {
     stopped: u64,
     cancelled: u64,
     failed: u64,
+    failed_alone: u64,
+    told: u64,
+    only_told: u64,
+    stopped_by_sequence: u64,
+    chosen: u64,
+    guessed: u64,
+    forced: u64,
+    refused: u64,
+    preempted_drafting: u64,
     overloaded: u64,
     paused: u64,
     waited: u64,
@@ -111,6 +123,13 @@ fn any_schedule_gives_every_request_its_own_answer_and_leaks_nothing() {
     for met in [preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, flushed] {
         assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
     }
+    let Seen { failed_alone, told, only_told, stopped_by_sequence, chosen, .. } = seen;
+    for met in [failed_alone, told, only_told, stopped_by_sequence, chosen] {
+        assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
+    }
+    for met in [seen.guessed, seen.forced, seen.refused, seen.preempted_drafting] {
+        assert!(met > NUM_SCHEDULES / 20, "drafts hardly ever mattered: {seen:?}");
+    }
     for met in [seen.failed_copies, seen.failed_after_copies] {
         assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
     }
@@ -154,6 +173,7 @@ fn random_limits(random: &mut Random) -> Limits {
         on_exhaustion,
         host_blocks,
         host_prefixes: random.chance(95),
+        num_speculative_tokens: if random.chance(50) { random.between(1, 8) } else { 0 },
     };
     limits.validate().unwrap();
     limits
@@ -175,7 +195,8 @@ impl World {
     fn new(seed: u64, seen: Seen) -> Self {
         let mut random = Random(seed);
         let limits = random_limits(&mut random);
-        let harness = Harness::with_hasher(limits, random_hasher(&mut random));
+        let mut harness = Harness::with_hasher(limits, random_hasher(&mut random));
+        harness.device.failing_rows = random.chance(20).then_some(40);
         let openings = (0..3).map(|opening| oracle::request(64, 1, opening).prompt.to_vec()).collect();
         Self {
             random,
@@ -193,11 +214,24 @@ impl World {
     fn random_request(&mut self) -> Request {
         let prompt = self.random_prompt();
         let random = &mut self.random;
-        let max_tokens = random.between(1, 20);
+        let is_told = random.chance(15);
+        let max_tokens = random.between(usize::from(!is_told), 20);
         let mut request = oracle::request(0, max_tokens, random.below(4) as u64);
         request.prompt = prompt.into();
         request.stop_token_ids =
             (0..random.below(3)).map(|_| random.below(VOCABULARY as usize) as u32).collect();
+        if random.chance(20) {
+            let sequence = |random: &mut Random| {
+                (0..random.between(1, 2)).map(|_| random.below(VOCABULARY as usize) as u32).collect()
+            };
+            request.stop_sequences = (0..random.between(1, 8)).map(|_| sequence(random)).collect();
+        }
+        if random.chance(15) {
+            request.grammar = Some(Arc::new(Rails));
+        }
+        if is_told {
+            request.reports.logits = Some([Extent::Prompt, Extent::All][random.below(2)]);
+        }
         if random.chance(30) {
             request.min_tokens = random.below(max_tokens + 1);
         }
@@ -246,25 +280,34 @@ impl World {
         if self.harness.limits.check(&request).is_err() {
             return; // cannot ever fit this cache
         }
-        let (start, client) = self.harness.post(request);
-        let is_cancelled = self.random.chance(3);
-        if is_cancelled {
-            client.cancel();
+        let num_choices = if self.random.chance(15) { self.random.between(2, 4) } else { 1 };
+        let (mut starts, mut arrived) = (vec![], vec![]);
+        for _ in 0..num_choices {
+            let mut choice = request.clone();
+            choice.sampling.seed += self.random.below(4) as u64;
+            let (start, client) = self.harness.post(choice);
+            let is_cancelled = self.random.chance(3);
+            if is_cancelled {
+                client.cancel();
+            }
+            let habit = [Habit::Reads, Habit::Reads, Habit::Dawdles, Habit::Sleeps][self.random.below(4)];
+            starts.push(start);
+            arrived.push(Observed {
+                client,
+                habit,
+                positions: vec![],
+                tokens: vec![],
+                is_admitted: false,
+                is_cancelled,
+                end: None,
+                cached: CachedTokens::default(),
+                last_progress: 0,
+            });
         }
-        let habit = [Habit::Reads, Habit::Reads, Habit::Dawdles, Habit::Sleeps][self.random.below(4)];
-        let (tokens, last_progress) = (vec![], 0);
-        self.harness.handle(Message::Start(start));
-        self.num_started += 1;
-        self.observed.push(Observed {
-            client,
-            habit,
-            tokens,
-            is_admitted: false,
-            is_cancelled,
-            end: None,
-            cached: CachedTokens::default(),
-            last_progress,
-        });
+        self.harness.handle(Message::Start(starts));
+        self.num_started += num_choices as u64;
+        self.seen.chosen += u64::from(num_choices > 1 && self.harness.stats().waiting >= num_choices - 1);
+        self.observed.append(&mut arrived);
     }
 
     fn plan(&mut self) {
@@ -386,7 +429,10 @@ impl World {
             let Some(event) = observed.client.pop() else { break };
             assert!(observed.end.is_none(), "something followed the end");
             match event {
-                Event::Prompt(_) => panic!("nobody asked for it"),
+                Event::Prompt(positions) => {
+                    assert!(observed.is_admitted && observed.tokens.is_empty());
+                    observed.positions.extend(positions);
+                }
                 Event::Admitted => {
                     assert!(!observed.is_admitted, "admitted twice");
                     observed.is_admitted = true;
@@ -443,10 +489,14 @@ impl World {
         let (mut num_cached, mut num_cached_on_host) = (0, 0);
         // Prompt tokens that were computed or found for certain, and all that can have been.
         let mut num_prompt = (0, 0);
-        for Observed { client, tokens, is_cancelled, is_admitted, end, cached, .. } in &self.observed {
+        for observed in &self.observed {
+            let Observed { client, positions, tokens, is_cancelled, is_admitted, end, cached, .. } = observed;
             let (expected, reason) = answer(&client.request, &self.harness.limits);
             num_admitted += u64::from(*is_admitted);
             assert!(expected.starts_with(tokens), "tokens are not the oracle's");
+            let told = oracle::positions(&client.request, &self.harness.limits);
+            assert!(told.starts_with(positions), "positions are not the oracle's");
+            assert!(tokens.is_empty() || positions.len() == told.len(), "a token came first");
             let found = cached.device + cached.host;
             assert!(found < client.request.prompt.len() && found % self.harness.limits.block_size == 0);
             assert!(
@@ -454,6 +504,7 @@ impl World {
                     <= self.harness.limits.num_shareable_blocks(&client.request)
                         * self.harness.limits.block_size
             );
+            assert!(found == 0 || told.is_empty(), "a position to be told of was not computed");
             num_cached += found as u64;
             num_cached_on_host += cached.host as u64;
             num_prompt.0 += if tokens.is_empty() { 0 } else { client.request.prompt.len() as u64 };
@@ -473,11 +524,18 @@ impl World {
                     self.seen.interrupted += 1;
                 }
                 End::Finished(FinishReason::Failed(text)) => {
-                    assert!(text == FAILURE && self.num_failed_steps > 0);
-                    self.seen.failed += 1;
+                    let is_row = text == ROW_FAILURE && self.harness.device.failing_rows.is_some();
+                    assert!(is_row || text == FAILURE && self.num_failed_steps > 0);
+                    self.seen.failed += u64::from(!is_row);
+                    self.seen.failed_alone += u64::from(is_row);
                 }
                 End::Finished(finished) => {
                     assert_eq!((finished, tokens.len()), (&reason, expected.len()));
+                    assert_eq!(positions.len(), told.len());
+                    self.seen.told += u64::from(!told.is_empty());
+                    self.seen.only_told += u64::from(expected.is_empty());
+                    self.seen.stopped_by_sequence +=
+                        u64::from(matches!(finished, FinishReason::StopSequence(_)));
                     self.seen.answered += 1;
                     self.seen.stopped += u64::from(matches!(finished, FinishReason::Stop(_)));
                 }
@@ -491,6 +549,13 @@ impl World {
         let least = if has_lost_places { 0 } else { num_prompt.0 };
         assert!((least..=num_prompt.1).contains(&(stats.prompt_tokens + num_cached)));
         assert!(stats.prefix_query_tokens <= num_prompt.1 && stats.swaps <= stats.preemptions);
+        assert!(stats.accepted_tokens <= stats.drafted_tokens.min(stats.generation_tokens));
+        let accepts = stats.accepted_tokens > 0;
+        let may_guess = self.harness.limits.num_speculative_tokens > 0;
+        self.seen.guessed += u64::from(accepts && may_guess);
+        self.seen.forced += u64::from(accepts && !may_guess);
+        self.seen.refused += u64::from(self.harness.device.num_refused > 0);
+        self.seen.preempted_drafting += u64::from(accepts && stats.preemptions > 0);
         self.seen.preempted += u64::from(stats.preemptions > 0);
         self.seen.swapped += u64::from(stats.swaps > 0);
         self.seen.recomputed += u64::from(stats.recomputed_tokens > 0);

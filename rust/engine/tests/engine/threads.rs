@@ -33,6 +33,7 @@ fn limits() -> Limits {
         on_exhaustion: OnExhaustion::Recompute,
         host_blocks: 0,
         host_prefixes: true,
+        num_speculative_tokens: 0,
     }
 }
 
@@ -145,6 +146,29 @@ fn eventually(mut condition: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "it never came true");
         thread::yield_now();
     }
+}
+
+#[test]
+fn answers_to_one_prompt_are_started_as_one() {
+    let port = Port::with_condvar();
+    let engine = engine(Limits { prefix_cache_ttl: Some(Duration::from_secs(300)), ..limits() });
+    let choices: Vec<_> = (0..8).map(|seed| Arc::new(request(30, 6, seed))).collect();
+    let invalid = vec![Arc::clone(&choices[0]), Arc::new(request(0, 6, 0))];
+    assert!(matches!(engine.start_choices(invalid, &port), Err(StartError::Invalid(_))));
+    let consumers = engine.start_choices(choices.clone(), &port).unwrap();
+    let answers = consumers.into_iter().zip(choices).map(|(consumer, request)| Answer {
+        request,
+        consumer,
+        tokens: vec![],
+        reason: None,
+        refusal: None,
+    });
+    for mut answer in answers {
+        answer.read_to_end(&port);
+        answer.check(engine.limits());
+    }
+    assert_eq!(engine.stats().requests_finished, 8);
+    assert!(engine.start_choices(vec![], &port).unwrap().is_empty());
 }
 
 #[test]

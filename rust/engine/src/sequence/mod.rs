@@ -9,10 +9,14 @@
 //! ```
 //!
 //! `num_planned` tokens are computed or in a plan in flight. The last of the tokens may itself be on its way (sampled by
-//! a plan in flight): a row for it follows the sample instead of naming its input.
+//! a plan in flight): a row for it follows the sample instead of naming its input. Only a row whose tokens are all known
+//! may go on with drafts (`drafting`).
 //!
 //! A sequence that loses its place keeps all its tokens and forgets what was computed, but for what the prefix cache or
 //! the host tier has when it gets the next one. It gets none before all its rows in flight are answered.
+
+mod drafting;
+mod reporting;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +26,9 @@ use crate::kv::{BlockList, Saved};
 use crate::message::Outbox;
 use crate::port::PortIndex;
 use crate::prefix::{Chain, Tokens};
-use crate::request::{CachedTokens, Finish, FinishReason, Request, RequestId, Token};
+use crate::request::{CachedTokens, Finish, FinishReason, PromptPosition, Request, RequestId, Token};
+use drafting::Drafting;
+use reporting::Reporting;
 
 /// Where a sequence stands among the others: the lesser is served first, and the greater loses its place first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +59,8 @@ pub struct Sequence {
     /// Blocks that were loaded into the prefix cache for its next place.
     pub(crate) num_brought_over: usize,
     generated: Vec<u32>,
+    reporting: Reporting,
+    drafting: Drafting,
     /// Tokens whose computation is done or in flight.
     num_planned: usize,
     /// Tokens that were computed, or found in the cache, in some place it had.
@@ -61,7 +69,7 @@ pub struct Sequence {
     is_seated: bool,
     /// Plans in flight that it has a row in.
     num_rows: usize,
-    /// Tokens that plans in flight will sample for it; at most their number.
+    /// Rows in flight that sample for it: each brings a token, or if it has drafts, one at least.
     num_sampling: usize,
     /// What the prefix cache had of it when it got its first place.
     cached: Option<CachedTokens>,
@@ -83,8 +91,10 @@ pub(crate) struct Arrival {
 }
 
 /// Tokens of a row that were computed.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct Computed {
+    /// The position after the last one.
+    pub(crate) end: usize,
     /// Of the prompt, for the first time.
     pub(crate) prompt: usize,
     /// Not for the first time.
@@ -95,11 +105,13 @@ pub(crate) struct Computed {
 pub(crate) const GENERATED_AHEAD: usize = 1024;
 
 impl Sequence {
-    pub(crate) fn new(arrival: Arrival, now: Instant) -> Self {
+    pub(crate) fn new(arrival: Arrival, num_speculative_tokens: usize, now: Instant) -> Self {
         let Arrival { id, turn, request, outbox, port, max_new_tokens, blocks_needed, chain } = arrival;
         Self {
             id,
             turn,
+            reporting: Reporting::new(&request),
+            drafting: Drafting::new(num_speculative_tokens),
             request,
             outbox,
             port,
@@ -137,14 +149,31 @@ impl Sequence {
         (&mut self.chain, Tokens { prompt: &self.request.prompt, generated: &self.generated })
     }
 
+    /// Whether it has, or had, a place.
+    pub(crate) fn has_had_place(&self) -> bool {
+        self.cached.is_some()
+    }
+
     /// Whether nothing of it is in flight.
     pub(crate) fn is_settled(&self) -> bool {
         self.num_rows == 0
     }
 
-    /// Whether all tokens it may generate are there or on their way: nothing of it is left to compute.
+    /// Whether all tokens it may generate, and all that is told of its prompt, are there or on their way: nothing of it
+    /// is left to compute.
     pub(crate) fn is_all_planned(&self) -> bool {
-        self.generated.len() + self.num_sampling == self.max_new_tokens
+        self.generated.len() + self.num_sampling == self.max_new_tokens && self.reporting.is_all_planned()
+    }
+
+    /// How many of its first tokens may come from elsewhere. Not those that it has to tell of, nor the last one:
+    /// something has to be sampled after it.
+    pub(crate) fn num_reusable(&self) -> usize {
+        self.reporting.num_reusable().min(self.num_tokens() - 1)
+    }
+
+    /// Whether it is looked up in the prefix cache when it gets its first place.
+    pub(crate) fn may_find_prefix(&self) -> bool {
+        self.chain.max_blocks() > 0 && self.reporting.is_all_planned()
     }
 
     /// It gets a place whose blocks hold its first `num_computed` tokens. Returns whether it is its first, of which
@@ -169,41 +198,69 @@ impl Sequence {
     pub(crate) fn forget_flights(&mut self) {
         self.num_rows = 0;
         self.num_sampling = 0;
+        self.reporting.forget_flights();
+        self.drafting.forget_flights();
     }
 
-    /// One of its rows was computed.
-    pub(crate) fn row_computed(&mut self, work: &Work) -> Computed {
+    /// One of its rows was computed, beside those of all `num_rows` sequences, and what it sampled was appended.
+    pub(crate) fn row_computed(&mut self, work: &Work, num_rows: usize) -> Computed {
         self.num_rows -= 1;
-        let (start, end) = (work.start as usize, (work.start + work.num_tokens) as usize);
+        self.num_sampling -= usize::from(work.sample.is_some());
+        let (start, mut end) = (work.start as usize, (work.start + work.num_tokens) as usize);
+        if work.num_drafts > 0 {
+            // What follows the last confirmed draft is no token of the sequence, and is computed again.
+            let num_confirmed = self.num_tokens() - 1 - (end - work.num_drafts as usize);
+            end -= work.num_drafts as usize - num_confirmed;
+            self.num_planned += if self.is_seated { num_confirmed } else { 0 };
+            self.drafting.verified(num_confirmed, num_rows);
+        }
         let known = self.num_computed_once.clamp(start, end);
         self.num_computed_once = self.num_computed_once.max(end);
         let prompt = self.request.prompt.len().clamp(known, end) - known;
-        Computed { prompt, again: known - start }
+        Computed { end, prompt, again: known - start }
     }
 
-    /// How many tokens could be computed in the next step. What would sample a token the consumer has no room for is
+    /// How many tokens could be computed in the next step. What would tell the consumer something it has no room for is
     /// left out, and if then nothing is left and nothing is on its way, the sequence pauses.
     pub(crate) fn num_pending(&mut self) -> usize {
         // Known in advance: the last token is never computed, so a length end costs nothing.
         if self.is_paused || self.is_all_planned() {
             return 0;
         }
-        let pending = self.num_tokens() - self.num_planned;
-        if self.outbox.writer().has_room_for(self.num_sampling + 1) {
-            return pending;
+        let (start, end) = (self.num_planned, self.num_tokens());
+        let num_coming = self.num_coming();
+        let reported = self.reporting.within(start..end);
+        let samples = self.max_new_tokens > 0;
+        let writer = self.outbox.writer();
+        if writer.has_room_for(num_coming + usize::from(!reported.is_empty()) + usize::from(samples)) {
+            return end - start;
         }
-        if pending == 1 && self.num_sampling == 0 {
+        // With room for one event: all but the last token, after which one is sampled; or all, if it only reports.
+        let silent_end = match reported.is_empty() {
+            true => end - 1,
+            false if writer.has_room_for(num_coming + 1) => end - usize::from(samples),
+            false => reported.start,
+        };
+        if silent_end == start && num_coming == 0 {
             self.is_paused = self.outbox.writer().arm();
-            return pending - usize::from(self.is_paused);
+            // If it does not, half the queue is free: at least one event has room, and that is the next one.
+            return usize::from(!self.is_paused);
         }
-        pending - 1
+        silent_end - start
     }
 
-    /// Adds a row that computes its next `num_tokens` tokens. `blocks` are all its blocks, grown to hold them.
+    /// Events that plans in flight will have for it, at most.
+    fn num_coming(&self) -> usize {
+        self.num_sampling + self.drafting.num_drafts + self.reporting.num_rows()
+    }
+
+    /// Adds a row that computes its next `num_tokens` tokens and verifies `drafts`. `blocks` are all its blocks, grown to
+    /// hold them.
     pub(crate) fn plan(
         &mut self,
         slot: u32,
         num_tokens: usize,
+        drafts: &[u32],
         blocks: &[BlockId],
         plan: &mut StepPlan,
         now: Instant,
@@ -221,18 +278,22 @@ impl Sequence {
         let first_token = plan.tokens.len();
         if follows_sample {
             debug_assert_eq!(
-                (end, num_tokens),
-                (self.num_tokens(), 1),
+                (end, num_tokens, drafts.len()),
+                (self.num_tokens(), 1, 0),
                 "only the last is on its way; this is a bug"
             );
         } else {
             self.contents().1.copy(start..end, &mut plan.tokens);
+            plan.tokens.extend_from_slice(drafts);
         }
         let first_block = plan.blocks.len();
         plan.blocks.extend_from_slice(blocks);
         let index = (self.generated.len() + self.num_sampling) as u32;
-        let sample = (end == self.num_tokens()).then_some(Sample { index });
+        let is_last = end == self.num_tokens() && self.max_new_tokens > 0;
+        let sample = is_last.then_some(Sample { index });
+        let reported = self.reporting.plan(start..end);
         self.num_planned = end;
+        self.drafting.num_drafts = drafts.len();
         self.num_rows += 1;
         self.num_sampling += usize::from(sample.is_some());
         self.first_planned.get_or_insert(now);
@@ -240,27 +301,45 @@ impl Sequence {
             slot,
             start: start as u32,
             prompt_len: self.request.prompt.len() as u32,
-            num_tokens: num_tokens as u32,
+            num_tokens: (num_tokens + drafts.len()) as u32,
             tokens: first_token as u32..plan.tokens.len() as u32,
             follows_sample,
             blocks: first_block as u32..plan.blocks.len() as u32,
-            num_drafts: 0,
-            reported: 0..0,
+            num_drafts: drafts.len() as u32,
+            reported: reported.start as u32..reported.end as u32,
             sample,
         });
+    }
+
+    /// Takes what a plan in flight had to tell of its prompt, and says whether nothing more was asked for. There was
+    /// room when it was planned, so there is room now.
+    pub(crate) fn report(&mut self, work: &Work, positions: &mut [PromptPosition]) -> Option<FinishReason> {
+        if positions.is_empty() {
+            return None;
+        }
+        self.reporting.deliver(work.reported.end as usize);
+        let positions = positions.iter_mut().map(PromptPosition::take).collect();
+        self.outbox.writer().push_positions(positions);
+        let is_end = self.max_new_tokens == 0 && self.reporting.is_all_delivered();
+        is_end.then_some(FinishReason::Length)
     }
 
     /// Takes a token that a plan in flight has sampled, and says whether it was the last. There was room when it was
     /// planned, so there is room now.
     pub(crate) fn append(&mut self, token: Token, now: Instant) -> Option<FinishReason> {
-        let index = self.generated.len();
-        self.num_sampling -= 1;
-        self.generated.push(token.id);
+        let (id, index) = (token.id, self.generated.len());
+        self.generated.push(id);
+        self.drafting.confidence.token_came();
         self.first_token.get_or_insert(now);
-        let id = token.id;
         self.outbox.writer().push_token(token);
-        if index >= self.request.min_tokens && self.request.stop_token_ids.contains(&id) {
-            return Some(FinishReason::Stop(id));
+        if index >= self.request.min_tokens {
+            if self.request.stop_token_ids.contains(&id) {
+                return Some(FinishReason::Stop(id));
+            }
+            let ends_with = |sequence: &Vec<u32>| self.generated.ends_with(sequence);
+            if let Some(sequence) = self.request.stop_sequences.iter().position(ends_with) {
+                return Some(FinishReason::StopSequence(sequence));
+            }
         }
         (self.generated.len() == self.max_new_tokens).then_some(FinishReason::Length)
     }
@@ -287,15 +366,18 @@ impl Sequence {
         );
         assert!(self.num_planned <= self.num_tokens(), "{id} computed beyond its tokens; this is a bug");
         assert!(
-            !self.is_paused || self.num_sampling == 0,
-            "{id} paused with tokens on their way; this is a bug"
+            !self.is_paused || self.num_coming() == 0,
+            "{id} paused with events on their way; this is a bug"
         );
+        self.reporting.check_integrity(id, self.num_rows);
+        let is_last = self.drafting.num_drafts == 0 || self.num_sampling == 1;
+        assert!(is_last, "{id}: a row follows drafts; this is a bug");
         match blocks {
             Some(blocks) => {
                 let held = blocks.blocks().len();
                 assert_eq!(
                     held,
-                    self.num_planned.div_ceil(block_size),
+                    (self.num_planned + self.drafting.num_drafts).div_ceil(block_size),
                     "{id} holds wrong blocks; this is a bug"
                 );
                 assert!(

@@ -1,8 +1,14 @@
-//! The fixed sizes of a running engine, and the checks of a request against them.
+//! The fixed sizes of a running engine, and what a request needs of them.
+
+mod check;
 
 use std::time::Duration;
 
-use crate::request::{Request, Sampling};
+use crate::request::Request;
+pub use check::InvalidRequest;
+
+/// Guesses further ahead hardly ever come true.
+const MAX_SPECULATIVE_TOKENS: usize = 32;
 
 /// What happens to the newest of the least urgent sequences when the others need its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,60 +53,8 @@ pub struct Limits {
     pub host_blocks: usize,
     /// Whether the host tier also keeps prefixes, not only the blocks of swapped sequences.
     pub host_prefixes: bool,
-}
-
-/// A request that can never run here. Each names the field, its value and the limit.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum InvalidRequest {
-    /// The prompt has no tokens.
-    #[error("prompt is empty; it needs at least one token")]
-    EmptyPrompt,
-    /// A token id the model does not know.
-    #[error("prompt holds token id {token} at position {position}; the vocabulary has {vocabulary_size} ids")]
-    UnknownToken {
-        /// The id.
-        token: u32,
-        /// Where it stands.
-        position: usize,
-        /// Ids go up to this, exclusive.
-        vocabulary_size: usize,
-    },
-    /// The prompt leaves no room for a single token.
-    #[error(
-        "prompt of {prompt} tokens exceeds the limit of {limit} (max_model_len {max_model_len} less one token of output)"
-    )]
-    PromptTooLong {
-        /// Prompt tokens.
-        prompt: usize,
-        /// Most prompt tokens.
-        limit: usize,
-        /// The engine's `max_model_len`.
-        max_model_len: usize,
-    },
-    /// The sequence could never fit the KV cache, however empty.
-    #[error(
-        "prompt of {prompt} tokens and max_tokens={max_tokens} need {needed} KV blocks; the cache has {available}"
-    )]
-    NeverFits {
-        /// Prompt tokens.
-        prompt: usize,
-        /// Asked for.
-        max_tokens: usize,
-        /// Blocks needed at full length.
-        needed: usize,
-        /// Blocks there are.
-        available: usize,
-    },
-    /// A number outside its range.
-    #[error("{field}={value} is out of range: {limit}")]
-    OutOfRange {
-        /// The parameter's name as the user spells it.
-        field: &'static str,
-        /// What was given.
-        value: String,
-        /// What is allowed, in words.
-        limit: String,
-    },
+    /// Most tokens of a sequence that a step verifies in advance, guessed from what came before; 0 for no guesses.
+    pub num_speculative_tokens: usize,
 }
 
 /// A size an engine cannot start with.
@@ -140,6 +94,11 @@ impl Limits {
             let limit = format!("at most {}", i32::MAX);
             return Err(InvalidLimits { field: "host_blocks", value: self.host_blocks, limit });
         }
+        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS {
+            let limit = format!("at most {MAX_SPECULATIVE_TOKENS}");
+            let value = self.num_speculative_tokens;
+            return Err(InvalidLimits { field: "num_speculative_tokens", value, limit });
+        }
         if self.prefix_cache_ttl.is_some_and(|ttl| ttl.is_zero()) {
             let limit = "above 0; for no prefix cache, leave it out".into();
             return Err(InvalidLimits { field: "prefix_cache_ttl", value: 0, limit });
@@ -167,52 +126,6 @@ impl Limits {
         Ok(())
     }
 
-    /// Whether `request` can ever run here. Changes nothing, needs no engine thread.
-    pub fn check(&self, request: &Request) -> Result<(), InvalidRequest> {
-        self.check_prompt(&request.prompt)?;
-        if request.max_tokens == 0 {
-            return Err(out_of_range("max_tokens", request.max_tokens, "at least 1"));
-        }
-        if request.min_tokens > request.max_tokens {
-            let limit = format!("at most max_tokens={}", request.max_tokens);
-            return Err(out_of_range("min_tokens", request.min_tokens, limit));
-        }
-        if let Some(id) = request.stop_token_ids.iter().find(|id| **id as usize >= self.vocabulary_size) {
-            let limit = format!("below the vocabulary's {} ids", self.vocabulary_size);
-            return Err(out_of_range("stop_token_ids", id, limit));
-        }
-        check_sampling(&request.sampling)?;
-        let needed = self.blocks_needed(request);
-        if needed > self.num_blocks {
-            return Err(InvalidRequest::NeverFits {
-                prompt: request.prompt.len(),
-                max_tokens: request.max_tokens,
-                needed,
-                available: self.num_blocks,
-            });
-        }
-        Ok(())
-    }
-
-    fn check_prompt(&self, prompt: &[u32]) -> Result<(), InvalidRequest> {
-        if prompt.is_empty() {
-            return Err(InvalidRequest::EmptyPrompt);
-        }
-        let limit = self.max_model_len - 1;
-        if prompt.len() > limit {
-            let (prompt, max_model_len) = (prompt.len(), self.max_model_len);
-            return Err(InvalidRequest::PromptTooLong { prompt, limit, max_model_len });
-        }
-        match prompt.iter().position(|token| *token as usize >= self.vocabulary_size) {
-            Some(position) => Err(InvalidRequest::UnknownToken {
-                token: prompt[position],
-                position,
-                vocabulary_size: self.vocabulary_size,
-            }),
-            None => Ok(()),
-        }
-    }
-
     /// How many tokens `request` may generate at most: what it asks for, clipped to the model's length.
     pub fn max_new_tokens(&self, request: &Request) -> usize {
         request.max_tokens.min(self.max_model_len - request.prompt.len())
@@ -230,33 +143,23 @@ impl Limits {
 
     /// Blocks that hold `request` at its longest. The last generated token is never computed, so it needs no place.
     pub fn blocks_needed(&self, request: &Request) -> usize {
-        (request.prompt.len() + self.max_new_tokens(request) - 1).div_ceil(self.block_size)
+        (request.prompt.len() + self.max_new_tokens(request).max(1) - 1).div_ceil(self.block_size)
     }
-}
 
-fn check_sampling(sampling: &Sampling) -> Result<(), InvalidRequest> {
-    // Written so that NaN is outside every range.
-    if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
-        return Err(out_of_range("temperature", sampling.temperature, "finite and at least 0"));
+    /// Events of `request` that may wait unread, the last one apart: no more than it can come to have, which are
+    /// `Admitted`, one a token, and at most one a position that it is told of.
+    pub fn result_capacity(&self, request: &Request) -> usize {
+        let num_reports = if request.reports.has_prompt() { request.prompt.len() } else { 0 };
+        self.queue_capacity.min(request.max_tokens.saturating_add(num_reports).saturating_add(1))
     }
-    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-        return Err(out_of_range("top_p", sampling.top_p, "above 0 and at most 1"));
-    }
-    if !(0.0..=1.0).contains(&sampling.min_p) {
-        return Err(out_of_range("min_p", sampling.min_p, "from 0 to 1"));
-    }
-    Ok(())
-}
-
-fn out_of_range(field: &'static str, value: impl ToString, limit: impl Into<String>) -> InvalidRequest {
-    InvalidRequest::OutOfRange { field, value: value.to_string(), limit: limit.into() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::{Reports, Sampling};
 
-    fn limits() -> Limits {
+    pub(super) fn limits() -> Limits {
         Limits {
             max_model_len: 64,
             max_num_seqs: 4,
@@ -271,51 +174,12 @@ mod tests {
             on_exhaustion: OnExhaustion::Recompute,
             host_blocks: 0,
             host_prefixes: true,
+            num_speculative_tokens: 0,
         }
     }
 
-    fn request(num_prompt: usize, max_tokens: usize) -> Request {
+    pub(super) fn request(num_prompt: usize, max_tokens: usize) -> Request {
         Request::new(vec![1; num_prompt], max_tokens, Sampling { temperature: 0.0, ..Sampling::default() })
-    }
-
-    /// `change` makes a good request bad, and the answer says so in these words.
-    #[track_caller]
-    fn check(change: impl FnOnce(&mut Request), message: &str) {
-        let mut request = request(8, 8);
-        assert_eq!(limits().check(&request), Ok(()));
-        change(&mut request);
-        assert_eq!(limits().check(&request).unwrap_err().to_string(), message);
-    }
-
-    #[test]
-    fn a_bad_request_is_named_with_its_value_and_the_limit() {
-        check(|r| r.prompt = [].into(), "prompt is empty; it needs at least one token");
-        check(
-            |r| r.prompt = [1; 64].into(),
-            "prompt of 64 tokens exceeds the limit of 63 (max_model_len 64 less one token of output)",
-        );
-        check(
-            |r| r.prompt = [1, 1, 1, 100].into(),
-            "prompt holds token id 100 at position 3; the vocabulary has 100 ids",
-        );
-        check(|r| r.max_tokens = 0, "max_tokens=0 is out of range: at least 1");
-        check(|r| r.min_tokens = 9, "min_tokens=9 is out of range: at most max_tokens=8");
-        check(
-            |r| r.stop_token_ids = vec![2, 100],
-            "stop_token_ids=100 is out of range: below the vocabulary's 100 ids",
-        );
-        check(
-            |r| r.sampling.temperature = f32::NAN,
-            "temperature=NaN is out of range: finite and at least 0",
-        );
-        check(|r| r.sampling.temperature = -0.5, "temperature=-0.5 is out of range: finite and at least 0");
-        check(|r| r.sampling.top_p = 0.0, "top_p=0 is out of range: above 0 and at most 1");
-        check(|r| r.sampling.top_p = f32::NAN, "top_p=NaN is out of range: above 0 and at most 1");
-        check(|r| r.sampling.min_p = 1.5, "min_p=1.5 is out of range: from 0 to 1");
-        check(
-            |r| r.max_tokens = 1_000,
-            "prompt of 8 tokens and max_tokens=1000 need 4 KV blocks; the cache has 3",
-        );
     }
 
     #[test]
@@ -325,6 +189,21 @@ mod tests {
         assert_eq!(limits().blocks_needed(&request(48, usize::MAX)), 4, "clipped to max_model_len");
         assert_eq!(limits().check(&request(48, 1)), Ok(()));
         assert!(limits().check(&request(48, 2)).is_err());
+    }
+
+    #[test]
+    fn a_prompt_that_is_only_reported_on_needs_blocks_for_all_its_tokens() {
+        assert_eq!(limits().blocks_needed(&request(16, 0)), 1);
+        assert_eq!(limits().blocks_needed(&request(17, 0)), 2);
+    }
+
+    #[test]
+    fn a_result_queue_is_no_longer_than_its_request_can_fill_it() {
+        assert_eq!(limits().result_capacity(&request(8, 3)), 4);
+        assert_eq!(limits().result_capacity(&request(8, usize::MAX)), 8, "queue_capacity");
+        let reports = Reports { prompt_logprobs: Some(0), ..Reports::default() };
+        assert_eq!(limits().result_capacity(&Request { reports, ..request(3, 0) }), 4);
+        assert_eq!(limits().result_capacity(&Request { reports, ..request(3, usize::MAX) }), 8);
     }
 
     #[test]
@@ -338,6 +217,8 @@ mod tests {
         );
         assert!(Limits { num_blocks: 1 << 40, ..limits() }.validate().is_err());
         assert!(Limits { host_blocks: 1 << 40, ..limits() }.validate().is_err());
+        let error = Limits { num_speculative_tokens: 33, ..limits() }.validate().unwrap_err();
+        assert_eq!(error.to_string(), "num_speculative_tokens=33 is out of range: at most 32");
     }
 
     #[test]

@@ -1,0 +1,343 @@
+//! What a request must be to run here. Nothing is allocated or copied for one that must not.
+
+use std::ops::RangeInclusive;
+
+use super::Limits;
+use crate::request::{Reports, Request, Sampling};
+
+/// Most sequences in `stop_sequences`, and most ids in one: each is compared with the output's end at every token.
+const MAX_STOP_SEQUENCES: usize = 64;
+
+/// A request that can never run here. Each names the field, its value and the limit.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum InvalidRequest {
+    /// The prompt has no tokens.
+    #[error("prompt is empty; it needs at least one token")]
+    EmptyPrompt,
+    /// A token id the model does not know.
+    #[error("prompt holds token id {token} at position {position}; the vocabulary has {vocabulary_size} ids")]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// Where it stands.
+        position: usize,
+        /// Ids go up to this, exclusive.
+        vocabulary_size: usize,
+    },
+    /// The prompt leaves no room for a single token, or has itself none where none is asked for.
+    #[error(
+        "prompt of {prompt} tokens exceeds the limit of {limit} (max_model_len {max_model_len}{})",
+        if limit < max_model_len { " less one token of output" } else { "" }
+    )]
+    PromptTooLong {
+        /// Prompt tokens.
+        prompt: usize,
+        /// Most prompt tokens.
+        limit: usize,
+        /// The engine's `max_model_len`.
+        max_model_len: usize,
+    },
+    /// The sequence could never fit the KV cache, however empty.
+    #[error(
+        "prompt of {prompt} tokens and max_tokens={max_tokens} need {needed} KV blocks; the cache has {available}"
+    )]
+    NeverFits {
+        /// Prompt tokens.
+        prompt: usize,
+        /// Asked for.
+        max_tokens: usize,
+        /// Blocks needed at full length.
+        needed: usize,
+        /// Blocks there are.
+        available: usize,
+    },
+    /// A number outside its range.
+    #[error("{field}={value} is out of range: {limit}")]
+    OutOfRange {
+        /// The parameter's name as the user spells it.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed, in words.
+        limit: String,
+    },
+}
+
+impl Limits {
+    /// Whether `request` can ever run here. Changes nothing, needs no engine thread.
+    ///
+    /// Not bounded here is what rows of logits and hidden states come to: the engine passes them on and does not know how
+    /// wide they are.
+    pub fn check(&self, request: &Request) -> Result<(), InvalidRequest> {
+        self.check_prompt(request)?;
+        if request.max_tokens == 0 && !request.reports.has_prompt() {
+            let limit = "at least 1, for nothing is asked of the prompt";
+            return Err(out_of_range("max_tokens", request.max_tokens, limit));
+        }
+        if request.min_tokens > request.max_tokens {
+            let limit = format!("at most max_tokens={}", request.max_tokens);
+            return Err(out_of_range("min_tokens", request.min_tokens, limit));
+        }
+        self.check_ids("stop_token_ids", &request.stop_token_ids)?;
+        self.check_stop_sequences(&request.stop_sequences)?;
+        check_numbers(&request.sampling)?;
+        self.check_vocabulary(&request.sampling)?;
+        self.check_reports(&request.reports)?;
+        let needed = self.blocks_needed(request);
+        if needed > self.num_blocks {
+            return Err(InvalidRequest::NeverFits {
+                prompt: request.prompt.len(),
+                max_tokens: request.max_tokens,
+                needed,
+                available: self.num_blocks,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_prompt(&self, Request { prompt, max_tokens, .. }: &Request) -> Result<(), InvalidRequest> {
+        if prompt.is_empty() {
+            return Err(InvalidRequest::EmptyPrompt);
+        }
+        let limit = self.max_model_len - 1.min(*max_tokens);
+        if prompt.len() > limit {
+            let (prompt, max_model_len) = (prompt.len(), self.max_model_len);
+            return Err(InvalidRequest::PromptTooLong { prompt, limit, max_model_len });
+        }
+        match prompt.iter().position(|token| *token as usize >= self.vocabulary_size) {
+            Some(position) => Err(InvalidRequest::UnknownToken {
+                token: prompt[position],
+                position,
+                vocabulary_size: self.vocabulary_size,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_ids<'a>(
+        &self,
+        field: &'static str,
+        ids: impl IntoIterator<Item = &'a u32>,
+    ) -> Result<(), InvalidRequest> {
+        match ids.into_iter().find(|id| **id as usize >= self.vocabulary_size) {
+            Some(id) => {
+                Err(out_of_range(field, id, format!("below the vocabulary's {} ids", self.vocabulary_size)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_stop_sequences(&self, sequences: &[Vec<u32>]) -> Result<(), InvalidRequest> {
+        let field = "stop_sequences_ids";
+        if sequences.len() > MAX_STOP_SEQUENCES {
+            let value = format!("{} sequences", sequences.len());
+            return Err(out_of_range(field, value, format!("at most {MAX_STOP_SEQUENCES}")));
+        }
+        let range = 1..=MAX_STOP_SEQUENCES;
+        if let Some(sequence) = sequences.iter().find(|sequence| !range.contains(&sequence.len())) {
+            let value = format!("a sequence of {} ids", sequence.len());
+            return Err(out_of_range(field, value, format!("from 1 to {MAX_STOP_SEQUENCES} ids each")));
+        }
+        self.check_ids(field, sequences.iter().flatten())
+    }
+
+    fn check_vocabulary(&self, sampling: &Sampling) -> Result<(), InvalidRequest> {
+        self.check_ids("logit_bias", sampling.logit_bias.iter().map(|(id, _)| id))?;
+        if let Some(allowed) = &sampling.allowed_token_ids {
+            if allowed.is_empty() {
+                return Err(out_of_range("allowed_token_ids", "[]", "at least one id"));
+            }
+            self.check_ids("allowed_token_ids", allowed)?;
+            if let Some(pair) = allowed.windows(2).find(|pair| pair[0] >= pair[1]) {
+                let value = format!("{} before {}", pair[0], pair[1]);
+                return Err(out_of_range("allowed_token_ids", value, "ascending, each once"));
+            }
+        }
+        self.check_ids("bad_token_ids", &sampling.bad_token_ids)?;
+        if sampling.bad_words.iter().any(Vec::is_empty) {
+            return Err(out_of_range("bad_words", "[]", "at least one id each"));
+        }
+        self.check_ids("bad_words", sampling.bad_words.iter().flatten())
+    }
+
+    fn check_reports(&self, reports: &Reports) -> Result<(), InvalidRequest> {
+        let counts = [("top_logprobs", reports.logprobs), ("prompt_logprobs", reports.prompt_logprobs)];
+        for (field, count) in counts {
+            if let Some(count) = count.filter(|count| *count as usize > self.vocabulary_size) {
+                let limit = format!("at most the vocabulary's {} ids", self.vocabulary_size);
+                return Err(out_of_range(field, count, limit));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ranges that no model and no engine has a say in.
+fn check_numbers(sampling: &Sampling) -> Result<(), InvalidRequest> {
+    // Written so that NaN is outside every range.
+    let is_positive = |value: f32| value > 0.0 && value.is_finite();
+    let is_share = |value: f32| value > 0.0 && value <= 1.0;
+    const SHARES: RangeInclusive<f32> = 0.0..=1.0;
+    let Sampling { temperature, top_p, min_p, typical_p, repetition_penalty, .. } = *sampling;
+    let Sampling { presence_penalty, frequency_penalty, .. } = *sampling;
+    let is_warm = temperature == 0.0 || is_positive(temperature);
+    let numbers = [
+        ("temperature", temperature, is_warm, "finite and at least 0"),
+        ("top_p", top_p, is_share(top_p), "above 0 and at most 1"),
+        ("min_p", min_p, SHARES.contains(&min_p), "from 0 to 1"),
+        ("typical_p", typical_p, is_share(typical_p), "above 0 and at most 1"),
+        ("repetition_penalty", repetition_penalty, is_positive(repetition_penalty), "finite and above 0"),
+        ("presence_penalty", presence_penalty, presence_penalty.is_finite(), "finite"),
+        ("frequency_penalty", frequency_penalty, frequency_penalty.is_finite(), "finite"),
+    ];
+    if let Some((field, value, _, limit)) = numbers.into_iter().find(|(.., is_in_range, _)| !is_in_range) {
+        return Err(out_of_range(field, value, limit));
+    }
+    match sampling.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
+        Some((id, bias)) => Err(out_of_range("logit_bias", format!("{bias} for id {id}"), "finite")),
+        None => Ok(()),
+    }
+}
+
+fn out_of_range(field: &'static str, value: impl ToString, limit: impl Into<String>) -> InvalidRequest {
+    InvalidRequest::OutOfRange { field, value: value.to_string(), limit: limit.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{limits, request};
+    use super::*;
+    use crate::request::Extent;
+
+    /// `change` makes a good request bad, and the answer says so in these words.
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut Request), message: &str) {
+        let mut request = request(8, 8);
+        assert_eq!(limits().check(&request), Ok(()));
+        change(&mut request);
+        assert_eq!(limits().check(&request).unwrap_err().to_string(), message);
+    }
+
+    #[test]
+    fn a_bad_length_is_named_with_its_value_and_the_limit() {
+        check(|r| r.prompt = [].into(), "prompt is empty; it needs at least one token");
+        check(
+            |r| r.prompt = [1; 64].into(),
+            "prompt of 64 tokens exceeds the limit of 63 (max_model_len 64 less one token of output)",
+        );
+        check(
+            |r| r.prompt = [1, 1, 1, 100].into(),
+            "prompt holds token id 100 at position 3; the vocabulary has 100 ids",
+        );
+        check(
+            |r| r.max_tokens = 0,
+            "max_tokens=0 is out of range: at least 1, for nothing is asked of the prompt",
+        );
+        check(|r| r.min_tokens = 9, "min_tokens=9 is out of range: at most max_tokens=8");
+        check(
+            |r| r.max_tokens = 1_000,
+            "prompt of 8 tokens and max_tokens=1000 need 4 KV blocks; the cache has 3",
+        );
+    }
+
+    #[test]
+    fn a_bad_number_is_named_with_its_value_and_the_limit() {
+        check(
+            |r| r.sampling.temperature = f32::NAN,
+            "temperature=NaN is out of range: finite and at least 0",
+        );
+        check(|r| r.sampling.temperature = -0.5, "temperature=-0.5 is out of range: finite and at least 0");
+        check(|r| r.sampling.top_p = 0.0, "top_p=0 is out of range: above 0 and at most 1");
+        check(|r| r.sampling.top_p = f32::NAN, "top_p=NaN is out of range: above 0 and at most 1");
+        check(|r| r.sampling.min_p = 1.5, "min_p=1.5 is out of range: from 0 to 1");
+        check(|r| r.sampling.typical_p = 0.0, "typical_p=0 is out of range: above 0 and at most 1");
+        check(
+            |r| r.sampling.repetition_penalty = f32::INFINITY,
+            "repetition_penalty=inf is out of range: finite and above 0",
+        );
+        check(|r| r.sampling.presence_penalty = f32::NAN, "presence_penalty=NaN is out of range: finite");
+        check(
+            |r| r.sampling.frequency_penalty = f32::NEG_INFINITY,
+            "frequency_penalty=-inf is out of range: finite",
+        );
+        check(
+            |r| r.sampling.logit_bias = vec![(1, 0.5), (2, f32::NAN)],
+            "logit_bias=NaN for id 2 is out of range: finite",
+        );
+    }
+
+    #[test]
+    fn an_id_that_the_model_does_not_know_is_named_wherever_it_stands() {
+        check(
+            |r| r.stop_token_ids = vec![2, 100],
+            "stop_token_ids=100 is out of range: below the vocabulary's 100 ids",
+        );
+        check(
+            |r| r.stop_sequences = vec![vec![1], vec![99, 100]],
+            "stop_sequences_ids=100 is out of range: below the vocabulary's 100 ids",
+        );
+        check(
+            |r| r.sampling.logit_bias = vec![(100, 1.0)],
+            "logit_bias=100 is out of range: below the vocabulary's 100 ids",
+        );
+        check(
+            |r| r.sampling.allowed_token_ids = Some(vec![5, 100]),
+            "allowed_token_ids=100 is out of range: below the vocabulary's 100 ids",
+        );
+        check(
+            |r| r.sampling.bad_token_ids = vec![u32::MAX],
+            "bad_token_ids=4294967295 is out of range: below the vocabulary's 100 ids",
+        );
+        check(
+            |r| r.sampling.bad_words = vec![vec![1, 100]],
+            "bad_words=100 is out of range: below the vocabulary's 100 ids",
+        );
+    }
+
+    #[test]
+    fn lists_that_mean_nothing_are_refused() {
+        check(
+            |r| r.stop_sequences = vec![vec![1], vec![]],
+            "stop_sequences_ids=a sequence of 0 ids is out of range: from 1 to 64 ids each",
+        );
+        check(
+            |r| r.stop_sequences = vec![vec![1; 65]],
+            "stop_sequences_ids=a sequence of 65 ids is out of range: from 1 to 64 ids each",
+        );
+        check(
+            |r| r.stop_sequences = vec![vec![1]; 65],
+            "stop_sequences_ids=65 sequences is out of range: at most 64",
+        );
+        check(
+            |r| r.sampling.allowed_token_ids = Some(vec![]),
+            "allowed_token_ids=[] is out of range: at least one id",
+        );
+        check(
+            |r| r.sampling.allowed_token_ids = Some(vec![2, 5, 5]),
+            "allowed_token_ids=5 before 5 is out of range: ascending, each once",
+        );
+        check(|r| r.sampling.bad_words = vec![vec![]], "bad_words=[] is out of range: at least one id each");
+    }
+
+    #[test]
+    fn no_more_likely_tokens_are_told_of_than_there_are() {
+        check(
+            |r| r.reports.logprobs = Some(101),
+            "top_logprobs=101 is out of range: at most the vocabulary's 100 ids",
+        );
+        check(
+            |r| r.reports.prompt_logprobs = Some(101),
+            "prompt_logprobs=101 is out of range: at most the vocabulary's 100 ids",
+        );
+    }
+
+    #[test]
+    fn a_prompt_may_fill_the_model_where_it_is_only_reported_on() {
+        let reports = Reports { hidden_states: Some(Extent::Prompt), ..Reports::default() };
+        let limits = Limits { num_blocks: 4, ..limits() };
+        assert_eq!(limits.check(&Request { reports, ..request(64, 0) }), Ok(()));
+        let error = limits.check(&Request { reports, ..request(65, 0) }).unwrap_err();
+        assert_eq!(error.to_string(), "prompt of 65 tokens exceeds the limit of 64 (max_model_len 64)");
+        assert!(limits.check(&Request { reports, ..request(64, 1) }).is_err(), "a token has no room");
+    }
+}

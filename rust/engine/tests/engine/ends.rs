@@ -1,0 +1,84 @@
+//! What ends a request besides its length: stop ids and stop sequences, and failures that are its own.
+
+use std::collections::HashSet;
+
+use penstock_engine::{FinishReason, Request};
+
+use crate::device::ROW_FAILURE;
+use crate::harness::{Harness, check_answered, check_ended, limits, read};
+use crate::oracle::{answer, request};
+
+fn ids(request: &Request) -> Vec<u32> {
+    answer(request, &limits()).0.iter().map(|token| token.id).collect()
+}
+
+/// One in whose answer no token comes twice.
+fn varied() -> Request {
+    let is_varied = |request: &Request| ids(request).iter().collect::<HashSet<_>>().len() == 12;
+    (0..).map(|seed| request(4, 12, seed)).find(is_varied).unwrap()
+}
+
+/// How many tokens it gets, and why no more.
+#[track_caller]
+fn end(request: Request) -> (usize, FinishReason) {
+    let mut harness = Harness::new(limits());
+    let mut client = harness.start(request);
+    harness.run();
+    assert!(harness.core.is_idle());
+    let (tokens, finish) = read(&mut client);
+    (tokens.len(), finish.expect("it ends").reason)
+}
+
+#[test]
+fn an_output_ends_with_the_first_stop_sequence_that_it_ends_with() {
+    let plain = varied();
+    let ids = ids(&plain);
+    let never = vec![ids[3], ids[5], ids[4]];
+    let stop_sequences = vec![never.clone(), ids[4..7].to_vec(), ids[6..7].to_vec()];
+    assert_eq!(end(Request { stop_sequences, ..plain.clone() }), (7, FinishReason::StopSequence(1)));
+    assert_eq!(end(Request { stop_sequences: vec![never], ..plain }), (12, FinishReason::Length));
+}
+
+#[test]
+fn a_stop_sequence_does_not_begin_in_the_prompt() {
+    let plain = varied();
+    let across = vec![plain.prompt[3], ids(&plain)[0]];
+    assert_eq!(end(Request { stop_sequences: vec![across], ..plain }), (12, FinishReason::Length));
+}
+
+#[test]
+fn a_stop_sequence_ends_nothing_below_min_tokens() {
+    let plain = varied();
+    let ids = ids(&plain);
+    let stop_sequences = vec![ids[4..6].to_vec()];
+    for (min_tokens, expected) in [(5, 6), (6, 12)] {
+        let request = Request { stop_sequences: stop_sequences.clone(), min_tokens, ..plain.clone() };
+        assert_eq!(end(request).0, expected, "min_tokens={min_tokens}");
+    }
+}
+
+#[test]
+fn a_stop_id_comes_before_a_stop_sequence_and_both_before_the_length() {
+    let plain = Request { max_tokens: 6, ..varied() };
+    let last = ids(&plain)[5];
+    let request = Request { stop_sequences: vec![vec![last]], ..plain };
+    assert_eq!(end(request.clone()), (6, FinishReason::StopSequence(0)));
+    assert_eq!(end(Request { stop_token_ids: vec![last], ..request }), (6, FinishReason::Stop(last)));
+}
+
+#[test]
+fn a_row_that_fails_ends_its_own_request_and_no_other() {
+    let mut harness = Harness::new(limits());
+    let mut clients = [0, 1].map(|seed| harness.start(request(6, 10, seed)));
+    harness.step();
+    assert_eq!(harness.device.num_plans(), 1, "a row of each follows");
+    let mut done = harness.device.complete();
+    done.plan.answers[0].failure = Some(ROW_FAILURE.into());
+    done.plan.answers[0].num_tokens = 0;
+    done.plan.sampled.remove(0);
+    harness.handle(penstock_engine::message::Message::StepDone(done));
+    check_ended(&mut clients[0], FinishReason::Failed(ROW_FAILURE.into()));
+    harness.run();
+    check_answered(&mut clients[1], &harness.limits);
+    assert_eq!(harness.stats().blocks_used, 0);
+}
