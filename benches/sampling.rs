@@ -172,8 +172,15 @@ impl Rows {
         let inputs = StepInputs { tokens: (0..BATCH as u32).collect(), ..StepInputs::default() };
         cpu.embed(&inputs, &table, &mut logits).expect("no failure");
         let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 1 };
-        let spec =
-            StepSpec { tokens: 1, sequences: 1, positions: 1, block_size: 16, heads, vocabulary: VOCABULARY };
+        let spec = StepSpec {
+            tokens: 1,
+            sequences: 1,
+            logits_rows: 1,
+            positions: 1,
+            block_size: 16,
+            heads,
+            vocabulary: VOCABULARY,
+        };
         let scratch = cpu.allocate_scratch(&spec).expect("memory");
         Self { cpu, logits, scratch, sampled: vec![Sampled::default(); BATCH] }
     }

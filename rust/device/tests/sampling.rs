@@ -50,8 +50,15 @@ impl Device {
         let inputs = StepInputs { tokens: (0..ROWS as u32).collect(), ..StepInputs::default() };
         cpu.embed(&inputs, &table, &mut logits).unwrap();
         let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 1 };
-        let spec =
-            StepSpec { tokens: 1, sequences: 1, positions: 1, block_size: 16, heads, vocabulary: VOCABULARY };
+        let spec = StepSpec {
+            tokens: 1,
+            sequences: 1,
+            logits_rows: 1,
+            positions: 1,
+            block_size: 16,
+            heads,
+            vocabulary: VOCABULARY,
+        };
         let scratch = cpu.allocate_scratch(&spec).unwrap();
         Self { cpu, logits, scratch }
     }
