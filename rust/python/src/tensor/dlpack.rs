@@ -11,7 +11,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use super::{Tensor, unlike};
+use super::{Tensor, name_of, unlike};
 
 /// The kind and number of the device that all of our tensors are on.
 pub(super) const CPU: (i32, i32) = (1, 0);
@@ -169,7 +169,7 @@ unsafe extern "C" fn release_legacy(capsule: *mut ffi::PyObject) {
 pub(super) fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyResult<()> {
     let py = source.py();
     let Some(export) = source.getattr_opt(intern!(py, "__dlpack__"))? else {
-        let kind = source.get_type();
+        let kind = name_of(source);
         return Err(PyTypeError::new_err(format!(
             "{kind}, where float32 of shape [{}] is wanted",
             values.len()
@@ -181,7 +181,7 @@ pub(super) fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyRe
     // it, which nobody does who lends it out at the same time.
     let view = unsafe { &managed.as_ref().view };
     if (view.device.kind, view.data_type) != (CPU.0, FLOAT32) {
-        let kind = source.get_type();
+        let kind = name_of(source);
         return Err(PyValueError::new_err(format!("{kind} that is not of float32 on the CPU")));
     }
     let ndim = usize::try_from(view.ndim).unwrap_or(0);

@@ -95,8 +95,12 @@ pub fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyResult<()
 
 /// What was given instead of a vector.
 fn unlike(source: &Bound<'_, PyAny>, shape: &[usize], len: usize) -> PyErr {
-    let kind = source.get_type();
+    let kind = name_of(source);
     PyValueError::new_err(format!("{kind} of shape {shape:?}, where float32 of shape [{len}] is wanted"))
+}
+
+fn name_of(source: &Bound<'_, PyAny>) -> String {
+    source.get_type().name().map_or_else(|_| "something".to_owned(), |name| name.to_string())
 }
 
 #[pymethods]

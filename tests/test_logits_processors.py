@@ -1,0 +1,141 @@
+# ruff: noqa: ARG001, ARG002 - a processor gets both, whatever it makes of them
+"""Processors of the user's own: what they get, what they may do, and that their failures are one request's."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import penstock
+from api_support import PROMPT, SHORT, assert_at_rest, bits_of, make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+def choose(logits: Any, token_id: int) -> None:
+    logits[:] = -np.inf
+    logits[token_id] = 0
+
+
+def test_a_processor_sees_the_tokens_so_far_and_writes_to_the_logits(engine: penstock.Engine) -> None:
+    seen: list[Sequence[int]] = []
+
+    def count(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+        seen.append(token_ids)
+        assert logits.shape == (512,)
+        array = np.from_dlpack(logits) if len(seen) % 2 else np.asarray(logits)
+        choose(array, 100 + len(token_ids))
+
+    result = engine.blocking.generate(PROMPT, SHORT, max_tokens=3, logits_processors=[count])
+    assert result.token_ids == (104, 105, 106)
+    assert seen == [[*PROMPT], [*PROMPT, 104], [*PROMPT, 104, 105]]
+
+
+def test_what_is_returned_takes_the_place_of_the_logits_and_the_next_one_sees_it(
+    engine: penstock.Engine,
+) -> None:
+    def first(token_ids: Sequence[int], logits: penstock.Tensor) -> Any:
+        array = np.zeros(512, dtype=np.float32)
+        array[7] = 1
+        return array
+
+    def second(token_ids: Sequence[int], logits: penstock.Tensor) -> Any:
+        assert np.asarray(logits)[7] == 1
+        return np.asarray(logits)[::-1]  # a view with a stride of its own
+
+    result = engine.blocking.generate(
+        PROMPT, SHORT, max_tokens=2, temperature=0, logits_processors=[first, second]
+    )
+    assert result.token_ids == (504, 504)
+
+
+def test_a_processor_that_changes_nothing_changes_nothing(engine: penstock.Engine) -> None:
+    def nothing(token_ids: Sequence[int], logits: penstock.Tensor) -> penstock.Tensor:
+        return logits
+
+    plain = engine.blocking.generate(PROMPT, SHORT, logprobs=True)
+    processed = engine.blocking.generate(PROMPT, SHORT, logprobs=True, logits_processors=[nothing, nothing])
+    assert bits_of(processed) == bits_of(plain)
+
+
+def test_logits_that_are_kept_after_the_call_are_memory_of_their_own(engine: penstock.Engine) -> None:
+    kept: list[Any] = []
+
+    def keep(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+        for array in kept:
+            array[:] = -np.inf
+        kept.append(np.asarray(logits))
+
+    plain = engine.blocking.generate(PROMPT, SHORT)
+    assert engine.blocking.generate(PROMPT, SHORT, logits_processors=[keep]).token_ids == plain.token_ids
+    gc.collect()
+    assert [len(array) for array in kept] == [512] * 8
+
+
+def fail(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+    message = "not today"
+    raise LookupError(message)
+
+
+FAILURES: dict[str, Any] = {
+    "LookupError: not today": fail,
+    r"ndarray of shape \[3\], where float32 of shape \[512\]": lambda *_: np.zeros(3, dtype=np.float32),
+    r"ndarray of shape \[1, 512\]": lambda *_: np.zeros((1, 512), dtype=np.float32),
+    "ndarray that is not of float32": lambda *_: np.zeros(512),
+    "str, where float32": lambda *_: "logits",
+    "the logit of token 0 is NaN": lambda *_: np.full(512, np.nan, dtype=np.float32),
+    "the logit of token 0 is inf": lambda *_: np.full(512, np.inf, dtype=np.float32),
+    "no token is left to choose from: logits_processors": lambda *_: np.full(512, -np.inf, dtype=np.float32),
+    "positional argument": lambda: None,
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("reason", FAILURES)
+async def test_a_failure_ends_its_request_and_no_other(engine: penstock.Engine, reason: str) -> None:
+    alone = await engine.generate(PROMPT, SHORT)
+    async with engine.stream(PROMPT, SHORT) as other:
+        with pytest.raises(penstock.GenerationError, match=reason):
+            await engine.generate(PROMPT, SHORT, logits_processors=[FAILURES[reason]])
+        assert bits_of(await other.result()) == bits_of(alone)
+    await assert_at_rest(engine)
+
+
+def test_a_processor_is_let_go_of_after_its_request(engine: penstock.Engine) -> None:
+    class Processor:
+        def __call__(self, token_ids: Sequence[int], logits: penstock.Tensor) -> None: ...
+
+    processor = Processor()
+    reference = weakref.ref(processor)
+    engine.blocking.generate(PROMPT, SHORT, logits_processors=[processor])
+    del processor
+    engine.blocking.generate(PROMPT, SHORT)
+    gc.collect()
+    assert reference() is None
+
+
+@pytest.mark.oracle
+def test_torch_tensors_are_taken(engine: penstock.Engine) -> None:
+    import torch
+
+    def add(token_ids: Sequence[int], logits: penstock.Tensor) -> Any:
+        return torch.from_dlpack(logits) + 0
+
+    def write(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+        choose(torch.from_dlpack(logits), 9)
+
+    plain = engine.blocking.generate(PROMPT, SHORT)
+    assert engine.blocking.generate(PROMPT, SHORT, logits_processors=[add]).token_ids == plain.token_ids
+    assert engine.blocking.generate(PROMPT, SHORT, logits_processors=[write]).token_ids == (9,) * 8
