@@ -101,8 +101,8 @@ impl Engine {
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(&params, text, &prompt, is_chat);
         let first = self.shaped(py, &params, style.formats, params.request(prompt, &target))?;
-        let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index)));
-        let live = Arc::new(Live::start(&self.engine, requests.collect(), style, &port.inner)?);
+        let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index))).collect();
+        let live = Arc::new(detach(py, || Live::start(&self.engine, requests, style, &port.inner))??);
         port.register(&live);
         Ok(Request { live, params })
     }
