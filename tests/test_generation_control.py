@@ -90,7 +90,13 @@ ENDLESS = {
 def params_of(options: dict[str, Any]) -> penstock.SamplingParams:
     """Whatever may go on does, so that lengths do not hide anything."""
     return penstock.SamplingParams(
-        **{"max_tokens": 24, "logprobs": True, "ignore_eos": not ENDLESS & options.keys(), **options}
+        **{
+            "max_tokens": 24,
+            "seed": 0,
+            "logprobs": True,
+            "ignore_eos": not ENDLESS & options.keys(),
+            **options,
+        }
     )
 
 

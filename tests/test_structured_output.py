@@ -68,15 +68,15 @@ async def test_every_answer_is_valid_under_its_schema(
     results = await ask_all(
         engine,
         [
-            {"response_format": as_format(schema), "max_tokens": 600, "logit_bias": closers}
-            for schema in SCHEMAS
+            {"response_format": as_format(entry["schema"]), "max_tokens": 600, "logit_bias": closers}
+            for entry in SCHEMAS
         ],
     )
     ended = [result.finish_reason == "stop" for result in results]
     assert sum(ended) > 0.95 * len(SCHEMAS), "too many were cut short to show anything"
-    for schema, result in zip(SCHEMAS, results, strict=True):
+    for entry, result in zip(SCHEMAS, results, strict=True):
         if result.finish_reason == "stop":
-            jsonschema.validate(json.loads(result.text), schema)
+            jsonschema.validate(json.loads(result.text), entry["schema"])
     await assert_at_rest(engine)
 
 
