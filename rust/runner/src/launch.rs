@@ -8,10 +8,12 @@ use penstock_device::{Backend, Element, StepInputs};
 use penstock_engine::{Engine, Limits, OnExhaustion};
 use penstock_models::{ModelConfig, ModelError, RopeScaling};
 
+use crate::device_thread::DeviceThread;
+use crate::guide::MaskThreads;
 use crate::memory::{Demand, Division, HostShare, KvShare, divide, largest};
 use crate::options::{Allowance, BLOCK_SIZES, Sizes, out_of_range, positive};
 use crate::remedies::remedies;
-use crate::runner::{DeviceThread, Runner};
+use crate::runner::Runner;
 use crate::warm_up::WarmUp;
 use crate::{LaunchError, MemoryInfo, ModelInfo, Options, Progress};
 
@@ -26,6 +28,26 @@ pub(crate) fn launch(
     options: &Options,
     progress: Progress<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
+    let Opened { runner, limits, info } = open(checkpoint, options, progress)?;
+    let device = DeviceThread::spawn(runner).map_err(not_started)?;
+    let engine =
+        Engine::start(limits, |completions| Box::new(device.connect(completions))).map_err(not_started)?;
+    log_opening(&info, engine.limits());
+    Ok((engine, info))
+}
+
+/// A model in memory, warmed up.
+pub(crate) struct Opened {
+    pub runner: Runner<Cpu>,
+    pub limits: Limits,
+    pub info: ModelInfo,
+}
+
+pub(crate) fn open(
+    checkpoint: &Checkpoint,
+    options: &Options,
+    progress: Progress<'_>,
+) -> Result<Opened, LaunchError> {
     let sizes = Sizes::check(options)?;
     let config = ModelConfig::from_json(checkpoint.config())?;
     let element = options.dtype.unwrap_or_else(|| usual_element(checkpoint));
@@ -45,7 +67,8 @@ pub(crate) fn launch(
     let (architecture, parameters) = (config.architecture.clone(), config.num_parameters());
     let mut limits = limits(&division, options, &sizes, config.rope.shared_len());
     let Division { cache, weights, workspace, inputs, kv_cache, host_cache, .. } = division;
-    let mut runner = Runner::new(backend, decoder, &cache, &division.step, room)?;
+    let masks = mask_threads(division.step.sequences, threads)?;
+    let mut runner = Runner::new(backend, decoder, &cache, &division.step, room, masks)?;
     let WarmUp { seconds, host_tier } = runner.warm_up(&cache, options.prefix_cache_ttl.is_some())?;
     // Swapping was asked for, whatever it costs; keeping prefixes must pay.
     limits.host_prefixes = host_tier.is_some_and(|tier| tier.keeps_prefixes);
@@ -65,11 +88,7 @@ pub(crate) fn launch(
         isa,
     };
     runner.failing_token = options.failing_token;
-    let device = DeviceThread::spawn(runner).map_err(|error| LaunchError::Start(error.to_string()))?;
-    let engine = Engine::start(limits, |completions| Box::new(device.connect(completions)))
-        .map_err(|error| LaunchError::Start(error.to_string()))?;
-    log_opening(&info, engine.limits());
-    Ok((engine, info))
+    Ok(Opened { runner, limits, info })
 }
 
 fn log_opening(info: &ModelInfo, limits: &Limits) {
@@ -121,7 +140,16 @@ pub fn logits(
     let room = reserve(&mut backend, &config, &demand, &division)?;
     let mut progress = |_, _| std::ops::ControlFlow::Continue(());
     let decoder = penstock_models::load(&mut backend, checkpoint, config, element, &mut progress)?;
-    Ok(Runner::new(backend, decoder, &division.cache, &division.step, room)?.logits(tokens, chunk)?)
+    let masks = mask_threads(1, 1)?;
+    Ok(Runner::new(backend, decoder, &division.cache, &division.step, room, masks)?.logits(tokens, chunk)?)
+}
+
+fn not_started(error: impl Display) -> LaunchError {
+    LaunchError::Start(error.to_string())
+}
+
+fn mask_threads(slots: usize, threads: usize) -> Result<MaskThreads, LaunchError> {
+    MaskThreads::spawn(slots, threads).map_err(not_started)
 }
 
 /// Divides the memory for what was asked for. A default length gives way to the memory; one that was asked for does not.

@@ -2,20 +2,29 @@
 //! owns it, and hands back the engine's handle. Each [`StepPlan`](penstock_engine::executor::StepPlan) is turned into input
 //! buffers, a forward pass and sampled tokens here; what to compute is decided in `penstock-engine` alone.
 
+mod device_thread;
+mod guard;
+mod guide;
 mod inputs;
 mod launch;
 mod memory;
 mod options;
+mod outputs;
 mod remedies;
 mod runner;
+mod slot;
 mod warm_up;
 
 use std::ops::ControlFlow;
 use std::time::Duration;
 
 pub use launch::logits;
+use penstock_device::DeviceError;
+use penstock_device::cpu::Cpu;
 pub use penstock_device::{Element, KvElement};
 pub use penstock_engine::OnExhaustion;
+use penstock_engine::{Limits, StepPlan};
+use runner::Runner;
 
 /// What the user may choose when a model is opened; `None` means the default that its comment gives.
 #[derive(Clone, Debug, Default)]
@@ -122,6 +131,25 @@ pub fn launch(
     progress: Progress<'_>,
 ) -> Result<(penstock_engine::Engine, ModelInfo), LaunchError> {
     launch::launch(checkpoint, options, progress)
+}
+
+/// A model that carries out plans as they come, on the caller's thread. A private hook for tests and benchmarks: no engine.
+pub struct BareRunner(Runner<Cpu>);
+
+impl BareRunner {
+    /// Opens a model as [`launch()`] does.
+    pub fn open(
+        checkpoint: &penstock_checkpoint::Checkpoint,
+        options: &Options,
+    ) -> Result<(Self, Limits), LaunchError> {
+        let opened = launch::open(checkpoint, options, &mut |_, _| ControlFlow::Continue(()))?;
+        Ok((Self(opened.runner), opened.limits))
+    }
+
+    /// Carries out a plan and writes what came of it into it.
+    pub fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
+        self.0.run(plan)
+    }
 }
 
 /// Why a model could not be opened.

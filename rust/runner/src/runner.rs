@@ -1,32 +1,17 @@
-//! The device thread: owns the backend, the model, the KV cache and the workspace, and computes plans in the order they
-//! come. It decides nothing. A failure inside a step, a panic too, is that step's result; the thread goes on.
+//! Carries out plans: owns the backend, the model, the KV cache, the workspace and what is known of each slot. It decides
+//! nothing about who is computed when.
 
-use std::any::Any;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::thread;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use penstock_device::{
-    Backend, BlockCopy, CacheSpec, DeviceError, Logprobs, MemoryUse, SampleParams, Sampled, StepInputs,
-    StepSpec,
-};
-use penstock_engine::Completions;
-use penstock_engine::executor::{self, Answer, DEPTH, Executor, Seat, StepDone, StepPlan, Work};
-use penstock_engine::request::{Request, Token};
+use penstock_device::{Backend, BlockCopy, CacheSpec, DeviceError, MemoryUse, Sampled, StepInputs, StepSpec};
+use penstock_engine::executor::{self, Seat, StepPlan};
+use penstock_engine::request::{Details, Token};
 use penstock_models::{Decoder, Workspace};
 
+use crate::guide::MaskThreads;
 use crate::inputs;
-
-/// A place of a sequence, as long as it has it.
-#[derive(Default)]
-pub(crate) struct Slot {
-    /// What the sequence is generated for.
-    request: Option<Arc<Request>>,
-    /// Its tokens so far.
-    pub(crate) generated: Vec<u32>,
-}
+use crate::outputs::{Kind, Output, Outputs};
+use crate::slot::Slot;
 
 /// Everything a step needs, in one place and on one thread.
 pub(crate) struct Runner<B: Backend> {
@@ -36,11 +21,11 @@ pub(crate) struct Runner<B: Backend> {
     workspace: Workspace<B>,
     spec: StepSpec,
     inputs: StepInputs,
-    /// Rows of the plan that sample, and what they sampled.
-    rows: Vec<usize>,
+    outputs: Outputs,
+    /// What was chosen in a round.
     sampled: Vec<Sampled>,
-    /// Whose each slot is.
     slots: Vec<Slot>,
+    masks: MaskThreads,
     /// See [`crate::Options::failing_token`].
     pub(crate) failing_token: Option<u32>,
 }
@@ -50,7 +35,7 @@ pub(crate) struct Runner<B: Backend> {
 pub(crate) enum Depth {
     /// All the way.
     AllLayers,
-    /// Through so many layers and the head, for warming up.
+    /// Through so many layers, and the first tile of output rows through the head, for warming up.
     Layers(usize),
 }
 
@@ -62,13 +47,15 @@ impl<B: Backend> Runner<B> {
         cache: &CacheSpec,
         spec: &StepSpec,
         inputs: StepInputs,
+        masks: MaskThreads,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
             workspace: Workspace::new(&mut backend, decoder.config(), spec)?,
             cache: backend.allocate_cache(cache)?,
             inputs,
-            rows: Vec::with_capacity(spec.sequences),
-            sampled: Vec::with_capacity(spec.sequences),
+            outputs: Outputs::with_room(spec.tokens),
+            sampled: Vec::with_capacity(spec.logits_rows),
+            masks,
             slots: (0..spec.sequences).map(|_| Slot::default()).collect(),
             spec: *spec,
             failing_token: None,
@@ -102,48 +89,109 @@ impl<B: Backend> Runner<B> {
     }
 
     pub(crate) fn compute(&mut self, plan: &mut StepPlan, depth: Depth) -> Result<(), DeviceError> {
-        self.seat(plan);
+        self.collect_masks(); // of a step that failed, if there are any
+        for Seat { slot, request, generated } in &plan.seats {
+            let generated = &plan.tokens[generated.start as usize..generated.end as usize];
+            self.slots[*slot as usize].seat(request, generated, self.spec.vocabulary);
+        }
         let Self { backend, decoder, inputs, cache, workspace, .. } = self;
         inputs::build(decoder, plan, &self.slots, self.spec.block_size, inputs);
+        self.outputs.find(plan, &self.slots, &mut inputs.output_rows);
         if let Some(token) = self.failing_token.filter(|token| inputs.tokens.contains(token)) {
             panic!("token {token} was to fail its step");
         }
+        for slot in self.outputs.choosing() {
+            start_mask(&mut self.masks, &mut self.slots, slot);
+        }
         match depth {
             Depth::AllLayers => decoder.forward(backend, inputs, cache, workspace)?,
-            Depth::Layers(count) => {
-                decoder.forward_through_some(count, backend, inputs, cache, workspace)?;
-            }
+            Depth::Layers(count) => decoder.forward_through_some(count, backend, inputs, cache, workspace)?,
         }
-        let Self { rows, sampled, slots, .. } = self;
-        rows.clear();
-        rows.extend((0..plan.work.len()).filter(|row| plan.work[*row].sample.is_some()));
-        sampled.resize(rows.len(), Sampled::default());
-        let params = |row: usize| {
-            let work = &plan.work[rows[row]];
-            SampleParams { row: row as u32, ..sample_params(work, &slots[work.slot as usize]) }
-        };
-        self.decoder.logits(&mut self.backend, 0..rows.len(), &mut self.workspace)?;
-        let Workspace { logits, scratch, .. } = &mut self.workspace;
-        self.backend.sample(self.spec.vocabulary, logits, &params, scratch, sampled)?;
-        for (row, sampled) in rows.iter().zip(&*sampled) {
-            slots[plan.work[*row].slot as usize].generated.push(sampled.token);
-            plan.sampled.push(Token::new(sampled.token, sampled.logprob));
+        let num_tiles = if depth == Depth::AllLayers { usize::MAX } else { 1 };
+        for tile in tiles(self.outputs.len(), self.spec.logits_rows).take(num_tiles) {
+            self.run_tile(tile)?;
         }
-        let num_tokens = |work: &Work| u32::from(work.sample.is_some());
-        let answers =
-            plan.work.iter().map(|work| Answer { num_tokens: num_tokens(work), ..Answer::default() });
-        plan.answers.extend(answers);
+        self.outputs.answer(plan, &mut self.slots, self.spec.vocabulary);
         Ok(())
     }
 
-    /// Slots that begin anew.
-    fn seat(&mut self, plan: &StepPlan) {
-        for Seat { slot, request, generated } in &plan.seats {
-            let slot = &mut self.slots[*slot as usize];
-            slot.request = Some(Arc::clone(request));
-            slot.generated.clear();
-            slot.generated.extend_from_slice(&plan.tokens[generated.start as usize..generated.end as usize]);
+    /// The logits of some output rows, and what they tell.
+    fn run_tile(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
+        self.decoder.logits(&mut self.backend, tile.clone(), &mut self.workspace)?;
+        if let Some(slot) = self.outputs.begin(tile.clone(), &self.slots) {
+            start_mask(&mut self.masks, &mut self.slots, slot);
         }
+        while self.outputs.round().len() > 0 {
+            self.run_round(tile.start)?;
+            self.outputs.go_on(tile.clone(), &self.slots);
+            for (_, output) in self.outputs.round() {
+                start_mask(&mut self.masks, &mut self.slots, output.slot);
+            }
+        }
+        self.add_details(tile)
+    }
+
+    /// Chooses the tokens of a round.
+    fn run_round(&mut self, tile_start: usize) -> Result<(), DeviceError> {
+        self.collect_masks();
+        let Self { backend, workspace, outputs, sampled, slots, spec, .. } = self;
+        let Workspace { logits, scratch, .. } = workspace;
+        for (index, Output { slot, kind, .. }) in outputs.round() {
+            if let Kind::Next { .. } = kind {
+                let start = (index - tile_start) * spec.vocabulary;
+                slots[slot].process(|row| backend.download(logits, start, row))?;
+            }
+        }
+        outputs.drop_failed(slots);
+        sampled.resize_with(outputs.round().len(), Sampled::default);
+        let params = |place: usize| {
+            let (index, Output { slot, kind, .. }) = outputs.in_round(place);
+            let (slot, row) = (&slots[slot], index - tile_start);
+            match kind {
+                Kind::Prompt { given } => slot.prompt_params(row, given),
+                Kind::Next { index, .. } => slot.params(row, index),
+            }
+        };
+        backend.sample(spec.vocabulary, logits, &params, scratch, sampled)?;
+        for (place, sampled) in sampled.iter_mut().enumerate() {
+            let (index, Output { slot, kind, .. }) = outputs.in_round(place);
+            if let Kind::Next { index, .. } = kind {
+                if sampled.is_exhausted {
+                    slots[slot].exhaust(index);
+                    continue;
+                }
+                slots[slot].accept(sampled.token);
+            }
+            let top = std::mem::take(&mut sampled.top);
+            let details = (!top.is_empty()).then(|| Box::new(Details { top, ..Details::default() }));
+            outputs.tell(index, Token { id: sampled.token, logprob: sampled.logprob, details });
+        }
+        Ok(())
+    }
+
+    /// Raw logits and last hidden states of the rows of a tile, where they are asked for.
+    fn add_details(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
+        let Self { backend, decoder, workspace, outputs, slots, spec, .. } = self;
+        let hidden_size = decoder.config().hidden_size;
+        for (index, output, details) in outputs.told(tile.clone()) {
+            let reports = &slots[output.slot].request().reports;
+            if output.is_within(reports.logits) {
+                let logits = &mut details.get_or_insert_default().logits;
+                logits.resize(spec.vocabulary, 0.0);
+                backend.download(&workspace.logits, (index - tile.start) * spec.vocabulary, logits)?;
+            }
+            if output.is_within(reports.hidden_states) {
+                let hidden_state = &mut details.get_or_insert_default().hidden_state;
+                hidden_state.resize(hidden_size, 0.0);
+                backend.download(&workspace.normed, index * hidden_size, hidden_state)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn collect_masks(&mut self) {
+        let slots = &mut self.slots;
+        self.masks.collect(|slot, guide| slots[slot].give_back_guide(guide));
     }
 
     /// Logits of every row of `tokens` as one sequence computed in chunks of `chunk`, row after row: for tests.
@@ -191,90 +239,11 @@ fn block_copy(copy: &executor::BlockCopy) -> BlockCopy {
     }
 }
 
-fn sample_params<'a>(work: &Work, slot: &'a Slot) -> SampleParams<'a> {
-    let request = slot.request.as_ref().expect("a row has a seat; this is a bug");
-    let sampling = &request.sampling;
-    let index = work.sample.expect("only rows that sample were collected; this is a bug").index;
-    SampleParams {
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        min_p: sampling.min_p,
-        seed: sampling.seed,
-        index,
-        logprobs: request.reports.logprobs.map(|top| Logprobs { top, processed: false }),
-        suppressed: if (index as usize) < request.min_tokens { &request.stop_token_ids } else { &[] },
-        ..SampleParams::greedy()
+/// Has the mask of a slot's next token worked out, where it is to keep within a grammar.
+fn start_mask(masks: &mut MaskThreads, slots: &mut [Slot], slot: usize) {
+    if let Some(guide) = slots[slot].take_guide() {
+        masks.start(slot, guide);
     }
-}
-
-/// The engine's side of the device thread. Dropping it ends the thread once its plans are computed, and waits for that.
-pub(crate) struct DeviceThread {
-    plans: Option<Sender<Box<StepPlan>>>,
-    completions: Sender<Completions>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl DeviceThread {
-    /// Starts the thread, which first waits to be connected.
-    pub(crate) fn spawn<B: Backend>(runner: Runner<B>) -> std::io::Result<Self> {
-        let (plans, incoming) = bounded(DEPTH);
-        let (completions, connection) = bounded(1);
-        let thread = thread::Builder::new()
-            .name("penstock-device".to_owned())
-            .spawn(move || serve(runner, &incoming, &connection))?;
-        Ok(Self { plans: Some(plans), completions, thread: Some(thread) })
-    }
-
-    /// Says where answers go.
-    pub(crate) fn connect(self, completions: Completions) -> Self {
-        self.completions.send(completions).expect("the device thread waits to be connected; this is a bug");
-        self
-    }
-}
-
-impl Executor for DeviceThread {
-    fn submit(&mut self, plan: Box<StepPlan>) {
-        let plans = self.plans.as_ref().expect("the channel is open until the drop");
-        plans.send(plan).expect("the device thread ends only when its channel is closed; this is a bug");
-    }
-}
-
-impl Drop for DeviceThread {
-    fn drop(&mut self) {
-        drop(self.plans.take());
-        if let Some(thread) = self.thread.take() {
-            // A panic there has already been reported as a step's result.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn serve<B: Backend>(
-    mut runner: Runner<B>,
-    incoming: &Receiver<Box<StepPlan>>,
-    connection: &Receiver<Completions>,
-) {
-    let mut completions = None;
-    for mut plan in incoming {
-        let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(&mut plan)));
-        let result = match outcome {
-            Ok(result) => result.map_err(|error| error.to_string()),
-            Err(panic) => Err(format!("a defect in the step: {}", panic_text(panic.as_ref()))),
-        };
-        // Connected before the first plan can be submitted, so this waits for nothing.
-        if completions.is_none() {
-            completions = connection.recv().ok();
-        }
-        if let Some(completions) = &completions {
-            completions.send(StepDone { plan, result });
-        }
-    }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
 }
 
 #[cfg(test)]

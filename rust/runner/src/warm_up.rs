@@ -1,8 +1,9 @@
 //! The warm-up: the largest steps that were promised, before anybody waits for one. What cannot be had fails here.
 //!
 //! All layers share one workspace, so a step goes through one of them, and the head and sampling; that uses all the memory
-//! of the whole step in a fraction of its time. Two steps are the largest, each in its way: the one with the most rows, and
-//! one row alone at the end of the longest context, whose attention is spread over the threads.
+//! of the whole step in a fraction of its time. Three steps are the largest, each in its way: the one with the most rows,
+//! one row alone at the end of the longest context, whose attention is spread over the threads, and one that tells
+//! something of all its rows, of which only as many go through the head as do at a time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,15 @@ pub(crate) struct WarmUp {
     pub host_tier: Option<HostTierInfo>,
 }
 
+/// What a step tells.
+#[derive(Clone, Copy, PartialEq)]
+enum Wanted {
+    Nothing,
+    NextToken,
+    /// Of every position of the prompt.
+    Prompt,
+}
+
 impl<B: Backend> Runner<B> {
     /// Runs the largest steps, and weighs the host tier's copies against computing again.
     pub(crate) fn warm_up(
@@ -45,8 +55,9 @@ impl<B: Backend> Runner<B> {
             let first = if widest.is_empty() { 0 } else { spec.positions - num_tokens };
             widest.push((first, num_tokens));
         }
-        self.run_through(1, &widest, true)?;
-        self.run_through(1, &[(spec.positions - 1, 1)], true)?;
+        self.run_through(1, &widest, Wanted::NextToken)?;
+        self.run_through(1, &[(spec.positions - 1, 1)], Wanted::NextToken)?;
+        self.run_through(1, &[(0, spec.tokens.min(spec.positions))], Wanted::Prompt)?;
         let weighed = (cache.host_blocks > 0).then(|| self.weigh_host_tier(cache)).transpose()?;
         let host_tier = weighed.map(|costs| costs.judged(has_prefix_cache));
         Ok(WarmUp { seconds: start.elapsed().as_secs_f64(), host_tier })
@@ -58,13 +69,14 @@ impl<B: Backend> Runner<B> {
         &mut self,
         num_layers: usize,
         sequences: &[(usize, usize)],
-        samples: bool,
+        wanted: Wanted,
     ) -> Result<(), DeviceError> {
         let spec = *self.spec();
         let mut plan = StepPlan::default();
         let sampling = Sampling { top_p: 0.9, ..Sampling::default() };
-        let reports = Reports { logprobs: Some(0), ..Reports::default() };
-        let request = Arc::new(Request { reports, ..Request::new([0], 1, sampling) });
+        let reports = Reports { logprobs: Some(0), prompt_logprobs: Some(0), ..Reports::default() };
+        let prompt = vec![0; spec.positions];
+        let request = Arc::new(Request { reports, ..Request::new(prompt, 1, sampling) });
         for (slot, (start, num_tokens)) in sequences.iter().enumerate() {
             let (first_token, first_block) = (plan.tokens.len(), plan.blocks.len());
             plan.tokens.resize(first_token + num_tokens, 0);
@@ -78,8 +90,8 @@ impl<B: Backend> Runner<B> {
                 follows_sample: false,
                 blocks: first_block as u32..plan.blocks.len() as u32,
                 num_drafts: 0,
-                reported: 0..0,
-                sample: samples.then_some(Sample { index: 0 }),
+                reported: if wanted == Wanted::Prompt { 0..*num_tokens as u32 } else { 0..0 },
+                sample: (wanted == Wanted::NextToken).then_some(Sample { index: 0 }),
             });
             plan.seats.push(Seat { slot: slot as u32, request: Arc::clone(&request), generated: 0..0 });
         }
@@ -96,8 +108,8 @@ impl<B: Backend> Runner<B> {
         let chunk = self.spec().tokens.min(self.spec().positions);
         // A chunk in the middle of a prompt samples nothing, and its last layer ends with its keys and values: so does the
         // only layer of the one, and the other has a whole layer more.
-        let last_layer = quickest(|| seconds(|| self.run_through(1, &[(0, chunk)], false)))?;
-        let two_layers = quickest(|| seconds(|| self.run_through(2, &[(0, chunk)], false)))?;
+        let last_layer = quickest(|| seconds(|| self.run_through(1, &[(0, chunk)], Wanted::Nothing)))?;
+        let two_layers = quickest(|| seconds(|| self.run_through(2, &[(0, chunk)], Wanted::Nothing)))?;
         let share = cache.block_size as f64 / chunk as f64;
         Ok(Costs { save, load, recompute: share * all_layers(cache.layers, last_layer, two_layers) })
     }

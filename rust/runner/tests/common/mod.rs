@@ -3,12 +3,12 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_checkpoint::Checkpoint;
-use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, Request, Sampling};
-use penstock_runner::{LaunchError, ModelInfo, Options};
+use penstock_engine::{Consumer, Engine, Event, FinishReason, Limits, Port, Request, Sampling};
+use penstock_runner::{BareRunner, LaunchError, ModelInfo, Options};
 use serde_json::{Value, json};
 
 pub const VOCABULARY: usize = 320;
@@ -35,6 +35,14 @@ impl TinyModel {
         std::fs::write(directory.join("config.json"), config.to_string()).unwrap();
         std::fs::write(directory.join("model.safetensors"), safetensors()).unwrap();
         Self(directory)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn open(&self, options: &Options) -> Result<(BareRunner, Limits), LaunchError> {
+        BareRunner::open(&Checkpoint::open(&self.0).unwrap(), options)
     }
 
     pub fn launch(&self, options: &Options) -> Result<(Engine, ModelInfo), LaunchError> {

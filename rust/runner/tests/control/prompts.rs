@@ -1,0 +1,110 @@
+//! What is told of prompts.
+
+use penstock_checkpoint::Checkpoint;
+use penstock_engine::{Extent, PromptPosition, Reports, Request};
+use penstock_runner::Options;
+
+use crate::common::{TinyModel, VOCABULARY, request};
+use crate::steps::{Steps, told};
+
+const ALL: Reports = Reports {
+    logprobs: Some(2),
+    prompt_logprobs: Some(2),
+    processed_logprobs: false,
+    logits: Some(Extent::All),
+    hidden_states: Some(Extent::All),
+};
+
+/// Raw logits of every position, by another way.
+fn logits(tokens: &[u32]) -> Vec<Vec<f32>> {
+    let model = TinyModel::write();
+    let checkpoint = Checkpoint::open(model.path()).unwrap();
+    let logits = penstock_runner::logits(&checkpoint, tokens, &Options::default(), 50).unwrap();
+    logits.chunks(VOCABULARY).map(<[f32]>::to_vec).collect()
+}
+
+fn log_softmax(logits: &[f32], id: u32) -> f64 {
+    let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+    f64::from(logits[id as usize]) - sum.ln()
+}
+
+#[test]
+fn prompts_longer_than_a_tile_are_told_of_as_their_logits_say_however_they_are_cut() {
+    let prompt = request(1, 100, 0).prompt;
+    let expected = logits(&prompt);
+    let mut steps = Steps::of_four();
+    let scored = || Request { reports: ALL, ..request(1, 100, 0) };
+    let whole = steps.run_plainly(scored());
+    assert_eq!((whole.positions.len(), whole.tokens.len()), (100, 0));
+    for (index, (position, expected)) in whole.positions.iter().zip(&expected).enumerate() {
+        let details = position.details.as_ref().unwrap();
+        assert_eq!(&details.logits, expected, "position {index}");
+        assert_eq!(details.hidden_state.len(), 64);
+        let Some(next) = prompt.get(index + 1) else {
+            assert!(position.logprob.is_nan() && details.top.is_empty(), "nothing follows");
+            continue;
+        };
+        assert!((f64::from(position.logprob) - log_softmax(expected, *next)).abs() < 1e-5);
+        let best = (0..VOCABULARY).max_by(|a, b| expected[*a].total_cmp(&expected[*b])).unwrap() as u32;
+        assert_eq!((details.top.len(), details.top[0].0), (2, best));
+        assert!((f64::from(details.top[0].1) - log_softmax(expected, best)).abs() < 1e-5);
+    }
+    for chunk in [1, 7, 33] {
+        assert_eq!(told(&steps.run(scored(), chunk, |_| vec![])), told(&whole), "in chunks of {chunk}");
+    }
+}
+
+#[test]
+fn scoring_what_was_generated_gives_the_very_bits_that_generating_did() {
+    let mut steps = Steps::of_four();
+    let generated = steps.run_plainly(Request { reports: ALL, ..request(2, 40, 30) });
+    assert_eq!(generated.positions.len(), 39, "the last position is told of with the first token");
+    let prompt: Vec<u32> = generated.request.prompt.iter().copied().chain(generated.ids()).collect();
+    let scored = steps.run_plainly(Request { reports: ALL, prompt: prompt.into(), ..request(2, 40, 0) });
+    let generated: Vec<PromptPosition> = generated
+        .positions
+        .into_iter()
+        .chain(
+            generated
+                .tokens
+                .into_iter()
+                .map(|token| PromptPosition { logprob: token.logprob, details: token.details }),
+        )
+        .collect();
+    assert_eq!(scored.positions[..generated.len()], generated);
+}
+
+#[test]
+fn nothing_is_told_that_was_not_asked_for() {
+    let mut steps = Steps::of_four();
+    let mut details = |reports| {
+        let sequence = steps.run_plainly(Request { reports, ..request(3, 5, 2) });
+        let lens = |details: &Option<Box<penstock_engine::Details>>| {
+            details
+                .as_ref()
+                .map(|details| (details.top.len(), details.logits.len(), details.hidden_state.len()))
+        };
+        let positions: Vec<_> = sequence.positions.iter().map(|position| lens(&position.details)).collect();
+        let tokens: Vec<_> = sequence.tokens.iter().map(|token| lens(&token.details)).collect();
+        (positions, tokens)
+    };
+    let nothing = Reports::default();
+    let (logits, hidden) = (Some((0, VOCABULARY, 0)), Some((0, 0, 64)));
+    assert_eq!(details(nothing), (vec![], vec![None, None]));
+    assert_eq!(details(Reports { logprobs: Some(0), ..nothing }), (vec![], vec![None, None]));
+    assert_eq!(details(Reports { prompt_logprobs: Some(0), ..nothing }), (vec![None; 4], vec![None, None]));
+    let of_prompt = Reports { logits: Some(Extent::Prompt), ..nothing };
+    assert_eq!(details(of_prompt), (vec![logits; 4], vec![logits, None]));
+    let of_output = Reports { hidden_states: Some(Extent::Generation), ..nothing };
+    assert_eq!(details(of_output), (vec![], vec![hidden, hidden]));
+}
+
+#[test]
+fn a_model_that_is_loaded_for_its_logits_alone_has_them_in_any_chunks() {
+    let prompt = request(4, 90, 1).prompt;
+    let model = TinyModel::write();
+    let checkpoint = Checkpoint::open(model.path()).unwrap();
+    let in_chunks =
+        |chunk| penstock_runner::logits(&checkpoint, &prompt, &Options::default(), chunk).unwrap();
+    assert_eq!(in_chunks(90), in_chunks(8));
+}

@@ -1,0 +1,145 @@
+//! Grammars and processors as tests need them: what they allow depends on all that came before.
+
+use std::sync::Arc;
+
+use penstock_engine::{Extent, Grammar, GrammarState, LogitsProcessor, Reports, Request, Sampling};
+
+use crate::common::{VOCABULARY, request};
+
+/// What goes wrong, and before which token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Trouble {
+    Never,
+    Start,
+    StartPanics,
+    Mask(usize),
+    MaskPanics(usize),
+    /// No id is allowed.
+    Nothing(usize),
+    /// In taking this token.
+    Accept(usize),
+    ForcedPanics(usize),
+}
+
+/// Of three tokens any third of the ids is allowed, the one that the sum so far leads to; the fourth is always forced.
+#[derive(Debug)]
+pub struct Thirds(pub Trouble);
+
+struct Third {
+    trouble: Trouble,
+    count: usize,
+    sum: u32,
+}
+
+impl Third {
+    fn forced_id(&self) -> Option<u32> {
+        (self.count % 4 == 3).then_some(self.sum * 7 % VOCABULARY as u32)
+    }
+
+    fn allows(&self, id: u32) -> bool {
+        self.forced_id().map_or(id % 3 == self.sum % 3, |forced| id == forced)
+    }
+}
+
+impl Grammar for Thirds {
+    fn start(&self) -> Result<Box<dyn GrammarState>, String> {
+        match self.0 {
+            Trouble::Start => Err("it cannot start".into()),
+            Trouble::StartPanics => panic!("it cannot even fail"),
+            trouble => Ok(Box::new(Third { trouble, count: 0, sum: 0 })),
+        }
+    }
+}
+
+impl GrammarState for Third {
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
+        allowed.fill(0);
+        match self.trouble {
+            Trouble::Mask(count) if count == self.count => return Err("it is lost".into()),
+            Trouble::MaskPanics(count) if count == self.count => panic!("it is beside itself"),
+            Trouble::Nothing(count) if count == self.count => return Ok(()),
+            _ => {}
+        }
+        let ids = (0..VOCABULARY as u32).filter(|id| self.allows(*id));
+        ids.for_each(|id| allowed[id as usize / 32] |= 1 << (id % 32));
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        assert!(self.allows(token), "{token} is not allowed after {} tokens", self.count);
+        (self.count, self.sum) = (self.count + 1, self.sum + token);
+        match self.trouble {
+            Trouble::Accept(count) if count + 1 == self.count => Err("it does not want that".into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn forced(&mut self, tokens: &mut Vec<u32>) {
+        tokens.extend(self.forced_id());
+        match self.trouble {
+            Trouble::ForcedPanics(count) if count == self.count => panic!("it is forced"),
+            _ => {}
+        }
+    }
+}
+
+/// Whether `ids` keep to the grammar.
+pub fn keeps_to_thirds(ids: &[u32]) -> bool {
+    let mut third = Third { trouble: Trouble::Never, count: 0, sum: 0 };
+    ids.iter().all(|id| third.allows(*id) && third.accept(*id).is_ok())
+}
+
+/// Makes ids likelier the nearer they are to the sum of all tokens so far; from some token on it fails or panics.
+#[derive(Debug)]
+pub struct Drawn {
+    pub strength: f32,
+    pub fails_at: usize,
+    pub panics_at: usize,
+}
+
+impl LogitsProcessor for Drawn {
+    fn process(&self, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> Result<(), String> {
+        assert!(generated.len() < self.panics_at, "no more");
+        if generated.len() >= self.fails_at {
+            return Err("enough".into());
+        }
+        let sum: u32 = prompt.iter().chain(generated).sum();
+        for (id, logit) in logits.iter_mut().enumerate() {
+            *logit -= self.strength * (id as u32).abs_diff(sum % VOCABULARY as u32) as f32;
+        }
+        Ok(())
+    }
+}
+
+pub fn drawn(strength: f32) -> Arc<dyn LogitsProcessor> {
+    Arc::new(Drawn { strength, fails_at: usize::MAX, panics_at: usize::MAX })
+}
+
+/// With everything that can be asked for at once.
+pub fn with_everything(number: usize, num_prompt: usize, max_tokens: usize) -> Request {
+    let plain = request(number, num_prompt, max_tokens);
+    let sampling = Sampling {
+        temperature: 0.9,
+        top_k: 60,
+        min_p: 0.01,
+        typical_p: 0.95,
+        repetition_penalty: 1.3,
+        presence_penalty: 0.4,
+        frequency_penalty: 0.2,
+        no_repeat_ngram_size: 3,
+        logit_bias: vec![(7, 2.0), (8, -3.0)],
+        allowed_token_ids: Some((0..VOCABULARY as u32).filter(|id| id % 11 != 5).collect()),
+        bad_token_ids: vec![30, 31, 32],
+        bad_words: vec![vec![40], vec![41, 42]],
+        ..plain.sampling.clone()
+    };
+    let reports = Reports {
+        logprobs: Some(3),
+        prompt_logprobs: Some(2),
+        processed_logprobs: number % 2 == 1,
+        logits: Some(Extent::All),
+        hidden_states: Some(Extent::All),
+    };
+    let processors = vec![drawn(0.01), drawn(0.02)];
+    Request { sampling, reports, processors, min_tokens: 2, stop_token_ids: vec![50], ..plain }
+}

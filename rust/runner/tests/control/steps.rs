@@ -1,0 +1,190 @@
+//! Plans made by hand, for a model without an engine: drafts that are right or wrong as a test likes.
+
+use std::sync::Arc;
+
+use penstock_engine::{BlockId, Limits, PromptPosition, Request, Sample, Seat, StepPlan, Token, Work};
+use penstock_runner::{BareRunner, Options};
+
+use crate::common::{LONGEST, TinyModel};
+
+/// One sequence, in the place that it has been given.
+pub struct Sequence {
+    pub request: Arc<Request>,
+    slot: u32,
+    is_seated: bool,
+    num_computed: usize,
+    /// What it was told.
+    pub positions: Vec<PromptPosition>,
+    pub tokens: Vec<Token>,
+    /// The drafts that the grammar gave last.
+    pub forced: Vec<u32>,
+    pub failure: Option<String>,
+}
+
+impl Sequence {
+    pub fn new(request: Request, slot: u32) -> Self {
+        let (positions, tokens, forced) = (vec![], vec![], vec![]);
+        let request = Arc::new(request);
+        Self { request, slot, is_seated: false, num_computed: 0, positions, tokens, forced, failure: None }
+    }
+
+    /// As after it lost its place and got another.
+    pub fn reseat(&mut self, slot: u32) {
+        (self.slot, self.is_seated, self.num_computed) = (slot, false, 0);
+    }
+
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|token| token.id).collect()
+    }
+
+    fn is_done(&self) -> bool {
+        let is_told = self.request.max_tokens > 0 || self.num_computed == self.request.prompt.len();
+        self.failure.is_some() || is_told && self.tokens.len() >= self.request.max_tokens
+    }
+}
+
+/// What a sequence does in a step.
+pub struct Row<'a> {
+    pub sequence: &'a mut Sequence,
+    /// The most tokens that are computed, drafts not counted.
+    pub chunk: usize,
+    pub drafts: Vec<u32>,
+}
+
+pub struct Steps {
+    runner: BareRunner,
+    limits: Limits,
+}
+
+impl Steps {
+    pub fn new(options: &Options) -> Self {
+        let (runner, limits) = TinyModel::write().open(options).unwrap();
+        Self { runner, limits }
+    }
+
+    /// A model with four places, whose logits are there for 32 rows at a time.
+    pub fn of_four() -> Self {
+        Self::new(&Options { threads: Some(2), max_num_seqs: Some(4), ..Options::default() })
+    }
+
+    /// One step, in which each sequence has at most one row.
+    pub fn step(&mut self, rows: &mut [Row<'_>]) {
+        let mut plan = StepPlan::default();
+        for Row { sequence, chunk, drafts } in &mut *rows {
+            self.push(&mut plan, sequence, *chunk, drafts);
+        }
+        self.runner.run(&mut plan).unwrap();
+        let (mut sampled, mut positions) = (plan.sampled.into_iter(), plan.positions.into_iter());
+        for ((Row { sequence, .. }, answer), work) in rows.iter_mut().zip(plan.answers).zip(plan.work) {
+            let (num_tokens, num_positions) = (answer.num_tokens as usize, answer.num_positions as usize);
+            sequence.tokens.extend(sampled.by_ref().take(num_tokens));
+            sequence.positions.extend(positions.by_ref().take(num_positions));
+            sequence.forced = plan.forced[answer.forced.start as usize..answer.forced.end as usize].to_vec();
+            match answer.failure {
+                Some(failure) => {
+                    assert_eq!((num_tokens, num_positions), (0, 0));
+                    sequence.failure.get_or_insert(failure);
+                }
+                None => {
+                    let num_undrafted = (work.num_tokens - work.num_drafts) as usize;
+                    sequence.num_computed += num_undrafted + num_tokens.saturating_sub(1);
+                    assert_eq!(num_positions, work.reported.len());
+                    assert_eq!(num_tokens > 0, work.sample.is_some());
+                }
+            }
+        }
+        assert!(sampled.next().is_none() && positions.next().is_none());
+    }
+
+    fn push(&self, plan: &mut StepPlan, sequence: &mut Sequence, chunk: usize, drafts: &[u32]) {
+        let Sequence { request, slot, .. } = sequence;
+        let slot = *slot;
+        if !std::mem::replace(&mut sequence.is_seated, true) {
+            let start = plan.tokens.len() as u32;
+            plan.tokens.extend(sequence.tokens.iter().map(|token| token.id));
+            let generated = start..plan.tokens.len() as u32;
+            plan.seats.push(Seat { slot, request: Arc::clone(request), generated });
+        }
+        let (start, prompt_len) = (sequence.num_computed, request.prompt.len());
+        let generated = sequence.tokens.iter().map(|token| token.id);
+        let pending = request.prompt.iter().copied().chain(generated).skip(start).collect::<Vec<u32>>();
+        let num_undrafted = pending.len().min(chunk);
+        let chooses = num_undrafted == pending.len() && request.max_tokens > 0;
+        let drafts = if chooses { drafts } else { &[] };
+        let first_token = plan.tokens.len() as u32;
+        plan.tokens.extend(pending[..num_undrafted].iter().chain(drafts));
+        let num_tokens = plan.tokens.len() as u32 - first_token;
+        let first_block = plan.blocks.len() as u32;
+        let last = (start + num_tokens as usize).div_ceil(self.limits.block_size) as u32;
+        let blocks_each = (LONGEST / self.limits.block_size) as u32;
+        plan.blocks.extend((0..last).map(|block| BlockId(slot * blocks_each + block)));
+        let num_told = if !request.reports.has_prompt() {
+            0
+        } else if request.max_tokens == 0 {
+            prompt_len
+        } else {
+            prompt_len - 1
+        };
+        let reported_end = (start + num_undrafted).min(num_told).max(start) as u32;
+        plan.work.push(Work {
+            slot,
+            start: start as u32,
+            prompt_len: prompt_len as u32,
+            num_tokens,
+            tokens: first_token..plan.tokens.len() as u32,
+            follows_sample: false,
+            blocks: first_block..plan.blocks.len() as u32,
+            num_drafts: drafts.len() as u32,
+            reported: start as u32..reported_end,
+            sample: chooses.then_some(Sample { index: sequence.tokens.len() as u32 }),
+        });
+    }
+
+    /// Runs a request by itself, in chunks, to its end; before each step `drafts` are made.
+    pub fn run(
+        &mut self,
+        request: Request,
+        chunk: usize,
+        mut drafts: impl FnMut(&Sequence) -> Vec<u32>,
+    ) -> Sequence {
+        let mut sequence = Sequence::new(request, 0);
+        while !sequence.is_done() {
+            let drafts = drafts(&sequence);
+            self.step(&mut [Row { sequence: &mut sequence, chunk, drafts }]);
+        }
+        sequence.tokens.truncate(sequence.request.max_tokens);
+        sequence
+    }
+
+    /// Without drafts.
+    pub fn run_plainly(&mut self, request: Request) -> Sequence {
+        self.run(request, usize::MAX, |_| vec![])
+    }
+
+    /// One step of a row whose token is the one chosen for the slot in the step before, whatever that was. Returns the
+    /// failure that is told.
+    pub fn step_behind(&mut self, sequence: &Sequence) -> Option<String> {
+        let mut plan = StepPlan::default();
+        let start = sequence.request.prompt.len() as u32;
+        plan.blocks.extend((0..=start / self.limits.block_size as u32).map(BlockId));
+        plan.work.push(Work {
+            slot: sequence.slot,
+            start,
+            prompt_len: start,
+            num_tokens: 1,
+            tokens: 0..0,
+            follows_sample: true,
+            blocks: 0..plan.blocks.len() as u32,
+            num_drafts: 0,
+            reported: 0..0,
+            sample: Some(Sample { index: 1 }),
+        });
+        self.runner.run(&mut plan).unwrap();
+        plan.answers.remove(0).failure
+    }
+}
+
+/// All bits of what was told, in words that can be compared: a NaN equals itself.
+pub fn told(sequence: &Sequence) -> String {
+    format!("{:?} {:?} {:?}", sequence.positions, sequence.tokens, sequence.failure)
+}

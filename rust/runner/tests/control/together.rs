@@ -1,0 +1,92 @@
+//! All of it together: nobody disturbs his neighbours, nor whoever comes after him.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_engine::{Consumer, Engine, Event, Extent, Port, Reports, Request, Sampling, Token};
+use penstock_runner::Options;
+
+use crate::common::{TinyModel, request};
+use crate::rules::{Thirds, Trouble, drawn, with_everything};
+use crate::steps::{Steps, told};
+
+#[test]
+fn a_place_that_was_used_with_everything_on_is_as_good_as_new() {
+    let plain =
+        || Request { reports: Reports { logprobs: Some(2), ..Reports::default() }, ..request(20, 30, 20) };
+    let guided = |number| {
+        let grammar = Some(Arc::new(Thirds(Trouble::Never)) as _);
+        Request { grammar, stop_token_ids: vec![], ..with_everything(number, 30, 3) }
+    };
+    let expected = told(&Steps::of_four().run_plainly(plain()));
+    let mut steps = Steps::of_four();
+    for number in 0..4 {
+        steps.run_plainly(guided(number));
+        assert_eq!(told(&steps.run_plainly(plain())), expected);
+    }
+}
+
+/// Thirty-two requests, no two of which ask for the same.
+fn requests() -> impl Iterator<Item = Request> {
+    (0..32).map(|number: usize| {
+        let every = |nth: usize| number % nth == 0;
+        let plain = request(number, 10 + number * 3, 12 + number % 7);
+        let sampling = Sampling {
+            temperature: [0.0, 0.7, 1.0][number % 3],
+            top_k: if every(4) { 40 } else { 0 },
+            min_p: if every(5) { 0.02 } else { 0.0 },
+            repetition_penalty: if every(2) { 1.2 } else { 1.0 },
+            frequency_penalty: if every(3) { 0.3 } else { 0.0 },
+            no_repeat_ngram_size: if every(6) { 2 } else { 0 },
+            logit_bias: if every(7) { vec![(number as u32, 4.0)] } else { vec![] },
+            ..plain.sampling.clone()
+        };
+        let reports = Reports {
+            logprobs: every(2).then_some(number as u32 % 4),
+            processed_logprobs: every(4),
+            hidden_states: every(8).then_some(Extent::Generation),
+            logits: every(9).then_some(Extent::Generation),
+            ..Reports::default()
+        };
+        let grammar = (number % 5 == 1).then(|| Arc::new(Thirds(Trouble::Never)) as _);
+        let processors = if number % 6 == 1 { vec![drawn(0.02)] } else { vec![] };
+        Request { sampling, reports, grammar, processors, ..plain }
+    })
+}
+
+/// All bits of the tokens of each, in words.
+fn run(engine: &Engine, requests: Vec<Request>) -> Vec<String> {
+    let port = Port::with_condvar();
+    let start = |request| engine.start_request(request, &port).unwrap();
+    let mut consumers: Vec<(Consumer, Vec<Token>)> =
+        requests.into_iter().map(|request| (start(request), vec![])).collect();
+    let mut open = consumers.len();
+    while open > 0 {
+        port.wait(None);
+        port.clear();
+        for (consumer, tokens) in &mut consumers {
+            while let Some(event) = consumer.pop() {
+                match event {
+                    Event::Token(token) => tokens.push(token),
+                    Event::Finished(_) => open -= 1,
+                    _ => {}
+                }
+            }
+        }
+    }
+    consumers.iter().map(|(_, tokens)| format!("{tokens:?}")).collect()
+}
+
+#[test]
+fn requests_that_all_ask_for_something_else_get_together_what_they_get_alone() {
+    let options = Options {
+        threads: Some(2),
+        max_num_seqs: Some(32),
+        max_num_batched_tokens: Some(100),
+        prefix_cache_ttl: Some(Duration::from_secs(300)),
+        ..Options::default()
+    };
+    let (engine, _) = TinyModel::write().launch(&options).unwrap();
+    let alone: Vec<String> = requests().flat_map(|request| run(&engine, vec![request])).collect();
+    assert_eq!(run(&engine, requests().collect()), alone);
+}
