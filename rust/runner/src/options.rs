@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use penstock_engine::OnExhaustion;
+use penstock_engine::limits::MAX_SPECULATIVE_TOKENS;
 
 use crate::{LaunchError, Options};
 
@@ -63,6 +64,10 @@ impl Sizes {
         }
         if options.prefix_cache_ttl == Some(Duration::ZERO) {
             return Err(out_of_range("prefix_cache_ttl", &0, "above 0 seconds, or None for no prefix cache"));
+        }
+        if options.num_speculative_tokens > MAX_SPECULATIVE_TOKENS {
+            let limit = format!("at most {MAX_SPECULATIVE_TOKENS}");
+            return Err(out_of_range("num_speculative_tokens", &options.num_speculative_tokens, limit));
         }
         check_host_cache(options)?;
         let memory_leftover_bytes = options.memory_leftover_bytes.unwrap_or(0);
@@ -154,6 +159,7 @@ mod tests {
             let message = format!("memory_ratio={ratio} is out of range: above 0 and at most 1");
             check(|o| o.memory_ratio = Some(ratio), &message);
         }
+        check(|o| o.num_speculative_tokens = 33, "num_speculative_tokens=33 is out of range: at most 32");
         check(
             |o| o.prefix_cache_ttl = Some(Duration::ZERO),
             "prefix_cache_ttl=0 is out of range: above 0 seconds, or None for no prefix cache",

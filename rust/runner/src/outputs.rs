@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use penstock_engine::executor::{Answer, StepPlan};
-use penstock_engine::request::{Details, Extent, PromptPosition, Token};
+use penstock_engine::request::{Details, Extent, PromptPosition, Request, Token};
 
 use crate::slot::Slot;
 
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
         index: u32,
         /// The row's input is a draft.
         after_draft: bool,
-        /// The draft that this token turns out to be, if the next row is to count.
+        /// The input of the next row, if that is a draft: it counts if this token turns out to be the same.
         draft: Option<u32>,
     },
 }
@@ -66,29 +66,29 @@ impl Outputs {
         let mut first_row = 0;
         for (index, work) in plan.work.iter().enumerate() {
             let slot = &slots[work.slot as usize];
+            let rows = first_row..first_row + work.num_tokens;
+            first_row = rows.end;
+            if slot.failure().is_some() {
+                continue;
+            }
             let mut push = |row: u32, kind| {
-                output_rows.push(first_row + row);
+                output_rows.push(row);
                 self.rows.push(Output { work: index, slot: work.slot as usize, kind });
             };
-            if slot.failure().is_none() {
-                let (prompt, reports) = (&slot.request().prompt, &slot.request().reports);
-                for position in work.reported.clone() {
-                    let next = prompt.get(position as usize + 1).copied();
-                    let given = next.filter(|_| reports.prompt_logprobs.is_some());
-                    push(position - work.start, Kind::Prompt { given });
-                }
+            let Request { prompt, reports, .. } = slot.request();
+            for position in work.reported.clone() {
+                let next = prompt.get(position as usize + 1).copied();
+                let given = next.filter(|_| reports.prompt_logprobs.is_some());
+                push(rows.start + position - work.start, Kind::Prompt { given });
             }
-            if let Some(sample) = work.sample.filter(|_| slot.failure().is_none()) {
-                let drafts =
-                    &plan.tokens[(work.tokens.end - work.num_drafts) as usize..work.tokens.end as usize];
-                for num_before in 0..=work.num_drafts {
-                    let index = sample.index + num_before;
-                    let draft = drafts.get(num_before as usize).copied();
-                    let kind = Kind::Next { index, after_draft: num_before > 0, draft };
-                    push(work.num_tokens - 1 - work.num_drafts + num_before, kind);
-                }
+            let Some(sample) = work.sample else { continue };
+            let drafts = &plan.tokens[(work.tokens.end - work.num_drafts) as usize..work.tokens.end as usize];
+            for num_before in 0..=work.num_drafts {
+                let index = sample.index + num_before;
+                let draft = drafts.get(num_before as usize).copied();
+                let kind = Kind::Next { index, after_draft: num_before > 0, draft };
+                push(rows.end - 1 - work.num_drafts + num_before, kind);
             }
-            first_row += work.num_tokens;
         }
         self.told.clear();
         self.told.resize_with(self.rows.len(), || None);

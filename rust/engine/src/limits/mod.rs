@@ -8,7 +8,7 @@ use crate::request::Request;
 pub use check::InvalidRequest;
 
 /// Guesses further ahead hardly ever come true.
-const MAX_SPECULATIVE_TOKENS: usize = 32;
+pub const MAX_SPECULATIVE_TOKENS: usize = 32;
 
 /// What happens to the newest of the least urgent sequences when the others need its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

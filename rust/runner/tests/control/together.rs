@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_engine::{Consumer, Engine, Event, Extent, Port, Reports, Request, Sampling, Token};
+use penstock_engine::{
+    Consumer, Engine, Event, Extent, FinishReason, Port, PromptPosition, Reports, Request, Sampling, Token,
+};
 use penstock_runner::Options;
 
 use crate::common::{TinyModel, request};
@@ -29,7 +31,7 @@ fn a_place_that_was_used_with_everything_on_is_as_good_as_new() {
 /// Thirty-two requests, no two of which ask for the same.
 fn requests() -> impl Iterator<Item = Request> {
     (0..32).map(|number: usize| {
-        let every = |nth: usize| number % nth == 0;
+        let every = |nth: usize| number.is_multiple_of(nth);
         let plain = request(number, 10 + number * 3, 12 + number % 7);
         let sampling = Sampling {
             temperature: [0.0, 0.7, 1.0][number % 3],
@@ -46,7 +48,7 @@ fn requests() -> impl Iterator<Item = Request> {
             processed_logprobs: every(4),
             hidden_states: every(8).then_some(Extent::Generation),
             logits: every(9).then_some(Extent::Generation),
-            ..Reports::default()
+            prompt_logprobs: every(3).then_some(number as u32 % 3),
         };
         let grammar = (number % 5 == 1).then(|| Arc::new(Thirds(Trouble::Never)) as _);
         let processors = if number % 6 == 1 { vec![drawn(0.02)] } else { vec![] };
@@ -54,39 +56,57 @@ fn requests() -> impl Iterator<Item = Request> {
     })
 }
 
-/// All bits of the tokens of each, in words.
+/// All bits of what each was told, in words.
 fn run(engine: &Engine, requests: Vec<Request>) -> Vec<String> {
     let port = Port::with_condvar();
     let start = |request| engine.start_request(request, &port).unwrap();
-    let mut consumers: Vec<(Consumer, Vec<Token>)> =
-        requests.into_iter().map(|request| (start(request), vec![])).collect();
+    let mut consumers: Vec<(Consumer, Vec<PromptPosition>, Vec<Token>)> =
+        requests.into_iter().map(|request| (start(request), vec![], vec![])).collect();
     let mut open = consumers.len();
     while open > 0 {
         port.wait(None);
         port.clear();
-        for (consumer, tokens) in &mut consumers {
+        for (consumer, positions, tokens) in &mut consumers {
             while let Some(event) = consumer.pop() {
                 match event {
+                    Event::Admitted => {}
+                    Event::Prompt(next) => positions.extend(next),
                     Event::Token(token) => tokens.push(token),
-                    Event::Finished(_) => open -= 1,
-                    _ => {}
+                    Event::Finished(finish) => {
+                        assert_eq!(finish.reason, FinishReason::Length);
+                        open -= 1;
+                    }
+                    Event::Refused(refusal) => panic!("{refusal:?}"),
                 }
             }
         }
     }
-    consumers.iter().map(|(_, tokens)| format!("{tokens:?}")).collect()
+    consumers.iter().map(|(_, positions, tokens)| format!("{positions:?} {tokens:?}")).collect()
 }
 
-#[test]
-fn requests_that_all_ask_for_something_else_get_together_what_they_get_alone() {
+fn engine(num_speculative_tokens: usize) -> Engine {
     let options = Options {
         threads: Some(2),
         max_num_seqs: Some(32),
         max_num_batched_tokens: Some(100),
         prefix_cache_ttl: Some(Duration::from_secs(300)),
+        num_speculative_tokens,
         ..Options::default()
     };
-    let (engine, _) = TinyModel::write().launch(&options).unwrap();
-    let alone: Vec<String> = requests().flat_map(|request| run(&engine, vec![request])).collect();
-    assert_eq!(run(&engine, requests().collect()), alone);
+    TinyModel::write().launch(&options).unwrap().0
+}
+
+#[test]
+fn requests_that_all_ask_for_something_else_get_together_what_they_get_alone_with_guesses_and_without() {
+    let plain = engine(0);
+    let alone: Vec<String> = requests().flat_map(|request| run(&plain, vec![request])).collect();
+    assert_eq!(run(&plain, requests().collect()), alone);
+    let guessing = engine(8);
+    assert_eq!(run(&guessing, requests().collect()), alone);
+    for (request, alone) in requests().zip(&alone) {
+        assert_eq!(&run(&guessing, vec![request])[0], alone);
+    }
+    let (plain, guessing) = (plain.stats(), guessing.stats());
+    assert!(guessing.drafted_tokens > plain.drafted_tokens, "nothing was guessed but what grammars force");
+    assert!(plain.accepted_tokens > 0 && guessing.accepted_tokens > plain.accepted_tokens, "{guessing:?}");
 }
