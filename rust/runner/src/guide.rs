@@ -140,3 +140,62 @@ impl Drop for MaskThreads {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Allows the ids whose bits are those of a number, another one each time.
+    #[derive(Debug)]
+    struct Numbered(u32);
+
+    impl Grammar for Numbered {
+        fn start(&self) -> Result<Box<dyn GrammarState>, String> {
+            Ok(Box::new(Numbered(self.0)))
+        }
+    }
+
+    impl GrammarState for Numbered {
+        fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
+            self.0 += 1;
+            allowed.fill(self.0);
+            if self.0.is_multiple_of(7) { Err("seven".into()) } else { Ok(()) }
+        }
+
+        fn accept(&mut self, _: u32) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn forced(&mut self, _: &mut Vec<u32>) {}
+    }
+
+    fn guide(number: u32) -> Box<Guide> {
+        Guide::new(&Numbered(number), &[], 40).expect("it starts")
+    }
+
+    #[test]
+    fn every_guide_comes_back_to_its_slot_with_its_own_mask_or_failure() {
+        const SLOTS: usize = 30;
+        let mut masks = MaskThreads::spawn(SLOTS, 3 * THREADS_PER_MASK_THREAD).expect("threads");
+        let mut guides: Vec<_> = (0..SLOTS as u32).map(|slot| Some(guide(100 * slot))).collect();
+        for turn in 1..=20 {
+            for (slot, guide) in guides.iter_mut().enumerate() {
+                masks.start(slot, guide.take().expect("it came back"));
+            }
+            masks.collect(|slot, guide| assert!(guides[slot].replace(guide).is_none()));
+            for (slot, guide) in guides.iter().enumerate() {
+                let (guide, number) = (guide.as_ref().expect("it came back"), 100 * slot as u32 + turn);
+                assert_eq!(guide.mask(), [number; 2]);
+                assert_eq!(guide.outcome().is_err(), number.is_multiple_of(7), "{number}");
+            }
+        }
+        masks.collect(|_, _| panic!("none is out"));
+    }
+
+    #[test]
+    fn threads_end_with_guides_still_out() {
+        let mut masks = MaskThreads::spawn(5, 1).expect("a thread");
+        (0..5).for_each(|slot| masks.start(slot, guide(0)));
+        drop(masks);
+    }
+}
