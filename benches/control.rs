@@ -1,0 +1,207 @@
+//! What it costs to ask for more than the next token: steps of a whole model, each against its plain twin, in turns.
+//!
+//!     cargo bench -p penstock-runner --bench control -- [--rounds N] [--threads N] [PATH]
+//!
+//! PATH is a checkpoint; without one, that of the `model` benchmark. Steps are made by hand and run without an engine. A line
+//! says the median time of a step and, since other load comes and goes, the median of its ratios to its twin in the same turn.
+
+#[path = "half_billion.rs"]
+mod half_billion;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use penstock_checkpoint::Checkpoint;
+use penstock_engine::{
+    BlockId, Grammar, GrammarState, Limits, Reports, Request, Sample, Sampling, Seat, StepPlan, Work,
+};
+use penstock_runner::{BareRunner, Options};
+
+const PROMPT: usize = 256;
+const SCORED: usize = 512;
+const MOST_ROWS: usize = 16;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let (path, rounds, threads) = arguments();
+    let checkpoint = Checkpoint::open(&path.map_or_else(half_billion::write, Ok)?)?;
+    let options = Options {
+        threads: Some(threads),
+        max_model_len: Some(SCORED),
+        max_num_seqs: Some(MOST_ROWS),
+        ..Options::default()
+    };
+    let (runner, limits) = BareRunner::open(&checkpoint, &options)?;
+    let mut model = Model { runner, limits };
+
+    println!("{:<36}{:>12}{:>18}", "", "ms a step", "of the plain one");
+    let scored = Reports { prompt_logprobs: Some(0), ..Reports::default() };
+    model.turns(
+        rounds,
+        &[
+            ("prefill, 512 tokens", Row::prompt(&request(SCORED, Reports::default(), false), SCORED), 1),
+            ("scoring, 512 tokens", Row::prompt(&request(SCORED, scored, false), SCORED), 1),
+        ],
+    );
+    for rows in [1, 8] {
+        let plain = request(PROMPT, Reports::default(), false);
+        let names = ["no drafts", "1 draft", "2 drafts", "4 drafts", "8 drafts"];
+        let lines: Vec<_> = [0, 1, 2, 4, 8]
+            .into_iter()
+            .zip(names)
+            .map(|(drafts, name)| (name, Row::next(&plain, drafts), rows))
+            .collect();
+        println!("decode, batch {rows}");
+        model.turns(rounds, &lines);
+    }
+    println!("decode, batch {MOST_ROWS}");
+    let row = |is_guided| Row::next(&request(PROMPT, Reports::default(), is_guided), 0);
+    model.turns(rounds, &[("plain", row(false), MOST_ROWS), ("guided", row(true), MOST_ROWS)]);
+    let seconds = quickest(rounds.max(20), || {
+        let mut state = Sieve(1);
+        let mut mask = vec![0; model.limits.vocabulary_size.div_ceil(32)];
+        let started = Instant::now();
+        state.mask(&mut mask).expect("it never fails");
+        started.elapsed().as_secs_f64()
+    });
+    println!("a mask by itself takes {:.0} us", 1e6 * seconds);
+    Ok(())
+}
+
+fn arguments() -> (Option<PathBuf>, usize, usize) {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut read = (None, 15, threads);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut number = || arguments.next().and_then(|text| text.parse().ok()).expect("a number");
+        match argument.as_str() {
+            "--bench" => {}
+            "--rounds" => read.1 = number(),
+            "--threads" => read.2 = number(),
+            _ => read.0 = Some(argument.into()),
+        }
+    }
+    read
+}
+
+fn request(num_prompt: usize, reports: Reports, is_guided: bool) -> Arc<Request> {
+    let prompt: Vec<u32> = (0..num_prompt as u32).map(|index| index * 7919 % 30_000).collect();
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    let grammar = is_guided.then(|| Arc::new(Sieves) as Arc<dyn Grammar>);
+    Arc::new(Request { reports, grammar, ..Request::new(prompt, 1 << 20, sampling) })
+}
+
+/// A grammar that allows about half of the ids, others after each token, and looks at each of them for it.
+#[derive(Debug)]
+struct Sieves;
+
+struct Sieve(u32);
+
+impl Grammar for Sieves {
+    fn start(&self) -> Result<Box<dyn GrammarState>, String> {
+        Ok(Box::new(Sieve(1)))
+    }
+}
+
+impl GrammarState for Sieve {
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
+        for (index, word) in allowed.iter_mut().enumerate() {
+            let bit = |bit: u32| ((index as u32 * 32 + bit) ^ self.0).wrapping_mul(0x9E37_79B9) >> 31 << bit;
+            *word = (0..32).map(bit).fold(0, |word, bit| word | bit);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        self.0 = self.0.wrapping_mul(31).wrapping_add(token);
+        Ok(())
+    }
+
+    fn forced(&mut self, _: &mut Vec<u32>) {}
+}
+
+/// What each sequence of a step does.
+struct Row {
+    request: Arc<Request>,
+    start: usize,
+    num_drafts: usize,
+    num_tokens: usize,
+}
+
+impl Row {
+    /// The prompt, from its beginning.
+    fn prompt(request: &Arc<Request>, num_tokens: usize) -> Self {
+        Self { request: Arc::clone(request), start: 0, num_drafts: 0, num_tokens }
+    }
+
+    /// The token behind the prompt and its successor, after so many drafts, which are wrong.
+    fn next(request: &Arc<Request>, num_drafts: usize) -> Self {
+        let start = request.prompt.len();
+        Self { request: Arc::clone(request), start, num_drafts, num_tokens: 1 + num_drafts }
+    }
+}
+
+struct Model {
+    runner: BareRunner,
+    limits: Limits,
+}
+
+impl Model {
+    /// Runs steps of so many equal rows in turns; the first one is the plain one. Nobody has computed what the rows read of
+    /// positions before their own, which costs the same.
+    fn turns(&mut self, rounds: usize, steps: &[(&str, Row, usize)]) {
+        let mut times = vec![Vec::with_capacity(rounds); steps.len()];
+        for _ in 0..rounds {
+            for ((_, row, count), times) in steps.iter().zip(&mut times) {
+                times.push(self.seconds(row, *count));
+            }
+        }
+        let plain = times[0].clone();
+        for ((name, ..), times) in steps.iter().zip(times) {
+            let ratio = median(times.iter().zip(&plain).map(|(time, plain)| time / plain).collect());
+            println!("{:<36}{:>12.2}{ratio:>17.2}x", format!("  {name}"), 1e3 * median(times));
+        }
+    }
+
+    fn seconds(&mut self, row: &Row, count: usize) -> f64 {
+        let blocks_each = SCORED.div_ceil(self.limits.block_size);
+        let mut plan = StepPlan::default();
+        for slot in 0..count as u32 {
+            let first_token = plan.tokens.len() as u32;
+            let prompt = row.request.prompt.iter().copied();
+            plan.tokens.extend(prompt.chain(std::iter::repeat(1)).skip(row.start).take(row.num_tokens));
+            let end = row.start + row.num_tokens;
+            let first_block = slot as usize * blocks_each;
+            let blocks = first_block..first_block + end.div_ceil(self.limits.block_size);
+            let table_start = plan.blocks.len() as u32;
+            plan.blocks.extend(blocks.map(|block| BlockId(block as u32)));
+            plan.seats.push(Seat { slot, request: Arc::clone(&row.request), generated: 0..0 });
+            let reported = if row.request.reports.has_prompt() { end as u32 - 1 } else { 0 };
+            plan.work.push(Work {
+                slot,
+                start: row.start as u32,
+                prompt_len: row.request.prompt.len() as u32,
+                num_tokens: row.num_tokens as u32,
+                tokens: first_token..plan.tokens.len() as u32,
+                follows_sample: false,
+                blocks: table_start..plan.blocks.len() as u32,
+                num_drafts: row.num_drafts as u32,
+                reported: 0..reported,
+                sample: Some(Sample { index: 0 }),
+            });
+        }
+        let started = Instant::now();
+        self.runner.run(&mut plan).expect("a good plan");
+        started.elapsed().as_secs_f64()
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn quickest(times: usize, run: impl FnMut() -> f64) -> f64 {
+    std::iter::repeat_with(run).take(times).fold(f64::INFINITY, f64::min)
+}
