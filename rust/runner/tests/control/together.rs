@@ -106,7 +106,17 @@ fn requests_that_all_ask_for_something_else_get_together_what_they_get_alone_wit
     for (request, alone) in requests().zip(&alone) {
         assert_eq!(&run(&guessing, vec![request])[0], alone);
     }
-    let (plain, guessing) = (plain.stats(), guessing.stats());
-    assert!(guessing.drafted_tokens > plain.drafted_tokens, "nothing was guessed but what grammars force");
-    assert!(plain.accepted_tokens > 0 && guessing.accepted_tokens > plain.accepted_tokens, "{guessing:?}");
+}
+
+#[test]
+fn what_repeats_itself_is_guessed_and_told_as_if_it_were_not() {
+    let repetitive = || {
+        let sampling = Sampling { allowed_token_ids: Some(vec![5]), ..Sampling::default() };
+        let reports = Reports { logprobs: Some(2), ..Reports::default() };
+        Request { sampling, reports, ..request(40, 10, 60) }
+    };
+    let (plain, guessing) = (engine(0), engine(8));
+    assert_eq!(run(&guessing, vec![repetitive()]), run(&plain, vec![repetitive()]));
+    assert_eq!(plain.stats().accepted_tokens, 0);
+    assert!(guessing.stats().accepted_tokens > 30, "{:?}", guessing.stats());
 }
