@@ -1,5 +1,5 @@
-# ruff: noqa: ARG001, ARG002 - a processor gets both, whatever it makes of them
-"""Processors of the user's own: what they get, what they may do, and that their failures are one request's."""
+# ruff: noqa: ARG001 - a processor gets both, whatever it makes of them
+"""Processors of the user: what they get, what they may do, and that their failures are one request's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
-from api_support import PROMPT, SHORT, assert_at_rest, bits_of, make_engine
+from api_support import PROMPT, SHORT, assert_at_rest, bits_of, make_engine, start_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -124,6 +124,23 @@ def test_a_processor_is_let_go_of_after_its_request(engine: penstock.Engine) -> 
     engine.blocking.generate(PROMPT, SHORT)
     gc.collect()
     assert reference() is None
+
+
+def test_the_interpreter_exits_in_the_middle_of_a_call(tiny_model: Path) -> None:
+    code = f"""
+import penstock, sys
+entered = __import__("threading").Event()
+def slow(token_ids, logits):
+    entered.set()
+    __import__("time").sleep(0.01)
+engine = penstock.Engine({str(tiny_model)!r}, threads=1)
+engine.blocking.start()
+request = engine.blocking.start_request([1], max_tokens=400, ignore_eos=True, logits_processors=[slow])
+entered.wait()
+"""
+    with start_python(code) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors.decode()
 
 
 @pytest.mark.oracle

@@ -1,15 +1,19 @@
 //! `logits_processors`: the user's own functions between the model and the choice of a token.
 //!
 //! They are the one thing that a thread of the engine attaches to the interpreter for: the device thread, for the
-//! length of a call, with no lock held. Where the interpreter is going away it does not wait for it. References to
-//! callables may be dropped on any thread; PyO3 gives them back when next somebody is attached.
+//! length of a call, with no lock held. References to callables may be dropped on any thread; PyO3 gives them back when
+//! next somebody is attached.
+//!
+//! The interpreter ends threads that come back to it while it goes away, which would end the process badly. So its exit
+//! closes a gate first and waits for the call that is inside; later calls fail.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use penstock_engine::request::LogitsProcessor;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 
 use crate::errors::Error;
 use crate::fields::Field;
@@ -17,6 +21,61 @@ use crate::tensor::{Tensor, read_vector};
 
 /// Most processors of a request.
 const MAX_PROCESSORS: usize = 16;
+const GOING_AWAY: &str = "the interpreter is going away";
+
+static GATE: Mutex<Gate> = Mutex::new(Gate { is_closed: false, inside: 0 });
+static LEFT: Condvar = Condvar::new();
+
+/// What calls go through.
+struct Gate {
+    is_closed: bool,
+    inside: usize,
+}
+
+impl Gate {
+    fn lock() -> MutexGuard<'static, Self> {
+        GATE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on the exit of the interpreter closes the gate.
+    fn watch_exit(py: Python<'_>) -> PyResult<()> {
+        static WATCHED: PyOnceLock<()> = PyOnceLock::new();
+        WATCHED.get_or_try_init(py, || {
+            let close = |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
+                arguments.py().detach(Self::close);
+            };
+            let close = PyCFunction::new_closure(py, None, None, close)?;
+            py.import("atexit")?.call_method1("register", (close,)).map(drop)
+        })?;
+        Ok(())
+    }
+
+    fn close() {
+        let mut gate = Self::lock();
+        gate.is_closed = true;
+        while gate.inside > 0 {
+            gate = LEFT.wait(gate).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A call that the gate has let in.
+struct Inside;
+
+impl Inside {
+    fn enter() -> Option<Self> {
+        let mut gate = Gate::lock();
+        gate.inside += usize::from(!gate.is_closed);
+        (!gate.is_closed).then_some(Self)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        Gate::lock().inside -= 1;
+        LEFT.notify_all();
+    }
+}
 
 /// Callables, called one after the other.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +91,7 @@ impl Processors {
                 Err(field.refuse(item, expected))
             }
         };
+        Gate::watch_exit(value.py())?;
         field.items(value, MAX_PROCESSORS, "processors", expected, callable).map(Self)
     }
 
@@ -47,6 +107,7 @@ struct Processor(Arc<Py<PyAny>>);
 
 impl LogitsProcessor for Processor {
     fn process(&self, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> Result<(), String> {
+        let Some(_inside) = Inside::enter() else { return Err(GOING_AWAY.to_owned()) };
         let called = Python::try_attach(|py| {
             self.call(py, prompt, generated, logits).map_err(|error| {
                 let trace = error.traceback(py).and_then(|trace| trace.format().ok()).unwrap_or_default();
@@ -54,7 +115,7 @@ impl LogitsProcessor for Processor {
                 error.to_string()
             })
         });
-        called.unwrap_or_else(|| Err("the interpreter is going away".to_owned()))
+        called.unwrap_or_else(|| Err(GOING_AWAY.to_owned()))
     }
 }
 
