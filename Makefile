@@ -47,8 +47,10 @@ wheel: $(BASE)  ## A release wheel in dist/
 bench:  ## Kernels and a random 0.5B model against the limits of this machine (BENCH="--rounds 5")
 	cargo bench -p penstock-device --bench bfc
 	cargo bench -p penstock-device --bench sampling -- --quick
+	cargo bench -p penstock-guidance --bench guidance
 	cargo bench -p penstock-kernels --bench kernels -- --quick
 	cargo bench -p penstock-runner --bench model -- $(BENCH)
+	cargo bench -p penstock-runner --bench control
 
 format: $(DEV)  ## Format all sources
 	cargo fmt --all
