@@ -65,8 +65,11 @@ struct Inside;
 impl Inside {
     fn enter() -> Option<Self> {
         let mut gate = Gate::lock();
-        gate.inside += usize::from(!gate.is_closed);
-        (!gate.is_closed).then_some(Self)
+        if gate.is_closed {
+            return None;
+        }
+        gate.inside += 1;
+        Some(Self)
     }
 }
 
