@@ -126,3 +126,30 @@ async def test_a_cancelled_request_has_the_rows_of_its_tokens(engine: penstock.E
     for choice in (await request.result()).choices:
         assert choice.finish_reason in {"cancelled", "length"}
         assert len(rows(choice.hidden_states)) == LENGTH - 1 + len(choice.token_ids)
+
+
+async def test_what_is_told_is_what_the_model_computes(tiny_model: Path) -> None:
+    async with make_engine(tiny_model, dtype="float32") as engine:
+        result = await engine.generate(
+            PROMPT,
+            PARAMS.replace(temperature=1.0, n=2, logprobs=True, top_logprobs=3, prompt_logprobs=2),
+            output_logits="all",
+            output_hidden_states="all",
+        )
+    for choice in result.choices:
+        token_ids = [*PROMPT, *choice.token_ids]
+        computed = _core.testing_logits(tiny_model, token_ids[:-1])
+        logits = np.frombuffer(computed, np.float32).reshape(len(token_ids) - 1, -1)
+        assert rows(choice.logits).tobytes() == computed
+        assert len(rows(choice.hidden_states)) == len(logits)
+        wide = logits.astype(np.float64)
+        logprobs = wide - np.logaddexp.reduce(wide, axis=1, keepdims=True)
+        told = [*(result.prompt_logprobs or ())[1:], *(choice.logprobs or ())]
+        chosen = logprobs[range(len(logits)), token_ids[1:]]
+        np.testing.assert_allclose(np.array(told, np.float64), chosen, rtol=0, atol=1e-5)
+        tops = [*(result.prompt_top_logprobs or ())[1:], *(choice.top_logprobs or ())]
+        for row, top in zip(logits, tops, strict=True):
+            assert top is not None
+            likeliest = np.argsort(-row, kind="stable")[: len(top)]
+            assert [token for token, _logprob in top] == likeliest.tolist()
+        assert [len(top or ()) for top in tops] == [2] * (LENGTH - 1) + [3] * len(choice.token_ids)
