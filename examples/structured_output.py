@@ -34,10 +34,13 @@ async def main(model: str) -> None:
             response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
         )
         print(json.loads(person.text))
-        date = await engine.generate("The first moon landing was on", regex=" [0-9]{4}-[0-9]{2}-[0-9]{2}")
+        date = await engine.generate(
+            "The first moon landing was on", temperature=0, regex=" [0-9]{4}-[0-9]{2}-[0-9]{2}"
+        )
         print(date.text)
         mood = await engine.generate(
             [{"role": "user", "content": "Is this review good or bad? 'I loved every minute of it.'"}],
+            temperature=0,
             choice=["good", "bad"],
         )
         print(mood.text)
