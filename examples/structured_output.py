@@ -38,12 +38,12 @@ async def main(model: str) -> None:
             "The first moon landing was on", temperature=0, regex=" [0-9]{4}-[0-9]{2}-[0-9]{2}"
         )
         print(date.text)
-        mood = await engine.generate(
-            [{"role": "user", "content": "Is this review good or bad? 'I loved every minute of it.'"}],
+        city = await engine.generate(
+            [{"role": "user", "content": "What is the capital of France?"}],
             temperature=0,
-            choice=["good", "bad"],
+            choice=["Rome", "Paris", "Oslo"],
         )
-        print(mood.text)
+        print(city.text)
 
 
 if __name__ == "__main__":
