@@ -34,13 +34,16 @@ async def main(model: str) -> None:
             response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
         )
         print(json.loads(person.text))
-        date = await engine.generate("The first moon landing was on", regex=" [0-9]{4}-[0-9]{2}-[0-9]{2}")
-        print(date.text)
-        mood = await engine.generate(
-            [{"role": "user", "content": "Is this review good or bad? 'I loved every minute of it.'"}],
-            choice=["good", "bad"],
+        date = await engine.generate(
+            "The first moon landing was on", temperature=0, regex=" [0-9]{4}-[0-9]{2}-[0-9]{2}"
         )
-        print(mood.text)
+        print(date.text)
+        city = await engine.generate(
+            [{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+            choice=["Rome", "Paris", "Oslo"],
+        )
+        print(city.text)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,12 @@ async def main(model: str) -> None:
     # Where the chat template says how the model writes its calls, `tool_parser` need not be given.
     async with penstock.Engine(model, tool_parser="hermes") as engine:
         asked = await engine.generate(
-            messages, max_tokens=120, temperature=0, tools=TOOLS, tool_choice="required"
+            messages,
+            max_tokens=120,
+            temperature=0,
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=False,
         )
         messages.append({"role": "assistant", "content": asked.content, "tool_calls": asked.tool_calls})
         for call in asked.tool_calls:

@@ -8,7 +8,7 @@
     └── RequestError
         ├── InvalidRequest (ValueError)  a field of the request
         ├── Overloaded                   too many requests wait; the same request may work later
-        └── GenerationError              the step that the request was part of failed
+        └── GenerationError              the request failed while it ran
 
 Cancelling a request is not an error: it is a finish reason. Wrong Python (an unknown keyword, two tasks
 reading one request) is a `TypeError` or a `RuntimeError`, as everywhere.
@@ -77,4 +77,8 @@ class Overloaded(RequestError):  # noqa: N818 - reads as the fact it reports
 
 
 class GenerationError(RequestError):
-    """The step that the request was part of failed; the text says how."""
+    """The request failed while it ran; the text says how.
+
+    Its step failed, its logits processor raised, the form of its answer could not be followed, or what it
+    bans left no token to choose from.
+    """
