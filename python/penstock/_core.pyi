@@ -214,7 +214,7 @@ class SamplingParams:
       "json_schema", "json_schema": {"schema": {...}}}`; the schema may also lie in `json_schema` itself.
     - `regex`: what the text matches as a whole, in the syntax of Rust's `regex`.
     - `choice`: up to 1024 strings of which the text is one.
-    - `grammar`: a context-free grammar, in Lark's notation or GBNF.
+    - `grammar`: a context-free grammar in Lark's notation; GBNF is recognised and refused.
     - `tools`: as OpenAI's, up to 128 functions that the model may ask to have called; for chats.
     - `tool_choice`: `"none"`, `"auto"` (the default), `"required"`, or `{"type": "function", "function":
       {"name": ...}}`.

@@ -103,7 +103,7 @@ class SamplingOptions(TypedDict, total=False):
     response_format: dict[str, Any] | None
     regex: Annotated[str | None, "The answer is what this regular expression matches as a whole."]
     choice: Annotated[Sequence[str] | None, "The answer is this text; may be given several times."]
-    grammar: Annotated[str | None, "The answer is a text of this Lark or GBNF grammar."]
+    grammar: Annotated[str | None, "The answer is a text of this grammar, in Lark."]
     tools: Sequence[dict[str, Any]] | None
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool | None
