@@ -44,7 +44,7 @@ class Script(NamedTuple):
 @pytest.fixture(scope="module")
 def script(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Script:
     tokenizer = write_tokenizer(tmp_path_factory.mktemp("script") / "tokenizer.json", 512, {})
-    with make_engine(tiny_model, tokenizer=tokenizer) as engine:
+    with make_engine(tiny_model, tokenizer=tokenizer, tool_parser="hermes") as engine:
         choices = engine.blocking.generate(MESSAGES, DRAWN, max_tokens=16, seed=0, n=128).choices
     for choice in choices:
         if len({UNKNOWN, *choice.token_ids}) == 17:
@@ -176,7 +176,7 @@ async def test_formats_are_those_of_the_configuration(
 ) -> None:
     pieces = [*THINKING, *CALLING]
     async with model_saying(pieces, tool_parser="none", reasoning_parser="none") as engine:
-        result = await engine.generate(MESSAGES, params(pieces))
+        result = await engine.generate(MESSAGES, params(pieces).replace(tools=None))
         assert result.content == result.text
         assert (result.reasoning, result.tool_calls) == ("", ())
     async with model_saying(pieces, reasoning_parser="none") as engine:
