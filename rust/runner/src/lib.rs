@@ -1,5 +1,5 @@
 //! From a checkpoint to a running engine: divides the memory, loads the model, warms it up, starts the device thread that
-//! owns it, and hands back the engine's handle. Each [`StepPlan`](penstock_engine::executor::StepPlan) is turned into input
+//! owns it, and hands back the engine's handle. Each [`StepPlan`] is turned into input
 //! buffers, a forward pass and sampled tokens here; what to compute is decided in `penstock-engine` alone.
 
 mod device_thread;
