@@ -151,7 +151,7 @@ def random_options(random: np.random.Generator) -> dict[str, Any]:
     """Any number of processors, of all sorts."""
 
     def ids(count: int) -> list[int]:
-        return random.integers(0, VOCABULARY, count).tolist()
+        return [int(token) for token in random.integers(0, VOCABULARY, count)]
 
     def share() -> float:
         return float(random.uniform(0.05, 0.98))

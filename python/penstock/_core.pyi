@@ -1196,8 +1196,9 @@ def testing_probabilities(
     bad_words: Sequence[Sequence[int]] = ...,
     mask: Sequence[int] | None = None,
 ) -> bytes:
-    """A private hook for tests: the probabilities that the next token would be drawn with, and 0 for those that
-    were cut. Both little-endian float32; a bad word is token ids, and `mask` has 32 ids a word.
+    """A private hook for tests: the probabilities that the next token would be drawn with, 0 where it is cut.
+
+    Both are little-endian float32; a bad word is token ids, and `mask` has 32 ids a word.
     """
 
 def testing_failing_engine(path: str | os.PathLike[str], config: EngineConfig, failing_token: int) -> Engine:
