@@ -87,7 +87,9 @@ class Session:
         """From now on it is closed and its threads are ending; returns the engine to wait for, if any.
 
         Never waits, so nothing can come between: whoever is interrupted afterwards leaves nothing running.
+        Raises `RuntimeError` inside a logits processor, before anything has changed.
         """
+        _core.Engine.check_may_wait()
         self._is_closed = True
         if self._native is not None:
             self._native.stop()
