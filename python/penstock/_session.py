@@ -132,6 +132,8 @@ class Session:
         """Hands a request to the native engine; takes long where `takes_long` says so."""
         if _is_chat(prompt):
             text = self.render_chat(prompt, tools=params.tools)
+            if params.tools and params.tool_choice in (None, "auto") and text == self.render_chat(prompt):
+                raise _hidden_tools(params.tools)
             return self.check_open().start_request(text, params, port, is_chat=True)
         return self.check_open().start_request(prompt, params, port)
 
@@ -198,5 +200,11 @@ def _no_template(name: str, names: Sequence[str]) -> InvalidRequest:
     return InvalidRequest(f"this model has no chat template {name!r}: {limit}", "template", name, limit)
 
 
-_NOT_OPEN = "the engine is not open: enter it (`async with engine`), or `await engine.start()`"
+def _hidden_tools(tools: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    limit = "left out, or called for by tool_choice='required' or a named function, which needs no showing"
+    message = f"the chat template does not show tools to the model, which cannot choose: they must be {limit}"
+    return InvalidRequest(message, "tools", tools, limit)
+
+
+_NOT_OPEN = "the engine is not open: enter it (`async with engine`, or `with engine` without an event loop)"
 _CLOSED = "the engine was closed; make a new one"
