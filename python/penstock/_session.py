@@ -116,6 +116,11 @@ class Session:
         """What `submit` needs: messages as copies of what they are now, and the parameters."""
         self.check_open()
         params = merge(_core.SamplingParams, params, options)
+        if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], str):
+            limit = "one prompt a call; start several side by side"
+            raise InvalidRequest(
+                f"prompt is a sequence of strings; it must be {limit}", "prompt", None, limit
+            )
         return (checked(prompt) if _is_chat(prompt) else prompt), params
 
     def prepare_scoring(
