@@ -226,15 +226,18 @@ def test_the_text_is_that_of_transformers(
 
     theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
     expected = None
-    # Whatever the template raises there, it must raise here.
-    with contextlib.suppress(jinja2.TemplateError, TypeError):
-        expected = theirs.apply_chat_template(
-            messages,
-            chat_template=source,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **variables,
-        )
+    silent = [{**message, "content": message["content"] or ""} for message in messages]
+    # Whatever the template raises there, it must raise here, but for the want of content beside calls.
+    for given in (messages, silent):
+        with contextlib.suppress(jinja2.TemplateError, TypeError):
+            expected = theirs.apply_chat_template(
+                given,
+                chat_template=source,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
+            )
+            break
     if expected is None:
         assert source in {CHATML, LLAMA3, MISTRAL}
         with pytest.raises(InvalidRequest, match="refuses these messages"):

@@ -1,4 +1,4 @@
-"""Keywords that nobody knows: an error that says which one was meant, also in the words of other interfaces."""
+"""Keywords that nobody knows: an error that says which one was meant, in the words of others too."""
 
 from __future__ import annotations
 

@@ -77,7 +77,14 @@ class ChatTemplate:
         values["add_generation_prompt"] = add_generation_prompt
         if any(isinstance(message.get("content"), list) for message in values["messages"]):
             values["messages"] = self._with_content_as_known(values["messages"])
-        return self._render(values)
+        try:
+            return self._render(values)
+        except InvalidRequest:
+            # A message that calls has no content, which a template may want to add to.
+            with_content = [_with_content(message) for message in values["messages"]]
+            if with_content == values["messages"]:
+                raise
+            return self._render({**values, "messages": with_content})
 
     def _render(self, values: dict[str, Any]) -> str:
         from penstock import _chat_sandbox
@@ -150,15 +157,19 @@ def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
     elif not isinstance(content, str):
         raise _wrong(f"{field}.content", content, "a string or a list of parts")
     if isinstance(calls := plain.pop("tool_calls", None), list):
-        # An empty list is left out, too. Templates may add to the content of a call, which OpenAI's has none of.
-        if calls:
-            plain = {"content": "", **plain, "tool_calls": [_tool_call(call) for call in calls]}
+        # An empty list is left out, too.
+        plain |= {"tool_calls": [_tool_call(call) for call in calls]} if calls else {}
     elif calls is not None:
         raise _wrong(f"{field}.tool_calls", calls, "a list of calls")
     reasoning = next((plain[key] for key in _REASONING if key in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
+
+
+def _with_content(message: dict[str, Any]) -> dict[str, Any]:
+    """The message; where it calls and says nothing, with the content that says nothing."""
+    return {"content": "", **message} if "tool_calls" in message else message
 
 
 def _joined(parts: list[dict[str, Any]], field: str) -> str:
