@@ -1096,6 +1096,10 @@ class Engine:
     def flush_prefix_cache(self) -> None:
         """Forgets what no open request uses, and lets nobody share what is used. Raises `EngineStopped`."""
 
+    @staticmethod
+    def check_may_wait() -> None:
+        """Raises `RuntimeError` inside a logits processor, which whoever waited would wait for."""
+
     def stop(self) -> None:
         """Begins a shutdown that needs nobody to wait for it; may be repeated.
 

@@ -30,6 +30,7 @@ mod resolve;
 mod results;
 mod rows;
 mod script;
+mod strictness;
 mod structure;
 mod tensor;
 mod testing;
