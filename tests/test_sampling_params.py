@@ -8,7 +8,7 @@ import json
 import pickle
 import shutil
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -354,3 +354,23 @@ def test_bad_words_of_too_many_tokens_are_refused(tiny_model: Path) -> None:
         with pytest.raises(penstock.InvalidRequest, match="at most 1024 tokens in all") as caught:
             engine.blocking.start_request(PROMPT, bad_words=words)
         assert caught.value.field == "bad_words"
+
+
+class Meddling(list[int]):
+    """Iterating over it changes the dict it is part of."""
+
+    schema: ClassVar[dict[str, Any]] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        self.schema[f"more{len(self.schema)}"] = 1
+        return iter([1, 2])
+
+
+def test_what_a_class_makes_of_iterating_does_not_matter_to_json() -> None:
+    schema = Meddling.schema
+    schema.update({"type": "object", "enum": Meddling([1]), "title": "x"})
+    params = penstock.SamplingParams(
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    )
+    kept: Any = params.response_format
+    assert kept["json_schema"]["schema"] == {"type": "object", "enum": [1], "title": "x"}
