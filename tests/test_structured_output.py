@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
+import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ import jsonschema
 import pytest
 
 import penstock
-from api_support import PROMPT, assert_at_rest, make_engine
+from api_support import PROMPT, assert_at_rest, make_engine, wait_until
 from penstock.demo import model_path
 from support.checkpoints import make_config, write_checkpoint
 
@@ -199,3 +202,28 @@ async def test_an_answer_that_is_cut_short_is_the_beginning_of_a_valid_one(engin
     assert short.finish_reason == "length"
     assert whole.text.startswith(short.text)
     assert re.fullmatch("[0-9]{200}", whole.text)
+
+
+def slow_format(number: int) -> dict[str, Any]:
+    """Takes a while to compile, and is another one for each number."""
+    return as_format({"properties": {f"{number}_{index}": {"type": "null"} for index in range(900)}})
+
+
+def num_submitting() -> int:
+    """Threads that hand a request over."""
+    stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()]
+    return sum(any(frame.f_code.co_name == "submit" for frame, _ in stack) for stack in stacks)
+
+
+@pytest.mark.anyio
+async def test_who_gives_up_keeps_neither_a_thread_nor_a_place(engine: penstock.Engine) -> None:
+    await engine.generate("x", max_tokens=1, regex="a+")
+    async with anyio.create_task_group() as group:
+        for number in range(30):
+            group.start_soon(partial(engine.generate, "x", max_tokens=1, response_format=slow_format(number)))
+        while num_submitting() < 30:
+            await anyio.sleep(0)
+        group.cancel_scope.cancel()
+    wait_until(lambda: num_submitting() == 0, seconds=2)  # far less than compiling them takes
+    assert (await engine.generate("x", max_tokens=9, regex="[bc]{3}")).finish_reason == "stop"
+    await assert_at_rest(engine)

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
 use penstock_engine::request::Request as EngineRequest;
+use penstock_guidance::GuidanceError;
 use penstock_runner::Options;
 use penstock_text::{TextOptions, Tokenizer};
 use pyo3::prelude::*;
@@ -72,8 +73,8 @@ impl Engine {
         Self::load(py, path, config.options()?, config, progress)
     }
 
-    #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false))]
-    #[allow(clippy::too_many_arguments, reason = "two of them keywords")]
+    #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false, check_cancelled = None))]
+    #[allow(clippy::too_many_arguments, reason = "three of them keywords")]
     fn start_request(
         &self,
         py: Python<'_>,
@@ -82,6 +83,7 @@ impl Engine {
         port: &Port,
         is_chat: bool,
         is_scoring: bool,
+        check_cancelled: Option<Py<PyAny>>,
     ) -> Result<Request, Error> {
         check_single(params)?;
         if !is_chat && params.tools.is_some() {
@@ -100,7 +102,8 @@ impl Engine {
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(&params, text, &prompt, is_chat);
-        let first = self.shaped(py, &params, style.formats, params.request(prompt, &target))?;
+        let request = params.request(prompt, &target);
+        let first = self.shaped(py, &params, style.formats, request, check_cancelled)?;
         let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index))).collect();
         let live = Arc::new(detach(py, || Live::start(&self.engine, requests, style, &port.inner))??);
         port.register(&live);
@@ -121,7 +124,7 @@ impl Engine {
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(&params, None, &prompt, false);
-        let mut request = self.shaped(py, &params, None, params.request(prompt, &target))?;
+        let mut request = self.shaped(py, &params, None, params.request(prompt, &target), None)?;
         request.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
         let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
         port.register(&live);
@@ -283,13 +286,15 @@ impl Engine {
         Style { tokenizer, options, stops, sequences, echo, formats }
     }
 
-    /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds.
+    /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds, in
+    /// which signals and what `check_cancelled` raises end it.
     fn shaped(
         &self,
         py: Python<'_>,
         params: &SamplingParams,
         formats: Option<Formats>,
         mut request: EngineRequest,
+        check_cancelled: Option<Py<PyAny>>,
     ) -> Result<EngineRequest, Error> {
         let tokenizer = &self.model.tokenizer;
         if !params.bad_words.0.is_empty() {
@@ -305,10 +310,20 @@ impl Engine {
         }
         if let Some((field, form)) = grammar::wanted(params, formats)? {
             let (target, stop_ids) = (self.target(), &request.stop_token_ids);
-            let compile = || self.model.grammars.compile(&form, tokenizer, &target, stop_ids);
+            let mut raised = None;
+            let is_wanted = || {
+                raised = Python::attach(|py| check_interest(py, check_cancelled.as_ref())).err();
+                raised.is_none()
+            };
+            let compile = || self.model.grammars.compile(&form, tokenizer, &target, stop_ids, is_wanted);
             let compiled = detach(py, compile)?;
-            let limit = |error| format!("a form that texts of this model can be given ({error})");
-            request.grammar = Some(compiled.map_err(|error| refuse(params, field, limit(error)))?);
+            if let Some(raised) = raised {
+                return Err(Error::Python(raised));
+            }
+            request.grammar = Some(compiled.map_err(|error| match error {
+                GuidanceError::Overloaded { .. } => Error::Overloaded(error.to_string()),
+                _ => refuse(params, field, format!("a form that texts of this model can be given ({error})")),
+            })?);
         }
         Ok(request)
     }
@@ -322,6 +337,12 @@ impl Engine {
             hidden_size: self.model.hidden_size,
         }
     }
+}
+
+/// Whether somebody still waits; raises where nobody does.
+fn check_interest(py: Python<'_>, check_cancelled: Option<&Py<PyAny>>) -> PyResult<()> {
+    py.check_signals()?;
+    check_cancelled.map_or(Ok(()), |check| check.call0(py).map(drop))
 }
 
 /// A request that is one of several, of which only some are wanted in the end, is not one to be read as it comes.

@@ -110,20 +110,21 @@ pub struct Grammars {
 }
 
 impl Grammars {
-    /// Compiles; long. `stop_ids` are those of the request.
+    /// Compiles; long, unless `is_wanted` ends it. `stop_ids` are those of the request.
     pub fn compile(
         &self,
         grammar: &Grammar,
         tokenizer: &Tokenizer,
         target: &Target<'_>,
         stop_ids: &[u32],
+        is_wanted: impl FnMut() -> bool,
     ) -> Result<Arc<dyn EngineGrammar>, GuidanceError> {
         let make = || {
             let vocabulary = Arc::new(vocabulary(tokenizer, target)?);
             Ok((Compiler::new(Arc::clone(&vocabulary), Limits::default())?, vocabulary))
         };
         let (compiler, vocabulary) = self.compiler.get_or_init(make).as_ref().map_err(Clone::clone)?;
-        let (compiled, vocabulary) = (compiler.compile(grammar)?, Arc::clone(vocabulary));
+        let (compiled, vocabulary) = (compiler.compile_while(grammar, is_wanted)?, Arc::clone(vocabulary));
         Ok(Arc::new(Form { compiled, vocabulary, stop_ids: stop_ids.into() }))
     }
 }
