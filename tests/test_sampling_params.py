@@ -374,3 +374,38 @@ def test_what_a_class_makes_of_iterating_does_not_matter_to_json() -> None:
     )
     kept: Any = params.response_format
     assert kept["json_schema"]["schema"] == {"type": "object", "enum": [1], "title": "x"}
+
+
+class Interrupted:
+    """A number whose conversion the user interrupts."""
+
+    def __index__(self) -> int:
+        raise KeyboardInterrupt
+
+    __float__ = __index__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "field", ["max_tokens", "temperature", "top_k", "priority", "seed", "stop_token_ids"]
+)
+def test_an_interrupt_while_a_number_is_read_is_no_wrong_number(field: str) -> None:
+    value: Any = [Interrupted()] if field == "stop_token_ids" else Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        penstock.SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"stop_token_ids": [1, 2, 1.5]}, "stop_token_ids[2]=1.5"),
+        ({"stop": ["a", ""]}, "stop[1]=''"),
+        ({"stop_sequences_ids": [[1], [2, -3]]}, "stop_sequences_ids[1][1]=-3"),
+        ({"logits_processors": [print, 3]}, "logits_processors[1]=3"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_in_a_sequence_is_named_with_its_place(options: dict[str, Any], place: str) -> None:
+    with pytest.raises(penstock.InvalidRequest) as caught:
+        penstock.SamplingParams(**options)
+    assert str(caught.value).startswith(place)
+    assert caught.value.field == next(iter(options))

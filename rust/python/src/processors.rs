@@ -87,7 +87,7 @@ pub struct Processors(pub Vec<Arc<Py<PyAny>>>);
 impl Processors {
     pub fn read(field: Field, value: &Bound<'_, PyAny>) -> Result<Self, Error> {
         let expected = "a sequence of callables";
-        let callable = |item: &Bound<'_, PyAny>| {
+        let callable = |field: Field, item: &Bound<'_, PyAny>| {
             if item.is_callable() {
                 Ok(Arc::new(item.clone().unbind()))
             } else {
