@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 import penstock
-from api_support import PROMPT, assert_at_rest, make_engine, wait_until
+from api_support import PROMPT, assert_at_rest, engine_threads, make_engine, wait_until
 from penstock.demo import model_path
 from support.checkpoints import make_config, write_checkpoint
 
@@ -232,3 +232,14 @@ async def test_who_gives_up_keeps_neither_a_thread_nor_a_place(engine: penstock.
     wait_until(lambda: num_submitting() == 0, seconds=2)  # far less than compiling them takes
     assert (await engine.generate("x", max_tokens=9, regex="[bc]{3}")).finish_reason == "stop"
     await assert_at_rest(engine)
+
+
+def test_closing_ends_the_threads_that_compile(tiny_model: Path) -> None:
+    def threads() -> int:
+        return sum(name.startswith("penstock-guidan") for name in engine_threads())
+
+    before = threads()
+    with make_engine(tiny_model) as engine:
+        engine.blocking.generate(PROMPT, max_tokens=1, regex="[0-9]+")
+        assert threads() == before + 1
+    wait_until(lambda: threads() == before)

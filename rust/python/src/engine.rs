@@ -212,8 +212,12 @@ impl Engine {
     fn stop(&self) {
         if self.engine.is_running() {
             let engine = self.engine.clone();
-            let stopping = std::thread::Builder::new().spawn(move || engine.shutdown());
+            let stopping = std::thread::Builder::new().spawn(move || {
+                engine.shutdown();
+                drop(grammars);
+            });
             if stopping.is_err() {
+        let grammars = self.model.grammars.close();
                 self.engine.shutdown(); // better late than never
             }
         }
@@ -316,7 +320,7 @@ impl Engine {
                 raised.is_none()
             };
             let compile = || self.model.grammars.compile(&form, tokenizer, &target, stop_ids, is_wanted);
-            let compiled = detach(py, compile)?;
+            let compiled = detach(py, compile)?.ok_or(Error::Stopped)?;
             if let Some(raised) = raised {
                 return Err(Error::Python(raised));
             }
