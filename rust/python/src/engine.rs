@@ -101,7 +101,7 @@ impl Engine {
         let target = self.target();
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
-        let style = self.style(&params, text, &prompt, is_chat);
+        let style = self.style(py, &params, text, &prompt, is_chat)?;
         let request = params.request(prompt, &target);
         let first = self.shaped(py, &params, style.formats, request, check_cancelled)?;
         let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index))).collect();
@@ -123,7 +123,7 @@ impl Engine {
         let prompt = Field::request("prompt").token_ids(prompt, target.max_model_len - 1, PROMPT)?;
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
-        let style = self.style(&params, None, &prompt, false);
+        let style = self.style(py, &params, None, &prompt, false)?;
         let mut request = self.shaped(py, &params, None, params.request(prompt, &target), None)?;
         request.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
         let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
@@ -277,7 +277,14 @@ impl Engine {
         Ok(self)
     }
 
-    fn style(&self, params: &SamplingParams, text: Option<String>, prompt: &[u32], is_chat: bool) -> Style {
+    fn style(
+        &self,
+        py: Python<'_>,
+        params: &SamplingParams,
+        text: Option<String>,
+        prompt: &[u32],
+        is_chat: bool,
+    ) -> Result<Style, Error> {
         let tokenizer = self.model.tokenizer.clone();
         let options = TextOptions {
             skip_special_tokens: params.skip_special_tokens,
@@ -285,9 +292,13 @@ impl Engine {
             include_stop_in_output: params.include_stop_in_output,
         };
         let formats = if is_chat { self.model.formats.of(params, text.as_deref()) } else { None };
-        let echo = params.echo.then(|| text.unwrap_or_else(|| tokenizer.decode(prompt, options)));
+        let echo = match text {
+            _ if !params.echo => None,
+            Some(text) => Some(text),
+            None => Some(detach(py, || tokenizer.decode(prompt, options))?),
+        };
         let (stops, sequences) = (params.stop.0.clone(), params.stop_sequences());
-        Style { tokenizer, options, stops, sequences, echo, formats }
+        Ok(Style { tokenizer, options, stops, sequences, echo, formats })
     }
 
     /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds, in
