@@ -103,11 +103,13 @@ impl Engine {
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(py, &params, text, &prompt, is_chat)?;
         let request = params.request(prompt, &target);
-        let first = self.shaped(py, &params, style.formats, request, check_cancelled)?;
+        let mut first = self.shaped(py, &params, style.formats, request, check_cancelled)?;
+        let processors = params.logits_processors.owned(py);
+        first.processors = processors.for_engine();
         let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index))).collect();
         let live = Arc::new(detach(py, || Live::start(&self.engine, requests, style, &port.inner))??);
         port.register(&live);
-        Ok(Request { live, params })
+        Ok(Request::new(live, params, processors))
     }
 
     #[pyo3(signature = (prompt, params, port, *, num_likeliest))]
@@ -125,10 +127,12 @@ impl Engine {
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(py, &params, None, &prompt, false)?;
         let mut request = self.shaped(py, &params, None, params.request(prompt, &target), None)?;
+        let processors = params.logits_processors.owned(py);
+        request.processors = processors.for_engine();
         request.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
         let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
         port.register(&live);
-        Ok(Request { live, params })
+        Ok(Request::new(live, params, processors))
     }
 
     fn resolve(&self, params: &SamplingParams, num_prompt_tokens: usize) -> Result<SamplingParams, Error> {
@@ -210,6 +214,7 @@ impl Engine {
 
     /// The engine's shutdown may wait for a place in a full mailbox, and then waits for a step: another thread does it.
     fn stop(&self) {
+        let grammars = self.model.grammars.close();
         if self.engine.is_running() {
             let engine = self.engine.clone();
             let stopping = std::thread::Builder::new().spawn(move || {
@@ -217,7 +222,6 @@ impl Engine {
                 drop(grammars);
             });
             if stopping.is_err() {
-        let grammars = self.model.grammars.close();
                 self.engine.shutdown(); // better late than never
             }
         }
