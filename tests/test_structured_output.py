@@ -153,6 +153,8 @@ async def test_what_is_hostile_or_wrong_is_refused_and_streams_flow_on(
             await engine.generate("x", max_tokens=5, **HOSTILE[name])
         assert raised.value.field == field
         assert len(str(raised.value)) < 2000
+        assert "\n" not in str(raised.value)
+        assert "start:" not in str(raised.value)
         await anext(aiter(request))
     await assert_at_rest(engine)
 
