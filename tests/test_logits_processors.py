@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 
 import penstock
-from api_support import LONG, PROMPT, SHORT, assert_at_rest, bits_of, make_engine, start_python
+from api_support import (
+    LONG,
+    PROMPT,
+    SHORT,
+    assert_at_rest,
+    assert_at_rest_blocking,
+    bits_of,
+    make_engine,
+    start_python,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -181,6 +191,67 @@ entered.wait()
     with start_python(code) as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors.decode()
+
+
+def begin_a_request_of_itself(engine: penstock.Engine) -> weakref.ref[Any]:
+    """Leaves nothing behind but a processor that refers to its request."""
+    box: list[penstock.BlockingRequest] = []
+
+    def processor(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+        assert box is not None
+
+    box.append(engine.blocking.start_request(PROMPT, LONG, logits_processors=[processor]))
+    assert box[0].params.logits_processors == (processor,)
+    next(iter(box[0]))
+    return weakref.ref(processor)
+
+
+def test_a_processor_that_refers_to_its_own_request_goes_with_it(tiny_model: Path) -> None:
+    engine = make_engine(tiny_model)
+    engine.blocking.start()
+    processor = begin_a_request_of_itself(engine)
+    with pytest.warns(ResourceWarning, match="dropped unfinished"):
+        wait_until(lambda: gc.collect() >= 0 and processor() is None)
+    assert_at_rest_blocking(engine)
+    session = weakref.ref(engine._session)
+    engine.close()
+    del engine
+    gc.collect()
+    assert session() is None
+
+
+STUCK = """
+import os, penstock, signal, sys, threading, time
+entered = threading.Event()
+def stuck(token_ids, logits):
+    entered.set()
+    time.sleep(1000)
+engine = penstock.Engine(sys.argv[1], threads=1)
+engine.blocking.start()
+request = engine.blocking.start_request([1], max_tokens=4, logits_processors=[stuck])
+entered.wait()
+"""
+
+
+def test_the_interpreter_exits_though_a_call_never_returns(tiny_model: Path) -> None:
+    with start_python(STUCK, tiny_model) as process:
+        process.communicate(timeout=60)
+    assert process.returncode is not None
+
+
+def test_a_fork_in_the_middle_of_a_call_exits_at_once(tiny_model: Path) -> None:
+    fork = """
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+begin = time.monotonic()
+os.waitpid(child, 0)
+print(time.monotonic() - begin < 4, flush=True)
+os._exit(0)
+"""
+    with start_python(STUCK + fork, tiny_model) as process:
+        output, errors = process.communicate(timeout=60)
+    assert output == b"True\n", errors.decode()
 
 
 @pytest.mark.oracle

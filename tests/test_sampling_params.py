@@ -10,7 +10,7 @@ import re
 import shutil
 import tracemalloc
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -411,3 +411,58 @@ def test_bad_words_of_too_many_tokens_are_refused(tiny_model: Path) -> None:
         with pytest.raises(penstock.InvalidRequest, match="at most 1024 tokens in all") as caught:
             engine.blocking.start_request(PROMPT, bad_words=words)
         assert caught.value.field == "bad_words"
+
+
+class Meddling(list[int]):
+    """Iterating over it changes the dict it is part of."""
+
+    schema: ClassVar[dict[str, Any]] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        self.schema[f"more{len(self.schema)}"] = 1
+        return iter([1, 2])
+
+
+def test_what_a_class_makes_of_iterating_does_not_matter_to_json() -> None:
+    schema = Meddling.schema
+    schema.update({"type": "object", "enum": Meddling([1]), "title": "x"})
+    params = penstock.SamplingParams(
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    )
+    kept: Any = params.response_format
+    assert kept["json_schema"]["schema"] == {"type": "object", "enum": [1], "title": "x"}
+
+
+class Interrupted:
+    """A number whose conversion the user interrupts."""
+
+    def __index__(self) -> int:
+        raise KeyboardInterrupt
+
+    __float__ = __index__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "field", ["max_tokens", "temperature", "top_k", "priority", "seed", "stop_token_ids"]
+)
+def test_an_interrupt_while_a_number_is_read_is_no_wrong_number(field: str) -> None:
+    value: Any = [Interrupted()] if field == "stop_token_ids" else Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        penstock.SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"stop_token_ids": [1, 2, 1.5]}, "stop_token_ids[2]=1.5"),
+        ({"stop": ["a", ""]}, "stop[1]=''"),
+        ({"stop_sequences_ids": [[1], [2, -3]]}, "stop_sequences_ids[1][1]=-3"),
+        ({"logits_processors": [print, 3]}, "logits_processors[1]=3"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_in_a_sequence_is_named_with_its_place(options: dict[str, Any], place: str) -> None:
+    with pytest.raises(penstock.InvalidRequest) as caught:
+        penstock.SamplingParams(**options)
+    assert str(caught.value).startswith(place)
+    assert caught.value.field == next(iter(options))

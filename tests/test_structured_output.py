@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
+import sys
+import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +17,7 @@ import jsonschema
 import pytest
 
 import penstock
-from api_support import PROMPT, assert_at_rest, make_engine
+from api_support import PROMPT, assert_at_rest, engine_threads, make_engine, wait_until
 from penstock.demo import model_path
 from support.checkpoints import make_config, write_checkpoint
 
@@ -165,6 +169,8 @@ async def test_what_is_hostile_or_wrong_is_refused_and_streams_flow_on(
             await engine.generate("x", max_tokens=5, **HOSTILE[name])
         assert raised.value.field == field
         assert len(str(raised.value)) < 2000
+        assert "\n" not in str(raised.value)
+        assert "start:" not in str(raised.value)
         await anext(aiter(request))
     await assert_at_rest(engine)
 
@@ -215,3 +221,43 @@ async def test_an_answer_that_is_cut_short_is_the_beginning_of_a_valid_one(engin
     assert short.finish_reason == "length"
     assert whole.text.startswith(short.text)
     assert re.fullmatch("[0-9]{200}", whole.text)
+
+
+_numbers = itertools.count()
+
+
+def slow_format() -> dict[str, Any]:
+    """Takes a while to compile, and is another one each time."""
+    number = next(_numbers)
+    return as_format({"properties": {f"{number}_{index}": {"type": "null"} for index in range(900)}})
+
+
+def num_submitting() -> int:
+    """Threads that hand a request over."""
+    stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()]
+    return sum(any(frame.f_code.co_name == "submit" for frame, _ in stack) for stack in stacks)
+
+
+@pytest.mark.anyio
+async def test_who_gives_up_keeps_neither_a_thread_nor_a_place(engine: penstock.Engine) -> None:
+    await engine.generate("x", max_tokens=1, regex="a+")
+    async with anyio.create_task_group() as group:
+        for _ in range(30):
+            group.start_soon(partial(engine.generate, "x", max_tokens=1, response_format=slow_format()))
+        while num_submitting() < 20:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    wait_until(lambda: num_submitting() == 0, seconds=2)  # far less than compiling them takes
+    assert (await engine.generate("x", max_tokens=9, regex="[bc]{3}")).finish_reason == "stop"
+    await assert_at_rest(engine)
+
+
+def test_closing_ends_the_threads_that_compile(tiny_model: Path) -> None:
+    def threads() -> int:
+        return sum(name.startswith("penstock-guidan") for name in engine_threads())
+
+    before = threads()
+    with make_engine(tiny_model) as engine:
+        engine.blocking.generate(PROMPT, max_tokens=1, regex="[0-9]+")
+        assert threads() == before + 1
+    wait_until(lambda: threads() == before)

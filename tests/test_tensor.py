@@ -141,3 +141,32 @@ def test_torch_reads_and_writes_where_it_may() -> None:
     del tensor
     gc.collect()
     assert torch.equal(read, torch.from_numpy(VALUES))
+
+
+class Endless(tuple[int, ...]):
+    """Longer than it is."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return 2**62
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1,) * 65, (2**62, 2**62), (2**40, 0, 2**40), (0, 2**63), (2**32, 2**32, 0), (0, 2**61), (2, 3), (25,)],
+    ids=str,
+)
+def test_a_shape_that_the_values_are_not_of_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        penstock.Tensor(shape=shape, data=VALUES.tobytes() if 0 not in shape else b"")
+
+
+def test_a_shape_that_is_none_is_refused_and_one_that_lies_is_read_as_it_is() -> None:
+    for shape in ([24], range(2**62), {24}, None):
+        with pytest.raises(TypeError):
+            penstock.Tensor(shape=shape, data=VALUES.tobytes())  # type: ignore[arg-type]
+    for shape in ((-24,), (2**64,), (0, 2**64)):
+        with pytest.raises(OverflowError):
+            penstock.Tensor(shape=shape, data=VALUES.tobytes())
+    assert penstock.Tensor(shape=Endless((24,)), data=VALUES.tobytes()).shape == (24,)

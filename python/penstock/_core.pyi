@@ -427,8 +427,11 @@ class Tensor:
     Prints its shape alone; equal are tensors of the same shape and the same bits.
     """
 
-    def __new__(cls, *, shape: Sequence[int], data: bytes) -> Tensor:
-        """A read-only copy of the values' bytes, in the machine's own order. Raises `ValueError`."""
+    def __new__(cls, *, shape: tuple[int, ...], data: bytes) -> Tensor:
+        """A read-only copy of the values' bytes, in the machine's own order; at most 64 dimensions.
+
+        Raises `ValueError` where they do not go together.
+        """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -1043,13 +1046,15 @@ class Engine:
         *,
         is_chat: bool = False,
         is_scoring: bool = False,
+        check_cancelled: Callable[[], None] | None = None,
     ) -> Request:
         """Hands a request over; what comes of it is heard on `port`.
 
         With `is_chat` the prompt is what a template made of messages: no special tokens are added, tools may
         be called, and the answer is parsed. With `is_scoring` nothing is generated, and the log probabilities
         of the prompt are told. Never waits for the engine, but tokenises text, and compiles the form that an
-        answer is to have, which may take seconds.
+        answer is to have, which may take seconds; `check_cancelled` is called now and then meanwhile, and
+        what it raises, or Ctrl-C in the main thread, ends the waiting.
 
         Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
         """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock import _core
@@ -133,20 +134,36 @@ class Session:
             raise InvalidRequest(f"messages cannot be scored: they must be {limit}", "prompt", None, limit)
         return _core.SamplingParams(max_tokens=1, prompt_logprobs=0, cache_salt=cache_salt, priority=priority)
 
-    def submit(self, prompt: Prompt, params: SamplingParams, port: _core.Port) -> _core.Request:
-        """Hands a request to the native engine; takes long where `takes_long` says so."""
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        port: _core.Port,
+        check_cancelled: Callable[[], None] | None = None,
+    ) -> _core.Request:
+        """Hands a request to the native engine; takes long where `takes_long` says so.
+
+        `check_cancelled` raises when nobody wants it any more.
+        """
+        start = partial(self.check_open().start_request, check_cancelled=check_cancelled)
         if _is_chat(prompt):
             text = self.render_chat(prompt, tools=params.tools)
             if params.tools and params.tool_choice in (None, "auto") and text == self.render_chat(prompt):
                 raise _hidden_tools(params.tools)
-            return self.check_open().start_request(text, params, port, is_chat=True)
-        return self.check_open().start_request(prompt, params, port)
+            return start(text, params, port, is_chat=True)
+        return start(prompt, params, port)
 
     def submit_scoring(
-        self, text: str | Sequence[int], params: SamplingParams, port: _core.Port
+        self,
+        text: str | Sequence[int],
+        params: SamplingParams,
+        port: _core.Port,
+        check_cancelled: Callable[[], None] | None = None,
     ) -> _core.Request:
         """Likewise, of a text to which nothing is added."""
-        return self.check_open().start_request(text, params, port, is_scoring=True)
+        return self.check_open().start_request(
+            text, params, port, is_scoring=True, check_cancelled=check_cancelled
+        )
 
     def search(self, prompt: Prompt, params: SamplingParams) -> BeamSearch:
         """Begins a beam search; takes long where `takes_long` says so."""

@@ -176,7 +176,7 @@ class Engine:
         prompt, params = self._session.prepare(prompt, params, dict(options))
         is_long = takes_long(prompt, params)
         if params.num_beams > 1:
-            search = await _call(partial(self._session.search, prompt, params), is_long=is_long)
+            search = await _call(lambda _: self._session.search(prompt, params), is_long=is_long)
             while search.is_running:
                 search.advance(await self._ask(search))
             return search.result()
@@ -199,7 +199,9 @@ class Engine:
         async with Stream(partial(self._start, submit, is_long=takes_long(text, params))) as request:
             return score_of(await request.result())
 
-    async def _start(self, submit: Callable[[Port], _core.Request], *, is_long: bool) -> Request:
+    async def _start(
+        self, submit: Callable[[Port, Callable[[], None]], _core.Request], *, is_long: bool
+    ) -> Request:
         pump = self._pump()
         # A thread that is abandoned drops the native request, which is a cancel.
         request = Request(self._session, await _call(partial(submit, pump.port), is_long=is_long), pump)
@@ -283,8 +285,24 @@ class Engine:
         return pump
 
 
-async def _call(function: Callable[[], Returned], *, is_long: bool) -> Returned:
-    """Calls it, where it takes long in a worker thread, which a cancellation abandons."""
-    if is_long:
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
-    return function()
+class _Abandoned(Exception):  # noqa: N818 - nobody sees it
+    """Ends what a thread does for a task that is gone."""
+
+
+async def _call(function: Callable[[Callable[[], None]], Returned], *, is_long: bool) -> Returned:
+    """Calls it, where it takes long in a worker thread, which a cancellation abandons.
+
+    It gets what raises then, for AnyIO's own `check_cancelled` knows nothing of threads that are abandoned.
+    """
+    is_abandoned = False
+
+    def check_cancelled() -> None:
+        if is_abandoned:
+            raise _Abandoned
+
+    if not is_long:
+        return function(check_cancelled)
+    try:
+        return await anyio.to_thread.run_sync(function, check_cancelled, abandon_on_cancel=True)
+    finally:
+        is_abandoned = True

@@ -51,7 +51,7 @@ impl Builder {
     pub(crate) fn build(&self, grammar: &Grammar) -> Result<Compiled, GuidanceError> {
         let what = grammar.kind();
         let source = self.translate(grammar)?;
-        let parser = self.factory.create_parser(source).map_err(|error| classify(what, &error))?;
+        let parser = self.factory.create_parser(source).map_err(|error| classify(grammar, &error))?;
         let Some(symbols) = finite_symbols(&parser) else {
             return Err(GuidanceError::DeadEnd { what, reason: "no text that follows it ever ends".into() });
         };
@@ -134,15 +134,17 @@ fn check_size(what: &'static str, bytes: usize, limit: usize) -> Result<(), Guid
 }
 
 /// Tells, by what the library says, a grammar that is too large from one that is wrong.
-fn classify(what: &'static str, error: &dyn std::fmt::Display) -> GuidanceError {
+fn classify(grammar: &Grammar, error: &dyn std::fmt::Display) -> GuidanceError {
     const LIMITS: [&str; 5] = ["too big", "schema too large", "fuel", "limit", "stack level"];
-    let reason = library::reason(error);
+    let (what, reason) = (grammar.kind(), library::reason(error));
+    let is_too_large = LIMITS.iter().any(|word| reason.contains(word));
+    let line = library::in_a_line(&reason, matches!(grammar, Grammar::Lark(_)));
     if reason.starts_with("panic: ") {
-        GuidanceError::Library { what, reason }
-    } else if LIMITS.iter().any(|word| reason.contains(word)) {
-        GuidanceError::TooComplex { what, limit: reason }
+        GuidanceError::Library { what, reason: line }
+    } else if is_too_large {
+        GuidanceError::TooComplex { what, limit: line }
     } else {
-        GuidanceError::Invalid { what, reason }
+        GuidanceError::Invalid { what, reason: line }
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! The library cannot be interrupted. A compilation that overruns its time goes on, and takes its thread with it until
 //! the library's own limits end it; its result is kept, so a later request may find it. Whoever asks for the same
-//! grammar in the meantime waits for that compilation and takes no second thread.
+//! grammar in the meantime waits for that compilation and takes no second thread. What nobody waits for any more before
+//! a thread has taken it is never compiled.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::build::Builder;
 use crate::cache::Cache;
@@ -17,6 +18,9 @@ use crate::{Compiled, Grammar, GuidanceError, Limits, Vocabulary};
 /// Stack of a thread that compiles; [`Limits::recursion`] keeps the library within it. Only what is used is ever
 /// taken from the system.
 pub(crate) const STACK_BYTES: usize = 256 << 20;
+
+/// How often somebody who waits is asked whether to go on.
+const ASKING_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Compiles grammars for one vocabulary and keeps them.
 ///
@@ -48,7 +52,8 @@ struct State {
 /// A grammar that is asked for and not compiled yet.
 struct Job {
     waiting: usize,
-    started: bool,
+    /// When a thread took it.
+    started: Option<Instant>,
     result: Option<Result<Arc<Compiled>, GuidanceError>>,
 }
 
@@ -86,9 +91,21 @@ impl Compiler {
     ///
     /// # Errors
     /// [`GuidanceError::Invalid`], [`GuidanceError::TooComplex`] and [`GuidanceError::DeadEnd`] say what is wrong with
-    /// the grammar, [`GuidanceError::TimedOut`] that it was not compiled in time, [`GuidanceError::Library`] that the
-    /// library failed.
+    /// the grammar, [`GuidanceError::TimedOut`] that compiling it took too long, [`GuidanceError::Overloaded`] that too
+    /// many others come first, [`GuidanceError::Library`] that the library failed.
     pub fn compile(&self, grammar: &Grammar) -> Result<Arc<Compiled>, GuidanceError> {
+        self.compile_while(grammar, || true)
+    }
+
+    /// Likewise, for as long as `is_wanted` says so, which is asked now and then while there is nothing yet.
+    ///
+    /// # Errors
+    /// As [`compile`](Self::compile), and [`GuidanceError::Abandoned`].
+    pub fn compile_while(
+        &self,
+        grammar: &Grammar,
+        is_wanted: impl FnMut() -> bool,
+    ) -> Result<Arc<Compiled>, GuidanceError> {
         let shared = &self.shared;
         let mut state = shared.lock();
         if let Some(compiled) = state.cache.get(grammar) {
@@ -97,15 +114,20 @@ impl Compiler {
         let key = state.jobs.get_key_value(grammar).map(|(key, _)| Arc::clone(key));
         let key = key.unwrap_or_else(|| Arc::new(grammar.clone()));
         if !state.jobs.contains_key(&key) {
+            let (limit, what) = (shared.limits.queued_grammars, grammar.kind());
+            if state.queue.len() >= limit {
+                let reason = format!("{limit} other grammars wait for it, and no more may");
+                return Err(GuidanceError::Overloaded { what, reason });
+            }
             Shared::provide_worker(shared, &mut state).map_err(|reason| GuidanceError::Library {
-                what: grammar.kind(),
+                what,
                 reason: format!("no thread to compile on: {reason}"),
             })?;
-            state.jobs.insert(Arc::clone(&key), Job { waiting: 0, started: false, result: None });
+            state.jobs.insert(Arc::clone(&key), Job { waiting: 0, started: None, result: None });
             state.queue.push_back(Arc::clone(&key));
             shared.work.notify_one();
         }
-        shared.wait(state, &key)
+        shared.wait(state, &key, is_wanted)
     }
 
     /// What is kept.
@@ -157,7 +179,7 @@ impl Shared {
                 state.idle -= 1;
                 continue;
             };
-            state.job(&grammar).started = true;
+            state.job(&grammar).started = Some(Instant::now());
             drop(state);
             let result = library::call(|| self.builder.build(&grammar))
                 .unwrap_or_else(|reason| Err(GuidanceError::Library { what: grammar.kind(), reason }))
@@ -177,31 +199,60 @@ impl Shared {
     }
 
     /// Waits for the result of a job. The last one to leave takes the job away, unless a thread is at work on it.
-    fn wait(
-        &self,
-        mut state: MutexGuard<'_, State>,
+    fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
         grammar: &Arc<Grammar>,
+        mut is_wanted: impl FnMut() -> bool,
     ) -> Result<Arc<Compiled>, GuidanceError> {
-        let limit = self.limits.compile_time;
         let begin = Instant::now();
         state.job(grammar).waiting += 1;
-        while state.job(grammar).result.is_none()
-            && let Some(rest) = limit.checked_sub(begin.elapsed())
-        {
-            state = self.done.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let result = loop {
+            let job = state.job(grammar);
+            if let Some(result) = job.result.clone() {
+                break result;
+            }
+            let Some(rest) = self.limits.compile_time.checked_sub(job.since(begin).elapsed()) else {
+                break Err(self.overrun(grammar, job));
+            };
+            let rest = rest.min(ASKING_INTERVAL);
+            let (waited, timeout) =
+                self.done.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner);
+            state = waited;
+            if timeout.timed_out() {
+                // Whoever is asked may wait for others, who must not wait for this lock.
+                drop(state);
+                let goes_on = is_wanted();
+                state = self.lock();
+                if !goes_on {
+                    break Err(GuidanceError::Abandoned { what: grammar.kind() });
+                }
+            }
+        };
         let job = state.job(grammar);
         job.waiting -= 1;
-        let last = job.waiting == 0;
-        let reason =
-            if job.started { "it is too complex" } else { "all threads are at work on other grammars" };
-        let timed_out = GuidanceError::TimedOut { what: grammar.kind(), limit, reason };
-        let result = job.result.clone();
-        if last && (result.is_some() || !job.started) {
+        if job.waiting == 0 && (job.result.is_some() || job.started.is_none()) {
             state.jobs.remove(grammar);
             state.queue.retain(|queued| queued != grammar);
         }
-        result.unwrap_or(Err(timed_out))
+        result
+    }
+
+    /// What a time limit that has passed says of a job: of its grammar only where that is what took the time.
+    fn overrun(&self, grammar: &Grammar, job: &Job) -> GuidanceError {
+        let (what, limit) = (grammar.kind(), self.limits.compile_time);
+        if job.started.is_some() {
+            return GuidanceError::TimedOut { what, limit };
+        }
+        let reason = format!("all threads were at work on other grammars for {limit:?}");
+        GuidanceError::Overloaded { what, reason }
+    }
+}
+
+impl Job {
+    /// What the time limit of somebody who waits since `begin` counts from: compiling has one of its own.
+    fn since(&self, begin: Instant) -> Instant {
+        self.started.map_or(begin, |started| started.max(begin))
     }
 }
 

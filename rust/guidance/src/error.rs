@@ -28,15 +28,27 @@ pub enum GuidanceError {
         /// The limit, and by how much it was missed where that is known.
         limit: String,
     },
-    /// No compiled grammar within the time limit.
-    #[error("{what}: not compiled within {limit:?}; {reason}")]
+    /// Compiling the grammar took longer than it may.
+    #[error("{what} is too complex: not compiled within {limit:?}")]
     TimedOut {
         /// The kind of grammar.
         what: &'static str,
         /// The time limit.
         limit: Duration,
-        /// What the time was spent on.
-        reason: &'static str,
+    },
+    /// Too many other grammars come first. Nothing is wrong with this one.
+    #[error("{what}: not compiled yet; {reason}")]
+    Overloaded {
+        /// The kind of grammar.
+        what: &'static str,
+        /// How many, or for how long.
+        reason: String,
+    },
+    /// Whoever asked for the grammar wants it no more.
+    #[error("{what}: nobody waits for it any more")]
+    Abandoned {
+        /// The kind of grammar.
+        what: &'static str,
     },
     /// The text so far cannot be brought to an end: no token of the vocabulary may follow.
     #[error("{what}: {reason}")]

@@ -36,6 +36,22 @@ pub(crate) fn reason(error: &dyn std::fmt::Display) -> String {
     WORDING.iter().fold(reason, |reason, (theirs, ours)| reason.replace(theirs, ours))
 }
 
+/// What is wrong, without the lines that quote the source and point into it; with the place only where the source is the
+/// user's own, for others are written around what the user gave.
+pub(crate) fn in_a_line(reason: &str, is_own_source: bool) -> String {
+    let first = reason.lines().next().unwrap_or_default();
+    let (place, rest) = first.split_once("): ").filter(|(place, _)| place.starts_with("at ")).unzip();
+    let wrong = reason.split_once("\nerror: ").and_then(|(_, wrong)| wrong.lines().next());
+    match (wrong, place.zip(rest)) {
+        (Some(wrong), Some((place, _))) if is_own_source => {
+            format!("{place}): invalid regular expression: {wrong}")
+        }
+        (Some(wrong), _) => wrong.to_owned(),
+        (None, Some((_, rest))) if !is_own_source => rest.to_owned(),
+        (None, _) => first.to_owned(),
+    }
+}
+
 /// Runs the library's code; a panic becomes an error like others and prints nothing.
 pub(crate) fn call<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| Ok(work()))).map_err(|error| reason(&error))

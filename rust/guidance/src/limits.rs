@@ -8,8 +8,10 @@ use std::time::Duration;
 /// on what else it is doing. The time is the last resort.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// The longest that a caller waits for a compiled grammar.
+    /// The longest that a caller waits for a thread to take its grammar, and then again for it to be compiled.
     pub compile_time: Duration,
+    /// Grammars that wait for a thread.
+    pub queued_grammars: usize,
     /// Threads that compile, started when needed.
     pub workers: usize,
     /// Brackets of a grammar's source within each other.
@@ -44,6 +46,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             compile_time: Duration::from_secs(5),
+            queued_grammars: 64,
             workers: 2,
             nesting: 64,
             source_bytes: 1 << 20,

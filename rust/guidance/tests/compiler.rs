@@ -73,8 +73,11 @@ fn who_waits_too_long_gives_up_and_who_asks_later_finds_the_result() {
     let mut given_up = 0;
     // Once a thread has taken it the compilation goes on, whoever waits.
     while let Err(error) = compiler.compile(&slow()) {
-        assert!(matches!(error, GuidanceError::TimedOut { limit: said, .. } if said == limit), "{error}");
-        given_up += 1;
+        match error {
+            GuidanceError::TimedOut { limit: said, .. } if said == limit => given_up += 1,
+            GuidanceError::Overloaded { .. } => {}
+            _ => panic!("{error}"),
+        }
     }
     assert!(given_up > 0);
     assert_eq!(compiler.cache_use().grammars, 1);
@@ -87,6 +90,57 @@ fn a_slow_grammar_does_not_hold_up_the_others() {
         scope.spawn(|| compiler.compile(&slow()).unwrap());
         (0..20).for_each(|value| drop(compiler.compile(&number(value)).unwrap()));
     });
+}
+
+/// Another one that takes a while.
+fn slow_too(number: usize) -> Grammar {
+    let names: Vec<String> =
+        (0..900).map(|index| format!(r#""p{index}_{number}":{{"type":"null"}}"#)).collect();
+    schema(&format!(r#"{{"properties":{{{}}}}}"#, names.join(",")))
+}
+
+/// Runs `then` while the one thread of `compiler` is at work on a grammar.
+fn while_busy(compiler: &Compiler, then: impl FnOnce()) {
+    // It was taken when asking for it ends in no more than the time it may take.
+    while let Err(error) = compiler.compile(&slow()) {
+        if matches!(error, GuidanceError::TimedOut { .. }) {
+            return then();
+        }
+    }
+    panic!("it is compiled");
+}
+
+#[test]
+fn a_grammar_that_waits_for_others_is_not_called_too_complex() {
+    let limits = Limits { compile_time: Duration::from_millis(1), workers: 1, ..Limits::default() };
+    let compiler = with(limits);
+    while_busy(&compiler, || {
+        let error = compiler.compile(&number(1)).err().unwrap();
+        assert!(matches!(error, GuidanceError::Overloaded { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_full_queue_takes_no_more() {
+    let limits =
+        Limits { compile_time: Duration::from_millis(1), workers: 1, queued_grammars: 0, ..patient() };
+    let compiler = with(limits);
+    let error = compiler.compile(&number(1)).err().unwrap();
+    assert!(matches!(error, GuidanceError::Overloaded { .. }), "{error}");
+    assert!(error.to_string().contains("0 other grammars"), "{error}");
+}
+
+#[test]
+fn who_gives_up_leaves_the_place_to_others() {
+    let compiler = with(Limits { workers: 1, queued_grammars: 1, ..patient() });
+    thread::scope(|scope| {
+        scope.spawn(|| compiler.compile(&slow()).unwrap());
+        for number in 0..10 {
+            let error = compiler.compile_while(&slow_too(number), || false).err().unwrap();
+            assert!(matches!(error, GuidanceError::Abandoned { .. }), "{error}");
+        }
+    });
+    compiler.compile(&number(7)).unwrap();
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
 use penstock_engine::request::Request as EngineRequest;
+use penstock_guidance::GuidanceError;
 use penstock_runner::Options;
 use penstock_text::{TextOptions, Tokenizer};
 use pyo3::prelude::*;
@@ -73,8 +74,8 @@ impl Engine {
         Self::load(py, path, config.options()?, config, progress)
     }
 
-    #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false))]
-    #[allow(clippy::too_many_arguments, reason = "two of them keywords")]
+    #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false, check_cancelled = None))]
+    #[allow(clippy::too_many_arguments, reason = "three of them keywords")]
     fn start_request(
         &self,
         py: Python<'_>,
@@ -83,6 +84,7 @@ impl Engine {
         port: &Port,
         is_chat: bool,
         is_scoring: bool,
+        check_cancelled: Option<Py<PyAny>>,
     ) -> Result<Request, Error> {
         processors::check_may_wait()?;
         check_single(params)?;
@@ -101,12 +103,15 @@ impl Engine {
         let target = self.target();
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
-        let style = self.style(&params, text, &prompt, is_chat);
-        let first = self.shaped(py, &params, style.formats, params.request(prompt, &target))?;
+        let style = self.style(py, &params, text, &prompt, is_chat)?;
+        let request = params.request(prompt, &target);
+        let mut first = self.shaped(py, &params, style.formats, request, check_cancelled)?;
+        let processors = params.logits_processors.owned(py);
+        first.processors = processors.for_engine();
         let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index))).collect();
         let live = Arc::new(detach(py, || Live::start(&self.engine, requests, style, &port.inner))??);
         port.register(&live);
-        Ok(Request { live, params })
+        Ok(Request::new(live, params, processors))
     }
 
     #[pyo3(signature = (prompt, params, port, *, num_likeliest))]
@@ -122,12 +127,14 @@ impl Engine {
         let prompt = Field::request("prompt").token_ids(prompt, target.max_model_len - 1, PROMPT)?;
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
-        let style = self.style(&params, None, &prompt, false);
-        let mut request = self.shaped(py, &params, None, params.request(prompt, &target))?;
+        let style = self.style(py, &params, None, &prompt, false)?;
+        let mut request = self.shaped(py, &params, None, params.request(prompt, &target), None)?;
+        let processors = params.logits_processors.owned(py);
+        request.processors = processors.for_engine();
         request.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
         let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
         port.register(&live);
-        Ok(Request { live, params })
+        Ok(Request::new(live, params, processors))
     }
 
     fn resolve(&self, params: &SamplingParams, num_prompt_tokens: usize) -> Result<SamplingParams, Error> {
@@ -215,9 +222,13 @@ impl Engine {
 
     /// The engine's shutdown may wait for a place in a full mailbox, and then waits for a step: another thread does it.
     fn stop(&self) {
+        let grammars = self.model.grammars.close();
         if self.engine.is_running() {
             let engine = self.engine.clone();
-            let stopping = std::thread::Builder::new().spawn(move || engine.shutdown());
+            let stopping = std::thread::Builder::new().spawn(move || {
+                engine.shutdown();
+                drop(grammars);
+            });
             if stopping.is_err() {
                 self.engine.shutdown(); // better late than never
             }
@@ -279,7 +290,14 @@ impl Engine {
         Ok(self)
     }
 
-    fn style(&self, params: &SamplingParams, text: Option<String>, prompt: &[u32], is_chat: bool) -> Style {
+    fn style(
+        &self,
+        py: Python<'_>,
+        params: &SamplingParams,
+        text: Option<String>,
+        prompt: &[u32],
+        is_chat: bool,
+    ) -> Result<Style, Error> {
         let tokenizer = self.model.tokenizer.clone();
         let options = TextOptions {
             skip_special_tokens: params.skip_special_tokens,
@@ -287,18 +305,24 @@ impl Engine {
             include_stop_in_output: params.include_stop_in_output,
         };
         let formats = if is_chat { self.model.formats.of(params, text.as_deref()) } else { None };
-        let echo = params.echo.then(|| text.unwrap_or_else(|| tokenizer.decode(prompt, options)));
+        let echo = match text {
+            _ if !params.echo => None,
+            Some(text) => Some(text),
+            None => Some(detach(py, || tokenizer.decode(prompt, options))?),
+        };
         let (stops, sequences) = (params.stop.0.clone(), params.stop_sequences());
-        Style { tokenizer, options, stops, sequences, echo, formats }
+        Ok(Style { tokenizer, options, stops, sequences, echo, formats })
     }
 
-    /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds.
+    /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds, in
+    /// which signals and what `check_cancelled` raises end it.
     fn shaped(
         &self,
         py: Python<'_>,
         params: &SamplingParams,
         formats: Option<Formats>,
         mut request: EngineRequest,
+        check_cancelled: Option<Py<PyAny>>,
     ) -> Result<EngineRequest, Error> {
         let tokenizer = &self.model.tokenizer;
         if !params.bad_words.0.is_empty() {
@@ -314,10 +338,20 @@ impl Engine {
         }
         if let Some((field, form)) = grammar::wanted(params, formats)? {
             let (target, stop_ids) = (self.target(), &request.stop_token_ids);
-            let compile = || self.model.grammars.compile(&form, tokenizer, &target, stop_ids);
-            let compiled = detach(py, compile)?;
-            let limit = |error| format!("a form that texts of this model can be given ({error})");
-            request.grammar = Some(compiled.map_err(|error| refuse(params, field, limit(error)))?);
+            let mut raised = None;
+            let is_wanted = || {
+                raised = Python::attach(|py| check_interest(py, check_cancelled.as_ref())).err();
+                raised.is_none()
+            };
+            let compile = || self.model.grammars.compile(&form, tokenizer, &target, stop_ids, is_wanted);
+            let compiled = detach(py, compile)?.ok_or(Error::Stopped)?;
+            if let Some(raised) = raised {
+                return Err(Error::Python(raised));
+            }
+            request.grammar = Some(compiled.map_err(|error| match error {
+                GuidanceError::Overloaded { .. } => Error::Overloaded(error.to_string()),
+                _ => refuse(params, field, format!("a form that texts of this model can be given ({error})")),
+            })?);
         }
         Ok(request)
     }
@@ -331,6 +365,12 @@ impl Engine {
             hidden_size: self.model.hidden_size,
         }
     }
+}
+
+/// Whether somebody still waits; raises where nobody does.
+fn check_interest(py: Python<'_>, check_cancelled: Option<&Py<PyAny>>) -> PyResult<()> {
+    py.check_signals()?;
+    check_cancelled.map_or(Ok(()), |check| check.call0(py).map(drop))
 }
 
 /// A request that is one of several, of which only some are wanted in the end, is not one to be read as it comes.

@@ -41,6 +41,8 @@ pub enum Error {
     Start(StartError),
     /// A request was refused.
     Refused(Refusal),
+    /// Too much of something else comes before a request; what, in words.
+    Overloaded(String),
     /// The engine died under a request.
     Stopped,
     /// The step that a request was part of failed.
@@ -101,6 +103,7 @@ impl From<Error> for PyErr {
             Error::Start(StartError::Stopped) | Error::Refused(Refusal::Stopped) => {
                 plain(py, "EngineStopped", "the engine is closed".to_owned())
             }
+            Error::Overloaded(reason) => plain(py, "Overloaded", format!("{reason}; try again later")),
             Error::Refused(Refusal::Overloaded { waiting, limit }) => {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
                 plain(py, "Overloaded", message)

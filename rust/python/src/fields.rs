@@ -6,6 +6,7 @@
 
 use std::ops::RangeInclusive;
 
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyMapping, PyString};
@@ -21,31 +22,44 @@ const MAX_QUOTED_CHARS: usize = 80;
 #[derive(Clone, Copy)]
 pub struct Field {
     name: &'static str,
+    /// Of a sequence, the number of the item; and of one within it, that of its own.
+    positions: [Option<usize>; 2],
     wrap: fn(Problem) -> Error,
 }
 
 impl Field {
     /// A field whose errors are `ConfigError`.
     pub fn config(name: &'static str) -> Self {
-        Self { name, wrap: Error::Config }
+        Self { name, positions: [None; 2], wrap: Error::Config }
     }
 
     /// A field whose errors are `InvalidRequest`.
     pub fn request(name: &'static str) -> Self {
-        Self { name, wrap: Error::Request }
+        Self { name, positions: [None; 2], wrap: Error::Request }
     }
 
     /// The error for `value`; `limit` completes the sentence "it must be ...".
     pub fn refuse(self, value: &Bound<'_, PyAny>, limit: impl Into<String>) -> Error {
         let limit = limit.into();
-        let message = format!("{}={} is not allowed: it must be {limit}", self.name, quote(value));
+        let positions = self.positions.iter().flatten().map(|position| format!("[{position}]"));
+        let place: String = [self.name.to_owned()].into_iter().chain(positions).collect();
+        let message = format!("{place}={} is not allowed: it must be {limit}", quote(value));
         let value = Some(value.clone().unbind());
         (self.wrap)(Problem { message, field: self.name.to_owned(), value, limit: Some(limit) })
     }
 
+    /// The item of that number.
+    fn at(self, position: usize) -> Self {
+        let positions = match self.positions {
+            [None, _] => [Some(position), None],
+            [outer, _] => [outer, Some(position)],
+        };
+        Self { positions, ..self }
+    }
+
     /// An integer in `range`; `bool` is not one.
     pub fn integer(self, value: &Bound<'_, PyAny>, range: RangeInclusive<u64>) -> Result<u64, Error> {
-        let number = if value.is_instance_of::<PyBool>() { None } else { value.extract::<u64>().ok() };
+        let number = read_number::<u64>(value)?;
         number.filter(|number| range.contains(number)).ok_or_else(|| {
             let (low, high) = (range.start(), range.end());
             self.refuse(value, format!("an integer from {low} to {high}"))
@@ -64,7 +78,7 @@ impl Field {
         limit: &str,
         allowed: impl Fn(f64) -> bool,
     ) -> Result<f64, Error> {
-        let number = if value.is_instance_of::<PyBool>() { None } else { value.extract::<f64>().ok() };
+        let number = read_number::<f64>(value)?;
         number.filter(|number| allowed(*number)).ok_or_else(|| self.refuse(value, limit))
     }
 
@@ -102,20 +116,21 @@ impl Field {
 
     /// Token ids out of any iterable of integers, at most `most`; what is none must be, in words, `expected`.
     pub fn token_ids(self, value: &Bound<'_, PyAny>, most: usize, expected: &str) -> Result<Vec<u32>, Error> {
-        let token_id =
-            |item: &Bound<'_, PyAny>| self.integer(item, 0..=u64::from(u32::MAX)).map(|id| id as u32);
+        let token_id = |field: Field, item: &Bound<'_, PyAny>| {
+            field.integer(item, 0..=u64::from(u32::MAX)).map(|id| id as u32)
+        };
         self.items(value, most, "ids", expected, token_id)
     }
 
-    /// What `read` makes of the items of any iterable but text, bytes and mappings; at most `most`, which are called
-    /// `noun`. What is none must be, in words, `expected`.
+    /// What `read` makes of the items of any iterable but text, bytes and mappings, each with the field that names its
+    /// position; at most `most`, which are called `noun`. What is none must be, in words, `expected`.
     pub fn items<'py, T>(
         self,
         value: &Bound<'py, PyAny>,
         most: usize,
         noun: &str,
         expected: &str,
-        read: impl Fn(&Bound<'py, PyAny>) -> Result<T, Error>,
+        read: impl Fn(Self, &Bound<'py, PyAny>) -> Result<T, Error>,
     ) -> Result<Vec<T>, Error> {
         let is_other = value.is_instance_of::<PyString>()
             || value.is_instance_of::<PyBytes>()
@@ -123,11 +138,32 @@ impl Field {
             || value.cast::<PyMapping>().is_ok();
         let items = if is_other { None } else { value.try_iter().ok() };
         let mut items = items.ok_or_else(|| self.refuse(value, expected))?;
-        let read = items.by_ref().take(most).map(|item| read(&item?)).collect::<Result<_, Error>>()?;
+        let numbered = items.by_ref().take(most).enumerate();
+        let read = numbered.map(|(position, item)| read(self.at(position), &item?));
+        let read = read.collect::<Result<_, Error>>()?;
         match items.next() {
             Some(_) => Err(self.refuse(value, format!("at most {most} {noun}"))),
             None => Ok(read),
         }
+    }
+}
+
+/// A number, unless it is none of that type; `bool` is none. What a conversion of the user's raises is passed on, but for
+/// what says that.
+pub fn read_number<'py, T>(value: &Bound<'py, PyAny>) -> PyResult<Option<T>>
+where
+    T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+{
+    if value.is_instance_of::<PyBool>() {
+        return Ok(None);
+    }
+    let py = value.py();
+    match value.extract() {
+        Ok(number) => Ok(Some(number)),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => Ok(None),
+        Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(None),
+        Err(error) if error.is_instance_of::<PyOverflowError>(py) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

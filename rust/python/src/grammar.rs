@@ -5,7 +5,7 @@
 //! grammars, once each. Nobody else waits for either.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use penstock_engine::request::{Grammar as EngineGrammar, GrammarState};
 use penstock_guidance::{
@@ -103,28 +103,48 @@ fn key_of(literal: &str) -> String {
     literal.split('"').nth(1).unwrap_or_default().to_owned()
 }
 
-/// The grammars of one engine.
-#[derive(Default)]
-pub struct Grammars {
-    compiler: OnceLock<Result<(Compiler, Arc<Vocabulary>), GuidanceError>>,
+/// What compiles, once somebody has asked for it.
+type Workshop = OnceLock<Result<(Compiler, Arc<Vocabulary>), GuidanceError>>;
+
+/// The grammars of one engine, until it is closed.
+pub struct Grammars(Mutex<Option<Arc<Workshop>>>);
+
+impl Default for Grammars {
+    fn default() -> Self {
+        Self(Mutex::new(Some(Arc::default())))
+    }
 }
 
 impl Grammars {
-    /// Compiles; long. `stop_ids` are those of the request.
+    /// Compiles no more. To drop what is returned ends the threads and frees what was kept, which may take a moment.
+    pub fn close(&self) -> Option<Arc<Workshop>> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Workshop>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compiles; long, unless `is_wanted` ends it. None where the engine is closed. `stop_ids` are those of the request.
     pub fn compile(
         &self,
         grammar: &Grammar,
         tokenizer: &Tokenizer,
         target: &Target<'_>,
         stop_ids: &[u32],
-    ) -> Result<Arc<dyn EngineGrammar>, GuidanceError> {
+        is_wanted: impl FnMut() -> bool,
+    ) -> Option<Result<Arc<dyn EngineGrammar>, GuidanceError>> {
+        let workshop = self.lock().clone()?;
         let make = || {
             let vocabulary = Arc::new(vocabulary(tokenizer, target)?);
             Ok((Compiler::new(Arc::clone(&vocabulary), Limits::default())?, vocabulary))
         };
-        let (compiler, vocabulary) = self.compiler.get_or_init(make).as_ref().map_err(Clone::clone)?;
-        let (compiled, vocabulary) = (compiler.compile(grammar)?, Arc::clone(vocabulary));
-        Ok(Arc::new(Form { compiled, vocabulary, stop_ids: stop_ids.into() }))
+        let made = workshop.get_or_init(make).as_ref().map_err(Clone::clone);
+        Some(made.and_then(|(compiler, vocabulary)| {
+            let (compiled, vocabulary) =
+                (compiler.compile_while(grammar, is_wanted)?, Arc::clone(vocabulary));
+            Ok(Arc::new(Form { compiled, vocabulary, stop_ids: stop_ids.into() }) as Arc<dyn EngineGrammar>)
+        }))
     }
 }
 

@@ -48,7 +48,12 @@ fn write(field: Field, value: &Bound<'_, PyAny>, depth: usize, text: &mut String
     } else if let Ok(object) = value.cast::<PyDict>() {
         let depth = deeper(field, value, depth)?;
         text.push('{');
-        for (index, (name, member)) in object.iter().enumerate() {
+        if object.len() > MAX_BYTES {
+            return Err(too_large(field, value));
+        }
+        // A list of its own, so that nothing hangs on whether the dict stays as it is meanwhile.
+        let members: Vec<_> = object.iter().collect();
+        for (index, (name, member)) in members.into_iter().enumerate() {
             text.push_str(if index == 0 { "" } else { "," });
             if !name.is_instance_of::<PyString>() {
                 return Err(field.refuse(&name, "JSON, whose names are strings"));
@@ -58,18 +63,32 @@ fn write(field: Field, value: &Bound<'_, PyAny>, depth: usize, text: &mut String
             write(field, &member, depth, text)?;
         }
         text.push('}');
-    } else if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
-        let depth = deeper(field, value, depth)?;
-        text.push('[');
-        for (index, item) in value.try_iter()?.enumerate() {
-            text.push_str(if index == 0 { "" } else { "," });
-            write(field, &item?, depth, text)?;
-        }
-        text.push(']');
+    } else if let Ok(list) = value.cast::<PyList>() {
+        write_array(field, value, list.iter(), depth, text)?;
+    } else if let Ok(tuple) = value.cast::<PyTuple>() {
+        write_array(field, value, tuple.iter(), depth, text)?;
     } else {
         write_plain(field, value, text)?;
     }
     if text.len() > MAX_BYTES { Err(too_large(field, value)) } else { Ok(()) }
+}
+
+/// The items of `value` where they lie, whatever its class makes of iterating.
+fn write_array<'py>(
+    field: Field,
+    value: &Bound<'py, PyAny>,
+    items: impl Iterator<Item = Bound<'py, PyAny>>,
+    depth: usize,
+    text: &mut String,
+) -> Result<(), Error> {
+    let depth = deeper(field, value, depth)?;
+    text.push('[');
+    for (index, item) in items.enumerate() {
+        text.push_str(if index == 0 { "" } else { "," });
+        write(field, &item, depth, text)?;
+    }
+    text.push(']');
+    Ok(())
 }
 
 /// Numbers, `True`, `False` and `None`. No code of a class of the user's is called, which could change what is read.

@@ -38,6 +38,8 @@ pub enum Goal {
 pub struct Live {
     /// The engine's name for it: that of its first choice.
     pub id: u64,
+    /// Whether logits or hidden states come.
+    pub has_rows: bool,
     state: Mutex<State>,
 }
 
@@ -70,6 +72,7 @@ impl Live {
         let choices = choices.map(|((request, consumer), wording)| Assembly::new(request, consumer, wording));
         let choices: Vec<_> = choices.collect();
         let id = choices[0].id.0;
+        let Reports { logits, hidden_states, .. } = choices[0].request.reports;
         let state = State {
             choices,
             is_over: false,
@@ -79,7 +82,8 @@ impl Live {
             max_unread: engine.limits().queue_capacity,
             turn: 0,
         };
-        Ok(Self { id, state: Mutex::new(state) })
+        let has_rows = logits.is_some() || hidden_states.is_some();
+        Ok(Self { id, has_rows, state: Mutex::new(state) })
     }
 
     /// Receives what has arrived. Says whether that reached a goal somebody waits for.

@@ -1,11 +1,11 @@
 //! `SamplingParams`: what a request asks for, checked field by field when built, and for how the fields go together.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyString};
+use pyo3::types::{PyDict, PyString};
 
 use crate::contradictions::check;
 use crate::errors::Error;
-use crate::fields::{Field, TOKEN_IDS};
+use crate::fields::{Field, TOKEN_IDS, read_number};
 use crate::processors::Processors;
 use crate::record::{Tuple, options};
 use crate::structure::{ResponseFormat, ToolChoice, Tools};
@@ -134,8 +134,7 @@ fn read_u32(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
 
 /// -1 is the other way to say all.
 fn read_top_k(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
-    let number = if value.is_instance_of::<PyBool>() { None } else { value.extract::<i64>().ok() };
-    match number {
+    match read_number::<i64>(value)? {
         Some(-1) => Ok(0),
         Some(number) if u32::try_from(number).is_ok() => Ok(number as u32),
         _ => Err(field.refuse(value, format!("an integer from -1 to {}; -1 and 0 are all", u32::MAX))),
@@ -173,7 +172,7 @@ fn read_factor(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
 }
 
 fn read_priority(field: Field, value: &Bound<'_, PyAny>) -> Result<i32, Error> {
-    let number = if value.is_instance_of::<PyBool>() { None } else { value.extract::<i32>().ok() };
+    let number = read_number::<i32>(value)?;
     number.ok_or_else(|| field.refuse(value, format!("an integer from {} to {}", i32::MIN, i32::MAX)))
 }
 
@@ -214,15 +213,16 @@ fn read_texts(
     most: usize,
     most_chars: usize,
 ) -> Result<Tuple<String>, Error> {
-    let read = |text: &Bound<'_, PyAny>| field.text_within(text, most_chars);
+    let read = |field: Field, text: &Bound<'_, PyAny>| field.text_within(text, most_chars);
     field.items(value, most, "strings", "a sequence of strings", read).map(Tuple)
 }
 
 fn read_stop_sequences(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<Tuple<u32>>, Error> {
     let expected = "a sequence of sequences of token ids (integers from 0)";
-    let read = |item: &Bound<'_, PyAny>| match field.token_ids(item, MAX_STOP_SEQUENCE, expected)? {
-        ids if ids.is_empty() => Err(field.refuse(value, "sequences of at least one id each")),
-        ids => Ok(Tuple(ids)),
-    };
+    let read =
+        |field: Field, item: &Bound<'_, PyAny>| match field.token_ids(item, MAX_STOP_SEQUENCE, expected)? {
+            ids if ids.is_empty() => Err(field.refuse(value, "sequences of at least one id each")),
+            ids => Ok(Tuple(ids)),
+        };
     field.items(value, MAX_STOPS, "sequences", expected, read).map(Tuple)
 }

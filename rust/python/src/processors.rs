@@ -7,15 +7,22 @@
 //! What waits for a step of an engine would wait in a processor for the thread it runs on, and so for ever. So a mark on
 //! the thread lasts as long as the call, and whatever waits asks [`check_may_wait`] first.
 //!
+//! A processor may refer to its own request. So a request's Python object alone owns its callables, where the collector
+//! of cycles sees them; the engine knows the places that they are in, and finds those empty afterwards.
+//!
 //! The interpreter ends threads that come back to it while it goes away, which would end the process badly. So its exit
-//! closes a gate first and waits for the call that is inside; later calls fail.
+//! closes a gate first and waits for the call that is inside, though not for ever; later calls fail.
 
 use std::cell::Cell;
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use penstock_engine::request::LogitsProcessor;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 
@@ -26,9 +33,15 @@ use crate::tensor::{Tensor, read_vector};
 /// Most processors of a request.
 const MAX_PROCESSORS: usize = 16;
 const GOING_AWAY: &str = "the interpreter is going away";
+const REQUEST_GONE: &str = "the request was dropped";
+/// Longest that the interpreter's exit waits for a call, and how often it looks for signals meanwhile.
+const MAX_EXIT_WAIT: Duration = Duration::from_secs(5);
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
 static GATE: Mutex<Gate> = Mutex::new(Gate { is_closed: false, inside: 0 });
 static LEFT: Condvar = Condvar::new();
+/// The process that the last call was in. A fork copies the gate, but none of the threads that are inside.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     /// Whether a processor is being called on this thread.
@@ -58,21 +71,30 @@ impl Gate {
     fn watch_exit(py: Python<'_>) -> PyResult<()> {
         static WATCHED: PyOnceLock<()> = PyOnceLock::new();
         WATCHED.get_or_try_init(py, || {
-            let close = |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
-                arguments.py().detach(Self::close);
-            };
+            let close =
+                |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| Self::close(arguments.py());
             let close = PyCFunction::new_closure(py, None, None, close)?;
             py.import("atexit")?.call_method1("register", (close,)).map(drop)
         })?;
         Ok(())
     }
 
-    fn close() {
-        let mut gate = Self::lock();
-        gate.is_closed = true;
-        while gate.inside > 0 {
-            gate = LEFT.wait(gate).unwrap_or_else(PoisonError::into_inner);
+    fn close(py: Python<'_>) -> PyResult<()> {
+        if PROCESS.load(Ordering::Relaxed) != process::id() {
+            return Ok(());
         }
+        Self::lock().is_closed = true;
+        let begin = Instant::now();
+        while !py.detach(Self::wait) && begin.elapsed() < MAX_EXIT_WAIT {
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+
+    /// Waits a moment; says whether nobody is inside.
+    fn wait() -> bool {
+        let waited = LEFT.wait_timeout_while(Self::lock(), SIGNAL_INTERVAL, |gate| gate.inside > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.inside == 0
     }
 }
 
@@ -84,6 +106,9 @@ impl Inside {
         let mut gate = Gate::lock();
         if gate.is_closed {
             return None;
+        }
+        if PROCESS.swap(process::id(), Ordering::Relaxed) != process::id() {
+            gate.inside = 0;
         }
         gate.inside += 1;
         IS_CALLING.set(true);
@@ -106,7 +131,7 @@ pub struct Processors(pub Vec<Arc<Py<PyAny>>>);
 impl Processors {
     pub fn read(field: Field, value: &Bound<'_, PyAny>) -> Result<Self, Error> {
         let expected = "a sequence of callables";
-        let callable = |item: &Bound<'_, PyAny>| {
+        let callable = |field: Field, item: &Bound<'_, PyAny>| {
             if item.is_callable() {
                 Ok(Arc::new(item.clone().unbind()))
             } else {
@@ -117,21 +142,74 @@ impl Processors {
         field.items(value, MAX_PROCESSORS, "processors", expected, callable).map(Self)
     }
 
+    /// References of their own for one request.
+    pub fn owned(&self, py: Python<'_>) -> Owned {
+        let place = |callable: &Arc<Py<PyAny>>| Arc::new(Place(Mutex::new(Some(callable.clone_ref(py)))));
+        Owned(self.0.iter().map(place).collect())
+    }
+}
+
+/// The callables of one request, for the one Python object that shows them to the collector. No reference to any of them
+/// is elsewhere but while it is called, when the collector finds one more than it can account for and leaves it alone.
+pub struct Owned(Vec<Arc<Place>>);
+
+impl Owned {
     /// As the engine knows them.
     pub fn for_engine(&self) -> Vec<Arc<dyn LogitsProcessor>> {
-        let wrap = |callable| Arc::new(Processor(Arc::clone(callable))) as Arc<dyn LogitsProcessor>;
-        self.0.iter().map(wrap).collect()
+        self.0
+            .iter()
+            .map(|place| Arc::new(Processor(Arc::clone(place))) as Arc<dyn LogitsProcessor>)
+            .collect()
+    }
+
+    /// As parameters know them.
+    pub fn listed(&self, py: Python<'_>) -> Processors {
+        Processors(self.0.iter().filter_map(|place| place.get(py)).map(Arc::new).collect())
+    }
+
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.0.iter().try_for_each(|place| visit.call(&*place.lock()))
+    }
+
+    /// Empties all places; what was there is dropped with no lock held, for that may run code of the user's.
+    pub fn clear(&self) {
+        self.0.iter().for_each(|place| drop(place.take()));
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Where a callable is. Locked by who is attached alone, and for no longer than it takes to copy a reference.
+#[derive(Debug)]
+struct Place(Mutex<Option<Py<PyAny>>>);
+
+impl Place {
+    fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.lock().as_ref().map(|callable| callable.clone_ref(py))
+    }
+
+    fn take(&self) -> Option<Py<PyAny>> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[derive(Debug)]
-struct Processor(Arc<Py<PyAny>>);
+struct Processor(Arc<Place>);
 
 impl LogitsProcessor for Processor {
     fn process(&self, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> Result<(), String> {
         let Some(_inside) = Inside::enter() else { return Err(GOING_AWAY.to_owned()) };
         let called = Python::try_attach(|py| {
-            self.call(py, prompt, generated, logits).map_err(|error| {
+            let callable = self.0.get(py).ok_or_else(|| REQUEST_GONE.to_owned())?;
+            call(callable.bind(py), prompt, generated, logits).map_err(|error| {
                 let trace = error.traceback(py).and_then(|trace| trace.format().ok()).unwrap_or_default();
                 // The library has another name than the crate, and its records would not be let through.
                 log::warn!(target: "penstock_python", "a logits processor raised:\n{trace}{error}");
@@ -145,21 +223,20 @@ impl LogitsProcessor for Processor {
     }
 }
 
-impl Processor {
-    fn call(&self, py: Python<'_>, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> PyResult<()> {
-        let tokens = PyList::new(py, [prompt, generated].concat())?;
-        // Whoever keeps the tensor after the call has memory of its own.
-        let tensor = Bound::new(py, Tensor::writable(vec![logits.len()], logits.to_vec()))?;
-        let returned = self.0.bind(py).call1((tokens, &tensor))?;
-        if returned.is_none() || returned.is(&tensor) {
-            tensor.get().copy_to(logits);
-        } else {
-            read_vector(&returned, logits)?;
-        }
-        match logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
-            Some(id) => Err(PyValueError::new_err(format!("the logit of token {id} is {}", logits[id]))),
-            None => Ok(()),
-        }
+fn call(callable: &Bound<'_, PyAny>, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> PyResult<()> {
+    let py = callable.py();
+    let tokens = PyList::new(py, [prompt, generated].concat())?;
+    // Whoever keeps the tensor after the call has memory of its own.
+    let tensor = Bound::new(py, Tensor::writable(vec![logits.len()], logits.to_vec()))?;
+    let returned = callable.call1((tokens, &tensor))?;
+    if returned.is_none() || returned.is(&tensor) {
+        tensor.get().copy_to(logits);
+    } else {
+        read_vector(&returned, logits)?;
+    }
+    match logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+        Some(id) => Err(PyValueError::new_err(format!("the logit of token {id} is {}", logits[id]))),
+        None => Ok(()),
     }
 }
 

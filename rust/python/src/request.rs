@@ -4,19 +4,37 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::pyclass::{PyTraverseError, PyVisit};
 
 use crate::assembly::End;
+use crate::detach::detach;
 use crate::errors::Error;
 use crate::live::{Goal, Live};
 use crate::logs;
 use crate::params::SamplingParams;
+use crate::processors::{Owned, Processors};
 use crate::results::{Chunk, Result as Answer};
 
 /// See `_core.pyi`. Dropping the object is a cancel.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Request {
     pub live: Arc<Live>,
-    pub params: SamplingParams,
+    /// But for the processors.
+    params: SamplingParams,
+    processors: Owned,
+}
+
+impl Request {
+    /// `params` are resolved; of their processors, `processors` are the request's own.
+    pub fn new(live: Arc<Live>, params: SamplingParams, processors: Owned) -> Self {
+        let params = SamplingParams { logits_processors: Processors::default(), ..params };
+        Self { live, params, processors }
+    }
+
+    /// See [`Live::aim`]. Rows are copied when the end arrives, which may take long.
+    fn aim(&self, py: Python<'_>, goal: Goal) -> Result<bool, Error> {
+        if self.live.has_rows { detach(py, || self.live.aim(goal)) } else { Ok(self.live.aim(goal)) }
+    }
 }
 
 #[pymethods]
@@ -27,8 +45,8 @@ impl Request {
     }
 
     #[getter]
-    fn params(&self) -> SamplingParams {
-        self.params.clone()
+    fn params(&self, py: Python<'_>) -> SamplingParams {
+        SamplingParams { logits_processors: self.processors.listed(py), ..self.params.clone() }
     }
 
     #[getter]
@@ -39,16 +57,16 @@ impl Request {
         })
     }
 
-    fn is_admitted(&self) -> bool {
-        self.live.aim(Goal::Admission)
+    fn is_admitted(&self, py: Python<'_>) -> Result<bool, Error> {
+        self.aim(py, Goal::Admission)
     }
 
-    fn has_chunk(&self) -> bool {
-        self.live.aim(Goal::Chunk)
+    fn has_chunk(&self, py: Python<'_>) -> Result<bool, Error> {
+        self.aim(py, Goal::Chunk)
     }
 
-    fn has_ended(&self) -> bool {
-        self.live.aim(Goal::End)
+    fn has_ended(&self, py: Python<'_>) -> Result<bool, Error> {
+        self.aim(py, Goal::End)
     }
 
     fn take(&self) -> Option<Chunk> {
@@ -78,5 +96,13 @@ impl Request {
 
     fn cancel(&self) {
         self.live.cancel();
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.processors.traverse(&visit)
+    }
+
+    fn __clear__(&self) {
+        self.processors.clear();
     }
 }

@@ -127,7 +127,6 @@ impl SamplingParams {
             stop_token_ids,
             stop_sequences: self.stop_sequences(),
             reports: self.reports(),
-            processors: self.logits_processors.for_engine(),
             priority: self.priority,
             prefix_cache: self.use_prefix_cache,
             cache_salt: self.cache_salt.as_deref().map(Arc::from),

@@ -114,7 +114,7 @@ impl Tools {
             return Err(field.refuse(value, expected));
         }
         let functions =
-            field.items(value, MAX_TOOLS, "tools", expected, |tool| Function::read(field, tool))?;
+            field.items(value, MAX_TOOLS, "tools", expected, |_, tool| Function::read(field, tool))?;
         let mut names: Vec<_> = functions.iter().map(|function| &function.name).collect();
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {

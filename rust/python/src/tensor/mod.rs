@@ -19,6 +19,9 @@ use pyo3::types::{PyBytes, PyCapsule, PyDict, PyTuple};
 
 use dlpack::CPU;
 
+/// Most dimensions, as many as the buffer protocol's readers take.
+const MAX_DIMENSIONS: usize = 64;
+
 /// See `_core.pyi`. Copies share their values.
 #[pyclass(frozen, eq, module = "penstock", from_py_object)]
 #[derive(Clone, Debug)]
@@ -108,14 +111,22 @@ impl Tensor {
     /// A copy of `data`, whose bytes are those of the values.
     #[new]
     #[pyo3(signature = (*, shape, data))]
-    fn from_bytes(shape: Vec<usize>, data: &Bound<'_, PyBytes>) -> PyResult<Self> {
-        let (chunks, rest) = data.as_bytes().as_chunks();
-        let size = shape.iter().try_fold(1_usize, |size, next| size.checked_mul(*next));
-        if size != Some(chunks.len()) || !rest.is_empty() {
-            let bytes = data.as_bytes().len();
-            return Err(PyValueError::new_err(format!("{bytes} bytes are no float32 of shape {shape:?}")));
+    fn from_bytes(shape: &Bound<'_, PyTuple>, data: &Bound<'_, PyBytes>) -> PyResult<Self> {
+        if shape.len() > MAX_DIMENSIONS {
+            let given = shape.len();
+            let message = format!("shape has {given} dimensions; it must have at most {MAX_DIMENSIONS}");
+            return Err(PyValueError::new_err(message));
         }
-        Ok(Self::new(shape, chunks.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()))
+        let sizes = shape.iter().map(|size| size.extract()).collect::<PyResult<Vec<usize>>>()?;
+        let (chunks, rest) = data.as_bytes().as_chunks();
+        // Distances are reckoned as if no dimension were empty, and in bytes.
+        let span = sizes.iter().try_fold(size_of::<f32>(), |span, size| span.checked_mul((*size).max(1)));
+        let is_addressable = span.is_some_and(|span| isize::try_from(span).is_ok());
+        if !is_addressable || sizes.iter().product::<usize>() != chunks.len() || !rest.is_empty() {
+            let bytes = data.as_bytes().len();
+            return Err(PyValueError::new_err(format!("{bytes} bytes are no float32 of shape {sizes:?}")));
+        }
+        Ok(Self::new(sizes, chunks.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()))
     }
 
     #[getter]
