@@ -223,7 +223,7 @@ class SamplingParams:
     How many answers:
 
     - `n`: answers to one prompt, 1 to 128; 1 by default.
-    - `best_of`: generate this many and keep the `n` best; for `generate` alone.
+    - `best_of`: generate this many, at least `n`, and keep the `n` best; for `generate` alone.
     - `num_beams`: search with so many beams, 1 to 32, instead of drawing; for `generate` alone.
       `length_penalty`: a beam's score is divided by its length to this power; 1 by default.
 
@@ -239,7 +239,7 @@ class SamplingParams:
       (`"generation"`), or of `"all"`. Together at most 1 GiB.
     - `echo`: the text begins with that of the prompt.
     - `skip_special_tokens`: leave special tokens out of the text; true by default.
-    - `spaces_between_special_tokens`: where they are kept, separate them by spaces.
+    - `spaces_between_special_tokens`: separate them by spaces, with `skip_special_tokens=False` alone.
 
     How it is served:
 

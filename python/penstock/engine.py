@@ -171,7 +171,7 @@ class Engine:
     ) -> Result:
         """The whole answer, or the `n` best. If the task is cancelled, so is the request.
 
-        What cannot be streamed is for this alone: `best_of` more than `n`, and `num_beams`.
+        What cannot be streamed is for this alone: `best_of` and `num_beams`.
         """
         prompt, params = self._session.prepare(prompt, params, dict(options))
         is_long = takes_long(prompt, params)

@@ -328,7 +328,7 @@ impl Engine {
 fn check_single(params: &SamplingParams) -> Result<(), Error> {
     let field = if params.num_beams > 1 {
         "num_beams"
-    } else if params.best_of.is_some_and(|best_of| best_of > params.n) {
+    } else if params.best_of.is_some() {
         "best_of"
     } else {
         return Ok(());
