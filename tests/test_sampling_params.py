@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from api_support import PROMPT, make_engine
+from penstock._session import takes_long
 from support.checkpoints import make_config, write_checkpoint
 
 if TYPE_CHECKING:
@@ -371,3 +372,9 @@ def test_bad_words_of_too_many_tokens_are_refused(tiny_model: Path) -> None:
         with pytest.raises(penstock.InvalidRequest, match="at most 1024 tokens in all") as caught:
             engine.blocking.start_request(PROMPT, bad_words=words)
         assert caught.value.field == "bad_words"
+
+
+def test_many_bad_words_are_tokenised_in_another_thread() -> None:
+    words = ["x" * 200] * 12
+    assert takes_long(PROMPT, penstock.SamplingParams(bad_words=words))
+    assert not takes_long(PROMPT, penstock.SamplingParams(bad_words=words[:2]))

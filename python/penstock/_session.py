@@ -179,7 +179,7 @@ def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
     """Whether to hand this request over takes longer than an event loop should wait."""
     return (
         _is_chat(prompt)
-        or (isinstance(prompt, str) and len(prompt) > LONG_TEXT)
+        or (len(prompt) if isinstance(prompt, str) else 0) + sum(map(len, params.bad_words)) > LONG_TEXT
         or any(getattr(params, field) is not None for field in _COMPILED)
     )
 

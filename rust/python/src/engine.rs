@@ -296,12 +296,8 @@ impl Engine {
             let limit = |error| format!("strings that the tokenizer can encode ({error})");
             let spellings = detach(py, || bad_words::spellings(&params.bad_words.0, tokenizer))?;
             let spellings = spellings.map_err(|error| refuse(params, "bad_words", limit(error)))?;
-            let num_ids: usize = spellings.iter().map(Vec::len).sum();
-            if num_ids > bad_words::MAX_IDS {
-                let limit = format!("at most {} tokens in all, not {num_ids}", bad_words::MAX_IDS);
-                return Err(refuse(params, "bad_words", limit));
-            }
-            request.sampling.bad_words = spellings;
+            let limit = || format!("at most {} tokens in all", bad_words::MAX_IDS);
+            request.sampling.bad_words = spellings.ok_or_else(|| refuse(params, "bad_words", limit()))?;
         }
         if let Some((field, form)) = grammar::wanted(params, formats)? {
             let (target, stop_ids) = (self.target(), &request.stop_token_ids);
