@@ -160,6 +160,7 @@ def test_what_was_broken_off_has_no_score(
     broken = changed(result, choices=[changed(result.choices[0], finish_reason=finish_reason)])
     with pytest.raises(error):
         score_of(broken)
+    assert result.prompt_logprobs is not None
     with pytest.raises(penstock.GenerationError, match="5 of the text's 12 tokens"):
         score_of(changed(result, prompt_logprobs=result.prompt_logprobs[:5]))
 

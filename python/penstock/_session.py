@@ -143,10 +143,10 @@ class Session:
         """Begins a beam search; takes long where `takes_long` says so."""
         native = self.check_open()
         if _is_chat(prompt):
-            prompt = native.encode(self.render_chat(prompt), add_special_tokens=False)
-        elif isinstance(prompt, str):
-            prompt = native.encode(prompt)
-        return BeamSearch(native, prompt, params)
+            beams = native.prepare_beams(self.render_chat(prompt), params, is_chat=True)
+        else:
+            beams = native.prepare_beams(prompt, params)
+        return BeamSearch(native, beams)
 
     def render_chat(
         self,

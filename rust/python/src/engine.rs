@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::bad_words;
+use crate::beams::Beams;
 use crate::config::EngineConfig;
 use crate::contradictions::refuse;
 use crate::detach::detach;
@@ -87,14 +88,7 @@ impl Engine {
         if !is_chat && params.tools.is_some() {
             return Err(refuse(params, "tools", "left out where the prompt is no chat"));
         }
-        let field = Field::request("prompt");
-        let (text, prompt) = if prompt.is_instance_of::<PyString>() {
-            // Chat templates write special tokens themselves.
-            (Some(field.text(prompt)?), self.encode(py, prompt, !is_chat)?)
-        } else {
-            let room = usize::from(!is_scoring);
-            (None, field.token_ids(prompt, self.engine.limits().max_model_len - room, PROMPT)?)
-        };
+        let (text, prompt) = self.read_prompt(py, prompt, is_chat, usize::from(!is_scoring))?;
         let params = if is_scoring { params.for_scoring() } else { params.clone() };
         let target = self.target();
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
@@ -107,29 +101,25 @@ impl Engine {
         Ok(Request { live, params })
     }
 
-    #[pyo3(signature = (prompt, params, port, *, num_likeliest))]
-    fn start_beam(
+    #[pyo3(signature = (prompt, params, *, is_chat = false))]
+    fn prepare_beams(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         params: &SamplingParams,
-        port: &Port,
-        num_likeliest: u32,
-    ) -> Result<Request, Error> {
+        is_chat: bool,
+    ) -> Result<Beams, Error> {
+        let (_text, prompt) = self.read_prompt(py, prompt, is_chat, 1)?;
         let target = self.target();
-        let prompt = Field::request("prompt").token_ids(prompt, target.max_model_len - 1, PROMPT)?;
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
+        let step_params = params.for_beams();
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(&params, None, &prompt, false);
-        let mut request = self.shaped(py, &params, None, params.request(prompt, &target))?;
-        request.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
-        let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
-        port.register(&live);
-        Ok(Request { live, params })
-    }
-
-    fn resolve(&self, params: &SamplingParams, num_prompt_tokens: usize) -> Result<SamplingParams, Error> {
-        params.resolve(&self.target(), num_prompt_tokens, draw_seed())
+        let mut first = self.shaped(py, &step_params, None, step_params.request(prompt, &target))?;
+        // So many that enough beams go on where others end.
+        let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
+        first.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
+        Ok(Beams::new(self.engine.clone(), style, params, step_params, first))
     }
 
     #[pyo3(signature = (text, *, add_special_tokens = true))]
@@ -268,6 +258,22 @@ impl Engine {
             penstock_engine::Engine::start(limits, |completions| Box::new(Inventor::start(completions)));
         self.engine = started.map_err(|error| Error::Defect(error.to_string()))?;
         Ok(self)
+    }
+
+    /// The text of a prompt, if it is one, and its tokens; ids leave room for `room` more.
+    fn read_prompt(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        is_chat: bool,
+        room: usize,
+    ) -> Result<(Option<String>, Vec<u32>), Error> {
+        let field = Field::request("prompt");
+        if prompt.is_instance_of::<PyString>() {
+            // Chat templates write special tokens themselves.
+            return Ok((Some(field.text(prompt)?), self.encode(py, prompt, !is_chat)?));
+        }
+        Ok((None, field.token_ids(prompt, self.engine.limits().max_model_len - room, PROMPT)?))
     }
 
     fn style(&self, params: &SamplingParams, text: Option<String>, prompt: &[u32], is_chat: bool) -> Style {
