@@ -45,6 +45,24 @@ def test_errors_are_the_same(engine: penstock.Engine) -> None:
         penstock.Engine("model").blocking.generate("x")
 
 
+def test_what_is_wrong_with_a_call_says_what_is_right(engine: penstock.Engine) -> None:
+    with pytest.raises(penstock.InvalidRequest, match="one prompt a call; start several"):
+        engine.blocking.generate(["one", "two"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"with engine\.blocking\.stream\(\.\.\.\) as request"):
+        iter(engine.blocking.stream(PROMPT))
+    with pytest.raises(penstock.EngineStopped, match="`with engine`"):
+        penstock.Engine("model").blocking.generate(PROMPT)
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_is_not_entered_says_so(engine: penstock.Engine) -> None:
+    with pytest.raises(TypeError, match=r"async with engine\.stream"):
+        await engine.stream(PROMPT)
+    with pytest.raises(TypeError, match=r"async with engine\.stream"):
+        async for _ in engine.stream(PROMPT):
+            pass
+
+
 def test_a_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) -> None:
     request = engine.blocking.start_request(PROMPT, LONG)
     with pytest.warns(ResourceWarning, match="dropped unfinished"):

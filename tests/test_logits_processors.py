@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 import pytest
 
 import penstock
-from api_support import PROMPT, SHORT, assert_at_rest, bits_of, make_engine, start_python
+from api_support import LONG, PROMPT, SHORT, assert_at_rest, bits_of, make_engine, start_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -111,6 +113,44 @@ async def test_a_failure_ends_its_request_and_no_other(engine: penstock.Engine, 
             await engine.generate(PROMPT, SHORT, logits_processors=[FAILURES[reason]])
         assert bits_of(await other.result()) == bits_of(alone)
     await assert_at_rest(engine)
+
+
+WAITS: dict[str, Callable[[penstock.Engine, Any], object]] = {
+    "score": lambda engine, _: engine.blocking.score("a"),
+    "generate": lambda engine, _: engine.blocking.generate("a"),
+    "result": lambda _, request: request.result(),
+    "close": lambda engine, _: engine.close(),
+    "aclose": lambda engine, _: anyio.run(engine.aclose),
+    "flush_prefix_cache": lambda engine, _: engine.flush_prefix_cache(),
+    "event loop": lambda engine, _: anyio.run(engine.generate, "a"),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("way", WAITS)
+async def test_waiting_for_the_engine_inside_a_processor_is_an_error(
+    engine: penstock.Engine, way: str
+) -> None:
+    with engine.blocking.stream(PROMPT, LONG) as other:
+
+        def wait(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+            WAITS[way](engine, other)
+
+        with pytest.raises(penstock.GenerationError, match="cannot be waited for inside a logits processor"):
+            await engine.generate(PROMPT, SHORT, logits_processors=[wait])
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_what_a_processor_raised_is_logged_with_its_place(
+    engine: penstock.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = fail.__code__.co_firstlineno + 2
+    with pytest.raises(penstock.GenerationError, match=rf"not today \({re.escape(__file__)}, line {line}\)"):
+        await engine.generate(PROMPT, SHORT, logits_processors=[fail])
+    [record] = caplog.records
+    assert record.name == "penstock"
+    assert f'{__file__}", line {line}, in fail' in record.getMessage()
 
 
 def test_a_processor_is_let_go_of_after_its_request(engine: penstock.Engine) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -39,6 +41,17 @@ class Script(NamedTuple):
 
     seed: int
     token_ids: tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights behind a template that shows tools."""
+    model = shutil.copytree(tiny_model, tmp_path_factory.mktemp("showing") / "model")
+    file = model / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"] += "{% if tools %} {% endif %}"
+    file.write_text(json.dumps(config))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +153,7 @@ async def test_special_tokens_that_mark_calls_are_read_though_the_text_leaves_th
         result = await engine.generate(MESSAGES, params(pieces))
         shown = await engine.generate(MESSAGES, params(pieces), skip_special_tokens=False)
         stopped = await engine.generate(MESSAGES, params(pieces), stop="</tool_call>")
-        untold = await engine.generate(MESSAGES, params(pieces).replace(tools=None))
+        untold = await engine.generate(MESSAGES, params(pieces).replace(tool_choice="none"))
     plain = [piece for piece in pieces if piece not in {*TAGS, "<|other|>"}]
     assert result.text == "".join(plain)
     assert (result.reasoning, result.content) == ("Let me see.", "I ask.")
@@ -160,7 +173,7 @@ async def test_a_text_that_is_no_chat_is_not_parsed(
 ) -> None:
     pieces = [*THINKING, *CALLING]
     async with model_saying(pieces) as engine:
-        prompt = engine.render_chat(MESSAGES)
+        prompt = engine.render_chat(MESSAGES, tools=TOOLS)
         text = await engine.generate(prompt, params(pieces).replace(tools=None))
         request = await engine.start_request(prompt, params(pieces).replace(tools=None))
         chunks = [chunk async for chunk in request]
@@ -187,7 +200,7 @@ async def test_formats_are_those_of_the_configuration(
 ) -> None:
     pieces = [*THINKING, *CALLING]
     async with model_saying(pieces, tool_parser="none", reasoning_parser="none") as engine:
-        result = await engine.generate(MESSAGES, params(pieces))
+        result = await engine.generate(MESSAGES, params(pieces), tool_choice="none")
         assert result.content == result.text
         assert (result.reasoning, result.tool_calls) == ("", ())
     async with model_saying(pieces, reasoning_parser="none") as engine:
@@ -201,5 +214,5 @@ async def test_an_echo_is_no_part_of_what_is_parsed(
     pieces = [*THINKING, "Hot."]
     async with model_saying(pieces) as engine:
         result = await engine.generate(MESSAGES, params(pieces), echo=True)
-        assert result.text == engine.render_chat(MESSAGES) + "".join(pieces)
+        assert result.text == engine.render_chat(MESSAGES, tools=TOOLS) + "".join(pieces)
         assert (result.reasoning, result.content) == ("Let me see.", "Hot.")

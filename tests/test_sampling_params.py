@@ -6,8 +6,10 @@ import copy
 import itertools
 import json
 import pickle
+import re
 import shutil
 import tracemalloc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,6 +32,7 @@ SCHEMA: dict[str, Any] = {
     "json_schema": {"name": "point", "schema": {"type": "object", "properties": {"y": {}, "x": {}}}},
 }
 NAMED = {"type": "function", "function": {"name": "weather"}}
+NAMED_NEWS = {"type": "function", "function": {"name": "news"}}
 
 CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "at most max_tokens, 3": ("min_tokens", {"min_tokens": 4, "max_tokens": 3}),
@@ -119,6 +122,60 @@ def test_a_contradiction_is_named(limit: str) -> None:
         penstock.SamplingParams(**options)
     assert caught.value.field == field
     assert limit in str(caught.value.limit)
+
+
+HINTS: dict[str, tuple[dict[str, Any], str]] = {
+    "top_k": ({"top_k": -2}, "an integer from -1"),
+    "logit_bias keys": ({"logit_bias": {"5": 1}}, "token ids (integers from 0) as keys"),
+    "logit_bias": ({"logit_bias": {5: 1, 7: 101}}, "from -100 to 100, the bias of token 7"),
+    "stop": ({"stop": b"x"}, "a string or a sequence of strings"),
+    "logprobs": ({"logprobs": 5}, "top_logprobs"),
+    "top_logprobs": ({"top_logprobs": 2}, "set logprobs=True"),
+    "tool_choice name": ({"tools": [TOOL], "tool_choice": NAMED_NEWS}, "one of the tools: 'weather'"),
+    "tool_choice": ({"tools": [TOOL], "tool_choice": {"name": "weather"}}, "'function': {'name': ...}"),
+    "tools": ({"tools": [{"type": "function", "function": {"name": "a", "strict": 1}}]}, "True or False"),
+}
+
+
+@pytest.mark.parametrize("case", HINTS)
+def test_what_is_wrong_says_what_is_right(case: str) -> None:
+    options, hint = HINTS[case]
+    with pytest.raises(penstock.InvalidRequest) as caught:
+        penstock.SamplingParams(**options)
+    assert caught.value.field == case.partition(" ")[0]
+    assert hint in str(caught.value)
+
+
+UNKNOWN = {
+    "max_new_tokens": "a request has no keyword 'max_new_tokens': did you mean max_tokens?",
+    "guided_json": "did you mean response_format?",
+    "temprature": "did you mean temperature?",
+    "stream": "engine.stream",
+    "timeout": "deadline",
+    "threads": "it is one of Engine",
+    "xyzzy": "SamplingParams has them all",
+}
+
+
+@pytest.mark.parametrize("keyword", UNKNOWN)
+def test_an_unknown_keyword_is_named_with_what_was_meant(keyword: str) -> None:
+    options: dict[str, Any] = {keyword: 1}
+    for call in (
+        partial(penstock.SamplingParams, **options),
+        partial(penstock.SamplingParams().replace, **options),
+    ):
+        with pytest.raises(TypeError, match=re.escape(UNKNOWN[keyword])):
+            call()
+
+
+def test_an_unknown_keyword_of_an_engine_is_named_with_what_was_meant() -> None:
+    for keyword, hint in {
+        "gpu_memory_utilization": "no keyword 'gpu_memory_utilization': did you mean memory_ratio?",
+        "max_num_seq": "did you mean max_num_seqs?",
+        "temperature": "it is one of a request",
+    }.items():
+        with pytest.raises(TypeError, match=re.escape(hint)):
+            penstock.Engine("model", **{keyword: 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", TOGETHER, ids=str)

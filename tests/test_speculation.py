@@ -97,17 +97,28 @@ async def test_all_of_them_at_once_have_the_same_bits_too(
     assert answers == plain
 
 
-def test_drafts_that_come_true_save_steps(tiny_model: Path) -> None:
-    def count_steps(**config: Any) -> int:
-        with make_engine(tiny_model, **config) as engine:
-            before = engine.stats().steps
-            # Only these tokens, and most of all the same: whatever the weights say, it repeats itself.
-            engine.blocking.generate(
-                REPEATING, temperature=0, max_tokens=100, ignore_eos=True, allowed_token_ids=[5]
-            )
-            return engine.stats().steps - before
+def count(model: Path, *, max_tokens: int = 100, **config: Any) -> tuple[int, int, int]:
+    """Steps, drafted and accepted tokens of an answer that repeats one token."""
+    with make_engine(model, **config) as engine:
+        # Only this token is allowed, whatever the weights say.
+        engine.blocking.generate(
+            REPEATING, temperature=0, max_tokens=max_tokens, ignore_eos=True, allowed_token_ids=[5]
+        )
+        stats = engine.stats()
+        return stats.steps, stats.drafted_tokens, stats.accepted_tokens
 
-    assert count_steps(speculation="ngram") < count_steps() / 2
+
+def test_drafts_that_come_true_save_steps(tiny_model: Path) -> None:
+    num_plain, *_ = count(tiny_model)
+    num_steps, num_drafted, num_accepted = count(tiny_model, speculation="ngram")
+    assert num_steps < num_plain / 2
+    assert 70 < num_accepted <= num_drafted
+    assert num_plain - num_steps == num_accepted, "each saves a step of its own"
+
+
+def test_nobody_guesses_unless_asked_to(tiny_model: Path) -> None:
+    assert penstock.EngineConfig().speculation is None
+    assert count(tiny_model, max_tokens=20)[1:] == (0, 0)
 
 
 def test_what_a_grammar_forces_saves_steps_without_speculation(tiny_model: Path) -> None:

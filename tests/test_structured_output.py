@@ -86,6 +86,22 @@ async def test_every_answer_is_valid_under_its_schema(
 
 
 @pytest.mark.anyio
+async def test_a_strict_schema_is_closed_at_every_level(engine: penstock.Engine) -> None:
+    inner = {"type": "object", "properties": {"properties": {"enum": [1]}}, "required": ["properties"]}
+    one_of = {"type": "array", "items": inner, "minItems": 1, "maxItems": 1}
+    schema = {
+        "type": "object",
+        "properties": {"one": {"$ref": "#/$defs/inner"}, "all": one_of},
+        "required": ["one", "all"],
+        "$defs": {"inner": inner},
+    }
+    named = {"name": "answer", "schema": schema, "strict": True}
+    request = {"response_format": {"type": "json_schema", "json_schema": named}, "max_tokens": 100}
+    for result in await ask_all(engine, [request] * 4):
+        assert json.loads(result.text) == {"one": {"properties": 1}, "all": [{"properties": 1}]}
+
+
+@pytest.mark.anyio
 async def test_json_object_means_any_object(engine: penstock.Engine, closers: dict[int, float]) -> None:
     request = {"response_format": {"type": "json_object"}, "max_tokens": 400, "logit_bias": closers}
     for result in await ask_all(engine, [request] * 8):

@@ -113,6 +113,50 @@ async def test_without_parallel_calls_there_is_one(demo: penstock.Engine) -> Non
         assert len(result.tool_calls) == 1
 
 
+NOTHING: list[dict[str, Any]] = [{}, {"parameters": {"type": "object", "properties": {}}}]
+LOOSE = {
+    "type": "object",
+    "properties": {"pair": {"$ref": "#/$defs/pair"}},
+    "required": ["pair"],
+    "$defs": {"pair": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("parameters", NOTHING, ids=["left out", "none"])
+async def test_a_tool_without_parameters_is_called_without_arguments(
+    hermes: penstock.Engine, parameters: dict[str, Any]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "now", **parameters}}]
+    result = await hermes.generate(
+        ASKED, max_tokens=60, tools=tools, tool_choice="required", parallel_tool_calls=False
+    )
+    [call] = result.tool_calls
+    assert (call.name, call.arguments) == ("now", "{}")
+
+
+@pytest.mark.anyio
+async def test_strict_parameters_are_all_that_there_is(hermes: penstock.Engine) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": LOOSE}}]
+    result = await hermes.generate(
+        ASKED, max_tokens=80, temperature=1.0, tools=tools, tool_choice="required", parallel_tool_calls=False
+    )
+    assert json.loads(result.tool_calls[0].arguments) == {"pair": {"a": 1}}
+
+
+@pytest.mark.anyio
+async def test_tools_that_the_template_hides_can_be_called_for_but_not_offered(demo: penstock.Engine) -> None:
+    for choice in ("auto", None):
+        with pytest.raises(penstock.InvalidRequest, match="does not show tools to the model") as raised:
+            await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
+        assert raised.value.field == "tools"
+    assert (await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice="none")).token_ids
+    broken = [{"type": "function", "function": {"name": "f", "parameters": {"type": "banana"}}}]
+    with pytest.raises(penstock.InvalidRequest) as raised:
+        await demo.generate(ASKED, max_tokens=1, tools=broken, tool_choice="required")
+    assert raised.value.field == "tools"
+
+
 @pytest.mark.anyio
 async def test_the_pieces_of_a_stream_make_the_calls_of_the_result(demo: penstock.Engine) -> None:
     async with demo.stream(
@@ -217,6 +261,6 @@ async def test_tools_need_messages_and_a_known_way_of_calling(
         assert raised.value.field == "tools"
     async with make_engine(tiny_model) as engine:
         with pytest.raises(penstock.InvalidRequest, match="tool_parser") as raised:
-            await engine.generate(ASKED, tools=TOOLS)
+            await engine.generate(ASKED, tools=TOOLS, tool_choice="required")
         assert raised.value.field == "tools"
         await assert_at_rest(engine)

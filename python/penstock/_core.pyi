@@ -40,6 +40,7 @@ __all__ = [
     "testing_inventing_engine",
     "testing_log",
     "testing_logits",
+    "testing_probabilities",
     "testing_tensor",
 ]
 
@@ -794,6 +795,8 @@ class Stats:
     - `host_blocks_total`, `host_blocks_used`: blocks of the host tier.
     - `requests_admitted`, `requests_finished`, `prompt_tokens`, `generation_tokens`, `steps`: counted since
       the engine opened. Prompt tokens are those that were computed.
+    - `drafted_tokens`, `accepted_tokens`: tokens that were guessed ahead (`speculation`) or that a form left
+      no choice about, and those of them that came true and so saved a step of their own.
     - `prefix_query_tokens`, `prefix_hit_tokens`, `prefix_host_hit_tokens`: prompt tokens that were looked
       up in the prefix cache, those it had, and those of them that came from the host tier.
     - `preemptions`, `swaps`, `recomputed_tokens`: how often a request gave up its memory to others, how
@@ -814,6 +817,8 @@ class Stats:
         requests_finished: int,
         prompt_tokens: int,
         generation_tokens: int,
+        drafted_tokens: int,
+        accepted_tokens: int,
         steps: int,
         blocks_cached: int,
         host_blocks_total: int,
@@ -845,6 +850,10 @@ class Stats:
     def prompt_tokens(self) -> int: ...
     @property
     def generation_tokens(self) -> int: ...
+    @property
+    def drafted_tokens(self) -> int: ...
+    @property
+    def accepted_tokens(self) -> int: ...
     @property
     def steps(self) -> int: ...
     @property
@@ -1108,6 +1117,10 @@ class Engine:
     def flush_prefix_cache(self) -> None:
         """Forgets what no open request uses, and lets nobody share what is used. Raises `EngineStopped`."""
 
+    @staticmethod
+    def check_may_wait() -> None:
+        """Raises `RuntimeError` inside a logits processor, which whoever waited would wait for."""
+
     def stop(self) -> None:
         """Begins a shutdown that needs nobody to wait for it; may be repeated.
 
@@ -1198,6 +1211,20 @@ def testing_logits(
     chunk: int = 512,
 ) -> bytes:
     """A private hook for tests: logits after each token, little-endian float32 `[tokens, vocabulary]`."""
+
+def testing_probabilities(
+    logits: bytes,
+    params: SamplingParams,
+    *,
+    prompt: Sequence[int],
+    generated: Sequence[int] = ...,
+    bad_words: Sequence[Sequence[int]] = ...,
+    mask: Sequence[int] | None = None,
+) -> bytes:
+    """A private hook for tests: the probabilities that the next token would be drawn with, 0 where it is cut.
+
+    Both are little-endian float32; a bad word is token ids, and `mask` has 32 ids a word.
+    """
 
 def testing_failing_engine(path: str | os.PathLike[str], config: EngineConfig, failing_token: int) -> Engine:
     """A private hook for tests: an engine in which every step that computes this token fails."""

@@ -87,7 +87,9 @@ class Session:
         """From now on it is closed and its threads are ending; returns the engine to wait for, if any.
 
         Never waits, so nothing can come between: whoever is interrupted afterwards leaves nothing running.
+        Raises `RuntimeError` inside a logits processor, before anything has changed.
         """
+        _core.Engine.check_may_wait()
         self._is_closed = True
         if self._native is not None:
             self._native.stop()
@@ -114,6 +116,11 @@ class Session:
         """What `submit` needs: messages as copies of what they are now, and the parameters."""
         self.check_open()
         params = merge(_core.SamplingParams, params, options)
+        if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], str):
+            limit = "one prompt a call; start several side by side"
+            raise InvalidRequest(
+                f"prompt is a sequence of strings; it must be {limit}", "prompt", None, limit
+            )
         return (checked(prompt) if _is_chat(prompt) else prompt), params
 
     def prepare_scoring(
@@ -130,6 +137,8 @@ class Session:
         """Hands a request to the native engine; takes long where `takes_long` says so."""
         if _is_chat(prompt):
             text = self.render_chat(prompt, tools=params.tools)
+            if params.tools and params.tool_choice in (None, "auto") and text == self.render_chat(prompt):
+                raise _hidden_tools(params.tools)
             return self.check_open().start_request(text, params, port, is_chat=True)
         return self.check_open().start_request(prompt, params, port)
 
@@ -196,5 +205,11 @@ def _no_template(name: str, names: Sequence[str]) -> InvalidRequest:
     return InvalidRequest(f"this model has no chat template {name!r}: {limit}", "template", name, limit)
 
 
-_NOT_OPEN = "the engine is not open: enter it (`async with engine`), or `await engine.start()`"
+def _hidden_tools(tools: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    limit = "left out, or called for by tool_choice='required' or a named function, which needs no showing"
+    message = f"the chat template does not show tools to the model, which cannot choose: they must be {limit}"
+    return InvalidRequest(message, "tools", tools, limit)
+
+
+_NOT_OPEN = "the engine is not open: enter it (`async with engine`, or `with engine` without an event loop)"
 _CLOSED = "the engine was closed; make a new one"

@@ -32,6 +32,9 @@ MAX_NESTING = 100
 CACHED_TEMPLATES = 32
 """Compiled templates kept, the least recently used one dropped first."""
 
+# A text that no template has.
+_PROBE = "\ue0a7penstock\ue0a7"
+
 # Names under which reasoning is passed. Templates read the first; gpt-oss's reads the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -63,8 +66,6 @@ class ChatTemplate:
 
         Raises `InvalidRequest` if a message is malformed or the template refuses the conversation.
         """
-        from penstock import _chat_sandbox
-
         taken = self._special_tokens.keys() | self._template.environment.globals.keys()
         if clash := sorted(taken & variables.keys()):
             message = f"chat template variable {clash[0]!r} is the template's own"
@@ -74,11 +75,47 @@ class ChatTemplate:
         values.update(self._special_tokens)
         values["messages"] = checked(messages)
         values["add_generation_prompt"] = add_generation_prompt
+        if any(isinstance(message.get("content"), list) for message in values["messages"]):
+            values["messages"] = self._with_content_as_known(values["messages"])
+        try:
+            return self._render(values)
+        except InvalidRequest:
+            # A message that calls has no content, which a template may want to add to.
+            with_content = [_with_content(message) for message in values["messages"]]
+            if with_content == values["messages"]:
+                raise
+            return self._render({**values, "messages": with_content})
+
+    def _render(self, values: dict[str, Any]) -> str:
+        from penstock import _chat_sandbox
+
         try:
             return _chat_sandbox.render(self._template, values)
         except _chat_sandbox.TemplateFailure as error:
             message = f"the chat template refuses these messages: {error}"
             raise InvalidRequest(message, "messages") from error.__cause__
+
+    def _with_content_as_known(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages; where the template knows no parts, with those of text joined."""
+        if self._knows_parts:
+            return messages
+        return [
+            {**message, "content": _joined(message["content"], f"messages[{index}].content")}
+            if isinstance(message.get("content"), list)
+            else message
+            for index, message in enumerate(messages)
+        ]
+
+    @functools.cached_property
+    def _knows_parts(self) -> bool:
+        """Whether the text of a part is written as text; many templates would write the whole list."""
+        probe = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+        values = {"tools": None, "documents": None, **self._special_tokens}
+        try:
+            text = self._render({**values, "messages": [probe], "add_generation_prompt": True})
+        except InvalidRequest:
+            return False
+        return _PROBE in text and not any(f"{quote}type{quote}" in text for quote in "'\"")
 
 
 @functools.lru_cache(maxsize=CACHED_TEMPLATES)
@@ -128,6 +165,19 @@ def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
+
+
+def _with_content(message: dict[str, Any]) -> dict[str, Any]:
+    """The message; where it calls and says nothing, with the content that says nothing."""
+    return {"content": "", **message} if "tool_calls" in message else message
+
+
+def _joined(parts: list[dict[str, Any]], field: str) -> str:
+    """The text of parts that are nothing but text."""
+    for index, part in enumerate(parts):
+        if part["type"] != "text" or not isinstance(part.get("text"), str):
+            raise _wrong(f"{field}[{index}]", part, "a text: the model's chat template takes no other parts")
+    return "".join(part["text"] for part in parts)
 
 
 def _tool_call(call: Any) -> Any:

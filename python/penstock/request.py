@@ -11,6 +11,7 @@ import anyio.lowlevel
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from types import TracebackType
+    from typing import NoReturn
 
     from penstock import _core
     from penstock._core import Chunk, Port, Result, SamplingParams
@@ -207,6 +208,12 @@ class Stream(_Stream[Request]):
         self._request = await self._start()
         return self._request
 
+    def __await__(self) -> NoReturn:
+        raise TypeError(_ENTER)
+
+    def __aiter__(self) -> NoReturn:
+        raise TypeError(_ENTER)
+
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
@@ -226,6 +233,9 @@ class BlockingStream(_Stream[BlockingRequest]):
         self._request = self._start()
         return self._request
 
+    def __iter__(self) -> NoReturn:
+        raise TypeError(_ENTER_BLOCKING)
+
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
@@ -233,3 +243,7 @@ class BlockingStream(_Stream[BlockingRequest]):
         traceback: TracebackType | None,
     ) -> None:
         self._leave()
+
+
+_ENTER = "enter it first: `async with engine.stream(...) as request: async for chunk in request`"
+_ENTER_BLOCKING = "enter it first: `with engine.blocking.stream(...) as request: for chunk in request`"

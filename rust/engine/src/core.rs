@@ -253,7 +253,7 @@ impl Core {
                 self.counters.accepted_tokens += num_appended.min(u64::from(answer.num_tokens) - 1);
             }
             if work.sample.is_some() {
-                sequence.expect(&plan.forced[answer.forced.start as usize..answer.forced.end as usize]);
+                sequence.look_ahead(&plan.forced[answer.forced.start as usize..answer.forced.end as usize]);
             }
             let computed = self.scheduler.row_computed(work, owner, now);
             self.counters.prompt_tokens += computed.prompt as u64;

@@ -99,7 +99,7 @@ fn tokens(params: &SamplingParams) -> Found {
 
 fn reports(params: &SamplingParams) -> Found {
     let has_none = !params.logprobs && params.prompt_logprobs.is_none();
-    let limit = "left out where logprobs is False";
+    let limit = "left out where logprobs is False: set logprobs=True";
     found(!params.logprobs && params.top_logprobs.is_some(), "top_logprobs", limit).or_else(|| {
         let limit = "left out where there are neither logprobs nor prompt_logprobs";
         found(has_none && params.logprobs_mode != "raw", "logprobs_mode", limit)
@@ -147,7 +147,8 @@ fn tools(params: &SamplingParams) -> Found {
     };
     match &params.tool_choice {
         Some(ToolChoice::Function { name, .. }) if !tools.has(name) => {
-            return found(true, "tool_choice", "the name of one of the tools");
+            let names: Vec<_> = tools.functions.iter().map(|tool| format!("'{}'", tool.name)).collect();
+            return found(true, "tool_choice", format!("the name of one of the tools: {}", names.join(", ")));
         }
         Some(ToolChoice::None) => return None,
         _ => {}

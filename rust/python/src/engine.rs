@@ -29,6 +29,7 @@ use crate::live::Live;
 use crate::logs;
 use crate::params::SamplingParams;
 use crate::port::Port;
+use crate::processors;
 use crate::request::Request;
 use crate::resolve::{self, Target};
 use crate::results::{ModelInfo, Stats};
@@ -84,6 +85,7 @@ impl Engine {
         is_chat: bool,
         is_scoring: bool,
     ) -> Result<Request, Error> {
+        processors::check_may_wait()?;
         check_single(params)?;
         if !is_chat && params.tools.is_some() {
             return Err(refuse(params, "tools", "left out where the prompt is no chat"));
@@ -192,7 +194,13 @@ impl Engine {
         if !self.engine.is_running() {
             return Err(Error::Stopped);
         }
+        processors::check_may_wait()?;
         detach(py, || self.engine.flush_prefix_cache())
+    }
+
+    #[staticmethod]
+    fn check_may_wait() -> PyResult<()> {
+        processors::check_may_wait()
     }
 
     /// The engine's shutdown may wait for a place in a full mailbox, and then waits for a step: another thread does it.
@@ -207,6 +215,7 @@ impl Engine {
     }
 
     fn shutdown(&self, py: Python<'_>) -> Result<(), Error> {
+        processors::check_may_wait()?;
         let done = detach(py, || self.engine.shutdown());
         logs::drain(py)?;
         done

@@ -59,7 +59,7 @@ pub fn wanted(
         [opening, closing] => Some((if is_opened { "" } else { *opening }.to_owned(), (*closing).to_owned())),
         _ => None,
     });
-    Ok(Some(("tool_choice", tool_calls(params, tools, format.literals(), thinking))))
+    Ok(Some(("tools", tool_calls(params, tools, format.literals(), thinking))))
 }
 
 /// GBNF is told by what it writes between a rule's name and its body; Lark has a colon there.

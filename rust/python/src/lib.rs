@@ -31,6 +31,7 @@ mod resolve;
 mod results;
 mod rows;
 mod script;
+mod strictness;
 mod structure;
 mod tensor;
 mod testing;
@@ -62,7 +63,8 @@ mod _core {
     use crate::tensor::Tensor;
     #[pymodule_export]
     use crate::testing::{
-        testing_failing_engine, testing_inventing_engine, testing_log, testing_logits, testing_tensor,
+        testing_failing_engine, testing_inventing_engine, testing_log, testing_logits, testing_probabilities,
+        testing_tensor,
     };
 
     /// Version of the package.

@@ -70,7 +70,7 @@ options! {
         include_stop_in_output: bool = false, Field::boolean;
         ignore_eos: bool = false, Field::boolean;
         seed: Option<u64> = None, |field: Field, value| field.integer(value, 0..=u64::MAX);
-        logprobs: bool = false, Field::boolean;
+        logprobs: bool = false, read_logprobs;
         top_logprobs: Option<u32> = None, read_num_logprobs;
         prompt_logprobs: Option<u32> = None, read_num_logprobs;
         logprobs_mode: String = raw, |field: Field, value| field.choice(value, &["raw", "processed"]);
@@ -105,7 +105,10 @@ impl Biases {
             return Err(field.refuse(value, format!("at most {MAX_BIASES} ids")));
         }
         let pair = |(id, bias): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
-            Ok((read_u32(field, &id)?, read_range(field, &bias, -100.0, 100.0)? + 0.0))
+            let token =
+                read_u32(field, &id).map_err(|_| field.refuse(&id, "token ids (integers from 0) as keys"))?;
+            let limit = format!("a number from -100 to 100, the bias of token {token}");
+            Ok((token, field.number(&bias, &limit, |bias| (-100.0..=100.0).contains(&bias))? + 0.0))
         };
         // A list of its own, for numbers may be of classes whose conversion changes the dict.
         let pairs: Vec<_> = biases.iter().collect();
@@ -133,8 +136,18 @@ fn read_u32(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
 
 /// -1 is the other way to say all.
 fn read_top_k(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
-    let is_all = !value.is_instance_of::<PyBool>() && value.extract::<i64>().is_ok_and(|number| number == -1);
-    if is_all { Ok(0) } else { read_u32(field, value) }
+    let number = if value.is_instance_of::<PyBool>() { None } else { value.extract::<i64>().ok() };
+    match number {
+        Some(-1) => Ok(0),
+        Some(number) if u32::try_from(number).is_ok() => Ok(number as u32),
+        _ => Err(field.refuse(value, format!("an integer from -1 to {}; -1 and 0 are all", u32::MAX))),
+    }
+}
+
+/// Other interfaces have a number here.
+fn read_logprobs(field: Field, value: &Bound<'_, PyAny>) -> Result<bool, Error> {
+    let limit = "True or False; how many of the likeliest tokens are told of is top_logprobs";
+    value.cast::<PyBool>().map(|value| value.is_true()).map_err(|_| field.refuse(value, limit))
 }
 
 fn read_num_logprobs(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
@@ -189,7 +202,8 @@ fn read_stops(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<String>, E
     if value.is_instance_of::<PyString>() {
         return Ok(Tuple(vec![field.text_within(value, MAX_STOP_CHARS)?]));
     }
-    read_texts(field, value, MAX_STOPS, MAX_STOP_CHARS)
+    let read = |text: &Bound<'_, PyAny>| field.text_within(text, MAX_STOP_CHARS);
+    field.items(value, MAX_STOPS, "strings", "a string or a sequence of strings", read).map(Tuple)
 }
 
 fn read_texts(

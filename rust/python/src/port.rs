@@ -10,6 +10,7 @@ use crate::detach::detach;
 use crate::errors::Error;
 use crate::live::Live;
 use crate::logs;
+use crate::processors::check_may_wait;
 
 /// How often a blocking wait looks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
@@ -27,6 +28,7 @@ impl Port {
     #[new]
     #[pyo3(signature = (*, blocking = false))]
     fn new(blocking: bool) -> PyResult<Self> {
+        check_may_wait()?;
         let inner = if blocking {
             penstock_engine::Port::with_condvar()
         } else {
@@ -57,6 +59,7 @@ impl Port {
     }
 
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        check_may_wait()?;
         while !detach(py, || self.inner.wait(Some(SIGNAL_INTERVAL)))? {
             py.check_signals()?;
         }

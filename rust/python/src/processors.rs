@@ -4,13 +4,17 @@
 //! length of a call, with no lock held. References to callables may be dropped on any thread; PyO3 gives them back when
 //! next somebody is attached.
 //!
+//! What waits for a step of an engine would wait in a processor for the thread it runs on, and so for ever. So a mark on
+//! the thread lasts as long as the call, and whatever waits asks [`check_may_wait`] first.
+//!
 //! The interpreter ends threads that come back to it while it goes away, which would end the process badly. So its exit
 //! closes a gate first and waits for the call that is inside; later calls fail.
 
+use std::cell::Cell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use penstock_engine::request::LogitsProcessor;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
@@ -25,6 +29,19 @@ const GOING_AWAY: &str = "the interpreter is going away";
 
 static GATE: Mutex<Gate> = Mutex::new(Gate { is_closed: false, inside: 0 });
 static LEFT: Condvar = Condvar::new();
+
+thread_local! {
+    /// Whether a processor is being called on this thread.
+    static IS_CALLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// An error on a thread that is inside a processor.
+pub fn check_may_wait() -> PyResult<()> {
+    if IS_CALLING.get() {
+        return Err(PyRuntimeError::new_err("the engine cannot be waited for inside a logits processor"));
+    }
+    Ok(())
+}
 
 /// What calls go through.
 struct Gate {
@@ -69,12 +86,14 @@ impl Inside {
             return None;
         }
         gate.inside += 1;
+        IS_CALLING.set(true);
         Some(Self)
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
+        IS_CALLING.set(false);
         Gate::lock().inside -= 1;
         LEFT.notify_all();
     }
@@ -114,8 +133,12 @@ impl LogitsProcessor for Processor {
         let called = Python::try_attach(|py| {
             self.call(py, prompt, generated, logits).map_err(|error| {
                 let trace = error.traceback(py).and_then(|trace| trace.format().ok()).unwrap_or_default();
-                log::warn!("a logits processor raised:\n{trace}{error}");
-                error.to_string()
+                // The library has another name than the crate, and its records would not be let through.
+                log::warn!(target: "penstock_python", "a logits processor raised:\n{trace}{error}");
+                match place_of(py, &error) {
+                    Some(place) => format!("{error} ({place})"),
+                    None => error.to_string(),
+                }
             })
         });
         called.unwrap_or_else(|| Err(GOING_AWAY.to_owned()))
@@ -138,6 +161,18 @@ impl Processor {
             None => Ok(()),
         }
     }
+}
+
+/// File and line of the frame that raised, where one of Python did.
+fn place_of(py: Python<'_>, error: &PyErr) -> Option<String> {
+    let mut trace = error.traceback(py)?.into_any();
+    while let Some(next) = trace.getattr("tb_next").ok().filter(|next| !next.is_none()) {
+        trace = next;
+    }
+    let code = trace.getattr("tb_frame").and_then(|frame| frame.getattr("f_code")).ok()?;
+    let file: String = code.getattr("co_filename").and_then(|file| file.extract()).ok()?;
+    let line: usize = trace.getattr("tb_lineno").and_then(|line| line.extract()).ok()?;
+    Some(format!("{file}, line {line}"))
 }
 
 impl PartialEq for Processors {

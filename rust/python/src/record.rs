@@ -55,6 +55,14 @@ pub fn replace<'py>(
     object.get_type().call((), Some(&values))
 }
 
+/// The error for keywords that a class does not have; what was meant instead is said in Python.
+pub fn unknown(class: &str, keywords: &Bound<'_, PyDict>) -> PyErr {
+    let module = keywords.py().import("penstock._keywords");
+    let error =
+        module.and_then(|module| module.call_method1("unknown", (class, keywords.keys().get_item(0)?)));
+    error.map_or_else(|error| error, PyErr::from_value)
+}
+
 /// A sequence that Python sees as a tuple, so that a frozen object stays frozen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuple<T>(pub Vec<T>);
@@ -202,11 +210,15 @@ macro_rules! options {
             $name { $($field: $type),* }
 
             #[new]
-            #[pyo3(signature = (*, $($field = None),*), text_signature = None)]
+            #[pyo3(signature = (*, $($field = None),*, **unknown), text_signature = None)]
             #[allow(clippy::too_many_arguments, reason = "keyword-only, one a field")]
             fn new(
-                $($field: Option<&pyo3::Bound<'_, pyo3::PyAny>>),*
+                $($field: Option<&pyo3::Bound<'_, pyo3::PyAny>>,)*
+                unknown: Option<&pyo3::Bound<'_, pyo3::types::PyDict>>,
             ) -> Result<Self, $crate::errors::Error> {
+                if let Some(unknown) = unknown {
+                    return Err($crate::record::unknown(stringify!($name), unknown).into());
+                }
                 let options = Self {
                     $($field: match $field {
                         Some(value) => ($read)($wrap(stringify!($field)), value)?.into(),

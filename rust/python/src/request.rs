@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use crate::assembly::End;
 use crate::errors::Error;
 use crate::live::{Goal, Live};
+use crate::logs;
 use crate::params::SamplingParams;
 use crate::results::{Chunk, Result as Answer};
 
@@ -54,21 +55,24 @@ impl Request {
         self.live.take()
     }
 
-    fn check_admission(&self) -> Result<(), Error> {
-        if self.live.was_admitted() { Ok(()) } else { self.check() }
+    fn check_admission(&self, py: Python<'_>) -> Result<(), Error> {
+        if self.live.was_admitted() { Ok(()) } else { self.check(py) }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self, py: Python<'_>) -> Result<(), Error> {
         match self.live.end() {
             Some(End::Refused(refusal)) => Err(Error::Refused(refusal)),
-            Some(End::Failed(reason)) => Err(Error::Failed(reason)),
+            Some(End::Failed(reason)) => {
+                logs::drain(py)?; // more may be said there of what failed
+                Err(Error::Failed(reason))
+            }
             Some(End::Stopped) => Err(Error::Stopped),
             Some(End::Finished(..)) | None => Ok(()),
         }
     }
 
-    fn result(&self) -> Result<Option<Answer>, Error> {
-        self.check()?;
+    fn result(&self, py: Python<'_>) -> Result<Option<Answer>, Error> {
+        self.check(py)?;
         Ok(self.live.result())
     }
 

@@ -2,16 +2,19 @@
 //! user gets back is the JSON that was given.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::Error;
 use crate::fields::{Field, quote};
 use crate::json::Json;
+use crate::strictness::closed;
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
 /// Most characters of a tool's name.
 const MAX_NAME_CHARS: usize = 128;
+/// The schema of the arguments of a tool that has no `parameters`.
+const NO_PARAMETERS: &str = r#"{"type":"object","properties":{},"additionalProperties":false}"#;
 
 /// `response_format`.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,22 +97,32 @@ fn check_keys(field: Field, mapping: &Bound<'_, PyDict>, known: &[&str]) -> Resu
 fn read_schema(field: Field, format: &Bound<'_, PyDict>) -> Result<Json, Error> {
     let limit = "one with a schema in 'json_schema', on its own or as its 'schema'";
     let refuse = || field.refuse(format, limit);
-    let holder = format.get_item("json_schema")?.ok_or_else(refuse)?;
-    let schema = match holder.cast::<PyDict>() {
-        Ok(holder) => match holder.get_item("schema")? {
-            Some(schema) => {
-                check_keys(field, holder, &["name", "description", "schema", "strict"])?;
-                schema
-            }
-            None if holder.contains("name")? && !holder.contains("type")? => return Err(refuse()),
-            None => holder.clone().into_any(),
-        },
-        Err(_) => return Err(refuse()),
+    let holder = format.get_item("json_schema")?.and_then(|holder| holder.cast_into::<PyDict>().ok());
+    let holder = holder.ok_or_else(refuse)?;
+    let (schema, is_strict) = match holder.get_item("schema")? {
+        Some(schema) => {
+            check_keys(field, &holder, &["name", "description", "schema", "strict"])?;
+            (schema, is_strict(field, &holder)?)
+        }
+        None if holder.contains("name")? && !holder.contains("type")? => return Err(refuse()),
+        None => (holder.into_any(), false),
     };
     if !schema.is_instance_of::<PyDict>() {
         return Err(refuse());
     }
-    Json::read(field, &schema)
+    let schema = Json::read(field, &schema)?;
+    Ok(if is_strict { Json(closed(&schema.0)) } else { schema })
+}
+
+/// The `strict` beside a schema.
+fn is_strict(field: Field, holder: &Bound<'_, PyDict>) -> Result<bool, Error> {
+    match holder.get_item("strict")?.filter(|strict| !strict.is_none()) {
+        None => Ok(false),
+        Some(strict) => strict
+            .cast::<PyBool>()
+            .map(|strict| strict.is_true())
+            .map_err(|_| field.refuse(holder, "one whose 'strict' is True or False")),
+    }
 }
 
 impl Tools {
@@ -144,13 +157,25 @@ impl Function {
             Some(name) => field.text_within(&name, MAX_NAME_CHARS)?,
             None => return refuse(tool, "tools whose function has a name"),
         };
+        let is_strict = is_strict(field, &function)?;
         let parameters = match function.get_item("parameters")?.filter(|parameters| !parameters.is_none()) {
-            Some(parameters) if parameters.is_instance_of::<PyDict>() => Json::read(field, &parameters)?.0,
+            Some(parameters) if parameters.is_instance_of::<PyDict>() => {
+                let schema = Json::read(field, &parameters)?.0;
+                if is_strict || takes_nothing(&parameters)? { closed(&schema) } else { schema }
+            }
             Some(other) => return refuse(&other, "tools whose parameters are a JSON schema"),
-            None => r#"{"type":"object"}"#.to_owned(),
+            None => NO_PARAMETERS.to_owned(),
         };
         Ok(Self { name, parameters })
     }
+}
+
+/// Whether a schema of parameters lists them, and there are none.
+fn takes_nothing(parameters: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let properties = parameters.cast::<PyDict>()?.get_item("properties")?;
+    Ok(properties
+        .and_then(|properties| properties.cast_into::<PyDict>().ok())
+        .is_some_and(|all| all.is_empty()))
 }
 
 /// The `function` of a mapping whose type is `function`.
@@ -163,7 +188,8 @@ fn function_of<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyD
 
 impl ToolChoice {
     pub fn read(field: Field, value: &Bound<'_, PyAny>) -> Result<Self, Error> {
-        let limit = "'none', 'auto', 'required', or a mapping that names a function";
+        let limit =
+            "'none', 'auto', 'required', or a mapping as {'type': 'function', 'function': {'name': ...}}";
         let refuse = || field.refuse(value, limit);
         if let Ok(word) = value.cast::<PyString>() {
             return match word.to_str() {

@@ -1,8 +1,9 @@
-//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler; steps that fail; log records.
+//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler, and
+//! the sampler's without a model; steps that fail; log records.
 
 use std::path::PathBuf;
 
-use penstock_checkpoint::Checkpoint;
+use penstock_checkpoint::{Checkpoint, Generation};
 use penstock_runner::Options;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -11,6 +12,8 @@ use crate::config::{EngineConfig, element, kv_element};
 use crate::detach::detach;
 use crate::engine::Engine;
 use crate::errors::Error;
+use crate::params::SamplingParams;
+use crate::resolve::Target;
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
 #[pyfunction]
@@ -35,6 +38,38 @@ pub fn testing_logits<'py>(
         penstock_runner::logits(&checkpoint, &token_ids, &options, chunk).map_err(Error::Launch)
     })??;
     Ok(little_endian(py, &logits))
+}
+
+/// The probabilities that a request's next token would be drawn with, as a row of logits becomes them; both are
+/// little-endian `f32`. No model is there to have defaults, or a tokenizer, so bad words are ids; `mask` is a grammar's, in words
+/// of 32 ids.
+#[pyfunction]
+#[pyo3(signature = (logits, params, *, prompt, generated = vec![], bad_words = vec![], mask = None))]
+pub fn testing_probabilities<'py>(
+    py: Python<'py>,
+    logits: &[u8],
+    params: &SamplingParams,
+    prompt: Vec<u32>,
+    generated: Vec<u32>,
+    bad_words: Vec<Vec<u32>>,
+    mask: Option<Vec<u32>>,
+) -> Result<Bound<'py, PyBytes>, Error> {
+    let (chunks, _) = logits.as_chunks::<4>();
+    let logits: Vec<f32> = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let target = Target {
+        generation: &Generation::default(),
+        max_model_len: usize::MAX,
+        vocabulary_size: logits.len(),
+        hidden_size: 0,
+    };
+    let params = params.resolve(&target, prompt.len(), 0)?;
+    let mut request = params.request(prompt.into(), &target);
+    request.sampling.bad_words = bad_words;
+    let probabilities = detach(py, || {
+        penstock_runner::probabilities(request, &generated, &logits, mask.as_deref())
+            .expect("no device is asked; this is a bug")
+    })?;
+    Ok(little_endian(py, &probabilities))
 }
 
 /// An engine in which every step that computes `failing_token` fails.

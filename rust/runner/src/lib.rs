@@ -1,5 +1,5 @@
 //! From a checkpoint to a running engine: divides the memory, loads the model, warms it up, starts the device thread that
-//! owns it, and hands back the engine's handle. Each [`StepPlan`](penstock_engine::executor::StepPlan) is turned into input
+//! owns it, and hands back the engine's handle. Each [`StepPlan`] is turned into input
 //! buffers, a forward pass and sampled tokens here; what to compute is decided in `penstock-engine` alone.
 
 mod device_thread;
@@ -16,15 +16,18 @@ mod slot;
 mod warm_up;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use launch::logits;
-use penstock_device::DeviceError;
 use penstock_device::cpu::Cpu;
+use penstock_device::{DeviceError, SampleParams};
 pub use penstock_device::{Element, KvElement};
 pub use penstock_engine::OnExhaustion;
+use penstock_engine::request::Request;
 use penstock_engine::{Limits, StepPlan};
 use runner::Runner;
+use slot::Slot;
 
 /// What the user may choose when a model is opened; `None` means the default that its comment gives.
 #[derive(Clone, Debug, Default)]
@@ -152,6 +155,24 @@ impl BareRunner {
     pub fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
         self.0.run(plan)
     }
+}
+
+/// The probabilities that the next token of a request, `generated` so far, would be drawn with from `logits`, 0 for ids that
+/// were cut; `mask` is its grammar's. A private hook for tests: no model, and all that a sequence's place does but the draw.
+pub fn probabilities(
+    request: Request,
+    generated: &[u32],
+    logits: &[f32],
+    mask: Option<&[u32]>,
+) -> Result<Vec<f32>, DeviceError> {
+    let mut slot = Slot::default();
+    slot.seat(&Arc::new(request), generated, logits.len());
+    slot.process(|row| {
+        row.copy_from_slice(logits);
+        Ok(())
+    })?;
+    let params = SampleParams { mask, ..slot.params(0, generated.len() as u32) };
+    Ok(penstock_device::probabilities_for_testing(logits, &params))
 }
 
 /// Why a model could not be opened.

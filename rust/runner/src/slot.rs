@@ -165,7 +165,7 @@ impl Slot {
         let request = self.request();
         let sampling = &request.sampling;
         let causes = [
-            (request.grammar.is_some(), "grammar"),
+            (request.grammar.is_some(), "the answer's form"),
             (!request.processors.is_empty(), "logits_processors"),
             (sampling.no_repeat_ngram_size > 0, "no_repeat_ngram_size"),
             (!sampling.bad_words.is_empty(), "bad_words"),

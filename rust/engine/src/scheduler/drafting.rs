@@ -11,7 +11,7 @@ use crate::executor::StepPlan;
 use crate::request::RequestId;
 
 impl Scheduler {
-    /// Whether somebody drafts, or would in the next plan: then plans are made one at a time.
+    /// Whether somebody drafts, or probably would in the next plan: then plans are made one at a time.
     pub(crate) fn is_drafting(&self) -> bool {
         let num_rows = self.order.len();
         self.occupied().any(|running| running.sequence.is_drafting(num_rows))

@@ -170,10 +170,9 @@ impl Scheduler {
     /// Books a row that was computed, once its sequence has what came of it: publishes its full blocks if the sequence
     /// still has its place.
     pub(crate) fn row_computed(&mut self, work: &Work, owner: RequestId, now: Instant) -> Computed {
-        let num_rows = self.order.len();
         let running = self.slots[work.slot as usize].as_mut().filter(|running| running.sequence.id == owner);
         if let Some(Running { sequence, blocks, .. }) = running {
-            let computed = sequence.row_computed(work, num_rows);
+            let computed = sequence.row_computed(work);
             let num_blocks = sequence.num_planned().div_ceil(self.block_size);
             if work.num_drafts > 0 && self.memory.shrink(blocks, num_blocks) {
                 self.admission_is_due = true;
@@ -183,7 +182,7 @@ impl Scheduler {
             return computed;
         }
         let sequence = self.owner(work.slot, owner).expect("somebody's row is booked; this is a bug");
-        let computed = sequence.row_computed(work, num_rows);
+        let computed = sequence.row_computed(work);
         self.admission_is_due |= sequence.is_settled();
         computed
     }

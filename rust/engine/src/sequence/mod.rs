@@ -202,8 +202,8 @@ impl Sequence {
         self.drafting.forget_flights();
     }
 
-    /// One of its rows was computed, beside those of all `num_rows` sequences, and what it sampled was appended.
-    pub(crate) fn row_computed(&mut self, work: &Work, num_rows: usize) -> Computed {
+    /// One of its rows was computed, and what it sampled was appended.
+    pub(crate) fn row_computed(&mut self, work: &Work) -> Computed {
         self.num_rows -= 1;
         self.num_sampling -= usize::from(work.sample.is_some());
         let (start, mut end) = (work.start as usize, (work.start + work.num_tokens) as usize);
@@ -212,7 +212,7 @@ impl Sequence {
             let num_confirmed = self.num_tokens() - 1 - (end - work.num_drafts as usize);
             end -= work.num_drafts as usize - num_confirmed;
             self.num_planned += if self.is_seated { num_confirmed } else { 0 };
-            self.drafting.verified(num_confirmed, num_rows);
+            self.drafting.num_drafts = 0;
         }
         let known = self.num_computed_once.clamp(start, end);
         self.num_computed_once = self.num_computed_once.max(end);
@@ -329,7 +329,7 @@ impl Sequence {
     pub(crate) fn append(&mut self, token: Token, now: Instant) -> Option<FinishReason> {
         let (id, index) = (token.id, self.generated.len());
         self.generated.push(id);
-        self.drafting.confidence.token_came();
+        self.drafting.token_came(id);
         self.first_token.get_or_insert(now);
         self.outbox.writer().push_token(token);
         if index >= self.request.min_tokens {
