@@ -159,6 +159,43 @@ def test_a_stop_sequence_and_a_stop_token_close_a_beam(engine: penstock.Engine) 
     assert all(pair[0] not in choice.token_ids[:9] for choice in late.choices)
 
 
+@pytest.mark.parametrize("min_tokens", [0, 1, 4])
+@pytest.mark.parametrize("kept", ["kept", ""])
+@pytest.mark.parametrize("stops", ["sequence", "string", "both", "long"])
+def test_where_there_is_one_answer_it_ends_as_a_plain_one(
+    engine: penstock.Engine, min_tokens: int, kept: str, stops: str
+) -> None:
+    letter = next(token for token in range(256) if engine.decode([token]) == "A")
+    options: dict[str, Any] = {"min_tokens": min_tokens, "include_stop_in_output": bool(kept)}
+    options |= {"allowed_token_ids": [letter], "ignore_eos": True, "max_tokens": 9}
+    if stops in ("sequence", "both"):
+        options["stop_sequences_ids"] = [[7], [letter, letter]]
+    if stops != "sequence":
+        options["stop"] = ["AAA", "AAAA"] if stops == "long" else ["B", "AA"]
+    plain = engine.blocking.generate(PROMPT, temperature=0, **options).choices[0]
+    beam = engine.blocking.generate(PROMPT, num_beams=3, **options).choices[0]
+    assert plain.finish_reason == "stop"
+    assert (beam.text, beam.finish_reason, beam.stop_reason) == (plain.text, "stop", plain.stop_reason)
+    assert len(beam.token_ids) == {"sequence": max(2, min_tokens + 1), "long": 3}.get(stops, 2)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "wrong", [itertools.repeat(1), b"abc", {1: 2}, 3, None, [], "", [1.5], [512], [-1], "\ud800", [1] * 600]
+)
+async def test_a_prompt_is_read_as_that_of_any_other_request(engine: penstock.Engine, wrong: Any) -> None:
+    refusals = []
+    for num_beams in (1, 2):
+        with pytest.raises(penstock.InvalidRequest) as raised:
+            await engine.generate(wrong, num_beams=num_beams)
+        refusals.append((raised.value.field, raised.value.limit, str(raised.value)))
+        with pytest.raises(penstock.InvalidRequest) as raised:
+            engine.blocking.generate(wrong, num_beams=num_beams)
+        refusals.append((raised.value.field, raised.value.limit, str(raised.value)))
+    assert refusals[0][0] == "prompt"
+    assert refusals == refusals[:1] * 4
+
+
 def test_what_bans_tokens_bans_them_in_every_beam(engine: penstock.Engine) -> None:
     allowed = list(range(30, 60))
     result = engine.blocking.generate(

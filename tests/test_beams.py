@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock._beams import Beam, ClosedBeam, Ending, Top, search
+from penstock._beams import Beam, BrokenOff, ClosedBeam, Ending, Top, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -190,3 +190,19 @@ def test_what_else_could_have_stood_there_is_kept_for_every_token() -> None:
     for answer in run(model, num_beams=2, max_tokens=5):
         ids = answer.beam.token_ids
         assert answer.beam.tops == tuple(top_of(model(ids[:index]), 4) for index in range(len(ids)))
+
+
+def test_a_search_that_is_broken_off_keeps_what_has_ended_beside_what_runs() -> None:
+    top = ((END, math.log(0.5)), (1, math.log(0.3)), (2, math.log(0.2)))
+    steps = search(num_beams=2, length_penalty=1.0, max_tokens=9, ending_of=ends_at(END))
+    assert next(steps) == [Beam()]
+    assert [beam.token_ids for beam in steps.send([top])] == [(1,), (2,)]
+    with pytest.raises(StopIteration) as stopped:
+        steps.send(BrokenOff("interrupted"))
+    answers: list[ClosedBeam] = stopped.value.value
+    assert [(answer.beam.token_ids, answer.ending) for answer in answers] == [
+        ((END,), ("stop", END)),
+        ((1,), ("interrupted", None)),
+        ((2,), ("interrupted", None)),
+    ]
+    assert [answer.score for answer in answers] == [math.log(share) for share in (0.5, 0.3, 0.2)]

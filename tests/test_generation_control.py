@@ -282,7 +282,11 @@ async def test_the_best_of_several_are_those_of_the_highest_mean_log_probability
 
 @pytest.mark.anyio
 async def test_what_is_chosen_at_the_end_cannot_be_streamed(engine: penstock.Engine) -> None:
-    for field, options in (("best_of", {"best_of": 2}), ("num_beams", {"num_beams": 2})):
+    for field, options in (
+        ("best_of", {"best_of": 2}),
+        ("best_of", {"best_of": 1}),
+        ("num_beams", {"num_beams": 2}),
+    ):
         with pytest.raises(penstock.InvalidRequest) as raised:
             await engine.start_request(TEXT, **options)  # type: ignore[arg-type]
         assert raised.value.field == field

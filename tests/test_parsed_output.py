@@ -134,6 +134,17 @@ async def test_arguments_come_piece_by_piece(
     assert first.id != second.id
 
 
+async def test_what_follows_the_only_call_that_may_be_made_is_content(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    second = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
+    pieces = [*CALLING, "\n", second, "."]
+    async with model_saying(pieces) as engine:
+        result = await engine.generate(MESSAGES, params(pieces).replace(parallel_tool_calls=False))
+    assert [call.name for call in result.tool_calls] == ["weather"]
+    assert result.content == second + "."
+
+
 async def test_special_tokens_that_mark_calls_are_read_though_the_text_leaves_them_out(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:

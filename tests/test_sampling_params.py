@@ -16,6 +16,7 @@ import pytest
 
 import penstock
 from api_support import PROMPT, make_engine
+from penstock._session import takes_long
 from support.checkpoints import make_config, write_checkpoint
 
 if TYPE_CHECKING:
@@ -42,6 +43,22 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "at most num_beams, 2": ("n", {"num_beams": 2, "n": 3}),
     "a beam search draws nothing": ("temperature", {"num_beams": 2, "temperature": 0.5}),
     "beam search draws nothing": ("top_p", {"num_beams": 2, "top_p": 0.5}),
+    "a step of a beam search knows no answer": (
+        "presence_penalty",
+        {"num_beams": 2, "presence_penalty": 0.5},
+    ),
+    "step of a beam search knows no answer": ("regex", {"num_beams": 2, "regex": "a+"}),
+    "of a beam search knows no answer": ("echo", {"num_beams": 2, "echo": True}),
+    "a beam search knows no answer": ("tools", {"num_beams": 2, "tools": [TOOL]}),
+    "beam search knows no answer": ("logits_processors", {"num_beams": 2, "logits_processors": [print]}),
+    "left out where skip_special_tokens is True": (
+        "spaces_between_special_tokens",
+        {"spaces_between_special_tokens": True},
+    ),
+    "left out where use_prefix_cache is False": (
+        "cache_salt",
+        {"cache_salt": "a", "use_prefix_cache": False},
+    ),
     "at least one id that is not in bad_token_ids": (
         "allowed_token_ids",
         {"allowed_token_ids": [1, 2], "bad_token_ids": [2, 1]},
@@ -68,7 +85,8 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 TOGETHER: list[dict[str, Any]] = [
     {"n": 3, "best_of": 3},
     {"num_beams": 4, "n": 4, "length_penalty": 0.0, "temperature": 0},
-    {"num_beams": 2, "regex": "a"},
+    {"num_beams": 2, "response_format": {"type": "text"}},
+    {"spaces_between_special_tokens": True, "skip_special_tokens": False},
     {"prompt_logprobs": 0, "logprobs_mode": "processed"},
     {"logprobs": True, "top_logprobs": 20, "logprobs_mode": "processed"},
     {"response_format": {"type": "text"}, "regex": "a"},
@@ -466,3 +484,9 @@ def test_what_is_wrong_in_a_sequence_is_named_with_its_place(options: dict[str, 
         penstock.SamplingParams(**options)
     assert str(caught.value).startswith(place)
     assert caught.value.field == next(iter(options))
+
+
+def test_many_bad_words_are_tokenised_in_another_thread() -> None:
+    words = ["x" * 200] * 12
+    assert takes_long(PROMPT, penstock.SamplingParams(bad_words=words))
+    assert not takes_long(PROMPT, penstock.SamplingParams(bad_words=words[:2]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from api_support import assert_at_rest, make_engine
+from penstock._scoring import score_of
 from support.running import compute_logits, random_prompt
 
 if TYPE_CHECKING:
@@ -119,3 +120,52 @@ async def test_a_cancelled_score_leaves_nothing(engine: penstock.Engine) -> None
     with anyio.move_on_after(0):
         await engine.score(random_prompt(500))
     await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_closing_the_engine_raises_from_scores_that_are_not_whole(tiny_model: Path) -> None:
+    engine = make_engine(tiny_model, max_num_batched_tokens=16)
+    whole: list[bool] = []
+    stopped: list[penstock.EngineStopped] = []
+    async with engine, anyio.create_task_group() as group:
+
+        async def ask(seed: int) -> None:
+            try:
+                score = await engine.score(random_prompt(500, seed=seed))
+            except penstock.EngineStopped as error:
+                stopped.append(error)
+            else:
+                whole.append(len(score.logprobs) == 500)
+
+        for seed in range(20):
+            group.start_soon(ask, seed)
+        while engine.stats().running < 1:
+            await anyio.lowlevel.checkpoint()
+        await engine.aclose()
+    assert stopped
+    assert all(whole)
+    assert len(stopped) + len(whole) == 20
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "error"),
+    [("cancelled", penstock.EngineStopped), ("interrupted", penstock.GenerationError)],
+)
+def test_what_was_broken_off_has_no_score(
+    engine: penstock.Engine, finish_reason: str, error: type[penstock.PenstockError]
+) -> None:
+    prompt = random_prompt(12)
+    result = engine.blocking.generate(prompt, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
+    assert len(score_of(result).logprobs) == 12
+    broken = changed(result, choices=[changed(result.choices[0], finish_reason=finish_reason)])
+    with pytest.raises(error):
+        score_of(broken)
+    assert result.prompt_logprobs is not None
+    with pytest.raises(penstock.GenerationError, match="5 of the text's 12 tokens"):
+        score_of(changed(result, prompt_logprobs=result.prompt_logprobs[:5]))
+
+
+def changed(value: Any, **changes: object) -> Any:
+    """A value of the native half with some fields changed."""
+    _none, fields = value.__getnewargs_ex__()
+    return type(value)(**{**fields, **changes})

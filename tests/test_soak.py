@@ -28,14 +28,15 @@ async def wave(engine: penstock.Engine, chance: random.Random) -> set[str]:
     async def ask(seed: int) -> None:
         topic = random_prompt(chance.randint(1, 100), seed=chance.randrange(6))
         prompt = [*topic, *random_prompt(chance.randint(1, 20), seed=seed)]
+        shares = chance.random() < 0.9
         request = await engine.start_request(
             prompt,
             max_tokens=chance.randint(1, MAX_LEN - len(prompt)),
             temperature=1.0,
             ignore_eos=True,
             priority=chance.randint(-1, 1),
-            cache_salt=chance.choice([None, None, "tenant"]),
-            use_prefix_cache=chance.random() < 0.9,
+            cache_salt=chance.choice([None, None, "tenant"]) if shares else None,
+            use_prefix_cache=shares,
         )
         if chance.random() < 0.3:
             for _ in range(chance.randrange(3)):

@@ -47,6 +47,12 @@ class Beam(NamedTuple):
         return self.total / math.pow(max(len(self.token_ids), 1), length_penalty)
 
 
+class BrokenOff(NamedTuple):
+    """That nothing more can be asked, as a finish reason."""
+
+    finish_reason: str
+
+
 class ClosedBeam(NamedTuple):
     """A whole answer."""
 
@@ -60,16 +66,23 @@ def search(
     num_beams: int,
     length_penalty: float,
     max_tokens: int,
-    ending_of: Callable[[Sequence[int]], Ending | None],
-) -> Generator[list[Beam], Sequence[Top], list[ClosedBeam]]:
+    ending_of: Callable[[tuple[int, ...]], Ending | None],
+) -> Generator[list[Beam], Sequence[Top] | BrokenOff, list[ClosedBeam]]:
     """Returns the answers, best first: `num_beams` of them, or all there are if those are fewer.
 
     Is sent, for each beam it yields, what may follow: `2 * num_beams` tokens, so that enough of them go on
-    where others end. `ending_of` says whether token ids end an answer with their last.
+    where others end. `ending_of` says whether token ids end an answer with their last, and has been
+    asked of every beginning of them. Is sent `BrokenOff` instead where nothing more can be asked: then the
+    running beams are answers, too.
     """
     running, closed = [Beam()], list[ClosedBeam]()
     for length in range(1, max_tokens + 1):
         tops = yield running
+        if isinstance(tops, BrokenOff):
+            broken = (tops.finish_reason, None)
+            closed += [ClosedBeam(beam, beam.score(length_penalty), broken) for beam in running]
+            closed.sort(key=lambda answer: answer.score, reverse=True)
+            return closed
         continuations = [
             (beam.total + logprob, beam, token, logprob, top)
             for beam, top in zip(running, tops, strict=True)

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, final
 from typing_extensions import CapsuleType
 
 __all__ = [
+    "Beams",
     "Choice",
     "Chunk",
     "Engine",
@@ -27,6 +28,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Stats",
+    "StopSearch",
     "Tensor",
     "Timings",
     "ToolCall",
@@ -219,12 +221,13 @@ class SamplingParams:
     - `tools`: as OpenAI's, up to 128 functions that the model may ask to have called; for chats.
     - `tool_choice`: `"none"`, `"auto"` (the default), `"required"`, or `{"type": "function", "function":
       {"name": ...}}`.
-    - `parallel_tool_calls`: whether it may ask for several calls at once; true by default.
+    - `parallel_tool_calls`: whether it may ask for several calls at once; true by default. Where it may
+      not, what follows on the first is content.
 
     How many answers:
 
     - `n`: answers to one prompt, 1 to 128; 1 by default.
-    - `best_of`: generate this many and keep the `n` best; for `generate` alone.
+    - `best_of`: generate this many, at least `n`, and keep the `n` best; for `generate` alone.
     - `num_beams`: search with so many beams, 1 to 32, instead of drawing; for `generate` alone.
       `length_penalty`: a beam's score is divided by its length to this power; 1 by default.
 
@@ -240,7 +243,7 @@ class SamplingParams:
       (`"generation"`), or of `"all"`. Together at most 1 GiB.
     - `echo`: the text begins with that of the prompt.
     - `skip_special_tokens`: leave special tokens out of the text; true by default.
-    - `spaces_between_special_tokens`: where they are kept, separate them by spaces.
+    - `spaces_between_special_tokens`: separate them by spaces, with `skip_special_tokens=False` alone.
 
     How it is served:
 
@@ -1022,6 +1025,27 @@ class ModelInfo:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
+class Beams:
+    """What the requests of a beam search share: everything but the tokens of the beam."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """What was asked for, every default filled in."""
+
+    def start(self, token_ids: Sequence[int], port: Port) -> Request:
+        """Asks for the next token of the beam that has these. Raises as `Engine.start_request`."""
+
+    def stop_search(self) -> StopSearch:
+        """A search for the stop strings in a text that has not begun."""
+
+@final
+class StopSearch:
+    """How far a text has come in the stop strings."""
+
+    def push(self, token_id: int) -> tuple[StopSearch, str | None]:
+        """The same with one more token, and the string that it completes."""
+
+@final
 class Engine:
     """The native engine. Dropping it without `shutdown` shuts it down from another thread."""
 
@@ -1059,13 +1083,10 @@ class Engine:
         Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
         """
 
-    def start_beam(
-        self, prompt: Sequence[int], params: SamplingParams, port: Port, *, num_likeliest: int
-    ) -> Request:
-        """As `start_request`, of a step of a beam search, which is told so many of the likeliest tokens."""
-
-    def resolve(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """The parameters of a request with a prompt of that length, every default filled in."""
+    def prepare_beams(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, is_chat: bool = False
+    ) -> Beams:
+        """As `start_request`, of a beam search: nothing is started yet."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises `InvalidRequest` for text that is not valid Unicode."""

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from penstock._core import Score
+from penstock.errors import EngineStopped, GenerationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +17,17 @@ __all__ = ["score_of"]
 
 
 def score_of(result: Result) -> Score:
-    """The score of the prompt, whose log probabilities were asked for."""
-    logprobs = result.prompt_logprobs or ()
+    """The score of the prompt, whose log probabilities were asked for.
+
+    Raises where the reading was broken off: the score of a beginning is not that of the text.
+    """
+    if result.finish_reason == "cancelled":
+        message = "the engine was closed before the text was scored"
+        raise EngineStopped(message)
+    logprobs, num_tokens = result.prompt_logprobs or (), len(result.prompt_token_ids)
+    if result.finish_reason != "length" or len(logprobs) != num_tokens:
+        message = f"{result.finish_reason}: {len(logprobs)} of the text's {num_tokens} tokens were scored"
+        raise GenerationError(message)
     known = [logprob for logprob in logprobs if logprob is not None]
     return Score(token_ids=result.prompt_token_ids, logprobs=logprobs, perplexity=_perplexity(known))
 

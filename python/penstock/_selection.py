@@ -11,20 +11,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock import _beams, _core
-from penstock._beams import ClosedBeam
-from penstock.errors import InvalidRequest
+from penstock._beams import BrokenOff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock._beams import Ending
-    from penstock._core import Choice, Result, SamplingParams
+    from penstock._beams import Beam, ClosedBeam, Ending
+    from penstock._core import Choice, Result, SamplingParams, StopSearch
 
 __all__ = ["BeamSearch", "best_of", "with_candidates"]
-
-#: The length of any answer to this power is a number.
-MAX_LENGTH_PENALTY = 32
-
 
 # ---- best_of
 
@@ -68,18 +63,16 @@ class BeamSearch:
     by those that continue it, so a step computes little more than the new tokens.
     """
 
-    def __init__(self, native: _core.Engine, prompt: Sequence[int], params: SamplingParams) -> None:
-        _check(params)
-        self._native = native
-        self._prompt = list(prompt)
-        self._wanted = native.resolve(params, len(prompt))
-        self._endings = _Endings(native, params)
+    def __init__(self, native: _core.Engine, beams: _core.Beams) -> None:
+        self._beams = beams
+        self._wanted = beams.params
+        self._endings = _Endings(native, beams)
         self._started = time.monotonic()
         self._first: Result | None = None
         self._answers: list[ClosedBeam] = []
         self._search = _beams.search(
-            num_beams=params.num_beams,
-            length_penalty=params.length_penalty,
+            num_beams=self._wanted.num_beams,
+            length_penalty=self._wanted.length_penalty,
             max_tokens=self._wanted.max_tokens or 1,
             ending_of=self._endings,
         )
@@ -92,44 +85,24 @@ class BeamSearch:
 
     def requests(self, port: _core.Port) -> Iterator[_core.Request]:
         """The requests of the next step, each started when it is taken."""
-        may_end = len(self._running[0].token_ids) >= self._wanted.min_tokens
-        params = self._wanted.replace(
-            n=None,
-            num_beams=None,
-            length_penalty=None,
-            max_tokens=1,
-            max_length=None,
-            min_tokens=0 if may_end else 1,
-            temperature=0.0,
-            stop=None,
-            stop_sequences_ids=None,
-            logprobs=True,
-            top_logprobs=None,
-            logprobs_mode="processed",
-        )
-        num_likeliest = max(2 * self._wanted.num_beams, self._wanted.top_logprobs or 0)
         for beam in self._running:
-            prompt = [*self._prompt, *beam.token_ids]
-            yield self._native.start_beam(prompt, params, port, num_likeliest=num_likeliest)
+            yield self._beams.start(beam.token_ids, port)
 
     def advance(self, results: Sequence[Result]) -> None:
         """Takes the results of those requests, in their order."""
         if self._first is None:
             self._first = results[0]
-        for result in results:
-            if result.finish_reason in ("cancelled", "interrupted"):
-                self._break_off(result.finish_reason)
-                return
+        reasons = [result.finish_reason for result in results]
+        broken = [reason for reason in reasons if reason in ("cancelled", "interrupted")]
         try:
-            self._running = self._search.send([_likeliest(result) for result in results])
+            if broken:
+                # Nothing more can be asked, and what there is of the running beams may be an answer.
+                self._running = self._search.send(BrokenOff(broken[0]))
+            else:
+                self._running = self._search.send([_likeliest(result) for result in results])
         except StopIteration as done:
             self._running, self._answers = [], done.value
-
-    def _break_off(self, finish_reason: str) -> None:
-        """Nothing more can be asked: what there is of the running beams is the answer, like any other's."""
-        penalty = self._wanted.length_penalty
-        running, self._running = self._running, []
-        self._answers = [ClosedBeam(beam, beam.score(penalty), (finish_reason, None)) for beam in running]
+        self._endings.keep(self._running)
 
     def result(self) -> Result:
         """What was found, the best first; fewer than `n` where there are no more."""
@@ -174,21 +147,36 @@ class BeamSearch:
 class _Endings:
     """Where an answer ends, and what its text is then; as of a request with these parameters."""
 
-    def __init__(self, native: _core.Engine, params: SamplingParams) -> None:
+    def __init__(self, native: _core.Engine, beams: _core.Beams) -> None:
         self._native = native
-        self._params = params
+        self._params = params = beams.params
         self._ids = {*params.stop_token_ids, *(() if params.ignore_eos else native.eos_token_ids)}
-        # Each character has at most four tokens, so a stop string that the last token completes lies in here.
-        self._window = 4 * max(map(len, params.stop), default=0) + 4
+        # How far the text of each running beam, and of those that continue one, has come in the stop strings.
+        self._searches: dict[tuple[int, ...], StopSearch] = {}
+        if params.stop:
+            self._searches[()] = beams.stop_search()
 
-    def __call__(self, token_ids: Sequence[int]) -> Ending | None:
-        if token_ids[-1] in self._ids:
-            return "stop", token_ids[-1]
-        for sequence in self._params.stop_sequences_ids:
-            if tuple(token_ids[-len(sequence) :]) == tuple(sequence):
-                return "stop", tuple(sequence)
-        found = self._find_stop(self._decode(token_ids[-self._window :])) if self._params.stop else None
-        return ("stop", found[0]) if found else None
+    def __call__(self, token_ids: tuple[int, ...]) -> Ending | None:
+        params, last = self._params, token_ids[-1]
+        is_early = len(token_ids) <= params.min_tokens
+        is_stop_token = last in self._ids and not is_early
+        if params.stop and (params.include_stop_in_output or not is_stop_token):
+            search, stop = self._searches[token_ids[:-1]].push(last)
+            if stop is not None:
+                return "stop", stop
+            self._searches[token_ids] = search
+        if is_stop_token:
+            return "stop", last
+        if not is_early:
+            for sequence in params.stop_sequences_ids:
+                if token_ids[-len(sequence) :] == sequence:
+                    return "stop", sequence
+        return None
+
+    def keep(self, running: Sequence[Beam]) -> None:
+        """Forgets whatever no running beam needs."""
+        if self._searches:
+            self._searches = {beam.token_ids: self._searches[beam.token_ids] for beam in running}
 
     def text(self, token_ids: Sequence[int], ending: Ending) -> str:
         """The answer's text, cut where it stops."""
@@ -227,35 +215,6 @@ def _likeliest(result: Result) -> _beams.Top:
     """The likeliest tokens after a prompt."""
     tops = result.top_logprobs
     return tops[0] if tops else ()
-
-
-def _check(params: SamplingParams) -> None:
-    """Refuses what a beam search cannot honour: its requests know one token each, not the answer so far."""
-    if abs(params.length_penalty) > MAX_LENGTH_PENALTY:
-        limit = f"a number from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}"
-        raise _refusal("length_penalty", params.length_penalty, limit)
-    unsupported = {
-        "presence_penalty": params.presence_penalty != 0,
-        "frequency_penalty": params.frequency_penalty != 0,
-        "suppress_repetition_in_generation": params.suppress_repetition_in_generation,
-        "logits_processors": bool(params.logits_processors),
-        "response_format": params.response_format is not None,
-        "regex": params.regex is not None,
-        "choice": params.choice is not None,
-        "grammar": params.grammar is not None,
-        "tools": params.tools is not None,
-        "prompt_logprobs": params.prompt_logprobs is not None,
-        "echo": params.echo,
-        "output_logits": params.output_logits is not None,
-        "output_hidden_states": params.output_hidden_states is not None,
-    }
-    for field, is_given in unsupported.items():
-        if is_given:
-            raise _refusal(field, getattr(params, field), "left out where num_beams is above 1")
-
-
-def _refusal(field: str, value: object, limit: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}={value!r} is not allowed: it must be {limit}", field, value, limit)
 
 
 def _with(value: Any, **changes: object) -> Any:

@@ -169,10 +169,10 @@ class Session:
         """Begins a beam search; takes long where `takes_long` says so."""
         native = self.check_open()
         if _is_chat(prompt):
-            prompt = native.encode(self.render_chat(prompt), add_special_tokens=False)
-        elif isinstance(prompt, str):
-            prompt = native.encode(prompt)
-        return BeamSearch(native, prompt, params)
+            beams = native.prepare_beams(self.render_chat(prompt), params, is_chat=True)
+        else:
+            beams = native.prepare_beams(prompt, params)
+        return BeamSearch(native, beams)
 
     def render_chat(
         self,
@@ -205,7 +205,7 @@ def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
     """Whether to hand this request over takes longer than an event loop should wait."""
     return (
         _is_chat(prompt)
-        or (isinstance(prompt, str) and len(prompt) > LONG_TEXT)
+        or (len(prompt) if isinstance(prompt, str) else 0) + sum(map(len, params.bad_words)) > LONG_TEXT
         or any(getattr(params, field) is not None for field in _COMPILED)
     )
 

@@ -171,7 +171,7 @@ class Engine:
     ) -> Result:
         """The whole answer, or the `n` best. If the task is cancelled, so is the request.
 
-        What cannot be streamed is for this alone: `best_of` more than `n`, and `num_beams`.
+        What cannot be streamed is for this alone: `best_of` and `num_beams`.
         """
         prompt, params = self._session.prepare(prompt, params, dict(options))
         is_long = takes_long(prompt, params)
@@ -192,7 +192,9 @@ class Engine:
         Text gets the special tokens that begin a prompt. At most `max_model_len` tokens. Nothing is taken
         from the prefix cache, for every position is computed; what was computed is left there.
 
-        Raises as `start_request`. If the task is cancelled, so is the request.
+        Raises as `start_request`, `EngineStopped` where the engine is closed before the whole text is scored,
+        `GenerationError` where it had to give way (`on_exhaustion="interrupt"`). If the task is cancelled, so
+        is the request.
         """
         params = self._session.prepare_scoring(text, cache_salt, priority)
         submit = partial(self._session.submit_scoring, text, params)

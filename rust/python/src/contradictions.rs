@@ -14,6 +14,7 @@ pub fn check(params: &SamplingParams) -> Result<(), Error> {
         .or_else(|| beams(params))
         .or_else(|| tokens(params))
         .or_else(|| reports(params))
+        .or_else(|| idle(params))
         .or_else(|| structure(params))
         .or_else(|| tools(params));
     found.map_or(Ok(()), |(field, limit)| Err(refuse(params, field, limit)))
@@ -67,8 +68,24 @@ fn beams(params: &SamplingParams) -> Found {
         ("typical_p", params.typical_p.is_some()),
         ("seed", params.seed.is_some()),
     ];
-    let (field, _) = draws.into_iter().find(|(_, draws)| *draws)?;
-    found(true, field, "left out where num_beams is above 1: a beam search draws nothing")
+    if let Some((field, _)) = draws.into_iter().find(|(_, draws)| *draws) {
+        return found(true, field, "left out where num_beams is above 1: a beam search draws nothing");
+    }
+    let parts = [
+        ("presence_penalty", params.presence_penalty != 0.0),
+        ("frequency_penalty", params.frequency_penalty != 0.0),
+        ("suppress_repetition_in_generation", params.suppress_repetition_in_generation),
+        ("logits_processors", !params.logits_processors.0.is_empty()),
+        ("tools", params.tools.is_some()),
+        ("prompt_logprobs", params.prompt_logprobs.is_some()),
+        ("echo", params.echo),
+        ("output_logits", params.output_logits.is_some()),
+        ("output_hidden_states", params.output_hidden_states.is_some()),
+    ];
+    let part = parts.into_iter().find_map(|(field, is_given)| is_given.then_some(field));
+    let field = part.or_else(|| structures(params).first().copied())?;
+    let limit = "left out where num_beams is above 1: a step of a beam search knows no answer, only a prompt";
+    found(true, field, limit)
 }
 
 fn tokens(params: &SamplingParams) -> Found {
@@ -86,6 +103,16 @@ fn reports(params: &SamplingParams) -> Found {
     found(!params.logprobs && params.top_logprobs.is_some(), "top_logprobs", limit).or_else(|| {
         let limit = "left out where there are neither logprobs nor prompt_logprobs";
         found(has_none && params.logprobs_mode != "raw", "logprobs_mode", limit)
+    })
+}
+
+/// What another field leaves nothing to do for.
+fn idle(params: &SamplingParams) -> Found {
+    let is_spaced = params.spaces_between_special_tokens && params.skip_special_tokens;
+    let limit = "left out where skip_special_tokens is True: there are none to put spaces between";
+    found(is_spaced, "spaces_between_special_tokens", limit).or_else(|| {
+        let is_salted = params.cache_salt.is_some() && !params.use_prefix_cache;
+        found(is_salted, "cache_salt", "left out where use_prefix_cache is False: it only parts that cache")
     })
 }
 

@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::bad_words;
+use crate::beams::Beams;
 use crate::config::EngineConfig;
 use crate::contradictions::refuse;
 use crate::detach::detach;
@@ -91,14 +92,7 @@ impl Engine {
         if !is_chat && params.tools.is_some() {
             return Err(refuse(params, "tools", "left out where the prompt is no chat"));
         }
-        let field = Field::request("prompt");
-        let (text, prompt) = if prompt.is_instance_of::<PyString>() {
-            // Chat templates write special tokens themselves.
-            (Some(field.text(prompt)?), self.encode(py, prompt, !is_chat)?)
-        } else {
-            let room = usize::from(!is_scoring);
-            (None, field.token_ids(prompt, self.engine.limits().max_model_len - room, PROMPT)?)
-        };
+        let (text, prompt) = self.read_prompt(py, prompt, is_chat, usize::from(!is_scoring))?;
         let params = if is_scoring { params.for_scoring() } else { params.clone() };
         let target = self.target();
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
@@ -114,31 +108,25 @@ impl Engine {
         Ok(Request::new(live, params, processors))
     }
 
-    #[pyo3(signature = (prompt, params, port, *, num_likeliest))]
-    fn start_beam(
+    #[pyo3(signature = (prompt, params, *, is_chat = false))]
+    fn prepare_beams(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         params: &SamplingParams,
-        port: &Port,
-        num_likeliest: u32,
-    ) -> Result<Request, Error> {
+        is_chat: bool,
+    ) -> Result<Beams, Error> {
+        let (_text, prompt) = self.read_prompt(py, prompt, is_chat, 1)?;
         let target = self.target();
-        let prompt = Field::request("prompt").token_ids(prompt, target.max_model_len - 1, PROMPT)?;
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
+        let step_params = params.for_beams();
         let prompt: Arc<[u32]> = prompt.into();
         let style = self.style(py, &params, None, &prompt, false)?;
-        let mut request = self.shaped(py, &params, None, params.request(prompt, &target), None)?;
-        let processors = params.logits_processors.owned(py);
-        request.processors = processors.for_engine();
-        request.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
-        let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
-        port.register(&live);
-        Ok(Request::new(live, params, processors))
-    }
-
-    fn resolve(&self, params: &SamplingParams, num_prompt_tokens: usize) -> Result<SamplingParams, Error> {
-        params.resolve(&self.target(), num_prompt_tokens, draw_seed())
+        let mut first = self.shaped(py, &step_params, None, step_params.request(prompt, &target), None)?;
+        // So many that enough beams go on where others end.
+        let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
+        first.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
+        Ok(Beams::new(self.engine.clone(), style, params, step_params, first))
     }
 
     #[pyo3(signature = (text, *, add_special_tokens = true))]
@@ -290,6 +278,22 @@ impl Engine {
         Ok(self)
     }
 
+    /// The text of a prompt, if it is one, and its tokens; ids leave room for `room` more.
+    fn read_prompt(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        is_chat: bool,
+        room: usize,
+    ) -> Result<(Option<String>, Vec<u32>), Error> {
+        let field = Field::request("prompt");
+        if prompt.is_instance_of::<PyString>() {
+            // Chat templates write special tokens themselves.
+            return Ok((Some(field.text(prompt)?), self.encode(py, prompt, !is_chat)?));
+        }
+        Ok((None, field.token_ids(prompt, self.engine.limits().max_model_len - room, PROMPT)?))
+    }
+
     fn style(
         &self,
         py: Python<'_>,
@@ -329,12 +333,8 @@ impl Engine {
             let limit = |error| format!("strings that the tokenizer can encode ({error})");
             let spellings = detach(py, || bad_words::spellings(&params.bad_words.0, tokenizer))?;
             let spellings = spellings.map_err(|error| refuse(params, "bad_words", limit(error)))?;
-            let num_ids: usize = spellings.iter().map(Vec::len).sum();
-            if num_ids > bad_words::MAX_IDS {
-                let limit = format!("at most {} tokens in all, not {num_ids}", bad_words::MAX_IDS);
-                return Err(refuse(params, "bad_words", limit));
-            }
-            request.sampling.bad_words = spellings;
+            let limit = || format!("at most {} tokens in all", bad_words::MAX_IDS);
+            request.sampling.bad_words = spellings.ok_or_else(|| refuse(params, "bad_words", limit()))?;
         }
         if let Some((field, form)) = grammar::wanted(params, formats)? {
             let (target, stop_ids) = (self.target(), &request.stop_token_ids);
@@ -377,7 +377,7 @@ fn check_interest(py: Python<'_>, check_cancelled: Option<&Py<PyAny>>) -> PyResu
 fn check_single(params: &SamplingParams) -> Result<(), Error> {
     let field = if params.num_beams > 1 {
         "num_beams"
-    } else if params.best_of.is_some_and(|best_of| best_of > params.n) {
+    } else if params.best_of.is_some() {
         "best_of"
     } else {
         return Ok(());

@@ -168,7 +168,7 @@ where
 }
 
 /// The value's `repr`, cut to a length that fits a message; of a large value no more is looked at than that.
-fn quote(value: &Bound<'_, PyAny>) -> String {
+pub fn quote(value: &Bound<'_, PyAny>) -> String {
     let Ok(text) = short_repr(value) else { return format!("<{}>", value.get_type()) };
     match text.char_indices().nth(MAX_QUOTED_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),

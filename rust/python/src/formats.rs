@@ -41,6 +41,7 @@ impl ModelFormats {
         let formats = Formats {
             reasoning: self.reasoning.map(|format| (format, is_opened(format))),
             tools: self.tools.filter(|_| has_tools),
+            one_call: !params.parallel_tool_calls,
         };
         (formats.reasoning.is_some() || formats.tools.is_some()).then_some(formats)
     }

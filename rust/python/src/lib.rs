@@ -6,6 +6,7 @@
 
 mod assembly;
 mod bad_words;
+mod beams;
 mod config;
 mod contradictions;
 mod describe;
@@ -39,6 +40,8 @@ mod wording;
 /// See `_core.pyi`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    #[pymodule_export]
+    use crate::beams::{Beams, StopSearch};
     #[pymodule_export]
     use crate::config::EngineConfig;
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! `SamplingParams`: what a request asks for, checked field by field when built, and for how the fields go together.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyBool, PyDict, PyString};
 
 use crate::contradictions::check;
 use crate::errors::Error;
@@ -14,6 +14,8 @@ use crate::structure::{ResponseFormat, ToolChoice, Tools};
 const MAX_CHOICES: u64 = 128;
 /// Most beams of a beam search.
 const MAX_BEAMS: u64 = 32;
+/// The length of any answer to this power, or to its inverse, is a number.
+const MAX_LENGTH_PENALTY: f64 = 32.0;
 /// Most of the likeliest tokens that are told of a position.
 const MAX_TOP_LOGPROBS: u64 = 20;
 /// Most ids with a bias.
@@ -44,7 +46,7 @@ options! {
         n: usize = 1, |field: Field, value| field.integer(value, 1..=MAX_CHOICES).map(|n| n as usize);
         best_of: Option<usize> = None, |field: Field, value| field.integer(value, 1..=MAX_CHOICES).map(|n| n as usize);
         num_beams: usize = 1, |field: Field, value| field.integer(value, 1..=MAX_BEAMS).map(|n| n as usize);
-        length_penalty: f64 = 1.0, read_finite;
+        length_penalty: f64 = 1.0, |field, value| read_range(field, value, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY);
         max_tokens: Option<usize> = None, Field::count;
         max_length: Option<usize> = None, Field::count;
         min_tokens: usize = 0, |field: Field, value| read_u32(field, value).map(|tokens| tokens as usize);
@@ -155,10 +157,6 @@ fn read_range(field: Field, value: &Bound<'_, PyAny>, low: f64, high: f64) -> Re
     field.number(value, &format!("a number from {low} to {high}"), |number| (low..=high).contains(&number))
 }
 
-fn read_finite(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
-    field.number(value, "a finite number", f64::is_finite)
-}
-
 // Where 0 or infinity is out of range, so is what rounds to it in the engine's single precision.
 
 fn read_share(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
@@ -203,7 +201,7 @@ fn read_stops(field: Field, value: &Bound<'_, PyAny>) -> Result<Tuple<String>, E
     if value.is_instance_of::<PyString>() {
         return Ok(Tuple(vec![field.text_within(value, MAX_STOP_CHARS)?]));
     }
-    let read = |text: &Bound<'_, PyAny>| field.text_within(text, MAX_STOP_CHARS);
+    let read = |field: Field, text: &Bound<'_, PyAny>| field.text_within(text, MAX_STOP_CHARS);
     field.items(value, MAX_STOPS, "strings", "a string or a sequence of strings", read).map(Tuple)
 }
 

@@ -151,6 +151,7 @@ impl Processors {
 
 /// The callables of one request, for the one Python object that shows them to the collector. No reference to any of them
 /// is elsewhere but while it is called, when the collector finds one more than it can account for and leaves it alone.
+#[derive(Default)]
 pub struct Owned(Vec<Arc<Place>>);
 
 impl Owned {

@@ -8,6 +8,7 @@ use penstock_engine::request::{Extent, Reports, Request, Sampling};
 use crate::contradictions::refuse;
 use crate::errors::Error;
 use crate::params::SamplingParams;
+use crate::record::Tuple;
 use crate::rows::without_prompt;
 
 /// Most bytes of logits and hidden states that a request is given.
@@ -111,6 +112,25 @@ impl SamplingParams {
     pub fn for_scoring(&self) -> Self {
         let prompt_logprobs = self.prompt_logprobs.or(Some(0));
         Self { max_tokens: Some(0), prompt_logprobs, ..self.clone() }
+    }
+
+    /// That one token is asked for, and what the likeliest of all that is not banned are worth.
+    pub fn for_beams(&self) -> Self {
+        Self {
+            n: 1,
+            num_beams: 1,
+            length_penalty: 1.0,
+            max_tokens: Some(1),
+            max_length: None,
+            min_tokens: 0,
+            temperature: Some(0.0),
+            stop: Tuple::default(),
+            stop_sequences_ids: Tuple::default(),
+            logprobs: true,
+            top_logprobs: None,
+            logprobs_mode: "processed".to_owned(),
+            ..self.clone()
+        }
     }
 
     /// The request, all of it that is plain data, for a prompt and params that are resolved.

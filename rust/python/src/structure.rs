@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::Error;
-use crate::fields::Field;
+use crate::fields::{Field, quote};
 use crate::json::Json;
 use crate::strictness::closed;
 
@@ -74,7 +74,22 @@ impl ResponseFormat {
             Some("json_schema") => ResponseKind::Schema(read_schema(field, format)?),
             _ => return Err(refuse()),
         };
+        let is_schema = matches!(kind, ResponseKind::Schema(_));
+        check_keys(field, format, if is_schema { &["type", "json_schema"] } else { &["type"] })?;
         Ok(Self { kind, given: Json::read(field, value)? })
+    }
+}
+
+/// What a mapping says in words nobody knows would do nothing.
+fn check_keys(field: Field, mapping: &Bound<'_, PyDict>, known: &[&str]) -> Result<(), Error> {
+    let is_unknown = |key: &Bound<'_, PyAny>| !key.extract::<&str>().is_ok_and(|key| known.contains(&key));
+    match mapping.keys().iter().find(is_unknown) {
+        Some(key) => {
+            let known: Vec<_> = known.iter().map(|key| format!("'{key}'")).collect();
+            let limit = format!("one without {}: its keys are {}", quote(&key), known.join(", "));
+            Err(field.refuse(mapping, limit))
+        }
+        None => Ok(()),
     }
 }
 
@@ -85,7 +100,10 @@ fn read_schema(field: Field, format: &Bound<'_, PyDict>) -> Result<Json, Error> 
     let holder = format.get_item("json_schema")?.and_then(|holder| holder.cast_into::<PyDict>().ok());
     let holder = holder.ok_or_else(refuse)?;
     let (schema, is_strict) = match holder.get_item("schema")? {
-        Some(schema) => (schema, is_strict(field, &holder)?),
+        Some(schema) => {
+            check_keys(field, &holder, &["name", "description", "schema", "strict"])?;
+            (schema, is_strict(field, &holder)?)
+        }
         None if holder.contains("name")? && !holder.contains("type")? => return Err(refuse()),
         None => (holder.into_any(), false),
     };

@@ -37,6 +37,8 @@ pub struct Formats {
     pub reasoning: Option<(ReasoningFormat, bool)>,
     /// The format of tool calls.
     pub tools: Option<ToolFormat>,
+    /// Whether what follows on a call is content.
+    pub one_call: bool,
 }
 
 /// The text of one choice.
@@ -70,8 +72,12 @@ impl Style {
             false => Some(TextStream::new(&style.tokenizer, style.marked_options(), &style.stops)?),
         };
         let marked = |stream: TextStream| Marked { script: Script::new(stream), markers: markers.clone() };
-        let parsing = |Formats { reasoning, tools }| Parsing {
-            parser: OutputParser::new(reasoning, tools),
+        let parser = |Formats { reasoning, tools, one_call }| {
+            let parser = OutputParser::new(reasoning, tools);
+            if one_call { parser.with_one_call() } else { parser }
+        };
+        let parsing = |formats| Parsing {
+            parser: parser(formats),
             marked: marked_stream.clone().map(marked),
             deltas: Vec::new(),
         };

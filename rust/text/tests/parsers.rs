@@ -241,3 +241,54 @@ fn a_long_run_of_white_space_is_not_held_back() {
     let kept = format!("a {space}");
     assert_eq!(hermes(&format!("{kept}{opened}")), [&[content(&kept)][..], &call(0, "f", "{}")].concat());
 }
+
+/// Everything made out of a text whose calls after the first are content.
+fn first_call(format: ToolFormat, text: &str) -> (String, Vec<Delta>) {
+    let read = |pieces: &mut dyn Iterator<Item = &str>| {
+        let mut parser = parser((None, Some(format))).with_one_call();
+        let mut deltas = Vec::new();
+        pieces.for_each(|piece| parser.push(piece, &mut deltas));
+        parser.finish(&mut deltas);
+        let (mut shown, mut calls) = (String::new(), Vec::new());
+        for delta in deltas {
+            match delta {
+                Delta::Content(text) => shown += &text,
+                Delta::Arguments { index, text } => match calls.last_mut() {
+                    Some(Delta::Arguments { text: last, .. }) => *last += &text,
+                    _ => calls.push(Delta::Arguments { index, text }),
+                },
+                delta => calls.push(delta),
+            }
+        }
+        (shown, calls)
+    };
+    let whole = read(&mut [text].into_iter());
+    let characters = text.char_indices().map(|(at, character)| &text[at..at + character.len_utf8()]);
+    assert_eq!(read(&mut { characters }), whole, "of {text:?}");
+    whole
+}
+
+#[test]
+fn where_one_call_is_allowed_what_follows_it_is_content() {
+    let (f, g) = (r#"{"name": "f", "arguments": {"a": 1}}"#, r#"{"name": "g", "arguments": {}}"#);
+    let tagged = |call: &str| format!("<tool_call>\n{call}\n</tool_call>");
+    let cases = [
+        (ToolFormat::Hermes, format!("So {}\n{}.", tagged(f), tagged(g)), format!("So{}.", tagged(g))),
+        (ToolFormat::Hermes, format!("{}\n Done. ", tagged(f)), "Done. ".to_owned()),
+        (ToolFormat::Llama3Json, format!("{f};{g}"), format!(";{g}")),
+        (ToolFormat::Mistral, format!("[TOOL_CALLS] [{f},{g}]"), format!(",{g}]")),
+        (ToolFormat::Mistral, format!("[TOOL_CALLS] [{f}] so"), "so".to_owned()),
+        (
+            ToolFormat::Mistral,
+            r#"[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}"#.to_owned(),
+            "[TOOL_CALLS]g[ARGS]{}".to_owned(),
+        ),
+    ];
+    for (format, text, shown) in cases {
+        assert_eq!(
+            first_call(format, &text),
+            (shown, call(0, "f", "{\"a\": 1}").to_vec()),
+            "{format:?} {text}"
+        );
+    }
+}

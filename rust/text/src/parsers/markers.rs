@@ -9,7 +9,7 @@ use super::visit;
 pub const MAX_HELD_SPACE: usize = 64;
 
 /// White space as JSON has it.
-const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
+pub(super) const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
 
 /// Whether a byte is white space.
 pub(super) fn is_space(byte: u8) -> bool {

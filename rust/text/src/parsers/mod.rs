@@ -69,6 +69,14 @@ impl OutputParser {
         Self { reasoning, tools: tools.map(ToolParser::new) }
     }
 
+    /// The same, but for calls after the first: they are content.
+    pub fn with_one_call(mut self) -> Self {
+        if let Some(tools) = &mut self.tools {
+            tools.allow_one();
+        }
+        self
+    }
+
     /// Reads on, and appends to `deltas` what became certain.
     pub fn push(&mut self, text: &str, deltas: &mut Vec<Delta>) {
         let Some(reasoning) = &mut self.reasoning else { return self.push_answer(text, deltas) };

@@ -6,7 +6,7 @@
 
 use super::call::Call;
 use super::json::Progress;
-use super::markers::{Prefix, Search, space_length};
+use super::markers::{Prefix, SPACE, Search, space_length};
 use super::{Delta, ToolFormat, add, visit};
 
 const HERMES_OPENING: &str = "<tool_call>";
@@ -28,6 +28,7 @@ pub(super) struct ToolParser {
     /// Whether the calls being read are in brackets.
     is_list: bool,
     num_calls: usize,
+    most_calls: usize,
 }
 
 enum State {
@@ -35,8 +36,8 @@ enum State {
     Start(Prefix),
     /// Content, until a marker.
     Content(Search),
-    /// Content, whatever comes.
-    Rest,
+    /// Content, whatever comes; nothing but white space has come of it yet if it `is_bordering` on a marker.
+    Rest { is_bordering: bool },
     /// Before the object of a call.
     Opened,
     /// Between an opening marker and the arguments.
@@ -53,7 +54,20 @@ impl ToolParser {
             ToolFormat::Llama3Json => State::Start(Prefix::new(LLAMA_TAG)),
             ToolFormat::Hermes | ToolFormat::Mistral => content(format, false),
         };
-        Self { format, state, held: String::new(), needs_arguments: false, is_list: false, num_calls: 0 }
+        Self {
+            format,
+            state,
+            held: String::new(),
+            needs_arguments: false,
+            is_list: false,
+            num_calls: 0,
+            most_calls: usize::MAX,
+        }
+    }
+
+    /// From now on what follows on a call is content.
+    pub(super) fn allow_one(&mut self) {
+        self.most_calls = 1;
     }
 
     pub(super) fn push(&mut self, text: &str, deltas: &mut Vec<Delta>) {
@@ -104,16 +118,18 @@ impl ToolParser {
                 add(deltas, Delta::Content(plain));
                 let Some((used, marker)) = found else { return text.len() };
                 if marker == HERMES_CLOSING {
-                    self.state = content(self.format, true);
+                    self.leave(true);
                 } else {
                     self.held = format!("{}{marker}", search.space());
                     self.state = State::Opened;
                 }
                 used
             }
-            State::Rest => {
+            State::Rest { is_bordering } => {
                 visit(text.len());
-                add(deltas, Delta::Content(text.to_owned()));
+                let shown = if *is_bordering { text.trim_start_matches(SPACE) } else { text };
+                *is_bordering &= shown.is_empty();
+                add(deltas, Delta::Content(shown.to_owned()));
                 text.len()
             }
             State::Opened | State::Between => self.step_over_mark(text, deltas),
@@ -136,8 +152,8 @@ impl ToolParser {
                 self.state = State::Heading(String::new());
                 return space;
             }
-            (State::Between, b',') if self.is_list => self.state = State::Opened,
-            (State::Between, b';') if !self.is_list => self.state = State::Opened,
+            (State::Between, b',') if self.is_list && !self.is_full() => self.state = State::Opened,
+            (State::Between, b';') if !self.is_list && !self.is_full() => self.state = State::Opened,
             (State::Between, b']') if self.is_list => {
                 self.leave(true);
                 return space + 1;
@@ -205,7 +221,8 @@ impl ToolParser {
             Progress::Broken if !is_begun => self.fall_back(deltas),
             _ if self.format == ToolFormat::Hermes => {
                 // The closing tag is due; without it the next call is as welcome.
-                let markers = &[HERMES_OPENING, HERMES_CLOSING];
+                let markers: &[_] =
+                    if self.is_full() { &[HERMES_CLOSING] } else { &[HERMES_OPENING, HERMES_CLOSING] };
                 self.state = State::Content(Search::new(markers, progress == Progress::Complete));
             }
             Progress::Complete if self.is_list || self.format == ToolFormat::Llama3Json => {
@@ -225,7 +242,13 @@ impl ToolParser {
     fn leave(&mut self, is_bordering: bool) {
         self.held.clear();
         self.is_list = false;
-        self.state = content(self.format, is_bordering);
+        self.state =
+            if self.is_full() { State::Rest { is_bordering } } else { content(self.format, is_bordering) };
+    }
+
+    /// Whether there are as many calls as there may be.
+    fn is_full(&self) -> bool {
+        self.num_calls >= self.most_calls
     }
 
     /// What was held is no call.
@@ -240,7 +263,7 @@ impl ToolParser {
 fn content(format: ToolFormat, is_bordering: bool) -> State {
     match format {
         ToolFormat::Hermes => State::Content(Search::new(&[HERMES_OPENING], is_bordering)),
-        ToolFormat::Llama3Json => State::Rest,
+        ToolFormat::Llama3Json => State::Rest { is_bordering },
         ToolFormat::Mistral => State::Content(Search::new(&[MISTRAL_OPENING], is_bordering)),
     }
 }

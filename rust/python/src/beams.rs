@@ -1,0 +1,95 @@
+//! What the steps of a beam search share: the request that is the same for every beam but for its prompt, and the
+//! search for stop strings, which goes on with each beam from where its beginning has come.
+
+use std::sync::Arc;
+
+use penstock_engine::Engine;
+use penstock_engine::request::Request as EngineRequest;
+use penstock_text::{StopMatch, TextOptions, TextStream, Tokenizer};
+use pyo3::prelude::*;
+
+use crate::errors::Error;
+use crate::fields::{Field, TOKEN_IDS};
+use crate::live::Live;
+use crate::params::SamplingParams;
+use crate::port::Port;
+use crate::processors::Owned;
+use crate::request::Request;
+use crate::wording::Style;
+
+/// See `_core.pyi`.
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Beams {
+    engine: Engine,
+    tokenizer: Tokenizer,
+    options: TextOptions,
+    /// What was asked for, resolved.
+    params: SamplingParams,
+    /// What is asked for in a step, and the request for it of a beam that has no token yet.
+    step_params: SamplingParams,
+    first: EngineRequest,
+}
+
+impl Beams {
+    /// A search whose steps are like `first`, the request that `step_params` ask for.
+    pub fn new(
+        engine: Engine,
+        style: Style,
+        params: SamplingParams,
+        step_params: SamplingParams,
+        first: EngineRequest,
+    ) -> Self {
+        let Style { tokenizer, options, .. } = style;
+        Self { engine, tokenizer, options, params, step_params, first }
+    }
+}
+
+#[pymethods]
+impl Beams {
+    #[getter]
+    fn params(&self) -> SamplingParams {
+        self.params.clone()
+    }
+
+    fn start(&self, token_ids: &Bound<'_, PyAny>, port: &Port) -> Result<Request, Error> {
+        let most = self.engine.limits().max_model_len;
+        let token_ids = Field::request("token_ids").token_ids(token_ids, most, TOKEN_IDS)?;
+        let mut request = self.first.clone();
+        request.min_tokens = usize::from(token_ids.len() < self.params.min_tokens);
+        request.prompt = self.first.prompt.iter().copied().chain(token_ids).collect();
+        let style = Style {
+            tokenizer: self.tokenizer.clone(),
+            options: self.options,
+            stops: Vec::new(),
+            sequences: Vec::new(),
+            echo: None,
+            formats: None,
+        };
+        let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
+        port.register(&live);
+        Ok(Request::new(live, self.step_params.clone(), Owned::default()))
+    }
+
+    fn stop_search(&self) -> Result<StopSearch, Error> {
+        let stops: Arc<[String]> = self.params.stop.0.clone().into();
+        Ok(StopSearch { stream: TextStream::new(&self.tokenizer, self.options, &stops)?, stops })
+    }
+}
+
+/// See `_core.pyi`.
+#[pyclass(frozen, module = "penstock._core")]
+pub struct StopSearch {
+    stream: TextStream,
+    stops: Arc<[String]>,
+}
+
+#[pymethods]
+impl StopSearch {
+    fn push(&self, token_id: u32) -> (Self, Option<&str>) {
+        let mut stream = self.stream.clone();
+        let found = stream.push(token_id);
+        drop(stream.take());
+        let stop = found.map(|StopMatch { stop }| &*self.stops[stop]);
+        (Self { stream, stops: Arc::clone(&self.stops) }, stop)
+    }
+}
