@@ -51,7 +51,7 @@ fn a_stop_sequence_ends_nothing_below_min_tokens() {
     let plain = varied();
     let ids = ids(&plain);
     let stop_sequences = vec![ids[4..6].to_vec()];
-    for (min_tokens, expected) in [(5, 6), (6, 12)] {
+    for (min_tokens, expected) in [(6, 6), (7, 12)] {
         let request = Request { stop_sequences: stop_sequences.clone(), min_tokens, ..plain.clone() };
         assert_eq!(end(request).0, expected, "min_tokens={min_tokens}");
     }
