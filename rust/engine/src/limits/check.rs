@@ -8,6 +8,9 @@ use crate::request::{Reports, Request, Sampling};
 /// Most sequences in `stop_sequences`, and most ids in one: each is compared with the output's end at every token.
 const MAX_STOP_SEQUENCES: usize = 64;
 
+/// Longer runs hardly ever come twice, and each step looks for one in the whole output.
+const MAX_NO_REPEAT_NGRAM_SIZE: u32 = 1024;
+
 /// A request that can never run here. Each names the field, its value and the limit.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InvalidRequest {
@@ -193,6 +196,10 @@ fn check_numbers(sampling: &Sampling) -> Result<(), InvalidRequest> {
     if let Some((field, value, _, limit)) = numbers.into_iter().find(|(.., is_in_range, _)| !is_in_range) {
         return Err(out_of_range(field, value, limit));
     }
+    if sampling.no_repeat_ngram_size > MAX_NO_REPEAT_NGRAM_SIZE {
+        let limit = format!("at most {MAX_NO_REPEAT_NGRAM_SIZE}");
+        return Err(out_of_range("no_repeat_ngram_size", sampling.no_repeat_ngram_size, limit));
+    }
     match sampling.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
         Some((id, bias)) => Err(out_of_range("logit_bias", format!("{bias} for id {id}"), "finite")),
         None => Ok(()),
@@ -259,6 +266,10 @@ mod tests {
         check(
             |r| r.sampling.frequency_penalty = f32::NEG_INFINITY,
             "frequency_penalty=-inf is out of range: finite",
+        );
+        check(
+            |r| r.sampling.no_repeat_ngram_size = 1025,
+            "no_repeat_ngram_size=1025 is out of range: at most 1024",
         );
         check(
             |r| r.sampling.logit_bias = vec![(1, 0.5), (2, f32::NAN)],
