@@ -114,6 +114,9 @@ pub struct StepPlan {
     pub step: u64,
     /// Made one after the other, after everything of earlier steps and before anything of this one is computed.
     pub copies: Vec<BlockCopy>,
+    /// Slots whose sequences have left since the last plan and that no seat of this one is for: nothing of their requests
+    /// is needed any more. Those of the last plan before the engine has nothing to do wait for the next one.
+    pub vacated: Vec<u32>,
     /// Slots that begin anew, each with its first row in this plan.
     pub seats: Vec<Seat>,
     /// One row per sequence, each slot at most once; at least one row. A block that a row writes to is in no other row.
@@ -137,10 +140,23 @@ pub struct StepPlan {
 impl StepPlan {
     /// Empties the plan and keeps its buffers.
     pub fn clear(&mut self) {
-        let Self { step, copies, seats, work, tokens, blocks, copied, answers, sampled, positions, forced } =
-            self;
+        let Self {
+            step,
+            copies,
+            vacated,
+            seats,
+            work,
+            tokens,
+            blocks,
+            copied,
+            answers,
+            sampled,
+            positions,
+            forced,
+        } = self;
         *step = 0;
         copies.clear();
+        vacated.clear();
         seats.clear();
         work.clear();
         tokens.clear();

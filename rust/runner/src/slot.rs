@@ -13,7 +13,7 @@ use crate::guide::Guide;
 /// for it, because it was planned before that was known, is told to nobody.
 #[derive(Default)]
 pub(crate) struct Slot {
-    /// What the sequence is generated for; `None` until the first seat.
+    /// What the sequence is generated for; `None` while nobody is here.
     request: Option<Arc<Request>>,
     /// Its tokens so far.
     generated: Vec<u32>,
@@ -47,6 +47,11 @@ impl Slot {
                 Err(failure) => self.fail(failure),
             }
         }
+    }
+
+    /// Nobody is here any more: nothing that belonged to somebody is kept, nor room for it.
+    pub fn vacate(&mut self) {
+        *self = Self::default();
     }
 
     /// Whose it is.

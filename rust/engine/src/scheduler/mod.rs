@@ -54,6 +54,8 @@ pub struct Scheduler {
     held: Vec<Held>,
     slots: Vec<Option<Running>>,
     free_slots: Vec<u32>,
+    /// Slots that were left since the last plan, each once, though others may have got them.
+    vacated: Vec<u32>,
     /// Occupied slots, by turn.
     order: Vec<u32>,
     num_paused: usize,
@@ -103,6 +105,7 @@ impl Scheduler {
             held: Vec::new(),
             slots: (0..slots).map(|_| None).collect(),
             free_slots: (0..slots as u32).rev().collect(),
+            vacated: Vec::with_capacity(slots),
             order: Vec::with_capacity(slots),
             num_paused: 0,
             admission_is_due: false,
@@ -138,7 +141,7 @@ impl Scheduler {
     }
 
     /// Fills an empty plan with the next step's rows, and `owners` with whose they are. Leaves it empty if nothing can
-    /// be computed now; copies then wait for a plan with the work that needs them.
+    /// be computed now; copies then wait for a plan with the work that needs them, and so does what slots were left.
     pub(crate) fn plan(&mut self, plan: &mut StepPlan, owners: &mut Vec<RequestId>, now: Instant) {
         self.admission_is_due |= self.is_loading;
         self.share_out();
@@ -151,6 +154,8 @@ impl Scheduler {
         self.add_rows(plan, owners, now);
         if !plan.work.is_empty() {
             self.memory.submit(plan);
+            let is_seated = |slot: &u32| plan.seats.iter().any(|seat| seat.slot == *slot);
+            plan.vacated.extend(self.vacated.drain(..).filter(|slot| !is_seated(slot)));
         }
     }
 
@@ -215,6 +220,9 @@ impl Scheduler {
         self.num_paused -= usize::from(running.sequence.is_paused);
         self.order.retain(|other| *other != slot);
         self.free_slots.push(slot);
+        if !self.vacated.contains(&slot) {
+            self.vacated.push(slot);
+        }
         self.admission_is_due = true;
         running
     }
