@@ -570,8 +570,9 @@ impl World {
     /// With the next plan the device hears of the slots that were left last: nobody has a request any more but who made it.
     fn check_released(&mut self) {
         if !self.is_shut_down {
-            self.harness.start(oracle::request(1, 1, 0));
+            let last = self.harness.start(oracle::request(1, 1, 0));
             self.harness.run();
+            drop(last);
         }
         let num_held = |observed: &&Observed| Arc::strong_count(&observed.client.request) > 1;
         let num_held = self.observed.iter().filter(num_held).count();
