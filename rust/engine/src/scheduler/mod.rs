@@ -10,7 +10,8 @@
 //!
 //! Of several answers to one prompt one computes it for all (`choices`).
 //!
-//! What then is left of a step goes to drafts (`drafting`). Decoding, a chunk of a prompt, and recomputing after a lost place are all "pending tokens"; there are no phases.
+//! What then is left of a step goes to drafts (`drafting`). Decoding, a chunk of a prompt, and recomputing after a lost
+//! place are all "pending tokens"; there are no phases.
 
 mod admission;
 mod budget;
@@ -66,6 +67,8 @@ pub struct Scheduler {
     /// Those who were ended to make room, for the core to say so.
     interrupted: Vec<Sequence>,
     counters: PlaceCounters,
+    /// Whether the last plan had budget left for drafts.
+    has_draft_room: bool,
     /// Scratch of `share_out`: sequences with more than one pending token.
     behind: Vec<Behind>,
     /// Scratch of `add_rows`: drafts of one row.
@@ -112,6 +115,7 @@ impl Scheduler {
             is_loading: false,
             interrupted: Vec::new(),
             counters: PlaceCounters::default(),
+            has_draft_room: true,
             behind: Vec::with_capacity(slots),
             drafts: Vec::with_capacity(limits.num_speculative_tokens.max(MAX_FORCED)),
         }

@@ -47,8 +47,9 @@ impl Sequence {
         self.drafting.forced.extend_from_slice(forced);
     }
 
-    /// Whether its next row may have drafts, or the one in flight has: it cannot follow its own sample then.
-    pub(crate) fn is_drafting(&self, num_rows: usize) -> bool {
+    /// Whether its next row may have drafts, if there is room, or the one in flight has: it cannot follow its own sample
+    /// then.
+    pub(crate) fn is_drafting(&self, num_rows: usize, has_room: bool) -> bool {
         let Drafting { confidence, forced, num_drafts, .. } = &self.drafting;
         if *num_drafts > 0 {
             return true;
@@ -57,7 +58,7 @@ impl Sequence {
         // Those that are forced were when the last token came, and some have been sampled since.
         let has_drafts = forced.len() > self.num_sampling || has_guesses();
         let is_last_next = self.num_planned + 1 >= self.num_tokens();
-        has_drafts && is_last_next && !self.is_paused && self.num_left() > 1
+        has_room && has_drafts && is_last_next && !self.is_paused && self.num_left() > 1
     }
 
     /// Tokens it may still generate, besides those on their way.
