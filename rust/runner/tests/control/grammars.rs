@@ -53,7 +53,7 @@ fn a_grammar_that_fails_ends_its_request_alone_and_its_place_is_as_good_as_new()
         (Trouble::Mask(0), 0, "the grammar failed: it is lost"),
         (Trouble::Mask(5), 5, "the grammar failed: it is lost"),
         (Trouble::MaskPanics(6), 6, "a defect in the grammar: it is beside itself"),
-        (Trouble::Nothing(6), 6, "no token is left to choose from: grammar excludes all of them"),
+        (Trouble::Nothing(6), 6, "no token is left to choose from: the answer's form excludes all of them"),
         (Trouble::Accept(4), 5, "the grammar failed: it does not want that"),
         (Trouble::ForcedPanics(9), 9, "a defect in the grammar: it is forced"),
     ] {
