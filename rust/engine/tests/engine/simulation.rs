@@ -12,7 +12,7 @@ use penstock_engine::{
 };
 
 use crate::device::ROW_FAILURE;
-use crate::harness::{Client, Harness};
+use crate::harness::{Client, Harness, read};
 use crate::oracle::{self, Rails, VOCABULARY, answer};
 use crate::random::Random;
 
@@ -570,9 +570,11 @@ impl World {
     /// With the next plan the device hears of the slots that were left last: nobody has a request any more but who made it.
     fn check_released(&mut self) {
         if !self.is_shut_down {
-            let last = self.harness.start(oracle::request(1, 1, 0));
+            let mut last = self.harness.start(oracle::request(1, 1, 0));
             self.harness.run();
-            drop(last);
+            while read(&mut last).1.is_none() {
+                self.harness.run();
+            }
         }
         let num_held = |observed: &&Observed| Arc::strong_count(&observed.client.request) > 1;
         let num_held = self.observed.iter().filter(num_held).count();
