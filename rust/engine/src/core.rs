@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::executor::{Answer, DEPTH, StepDone, StepPlan, Work};
+use crate::executor::{DEPTH, StepDone, StepPlan, split_off};
 use crate::limits::Limits;
 use crate::mailbox::Attention;
 use crate::message::{Message, Outbox, Start};
@@ -216,7 +216,7 @@ impl Core {
             self.flights.pop_front().expect("an answer to no plan; this is a bug");
         assert_eq!(plan.step, step, "answers out of order; this is a bug");
         self.counters.steps += 1;
-        match result.and_then(|()| check_answers(&plan)) {
+        match result.and_then(|()| plan.check_answers(self.limits.vocabulary_size)) {
             Ok(()) => self.deliver(&mut plan, &owners, now),
             Err(text) => self.fail(&plan, &owners, &text, now),
         }
@@ -378,44 +378,4 @@ impl Core {
         let held = self.scheduler.num_running() + self.scheduler.num_waiting();
         assert_eq!(open, held as u64, "requests lost or doubled; this is a bug");
     }
-}
-
-/// An executor whose answers are not to the plan has failed, whatever it says.
-fn check_answers(plan: &StepPlan) -> Result<(), String> {
-    let (rows, answers) = (plan.work.len(), plan.answers.len());
-    if answers != rows {
-        return Err(format!("the step answered {answers} rows instead of {rows}"));
-    }
-    let sum =
-        |count: fn(&Answer) -> u32| plan.answers.iter().map(|answer| count(answer) as usize).sum::<usize>();
-    let num_sampled = sum(|answer| answer.num_tokens);
-    if num_sampled != plan.sampled.len() {
-        return Err(format!("the step sampled {} tokens and counts {num_sampled}", plan.sampled.len()));
-    }
-    let num_positions = sum(|answer| answer.num_positions);
-    if num_positions != plan.positions.len() {
-        return Err(format!(
-            "the step tells of {} positions and counts {num_positions}",
-            plan.positions.len()
-        ));
-    }
-    let is_sound = |(work, answer): (&Work, &Answer)| {
-        if answer.failure.is_some() {
-            return answer.num_tokens == 0 && answer.num_positions == 0;
-        }
-        let most = if work.sample.is_some() { work.num_drafts + 1 } else { 0 };
-        let tokens = 1.min(most)..=most;
-        let is_known =
-            answer.forced.end as usize <= plan.forced.len() && answer.forced.start <= answer.forced.end;
-        tokens.contains(&answer.num_tokens) && answer.num_positions == work.reported.len() as u32 && is_known
-    };
-    match plan.work.iter().zip(&plan.answers).all(is_sound) {
-        true => Ok(()),
-        false => Err("the step answered a row with too few or too many tokens or positions".into()),
-    }
-}
-
-/// The first `count` of what is left.
-fn split_off<'a, T>(left: &mut &'a mut [T], count: u32) -> &'a mut [T] {
-    left.split_off_mut(..count as usize).expect("the answers were checked; this is a bug")
 }

@@ -114,6 +114,9 @@ pub struct StepPlan {
     pub step: u64,
     /// Made one after the other, after everything of earlier steps and before anything of this one is computed.
     pub copies: Vec<BlockCopy>,
+    /// Slots whose sequences have left since the last plan and that no seat of this one is for: nothing of their requests
+    /// is needed any more. Those of the last plan before the engine has nothing to do wait for the next one.
+    pub vacated: Vec<u32>,
     /// Slots that begin anew, each with its first row in this plan.
     pub seats: Vec<Seat>,
     /// One row per sequence, each slot at most once; at least one row. A block that a row writes to is in no other row.
@@ -137,10 +140,23 @@ pub struct StepPlan {
 impl StepPlan {
     /// Empties the plan and keeps its buffers.
     pub fn clear(&mut self) {
-        let Self { step, copies, seats, work, tokens, blocks, copied, answers, sampled, positions, forced } =
-            self;
+        let Self {
+            step,
+            copies,
+            vacated,
+            seats,
+            work,
+            tokens,
+            blocks,
+            copied,
+            answers,
+            sampled,
+            positions,
+            forced,
+        } = self;
         *step = 0;
         copies.clear();
+        vacated.clear();
         seats.clear();
         work.clear();
         tokens.clear();
@@ -151,6 +167,56 @@ impl StepPlan {
         positions.clear();
         forced.clear();
     }
+
+    /// An executor whose answers are not to the plan has failed, whatever it says.
+    pub(crate) fn check_answers(&self, vocabulary_size: usize) -> Result<(), String> {
+        let (rows, answers) = (self.work.len(), self.answers.len());
+        if answers != rows {
+            return Err(format!("the step answered {answers} rows instead of {rows}"));
+        }
+        let sum = |count: fn(&Answer) -> u32| {
+            self.answers.iter().map(|answer| count(answer) as usize).sum::<usize>()
+        };
+        let num_sampled = sum(|answer| answer.num_tokens);
+        if num_sampled != self.sampled.len() {
+            return Err(format!("the step sampled {} tokens and counts {num_sampled}", self.sampled.len()));
+        }
+        let num_positions = sum(|answer| answer.num_positions);
+        if num_positions != self.positions.len() {
+            return Err(format!(
+                "the step tells of {} positions and counts {num_positions}",
+                self.positions.len()
+            ));
+        }
+        let is_sound = |(work, answer): (&Work, &Answer)| {
+            if answer.failure.is_some() {
+                return answer.num_tokens == 0 && answer.num_positions == 0;
+            }
+            let most = if work.sample.is_some() { work.num_drafts + 1 } else { 0 };
+            let tokens = 1.min(most)..=most;
+            let is_known =
+                answer.forced.end as usize <= self.forced.len() && answer.forced.start <= answer.forced.end;
+            tokens.contains(&answer.num_tokens)
+                && answer.num_positions == work.reported.len() as u32
+                && is_known
+        };
+        let is_unknown = |id: &u32| *id as usize >= vocabulary_size;
+        let mut ids = self.sampled.iter().map(|token| token.id).chain(self.forced.iter().copied());
+        if let Some(id) = ids.find(is_unknown) {
+            return Err(format!(
+                "the step answered with token id {id}; the vocabulary has {vocabulary_size} ids"
+            ));
+        }
+        match self.work.iter().zip(&self.answers).all(is_sound) {
+            true => Ok(()),
+            false => Err("the step answered a row with too few or too many tokens or positions".into()),
+        }
+    }
+}
+
+/// The first `count` of what is left.
+pub(crate) fn split_off<'a, T>(left: &mut &'a mut [T], count: u32) -> &'a mut [T] {
+    left.split_off_mut(..count as usize).expect("the answers were checked; this is a bug")
 }
 
 /// The answer to one [`StepPlan`].

@@ -76,6 +76,8 @@ impl<B: Backend> Runner<B> {
 
     /// Carries out a plan and writes its tokens into it.
     pub(crate) fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
+        // Before anything can fail: the rows of a plan that was made already rely on it.
+        self.seat(plan);
         if !plan.copies.is_empty() {
             self.copy(&mut plan.copies.iter().map(block_copy))?;
         }
@@ -88,12 +90,20 @@ impl<B: Backend> Runner<B> {
         self.backend.copy_blocks(&mut self.cache, copies)
     }
 
-    pub(crate) fn compute(&mut self, plan: &mut StepPlan, depth: Depth) -> Result<(), DeviceError> {
+    /// Has everybody leave and take the places that the plan says.
+    pub(crate) fn seat(&mut self, plan: &StepPlan) {
         self.collect_masks(); // of a step that failed, if there are any
+        for slot in &plan.vacated {
+            self.slots[*slot as usize].vacate();
+        }
         for Seat { slot, request, generated } in &plan.seats {
             let generated = &plan.tokens[generated.start as usize..generated.end as usize];
             self.slots[*slot as usize].seat(request, generated, self.spec.vocabulary);
         }
+    }
+
+    /// Computes the rows of those who have their seats.
+    pub(crate) fn compute(&mut self, plan: &mut StepPlan, depth: Depth) -> Result<(), DeviceError> {
         let Self { backend, decoder, inputs, cache, workspace, .. } = self;
         inputs::build(decoder, plan, &self.slots, self.spec.block_size, inputs);
         self.outputs.find(plan, &self.slots, &mut inputs.output_rows);

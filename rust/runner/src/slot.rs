@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use penstock_device::{DeviceError, Logprobs, SampleParams, TokenCounts};
-use penstock_engine::request::Request;
+use penstock_engine::request::{Request, Sampling};
 
 use crate::guard::guarded;
 use crate::guide::Guide;
@@ -13,7 +13,7 @@ use crate::guide::Guide;
 /// for it, because it was planned before that was known, is told to nobody.
 #[derive(Default)]
 pub(crate) struct Slot {
-    /// What the sequence is generated for; `None` until the first seat.
+    /// What the sequence is generated for; `None` while nobody is here.
     request: Option<Arc<Request>>,
     /// Its tokens so far.
     generated: Vec<u32>,
@@ -47,6 +47,11 @@ impl Slot {
                 Err(failure) => self.fail(failure),
             }
         }
+    }
+
+    /// Nobody is here any more: nothing that belonged to somebody is kept, nor room for it.
+    pub fn vacate(&mut self) {
+        *self = Self::default();
     }
 
     /// Whose it is.
@@ -115,30 +120,48 @@ impl Slot {
     /// How the next token is chosen, the request's `index`-th.
     pub fn params(&self, row: usize, index: u32) -> SampleParams<'_> {
         let request = self.request();
-        let (sampling, reports) = (&request.sampling, &request.reports);
+        let reports = &request.reports;
+        // Field by field, so that none is overlooked.
+        let Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            repetition_penalty,
+            repetition_in_output_only,
+            presence_penalty,
+            frequency_penalty,
+            no_repeat_ngram_size,
+            ref logit_bias,
+            ref allowed_token_ids,
+            ref bad_token_ids,
+            ref bad_words,
+            seed,
+        } = request.sampling;
         SampleParams {
             row: row as u32,
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            typical_p: sampling.typical_p,
-            repetition_penalty: sampling.repetition_penalty,
-            repetition_in_output_only: sampling.repetition_in_output_only,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            repetition_penalty,
+            repetition_in_output_only,
+            presence_penalty,
+            frequency_penalty,
             counts: &self.counts,
-            no_repeat_ngram_size: sampling.no_repeat_ngram_size,
+            no_repeat_ngram_size,
             prompt: &request.prompt,
             generated: &self.generated,
-            logit_bias: &sampling.logit_bias,
-            allowed: sampling.allowed_token_ids.as_deref(),
-            banned: &sampling.bad_token_ids,
-            bad_words: &sampling.bad_words,
+            logit_bias,
+            allowed: allowed_token_ids.as_deref(),
+            banned: bad_token_ids,
+            bad_words,
             suppressed: if (index as usize) < request.min_tokens { &request.stop_token_ids } else { &[] },
             mask: self.guide.as_ref().map(|guide| guide.mask()),
             processed: (!self.processed.is_empty()).then_some(&*self.processed),
-            seed: sampling.seed,
+            seed,
             index,
             given: None,
             logprobs: reports.logprobs.map(|top| Logprobs { top, processed: reports.processed_logprobs }),
@@ -172,10 +195,19 @@ impl Slot {
             (!sampling.bad_token_ids.is_empty(), "bad_token_ids"),
             (sampling.allowed_token_ids.is_some(), "allowed_token_ids"),
             ((index as usize) < request.min_tokens, "min_tokens"),
+            // Finite as these are, they may push a logit beyond what is.
+            (!sampling.logit_bias.is_empty(), "logit_bias"),
+            (sampling.repetition_penalty != 1.0, "repetition_penalty"),
+            (sampling.presence_penalty != 0.0, "presence_penalty"),
+            (sampling.frequency_penalty != 0.0, "frequency_penalty"),
         ];
         let causes: Vec<&str> = causes.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| *name).collect();
         let verb = if causes.len() == 1 { "excludes" } else { "exclude" };
-        self.fail(format!("no token is left to choose from: {} {verb} all of them", causes.join(", ")));
+        let cause = match causes.is_empty() {
+            true => "the model gives none of them a finite logit".into(),
+            false => format!("{} {verb} all of them", causes.join(", ")),
+        };
+        self.fail(format!("no token is left to choose from: {cause}"));
     }
 
     /// Whether another token is chosen after this one, which has just been.
@@ -210,4 +242,32 @@ fn is_counted(request: &Request) -> bool {
     sampling.repetition_penalty != 1.0
         || sampling.presence_penalty != 0.0
         || sampling.frequency_penalty != 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_no_token_left_is_told_of_all_that_may_have_done_it_and_of_nothing_else() {
+        let failure = |sampling: Sampling| {
+            let mut slot = Slot::default();
+            slot.seat(&Arc::new(Request::new(vec![1], 4, sampling)), &[], 8);
+            slot.exhaust(0);
+            slot.failure.expect("a failure")
+        };
+        assert_eq!(
+            failure(Sampling::default()),
+            "no token is left to choose from: the model gives none of them a finite logit"
+        );
+        assert_eq!(
+            failure(Sampling { logit_bias: vec![(1, f32::MIN)], ..Sampling::default() }),
+            "no token is left to choose from: logit_bias excludes all of them"
+        );
+        let penalties = Sampling { repetition_penalty: 2.0, presence_penalty: 1.0, ..Sampling::default() };
+        assert_eq!(
+            failure(penalties),
+            "no token is left to choose from: repetition_penalty, presence_penalty exclude all of them"
+        );
+    }
 }

@@ -95,6 +95,7 @@ impl<B: Backend> Runner<B> {
             });
             plan.seats.push(Seat { slot: slot as u32, request: Arc::clone(&request), generated: 0..0 });
         }
+        self.seat(&plan);
         self.compute(&mut plan, Depth::Layers(num_layers))
     }
 

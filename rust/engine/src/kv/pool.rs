@@ -46,6 +46,11 @@ impl BlockPool {
         self.num_kept
     }
 
+    /// Blocks that can be taken without releasing a kept one, if nobody takes what he was promised.
+    pub fn num_free(&self) -> usize {
+        self.free.len()
+    }
+
     /// Blocks that are promised to lists and not taken yet.
     pub fn num_reserved(&self) -> usize {
         self.num_reserved

@@ -1,5 +1,6 @@
 //! What a request must be to run here. Nothing is allocated or copied for one that must not.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 use super::Limits;
@@ -7,6 +8,12 @@ use crate::request::{Reports, Request, Sampling};
 
 /// Most sequences in `stop_sequences`, and most ids in one: each is compared with the output's end at every token.
 const MAX_STOP_SEQUENCES: usize = 64;
+
+/// Most entries of the lists that every token is chosen by: stop ids, biases, and the ids of all bad words.
+const MAX_LISTED: usize = 1024;
+
+/// Longer runs hardly ever come twice, and each step looks for one in the whole output.
+const MAX_NO_REPEAT_NGRAM_SIZE: u32 = 1024;
 
 /// A request that can never run here. Each names the field, its value and the limit.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -78,6 +85,7 @@ impl Limits {
             let limit = format!("at most max_tokens={}", request.max_tokens);
             return Err(out_of_range("min_tokens", request.min_tokens, limit));
         }
+        check_count("stop_token_ids", request.stop_token_ids.len(), MAX_LISTED)?;
         self.check_ids("stop_token_ids", &request.stop_token_ids)?;
         self.check_stop_sequences(&request.stop_sequences)?;
         check_numbers(&request.sampling)?;
@@ -142,7 +150,12 @@ impl Limits {
     }
 
     fn check_vocabulary(&self, sampling: &Sampling) -> Result<(), InvalidRequest> {
+        check_count("logit_bias", sampling.logit_bias.len(), MAX_LISTED)?;
         self.check_ids("logit_bias", sampling.logit_bias.iter().map(|(id, _)| id))?;
+        let mut biased = HashSet::new();
+        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| !biased.insert(*id)) {
+            return Err(out_of_range("logit_bias", format!("{id} twice"), "each id once"));
+        }
         if let Some(allowed) = &sampling.allowed_token_ids {
             if allowed.is_empty() {
                 return Err(out_of_range("allowed_token_ids", "[]", "at least one id"));
@@ -153,7 +166,9 @@ impl Limits {
                 return Err(out_of_range("allowed_token_ids", value, "ascending, each once"));
             }
         }
+        check_count("bad_token_ids", sampling.bad_token_ids.len(), self.vocabulary_size)?;
         self.check_ids("bad_token_ids", &sampling.bad_token_ids)?;
+        check_count("bad_words", sampling.bad_words.iter().map(Vec::len).sum(), MAX_LISTED)?;
         if sampling.bad_words.iter().any(Vec::is_empty) {
             return Err(out_of_range("bad_words", "[]", "at least one id each"));
         }
@@ -193,9 +208,20 @@ fn check_numbers(sampling: &Sampling) -> Result<(), InvalidRequest> {
     if let Some((field, value, _, limit)) = numbers.into_iter().find(|(.., is_in_range, _)| !is_in_range) {
         return Err(out_of_range(field, value, limit));
     }
+    if sampling.no_repeat_ngram_size > MAX_NO_REPEAT_NGRAM_SIZE {
+        let limit = format!("at most {MAX_NO_REPEAT_NGRAM_SIZE}");
+        return Err(out_of_range("no_repeat_ngram_size", sampling.no_repeat_ngram_size, limit));
+    }
     match sampling.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
         Some((id, bias)) => Err(out_of_range("logit_bias", format!("{bias} for id {id}"), "finite")),
         None => Ok(()),
+    }
+}
+
+fn check_count(field: &'static str, count: usize, most: usize) -> Result<(), InvalidRequest> {
+    match count > most {
+        true => Err(out_of_range(field, format!("{count} entries"), format!("at most {most}"))),
+        false => Ok(()),
     }
 }
 
@@ -261,6 +287,10 @@ mod tests {
             "frequency_penalty=-inf is out of range: finite",
         );
         check(
+            |r| r.sampling.no_repeat_ngram_size = 1025,
+            "no_repeat_ngram_size=1025 is out of range: at most 1024",
+        );
+        check(
             |r| r.sampling.logit_bias = vec![(1, 0.5), (2, f32::NAN)],
             "logit_bias=NaN for id 2 is out of range: finite",
         );
@@ -317,6 +347,30 @@ mod tests {
             "allowed_token_ids=5 before 5 is out of range: ascending, each once",
         );
         check(|r| r.sampling.bad_words = vec![vec![]], "bad_words=[] is out of range: at least one id each");
+    }
+
+    #[test]
+    fn lists_that_every_token_is_chosen_by_are_bounded() {
+        check(
+            |r| r.stop_token_ids = vec![2; 1025],
+            "stop_token_ids=1025 entries is out of range: at most 1024",
+        );
+        check(
+            |r| r.sampling.logit_bias = vec![(2, 1.0); 1025],
+            "logit_bias=1025 entries is out of range: at most 1024",
+        );
+        check(
+            |r| r.sampling.logit_bias = vec![(2, 1.0), (3, 1.0), (2, 0.5)],
+            "logit_bias=2 twice is out of range: each id once",
+        );
+        check(
+            |r| r.sampling.bad_token_ids = vec![2; 101],
+            "bad_token_ids=101 entries is out of range: at most 100",
+        );
+        check(
+            |r| r.sampling.bad_words = vec![vec![2; 5]; 205],
+            "bad_words=1025 entries is out of range: at most 1024",
+        );
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //!
 //! Of several answers to one prompt one computes it for all (`choices`).
 //!
-//! What then is left of a step goes to drafts (`drafting`). Decoding, a chunk of a prompt, and recomputing after a lost place are all "pending tokens"; there are no phases.
+//! What then is left of a step goes to drafts (`drafting`). Decoding, a chunk of a prompt, and recomputing after a lost
+//! place are all "pending tokens"; there are no phases.
 
 mod admission;
 mod budget;
@@ -54,6 +55,8 @@ pub struct Scheduler {
     held: Vec<Held>,
     slots: Vec<Option<Running>>,
     free_slots: Vec<u32>,
+    /// Slots that were left since the last plan, each once, though others may have got them.
+    vacated: Vec<u32>,
     /// Occupied slots, by turn.
     order: Vec<u32>,
     num_paused: usize,
@@ -64,6 +67,8 @@ pub struct Scheduler {
     /// Those who were ended to make room, for the core to say so.
     interrupted: Vec<Sequence>,
     counters: PlaceCounters,
+    /// Whether the last plan had budget left for drafts.
+    has_draft_room: bool,
     /// Scratch of `share_out`: sequences with more than one pending token.
     behind: Vec<Behind>,
     /// Scratch of `add_rows`: drafts of one row.
@@ -103,12 +108,14 @@ impl Scheduler {
             held: Vec::new(),
             slots: (0..slots).map(|_| None).collect(),
             free_slots: (0..slots as u32).rev().collect(),
+            vacated: Vec::with_capacity(slots),
             order: Vec::with_capacity(slots),
             num_paused: 0,
             admission_is_due: false,
             is_loading: false,
             interrupted: Vec::new(),
             counters: PlaceCounters::default(),
+            has_draft_room: true,
             behind: Vec::with_capacity(slots),
             drafts: Vec::with_capacity(limits.num_speculative_tokens.max(MAX_FORCED)),
         }
@@ -138,7 +145,7 @@ impl Scheduler {
     }
 
     /// Fills an empty plan with the next step's rows, and `owners` with whose they are. Leaves it empty if nothing can
-    /// be computed now; copies then wait for a plan with the work that needs them.
+    /// be computed now; copies then wait for a plan with the work that needs them, and so does what slots were left.
     pub(crate) fn plan(&mut self, plan: &mut StepPlan, owners: &mut Vec<RequestId>, now: Instant) {
         self.admission_is_due |= self.is_loading;
         self.share_out();
@@ -151,6 +158,8 @@ impl Scheduler {
         self.add_rows(plan, owners, now);
         if !plan.work.is_empty() {
             self.memory.submit(plan);
+            let is_seated = |slot: &u32| plan.seats.iter().any(|seat| seat.slot == *slot);
+            plan.vacated.extend(self.vacated.drain(..).filter(|slot| !is_seated(slot)));
         }
     }
 
@@ -214,6 +223,9 @@ impl Scheduler {
         self.num_paused -= usize::from(running.sequence.is_paused);
         self.order.retain(|other| *other != slot);
         self.free_slots.push(slot);
+        if !self.vacated.contains(&slot) {
+            self.vacated.push(slot);
+        }
         self.admission_is_due = true;
         running
     }

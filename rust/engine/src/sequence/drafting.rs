@@ -74,15 +74,16 @@ impl Sequence {
         }
     }
 
-    /// Whether its next row will probably have drafts, or the one in flight has: it cannot follow its own sample then.
-    pub(crate) fn is_drafting(&self, num_rows: usize) -> bool {
+    /// Whether its next row will probably have drafts, if there is room, or the one in flight has: it cannot follow its own
+    /// sample then.
+    pub(crate) fn is_drafting(&self, num_rows: usize, has_room: bool) -> bool {
         if self.drafting.num_drafts > 0 {
             return true;
         }
         let is_last_next = self.num_planned + 1 >= self.num_tokens();
         // What was looked ahead for followed the last token that has come, and some have been sampled since.
         let has_drafts = || self.drafting.wish(self.num_sampling, num_rows) > 0;
-        is_last_next && !self.is_paused && self.num_left() > 1 && has_drafts()
+        has_room && is_last_next && !self.is_paused && self.num_left() > 1 && has_drafts()
     }
 
     /// Tokens it may still generate, besides those on their way.

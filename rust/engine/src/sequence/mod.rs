@@ -332,10 +332,11 @@ impl Sequence {
         self.drafting.token_came(id);
         self.first_token.get_or_insert(now);
         self.outbox.writer().push_token(token);
-        if index >= self.request.min_tokens {
-            if self.request.stop_token_ids.contains(&id) {
-                return Some(FinishReason::Stop(id));
-            }
+        // The id at `index` was chosen when so many tokens had been generated, and the sequence has one more.
+        if index >= self.request.min_tokens && self.request.stop_token_ids.contains(&id) {
+            return Some(FinishReason::Stop(id));
+        }
+        if self.generated.len() >= self.request.min_tokens {
             let ends_with = |sequence: &Vec<u32>| self.generated.ends_with(sequence);
             if let Some(sequence) = self.request.stop_sequences.iter().position(ends_with) {
                 return Some(FinishReason::StopSequence(sequence));

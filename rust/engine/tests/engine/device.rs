@@ -98,8 +98,8 @@ impl Device {
     /// Runs the oldest plan.
     pub fn complete(&mut self) -> StepDone {
         let mut plan = self.plans.pop_front().unwrap();
-        self.make_copies(&mut plan);
         self.seat(&plan);
+        self.make_copies(&mut plan);
         for index in 0..plan.work.len() {
             self.run(index, &mut plan);
         }
@@ -143,12 +143,10 @@ impl Device {
         plan.copied = true;
     }
 
-    /// Nothing of any request is left here.
-    pub fn forget_slots(&mut self) {
-        self.slots.fill(None);
-    }
-
     fn seat(&mut self, plan: &StepPlan) {
+        for slot in &plan.vacated {
+            self.slots[*slot as usize] = None;
+        }
         for Seat { slot, request, generated } in &plan.seats {
             let generated = plan.tokens[generated.start as usize..generated.end as usize].to_vec();
             self.slots[*slot as usize] = Some((Arc::clone(request), generated));

@@ -246,3 +246,44 @@ fn only_what_was_confirmed_is_left_in_the_prefix_cache() {
     check_answered(&mut second, &harness.limits);
     assert_eq!(harness.stats().prefix_hit_tokens, 42, "all but the token that was never computed");
 }
+
+#[test]
+fn nobody_waits_to_draft_where_prompts_leave_no_room_for_it() {
+    let mut harness = Harness::new(Limits { max_num_batched_tokens: 4, ..speculating() });
+    let mut drafting = harness.start(repetitive(4, 50));
+    while harness.stats().accepted_tokens < 8 {
+        harness.step();
+    }
+    let mut arriving = harness.start(request(50, 4, 1));
+    let mut num_overlapped = 0;
+    for _ in 0..12 {
+        harness.plan();
+        harness.plan();
+        num_overlapped += usize::from(harness.device.num_plans() == 2);
+        harness.complete();
+    }
+    assert!(num_overlapped >= 10, "{num_overlapped} of 12");
+    harness.run();
+    check_answered(&mut drafting, &harness.limits);
+    check_answered(&mut arriving, &harness.limits);
+}
+
+#[test]
+fn no_prefix_is_forgotten_for_a_draft() {
+    let limits = Limits { num_blocks: 24, block_size: 1, max_num_batched_tokens: 32, ..caching() };
+    let plain = request(4, 20, 2);
+    let ids: Vec<u32> = answer(&plain, &limits).0.iter().map(|token| token.id).collect();
+    let plain = Request { stop_sequences: vec![ids[..8].to_vec()], ..plain };
+    for drafting in [plain.clone(), guided(plain)] {
+        let mut harness = Harness::new(limits.clone());
+        let first = || request(12, 1, 1);
+        // Twelve blocks are kept and twelve are free, of which the other needs eleven.
+        let clients = [first(), drafting, first()].map(|request| {
+            let client = harness.start(request);
+            harness.run();
+            client
+        });
+        clients.into_iter().for_each(|mut client| check_answered(&mut client, &harness.limits));
+        assert_eq!(harness.stats().prefix_hit_tokens, 11);
+    }
+}

@@ -6,7 +6,7 @@ use penstock_engine::{FinishReason, Request};
 
 use crate::device::ROW_FAILURE;
 use crate::harness::{Harness, check_answered, check_ended, limits, read};
-use crate::oracle::{answer, request};
+use crate::oracle::{VOCABULARY, answer, request};
 
 fn ids(request: &Request) -> Vec<u32> {
     answer(request, &limits()).0.iter().map(|token| token.id).collect()
@@ -51,7 +51,7 @@ fn a_stop_sequence_ends_nothing_below_min_tokens() {
     let plain = varied();
     let ids = ids(&plain);
     let stop_sequences = vec![ids[4..6].to_vec()];
-    for (min_tokens, expected) in [(5, 6), (6, 12)] {
+    for (min_tokens, expected) in [(6, 6), (7, 12)] {
         let request = Request { stop_sequences: stop_sequences.clone(), min_tokens, ..plain.clone() };
         assert_eq!(end(request).0, expected, "min_tokens={min_tokens}");
     }
@@ -81,4 +81,25 @@ fn a_row_that_fails_ends_its_own_request_and_no_other() {
     harness.run();
     check_answered(&mut clients[1], &harness.limits);
     assert_eq!(harness.stats().blocks_used, 0);
+}
+
+#[test]
+fn a_step_that_answers_with_an_id_that_the_model_does_not_know_has_failed() {
+    for is_forced in [false, true] {
+        let mut harness = Harness::new(limits());
+        let mut client = harness.start(request(6, 10, 0));
+        harness.step();
+        let mut done = harness.device.complete();
+        match is_forced {
+            true => {
+                done.plan.forced.push(VOCABULARY);
+                done.plan.answers[0].forced = 0..1;
+            }
+            false => done.plan.sampled[0].id = VOCABULARY,
+        }
+        harness.handle(penstock_engine::message::Message::StepDone(done));
+        let text = "the step answered with token id 24; the vocabulary has 24 ids";
+        check_ended(&mut client, FinishReason::Failed(text.into()));
+        harness.run();
+    }
 }

@@ -73,7 +73,7 @@ pub fn answer(request: &Request, limits: &Limits) -> (Vec<Token>, FinishReason) 
         if !suppress_stops && request.stop_token_ids.contains(&id) {
             return (tokens, FinishReason::Stop(id));
         }
-        let is_end = |sequence: &Vec<u32>| !suppress_stops && ids.ends_with(sequence);
+        let is_end = |sequence: &Vec<u32>| ids.len() >= request.min_tokens && ids.ends_with(sequence);
         if let Some(sequence) = request.stop_sequences.iter().position(is_end) {
             return (tokens, FinishReason::StopSequence(sequence));
         }

@@ -10,5 +10,6 @@ mod grammars;
 mod processors;
 mod prompts;
 mod rules;
+mod seats;
 mod steps;
 mod together;

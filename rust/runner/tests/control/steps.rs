@@ -1,8 +1,11 @@
 //! Plans made by hand, for a model without an engine: drafts that are right or wrong as a test likes.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use penstock_engine::{BlockId, Limits, PromptPosition, Request, Sample, Seat, StepPlan, Token, Work};
+use penstock_engine::{
+    BlockCopy, BlockId, HostBlockId, Limits, PromptPosition, Request, Sample, Seat, StepPlan, Token, Work,
+};
 use penstock_runner::{BareRunner, Options};
 
 use crate::common::{LONGEST, TinyModel};
@@ -54,12 +57,14 @@ pub struct Row<'a> {
 pub struct Steps {
     runner: BareRunner,
     limits: Limits,
+    /// What the next step says was left.
+    pub vacated: Vec<u32>,
 }
 
 impl Steps {
     pub fn new(options: &Options) -> Self {
         let (runner, limits) = TinyModel::write().open(options).unwrap();
-        Self { runner, limits }
+        Self { runner, limits, vacated: vec![] }
     }
 
     /// A model with four places, whose logits are there for 32 rows at a time.
@@ -69,7 +74,7 @@ impl Steps {
 
     /// One step, in which each sequence has at most one row.
     pub fn step(&mut self, rows: &mut [Row<'_>]) {
-        let mut plan = StepPlan::default();
+        let mut plan = StepPlan { vacated: std::mem::take(&mut self.vacated), ..StepPlan::default() };
         for Row { sequence, chunk, drafts } in &mut *rows {
             self.push(&mut plan, sequence, *chunk, drafts);
         }
@@ -94,6 +99,16 @@ impl Steps {
             }
         }
         assert!(sampled.next().is_none() && positions.next().is_none());
+    }
+
+    /// A step of one row that fails before anything is computed, for its copy has nowhere to go.
+    pub fn fail(&mut self, sequence: &mut Sequence) {
+        let copies = vec![BlockCopy::Save { from: BlockId(0), to: HostBlockId(0) }];
+        let mut plan = StepPlan { copies, ..StepPlan::default() };
+        self.push(&mut plan, sequence, usize::MAX, &[]);
+        let run = || self.runner.run(&mut plan);
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "there is no host tier");
+        assert!(!plan.copied);
     }
 
     fn push(&self, plan: &mut StepPlan, sequence: &mut Sequence, chunk: usize, drafts: &[u32]) {

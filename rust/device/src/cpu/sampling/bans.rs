@@ -82,19 +82,93 @@ impl<'a> History<'a> {
     }
 
     /// Calls `each` with every token that followed where the last `count` tokens were before.
-    fn for_each_following(&self, count: usize, mut each: impl FnMut(u32)) {
+    fn for_each_following(&self, count: usize, each: impl FnMut(u32)) {
         let Some(start) = self.len().checked_sub(count) else { return };
-        if count == 0 {
-            return self.iter().for_each(|id| each(*id));
+        let run: Vec<u32> = (start..self.len()).map(|index| self.get(index)).collect();
+        for_each_after(&run, self.iter().copied(), each);
+    }
+}
+
+/// Calls `each` with everything in `all` that comes right after `run`. However long the run is and however it repeats
+/// itself, that takes a few comparisons for each of `all`: what matched already is not looked at again.
+fn for_each_after<T: Copy + PartialEq>(run: &[T], all: impl Iterator<Item = T>, mut each: impl FnMut(T)) {
+    if run.is_empty() {
+        return all.for_each(each);
+    }
+    // Of the first so many of the run, how many of the last are again its first.
+    let mut overlaps = vec![0; run.len() + 1];
+    let extend = |overlaps: &[usize], mut matched: usize, next: T| {
+        while matched > 0 && run[matched] != next {
+            matched = overlaps[matched];
         }
-        // Most places differ in the last of them, so that one is looked for first.
-        let last = self.get(self.len() - 1);
-        self.iter().enumerate().filter(|(_, id)| **id == last).for_each(|(at, _)| {
-            let following = at + 1;
-            let tail = (start..self.len()).map(|index| self.get(index));
-            if following < self.len() && self.has_before(following, tail) {
-                each(self.get(following));
+        matched + usize::from(run[matched] == next)
+    };
+    for end in 1..run.len() {
+        overlaps[end + 1] = extend(&overlaps, overlaps[end], run[end]);
+    }
+    let mut matched = 0;
+    for next in all {
+        if matched == run.len() {
+            each(next);
+            matched = overlaps[matched];
+        }
+        matched = extend(&overlaps, matched, next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        static NUM_COMPARISONS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// Counts what it is compared with.
+    #[derive(Clone, Copy)]
+    struct Counted(u32);
+
+    impl PartialEq for Counted {
+        fn eq(&self, other: &Self) -> bool {
+            NUM_COMPARISONS.set(NUM_COMPARISONS.get() + 1);
+            self.0 == other.0
+        }
+    }
+
+    /// What comes after the last `count` of `all`.
+    fn after(all: &[u32], count: usize) -> Vec<u32> {
+        let all: Vec<Counted> = all.iter().copied().map(Counted).collect();
+        let mut found = vec![];
+        for_each_after(&all[all.len() - count..], all.iter().copied(), |next| found.push(next.0));
+        found
+    }
+
+    #[test]
+    fn a_run_that_overlaps_itself_is_found_wherever_it_is() {
+        // All sequences of ten of two tokens.
+        for bits in 0..1_u32 << 10 {
+            let all: Vec<u32> = (0..10).map(|bit| bits >> bit & 1).collect();
+            for count in 0..=10 {
+                let run = &all[10 - count..];
+                let naive: Vec<u32> =
+                    (count..10).filter(|end| all[..*end].ends_with(run)).map(|end| all[end]).collect();
+                assert_eq!(after(&all, count), naive, "{all:?}, {count}");
             }
-        });
+        }
+    }
+
+    #[test]
+    fn a_long_run_costs_no_more_comparisons_than_a_short_one() {
+        let mut almost = vec![7; 4000];
+        almost[1999] = 8;
+        for all in [vec![7; 4000], almost] {
+            for count in [1, 2, 1000, 2000] {
+                NUM_COMPARISONS.set(0);
+                after(&all, count);
+                assert!(NUM_COMPARISONS.get() <= 4 * all.len(), "{count}: {}", NUM_COMPARISONS.get());
+            }
+        }
     }
 }
