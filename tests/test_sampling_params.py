@@ -457,7 +457,7 @@ class Interrupted:
     def __index__(self) -> int:
         raise KeyboardInterrupt
 
-    __float__ = __index__  # type: ignore[assignment]
+    __float__ = __index__
 
 
 @pytest.mark.parametrize(

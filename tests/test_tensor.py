@@ -163,10 +163,12 @@ def test_a_shape_that_the_values_are_not_of_is_refused(shape: tuple[int, ...]) -
 
 
 def test_a_shape_that_is_none_is_refused_and_one_that_lies_is_read_as_it_is() -> None:
-    for shape in ([24], range(2**62), {24}, None):
+    others: list[Any] = [[24], range(2**62), {24}, None]
+    for other in others:
         with pytest.raises(TypeError):
-            penstock.Tensor(shape=shape, data=VALUES.tobytes())  # type: ignore[arg-type]
-    for shape in ((-24,), (2**64,), (0, 2**64)):
+            penstock.Tensor(shape=other, data=VALUES.tobytes())
+    outside: list[tuple[int, ...]] = [(-24,), (2**64,), (0, 2**64)]
+    for shape in outside:
         with pytest.raises(OverflowError):
             penstock.Tensor(shape=shape, data=VALUES.tobytes())
     assert penstock.Tensor(shape=Endless((24,)), data=VALUES.tobytes()).shape == (24,)
