@@ -55,7 +55,14 @@ impl Builder {
         let Some(symbols) = finite_symbols(&parser) else {
             return Err(GuidanceError::DeadEnd { what, reason: "no text that follows it ever ends".into() });
         };
-        Compiled::new(what, Arc::clone(&self.vocabulary), parser, grammar.source_bytes(), symbols)
+        Compiled::new(
+            what,
+            Arc::clone(&self.vocabulary),
+            parser,
+            grammar.source_bytes(),
+            symbols,
+            self.limits.lexer_bytes,
+        )
     }
 
     fn translate(&self, grammar: &Grammar) -> Result<TopLevelGrammar, GuidanceError> {
