@@ -142,15 +142,35 @@ fn check_size(what: &'static str, bytes: usize, limit: usize) -> Result<(), Guid
 
 /// Tells, by what the library says, a grammar that is too large from one that is wrong.
 fn classify(what: &'static str, error: &dyn std::fmt::Display) -> GuidanceError {
-    const LIMITS: [&str; 5] = ["too big", "schema too large", "fuel", "limit", "stack level"];
+    const LIMITS: [&str; 7] = [
+        "initial lexer configuration (grammar) too big",
+        "grammar size (number of symbols) too big",
+        "schema too large",
+        "Schema intersection stack level exceeded",
+        "fuel exhausted",
+        "DNF too large, fuel exhausted",
+        "lexer precomputation failed",
+    ];
     let reason = library::reason(error);
+    let cause = cause(&reason);
     if reason.starts_with("panic: ") {
         GuidanceError::Library { what, reason }
-    } else if LIMITS.iter().any(|word| reason.contains(word)) {
+    } else if LIMITS.iter().any(|limit| cause.starts_with(limit)) {
         GuidanceError::TooComplex { what, limit: reason }
     } else {
         GuidanceError::Invalid { what, reason }
     }
+}
+
+/// A reason without the place that the library puts before it, `at 3(14): ` or `3(14): `. Names that the source chose
+/// come after the cause, never at its beginning.
+fn cause(reason: &str) -> &str {
+    let is_place = |place: &str| place.bytes().all(|byte| byte.is_ascii_digit() || byte == b'(');
+    let cause = match reason.split_once("): ") {
+        Some((place, cause)) if is_place(place.trim_start_matches("at ")) => cause,
+        _ => reason,
+    };
+    cause.strip_prefix("failed to compile JSON schema: ").unwrap_or(cause)
 }
 
 /// The number of symbols that the start symbol leads to; None if no text that follows the grammar ever ends. Which
