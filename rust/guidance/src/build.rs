@@ -55,7 +55,14 @@ impl Builder {
         let Some(symbols) = finite_symbols(&parser) else {
             return Err(GuidanceError::DeadEnd { what, reason: "no text that follows it ever ends".into() });
         };
-        Compiled::new(what, Arc::clone(&self.vocabulary), parser, grammar.source_bytes(), symbols)
+        Compiled::new(
+            what,
+            Arc::clone(&self.vocabulary),
+            parser,
+            grammar.source_bytes(),
+            symbols,
+            self.limits.lexer_bytes,
+        )
     }
 
     fn translate(&self, grammar: &Grammar) -> Result<TopLevelGrammar, GuidanceError> {
@@ -135,9 +142,17 @@ fn check_size(what: &'static str, bytes: usize, limit: usize) -> Result<(), Guid
 
 /// Tells, by what the library says, a grammar that is too large from one that is wrong.
 fn classify(grammar: &Grammar, error: &dyn std::fmt::Display) -> GuidanceError {
-    const LIMITS: [&str; 5] = ["too big", "schema too large", "fuel", "limit", "stack level"];
+    const LIMITS: [&str; 7] = [
+        "initial lexer configuration (grammar) too big",
+        "grammar size (number of symbols) too big",
+        "schema too large",
+        "Schema intersection stack level exceeded",
+        "fuel exhausted",
+        "DNF too large, fuel exhausted",
+        "lexer precomputation failed",
+    ];
     let (what, reason) = (grammar.kind(), library::reason(error));
-    let is_too_large = LIMITS.iter().any(|word| reason.contains(word));
+    let is_too_large = LIMITS.iter().any(|limit| cause(&reason).starts_with(limit));
     let line = library::in_a_line(&reason, matches!(grammar, Grammar::Lark(_)));
     if reason.starts_with("panic: ") {
         GuidanceError::Library { what, reason: line }
@@ -146,6 +161,17 @@ fn classify(grammar: &Grammar, error: &dyn std::fmt::Display) -> GuidanceError {
     } else {
         GuidanceError::Invalid { what, reason: line }
     }
+}
+
+/// A reason without the place that the library puts before it, `at 3(14): ` or `3(14): `. Names that the source chose
+/// come after the cause, never at its beginning.
+fn cause(reason: &str) -> &str {
+    let is_place = |place: &str| place.bytes().all(|byte| byte.is_ascii_digit() || byte == b'(');
+    let cause = match reason.split_once("): ") {
+        Some((place, cause)) if is_place(place.trim_start_matches("at ")) => cause,
+        _ => reason,
+    };
+    cause.strip_prefix("failed to compile JSON schema: ").unwrap_or(cause)
 }
 
 /// The number of symbols that the start symbol leads to; None if no text that follows the grammar ever ends. Which

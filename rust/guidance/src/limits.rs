@@ -30,8 +30,11 @@ pub struct Limits {
     pub grammar_symbols: usize,
     /// Nodes of the automaton that recognises the grammar's terminals, before the first token.
     pub lexer_nodes: u64,
-    /// States of that automaton in one sequence; a state takes 1 to 2 kB.
+    /// States of that automaton in one sequence.
     pub lexer_states: usize,
+    /// Bytes by which that automaton may grow in one sequence, as the library counts them when a mask is there. What
+    /// schemas need in use stays below a tenth of the default; 128 sequences at the limit take 1 GiB.
+    pub lexer_bytes: usize,
     /// Nodes that one mask may add to it: about 14 per microsecond.
     pub mask_nodes: u64,
     /// Items that the parser may make for one mask: about 20 per microsecond.
@@ -56,6 +59,7 @@ impl Default for Limits {
             grammar_symbols: 500_000,
             lexer_nodes: 300_000,
             lexer_states: 50_000,
+            lexer_bytes: 8 << 20,
             mask_nodes: 200_000,
             mask_items: 50_000,
             cached_grammars: 1_024,

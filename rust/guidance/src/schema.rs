@@ -2,6 +2,7 @@
 //! and the policy on white space is set.
 
 use std::collections::{HashMap, HashSet};
+use std::ptr;
 
 use serde_json::{Map, Value, json};
 
@@ -91,9 +92,12 @@ fn check_cost(what: &'static str, schema: &Value, limits: &Limits) -> Result<(),
     let mut largest_object = 0;
     collect(schema, &mut references, &mut largest_object);
     let mut cost = Cost { whole: Measure::of(schema), copied_bytes: 0, pairs: 0, intersects: false };
-    // Each definition is entered once, from wherever it is met first.
-    let definitions = references.iter().filter_map(|reference| target(schema, reference));
-    let heights: usize = definitions.map(|target| Measure::of(target).height).sum();
+    // Each definition is entered once by each of its names, from wherever it is met first. It has many: `#`, `#/` and
+    // `#//` are the whole.
+    let definitions: Vec<_> = references.iter().filter_map(|reference| target(schema, reference)).collect();
+    let mut measured = definitions.iter().map(|&definition| (ptr::from_ref(definition), 0)).collect();
+    height(schema, &mut measured);
+    let heights: usize = definitions.into_iter().map(|definition| measured[&ptr::from_ref(definition)]).sum();
     let recursion = heights + cost.whole.height + largest_object;
     cost.add(schema);
     let patterns = if cost.intersects { intersected_patterns(schema) } else { 0 };
@@ -134,6 +138,20 @@ fn collect<'schema>(
 
 fn target<'schema>(schema: &'schema Value, reference: &str) -> Option<&'schema Value> {
     schema.pointer(reference.strip_prefix('#')?.trim_end_matches('/'))
+}
+
+/// The height of a value; notes those of the parts that are in the map already.
+fn height(value: &Value, measured: &mut HashMap<*const Value, usize>) -> usize {
+    let parts = match value {
+        Value::Array(entries) => entries.iter().map(|entry| height(entry, measured)).max(),
+        Value::Object(entries) => entries.values().map(|entry| height(entry, measured)).max(),
+        _ => None,
+    };
+    let own = 1 + parts.unwrap_or(0);
+    if let Some(height) = measured.get_mut(&ptr::from_ref(value)) {
+        *height = own;
+    }
+    own
 }
 
 /// Size of a schema.

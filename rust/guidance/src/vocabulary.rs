@@ -12,11 +12,11 @@ use crate::library;
 
 /// The longest token that the trie can hold, in bytes. Longer ones are never allowed.
 const MAX_TOKEN_BYTES: usize = 1_000;
-/// Forced text is tokenised from its beginning, this much at a time, or a long literal would cost its whole
-/// length for every token of it.
-const FORCED_BYTES: usize = 4_096;
+/// Forced text is tokenised from its beginning, and about this much of it at a time: whoever accepts a token waits for
+/// that.
+const FORCED_BYTES: usize = 256;
 /// What a tokenizer may still change about the tokens before a cut, in bytes.
-const UNSETTLED_BYTES: usize = 256;
+const UNSETTLED_BYTES: usize = 128;
 
 /// Turns text into ids.
 pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
@@ -83,7 +83,9 @@ impl Vocabulary {
         let build = || {
             let info = TokRxInfo::new(u32::try_from(words.len())?, end_ids[0]);
             let trie = TokTrie::from(&info, &words).with_eos_tokens(end_ids);
-            let environment: TokEnv = Arc::new(Environment { trie, encode });
+            let longest = words.iter().map(Vec::len).max().unwrap_or(0);
+            let window = FORCED_BYTES + UNSETTLED_BYTES + 2 * longest;
+            let environment: TokEnv = Arc::new(Environment { trie, encode, window });
             Ok(environment)
         };
         let environment = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(build))
@@ -151,6 +153,9 @@ fn text_word(bytes: Vec<u8>) -> Vec<u8> {
 struct Environment {
     trie: TokTrie,
     encode: Arc<Encode>,
+    /// The most text that is tokenised at once. It begins with the token before the forced text, and the last token
+    /// dropped may begin well before what is unsettled: the longest of both leave [`FORCED_BYTES`].
+    window: usize,
 }
 
 impl Environment {
@@ -170,11 +175,14 @@ impl Environment {
     /// Tokens of text without special ones, and whether they say all of it: of a long text they say its beginning,
     /// of one that the vocabulary has no tokens for as much as it has.
     fn tokenize(&self, bytes: &[u8]) -> (Vec<TokenId>, bool) {
-        let head = &bytes[..bytes.len().min(FORCED_BYTES)];
+        let head = &bytes[..bytes.len().min(self.window)];
         let text = match std::str::from_utf8(head) {
             Ok(text) => Some(text),
-            // A character that the cut went through is among what is dropped below.
-            Err(_) if head.len() < bytes.len() => head.utf8_chunks().next().map(|chunk| chunk.valid()),
+            // A character that the cut went through is among what is dropped below; one that the text begins within is
+            // for no tokenizer.
+            Err(error) if head.len() < bytes.len() && error.error_len().is_none() => {
+                std::str::from_utf8(&head[..error.valid_up_to()]).ok()
+            }
             Err(_) => None,
         };
         let (mut ids, mut whole) = match text.and_then(|text| self.encode(text)) {

@@ -165,6 +165,17 @@ fn what_would_recurse_multiply_or_compare_without_end_is_too_complex() {
 }
 
 #[test]
+fn a_definition_with_many_names_is_measured_once() {
+    let references = repeat(1_600, ",", |count| format!(r##"{{"$ref":"#{}"}}"##, "/".repeat(count + 1)));
+    let high = format!("{}{}", "[".repeat(40), "]".repeat(40));
+    let long = repeat(1_000_000, ",", |_| "0".to_owned());
+    let source = format!(r#"{{"anyOf":[{references}],"examples":[{high},[{long}]]}}"#);
+    let limits = Limits { source_bytes: 4 << 20, ..Limits::default() };
+    let error = error(&compiler_with(&words(1, 300), limits), &schema(&source));
+    assert!(is_too_complex(&error) && error.to_string().contains("levels of definitions"), "{error}");
+}
+
+#[test]
 fn what_no_text_can_satisfy_is_refused() {
     check(
         is_invalid,
@@ -237,6 +248,11 @@ fn what_is_not_supported_is_named() {
             (regex("a(?=b)"), "look-around"),
             (regex("["), "unclosed character class"),
             (lark("start: missing"), "unknown name"),
+            (lark("start: too_big_fuel_limit"), "unknown name"),
+            (
+                schema(r#"{"type":"object","properties":{"stack level":false},"required":["stack level"]}"#),
+                "required property 'stack level'",
+            ),
             (lark("begin: \"a\""), "no start rule found"),
             (lark("start: <|nobody|>"), "unknown special token"),
             (lark("start: <[999999]>"), "999999"),

@@ -249,7 +249,7 @@ fn a_tokenizer_whose_ids_say_something_else_is_not_believed() {
     for encode in [|_: &str| vec![3], |_: &str| vec![], |_: &str| vec![77], |_: &str| vec![1, 0]] {
         let vocabulary = Arc::new(vocabulary(table(), &[4], encode).unwrap());
         let compiler = Compiler::new(vocabulary, Limits::default()).unwrap();
-        let mut guide = compiler.compile(&Grammar::Choice(vec!["abab".into()])).unwrap().start().unwrap();
+        let guide = compiler.compile(&Grammar::Choice(vec!["abab".into()])).unwrap().start().unwrap();
         let mut forced = Vec::new();
         guide.forced(&mut forced);
         assert_eq!(forced, [2, 2]);
