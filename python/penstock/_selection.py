@@ -158,8 +158,8 @@ class _Endings:
 
     def __call__(self, token_ids: tuple[int, ...]) -> Ending | None:
         params, last = self._params, token_ids[-1]
-        is_early = len(token_ids) <= params.min_tokens
-        is_stop_token = last in self._ids and not is_early
+        # A stop token is chosen when so many are there, and a sequence ends with the last of them.
+        is_stop_token = last in self._ids and len(token_ids) > params.min_tokens
         if params.stop and (params.include_stop_in_output or not is_stop_token):
             search, stop = self._searches[token_ids[:-1]].push(last)
             if stop is not None:
@@ -167,7 +167,7 @@ class _Endings:
             self._searches[token_ids] = search
         if is_stop_token:
             return "stop", last
-        if not is_early:
+        if len(token_ids) >= params.min_tokens:
             for sequence in params.stop_sequences_ids:
                 if token_ids[-len(sequence) :] == sequence:
                     return "stop", sequence
