@@ -14,10 +14,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_checkpoint::Checkpoint;
-use penstock_engine::{
-    BlockId, Grammar, GrammarState, Limits, Reports, Request, Sample, Sampling, Seat, StepPlan, Work,
-};
+use penstock_engine::{Grammar, GrammarState, Limits, NewSequence, Request, Sample, ScheduledRow, StepPlan};
 use penstock_runner::{BareRunner, Options};
+use penstock_types::{BlockId, RequestedOutputs, Sampling};
 
 const PROMPT: usize = 256;
 const SCORED: usize = 512;
@@ -36,16 +35,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut model = Model { runner, limits };
 
     println!("{:<36}{:>12}{:>18}", "", "ms a step", "of the plain one");
-    let scored = Reports { prompt_logprobs: Some(0), ..Reports::default() };
+    let scored = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
     model.turns(
         rounds,
         &[
-            ("prefill, 512 tokens", Row::prompt(&request(SCORED, Reports::default(), false), SCORED), 1),
+            (
+                "prefill, 512 tokens",
+                Row::prompt(&request(SCORED, RequestedOutputs::default(), false), SCORED),
+                1,
+            ),
             ("scoring, 512 tokens", Row::prompt(&request(SCORED, scored, false), SCORED), 1),
         ],
     );
     for rows in [1, 8] {
-        let plain = request(PROMPT, Reports::default(), false);
+        let plain = request(PROMPT, RequestedOutputs::default(), false);
         let names = ["no drafts", "1 draft", "2 drafts", "4 drafts", "8 drafts"];
         let lines: Vec<_> = [0, 1, 2, 4, 8]
             .into_iter()
@@ -56,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         model.turns(rounds, &lines);
     }
     println!("decode, batch {MOST_ROWS}");
-    let row = |is_guided| Row::next(&request(PROMPT, Reports::default(), is_guided), 0);
+    let row = |is_guided| Row::next(&request(PROMPT, RequestedOutputs::default(), is_guided), 0);
     model.turns(rounds, &[("plain", row(false), MOST_ROWS), ("guided", row(true), MOST_ROWS)]);
     let seconds = quickest(rounds.max(20), || {
         let mut state = Sieve(1);
@@ -85,7 +88,7 @@ fn arguments() -> (Option<PathBuf>, usize, usize) {
     read
 }
 
-fn request(num_prompt: usize, reports: Reports, is_guided: bool) -> Arc<Request> {
+fn request(num_prompt: usize, reports: RequestedOutputs, is_guided: bool) -> Arc<Request> {
     let prompt: Vec<u32> = (0..num_prompt as u32).map(|index| index * 7919 % 30_000).collect();
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let grammar = is_guided.then(|| Arc::new(Sieves) as Arc<dyn Grammar>);
@@ -176,9 +179,9 @@ impl Model {
             let blocks = first_block..first_block + end.div_ceil(self.limits.block_size);
             let table_start = plan.blocks.len() as u32;
             plan.blocks.extend(blocks.map(|block| BlockId(block as u32)));
-            plan.seats.push(Seat { slot, request: Arc::clone(&row.request), generated: 0..0 });
+            plan.new_sequences.push(NewSequence { slot, request: Arc::clone(&row.request), generated: 0..0 });
             let reported = if row.request.reports.has_prompt() { end as u32 - 1 } else { 0 };
-            plan.work.push(Work {
+            plan.rows.push(ScheduledRow {
                 slot,
                 start: row.start as u32,
                 prompt_len: row.request.prompt.len() as u32,

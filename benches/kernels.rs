@@ -17,9 +17,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use penstock_kernels::{
-    AttentionParams, AttentionRow, Element, Epilogue, Isa, Kernels, KvElement, KvLayout, Matrix,
-    MatrixLayout, Pool, Rows, RowsMut, attention_scratch,
+    AttentionParams, AttentionRow, Epilogue, Isa, Kernels, KvLayout, Matrix, MatrixLayout, Pool, Rows,
+    RowsMut, attention_scratch,
 };
+use penstock_types::{Dtype, KvDtype};
 use roofline::{Probe, seconds};
 
 fn main() {
@@ -40,16 +41,16 @@ fn main() {
     println!("machine: reads {:.1} GB/s, multiply-adds {:.0} GFLOP/s\n", bandwidth / 1e9, flops / 1e9);
     println!("{:<34}{:>12}{:>10}{:>8}{:>8}", "", "time", "rate", "share", "best");
     bench.barrier();
-    for element in [Element::Bf16, Element::F16, Element::F32] {
-        bench.products(element);
+    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+        bench.products(dtype);
     }
     bench.tiles();
-    for element in [KvElement::Bf16, KvElement::F32, KvElement::Int8, KvElement::Uint4] {
-        bench.attention_prefill(element, 512);
+    for dtype in [KvDtype::Bf16, KvDtype::F32, KvDtype::Int8, KvDtype::Uint4] {
+        bench.attention_prefill(dtype, 512);
     }
     bench.row_operations();
-    for element in KvElement::ALL {
-        bench.write_kv(*element);
+    for dtype in KvDtype::ALL {
+        bench.write_kv(*dtype);
     }
     for (heads, kv_heads, head_dim) in [(14, 2, 64), (32, 8, 128)] {
         for sequences in [1, 8] {
@@ -152,20 +153,20 @@ impl Bench {
     }
 
     /// One pass over the matrices of a model, as a forward pass of that many tokens makes it.
-    fn products(&self, element: Element) {
-        let tag = format!("{element:?}").to_lowercase();
+    fn products(&self, dtype: Dtype) {
+        let tag = format!("{dtype:?}").to_lowercase();
         let names = [1, 8, 32, 512].map(|tokens| format!("matmul {tag} {tokens} tokens"));
         if !names.iter().any(|name| name.contains(&self.options.filter)) {
             return;
         }
-        let (layers, head) = match (self.options.quick, element) {
+        let (layers, head) = match (self.options.quick, dtype) {
             (true, _) => (6, (HEAD.0 / 8, HEAD.1)),
-            (false, Element::F32) => (LAYERS / 2, (HEAD.0 / 2, HEAD.1)),
+            (false, Dtype::F32) => (LAYERS / 2, (HEAD.0 / 2, HEAD.1)),
             (false, _) => (LAYERS, HEAD),
         };
         let shapes = (0..layers).flat_map(|_| LAYER).chain([head]);
         let layouts: Vec<MatrixLayout> =
-            shapes.map(|(rows, columns)| MatrixLayout { rows, columns, element }).collect();
+            shapes.map(|(rows, columns)| MatrixLayout { rows, columns, dtype }).collect();
         let fill = |_: std::ops::Range<usize>, into: &mut [f32]| {
             into.iter_mut().enumerate().for_each(|(i, v)| *v = (i % 97) as f32 / 97.0 - 0.5);
         };
@@ -203,7 +204,7 @@ impl Bench {
     /// The tile shapes alone: a matrix that stays in L2, on one thread.
     fn tiles(&self) {
         let alone = Pool::new(1).expect("no threads");
-        let layout = MatrixLayout { rows: 96, columns: 896, element: Element::Bf16 };
+        let layout = MatrixLayout { rows: 96, columns: 896, dtype: Dtype::Bf16 };
         let matrix = Matrix { layout, bytes: &vec![0x3c; layout.bytes()] };
         const ROUNDS: usize = 500;
         for tokens in 1..=8 {
@@ -232,10 +233,10 @@ impl Bench {
             return;
         }
         println!("\n{title:<34}{:>12}{:>11}{:>8}{:>10}", "time", "rate", "reading", "to bf16");
-        let mut runs: Vec<Decode> = KvElement::ALL
+        let mut runs: Vec<Decode> = KvDtype::ALL
             .iter()
-            .map(|element| {
-                let layout = KvLayout { block_size: 16, kv_heads, head_dim, element: *element };
+            .map(|dtype| {
+                let layout = KvLayout { block_size: 16, kv_heads, head_dim, dtype: *dtype };
                 Decode::new(layout, heads, sequences, POSITIONS, self.probe.bytes())
             })
             .collect();
@@ -252,7 +253,7 @@ impl Bench {
             numbers.sort_by(f64::total_cmp);
             (numbers[numbers.len() / 2], numbers[0], numbers[numbers.len() - 1])
         };
-        let bf16 = runs.iter().find(|run| run.layout.element == KvElement::Bf16).expect("among all");
+        let bf16 = runs.iter().find(|run| run.layout.dtype == KvDtype::Bf16).expect("among all");
         for run in &runs {
             let bytes = run.layers[0].len() as f64;
             let (time, _, _) = sorted(&mut run.times.iter().copied());
@@ -260,7 +261,7 @@ impl Bench {
             let (share, _, _) = sorted(&mut { reading });
             let ratios = run.times.iter().zip(&bf16.times).map(|(time, bf16)| time / bf16);
             let (ratio, least, most) = sorted(&mut { ratios });
-            let name = format!("  {:?}", run.layout.element).to_lowercase();
+            let name = format!("  {:?}", run.layout.dtype).to_lowercase();
             let (ms, rate, share) = (1e3 * time, bytes / time / 1e9, 100.0 * share);
             println!(
                 "{name:<34}{ms:>9.3} ms{rate:>6.1} GB/s{share:>6.0} %{ratio:>10.2} ({least:.2} to {most:.2})"
@@ -268,8 +269,8 @@ impl Bench {
         }
     }
 
-    fn attention_prefill(&self, element: KvElement, tokens: usize) {
-        let (heads, layout) = (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element });
+    fn attention_prefill(&self, dtype: KvDtype, tokens: usize) {
+        let (heads, layout) = (14, KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, dtype });
         let blocks: Vec<u32> = (0..tokens as u32 / 16).collect();
         let cache = vec![0; tokens / 16 * layout.block_bytes()];
         let q = vec![0.5; tokens * heads * 64];
@@ -278,7 +279,7 @@ impl Bench {
         let row = AttentionRow { first_query: 0, num_queries: tokens, start: 0, blocks: 0..blocks.len() };
         // Half of the square, with its diagonal.
         let work = Work { bytes: cache.len(), flops: 4 * heads * 64 * tokens * (tokens + 1) / 2 };
-        let name = format!("attention {} prefill {tokens}", format!("{element:?}").to_lowercase());
+        let name = format!("attention {} prefill {tokens}", format!("{dtype:?}").to_lowercase());
         self.line(&name, work, |kernels, pool| {
             kernels.attention(
                 pool,
@@ -330,13 +331,13 @@ impl Bench {
     }
 
     /// The keys and values of a prefill's tokens in one layer.
-    fn write_kv(&self, element: KvElement) {
+    fn write_kv(&self, dtype: KvDtype) {
         const TOKENS: usize = 512;
-        let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, element };
+        let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, dtype };
         let mut cache = vec![0; TOKENS / 16 * layout.block_bytes()];
         let kv: Vec<f32> = (0..128).map(|i| (i * 37 % 128) as f32 / 64.0 - 1.0).collect();
         let work = Work { bytes: TOKENS * 8 * kv.len() + cache.len(), flops: 0 };
-        let name = format!("write_kv {} {TOKENS} x 2 x 64", format!("{element:?}").to_lowercase());
+        let name = format!("write_kv {} {TOKENS} x 2 x 64", format!("{dtype:?}").to_lowercase());
         self.line(&name, work, |kernels, _| {
             for token in 0..TOKENS {
                 kernels.write_kv(&layout, &mut cache, token as u32 / 16, token % 16, &kv, &kv);

@@ -19,9 +19,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use penstock_checkpoint::Checkpoint;
-use penstock_engine::{Consumer, Engine, Event, Port, Request, Sampling};
+use penstock_engine::{Consumer, Engine, Event, Port, Request};
 use penstock_kernels::Pool;
-use penstock_runner::{Element, ModelInfo, Options};
+use penstock_runner::{ModelInfo, Options};
+use penstock_types::{Dtype, Sampling};
 use roofline::{Machine, Probe};
 use serde_json::Value;
 
@@ -64,7 +65,7 @@ struct Arguments {
     path: Option<PathBuf>,
     rounds: usize,
     threads: usize,
-    dtype: Option<Element>,
+    dtype: Option<Dtype>,
 }
 
 impl Arguments {
@@ -80,9 +81,9 @@ impl Arguments {
                 "--threads" => read.threads = number(),
                 "--dtype" => {
                     read.dtype = match arguments.next().as_deref() {
-                        Some("float32") => Some(Element::F32),
-                        Some("float16") => Some(Element::F16),
-                        Some("bfloat16") => Some(Element::Bf16),
+                        Some("float32") => Some(Dtype::F32),
+                        Some("float16") => Some(Dtype::F16),
+                        Some("bfloat16") => Some(Dtype::Bf16),
                         _ => panic!("--dtype float32, float16 or bfloat16"),
                     }
                 }

@@ -10,10 +10,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use penstock_device::cpu::Cpu;
-use penstock_device::{
-    Backend, Element, HeadShape, Logprobs, RowSource, SampleParams, Sampled, StepInputs, StepSpec,
-    TokenCounts,
-};
+use penstock_device::{Backend, RowSource, SampleParams, Sampled, StepInputs, StepSpec, TokenCounts};
+use penstock_types::{Dtype, HeadShape, LogprobsRequest};
 
 const VOCABULARY: usize = 151_936;
 const BATCH: usize = 32;
@@ -102,7 +100,7 @@ fn main() {
         counts: &counts,
         ..drawn
     };
-    let raw = |top| Some(Logprobs { top, processed: false });
+    let raw = |top| Some(LogprobsRequest { top, processed: false });
     let cases = [
         ("greedy", greedy),
         ("drawn", drawn),
@@ -128,7 +126,7 @@ fn main() {
                 top_p: 0.95,
                 typical_p: 0.9,
                 mask: Some(&mask),
-                logprobs: Some(Logprobs { top: 20, processed: true }),
+                logprobs: Some(LogprobsRequest { top: 20, processed: true }),
                 ..penalised
             },
         ),
@@ -167,7 +165,7 @@ impl Rows {
     fn new(shape: Shape, threads: usize) -> Self {
         let mut cpu = Cpu::new(threads).expect("a CPU");
         cpu.reserve(1 << 28).expect("memory");
-        let table = cpu.load_matrix(&shape, Element::F32).expect("memory");
+        let table = cpu.load_matrix(&shape, Dtype::F32).expect("memory");
         let mut logits = cpu.allocate(BATCH * VOCABULARY).expect("memory");
         let inputs = StepInputs { tokens: (0..BATCH as u32).collect(), ..StepInputs::default() };
         cpu.embed(&inputs, &table, &mut logits).expect("no failure");

@@ -134,7 +134,7 @@ def test_a_stop_string_closes_a_beam(engine: penstock.Engine) -> None:
         whole = engine.decode(choice.token_ids)
         assert whole == choice.text + stop
     kept = engine.blocking.generate(
-        "to be", num_beams=4, n=4, max_tokens=12, ignore_eos=True, stop=stop, include_stop_in_output=True
+        "to be", num_beams=4, n=4, max_tokens=12, ignore_eos=True, stop=stop, include_stop_str_in_output=True
     )
     assert [choice.token_ids for choice in kept.choices] == [choice.token_ids for choice in result.choices]
     assert all(choice.text.endswith(stop) for choice in kept.choices if choice.finish_reason == "stop")
@@ -144,7 +144,7 @@ def test_a_stop_sequence_and_a_stop_token_close_a_beam(engine: penstock.Engine) 
     free = engine.blocking.generate("to be", num_beams=3, max_tokens=12, ignore_eos=True)
     pair = free.token_ids[4:6]
     result = engine.blocking.generate(
-        "to be", num_beams=3, n=3, max_tokens=12, ignore_eos=True, stop_sequences_ids=[pair]
+        "to be", num_beams=3, n=3, max_tokens=12, ignore_eos=True, stop_token_sequences=[pair]
     )
     ended = [choice for choice in result.choices if choice.finish_reason == "stop"]
     assert ended
@@ -166,10 +166,10 @@ def test_where_there_is_one_answer_it_ends_as_a_plain_one(
     engine: penstock.Engine, min_tokens: int, kept: str, stops: str
 ) -> None:
     letter = next(token for token in range(256) if engine.decode([token]) == "A")
-    options: dict[str, Any] = {"min_tokens": min_tokens, "include_stop_in_output": bool(kept)}
+    options: dict[str, Any] = {"min_tokens": min_tokens, "include_stop_str_in_output": bool(kept)}
     options |= {"allowed_token_ids": [letter], "ignore_eos": True, "max_tokens": 9}
     if stops in ("sequence", "both"):
-        options["stop_sequences_ids"] = [[7], [letter, letter]]
+        options["stop_token_sequences"] = [[7], [letter, letter]]
     if stops != "sequence":
         options["stop"] = ["AAA", "AAAA"] if stops == "long" else ["B", "AA"]
     plain = engine.blocking.generate(PROMPT, temperature=0, **options).choices[0]
@@ -186,10 +186,10 @@ def test_where_there_is_one_answer_it_ends_as_a_plain_one(
 async def test_a_prompt_is_read_as_that_of_any_other_request(engine: penstock.Engine, wrong: Any) -> None:
     refusals = []
     for num_beams in (1, 2):
-        with pytest.raises(penstock.InvalidRequest) as raised:
+        with pytest.raises(penstock.InvalidRequestError) as raised:
             await engine.generate(wrong, num_beams=num_beams)
         refusals.append((raised.value.field, raised.value.limit, str(raised.value)))
-        with pytest.raises(penstock.InvalidRequest) as raised:
+        with pytest.raises(penstock.InvalidRequestError) as raised:
             engine.blocking.generate(wrong, num_beams=num_beams)
         refusals.append((raised.value.field, raised.value.limit, str(raised.value)))
     assert refusals[0][0] == "prompt"
@@ -235,7 +235,7 @@ def test_what_bans_tokens_bans_them_in_every_beam(engine: penstock.Engine) -> No
 async def test_what_a_beam_search_cannot_honour_is_refused(
     engine: penstock.Engine, field: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(penstock.InvalidRequest) as raised:
+    with pytest.raises(penstock.InvalidRequestError) as raised:
         await engine.generate(PROMPT, num_beams=2, **options)
     assert raised.value.field == field
 
@@ -261,7 +261,7 @@ async def test_closing_the_engine_ends_a_search(tiny_model: Path) -> None:
         async def search() -> None:
             try:
                 result = await engine.generate(PROMPT, num_beams=4, n=2, max_tokens=400, ignore_eos=True)
-            except penstock.EngineStopped:  # between two steps
+            except penstock.EngineStoppedError:  # between two steps
                 ends.append(None)
             else:
                 ends.extend(choice.finish_reason for choice in result.choices)

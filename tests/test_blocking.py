@@ -39,18 +39,18 @@ def test_the_words_are_the_same(engine: penstock.Engine) -> None:
 
 
 def test_errors_are_the_same(engine: penstock.Engine) -> None:
-    with pytest.raises(penstock.InvalidRequest):
+    with pytest.raises(penstock.InvalidRequestError):
         engine.blocking.generate("")
-    with pytest.raises(penstock.EngineStopped):
+    with pytest.raises(penstock.EngineStoppedError):
         penstock.Engine("model").blocking.generate("x")
 
 
 def test_what_is_wrong_with_a_call_says_what_is_right(engine: penstock.Engine) -> None:
-    with pytest.raises(penstock.InvalidRequest, match="one prompt a call; start several"):
+    with pytest.raises(penstock.InvalidRequestError, match="one prompt a call; start several"):
         engine.blocking.generate(["one", "two"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"with engine\.blocking\.stream\(\.\.\.\) as request"):
         iter(engine.blocking.stream(PROMPT))
-    with pytest.raises(penstock.EngineStopped, match="`with engine`"):
+    with pytest.raises(penstock.EngineStoppedError, match="`with engine`"):
         penstock.Engine("model").blocking.generate(PROMPT)
 
 

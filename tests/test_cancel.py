@@ -245,7 +245,7 @@ async def test_closing_the_engine_under_a_crowd_ends_every_stream(tiny_model: Pa
                 async for _chunk in request:
                     await engine.aclose()
             outcomes.append((await request.result()).finish_reason)
-        except (penstock.Overloaded, penstock.EngineStopped) as error:
+        except (penstock.OverloadedError, penstock.EngineStoppedError) as error:
             outcomes.append(type(error).__name__)
 
     async def crowd() -> None:
@@ -259,6 +259,6 @@ async def test_closing_the_engine_under_a_crowd_ends_every_stream(tiny_model: Pa
     before = resources()
     await crowd()
     assert len(outcomes) == 200
-    assert set(outcomes) <= {"cancelled", "Overloaded", "EngineStopped"}
+    assert set(outcomes) <= {"cancelled", "OverloadedError", "EngineStoppedError"}
     assert outcomes.count("cancelled") > 0
     assert resources() == before

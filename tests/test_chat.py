@@ -13,7 +13,7 @@ import pytest
 
 from penstock import _chat_sandbox, chat
 from penstock.chat import ChatTemplate
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequestError
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -240,7 +240,7 @@ def test_the_text_is_that_of_transformers(
             break
     if expected is None:
         assert source in {CHATML, LLAMA3, MISTRAL}
-        with pytest.raises(InvalidRequest, match="refuses these messages"):
+        with pytest.raises(InvalidRequestError, match="refuses these messages"):
             render(source, messages, add_generation_prompt=add_generation_prompt, **variables)
     else:
         assert render(source, messages, add_generation_prompt=add_generation_prompt, **variables) == expected
@@ -303,7 +303,7 @@ IMAGE = [{"role": "user", "content": [{"type": "text", "text": "Look"}, {"type":
 def test_parts_of_text_are_joined_where_a_template_knows_no_parts(source: str) -> None:
     whole = [{"role": "user", "content": "It's me"}]
     assert render(source, PARTS) == render(source, whole)
-    with pytest.raises(InvalidRequest, match=r"messages\[0\].content\[1\] is .* takes no other parts"):
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[1\] is .* takes no other parts"):
         render(source, IMAGE)
 
 
@@ -349,7 +349,7 @@ def test_the_callers_messages_are_left_alone() -> None:
     ],
 )
 def test_a_malformed_message_is_named(messages: Any, expected: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
+    with pytest.raises(InvalidRequestError) as raised:
         ChatTemplate(CHATML, TOKENS).render(messages)
     assert str(raised.value).startswith(expected)
     assert raised.value.field is not None
@@ -358,32 +358,32 @@ def test_a_malformed_message_is_named(messages: Any, expected: str) -> None:
 def test_endless_nesting_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(InvalidRequest, match="is nested deeper than 100"):
+    with pytest.raises(InvalidRequestError, match="is nested deeper than 100"):
         render(CHATML, tools=endless)
 
 
 @pytest.mark.parametrize("name", ["bos_token", "raise_exception", "range"])
 def test_variables_cannot_replace_what_is_the_templates_own(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"{name!r} is the template's own"):
+    with pytest.raises(InvalidRequestError, match=f"{name!r} is the template's own"):
         render("x", **{name: "y"})
 
 
 def test_what_a_template_objects_to_is_told() -> None:
-    with pytest.raises(InvalidRequest, match="refuses these messages: Conversation roles must alternate"):
+    with pytest.raises(InvalidRequestError, match="refuses these messages: Conversation roles must alternate"):
         render(MISTRAL, [PLAIN[1], PLAIN[1]])
-    with pytest.raises(InvalidRequest, match="'nothing' is undefined"):
+    with pytest.raises(InvalidRequestError, match="'nothing' is undefined"):
         render("{{ nothing.at_all }}")
-    with pytest.raises(InvalidRequest, match="TypeError"):
+    with pytest.raises(InvalidRequestError, match="TypeError"):
         render("{{ messages[0].content + 1 }}")
 
 
 def test_a_broken_template_names_its_line() -> None:
-    with pytest.raises(InvalidRequest, match="chat_template: line 2: ") as raised:
+    with pytest.raises(InvalidRequestError, match="chat_template: line 2: ") as raised:
         ChatTemplate("a\n{% if %}", {})
     assert raised.value.field == "chat_template"
-    with pytest.raises(InvalidRequest, match="chat_template has 1048577 characters; the limit is 1048576"):
+    with pytest.raises(InvalidRequestError, match="chat_template has 1048577 characters; the limit is 1048576"):
         ChatTemplate("a" * (1 << 20) + "a", {})
-    with pytest.raises(InvalidRequest, match="chat_template"):
+    with pytest.raises(InvalidRequestError, match="chat_template"):
         ChatTemplate("{{ " + "(" * 5000 + ")" * 5000 + " }}", {})
 
 
@@ -423,7 +423,7 @@ def test_what_is_unsafe_is_not_there(source: str) -> None:
     ],
 )
 def test_no_template_gets_out(source: str) -> None:
-    with pytest.raises(InvalidRequest, match="refuses these messages"):
+    with pytest.raises(InvalidRequestError, match="refuses these messages"):
         render(source)
 
 
@@ -473,7 +473,7 @@ def test_no_template_makes_much_out_of_little(source: str) -> None:
     limits = (
         r"it makes (a )?texts? of more than|integers of more than|is not available|Range too big|TypeError"
     )
-    with pytest.raises(InvalidRequest, match=limits):
+    with pytest.raises(InvalidRequestError, match=limits):
         render(source)
 
 
@@ -487,7 +487,7 @@ def test_no_template_makes_much_out_of_little(source: str) -> None:
 )
 def test_no_template_runs_for_long(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 0.05)
-    with pytest.raises(InvalidRequest, match=r"it runs for more than 0\.05 seconds"):
+    with pytest.raises(InvalidRequestError, match=r"it runs for more than 0\.05 seconds"):
         render(source)
 
 

@@ -33,7 +33,7 @@ async def test_the_text_begins_with_the_prompts(engine: penstock.Engine) -> None
         (TEXT, TEXT),
         (PROMPT, engine.decode(PROMPT)),
         (special, engine.decode(special)),
-        (MESSAGES, engine.render_chat(MESSAGES)),
+        (MESSAGES, engine.apply_chat_template(MESSAGES)),
     ]
     for prompt, prefix in prompts:
         plain = await engine.generate(prompt, LONG)

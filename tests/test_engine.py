@@ -51,7 +51,7 @@ async def test_closing_is_idempotent_and_may_come_at_any_time(tiny_model: Path) 
     never_opened = make_engine(tiny_model)
     await never_opened.aclose()
     never_opened.close()
-    with pytest.raises(penstock.EngineStopped, match="closed"):
+    with pytest.raises(penstock.EngineStoppedError, match="closed"):
         await never_opened.start()
     engine = make_engine(tiny_model)
     await engine.start()
@@ -60,22 +60,22 @@ async def test_closing_is_idempotent_and_may_come_at_any_time(tiny_model: Path) 
             group.start_soon(engine.aclose)
     await engine.aclose()
     engine.close()
-    with pytest.raises(penstock.EngineStopped, match="closed"):
+    with pytest.raises(penstock.EngineStoppedError, match="closed"):
         await engine.start()
 
 
 @pytest.mark.anyio
 async def test_an_engine_that_is_not_open_takes_no_requests(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
-    with pytest.raises(penstock.EngineStopped, match="not open"):
+    with pytest.raises(penstock.EngineStoppedError, match="not open"):
         await engine.start_request(PROMPT)
-    with pytest.raises(penstock.EngineStopped, match="not open"):
+    with pytest.raises(penstock.EngineStoppedError, match="not open"):
         engine.stats()
     async with engine:
         pass
-    with pytest.raises(penstock.EngineStopped, match="closed"):
+    with pytest.raises(penstock.EngineStoppedError, match="closed"):
         await engine.generate(PROMPT)
-    with pytest.raises(penstock.EngineStopped, match="closed"):
+    with pytest.raises(penstock.EngineStoppedError, match="closed"):
         engine.blocking.generate(PROMPT)
     assert engine.stats().running == 0
     assert engine.info.architecture == "LlamaForCausalLM"
@@ -96,7 +96,7 @@ async def test_closing_ends_open_requests_as_cancelled_and_nobody_hangs(tiny_mod
             group.start_soon(collect, request)
         await anext(requests[0])
         await engine.aclose()
-        with pytest.raises(penstock.EngineStopped):
+        with pytest.raises(penstock.EngineStoppedError):
             await engine.start_request(PROMPT)
     reasons += [(await request.result()).finish_reason for request in (requests[0], *requests[8:])]
     assert reasons == ["cancelled"] * 12
@@ -111,7 +111,7 @@ async def test_closing_cannot_be_cancelled(tiny_model: Path) -> None:
             scope.cancel()
             await anyio.lowlevel.checkpoint()
     assert scope.cancelled_caught
-    with pytest.raises(penstock.EngineStopped):
+    with pytest.raises(penstock.EngineStoppedError):
         await engine.start_request(PROMPT)
 
 
@@ -133,7 +133,7 @@ async def test_what_progress_raises_stops_the_loading(tiny_model: Path) -> None:
     engine = make_engine(tiny_model, progress=refuse)
     with pytest.raises(KeyError, match="enough"):
         await engine.start()
-    with pytest.raises(penstock.EngineStopped):
+    with pytest.raises(penstock.EngineStoppedError):
         await engine.start()
 
 
@@ -158,7 +158,7 @@ async def test_cancelling_the_task_stops_the_loading(tiny_model: Path) -> None:
             await engine.start()
     assert scope.cancelled_caught
     await engine.aclose()
-    with pytest.raises(penstock.EngineStopped):
+    with pytest.raises(penstock.EngineStoppedError):
         await engine.start()
 
 

@@ -65,7 +65,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("presence_penalty", value) for value in (-2.1, 2.1, NAN, INFINITY, True)],
     *[("frequency_penalty", value) for value in (-2.1, 2.1, NAN, -INFINITY, True)],
     *[("no_repeat_ngram_size", value) for value in (-1, 2**32, 1.5, True)],
-    *[("suppress_repetition_in_generation", value) for value in (0, "no")],
+    *[("repetition_penalty_scope", value) for value in (0, True, "prompt")],
     *[
         ("logit_bias", value)
         for value in (
@@ -84,8 +84,8 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("allowed_token_ids", value) for value in ([], [-1], [True], "1", [2**32], {1: 2})],
     *[("bad_token_ids", value) for value in ([-1], [True], "1", [2**32], {1: 2})],
     *[("bad_words", value) for value in ("word", [""], [3], ["x" * 257], ["x"] * 129, ["\ud800"], {"a": 1})],
-    *[("stop_sequences_ids", value) for value in BAD_SEQUENCES],
-    *[("include_stop_in_output", value) for value in (0, "no")],
+    *[("stop_token_sequences", value) for value in BAD_SEQUENCES],
+    *[("include_stop_str_in_output", value) for value in (0, "no")],
     *[("top_logprobs", value) for value in (-1, 21, True, 1.0)],
     *[("prompt_logprobs", value) for value in (-1, 21, True, 1.0)],
     *[("logprobs_mode", value) for value in ("cooked", "", 1, True)],
@@ -141,7 +141,7 @@ BAD_CONFIG: list[tuple[str, Any]] = [
     *[("prefix_cache", value) for value in (0, 1, "yes")],
     *[("prefix_cache_ttl", value) for value in (0, 0.0, -1, 1e-12, 1e10, NAN, INFINITY, True, "long")],
     *[("host_cache_bytes", value) for value in (-1, 2**63, 1e9, True)],
-    *[("on_exhaustion", value) for value in ("abort", "", None.__class__, 1)],
+    *[("preemption_mode", value) for value in ("abort", "", None.__class__, 1)],
     *[("tokenizer", value) for value in (3, ["path"], "\udcff")],
     *[("speculation", value) for value in ("draft", "", True)],
     *[("num_speculative_tokens", value) for value in (0, -1, 33, 1.0, True)],
@@ -167,7 +167,7 @@ def describe(case: Any) -> str:
 
 @pytest.mark.parametrize(("field", "value"), BAD_PARAMS, ids=describe)
 def test_a_bad_parameter_is_named(field: str, value: Any) -> None:
-    with pytest.raises(penstock.InvalidRequest) as caught:
+    with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**{field: value})
     error = caught.value
     assert error.field == field
@@ -192,7 +192,7 @@ def test_sizes_that_contradict_each_other_are_named_before_anything_is_loaded() 
     contradictions: dict[str, dict[str, Any]] = {
         r"max_num_batched_tokens=32 .* block_size=64": {"block_size": 64, "max_num_batched_tokens": 32},
         r"max_num_seqs=65 .* max_num_batched_tokens=64": {"max_num_seqs": 65, "max_num_batched_tokens": 64},
-        r"host_cache_bytes=0 .* on_exhaustion is swap": {"on_exhaustion": "swap", "host_cache_bytes": 0},
+        r"host_cache_bytes=0 .* preemption_mode is swap": {"preemption_mode": "swap", "host_cache_bytes": 0},
         r"host_cache_bytes=1 .* neither": {"prefix_cache": False, "host_cache_bytes": 1},
         r"prefix_cache_ttl=9.0 .* prefix_cache is False": {"prefix_cache": False, "prefix_cache_ttl": 9},
         r"num_speculative_tokens=4 .* speculation is None": {"num_speculative_tokens": 4},
@@ -257,7 +257,7 @@ BAD_PROMPTS: dict[str, Any] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", BAD_PROMPTS)
 async def test_a_bad_prompt_is_named(engine: penstock.Engine, case: str) -> None:
-    with pytest.raises(penstock.InvalidRequest) as caught:
+    with pytest.raises(penstock.InvalidRequestError) as caught:
         await engine.start_request(BAD_PROMPTS[case])
     assert caught.value.field == "prompt"
     assert caught.value.limit
@@ -267,7 +267,7 @@ async def test_a_bad_prompt_is_named(engine: penstock.Engine, case: str) -> None
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", ["nothing", "number", "bytes", "mapping"])
 async def test_what_is_no_prompt_at_all_is_told_what_one_is(engine: penstock.Engine, case: str) -> None:
-    with pytest.raises(penstock.InvalidRequest, match=r"text, .* token ids .* messages"):
+    with pytest.raises(penstock.InvalidRequestError, match=r"text, .* token ids .* messages"):
         await engine.start_request(BAD_PROMPTS[case])
 
 
@@ -283,16 +283,16 @@ BAD_MESSAGES: dict[str, Any] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", BAD_MESSAGES)
 async def test_malformed_messages_are_named(engine: penstock.Engine, case: str) -> None:
-    with pytest.raises(penstock.InvalidRequest, match="messages"):
+    with pytest.raises(penstock.InvalidRequestError, match="messages"):
         await engine.start_request(BAD_MESSAGES[case])
 
 
 @pytest.mark.anyio
 async def test_what_this_model_cannot_do_is_refused_with_the_numbers(engine: penstock.Engine) -> None:
-    with pytest.raises(penstock.InvalidRequest) as caught:
+    with pytest.raises(penstock.InvalidRequestError) as caught:
         await engine.start_request(PROMPT, stop_token_ids=[512])
     assert caught.value.field == "stop_token_ids"
-    with pytest.raises(penstock.InvalidRequest) as caught:
+    with pytest.raises(penstock.InvalidRequestError) as caught:
         await engine.start_request(PROMPT, min_tokens=509)
     assert caught.value.field == "min_tokens"
 
@@ -301,7 +301,7 @@ async def test_what_this_model_cannot_do_is_refused_with_the_numbers(engine: pen
 async def test_bad_requests_leave_the_engine_as_it_was(engine: penstock.Engine) -> None:
     async with engine.stream(PROMPT, LONG) as request:
         for prompt in BAD_PROMPTS.values():
-            with pytest.raises(penstock.InvalidRequest):
+            with pytest.raises(penstock.InvalidRequestError):
                 await engine.start_request(prompt)
         assert len((await request.result()).token_ids) == 400
     await assert_at_rest(engine)
@@ -315,7 +315,7 @@ async def test_too_many_waiting_requests_are_refused_and_the_others_are_served(t
         async def ask() -> None:
             try:
                 outcomes.append((await engine.generate(PROMPT, SHORT)).finish_reason)
-            except penstock.Overloaded as error:
+            except penstock.OverloadedError as error:
                 outcomes.append(str(error))
 
         async with engine.stream(PROMPT, LONG) as running:
@@ -373,20 +373,20 @@ async def test_messages_without_a_chat_template_say_so(tiny_model: Path, tmp_pat
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "tokenizer_config.json").unlink()
     async with make_engine(model) as engine:
-        with pytest.raises(penstock.InvalidRequest, match="no chat template"):
+        with pytest.raises(penstock.InvalidRequestError, match="no chat template"):
             await engine.generate([{"role": "user", "content": "hi"}])
 
 
 def test_more_memory_than_there_is_is_refused_with_the_numbers(tiny_model: Path) -> None:
-    with pytest.raises(penstock.OutOfMemory, match="kv_cache_bytes"):
+    with pytest.raises(penstock.OutOfMemoryError, match="kv_cache_bytes"):
         make_engine(tiny_model, kv_cache_bytes=1 << 50).blocking.start()
-    with pytest.raises(penstock.OutOfMemory, match="max_model_len"):
+    with pytest.raises(penstock.OutOfMemoryError, match="max_model_len"):
         make_engine(tiny_model, kv_cache_bytes=1 << 17, max_model_len=512).blocking.start()
 
 
 def test_errors_form_one_tree() -> None:
     assert issubclass(penstock.RequestError, penstock.PenstockError)
-    for error in (penstock.InvalidRequest, penstock.Overloaded, penstock.GenerationError):
+    for error in (penstock.InvalidRequestError, penstock.OverloadedError, penstock.GenerationError):
         assert issubclass(error, penstock.RequestError)
     assert issubclass(penstock.ConfigError, ValueError)
-    assert issubclass(penstock.InvalidRequest, ValueError)
+    assert issubclass(penstock.InvalidRequestError, ValueError)

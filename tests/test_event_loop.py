@@ -80,7 +80,7 @@ async def test_a_template_that_takes_its_time_holds_up_nobody_else(
         assert not answers
         held_template.release.set()
     assert answers[0].prompt_token_ids == tuple(
-        engine.encode(engine.render_chat(MESSAGES), add_special_tokens=False)
+        engine.encode(engine.apply_chat_template(MESSAGES), add_special_tokens=False)
     )
 
 
@@ -134,7 +134,7 @@ async def test_a_hostile_template_is_refused_while_streams_go_on(
     async with make_engine(model) as engine:
 
         async def ask() -> None:
-            with pytest.raises(penstock.InvalidRequest) as caught:
+            with pytest.raises(penstock.InvalidRequestError) as caught:
                 await engine.generate(MESSAGES, SHORT)
             refusals.append(str(caught.value))
 

@@ -47,7 +47,7 @@ MIXES: list[tuple[Any, dict[str, Any]]] = [
     (TEXT, {"top_p": 0.8, "min_p": 0.01, "seed": 2, "top_logprobs": 5}),
     (TEXT, {"typical_p": 0.7, "seed": 3}),
     (random_prompt(90), {"temperature": 0.0, "repetition_penalty": 1.3}),
-    (random_prompt(90), {"repetition_penalty": 0.8, "suppress_repetition_in_generation": True, "seed": 4}),
+    (random_prompt(90), {"repetition_penalty": 0.8, "repetition_penalty_scope": "output", "seed": 4}),
     (TEXT, {"presence_penalty": 1.5, "frequency_penalty": 0.5, "seed": 5}),
     (TEXT, {"temperature": 0.0, "frequency_penalty": -2.0, "top_logprobs": 20}),
     (TEXT, {"temperature": 0.0, "no_repeat_ngram_size": 2}),
@@ -57,8 +57,8 @@ MIXES: list[tuple[Any, dict[str, Any]]] = [
     (TEXT, {"bad_words": [" to", "be", "e"], "temperature": 0.0}),
     (TEXT, {"stop": ["e", "zz"], "seed": 9, "max_tokens": 60}),
     (TEXT, {"stop_token_ids": list(range(100)), "min_tokens": 5, "seed": 10}),
-    (PROMPT, {"stop_sequences_ids": [[a, b] for a in range(5) for b in range(12)], "seed": 11}),
-    (TEXT, {"stop": "a", "include_stop_in_output": True, "seed": 12}),
+    (PROMPT, {"stop_token_sequences": [[a, b] for a in range(5) for b in range(12)], "seed": 11}),
+    (TEXT, {"stop": "a", "include_stop_str_in_output": True, "seed": 12}),
     (TEXT, {"n": 3, "seed": 13, "top_logprobs": 2}),
     (random_prompt(120), {"n": 2, "temperature": 0.0}),
     (TEXT, {"prompt_logprobs": 4, "seed": 14}),
@@ -78,7 +78,7 @@ MIXES: list[tuple[Any, dict[str, Any]]] = [
 ENDLESS = {
     "stop",
     "stop_token_ids",
-    "stop_sequences_ids",
+    "stop_token_sequences",
     "regex",
     "choice",
     "response_format",
@@ -139,7 +139,7 @@ def alone(engine: penstock.Engine) -> list[tuple[Any, ...]]:
     """What each of the mixes gives when nobody else is there and nothing is cached."""
     results = []
     for prompt, options in MIXES:
-        engine.flush_prefix_cache()
+        engine.reset_prefix_cache()
         results.append(bits_of(engine.blocking.generate(prompt, params_of(options))))
     return results
 
@@ -169,7 +169,7 @@ def assert_same(results: list[tuple[Any, ...]], expected: list[tuple[Any, ...]])
 async def test_thirty_two_mixes_in_one_batch_are_what_they_are_alone(
     engine: penstock.Engine, alone: list[tuple[Any, ...]]
 ) -> None:
-    engine.flush_prefix_cache()
+    engine.reset_prefix_cache()
     assert_same(await together(engine, 1), alone)
     hits = engine.stats().prefix_hit_tokens
     assert_same(await together(engine, 2), alone)
@@ -197,9 +197,9 @@ async def test_neither_places_nor_chunks_nor_threads_show(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("on_exhaustion", ["recompute", "swap"])
+@pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
 async def test_preemption_does_not_show(
-    tiny_model: Path, alone: list[tuple[Any, ...]], on_exhaustion: str
+    tiny_model: Path, alone: list[tuple[Any, ...]], preemption_mode: str
 ) -> None:
     num_bytes = bytes_of_blocks(tiny_model, 16)
     async with make_engine(
@@ -207,7 +207,7 @@ async def test_preemption_does_not_show(
         tool_parser="hermes",
         max_model_len=240,
         kv_cache_bytes=num_bytes,
-        on_exhaustion=on_exhaustion,
+        preemption_mode=preemption_mode,
     ) as engine:
         assert_same(await together(engine, 5), alone)
         assert engine.stats().preemptions > 0
@@ -287,10 +287,10 @@ async def test_what_is_chosen_at_the_end_cannot_be_streamed(engine: penstock.Eng
         ("best_of", {"best_of": 1}),
         ("num_beams", {"num_beams": 2}),
     ):
-        with pytest.raises(penstock.InvalidRequest) as raised:
+        with pytest.raises(penstock.InvalidRequestError) as raised:
             await engine.start_request(TEXT, **options)  # type: ignore[arg-type]
         assert raised.value.field == field
-        with pytest.raises(penstock.InvalidRequest):
+        with pytest.raises(penstock.InvalidRequestError):
             engine.blocking.start_request(TEXT, **options)  # type: ignore[arg-type]
 
 

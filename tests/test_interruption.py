@@ -109,7 +109,7 @@ async def test_opening_may_be_interrupted_wherever_it_waits(tiny_model: Path, ho
         if "open" in repr(engine):  # the interruption came too late to be heard of in there
             await engine.aclose()
         wait_until(lambda: not engine_threads())
-        with pytest.raises(penstock.EngineStopped, match="closed"):
+        with pytest.raises(penstock.EngineStoppedError, match="closed"):
             await engine.start()
         del engine
         memory = memory or resident_bytes()
@@ -182,7 +182,7 @@ async def test_an_interruption_stops_the_opening_where_it_is(
         release.set()
     wait_until(lambda: not engine_threads())
     assert num_reports == (stage == "loading")
-    with pytest.raises(penstock.EngineStopped, match="closed"):
+    with pytest.raises(penstock.EngineStoppedError, match="closed"):
         await engine.start()
 
 

@@ -13,17 +13,18 @@ ROOT = Path(__file__).parent.parent
 RUST = ROOT / "rust"
 PACKAGE = ROOT / "python" / "penstock"
 
-# kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; guidance; python on top.
+# types below all; kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; python on top.
 LAYERS = {
-    "kernels": set(),
-    "checkpoint": set(),
-    "engine": set(),
+    "types": set(),
+    "kernels": {"types"},
+    "checkpoint": {"types"},
+    "engine": {"types"},
     "guidance": set(),
-    "device": {"kernels"},
-    "models": {"device", "checkpoint"},
+    "device": {"types", "kernels"},
+    "models": {"types", "device", "checkpoint"},
     "text": {"checkpoint"},
-    "runner": {"device", "models", "checkpoint", "engine"},
-    "python": {"runner", "engine", "text", "checkpoint", "guidance"},
+    "runner": {"types", "device", "models", "checkpoint", "engine"},
+    "python": {"types", "runner", "engine", "text", "checkpoint", "guidance"},
 }
 
 # Safe Rust everywhere else.

@@ -131,7 +131,7 @@ WAITS: dict[str, Callable[[penstock.Engine, Any], object]] = {
     "result": lambda _, request: request.result(),
     "close": lambda engine, _: engine.close(),
     "aclose": lambda engine, _: anyio.run(engine.aclose),
-    "flush_prefix_cache": lambda engine, _: engine.flush_prefix_cache(),
+    "reset_prefix_cache": lambda engine, _: engine.reset_prefix_cache(),
     "event loop": lambda engine, _: anyio.run(engine.generate, "a"),
 }
 

@@ -69,7 +69,7 @@ def test_rendered_templates_are_those_of_transformers(demo_model: Path, tokenize
     with penstock.Engine(str(demo_model)) as engine:
         for conversation in CONVERSATIONS:
             expected = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-            assert engine.render_chat(conversation) == expected
+            assert engine.apply_chat_template(conversation) == expected
 
 
 def test_prompt_ids_are_those_of_transformers(results: list[penstock.Result], tokenizer: Any) -> None:

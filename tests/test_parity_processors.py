@@ -77,7 +77,7 @@ def theirs(row: Row, **options: Any) -> NDArray[np.float64]:
     from transformers import generation as hf
 
     ends = list(options.get("stop_token_ids", ()))
-    skipped = len(row.prompt) if options.get("suppress_repetition_in_generation") else None
+    skipped = len(row.prompt) if options.get("repetition_penalty_scope") == "output" else None
     makers: dict[str, Any] = {
         "logit_bias": lambda biases: hf.SequenceBiasLogitsProcessor(
             [[[token], float(bias)] for token, bias in biases.items()]
@@ -94,7 +94,7 @@ def theirs(row: Row, **options: Any) -> NDArray[np.float64]:
         "min_p": hf.MinPLogitsWarper,
         "typical_p": hf.TypicalLogitsWarper,
     }
-    unknown = options.keys() - makers.keys() - {"stop_token_ids", "suppress_repetition_in_generation"}
+    unknown = options.keys() - makers.keys() - {"stop_token_ids", "repetition_penalty_scope"}
     assert not unknown, unknown
     scores = torch.tensor(row.logits[None].astype(np.float64))
     history = torch.tensor([row.history])
@@ -123,7 +123,7 @@ CASES: dict[str, dict[str, Any]] = {
     "repetition bonus": {"repetition_penalty": 0.6},
     "repetition penalty of the output": {
         "repetition_penalty": 1.5,
-        "suppress_repetition_in_generation": True,
+        "repetition_penalty_scope": "output",
     },
     **{f"no repeated {size}-gram": {"no_repeat_ngram_size": size} for size in (1, 2, 3, 4, 40)},
     "bad words": {"bad_words": [[12], [0, 44], [2, 45], [1, 2, 46], [9, 1, 2, 47], [*range(60), 48]]},
@@ -173,7 +173,7 @@ def random_options(random: np.random.Generator) -> dict[str, Any]:
     if "min_tokens" in options:
         options["stop_token_ids"] = ENDS
     if "repetition_penalty" in options and random.random() < 0.5:
-        options["suppress_repetition_in_generation"] = True
+        options["repetition_penalty_scope"] = "output"
     return options
 
 

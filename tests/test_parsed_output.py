@@ -173,7 +173,7 @@ async def test_a_text_that_is_no_chat_is_not_parsed(
 ) -> None:
     pieces = [*THINKING, *CALLING]
     async with model_saying(pieces) as engine:
-        prompt = engine.render_chat(MESSAGES, tools=TOOLS)
+        prompt = engine.apply_chat_template(MESSAGES, tools=TOOLS)
         text = await engine.generate(prompt, params(pieces).replace(tools=None))
         request = await engine.start_request(prompt, params(pieces).replace(tools=None))
         chunks = [chunk async for chunk in request]
@@ -214,5 +214,5 @@ async def test_an_echo_is_no_part_of_what_is_parsed(
     pieces = [*THINKING, "Hot."]
     async with model_saying(pieces) as engine:
         result = await engine.generate(MESSAGES, params(pieces), echo=True)
-        assert result.text == engine.render_chat(MESSAGES, tools=TOOLS) + "".join(pieces)
+        assert result.text == engine.apply_chat_template(MESSAGES, tools=TOOLS) + "".join(pieces)
         assert (result.reasoning, result.content) == ("Let me see.", "Hot.")

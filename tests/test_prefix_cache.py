@@ -101,10 +101,10 @@ async def test_flush_forgets_everything_and_disturbs_nobody(tiny_model: Path) ->
         expected = await engine.generate(PROMPT, PARAMS)
         request = await engine.start_request(PROMPT, PARAMS)
         await anext(aiter(request))
-        engine.flush_prefix_cache()
+        engine.reset_prefix_cache()
         assert bits_of(await request.result()) == bits_of(expected)
         assert (await engine.generate(PROMPT, PARAMS, cache_salt="fresh")).usage.cached_tokens == 0
-        engine.flush_prefix_cache()
+        engine.reset_prefix_cache()
         again = await engine.generate(PROMPT, PARAMS)
         assert again.usage.cached_tokens == 0
         assert bits_of(again) == bits_of(expected)
@@ -112,12 +112,12 @@ async def test_flush_forgets_everything_and_disturbs_nobody(tiny_model: Path) ->
 
 def test_flushing_a_closed_engine_says_so(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
-    with pytest.raises(penstock.EngineStopped):
-        engine.flush_prefix_cache()
+    with pytest.raises(penstock.EngineStoppedError):
+        engine.reset_prefix_cache()
     with engine:
         pass
-    with pytest.raises(penstock.EngineStopped):
-        engine.flush_prefix_cache()
+    with pytest.raises(penstock.EngineStoppedError):
+        engine.reset_prefix_cache()
 
 
 @pytest.mark.anyio

@@ -61,9 +61,9 @@ async def press(engine: penstock.Engine, count: int) -> list[penstock.Result]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["cached", "uncached"])
-@pytest.mark.parametrize("on_exhaustion", ["recompute", "swap"])
+@pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
 async def test_a_cache_for_four_serves_sixty_four_as_if_each_were_alone(
-    tiny_model: Path, on_exhaustion: str, *, prefix_cache: bool
+    tiny_model: Path, preemption_mode: str, *, prefix_cache: bool
 ) -> None:
     sizes = {"max_model_len": MAX_LEN, "max_num_seqs": 16}
     async with make_engine(tiny_model, prefix_cache=False, **sizes) as engine:
@@ -72,13 +72,13 @@ async def test_a_cache_for_four_serves_sixty_four_as_if_each_were_alone(
     async with make_engine(
         tiny_model,
         kv_cache_bytes=bytes_of_blocks(tiny_model, 4 * BLOCKS_OF_ONE),
-        on_exhaustion=on_exhaustion,
+        preemption_mode=preemption_mode,
         prefix_cache=prefix_cache,
         **sizes,
     ) as engine:
         assert engine.info.num_blocks == 4 * BLOCKS_OF_ONE
         pressed = await press(engine, 64)
-        assert (engine.stats().swaps > 0) == (on_exhaustion == "swap")
+        assert (engine.stats().swaps > 0) == (preemption_mode == "swap")
     assert [bits_of(result) for result in pressed] == [bits_of(result) for result in expected]
 
 
@@ -90,7 +90,7 @@ async def test_interrupted_requests_keep_what_they_have_and_free_their_memory(ti
     async with make_engine(
         tiny_model,
         kv_cache_bytes=bytes_of_blocks(tiny_model, 4 * BLOCKS_OF_ONE),
-        on_exhaustion="interrupt",
+        preemption_mode="interrupt",
         prefix_cache=False,
         **sizes,
     ) as engine:
@@ -147,7 +147,7 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers(tiny_model: Path
     size = bytes_of_blocks(tiny_model, 4)
     with (
         make_engine(tiny_model, kv_cache_bytes=size) as engine,
-        pytest.raises(penstock.InvalidRequest, match="at most 63 ids"),
+        pytest.raises(penstock.InvalidRequestError, match="at most 63 ids"),
     ):
         engine.blocking.generate(random_prompt(70), max_tokens=1)
 
@@ -159,7 +159,7 @@ async def test_too_many_waiting_requests_are_refused_and_the_others_unharmed(dem
         params = penstock.SamplingParams(max_tokens=4, ignore_eos=True)
         running = await engine.start_request("One", params, max_tokens=100)
         waiting = [await engine.start_request("Two", params) for _ in range(2)]
-        with pytest.raises(penstock.Overloaded, match="2"):
+        with pytest.raises(penstock.OverloadedError, match="2"):
             await engine.start_request("Three", params)
         running.cancel()
         assert [len((await request.result()).token_ids) for request in waiting] == [4, 4]

@@ -172,7 +172,7 @@ async def test_messages_go_through_the_chat_template_and_get_no_special_tokens_t
 ) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     request = await engine.start_request(messages, SHORT)
-    rendered = engine.render_chat(messages)
+    rendered = engine.apply_chat_template(messages)
     assert rendered.endswith("<|im_start|>assistant\n")
     result = await request.result()
     assert result.prompt_token_ids == tuple(engine.encode(rendered, add_special_tokens=False))
@@ -184,15 +184,15 @@ async def test_a_chat_template_may_be_chosen_by_its_name(tiny_model: Path, tmp_p
     (model / "additional_chat_templates" / "shout.jinja").write_text("{{ messages[0].content | upper }}!")
     messages = [{"role": "user", "content": "Hi"}]
     async with make_engine(model) as engine:
-        assert engine.render_chat(messages, template="shout") == "HI!"
-        assert engine.render_chat(messages) == engine.render_chat(messages, template="default")
-        assert engine.render_chat(messages).startswith("<|im_start|>user\nHi")
-        with pytest.raises(penstock.InvalidRequest, match="'default', 'shout'") as caught:
-            engine.render_chat(messages, template="whisper")
+        assert engine.apply_chat_template(messages, template="shout") == "HI!"
+        assert engine.apply_chat_template(messages) == engine.apply_chat_template(messages, template="default")
+        assert engine.apply_chat_template(messages).startswith("<|im_start|>user\nHi")
+        with pytest.raises(penstock.InvalidRequestError, match="'default', 'shout'") as caught:
+            engine.apply_chat_template(messages, template="whisper")
         assert (caught.value.field, caught.value.value) == ("template", "whisper")
     (model / "tokenizer_config.json").unlink()
     async with make_engine(model) as engine:
-        with pytest.raises(penstock.InvalidRequest, match="no chat template 'default': one of 'shout'"):
+        with pytest.raises(penstock.InvalidRequestError, match="no chat template 'default': one of 'shout'"):
             await engine.generate(messages, SHORT)
 
 
@@ -260,7 +260,7 @@ async def test_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Path, t
     async with make_engine(model) as engine:
         result = await engine.generate(PROMPT, SHORT, ignore_eos=False)
         assert (result.finish_reason, result.stop_reason) == ("stop", token)
-        with pytest.raises(penstock.InvalidRequest, match="512"):
+        with pytest.raises(penstock.InvalidRequestError, match="512"):
             await engine.generate(PROMPT, SHORT, stop_token_ids=[512])  # asked for, so worth an error
 
 

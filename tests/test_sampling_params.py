@@ -99,7 +99,7 @@ VALUES: dict[str, Any] = {
     "logit_bias": {7: -1.5, 2: 100.0},
     "allowed_token_ids": [5, 3, 5],
     "bad_words": ["one", "two"],
-    "stop_sequences_ids": [[1, 2], [3]],
+    "stop_token_sequences": [[1, 2], [3]],
     "logits_processors": [print, len],
     "response_format": SCHEMA,
     "tools": [
@@ -118,7 +118,7 @@ VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("limit", CONTRADICTIONS)
 def test_a_contradiction_is_named(limit: str) -> None:
     field, options = CONTRADICTIONS[limit]
-    with pytest.raises(penstock.InvalidRequest) as caught:
+    with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**options)
     assert caught.value.field == field
     assert limit in str(caught.value.limit)
@@ -140,7 +140,7 @@ HINTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", HINTS)
 def test_what_is_wrong_says_what_is_right(case: str) -> None:
     options, hint = HINTS[case]
-    with pytest.raises(penstock.InvalidRequest) as caught:
+    with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**options)
     assert caught.value.field == case.partition(" ")[0]
     assert hint in str(caught.value)
@@ -242,13 +242,13 @@ def test_processors_are_compared_as_python_compares_them() -> None:
         ("stop", itertools.repeat("x")),
         ("bad_words", itertools.repeat("x")),
         ("choice", itertools.repeat("x")),
-        ("stop_sequences_ids", [itertools.repeat(1)]),
-        ("stop_sequences_ids", itertools.repeat([1])),
+        ("stop_token_sequences", [itertools.repeat(1)]),
+        ("stop_token_sequences", itertools.repeat([1])),
         ("logits_processors", itertools.repeat(print)),
     ],
 )
 def test_what_never_ends_is_cut_off_at_the_bound(field: str, value: Any) -> None:
-    with pytest.raises(penstock.InvalidRequest, match="at most") as caught:
+    with pytest.raises(penstock.InvalidRequestError, match="at most") as caught:
         penstock.SamplingParams(**{field: value})
     assert caught.value.field == field
 
@@ -274,7 +274,7 @@ def test_a_schema_larger_than_the_bound_is_refused_before_it_is_written_out(sche
     wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
     tracemalloc.start()
     try:
-        with pytest.raises(penstock.InvalidRequest, match="1048576 bytes") as caught:
+        with pytest.raises(penstock.InvalidRequestError, match="1048576 bytes") as caught:
             penstock.SamplingParams(response_format=wrapped)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
@@ -285,7 +285,7 @@ def test_a_schema_larger_than_the_bound_is_refused_before_it_is_written_out(sche
 def test_a_schema_that_holds_itself_is_refused() -> None:
     schema: dict[str, Any] = {}
     schema["properties"] = schema
-    with pytest.raises(penstock.InvalidRequest, match="64 arrays and objects within each other"):
+    with pytest.raises(penstock.InvalidRequestError, match="64 arrays and objects within each other"):
         penstock.SamplingParams(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
 
 
@@ -295,10 +295,10 @@ def test_a_large_value_is_not_written_out_for_the_message() -> None:
             raise AssertionError
 
     for value in ([1] * 10**7, "x" * 10**7, b"x" * 10**7, dict.fromkeys(range(10**6))):
-        with pytest.raises(penstock.InvalidRequest) as caught:
+        with pytest.raises(penstock.InvalidRequestError) as caught:
             penstock.SamplingParams(temperature=value)  # type: ignore[arg-type]
         assert len(str(caught.value)) < 300
-    with pytest.raises(penstock.InvalidRequest, match="Large"):
+    with pytest.raises(penstock.InvalidRequestError, match="Large"):
         penstock.SamplingParams(temperature=Large())  # type: ignore[arg-type]
 
 
@@ -364,7 +364,7 @@ def test_max_length_counts_the_prompt(model: Path) -> None:
         refused: list[dict[str, Any]] = [{"max_length": 4}, {"max_length": 3, "max_tokens": 5}]
         for options in refused:
             with pytest.raises(
-                penstock.InvalidRequest, match="more than the 4 tokens of the prompt"
+                penstock.InvalidRequestError, match="more than the 4 tokens of the prompt"
             ) as caught:
                 resolved(engine, **options)
             assert caught.value.field == "max_length"
@@ -374,14 +374,14 @@ def test_more_logits_than_fit_are_refused_with_the_bytes(tmp_path: Path) -> None
     model = write_checkpoint(tmp_path, make_config("llama", vocab_size=8192))  # 32 KiB of logits a position
     with make_engine(model) as engine:
         resolved(engine, [1], n=64, max_tokens=511, output_logits="generation")
-        with pytest.raises(penstock.InvalidRequest, match="would take 1088389120 bytes") as caught:
+        with pytest.raises(penstock.InvalidRequestError, match="would take 1088389120 bytes") as caught:
             resolved(engine, [1], n=65, max_tokens=511, output_logits="generation")
         assert caught.value.field == "output_logits"
 
 
 def test_a_prompt_that_never_ends_is_cut_off(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
-        with pytest.raises(penstock.InvalidRequest, match="at most 511 ids") as caught:
+        with pytest.raises(penstock.InvalidRequestError, match="at most 511 ids") as caught:
             engine.blocking.start_request(itertools.repeat(1))  # type: ignore[arg-type]
         assert caught.value.field == "prompt"
 
@@ -389,14 +389,14 @@ def test_a_prompt_that_never_ends_is_cut_off(tiny_model: Path) -> None:
 @pytest.mark.parametrize("options", [{"best_of": 3}, {"num_beams": 3}], ids=str)
 def test_what_chooses_in_the_end_cannot_be_streamed(tiny_model: Path, options: Any) -> None:
     with make_engine(tiny_model) as engine:
-        with pytest.raises(penstock.InvalidRequest, match="generate") as caught:
+        with pytest.raises(penstock.InvalidRequestError, match="generate") as caught:
             engine.blocking.start_request(PROMPT, **options)
         assert caught.value.field in options
 
 
 def test_tools_are_for_chats(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
-        with pytest.raises(penstock.InvalidRequest) as caught:
+        with pytest.raises(penstock.InvalidRequestError) as caught:
             engine.blocking.start_request(PROMPT, tools=[TOOL])
         assert caught.value.field == "tools"
 
@@ -418,7 +418,7 @@ def test_a_form_that_cannot_be_followed_is_named_with_the_reason(
     tiny_model: Path, field: str, value: Any, reason: str
 ) -> None:
     with make_engine(tiny_model) as engine:
-        with pytest.raises(penstock.InvalidRequest, match=reason) as caught:
+        with pytest.raises(penstock.InvalidRequestError, match=reason) as caught:
             engine.blocking.start_request(PROMPT, **{field: value})
         assert caught.value.field == field
 
@@ -426,7 +426,7 @@ def test_a_form_that_cannot_be_followed_is_named_with_the_reason(
 def test_bad_words_of_too_many_tokens_are_refused(tiny_model: Path) -> None:
     words = [f"{number:03}{'x' * 20}" for number in range(60)]
     with make_engine(tiny_model) as engine:
-        with pytest.raises(penstock.InvalidRequest, match="at most 1024 tokens in all") as caught:
+        with pytest.raises(penstock.InvalidRequestError, match="at most 1024 tokens in all") as caught:
             engine.blocking.start_request(PROMPT, bad_words=words)
         assert caught.value.field == "bad_words"
 
@@ -474,13 +474,13 @@ def test_an_interrupt_while_a_number_is_read_is_no_wrong_number(field: str) -> N
     [
         ({"stop_token_ids": [1, 2, 1.5]}, "stop_token_ids[2]=1.5"),
         ({"stop": ["a", ""]}, "stop[1]=''"),
-        ({"stop_sequences_ids": [[1], [2, -3]]}, "stop_sequences_ids[1][1]=-3"),
+        ({"stop_token_sequences": [[1], [2, -3]]}, "stop_token_sequences[1][1]=-3"),
         ({"logits_processors": [print, 3]}, "logits_processors[1]=3"),
     ],
     ids=str,
 )
 def test_what_is_wrong_in_a_sequence_is_named_with_its_place(options: dict[str, Any], place: str) -> None:
-    with pytest.raises(penstock.InvalidRequest) as caught:
+    with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**options)
     assert str(caught.value).startswith(place)
     assert caught.value.field == next(iter(options))

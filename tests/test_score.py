@@ -100,7 +100,7 @@ async def test_many_texts_at_once_each_get_their_own_score(engine: penstock.Engi
 async def test_a_text_as_long_as_the_model_can_be_scored(engine: penstock.Engine) -> None:
     length = engine.info.max_model_len
     assert len((await engine.score(random_prompt(length))).logprobs) == length
-    with pytest.raises(penstock.InvalidRequest) as raised:
+    with pytest.raises(penstock.InvalidRequestError) as raised:
         await engine.score(random_prompt(length + 1))
     assert raised.value.field == "prompt"
 
@@ -108,10 +108,10 @@ async def test_a_text_as_long_as_the_model_can_be_scored(engine: penstock.Engine
 @pytest.mark.anyio
 async def test_what_is_no_text_is_refused(engine: penstock.Engine) -> None:
     for wrong in ("", [], [{"role": "user", "content": "x"}], 7):
-        with pytest.raises(penstock.InvalidRequest) as raised:
+        with pytest.raises(penstock.InvalidRequestError) as raised:
             await engine.score(wrong)  # type: ignore[arg-type]
         assert raised.value.field == "prompt"
-        with pytest.raises(penstock.InvalidRequest):
+        with pytest.raises(penstock.InvalidRequestError):
             engine.blocking.score(wrong)  # type: ignore[arg-type]
 
 
@@ -126,13 +126,13 @@ async def test_a_cancelled_score_leaves_nothing(engine: penstock.Engine) -> None
 async def test_closing_the_engine_raises_from_scores_that_are_not_whole(tiny_model: Path) -> None:
     engine = make_engine(tiny_model, max_num_batched_tokens=16)
     whole: list[bool] = []
-    stopped: list[penstock.EngineStopped] = []
+    stopped: list[penstock.EngineStoppedError] = []
     async with engine, anyio.create_task_group() as group:
 
         async def ask(seed: int) -> None:
             try:
                 score = await engine.score(random_prompt(500, seed=seed))
-            except penstock.EngineStopped as error:
+            except penstock.EngineStoppedError as error:
                 stopped.append(error)
             else:
                 whole.append(len(score.logprobs) == 500)
@@ -149,7 +149,7 @@ async def test_closing_the_engine_raises_from_scores_that_are_not_whole(tiny_mod
 
 @pytest.mark.parametrize(
     ("finish_reason", "error"),
-    [("cancelled", penstock.EngineStopped), ("interrupted", penstock.GenerationError)],
+    [("cancelled", penstock.EngineStoppedError), ("interrupted", penstock.GenerationError)],
 )
 def test_what_was_broken_off_has_no_score(
     engine: penstock.Engine, finish_reason: str, error: type[penstock.PenstockError]

@@ -54,9 +54,9 @@ async def wave(engine: penstock.Engine, chance: random.Random) -> set[str]:
     return reasons
 
 
-@pytest.mark.parametrize("on_exhaustion", ["recompute", "swap"])
+@pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
 def test_books_balance_and_memory_stays_flat(
-    on_exhaustion: str, tiny_model: Path, request: pytest.FixtureRequest
+    preemption_mode: str, tiny_model: Path, request: pytest.FixtureRequest
 ) -> None:
     num_waves: int = request.config.getoption("--soak-waves")
     chance = random.Random(11)
@@ -74,13 +74,13 @@ def test_books_balance_and_memory_stays_flat(
             kv_cache_bytes=30 * block_bytes,
             host_cache_bytes=40 * block_bytes,
             prefix_cache_ttl=0.05,
-            on_exhaustion=on_exhaustion,
+            preemption_mode=preemption_mode,
         ) as engine:
             for index in range(num_waves):
                 seen.update(await wave(engine, chance))
                 check_stats(engine)
                 if chance.random() < 0.05:
-                    engine.flush_prefix_cache()
+                    engine.reset_prefix_cache()
                 if index >= num_waves // 3:
                     resident.append(resident_bytes())
             stats = engine.stats()

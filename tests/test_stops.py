@@ -56,7 +56,7 @@ async def test_a_stop_sequence_stays_in_the_tokens_and_leaves_the_text(
     for start in range(0, 100, 9):
         sequence = whole.token_ids[start : start + length]
         end = end_of_first(whole.token_ids, sequence)
-        result = await streamed(engine, stop_sequences_ids=[sequence], include_stop_in_output=bool(kept))
+        result = await streamed(engine, stop_token_sequences=[sequence], include_stop_str_in_output=bool(kept))
         assert (result.finish_reason, result.stop_reason) == ("stop", sequence)
         assert result.token_ids == whole.token_ids[:end]
         assert result.text == engine.decode(whole.token_ids[: end if kept else end - length])
@@ -67,7 +67,7 @@ async def test_what_only_begins_like_a_stop_sequence_is_text(engine: penstock.En
     tokens = whole.token_ids
     begun = [[*tokens[start : start + length], 511] for start in range(0, 90, 7) for length in (1, 2, 3, 9)]
     assert 511 not in tokens
-    result = await streamed(engine, stop_sequences_ids=begun)
+    result = await streamed(engine, stop_token_sequences=begun)
     assert (result.text, result.token_ids, result.finish_reason) == (whole.text, tokens, "length")
 
 
@@ -77,7 +77,7 @@ async def test_a_sequence_that_overlaps_itself_is_found_at_its_first_end(engine:
     end = next(end for end in range(start, 120) if tokens[end] != tokens[start])
     for length in range(1, end - start + 1):
         sequence = tokens[end - length : end + 1]
-        result = await streamed(engine, temperature=0.0, stop_sequences_ids=[sequence, [*sequence[1:], 511]])
+        result = await streamed(engine, temperature=0.0, stop_token_sequences=[sequence, [*sequence[1:], 511]])
         assert result.token_ids == tokens[: end_of_first(tokens, sequence)]
         assert result.text == engine.decode(result.token_ids[: -length - 1])
 
@@ -90,7 +90,7 @@ async def test_a_stop_string_is_found_where_a_sequence_might_begin(engine: penst
             continue
         plain = await streamed(engine, stop=stop)
         sequence = [*plain.token_ids[-1:], *whole.token_ids[len(plain.token_ids) :][:3], 511]
-        held = await streamed(engine, stop=stop, stop_sequences_ids=[sequence])
+        held = await streamed(engine, stop=stop, stop_token_sequences=[sequence])
         assert (held.text, held.token_ids) == (plain.text, plain.token_ids)
         assert (held.finish_reason, held.stop_reason) == ("stop", stop)
 
@@ -98,12 +98,12 @@ async def test_a_stop_string_is_found_where_a_sequence_might_begin(engine: penst
 async def test_stop_strings_and_tokens_are_kept_where_that_is_asked_for(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, DRAWN)
     stop = whole.text[40:44]
-    result = await streamed(engine, stop=stop, include_stop_in_output=True)
+    result = await streamed(engine, stop=stop, include_stop_str_in_output=True)
     assert result.text == whole.text[: whole.text.index(stop) + len(stop)]
     assert (result.finish_reason, result.stop_reason) == ("stop", stop)
     token = whole.token_ids[20]
     end = whole.token_ids.index(token) + 1
-    result = await streamed(engine, stop_token_ids=[token], include_stop_in_output=True)
+    result = await streamed(engine, stop_token_ids=[token], include_stop_str_in_output=True)
     assert (result.token_ids, result.stop_reason) == (whole.token_ids[:end], token)
     assert result.text == engine.decode(whole.token_ids[:end])
 
@@ -122,7 +122,7 @@ async def test_a_special_token_that_ends_a_choice_is_kept_only_where_such_are_sh
         (True, False, "<|im_end|>"),
     ]:
         result = await engine.generate(
-            PROMPT, params, include_stop_in_output=include, skip_special_tokens=skip
+            PROMPT, params, include_stop_str_in_output=include, skip_special_tokens=skip
         )
         assert (result.text, result.stop_reason) == (before + text, END_OF_TURN)
 
@@ -138,6 +138,6 @@ async def test_characters_that_end_where_a_stop_sequence_begins_are_kept(
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", 512, pieces)
     async with make_engine(tiny_model, tokenizer=tokenizer) as scripted:
         params = DRAWN.replace(temperature=2.0, seed=seed)
-        request = await scripted.start_request(PROMPT, params, stop_sequences_ids=[ids[3:]])
+        request = await scripted.start_request(PROMPT, params, stop_token_sequences=[ids[3:]])
         chunks = [chunk async for chunk in request]
         assert "".join(chunk.text for chunk in chunks) == (await request.result()).text == "A\u00e9"

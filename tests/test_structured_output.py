@@ -165,7 +165,7 @@ async def test_what_is_hostile_or_wrong_is_refused_and_streams_flow_on(
     field = next(iter(HOSTILE[name]))
     async with engine.stream(PROMPT, max_tokens=300, ignore_eos=True) as request:
         await anext(aiter(request))
-        with pytest.raises(penstock.InvalidRequest) as raised:
+        with pytest.raises(penstock.InvalidRequestError) as raised:
             await engine.generate("x", max_tokens=5, **HOSTILE[name])
         assert raised.value.field == field
         assert len(str(raised.value)) < 2000
@@ -181,7 +181,7 @@ async def test_what_explodes_only_while_it_is_followed_ends_its_own_request(engi
     alone = await engine.generate(PROMPT, params)
     async with engine.stream(PROMPT, params) as request:
         for _ in range(3):
-            with contextlib.suppress(penstock.InvalidRequest, penstock.GenerationError):
+            with contextlib.suppress(penstock.InvalidRequestError, penstock.GenerationError):
                 explosion = "((((a{1,500}){1,500}){1,500}){1,500}){1,500}"
                 result = await engine.generate("x", max_tokens=20, regex=explosion)
                 assert set(result.text) <= {"a"}

@@ -146,7 +146,7 @@ def test_the_demo_models_ids_are_those_of_transformers(
 
 @pytest.mark.parametrize("text", ["\ud800", "before \udc80 after", "\ud83d alone", "\udfff\ud800"])
 def test_lone_surrogates_are_refused(text: str, demo_engine: penstock.Engine) -> None:
-    with pytest.raises(penstock.InvalidRequest, match="prompt"):
+    with pytest.raises(penstock.InvalidRequestError, match="prompt"):
         demo_engine.encode(text)
 
 

@@ -147,12 +147,12 @@ async def test_strict_parameters_are_all_that_there_is(hermes: penstock.Engine) 
 @pytest.mark.anyio
 async def test_tools_that_the_template_hides_can_be_called_for_but_not_offered(demo: penstock.Engine) -> None:
     for choice in ("auto", None):
-        with pytest.raises(penstock.InvalidRequest, match="does not show tools to the model") as raised:
+        with pytest.raises(penstock.InvalidRequestError, match="does not show tools to the model") as raised:
             await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
         assert raised.value.field == "tools"
     assert (await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice="none")).token_ids
     broken = [{"type": "function", "function": {"name": "f", "parameters": {"type": "banana"}}}]
-    with pytest.raises(penstock.InvalidRequest) as raised:
+    with pytest.raises(penstock.InvalidRequestError) as raised:
         await demo.generate(ASKED, max_tokens=1, tools=broken, tool_choice="required")
     assert raised.value.field == "tools"
 
@@ -180,8 +180,8 @@ async def test_the_pieces_of_a_stream_make_the_calls_of_the_result(demo: penstoc
 
 @pytest.mark.anyio
 async def test_the_template_sees_the_tools_whatever_is_chosen(hermes: penstock.Engine) -> None:
-    without = hermes.render_chat(ASKED)
-    shown = hermes.render_chat(ASKED, tools=TOOLS)
+    without = hermes.apply_chat_template(ASKED)
+    shown = hermes.apply_chat_template(ASKED, tools=TOOLS)
     assert shown == "<tools>" + "".join(json.dumps(tool) + "\n" for tool in TOOLS) + "</tools>" + without
     for choice in ("none", "auto", None):
         result = await hermes.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
@@ -226,7 +226,7 @@ async def test_a_call_and_its_answer_go_back_into_the_template(hermes: penstock.
         [*ASKED, {"role": "assistant", "content": asked.content, "tool_calls": calls}, answer]
         for calls in (asked.tool_calls, [spelled])
     ]
-    first, second = (hermes.render_chat(turn, tools=TOOLS) for turn in turns)
+    first, second = (hermes.apply_chat_template(turn, tools=TOOLS) for turn in turns)
     assert first == second
     arguments = json.dumps(json.loads(call.arguments), ensure_ascii=False)
     assert f'{{"name": "{call.name}", "arguments": {arguments}}}' in first
@@ -247,7 +247,7 @@ def test_arguments_reach_a_template_as_a_mapping_where_they_are_an_object() -> N
         assert not is_mapping(other)
     empty = ChatTemplate("{{ 'tool_calls' in messages[0] }}", {})
     assert empty.render([{"role": "assistant", "content": "x", "tool_calls": ()}]) == "False"
-    with pytest.raises(penstock.InvalidRequest, match=r"messages\[0\].tool_calls is 'x'"):
+    with pytest.raises(penstock.InvalidRequestError, match=r"messages\[0\].tool_calls is 'x'"):
         empty.render([{"role": "assistant", "tool_calls": "x"}])
 
 
@@ -256,11 +256,11 @@ async def test_tools_need_messages_and_a_known_way_of_calling(
     hermes: penstock.Engine, tiny_model: Path
 ) -> None:
     for prompt in ("What is the weather?", [1, 2, 3]):
-        with pytest.raises(penstock.InvalidRequest, match="chat") as raised:
+        with pytest.raises(penstock.InvalidRequestError, match="chat") as raised:
             await hermes.generate(prompt, tools=TOOLS)
         assert raised.value.field == "tools"
     async with make_engine(tiny_model) as engine:
-        with pytest.raises(penstock.InvalidRequest, match="tool_parser") as raised:
+        with pytest.raises(penstock.InvalidRequestError, match="tool_parser") as raised:
             await engine.generate(ASKED, tools=TOOLS, tool_choice="required")
         assert raised.value.field == "tools"
         await assert_at_rest(engine)

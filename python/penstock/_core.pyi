@@ -60,7 +60,7 @@ class EngineConfig:
     - `max_num_seqs`: most sequences computed together; 64 by default.
     - `max_num_batched_tokens`: most tokens computed in one step, so also the longest piece of a prompt; 512
       by default.
-    - `max_waiting`: most requests that may wait; more raise `Overloaded`. 1024 by default.
+    - `max_waiting`: most requests that may wait; more raise `OverloadedError`. 1024 by default.
     - `block_size`: tokens per block of the KV cache: 16 (default), 32, 64 or 128.
     - `kv_cache_dtype`: type of the KV cache: `"float32"`, `"float16"`, `"bfloat16"`, or with a scale and
       an offset for each token and head `"int8"` and `"uint4"`; by default that of the weights.
@@ -74,8 +74,8 @@ class EngineConfig:
     - `prefix_cache`: keep computed blocks for requests that begin with the same tokens; true by default.
     - `prefix_cache_ttl`: seconds for which a block that nobody uses is kept; 300 by default.
     - `host_cache_bytes`: size of the host tier, to which blocks go that the KV cache has no room for; 0 by
-      default, and with `on_exhaustion="swap"` as large as the KV cache.
-    - `on_exhaustion`: what happens to the newest of the least urgent requests when the KV cache is full:
+      default, and with `preemption_mode="swap"` as large as the KV cache.
+    - `preemption_mode`: what happens to the newest of the least urgent requests when the KV cache is full:
       `"recompute"` (default) and `"swap"` make it wait and go on later, with the same answer, computed
       again or loaded from the host tier; `"interrupt"` ends it with what it has.
     - `tokenizer`: another `tokenizer.json`, a directory that holds one, or a GGUF file.
@@ -109,7 +109,7 @@ class EngineConfig:
         prefix_cache: bool | None = True,
         prefix_cache_ttl: float | None = None,
         host_cache_bytes: int | None = None,
-        on_exhaustion: str | None = "recompute",
+        preemption_mode: str | None = "recompute",
         tokenizer: str | os.PathLike[str] | None = None,
         speculation: str | None = None,
         num_speculative_tokens: int | None = None,
@@ -145,7 +145,7 @@ class EngineConfig:
     @property
     def host_cache_bytes(self) -> int | None: ...
     @property
-    def on_exhaustion(self) -> str: ...
+    def preemption_mode(self) -> str: ...
     @property
     def tokenizer(self) -> str | None: ...
     @property
@@ -177,8 +177,8 @@ class SamplingParams:
     - `stop`: up to 64 strings of 1 to 1024 characters. The first that appears ends the text in front of it.
     - `stop_token_ids`: up to 256 token ids that end the request, beside the model's own; they stay in
       `token_ids`, not in the text.
-    - `stop_sequences_ids`: likewise up to 64 sequences of 1 to 64 token ids.
-    - `include_stop_in_output`: keep what ended the answer in its text.
+    - `stop_token_sequences`: likewise up to 64 sequences of 1 to 64 token ids.
+    - `include_stop_str_in_output`: keep what ended the answer in its text.
     - `ignore_eos`: do not end at the model's own end tokens.
 
     How tokens are chosen; this is the order in which it counts:
@@ -191,8 +191,8 @@ class SamplingParams:
       and needs the interpreter.
     - `logit_bias`: up to 1024 ids and what is added to their logits, -100 to 100.
     - `repetition_penalty`: divides the positive logits of tokens seen before and multiplies their negative
-      ones. Above 0; 1 changes nothing. `suppress_repetition_in_generation`: tokens of the prompt do not
-      count.
+      ones. Above 0; 1 changes nothing. `repetition_penalty_scope`: `"all"` (default) counts the tokens of
+      prompt and output, `"output"` those of the output alone.
     - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once, and
       once for each time. -2 to 2; 0 by default.
     - `no_repeat_ngram_size`: no sequence of so many tokens comes twice in prompt and answer; 0 for no rule.
@@ -262,7 +262,7 @@ class SamplingParams:
     Two are equal where all fields are. `response_format`, `tools`, `tool_choice` and `logit_bias` are
     copied when given and each time they are read.
 
-    Raises `InvalidRequest` for a value of the wrong type or out of range and for fields that contradict
+    Raises `InvalidRequestError` for a value of the wrong type or out of range and for fields that contradict
     each other, `TypeError` for a keyword that does not exist.
     """
 
@@ -285,15 +285,15 @@ class SamplingParams:
         presence_penalty: float | None = 0.0,
         frequency_penalty: float | None = 0.0,
         no_repeat_ngram_size: int | None = None,
-        suppress_repetition_in_generation: bool | None = False,
+        repetition_penalty_scope: str | None = "all",
         logit_bias: dict[int, float] | None = None,
         allowed_token_ids: Sequence[int] | None = None,
         bad_words: Sequence[str] | None = (),
         bad_token_ids: Sequence[int] | None = (),
         stop: str | Sequence[str] | None = (),
         stop_token_ids: Sequence[int] | None = (),
-        stop_sequences_ids: Sequence[Sequence[int]] | None = (),
-        include_stop_in_output: bool | None = False,
+        stop_token_sequences: Sequence[Sequence[int]] | None = (),
+        include_stop_str_in_output: bool | None = False,
         ignore_eos: bool | None = False,
         seed: int | None = None,
         logprobs: bool | None = False,
@@ -350,7 +350,7 @@ class SamplingParams:
     @property
     def no_repeat_ngram_size(self) -> int | None: ...
     @property
-    def suppress_repetition_in_generation(self) -> bool: ...
+    def repetition_penalty_scope(self) -> str: ...
     @property
     def logit_bias(self) -> dict[int, float] | None: ...
     @property
@@ -364,9 +364,9 @@ class SamplingParams:
     @property
     def stop_token_ids(self) -> tuple[int, ...]: ...
     @property
-    def stop_sequences_ids(self) -> tuple[tuple[int, ...], ...]: ...
+    def stop_token_sequences(self) -> tuple[tuple[int, ...], ...]: ...
     @property
-    def include_stop_in_output(self) -> bool: ...
+    def include_stop_str_in_output(self) -> bool: ...
     @property
     def ignore_eos(self) -> bool: ...
     @property
@@ -466,7 +466,7 @@ class Chunk:
     """A piece of one choice: what arrived of it since the piece before.
 
     - `text`: often some characters, sometimes none yet; never half a character, and never part of what ends
-      it, a stop string or sequence, unless `include_stop_in_output` keeps that.
+      it, a stop string or sequence, unless `include_stop_str_in_output` keeps that.
     - `token_ids`: the tokens that arrived. Their text may be in a later chunk.
     - `logprobs`, `top_logprobs`: one entry for each of `token_ids`, as in `Choice`; `None` unless asked for.
     - `index`: which of the `n` choices. Those that have something are given in turns.
@@ -611,7 +611,7 @@ class Choice:
     """One answer to a prompt, whole.
 
     - `index`: its number, from 0.
-    - `text`: all of it, as the model wrote it, without what ended it unless `include_stop_in_output` keeps
+    - `text`: all of it, as the model wrote it, without what ended it unless `include_stop_str_in_output` keeps
       that. With `echo`, the prompt's text comes first; stop strings are not looked for there.
     - `token_ids`: all generated tokens, those that ended it included.
     - `logprobs`: the natural logarithm of the probability of each of `token_ids`; `None` unless asked for.
@@ -619,7 +619,7 @@ class Choice:
       first; `None` unless asked for.
     - `cumulative_logprob`: the sum of `logprobs`, or `None`.
     - `finish_reason`: `"stop"`, `"length"` (`max_tokens` or the model's length), `"cancelled"`, or
-      `"interrupted"` (an engine with `on_exhaustion="interrupt"` needed its memory for others). That tools
+      `"interrupted"` (an engine with `preemption_mode="interrupt"` needed its memory for others). That tools
       are to be called is no reason of its own: see `tool_calls`.
     - `stop_reason`: for `"stop"`, the stop string, the id of the stop token or the ids of the stop sequence;
       else `None`.
@@ -1059,7 +1059,7 @@ class Engine:
 
         `progress(done, total)` gets bytes, at most about 20 times a second. What it raises stops the
         loading is raised here, and so does Ctrl-C in the main thread. Raises `ConfigError`,
-        `ModelLoadError`, `OutOfMemory`.
+        `ModelLoadError`, `OutOfMemoryError`.
         """
 
     def start_request(
@@ -1080,7 +1080,7 @@ class Engine:
         answer is to have, which may take seconds; `check_cancelled` is called now and then meanwhile, and
         what it raises, or Ctrl-C in the main thread, ends the waiting.
 
-        Raises `InvalidRequest`, `Overloaded`, `EngineStopped`.
+        Raises `InvalidRequestError`, `OverloadedError`, `EngineStoppedError`.
         """
 
     def prepare_beams(
@@ -1089,7 +1089,7 @@ class Engine:
         """As `start_request`, of a beam search: nothing is started yet."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Raises `InvalidRequest` for text that is not valid Unicode."""
+        """Token ids of a text. Raises `InvalidRequestError` for text that is not valid Unicode."""
 
     def decode(
         self,
@@ -1119,8 +1119,8 @@ class Engine:
         """Whether requests can be started."""
 
     def stats(self) -> Stats: ...
-    def flush_prefix_cache(self) -> None:
-        """Forgets what no open request uses, and lets nobody share what is used. Raises `EngineStopped`."""
+    def reset_prefix_cache(self) -> None:
+        """Forgets what no open request uses, and lets nobody share what is used. Raises `EngineStoppedError`."""
 
     @staticmethod
     def check_may_wait() -> None:
@@ -1194,7 +1194,7 @@ class Request:
     def check(self) -> None:
         """Raises what went wrong with any of the choices, once all have ended.
 
-        `Overloaded`, `EngineStopped` or `GenerationError`.
+        `OverloadedError`, `EngineStoppedError` or `GenerationError`.
         """
 
     def result(self) -> Result | None:

@@ -9,6 +9,7 @@ __all__ = ["unknown"]
 #: What the objects are called by those who use them.
 _OWNERS = {"EngineConfig": "Engine", "SamplingParams": "a request"}
 _PER_ENGINE = {
+    "on_exhaustion": "did you mean preemption_mode?",
     "gpu_memory_utilization": "did you mean memory_ratio?",
     "cache_max_entry_count": "did you mean memory_ratio?",
     "enable_prefix_caching": "did you mean prefix_cache?",
@@ -18,6 +19,10 @@ _PER_ENGINE = {
     "num_threads": "did you mean threads?",
 }
 _PER_REQUEST = {
+    "stop_sequences_ids": "did you mean stop_token_sequences?",
+    "stop_sequences": "did you mean stop or stop_token_sequences?",
+    "include_stop_in_output": "did you mean include_stop_str_in_output?",
+    "suppress_repetition_in_generation": "use repetition_penalty_scope='output'",
     "max_new_tokens": "did you mean max_tokens?",
     "max_completion_tokens": "did you mean max_tokens?",
     "min_new_tokens": "did you mean min_tokens?",

@@ -15,7 +15,7 @@ Fields = TypeVar("Fields", EngineConfig, SamplingParams)
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 ElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 CacheElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"]
-OnExhaustion: TypeAlias = Literal["recompute", "swap", "interrupt"]
+PreemptionMode: TypeAlias = Literal["recompute", "swap", "interrupt"]
 ToolParser: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser: TypeAlias = Literal["auto", "none", "think"]
 LogprobsMode: TypeAlias = Literal["raw", "processed"]
@@ -44,8 +44,8 @@ class EngineOptions(TypedDict, total=False):
     prefix_cache: Annotated[bool | None, "Share what requests have in common at their beginnings."]
     prefix_cache_ttl: Annotated[float | None, "Seconds to keep what nobody uses; 300 by default."]
     host_cache_bytes: Annotated[int | None, "Bytes of the host tier of the KV cache; 0 by default."]
-    on_exhaustion: Annotated[
-        OnExhaustion | None, "When the KV cache is full: recompute, swap or interrupt a request."
+    preemption_mode: Annotated[
+        PreemptionMode | None, "When the KV cache is full: recompute, swap or interrupt a request."
     ]
     tokenizer: Annotated[str | os.PathLike[str] | None, "Another tokenizer.json, or a directory with one."]
     speculation: Annotated[Literal["ngram"] | None, "Guess tokens ahead, with the same answer: ngram."]
@@ -75,8 +75,8 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: Annotated[float | None, "Subtracted from the logits of tokens generated before."]
     frequency_penalty: Annotated[float | None, "Likewise, once for each time."]
     no_repeat_ngram_size: Annotated[int | None, "No sequence of so many tokens comes twice; 0 for no rule."]
-    suppress_repetition_in_generation: Annotated[
-        bool | None, "Count only generated tokens as seen before, not those of the prompt."
+    repetition_penalty_scope: Annotated[
+        Literal["all", "output"] | None, "Tokens that repetition_penalty counts: all, or those of the output."
     ]
     logit_bias: dict[int, float] | None
     allowed_token_ids: Annotated[Sequence[int] | None, "Choose this token alone; may be given several times."]
@@ -86,8 +86,8 @@ class SamplingOptions(TypedDict, total=False):
     bad_token_ids: Annotated[Sequence[int] | None, "Never choose this token; may be given several times."]
     stop: Annotated[str | Sequence[str] | None, "Text that ends the answer; may be given several times."]
     stop_token_ids: Annotated[Sequence[int] | None, "Token that ends the answer; may be given several times."]
-    stop_sequences_ids: Sequence[Sequence[int]] | None
-    include_stop_in_output: Annotated[bool | None, "Keep what ended the answer in its text."]
+    stop_token_sequences: Sequence[Sequence[int]] | None
+    include_stop_str_in_output: Annotated[bool | None, "Keep what ended the answer in its text."]
     ignore_eos: Annotated[bool | None, "Go on after the model's own end token."]
     seed: Annotated[int | None, "The same seed gives the same answer; random by default."]
     logprobs: bool | None

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from penstock._core import Score
-from penstock.errors import EngineStopped, GenerationError
+from penstock.errors import EngineStoppedError, GenerationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ def score_of(result: Result) -> Score:
     """
     if result.finish_reason == "cancelled":
         message = "the engine was closed before the text was scored"
-        raise EngineStopped(message)
+        raise EngineStoppedError(message)
     logprobs, num_tokens = result.prompt_logprobs or (), len(result.prompt_token_ids)
     if result.finish_reason != "length" or len(logprobs) != num_tokens:
         message = f"{result.finish_reason}: {len(logprobs)} of the text's {num_tokens} tokens were scored"

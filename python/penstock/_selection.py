@@ -160,7 +160,7 @@ class _Endings:
         params, last = self._params, token_ids[-1]
         # A stop token is chosen when so many are there, and a sequence ends with the last of them.
         is_stop_token = last in self._ids and len(token_ids) > params.min_tokens
-        if params.stop and (params.include_stop_in_output or not is_stop_token):
+        if params.stop and (params.include_stop_str_in_output or not is_stop_token):
             search, stop = self._searches[token_ids[:-1]].push(last)
             if stop is not None:
                 return "stop", stop
@@ -168,7 +168,7 @@ class _Endings:
         if is_stop_token:
             return "stop", last
         if len(token_ids) >= params.min_tokens:
-            for sequence in params.stop_sequences_ids:
+            for sequence in params.stop_token_sequences:
                 if token_ids[-len(sequence) :] == sequence:
                     return "stop", sequence
         return None
@@ -181,7 +181,7 @@ class _Endings:
     def text(self, token_ids: Sequence[int], ending: Ending) -> str:
         """The answer's text, cut where it stops."""
         _finish_reason, stop_reason = ending
-        keeps_stop = self._params.include_stop_in_output
+        keeps_stop = self._params.include_stop_str_in_output
         if isinstance(stop_reason, str):
             text = self._decode(token_ids)
             _stop, start, end = self._find_stop(text) or ("", len(text), len(text))

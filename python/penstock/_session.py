@@ -18,7 +18,7 @@ from penstock import _core
 from penstock._options import merge
 from penstock._selection import BeamSearch
 from penstock.chat import ChatTemplate, checked
-from penstock.errors import EngineStopped, InvalidRequest
+from penstock.errors import EngineStoppedError, InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ class Session:
     def must_start(self) -> bool:
         """Whether the caller has to open it; false if it is open."""
         if self._is_closed:
-            raise EngineStopped(_CLOSED)
+            raise EngineStoppedError(_CLOSED)
         if self._native is not None:
             return False
         if self._is_starting:
@@ -72,7 +72,7 @@ class Session:
 
         def report(done: int, total: int) -> None:
             if self._is_closed:
-                raise EngineStopped(_CLOSED)
+                raise EngineStoppedError(_CLOSED)
             if check_cancelled is not None:
                 check_cancelled()
             if self._progress is not None:
@@ -82,7 +82,7 @@ class Session:
         self._native = native
         if self._is_closed:  # while the last weights were loaded
             native.shutdown()
-            raise EngineStopped(_CLOSED)
+            raise EngineStoppedError(_CLOSED)
 
     def close(self) -> _core.Engine | None:
         """From now on it is closed and its threads are ending; returns the engine to wait for, if any.
@@ -102,13 +102,13 @@ class Session:
     def native(self) -> _core.Engine:
         """For questions, which a closed engine still answers."""
         if self._native is None:
-            raise EngineStopped(_CLOSED if self._is_closed else _NOT_OPEN)
+            raise EngineStoppedError(_CLOSED if self._is_closed else _NOT_OPEN)
         return self._native
 
     def check_open(self) -> _core.Engine:
         """For requests."""
         if self._is_closed:
-            raise EngineStopped(_CLOSED)
+            raise EngineStoppedError(_CLOSED)
         return self.native
 
     def prepare(
@@ -119,7 +119,7 @@ class Session:
         params = merge(_core.SamplingParams, params, options)
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], str):
             limit = "one prompt a call; start several side by side"
-            raise InvalidRequest(
+            raise InvalidRequestError(
                 f"prompt is a sequence of strings; it must be {limit}", "prompt", None, limit
             )
         return (checked(prompt) if _is_chat(prompt) else prompt), params
@@ -130,8 +130,8 @@ class Session:
         """The parameters of a request that only reads."""
         self.check_open()
         if _is_chat(text):
-            limit = "text or token ids; render_chat makes text of messages"
-            raise InvalidRequest(f"messages cannot be scored: they must be {limit}", "prompt", None, limit)
+            limit = "text or token ids; apply_chat_template makes text of messages"
+            raise InvalidRequestError(f"messages cannot be scored: they must be {limit}", "prompt", None, limit)
         return _core.SamplingParams(max_tokens=1, prompt_logprobs=0, cache_salt=cache_salt, priority=priority)
 
     def submit(
@@ -147,8 +147,8 @@ class Session:
         """
         start = partial(self.check_open().start_request, check_cancelled=check_cancelled)
         if _is_chat(prompt):
-            text = self.render_chat(prompt, tools=params.tools)
-            if params.tools and params.tool_choice in (None, "auto") and text == self.render_chat(prompt):
+            text = self.apply_chat_template(prompt, tools=params.tools)
+            if params.tools and params.tool_choice in (None, "auto") and text == self.apply_chat_template(prompt):
                 raise _hidden_tools(params.tools)
             return start(text, params, port, is_chat=True)
         return start(prompt, params, port)
@@ -169,12 +169,12 @@ class Session:
         """Begins a beam search; takes long where `takes_long` says so."""
         native = self.check_open()
         if _is_chat(prompt):
-            beams = native.prepare_beams(self.render_chat(prompt), params, is_chat=True)
+            beams = native.prepare_beams(self.apply_chat_template(prompt), params, is_chat=True)
         else:
             beams = native.prepare_beams(prompt, params)
         return BeamSearch(native, beams)
 
-    def render_chat(
+    def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         template: str = "default",
@@ -214,18 +214,18 @@ def _is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def _no_template(name: str, names: Sequence[str]) -> InvalidRequest:
+def _no_template(name: str, names: Sequence[str]) -> InvalidRequestError:
     if not names:
         message = "this model has no chat template: give text or token ids instead of messages"
-        return InvalidRequest(message, "prompt", None, "text or token ids")
+        return InvalidRequestError(message, "prompt", None, "text or token ids")
     limit = f"one of {', '.join(map(repr, names))}"
-    return InvalidRequest(f"this model has no chat template {name!r}: {limit}", "template", name, limit)
+    return InvalidRequestError(f"this model has no chat template {name!r}: {limit}", "template", name, limit)
 
 
-def _hidden_tools(tools: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+def _hidden_tools(tools: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     limit = "left out, or called for by tool_choice='required' or a named function, which needs no showing"
     message = f"the chat template does not show tools to the model, which cannot choose: they must be {limit}"
-    return InvalidRequest(message, "tools", tools, limit)
+    return InvalidRequestError(message, "tools", tools, limit)
 
 
 _NOT_OPEN = "the engine is not open: enter it (`async with engine`, or `with engine` without an event loop)"

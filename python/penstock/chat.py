@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import ToolCall
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
             message = f"chat_template has {len(source)} characters; the limit is {MAX_TEMPLATE_CHARS}"
-            raise InvalidRequest(message, "chat_template", len(source), str(MAX_TEMPLATE_CHARS))
+            raise InvalidRequestError(message, "chat_template", len(source), str(MAX_TEMPLATE_CHARS))
         self._template = _compiled(source)
         self._special_tokens = dict(special_tokens)
 
@@ -64,12 +64,12 @@ class ChatTemplate:
         `variables` reach the template by their names: `tools`, `documents`, `enable_thinking` and what else
         it knows. They cannot replace special tokens or the template's functions.
 
-        Raises `InvalidRequest` if a message is malformed or the template refuses the conversation.
+        Raises `InvalidRequestError` if a message is malformed or the template refuses the conversation.
         """
         taken = self._special_tokens.keys() | self._template.environment.globals.keys()
         if clash := sorted(taken & variables.keys()):
             message = f"chat template variable {clash[0]!r} is the template's own"
-            raise InvalidRequest(message, clash[0], variables[clash[0]], "another name")
+            raise InvalidRequestError(message, clash[0], variables[clash[0]], "another name")
         values: dict[str, Any] = {"tools": None, "documents": None}
         values.update({name: _plain(value, name) for name, value in variables.items()})
         values.update(self._special_tokens)
@@ -79,7 +79,7 @@ class ChatTemplate:
             values["messages"] = self._with_content_as_known(values["messages"])
         try:
             return self._render(values)
-        except InvalidRequest:
+        except InvalidRequestError:
             # A message that calls has no content, which a template may want to add to.
             with_content = [_with_content(message) for message in values["messages"]]
             if with_content == values["messages"]:
@@ -93,7 +93,7 @@ class ChatTemplate:
             return _chat_sandbox.render(self._template, values)
         except _chat_sandbox.TemplateFailure as error:
             message = f"the chat template refuses these messages: {error}"
-            raise InvalidRequest(message, "messages") from error.__cause__
+            raise InvalidRequestError(message, "messages") from error.__cause__
 
     def _with_content_as_known(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages; where the template knows no parts, with those of text joined."""
@@ -113,7 +113,7 @@ class ChatTemplate:
         values = {"tools": None, "documents": None, **self._special_tokens}
         try:
             text = self._render({**values, "messages": [probe], "add_generation_prompt": True})
-        except InvalidRequest:
+        except InvalidRequestError:
             return False
         return _PROBE in text and not any(f"{quote}type{quote}" in text for quote in "'\"")
 
@@ -125,7 +125,7 @@ def _compiled(source: str) -> jinja2.Template:
     try:
         return _chat_sandbox.compile_template(source)
     except _chat_sandbox.TemplateFailure as error:
-        raise InvalidRequest(f"chat_template: {error}", "chat_template") from error.__cause__
+        raise InvalidRequestError(f"chat_template: {error}", "chat_template") from error.__cause__
 
 
 def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ def _tool_call(call: Any) -> Any:
 def _plain(value: object, field: str, depth: int = 0) -> Any:
     """A copy made of JSON's types: no object of the caller's, with methods of its own, reaches a template."""
     if depth > MAX_NESTING:
-        raise InvalidRequest(f"{field} is nested deeper than {MAX_NESTING}", field, None, str(MAX_NESTING))
+        raise InvalidRequestError(f"{field} is nested deeper than {MAX_NESTING}", field, None, str(MAX_NESTING))
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -211,7 +211,7 @@ def _plain(value: object, field: str, depth: int = 0) -> Any:
             message = (
                 f"{field} has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}"
             )
-            raise InvalidRequest(message, field, value, "text that UTF-8 can encode") from None
+            raise InvalidRequestError(message, field, value, "text that UTF-8 can encode") from None
         return text
     if isinstance(value, int):
         return int.__int__(value)
@@ -232,6 +232,6 @@ def _plain(value: object, field: str, depth: int = 0) -> Any:
     raise _wrong(field, value, "a value that JSON knows: a string, number, boolean, list, mapping or None")
 
 
-def _wrong(field: str, value: object, wanted: str) -> InvalidRequest:
+def _wrong(field: str, value: object, wanted: str) -> InvalidRequestError:
     given = "is missing" if value is None else f"is {reprlib.repr(value)}"
-    return InvalidRequest(f"{field} {given}; it must be {wanted}", field, value, wanted)
+    return InvalidRequestError(f"{field} {given}; it must be {wanted}", field, value, wanted)

@@ -85,7 +85,7 @@ class Engine:
         """Loads the model, fetching it first if need be. Does nothing when the engine is open.
 
         Cancelling stops the loading and closes the engine, and so does an error: `ConfigError`,
-        `ModelLoadError`, `OutOfMemory`, or whatever `progress` raises. Raises `EngineStopped` when it was
+        `ModelLoadError`, `OutOfMemoryError`, or whatever `progress` raises. Raises `EngineStoppedError` when it was
         closed before.
         """
         if self._session.must_start():
@@ -152,8 +152,8 @@ class Engine:
         template. Keywords are the fields of `SamplingParams`; `params` is such an object, and keywords win
         over it. Templates are rendered and long texts tokenised in a worker thread.
 
-        Raises `InvalidRequest` for what can never work, `Overloaded` when too many requests wait,
-        `EngineStopped` when the engine is not open. If the task is cancelled here, so is the request.
+        Raises `InvalidRequestError` for what can never work, `OverloadedError` when too many requests wait,
+        `EngineStoppedError` when the engine is not open. If the task is cancelled here, so is the request.
         """
         prompt, params = self._session.prepare(prompt, params, dict(options))
         return await self._start(
@@ -192,8 +192,8 @@ class Engine:
         Text gets the special tokens that begin a prompt. At most `max_model_len` tokens. Nothing is taken
         from the prefix cache, for every position is computed; what was computed is left there.
 
-        Raises as `start_request`, `EngineStopped` where the engine is closed before the whole text is scored,
-        `GenerationError` where it had to give way (`on_exhaustion="interrupt"`). If the task is cancelled, so
+        Raises as `start_request`, `EngineStoppedError` where the engine is closed before the whole text is scored,
+        `GenerationError` where it had to give way (`preemption_mode="interrupt"`). If the task is cancelled, so
         is the request.
         """
         params = self._session.prepare_scoring(text, cache_salt, priority)
@@ -236,13 +236,13 @@ class Engine:
         """What the engine is doing now; costs next to nothing."""
         return self._session.native.stats()
 
-    def flush_prefix_cache(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Forgets every block that is kept for reuse; requests that run go on undisturbed.
 
         For when what the cache keeps should be kept no longer; memory needs no such help. Takes effect
-        before any request that is started afterwards. Raises `EngineStopped` when the engine is not open.
+        before any request that is started afterwards. Raises `EngineStoppedError` when the engine is not open.
         """
-        self._session.check_open().flush_prefix_cache()
+        self._session.check_open().reset_prefix_cache()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
@@ -255,7 +255,7 @@ class Engine:
         """The text of token ids."""
         return self._session.native.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(
+    def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -270,9 +270,9 @@ class Engine:
         Rendered in the calling thread, which a request's messages are not: a template may take its time, at
         most ten seconds.
 
-        Raises `InvalidRequest` where the model has no such template or it does not take these messages.
+        Raises `InvalidRequestError` where the model has no such template or it does not take these messages.
         """
-        return self._session.render_chat(messages, template, tools)
+        return self._session.apply_chat_template(messages, template, tools)
 
     def _pump(self) -> Pump:
         """The waiting room of the event loop that runs this."""

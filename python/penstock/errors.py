@@ -3,11 +3,11 @@
     PenstockError
     ├── ConfigError (ValueError)         a field of the engine's configuration
     ├── ModelLoadError                   the model's files, or fetching them
-    ├── OutOfMemory                      the model or its cache does not fit
-    ├── EngineStopped                    the engine is not open, was closed, or died of a defect
+    ├── OutOfMemoryError                      the model or its cache does not fit
+    ├── EngineStoppedError                    the engine is not open, was closed, or died of a defect
     └── RequestError
-        ├── InvalidRequest (ValueError)  a field of the request
-        ├── Overloaded                   too many requests wait; the same request may work later
+        ├── InvalidRequestError (ValueError)  a field of the request
+        ├── OverloadedError                   too many requests wait; the same request may work later
         └── GenerationError              the request failed while it ran
 
 Cancelling a request is not an error: it is a finish reason. Wrong Python (an unknown keyword, two tasks
@@ -18,12 +18,12 @@ from __future__ import annotations
 
 __all__ = [
     "ConfigError",
-    "EngineStopped",
+    "EngineStoppedError",
     "GenerationError",
-    "InvalidRequest",
+    "InvalidRequestError",
     "ModelLoadError",
-    "OutOfMemory",
-    "Overloaded",
+    "OutOfMemoryError",
+    "OverloadedError",
     "PenstockError",
     "RequestError",
 ]
@@ -56,11 +56,11 @@ class ModelLoadError(PenstockError):
     """The model cannot be found, fetched or understood; the text names the file and what is wrong with it."""
 
 
-class OutOfMemory(PenstockError):  # noqa: N818 - reads as the fact it reports
+class OutOfMemoryError(PenstockError, MemoryError):
     """The model or its cache needs more memory than there is; the text says which settings would fit."""
 
 
-class EngineStopped(PenstockError):  # noqa: N818 - reads as the fact it reports
+class EngineStoppedError(PenstockError):
     """The engine is not open, was closed, or was stopped by a defect."""
 
 
@@ -68,11 +68,11 @@ class RequestError(PenstockError):
     """Something about one request; the engine and other requests go on."""
 
 
-class InvalidRequest(_FieldError, RequestError):  # noqa: N818 - reads as the fact it reports
+class InvalidRequestError(_FieldError, RequestError):
     """A field of the request is not allowed here; see `field`, `value` and `limit`."""
 
 
-class Overloaded(RequestError):  # noqa: N818 - reads as the fact it reports
+class OverloadedError(RequestError):
     """As many requests wait as may wait; try again later."""
 
 

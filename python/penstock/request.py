@@ -114,7 +114,7 @@ class Request(_Request):
     async def __anext__(self) -> Chunk:
         """The next chunk: everything that arrived of a choice since its last one.
 
-        Raises `GenerationError` where it failed, `EngineStopped` where the engine died, `RuntimeError`
+        Raises `GenerationError` where it failed, `EngineStoppedError` where the engine died, `RuntimeError`
         where another task is already waiting for a chunk.
         """
         with self._reading():

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use penstock_types::Dtype;
 use serde_json::Value;
 
 use crate::error::{CheckpointError, shown};
 use crate::generation::Generation;
 use crate::mapped::MappedFile;
-use crate::storage::{Dtype, Storage};
+use crate::storage::Storage;
 use crate::tensor::{Entry, Stored, Tensor};
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 use crate::{directory, gguf};

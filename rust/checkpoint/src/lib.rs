@@ -24,6 +24,6 @@ mod tokenizer;
 pub use checkpoint::{Checkpoint, Description, Format};
 pub use error::CheckpointError;
 pub use generation::Generation;
-pub use storage::{Dtype, Storage};
+pub use storage::Storage;
 pub use tensor::Tensor;
 pub use tokenizer::{AddedToken, GgufVocabulary, SpecialTokens, TokenType, TokenizerSource};

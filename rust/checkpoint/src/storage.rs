@@ -2,16 +2,7 @@
 
 use std::fmt;
 
-/// A floating-point type that weights may be computed or kept in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of a single.
-    Bf16,
-}
+use penstock_types::Dtype;
 
 /// The stored type of a tensor. Quantised types are ggml's: blocks of 32 or 256 neighbouring elements of a row share
 /// scales.

@@ -5,7 +5,8 @@
 mod common;
 
 use common::{Scratch, f32_bytes, read, refusal, safetensors};
-use penstock_checkpoint::{AddedToken, CheckpointError, Dtype, Format, Generation, TokenizerSource};
+use penstock_checkpoint::{AddedToken, CheckpointError, Format, Generation, TokenizerSource};
+use penstock_types::Dtype;
 use serde_json::json;
 
 const CONFIG: &str = r#"{"model_type": "llama", "eos_token_id": 2, "bos_token_id": 1}"#;

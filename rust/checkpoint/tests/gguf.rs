@@ -7,8 +7,9 @@ mod common;
 
 use common::{Field, Gguf, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Scratch, VOCABULARY, read, refusal};
 use penstock_checkpoint::{
-    Checkpoint, CheckpointError, Dtype, Format, GgufVocabulary, Storage, TokenType, TokenizerSource,
+    Checkpoint, CheckpointError, Format, GgufVocabulary, Storage, TokenType, TokenizerSource,
 };
+use penstock_types::Dtype;
 use serde_json::json;
 
 fn vocabulary(checkpoint: &Checkpoint) -> &GgufVocabulary {

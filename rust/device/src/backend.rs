@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use penstock_kernels::{Element, KvElement};
+use penstock_types::{BlockCopy, Dtype, HeadShape, KvDtype};
 
 use crate::bfc::Exhausted;
 use crate::sample::{SampleParams, Sampled};
@@ -60,26 +60,7 @@ pub struct CacheSpec {
     /// Query, key and value heads.
     pub heads: HeadShape,
     /// How keys and values are stored.
-    pub element: KvElement,
-}
-
-/// One block, its part in every layer, goes from the KV cache to the host tier or back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockCopy {
-    /// Into the host tier.
-    Save {
-        /// Block of the cache.
-        from: u32,
-        /// Block of the host tier.
-        to: u32,
-    },
-    /// Back into the cache.
-    Load {
-        /// Block of the host tier.
-        from: u32,
-        /// Block of the cache.
-        to: u32,
-    },
+    pub dtype: KvDtype,
 }
 
 /// What a backend's memory holds.
@@ -89,34 +70,6 @@ pub struct MemoryUse {
     pub in_use: u64,
     /// The most that ever were.
     pub peak: u64,
-}
-
-/// Head counts of an attention layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadShape {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-}
-
-impl HeadShape {
-    /// Width of the query part.
-    pub fn query_width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Width of the key part, and of the value part.
-    pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
-    }
-
-    /// Width of query, key and value side by side.
-    pub fn qkv_width(&self) -> usize {
-        self.query_width() + 2 * self.kv_width()
-    }
 }
 
 /// What an attention layer does with its scores.
@@ -170,7 +123,7 @@ pub trait Backend: Send + 'static {
     fn memory(&self) -> MemoryUse;
 
     /// Bytes that [`load_matrix`](Self::load_matrix) will take.
-    fn matrix_bytes(&self, rows: usize, columns: usize, element: Element) -> u64;
+    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64;
 
     /// Bytes that [`load_vector`](Self::load_vector) or [`allocate`](Self::allocate) will take.
     fn buffer_bytes(&self, len: usize) -> u64;
@@ -185,7 +138,7 @@ pub trait Backend: Send + 'static {
     fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64;
 
     /// Packs a matrix. Reads the rows from several threads; leaves nothing behind on failure.
-    fn load_matrix(&mut self, source: &dyn RowSource, element: Element) -> Result<Self::Matrix, DeviceError>;
+    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<Self::Matrix, DeviceError>;
 
     /// Loads a vector.
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;

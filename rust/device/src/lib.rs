@@ -14,11 +14,9 @@ pub mod cpu;
 mod sample;
 mod step;
 
-pub use backend::{
-    AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
-};
+pub use backend::{AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, MemoryUse, RowSource};
 pub use counts::{TokenCount, TokenCounts};
 pub use cpu::probabilities_for_testing;
-pub use penstock_kernels::{AttentionRow, Element, IsaError, KvElement};
-pub use sample::{Logprobs, SampleParams, Sampled};
+pub use penstock_kernels::{AttentionRow, IsaError};
+pub use sample::{SampleParams, Sampled};
 pub use step::{StepInputs, StepSpec};

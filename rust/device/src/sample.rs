@@ -13,6 +13,8 @@
 //! The law: a row's token and log probabilities depend on its logits and its own parameters alone. Log probabilities are
 //! one function of a distribution and an id, so they have the same bits whichever way they were asked for.
 
+use penstock_types::{LogprobsRequest, PenaltyScope};
+
 use crate::counts::TokenCounts;
 
 /// How one row of logits becomes a token. `SampleParams { .., ..SampleParams::greedy() }` names only what is wanted.
@@ -37,8 +39,8 @@ pub struct SampleParams<'a> {
     pub typical_p: f32,
     /// Divides positive logits of ids seen, multiplies negative ones; 1 changes nothing.
     pub repetition_penalty: f32,
-    /// Whether `repetition_penalty` is for generated tokens only, and not for the prompt's.
-    pub repetition_in_output_only: bool,
+    /// The tokens that `repetition_penalty` counts.
+    pub repetition_penalty_scope: PenaltyScope,
     /// Subtracted once from the logit of each id that was generated.
     pub presence_penalty: f32,
     /// Subtracted from it as often as it was generated.
@@ -72,7 +74,7 @@ pub struct SampleParams<'a> {
     /// The token is known and only its log probability is wanted.
     pub given: Option<u32>,
     /// Which log probabilities are wanted.
-    pub logprobs: Option<Logprobs>,
+    pub logprobs: Option<LogprobsRequest>,
 }
 
 impl SampleParams<'static> {
@@ -86,7 +88,7 @@ impl SampleParams<'static> {
             min_p: 0.0,
             typical_p: 1.0,
             repetition_penalty: 1.0,
-            repetition_in_output_only: false,
+            repetition_penalty_scope: PenaltyScope::All,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             counts: TokenCounts::none(),
@@ -106,15 +108,6 @@ impl SampleParams<'static> {
             logprobs: None,
         }
     }
-}
-
-/// Which log probabilities a row gives besides its token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Logprobs {
-    /// So many of the most likely ids too.
-    pub top: u32,
-    /// Of the distribution after bans and temperature (1 where greedy), instead of that of the raw logits.
-    pub processed: bool,
 }
 
 /// A chosen token.

@@ -3,8 +3,9 @@
 use std::mem::size_of;
 
 use penstock_kernels::AttentionRow;
+use penstock_types::HeadShape;
 
-use crate::backend::{DeviceError, HeadShape};
+use crate::backend::DeviceError;
 
 /// The largest step that will ever come: what memory is set aside for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

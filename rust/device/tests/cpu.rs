@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use penstock_device::cpu::Cpu;
 use penstock_device::{
-    AttentionParams, AttentionRow, Backend, BlockCopy, CacheSpec, DeviceError, Element, HeadShape, KvElement,
-    RowSource, StepInputs, StepSpec,
+    AttentionParams, AttentionRow, Backend, CacheSpec, DeviceError, RowSource, StepInputs, StepSpec,
 };
+use penstock_types::{BlockCopy, Dtype, HeadShape, KvDtype};
 
 const HEADS: HeadShape = HeadShape { heads: 4, kv_heads: 2, head_dim: 8 };
 const LAYERS: usize = 3;
@@ -39,8 +39,8 @@ impl RowSource for Table {
 }
 
 fn cache_spec(blocks: usize, host_blocks: usize) -> CacheSpec {
-    let element = KvElement::F32;
-    CacheSpec { layers: LAYERS, blocks, host_blocks, block_size: BLOCK_SIZE, heads: HEADS, element }
+    let dtype = KvDtype::F32;
+    CacheSpec { layers: LAYERS, blocks, host_blocks, block_size: BLOCK_SIZE, heads: HEADS, dtype }
 }
 
 const STEP: StepSpec = StepSpec {
@@ -59,7 +59,7 @@ fn every_size_that_is_told_is_the_size_that_is_taken() {
     let table = Table { rows: 33, columns: 10 };
     let spec = cache_spec(5, 2);
     let told = [
-        cpu.matrix_bytes(33, 10, Element::Bf16),
+        cpu.matrix_bytes(33, 10, Dtype::Bf16),
         cpu.buffer_bytes(7),
         cpu.buffer_bytes(1001),
         cpu.scratch_bytes(&STEP),
@@ -72,7 +72,7 @@ fn every_size_that_is_told_is_the_size_that_is_taken() {
         taken.push(cpu.memory().in_use - before);
         before = cpu.memory().in_use;
     };
-    let _matrix = cpu.load_matrix(&table, Element::Bf16).unwrap();
+    let _matrix = cpu.load_matrix(&table, Dtype::Bf16).unwrap();
     note(&cpu);
     let _vector = cpu.load_vector(&[1.0; 7]).unwrap();
     note(&cpu);
@@ -139,7 +139,7 @@ fn a_block_that_was_saved_is_the_same_in_every_layer_wherever_it_is_loaded() {
     let mut cpu = Cpu::new(2).unwrap();
     cpu.reserve(1 << 24).unwrap();
     let width = HEADS.qkv_width();
-    let table = cpu.load_matrix(&Table { rows: 100, columns: width }, Element::F32).unwrap();
+    let table = cpu.load_matrix(&Table { rows: 100, columns: width }, Dtype::F32).unwrap();
     let (mut qkv, mut out) = (cpu.allocate(40 * width).unwrap(), cpu.allocate(40 * width).unwrap());
     let mut scratch = cpu.allocate_scratch(&STEP).unwrap();
     let mut cache = cpu.allocate_cache(&cache_spec(4, 3)).unwrap();
@@ -152,7 +152,7 @@ fn a_block_that_was_saved_is_the_same_in_every_layer_wherever_it_is_loaded() {
             cpu.rope_write_kv(&inputs, HEADS, None, &mut qkv, layer, cache).unwrap();
         }
     };
-    let queries = cpu.load_matrix(&Table { rows: 100, columns: width }, Element::F32).unwrap();
+    let queries = cpu.load_matrix(&Table { rows: 100, columns: width }, Dtype::F32).unwrap();
     let mut asked = cpu.allocate(40 * width).unwrap();
     let mut attend = |cpu: &mut Cpu, cache: &_, inputs: &StepInputs| -> Vec<Vec<f32>> {
         cpu.embed(inputs, &queries, &mut asked).unwrap();

@@ -5,10 +5,8 @@
 use std::ops::Range;
 
 use penstock_device::cpu::Cpu;
-use penstock_device::{
-    Backend, Element, HeadShape, Logprobs, RowSource, SampleParams, Sampled, StepInputs, StepSpec,
-    TokenCounts,
-};
+use penstock_device::{Backend, RowSource, SampleParams, Sampled, StepInputs, StepSpec, TokenCounts};
+use penstock_types::{Dtype, HeadShape, LogprobsRequest};
 
 const VOCABULARY: usize = 333;
 const ROWS: usize = 9;
@@ -45,7 +43,7 @@ impl Device {
     fn new(threads: usize) -> Self {
         let mut cpu = Cpu::new(threads).unwrap();
         cpu.reserve(1 << 22).unwrap();
-        let table = cpu.load_matrix(&Logits, Element::F32).unwrap();
+        let table = cpu.load_matrix(&Logits, Dtype::F32).unwrap();
         let mut logits = cpu.allocate(ROWS * VOCABULARY).unwrap();
         let inputs = StepInputs { tokens: (0..ROWS as u32).collect(), ..StepInputs::default() };
         cpu.embed(&inputs, &table, &mut logits).unwrap();
@@ -72,8 +70,8 @@ impl Device {
 /// What differs in every way: greedy, drawn, cut, penalised, masked, exhausted, given.
 fn many(counts: &TokenCounts) -> Vec<SampleParams<'_>> {
     let drawn = SampleParams { temperature: 0.9, ..SampleParams::greedy() };
-    let raw = Some(Logprobs { top: 5, processed: false });
-    let processed = Some(Logprobs { top: 3, processed: true });
+    let raw = Some(LogprobsRequest { top: 5, processed: false });
+    let processed = Some(LogprobsRequest { top: 3, processed: true });
     let kinds = [
         SampleParams { logprobs: raw, ..SampleParams::greedy() },
         drawn,
@@ -129,8 +127,10 @@ fn places_sampled_at_once_have_the_bits_of_places_sampled_alone() {
 #[test]
 fn the_memory_of_what_was_sampled_is_used_again() {
     let mut device = Device::new(1);
-    let params =
-        [SampleParams { logprobs: Some(Logprobs { top: 20, processed: false }), ..SampleParams::greedy() }];
+    let params = [SampleParams {
+        logprobs: Some(LogprobsRequest { top: 20, processed: false }),
+        ..SampleParams::greedy()
+    }];
     let mut out = [Sampled::default()];
     device.sample(&params, &mut out);
     let (place, capacity) = (out[0].top.as_ptr(), out[0].top.capacity());

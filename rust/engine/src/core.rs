@@ -96,8 +96,8 @@ impl Core {
             Message::Start(starts) => self.start(starts, now),
             Message::Nudge => {} // its purpose was to cause a turn: `attend` does the rest
             Message::StepDone(done) => self.complete(done, now),
-            Message::FlushPrefixCache => {
-                self.scheduler.flush_prefix_cache();
+            Message::ResetPrefixCache => {
+                self.scheduler.reset_prefix_cache();
                 self.publish();
             }
             Message::Shutdown => self.shut_down(now),
@@ -203,7 +203,7 @@ impl Core {
             self.end(sequence, FinishReason::Interrupted, now);
         }
         self.settle();
-        if plan.work.is_empty() {
+        if plan.rows.is_empty() {
             self.spare.push((plan, owners));
             return None;
         }
@@ -228,7 +228,7 @@ impl Core {
 
     fn deliver(&mut self, plan: &mut StepPlan, owners: &[RequestId], now: Instant) {
         let (mut sampled, mut positions) = (&mut plan.sampled[..], &mut plan.positions[..]);
-        for ((work, answer), &owner) in plan.work.iter().zip(&mut plan.answers).zip(owners) {
+        for ((work, answer), &owner) in plan.rows.iter().zip(&mut plan.outputs).zip(owners) {
             let tokens = split_off(&mut sampled, answer.num_tokens);
             let positions = split_off(&mut positions, answer.num_positions);
             if let Some(text) = answer.failure.take() {
@@ -271,7 +271,7 @@ impl Core {
         if !plan.copied && !plan.copies.is_empty() {
             self.distrust_copies(plan.step, now);
         }
-        for (work, &owner) in plan.work.iter().zip(owners) {
+        for (work, &owner) in plan.rows.iter().zip(owners) {
             self.retire(work.slot, owner, FinishReason::Failed(text.to_owned()), now);
         }
     }

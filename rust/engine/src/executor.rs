@@ -2,9 +2,9 @@
 //! [`StepDone`]. Plain integers both ways; no model, no device, no tensor.
 //!
 //! Up to [`DEPTH`] plans are in flight. A plan may be submitted before the tokens sampled by the one before it are
-//! known: such a row says [`Work::follows_sample`] and the executor feeds it the token it sampled last for that slot.
+//! known: such a row says [`ScheduledRow::follows_sample`] and the executor feeds it the token it sampled last for that slot.
 //!
-//! The executor remembers of each slot whose it is and what was generated there, which sampling depends on; a [`Seat`]
+//! The executor remembers of each slot whose it is and what was generated there, which sampling depends on; a [`NewSequence`]
 //! says when that starts anew.
 //!
 //! A row may end with drafts: guesses of the tokens to come, which are right if sampling, position by position, chooses
@@ -13,43 +13,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use penstock_types::{BlockCopy, BlockId};
+
 use crate::request::{PromptPosition, Request, Token};
 
 /// The most plans an executor holds at once: one computing, one ready.
 pub const DEPTH: usize = 2;
 
-/// Index of a block of the KV cache, below `Limits::num_blocks`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct BlockId(pub u32);
-
-/// Index of a block of the host tier, below `Limits::host_blocks`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct HostBlockId(pub u32);
-
-/// The bytes of one block, of all layers, go from the KV cache to the host tier or back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockCopy {
-    /// Into the host tier.
-    Save {
-        /// What is read.
-        from: BlockId,
-        /// What is overwritten.
-        to: HostBlockId,
-    },
-    /// Back into the KV cache.
-    Load {
-        /// What is read.
-        from: HostBlockId,
-        /// What is overwritten.
-        to: BlockId,
-    },
-}
-
 /// What one sequence does in a step: tokens at `start..start + num_tokens` of its positions are computed.
 #[derive(Clone, Debug)]
-pub struct Work {
+pub struct ScheduledRow {
     /// The executor's place for this sequence's state between steps, below `Limits::max_num_seqs`.
     pub slot: u32,
     /// Position of the first token of this row, counted from the beginning of the sequence. A slot's first row may start
@@ -85,7 +58,7 @@ pub struct Sample {
 
 /// A sequence gets a slot: whatever the executor knew of the slot is to be forgotten.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct NewSequence {
     /// Which.
     pub slot: u32,
     /// What the sequence is generated for.
@@ -96,7 +69,7 @@ pub struct Seat {
 
 /// What came of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct RowOutput {
     /// How many of [`StepPlan::sampled`] are its own: none, or the confirmed drafts and one.
     pub num_tokens: u32,
     /// How many of [`StepPlan::positions`] are its own: as many as were to be reported on.
@@ -116,11 +89,11 @@ pub struct StepPlan {
     pub copies: Vec<BlockCopy>,
     /// Slots whose sequences have left since the last plan and that no seat of this one is for: nothing of their requests
     /// is needed any more. Those of the last plan before the engine has nothing to do wait for the next one.
-    pub vacated: Vec<u32>,
+    pub freed_slots: Vec<u32>,
     /// Slots that begin anew, each with its first row in this plan.
-    pub seats: Vec<Seat>,
+    pub new_sequences: Vec<NewSequence>,
     /// One row per sequence, each slot at most once; at least one row. A block that a row writes to is in no other row.
-    pub work: Vec<Work>,
+    pub rows: Vec<ScheduledRow>,
     /// Input token ids of all rows, and what the seats have generated.
     pub tokens: Vec<u32>,
     /// Block tables of all rows.
@@ -128,7 +101,7 @@ pub struct StepPlan {
     /// Written by the executor: its copies are made, whatever became of its work.
     pub copied: bool,
     /// Written by the executor: what came of each row, in row order.
-    pub answers: Vec<Answer>,
+    pub outputs: Vec<RowOutput>,
     /// Written by the executor: sampled tokens, in row order.
     pub sampled: Vec<Token>,
     /// Written by the executor: positions of prompts, in row order.
@@ -143,26 +116,26 @@ impl StepPlan {
         let Self {
             step,
             copies,
-            vacated,
-            seats,
-            work,
+            freed_slots,
+            new_sequences,
+            rows,
             tokens,
             blocks,
             copied,
-            answers,
+            outputs,
             sampled,
             positions,
             forced,
         } = self;
         *step = 0;
         copies.clear();
-        vacated.clear();
-        seats.clear();
-        work.clear();
+        freed_slots.clear();
+        new_sequences.clear();
+        rows.clear();
         tokens.clear();
         blocks.clear();
         *copied = false;
-        answers.clear();
+        outputs.clear();
         sampled.clear();
         positions.clear();
         forced.clear();
@@ -170,12 +143,12 @@ impl StepPlan {
 
     /// An executor whose answers are not to the plan has failed, whatever it says.
     pub(crate) fn check_answers(&self, vocabulary_size: usize) -> Result<(), String> {
-        let (rows, answers) = (self.work.len(), self.answers.len());
+        let (rows, answers) = (self.rows.len(), self.outputs.len());
         if answers != rows {
             return Err(format!("the step answered {answers} rows instead of {rows}"));
         }
-        let sum = |count: fn(&Answer) -> u32| {
-            self.answers.iter().map(|answer| count(answer) as usize).sum::<usize>()
+        let sum = |count: fn(&RowOutput) -> u32| {
+            self.outputs.iter().map(|answer| count(answer) as usize).sum::<usize>()
         };
         let num_sampled = sum(|answer| answer.num_tokens);
         if num_sampled != self.sampled.len() {
@@ -188,7 +161,7 @@ impl StepPlan {
                 self.positions.len()
             ));
         }
-        let is_sound = |(work, answer): (&Work, &Answer)| {
+        let is_sound = |(work, answer): (&ScheduledRow, &RowOutput)| {
             if answer.failure.is_some() {
                 return answer.num_tokens == 0 && answer.num_positions == 0;
             }
@@ -207,7 +180,7 @@ impl StepPlan {
                 "the step answered with token id {id}; the vocabulary has {vocabulary_size} ids"
             ));
         }
-        match self.work.iter().zip(&self.answers).all(is_sound) {
+        match self.rows.iter().zip(&self.outputs).all(is_sound) {
             true => Ok(()),
             false => Err("the step answered a row with too few or too many tokens or positions".into()),
         }

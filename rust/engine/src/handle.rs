@@ -144,8 +144,8 @@ impl Engine {
     /// Makes the prefix cache forget everything, for instance because the weights have changed: no request that is
     /// started after this returns uses what was computed before. Running requests keep their blocks to their ends.
     /// Waits for a place in a full mailbox.
-    pub fn flush_prefix_cache(&self) {
-        self.inner.letterbox.flush_prefix_cache();
+    pub fn reset_prefix_cache(&self) {
+        self.inner.letterbox.reset_prefix_cache();
     }
 
     /// Ends every open request as cancelled and returns when the engine thread is gone, the executor dropped. May be

@@ -33,15 +33,14 @@ mod sequence;
 pub mod stats;
 mod sync;
 
-pub use executor::{
-    Answer, BlockCopy, BlockId, DEPTH, Executor, HostBlockId, Sample, Seat, StepDone, StepPlan, Work,
-};
+pub use executor::{DEPTH, Executor, NewSequence, RowOutput, Sample, ScheduledRow, StepDone, StepPlan};
 pub use handle::{Consumer, Engine, EngineError, StartError};
-pub use limits::{InvalidLimits, InvalidRequest, Limits, OnExhaustion};
+pub use limits::{InvalidLimits, InvalidRequest, Limits, PreemptionMode};
 pub use mailbox::Completions;
+pub use penstock_types::{BlockCopy, BlockId, HostBlockId, OutputScope, RequestedOutputs, Sampling};
 pub use port::Port;
 pub use request::{
-    CachedTokens, Details, Event, Extent, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor,
-    PromptPosition, Refusal, Reports, Request, RequestId, Sampling, Token,
+    CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor, PromptPosition,
+    Refusal, Request, RequestId, Token, TokenDetails,
 };
 pub use stats::Stats;

@@ -175,8 +175,8 @@ impl Letterbox {
     }
 
     /// As `shutdown`, it may wait for a place.
-    pub(crate) fn flush_prefix_cache(&self) {
-        let _ = self.messages.send(Message::FlushPrefixCache); // without an engine there is nothing to flush
+    pub(crate) fn reset_prefix_cache(&self) {
+        let _ = self.messages.send(Message::ResetPrefixCache); // without an engine there is nothing to flush
     }
 
     pub(crate) fn attention(&self) -> Arc<Attention> {

@@ -20,7 +20,7 @@ pub enum Message {
     /// The executor answers the oldest plan in flight.
     StepDone(StepDone),
     /// Forget all prefixes; what is in use is not affected, nor found by anybody else any more.
-    FlushPrefixCache,
+    ResetPrefixCache,
     /// End every request and stop.
     Shutdown,
 }

@@ -7,113 +7,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_types::{RequestedOutputs, Sampling};
+
 /// Names one request for as long as the engine lives. Made by the engine, never by a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
-
-/// How the next token is chosen from the logits. Validated by the caller of the engine; see each field's range.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// Divides the logits; 0 means greedy (the highest logit, the lowest id among equals). Finite, >= 0.
-    pub temperature: f32,
-    /// Keep this many of the most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the smallest set of most likely tokens whose probabilities sum to at least this. In (0, 1].
-    pub top_p: f32,
-    /// Keep tokens at least this share as likely as the most likely one. In [0, 1].
-    pub min_p: f32,
-    /// Keep the most typical tokens, up to this total probability. In (0, 1]; 1 keeps all.
-    pub typical_p: f32,
-    /// Divides the positive and multiplies the negative logits of tokens seen before. Finite, > 0; 1 changes nothing.
-    pub repetition_penalty: f32,
-    /// Whether only generated tokens count as seen, not those of the prompt.
-    pub repetition_in_output_only: bool,
-    /// Subtracted from the logits of generated tokens. Finite.
-    pub presence_penalty: f32,
-    /// Subtracted from the logits of generated tokens, once for each time. Finite.
-    pub frequency_penalty: f32,
-    /// No sequence of so many tokens comes twice in prompt and output; 0 for no such rule.
-    pub no_repeat_ngram_size: u32,
-    /// Added to the logits of these ids. Finite.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Only these ids can be chosen; ascending, not empty.
-    pub allowed_token_ids: Option<Vec<u32>>,
-    /// These ids cannot be chosen.
-    pub bad_token_ids: Vec<u32>,
-    /// These sequences of ids, none empty, do not come about.
-    pub bad_words: Vec<Vec<u32>>,
-    /// With the position of the sampled token, the whole key of the random draw.
-    pub seed: u64,
-}
-
-impl Default for Sampling {
-    /// From the model's own distribution, unchanged.
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            typical_p: 1.0,
-            repetition_penalty: 1.0,
-            repetition_in_output_only: false,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            no_repeat_ngram_size: 0,
-            logit_bias: Vec::new(),
-            allowed_token_ids: None,
-            bad_token_ids: Vec::new(),
-            bad_words: Vec::new(),
-            seed: 0,
-        }
-    }
-}
-
-/// Of which tokens something is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Of the positions of the prompt, the last one included, whose logits choose the first generated token.
-    Prompt,
-    /// Of the positions from whose logits a token was generated, the first of which is the prompt's last.
-    Generation,
-    /// Of all those.
-    All,
-}
-
-impl Extent {
-    /// Whether it takes in the prompt.
-    pub fn has_prompt(self) -> bool {
-        self != Extent::Generation
-    }
-
-    /// Whether it takes in what is generated.
-    pub fn has_generation(self) -> bool {
-        self != Extent::Prompt
-    }
-}
-
-/// What a request wants to know besides its tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reports {
-    /// The log probability of each generated token, and those of so many most likely ones.
-    pub logprobs: Option<u32>,
-    /// Likewise of each token of the prompt but the first.
-    pub prompt_logprobs: Option<u32>,
-    /// Log probabilities are of the distribution after processors, bans and temperature, not of the raw logits.
-    pub processed_logprobs: bool,
-    /// Raw logits.
-    pub logits: Option<Extent>,
-    /// The decoder's last hidden states, after its final norm.
-    pub hidden_states: Option<Extent>,
-}
-
-impl Reports {
-    /// Whether anything is told of the prompt. Then all of it is computed, whatever the prefix cache has.
-    pub fn has_prompt(&self) -> bool {
-        let takes_in = |extent: Option<Extent>| extent.is_some_and(Extent::has_prompt);
-        self.prompt_logprobs.is_some() || takes_in(self.logits) || takes_in(self.hidden_states)
-    }
-}
 
 /// Keeps the sequences of a request within a grammar.
 pub trait Grammar: Send + Sync + fmt::Debug {
@@ -153,7 +51,7 @@ pub struct Request {
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// What else is told.
-    pub reports: Reports,
+    pub reports: RequestedOutputs,
     /// What its output must be.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Called one after the other.
@@ -177,7 +75,7 @@ impl Request {
             stop_token_ids: Vec::new(),
             stop_sequences: Vec::new(),
             sampling,
-            reports: Reports::default(),
+            reports: RequestedOutputs::default(),
             grammar: None,
             processors: Vec::new(),
             priority: 0,
@@ -198,7 +96,7 @@ pub enum FinishReason {
     Length,
     /// The consumer cancelled it or went away, or the engine was closed while it ran.
     Cancelled,
-    /// Others needed its blocks, and the engine was told to end it then (`OnExhaustion::Interrupt`).
+    /// Others needed its blocks, and the engine was told to end it then (`PreemptionMode::Interrupt`).
     Interrupted,
     /// The step it was part of failed; the text says how. Other requests go on.
     Failed(String),
@@ -238,7 +136,7 @@ pub struct Token {
     /// Natural log of its probability; NaN unless asked for.
     pub logprob: f32,
     /// What else was asked for.
-    pub details: Option<Box<Details>>,
+    pub details: Option<Box<TokenDetails>>,
 }
 
 impl Token {
@@ -259,7 +157,7 @@ pub struct PromptPosition {
     /// Natural log of the probability of the prompt token that follows; NaN unless asked for, or where none follows.
     pub logprob: f32,
     /// What else was asked for.
-    pub details: Option<Box<Details>>,
+    pub details: Option<Box<TokenDetails>>,
 }
 
 impl PromptPosition {
@@ -271,7 +169,7 @@ impl PromptPosition {
 
 /// What is told of a position besides the token that follows it; empty where not asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Details {
+pub struct TokenDetails {
     /// Ids and log probabilities of the most likely tokens, the most likely first.
     pub top: Vec<(u32, f32)>,
     /// Raw logits, one an id.

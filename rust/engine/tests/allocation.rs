@@ -14,9 +14,8 @@ use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{Reader, result_queue};
 use penstock_engine::stats::Board;
-use penstock_engine::{
-    Answer, Event, Limits, OnExhaustion, Port, Request, RequestId, Sampling, StepDone, Token,
-};
+use penstock_engine::{Event, Limits, Port, PreemptionMode, Request, RequestId, RowOutput, StepDone, Token};
+use penstock_types::Sampling;
 
 struct Counting;
 
@@ -42,13 +41,13 @@ static COUNTING: Counting = Counting;
 /// Answers the next plan: each stream says one word again and again. How many tokens came.
 fn step(core: &mut Core, readers: &mut [Reader], now: Instant) -> usize {
     let mut plan = core.plan(now).unwrap();
-    for (index, work) in plan.work.iter().enumerate() {
+    for (index, work) in plan.rows.iter().enumerate() {
         let word = index as u32 % 8;
         let drafts = &plan.tokens[(work.tokens.end - work.num_drafts) as usize..work.tokens.end as usize];
         let num_confirmed = drafts.iter().take_while(|draft| **draft == word).count() as u32;
         let num_tokens = if work.sample.is_some() { num_confirmed + 1 } else { 0 };
         plan.sampled.extend((0..num_tokens).map(|_| Token::new(word, 0.0)));
-        plan.answers.push(Answer { num_tokens, ..Answer::default() });
+        plan.outputs.push(RowOutput { num_tokens, ..RowOutput::default() });
     }
     core.handle(Message::StepDone(StepDone { plan, result: Ok(()) }), now);
     core.ring();
@@ -69,7 +68,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         queue_capacity: 16,
         prefix_cache_ttl: Some(Duration::from_secs(300)),
         max_shared_len: usize::MAX,
-        on_exhaustion: OnExhaustion::Recompute,
+        preemption_mode: PreemptionMode::Recompute,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens,

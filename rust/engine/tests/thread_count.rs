@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Engine, Executor, Limits, OnExhaustion, StepPlan};
+use penstock_engine::{Engine, Executor, Limits, PreemptionMode, StepPlan};
 
 struct Nothing;
 
@@ -39,7 +39,7 @@ fn ten_engines_opened_and_closed_leave_no_thread() {
         queue_capacity: 1,
         prefix_cache_ttl: None,
         max_shared_len: usize::MAX,
-        on_exhaustion: OnExhaustion::Recompute,
+        preemption_mode: PreemptionMode::Recompute,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,

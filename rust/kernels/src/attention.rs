@@ -7,13 +7,13 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use crate::element::LANES;
 use crate::generic::attention::{
     self as generic, JOB_FLOATS, JOB_ROWS, Job, PARTIAL_FLOATS, Shape, partial_floats,
 };
 use crate::generic::tile::Tiles;
 use crate::kernels::Kernels;
 use crate::kv::KvLayout;
+use crate::panel::LANES;
 use crate::pool::{Claims, Pool, SharedMut};
 use crate::rows::{Rows, RowsMut};
 
@@ -109,7 +109,7 @@ impl Kernels {
 
     /// Job by job.
     fn attend_whole(&self, pool: &Pool, plan: &Plan<'_>, jobs: usize) {
-        let attend_split = self.table.attend_split.of(plan.shape.layout.element);
+        let attend_split = self.table.attend_split.of(plan.shape.layout.dtype);
         let claims = Claims::new(jobs);
         pool.share(&|_| {
             let mut cursor = Cursor::new(plan, false);
@@ -131,7 +131,7 @@ impl Kernels {
 
     /// Split by split into `partials`, then merged job by job.
     fn attend_spread(&self, pool: &Pool, plan: &Plan<'_>, splits: usize, jobs: usize, partials: &mut [f32]) {
-        let attend_split = self.table.attend_split.of(plan.shape.layout.element);
+        let attend_split = self.table.attend_split.of(plan.shape.layout.dtype);
         let head_floats = partial_floats(plan.shape.layout.head_dim);
         let places = SharedMut::new(partials);
         let claims = Claims::new(splits);

@@ -105,7 +105,7 @@ impl Kernels {
             out: out.as_mut_ptr(),
         };
         let tiles = product.tokens;
-        let run = self.table.matmul.of(layout.element);
+        let run = self.table.matmul.of(layout.dtype);
         // Work is (token block, panel), panels fastest: a block's activations stay in L2 while panels pass by.
         let blocks = Tiles::new(tiles.count, BLOCK_TILES);
         let panels = layout.panels();

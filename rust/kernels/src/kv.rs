@@ -11,7 +11,7 @@
 //! ```
 //!
 //! So the 16 scores of a tile come out in lanes without a horizontal sum, and everything one head needs of 16 tokens
-//! is one contiguous run. The order inside a panel is [`Element`]'s for numbers and [`Quantiser`]'s for codes; the
+//! is one contiguous run. The order inside a panel is [`Dtype`]'s for numbers and [`Quantiser`]'s for codes; the
 //! codes of a tile share three cache lines for their grids:
 //!
 //! ```text
@@ -24,66 +24,30 @@
 use std::ops::Range;
 
 use half::bf16;
+use penstock_types::{Dtype, KvDtype};
 
-use crate::element::{Element, LANES};
+use crate::panel::{LANES, panel_bytes, panel_index, read_number, write_numbers};
 use crate::quantiser::{Grid, Quantiser, WORD_BYTES};
 
 /// Bytes of one 32-bit number for each token of a tile.
 pub(crate) const GRID_LINE: usize = WORD_BYTES;
 
-/// How keys and values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvElement {
-    /// As IEEE single precision.
-    F32,
-    /// As IEEE half precision.
-    F16,
-    /// As the upper half of an f32.
-    Bf16,
-    /// As codes of 8 bits, with a scale and an offset for each token and head.
-    Int8,
-    /// As codes of 4 bits, with a scale and an offset for each token and head.
-    Uint4,
-}
-
 /// The two ways behind the types: rounded one by one, or on a grid of their own for each token and head.
 #[derive(Clone, Copy)]
 pub(crate) enum Stored {
-    Numbers(Element),
+    Numbers(Dtype),
     Codes(Quantiser),
 }
 
-impl KvElement {
-    /// Every way.
-    pub const ALL: &[KvElement] =
-        &[KvElement::F32, KvElement::F16, KvElement::Bf16, KvElement::Int8, KvElement::Uint4];
-
-    /// As users spell it.
-    pub const fn name(self) -> &'static str {
-        match self.stored() {
-            Stored::Numbers(element) => element.name(),
-            Stored::Codes(Quantiser::INT8) => "int8",
-            Stored::Codes(_) => "uint4",
-        }
-    }
-
-    pub(crate) const fn stored(self) -> Stored {
-        match self {
-            KvElement::F32 => Stored::Numbers(Element::F32),
-            KvElement::F16 => Stored::Numbers(Element::F16),
-            KvElement::Bf16 => Stored::Numbers(Element::Bf16),
-            KvElement::Int8 => Stored::Codes(Quantiser::INT8),
-            KvElement::Uint4 => Stored::Codes(Quantiser::UINT4),
-        }
-    }
-}
-
-impl From<Element> for KvElement {
-    fn from(element: Element) -> Self {
-        match element {
-            Element::F32 => KvElement::F32,
-            Element::F16 => KvElement::F16,
-            Element::Bf16 => KvElement::Bf16,
+impl Stored {
+    /// How numbers of this type are stored.
+    pub(crate) const fn of(dtype: KvDtype) -> Self {
+        match dtype {
+            KvDtype::F32 => Stored::Numbers(Dtype::F32),
+            KvDtype::F16 => Stored::Numbers(Dtype::F16),
+            KvDtype::Bf16 => Stored::Numbers(Dtype::Bf16),
+            KvDtype::Int8 => Stored::Codes(Quantiser::INT8),
+            KvDtype::Uint4 => Stored::Codes(Quantiser::UINT4),
         }
     }
 }
@@ -98,7 +62,7 @@ pub struct KvLayout {
     /// Dimensions of a head.
     pub head_dim: usize,
     /// Storage type of keys and values.
-    pub element: KvElement,
+    pub dtype: KvDtype,
 }
 
 impl KvLayout {
@@ -121,7 +85,7 @@ impl KvLayout {
 
     /// Bytes of a tile before its K panel: the grids of codes.
     pub(crate) const fn grid_bytes(&self) -> usize {
-        match self.element.stored() {
+        match Stored::of(self.dtype) {
             Stored::Numbers(_) => 0,
             Stored::Codes(_) => 3 * GRID_LINE,
         }
@@ -138,8 +102,8 @@ impl KvLayout {
     }
 
     const fn panel_bytes(&self, steps: usize) -> usize {
-        match self.element.stored() {
-            Stored::Numbers(element) => element.panel_bytes(steps),
+        match Stored::of(self.dtype) {
+            Stored::Numbers(dtype) => panel_bytes(dtype, steps),
             Stored::Codes(quantiser) => quantiser.panel_bytes(steps),
         }
     }
@@ -176,11 +140,11 @@ impl KvLayout {
             let (grids, panels) = tile.split_at_mut(self.grid_bytes());
             let (keys, values) = panels.split_at_mut(self.key_bytes());
             let values = v.chunks(LANES).zip(values.chunks_exact_mut(self.value_panel_bytes()));
-            match self.element.stored() {
-                Stored::Numbers(element) => {
-                    element.set_all(keys, head_dim, |element, d| (element.panel_index(d, lane), k[d]));
+            match Stored::of(self.dtype) {
+                Stored::Numbers(dtype) => {
+                    write_numbers(dtype, keys, head_dim, |dtype, d| (panel_index(dtype, d, lane), k[d]));
                     for (v, panel) in values {
-                        element.set_all(panel, v.len(), |element, d| (element.panel_index(lane, d), v[d]));
+                        write_numbers(dtype, panel, v.len(), |dtype, d| (panel_index(dtype, lane, d), v[d]));
                     }
                 }
                 Stored::Codes(quantiser) => {
@@ -209,10 +173,10 @@ impl KvLayout {
             let lane = offset % LANES;
             for d in 0..self.head_dim {
                 let value = &values[d / LANES * self.value_panel_bytes()..];
-                match self.element.stored() {
-                    Stored::Numbers(element) => {
-                        k.push(element.get(keys, element.panel_index(d, lane)));
-                        v.push(element.get(value, element.panel_index(lane, d % LANES)));
+                match Stored::of(self.dtype) {
+                    Stored::Numbers(dtype) => {
+                        k.push(read_number(dtype, keys, panel_index(dtype, d, lane)));
+                        v.push(read_number(dtype, value, panel_index(dtype, lane, d % LANES)));
                     }
                     Stored::Codes(quantiser) => {
                         let (k_grid, v_grid) = get_grids(grids, lane);

@@ -4,10 +4,10 @@
 //! path. Callers pick a [`Kernels`] table once, build one [`Pool`], and pass both down:
 //!
 //! ```
-//! use penstock_kernels::{Element, Epilogue, Kernels, Matrix, MatrixLayout, Pool};
+//! use penstock_kernels::{Dtype, Epilogue, Kernels, Matrix, MatrixLayout, Pool};
 //!
 //! let (kernels, pool) = (Kernels::best(), Pool::new(2)?);
-//! let layout = MatrixLayout { rows: 3, columns: 2, element: Element::Bf16 };
+//! let layout = MatrixLayout { rows: 3, columns: 2, element: Dtype::Bf16 };
 //! let mut bytes = vec![0; layout.bytes()];
 //! layout.pack_panel(0, &[1.0, 0.0, 0.0, 1.0, 2.0, 2.0], &mut bytes);
 //! let mut out = [0.0; 3];
@@ -30,12 +30,12 @@
 
 mod arch;
 mod attention;
-mod element;
 mod generic;
 mod isa;
 mod kernels;
 mod kv;
 mod matrix;
+mod panel;
 mod pool;
 mod quantiser;
 pub mod reference;
@@ -43,10 +43,9 @@ mod rows;
 mod simd;
 
 pub use attention::{AttentionParams, AttentionRow, SPLIT, attention_scratch};
-pub use element::Element;
 pub use isa::{Isa, IsaError};
 pub use kernels::{Epilogue, Kernels};
-pub use kv::{KvElement, KvLayout};
+pub use kv::KvLayout;
 pub use matrix::{Matrix, MatrixLayout};
 pub use pool::Pool;
 pub use rows::{Rows, RowsMut};

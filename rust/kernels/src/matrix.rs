@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! matrix  [rows / 16] panels, the last one padded with zero rows
-//! panel   16 lanes are output rows, `columns` steps; the order inside is Element's
+//! panel   16 lanes are output rows, `columns` steps; the order inside is Dtype's
 //! ```
 //!
 //! Because lanes are output rows, one token and a thousand tokens add their products in the same order, and a
@@ -10,7 +10,9 @@
 
 use std::ops::Range;
 
-use crate::element::{Element, LANES};
+use penstock_types::Dtype;
+
+use crate::panel::{LANES, panel_bytes, panel_index, read_number, write_numbers};
 use crate::pool::{Claims, Pool, SharedMut};
 
 /// The shape of a packed weight matrix.
@@ -21,7 +23,7 @@ pub struct MatrixLayout {
     /// Input features.
     pub columns: usize,
     /// Storage type.
-    pub element: Element,
+    pub dtype: Dtype,
 }
 
 impl MatrixLayout {
@@ -32,7 +34,7 @@ impl MatrixLayout {
 
     /// Bytes of one panel; a multiple of 64.
     pub fn panel_bytes(&self) -> usize {
-        self.element.panel_bytes(self.columns)
+        panel_bytes(self.dtype, self.columns)
     }
 
     /// Bytes of the whole matrix.
@@ -41,7 +43,7 @@ impl MatrixLayout {
     /// If that does not fit the address space.
     pub fn bytes(&self) -> usize {
         let row_bytes =
-            self.columns.checked_next_multiple_of(2).and_then(|k| k.checked_mul(self.element.bytes()));
+            self.columns.checked_next_multiple_of(2).and_then(|k| k.checked_mul(self.dtype.bytes()));
         row_bytes
             .and_then(|bytes| bytes.checked_mul(self.rows.checked_next_multiple_of(LANES)?))
             .filter(|bytes| isize::try_from(*bytes).is_ok())
@@ -66,8 +68,8 @@ impl MatrixLayout {
         out.fill(0);
         let lanes = self.panel_rows(panel).len();
         for k in 0..self.columns {
-            self.element.set_all(out, lanes, |element, lane| {
-                (element.panel_index(k, lane), rows[lane * self.columns + k])
+            write_numbers(self.dtype, out, lanes, |dtype, lane| {
+                (panel_index(dtype, k, lane), rows[lane * self.columns + k])
             });
         }
     }
@@ -105,13 +107,13 @@ pub struct Matrix<'a> {
 impl Matrix<'_> {
     /// Reads one row back as f32; with tied embeddings the output head is also the embedding table.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
-        let MatrixLayout { rows, columns, element } = self.layout;
+        let MatrixLayout { rows, columns, dtype } = self.layout;
         assert!(row < rows, "row {row} of {:?}", self.layout);
         assert_eq!(out.len(), columns, "a row of {:?}", self.layout);
         let panel_bytes = self.layout.panel_bytes();
         let panel = &self.bytes[row / LANES * panel_bytes..][..panel_bytes];
         for (k, value) in out.iter_mut().enumerate() {
-            *value = element.get(panel, element.panel_index(k, row % LANES));
+            *value = read_number(dtype, panel, panel_index(dtype, k, row % LANES));
         }
     }
 }

@@ -26,7 +26,7 @@
 
 use half::bf16;
 
-use crate::element::LANES;
+use crate::panel::LANES;
 
 /// Bytes of one word of all lanes.
 pub(crate) const WORD_BYTES: usize = 4 * LANES;

@@ -9,7 +9,7 @@
 //! `generic` is `inline(always)` and free of closures, so that it compiles into the functions of `arch`, which carry
 //! the target features.
 
-use crate::element::LANES;
+use crate::panel::LANES;
 
 pub(crate) trait Simd: Copy {
     /// 16 lanes of f32.

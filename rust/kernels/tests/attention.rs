@@ -6,9 +6,9 @@ mod common;
 
 use common::*;
 use penstock_kernels::{
-    AttentionParams, AttentionRow, Kernels, KvElement, KvLayout, Pool, Rows, RowsMut, attention_scratch,
-    reference,
+    AttentionParams, AttentionRow, Kernels, KvLayout, Pool, Rows, RowsMut, attention_scratch, reference,
 };
+use penstock_types::KvDtype;
 use proptest::prelude::*;
 
 /// A sequence and the cache it lives in. Whatever is not its own bytes there is NaN.
@@ -31,7 +31,7 @@ struct Spec {
     kv_heads: usize,
     group: usize,
     block_size: usize,
-    element: KvElement,
+    dtype: KvDtype,
     window: Option<usize>,
     softcap: Option<f32>,
 }
@@ -42,15 +42,15 @@ const PLAIN: Spec = Spec {
     kv_heads: 2,
     group: 7,
     block_size: 16,
-    element: KvElement::Bf16,
+    dtype: KvDtype::Bf16,
     window: None,
     softcap: None,
 };
 
 impl Case {
     fn new(spec: Spec, seed: u64) -> Case {
-        let Spec { positions, head_dim, kv_heads, group, block_size, element, window, softcap } = spec;
-        let layout = KvLayout { block_size, kv_heads, head_dim, element };
+        let Spec { positions, head_dim, kv_heads, group, block_size, dtype, window, softcap } = spec;
+        let layout = KvLayout { block_size, kv_heads, head_dim, dtype };
         let heads = kv_heads * group;
         let used = positions.div_ceil(block_size);
         // Every other block of the cache, last one first.
@@ -168,11 +168,11 @@ impl Case {
 }
 
 /// How far attention may be from the slow twin over the very same keys and values.
-fn tolerance(element: KvElement, softcap: Option<f32>) -> f32 {
-    let sums = match element {
-        KvElement::F32 | KvElement::F16 | KvElement::Bf16 => 3e-6,
+fn tolerance(dtype: KvDtype, softcap: Option<f32>) -> f32 {
+    let sums = match dtype {
+        KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => 3e-6,
         // The query and the weights have 16 bits: 16 lanes of a split may keep half a step of 2^-15 each.
-        KvElement::Int8 | KvElement::Uint4 => 3e-4,
+        KvDtype::Int8 | KvDtype::Uint4 => 3e-4,
     };
     // A cap multiplies the rounding of the hyperbolic tangent, and a weight is the exponential of that.
     sums + softcap.unwrap_or(0.0) * f32::EPSILON
@@ -182,12 +182,19 @@ fn spec() -> impl Strategy<Value = Spec> {
     (
         (1usize..600, prop::sample::select(vec![1usize, 20, 32, 64, 80, 96, 128]), 1usize..3, 1usize..9),
         prop::sample::select(vec![16usize, 32, 48, 64, 128]),
-        prop::sample::select(KvElement::ALL),
+        prop::sample::select(KvDtype::ALL),
         prop::option::of(1usize..400),
         prop::option::of(5.0f32..50.0),
     )
-        .prop_map(|((positions, head_dim, kv_heads, group), block_size, element, window, softcap)| {
-            Spec { positions, head_dim, kv_heads, group, block_size, element, window, softcap }
+        .prop_map(|((positions, head_dim, kv_heads, group), block_size, dtype, window, softcap)| Spec {
+            positions,
+            head_dim,
+            kv_heads,
+            group,
+            block_size,
+            dtype,
+            window,
+            softcap,
         })
 }
 
@@ -202,7 +209,7 @@ proptest! {
         let pool = Pool::new(2).unwrap();
         for kernels in tables() {
             let got = case.outputs(&kernels, &pool, positions.clone(), queries);
-            assert_close(&got, &want, tolerance(spec.element, spec.softcap), &format!("{spec:?} on {kernels:?}"));
+            assert_close(&got, &want, tolerance(spec.dtype, spec.softcap), &format!("{spec:?} on {kernels:?}"));
         }
     }
 
@@ -227,12 +234,12 @@ fn prefill_in_any_chunks_and_decode_on_any_threads_give_the_same_bits() {
     for spec in [
         PLAIN,
         Spec { window: Some(100), block_size: 64, ..PLAIN },
-        Spec { window: Some(3), group: 1, head_dim: 20, element: KvElement::F16, ..PLAIN },
-        Spec { softcap: Some(30.0), group: 4, head_dim: 128, element: KvElement::F32, ..PLAIN },
-        Spec { element: KvElement::Int8, ..PLAIN },
-        Spec { window: Some(70), group: 3, head_dim: 20, element: KvElement::Int8, ..PLAIN },
-        Spec { element: KvElement::Uint4, block_size: 32, ..PLAIN },
-        Spec { softcap: Some(30.0), group: 1, head_dim: 80, element: KvElement::Uint4, ..PLAIN },
+        Spec { window: Some(3), group: 1, head_dim: 20, dtype: KvDtype::F16, ..PLAIN },
+        Spec { softcap: Some(30.0), group: 4, head_dim: 128, dtype: KvDtype::F32, ..PLAIN },
+        Spec { dtype: KvDtype::Int8, ..PLAIN },
+        Spec { window: Some(70), group: 3, head_dim: 20, dtype: KvDtype::Int8, ..PLAIN },
+        Spec { dtype: KvDtype::Uint4, block_size: 32, ..PLAIN },
+        Spec { softcap: Some(30.0), group: 1, head_dim: 80, dtype: KvDtype::Uint4, ..PLAIN },
     ] {
         let case = Case::new(spec, 3);
         for kernels in tables() {
@@ -240,7 +247,7 @@ fn prefill_in_any_chunks_and_decode_on_any_threads_give_the_same_bits() {
             assert_close(
                 &whole[540 * case.width()..],
                 &case.reference(540..600),
-                tolerance(spec.element, spec.softcap),
+                tolerance(spec.dtype, spec.softcap),
                 "reference",
             );
             for (index, chunk) in [1, 7, 16, 64, 600].into_iter().enumerate() {
@@ -339,8 +346,8 @@ fn neighbours_in_a_batch_and_columns_of_a_fused_buffer_change_no_bit() {
 fn later_positions_and_stale_bytes_never_reach_a_query() {
     let pool = Pool::new(2).unwrap();
     for window in [None, Some(37)] {
-        for element in KvElement::ALL {
-            let mut case = Case::new(Spec { positions: 280, window, element: *element, ..PLAIN }, 6);
+        for dtype in KvDtype::ALL {
+            let mut case = Case::new(Spec { positions: 280, window, dtype: *dtype, ..PLAIN }, 6);
             let width = case.layout.kv_heads * case.layout.head_dim;
             for kernels in tables() {
                 let clean = case.outputs(&kernels, &pool, 0..280, 280);
@@ -362,7 +369,7 @@ fn later_positions_and_stale_bytes_never_reach_a_query() {
                 assert_same_bits(
                     &got[..own],
                     &clean[190 * case.width()..][..own],
-                    &format!("{element:?} {kernels:?}"),
+                    &format!("{dtype:?} {kernels:?}"),
                 );
                 std::mem::swap(&mut case.cache, &mut cache);
             }
@@ -411,8 +418,8 @@ fn many_heads_on_one_kv_head_are_cut_into_several_jobs() {
 #[test]
 fn a_query_or_a_key_that_is_not_finite_spoils_those_who_see_it_and_nobody_else() {
     let pool = Pool::new(2).unwrap();
-    for element in KvElement::ALL {
-        let mut case = Case::new(Spec { positions: 300, element: *element, ..PLAIN }, 11);
+    for dtype in KvDtype::ALL {
+        let mut case = Case::new(Spec { positions: 300, dtype: *dtype, ..PLAIN }, 11);
         let (width, head_dim) = (case.width(), case.layout.head_dim);
         for kernels in tables() {
             let clean = case.outputs(&kernels, &pool, 0..300, 300);
@@ -421,7 +428,7 @@ fn a_query_or_a_key_that_is_not_finite_spoils_those_who_see_it_and_nobody_else()
             for value in [f32::NAN, f32::INFINITY] {
                 let kept = std::mem::replace(&mut case.q[bad.start + 5], value);
                 let got = case.outputs(&kernels, &pool, 0..300, 300);
-                assert!(got[bad.clone()].iter().all(|x| x.is_nan()), "{element:?} {value}");
+                assert!(got[bad.clone()].iter().all(|x| x.is_nan()), "{dtype:?} {value}");
                 assert_same_bits(&got[..bad.start], &clean[..bad.start], "before the bad query");
                 assert_same_bits(&got[bad.end..], &clean[bad.end..], "after the bad query");
                 case.q[bad.start + 5] = kept;
@@ -432,7 +439,7 @@ fn a_query_or_a_key_that_is_not_finite_spoils_those_who_see_it_and_nobody_else()
             kernels.write_kv(&case.layout, &mut case.cache, case.blocks[200 / 16], 200 % 16, &nan, &nan);
             let got = case.outputs(&kernels, &pool, 0..300, 300);
             assert_same_bits(&got[..200 * width], &clean[..200 * width], "before the bad key");
-            assert!(got[200 * width..].iter().all(|x| x.is_nan()), "{element:?}");
+            assert!(got[200 * width..].iter().all(|x| x.is_nan()), "{dtype:?}");
             case.cache = kept;
         }
     }
@@ -441,8 +448,8 @@ fn a_query_or_a_key_that_is_not_finite_spoils_those_who_see_it_and_nobody_else()
 #[test]
 fn many_small_weights_beside_a_large_one_are_not_rounded_away() {
     let pool = Pool::new(1).unwrap();
-    for element in [KvElement::Int8, KvElement::Uint4] {
-        let spec = Spec { positions: 256, head_dim: 16, kv_heads: 1, group: 1, element, ..PLAIN };
+    for dtype in [KvDtype::Int8, KvDtype::Uint4] {
+        let spec = Spec { positions: 256, head_dim: 16, kv_heads: 1, group: 1, dtype, ..PLAIN };
         let mut case = Case::new(spec, 12);
         // Position 0 has weight 1, each other e^-11.5: less than half of a 16-bit step, and 0.26 % altogether.
         case.q[255 * 16..].fill(0.0);
@@ -458,7 +465,7 @@ fn many_small_weights_beside_a_large_one_are_not_rounded_away() {
         assert!(want[1] > 2e-3, "{want:?}");
         for kernels in tables() {
             let got = case.outputs(&kernels, &pool, 255..256, 1);
-            assert_close(&got, &want, tolerance(element, None), &format!("{element:?}"));
+            assert_close(&got, &want, tolerance(dtype, None), &format!("{dtype:?}"));
         }
     }
 }
@@ -466,9 +473,9 @@ fn many_small_weights_beside_a_large_one_are_not_rounded_away() {
 #[test]
 fn sums_of_the_largest_codes_and_weights_do_not_overflow() {
     let pool = Pool::new(1).unwrap();
-    for element in [KvElement::Int8, KvElement::Uint4] {
+    for dtype in [KvDtype::Int8, KvDtype::Uint4] {
         for head_dim in [256, 512] {
-            let spec = Spec { positions: 256, head_dim, kv_heads: 1, group: 1, element, ..PLAIN };
+            let spec = Spec { positions: 256, head_dim, kv_heads: 1, group: 1, dtype, ..PLAIN };
             let mut case = Case::new(spec, 13);
             case.q.fill(1.0);
             case.params.scale = 1.0 / (head_dim as f32 * 255.0);
@@ -489,7 +496,7 @@ fn sums_of_the_largest_codes_and_weights_do_not_overflow() {
             let want = case.reference(255..256);
             for kernels in tables() {
                 let got = case.outputs(&kernels, &pool, 255..256, 1);
-                assert_close(&got, &want, tolerance(element, None), &format!("{element:?} x {head_dim}"));
+                assert_close(&got, &want, tolerance(dtype, None), &format!("{dtype:?} x {head_dim}"));
             }
         }
     }

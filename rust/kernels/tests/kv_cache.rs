@@ -5,18 +5,19 @@
 mod common;
 
 use common::*;
-use penstock_kernels::{Kernels, KvElement, KvLayout};
+use penstock_kernels::{Kernels, KvLayout};
+use penstock_types::KvDtype;
 use proptest::prelude::*;
 
-const CODES: [(KvElement, f64); 2] = [(KvElement::Int8, 255.0), (KvElement::Uint4, 15.0)];
+const CODES: [(KvDtype, f64); 2] = [(KvDtype::Int8, 255.0), (KvDtype::Uint4, 15.0)];
 
-fn layout(element: KvElement, kv_heads: usize, head_dim: usize) -> KvLayout {
-    KvLayout { block_size: 32, kv_heads, head_dim, element }
+fn layout(dtype: KvDtype, kv_heads: usize, head_dim: usize) -> KvLayout {
+    KvLayout { block_size: 32, kv_heads, head_dim, dtype }
 }
 
 /// One head's numbers after a round trip, as keys and as values.
-fn round_trip(element: KvElement, row: &[f32]) -> [Vec<f32>; 2] {
-    let layout = layout(element, 1, row.len());
+fn round_trip(dtype: KvDtype, row: &[f32]) -> [Vec<f32>; 2] {
+    let layout = layout(dtype, 1, row.len());
     let mut cache = vec![0xff; layout.block_bytes()];
     Kernels::best().write_kv(&layout, &mut cache, 0, 21, row, row);
     let (k, v) = layout.read(&cache, 0, 21);
@@ -24,17 +25,17 @@ fn round_trip(element: KvElement, row: &[f32]) -> [Vec<f32>; 2] {
 }
 
 /// Panics unless the numbers come back within half a step of a grid of `levels`, and roundings.
-fn check_error(element: KvElement, levels: f64, row: &[f32]) {
+fn check_error(dtype: KvDtype, levels: f64, row: &[f32]) {
     let (min, max) = row.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), x| {
         (min.min(f64::from(*x)), max.max(f64::from(*x)))
     });
     // A scale is rounded up to 8 bits, or to a multiple of 2^-133.
     let scale = (max - min) / levels * (1.0 + 2.0_f64.powi(-7)) + 2.0_f64.powi(-133);
     let rounding = 2.0_f64.powi(-23) * (max - min).max(min.abs().max(max.abs()));
-    for read in round_trip(element, row) {
+    for read in round_trip(dtype, row) {
         for (x, y) in row.iter().zip(read) {
             let error = (f64::from(*x) - f64::from(y)).abs();
-            assert!(error <= scale / 2.0 + rounding, "{element:?}: {x} came back as {y} in {min}..={max}");
+            assert!(error <= scale / 2.0 + rounding, "{dtype:?}: {x} came back as {y} in {min}..={max}");
         }
     }
 }
@@ -46,8 +47,8 @@ proptest! {
     ) {
         let unit = 10.0_f64.powi(exponent) as f32;
         let row: Vec<f32> = numbers(seed, head_dim).iter().map(|x| (x + offset) * unit).collect();
-        for (element, levels) in CODES {
-            check_error(element, levels, &row);
+        for (dtype, levels) in CODES {
+            check_error(dtype, levels, &row);
         }
     }
 }
@@ -63,8 +64,8 @@ fn extreme_ranges_are_within_half_a_scale_too() {
         vec![f32::MAX, f32::MAX.next_down()],
         vec![-0.0, 0.0, 1.0],
     ] {
-        for (element, levels) in CODES {
-            check_error(element, levels, &row);
+        for (dtype, levels) in CODES {
+            check_error(dtype, levels, &row);
         }
     }
 }
@@ -72,9 +73,9 @@ fn extreme_ranges_are_within_half_a_scale_too() {
 #[test]
 fn constant_rows_come_back_exactly() {
     for x in [0.0, 0.1, -7.3, 1e30, -f32::MAX, f32::from_bits(1), -1e-41] {
-        for (element, _) in CODES {
-            for read in round_trip(element, &[x; 20]) {
-                assert_same_bits(&read, &[x; 20], &format!("{element:?}"));
+        for (dtype, _) in CODES {
+            for read in round_trip(dtype, &[x; 20]) {
+                assert_same_bits(&read, &[x; 20], &format!("{dtype:?}"));
             }
         }
     }
@@ -84,11 +85,11 @@ fn constant_rows_come_back_exactly() {
 fn the_ends_of_a_grid_of_whole_steps_and_ties_are_as_written() {
     // Scale 1, which bf16 has.
     let row = [-3.0, 12.0, 0.0, 1.5, 2.5, -2.5, 11.49];
-    for read in round_trip(KvElement::Uint4, &row) {
+    for read in round_trip(KvDtype::Uint4, &row) {
         assert_eq!(read, [-3.0, 12.0, 0.0, 1.0, 3.0, -3.0, 11.0], "ties go to the even code");
     }
     let row = [-128.0, 127.0, 0.4, 0.5, 1.5];
-    for read in round_trip(KvElement::Int8, &row) {
+    for read in round_trip(KvDtype::Int8, &row) {
         assert_eq!(read, [-128.0, 127.0, 0.0, 0.0, 2.0]);
     }
 }
@@ -101,25 +102,25 @@ fn the_bytes_are_the_same_everywhere() {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         })
     };
-    for (element, want) in
-        [(KvElement::Int8, 5_760_527_099_347_050_121), (KvElement::Uint4, 10_855_028_050_840_186_805)]
+    for (dtype, want) in
+        [(KvDtype::Int8, 5_760_527_099_347_050_121), (KvDtype::Uint4, 10_855_028_050_840_186_805)]
     {
-        let layout = layout(element, 2, 40);
+        let layout = layout(dtype, 2, 40);
         for kernels in tables() {
             let mut cache = vec![0; layout.block_bytes()];
             for offset in 0..32 {
                 let (k, v) = (numbers(offset as u64, 80), numbers(99 - offset as u64, 80));
                 kernels.write_kv(&layout, &mut cache, 0, offset, &k, &v);
             }
-            assert_eq!(hash(&cache), want, "{element:?} on {kernels:?}");
+            assert_eq!(hash(&cache), want, "{dtype:?} on {kernels:?}");
         }
     }
 }
 
 #[test]
 fn what_is_not_finite_spoils_its_own_row_and_nothing_else() {
-    for (element, _) in CODES {
-        let layout = layout(element, 2, 20);
+    for (dtype, _) in CODES {
+        let layout = layout(dtype, 2, 20);
         let mut cache = vec![0xff; 3 * layout.block_bytes()];
         let kernels = Kernels::best();
         let (k, v) = (numbers(1, 40), numbers(2, 40));
@@ -147,9 +148,9 @@ fn what_is_not_finite_spoils_its_own_row_and_nothing_else() {
 
 #[test]
 fn a_token_is_written_without_a_trace_in_any_other() {
-    for element in KvElement::ALL {
+    for dtype in KvDtype::ALL {
         for head_dim in [1, 20, 64] {
-            let layout = layout(*element, 2, head_dim);
+            let layout = layout(*dtype, 2, head_dim);
             let bytes = layout.block_bytes();
             let mut cache: Vec<u8> = (0..3 * bytes).map(|i| (i * 31 % 251) as u8).collect();
             let before = cache.clone();
@@ -160,26 +161,26 @@ fn a_token_is_written_without_a_trace_in_any_other() {
             let width = 2 * head_dim;
             Kernels::best().write_kv(&layout, &mut cache, 1, 9, &numbers(3, width), &numbers(4, width));
             for offset in (0..32).filter(|offset| *offset != 9) {
-                assert_eq!(read(&cache, offset), read(&before, offset), "{element:?}, token {offset}");
+                assert_eq!(read(&cache, offset), read(&before, offset), "{dtype:?}, token {offset}");
             }
             assert_eq!((&cache[..bytes], &cache[2 * bytes..]), (&before[..bytes], &before[2 * bytes..]));
             // And whatever was there before does not matter.
             let mut other = vec![0xff; 3 * bytes];
             Kernels::best().write_kv(&layout, &mut other, 1, 9, &numbers(3, width), &numbers(4, width));
-            assert_eq!(read(&cache, 9), read(&other, 9), "{element:?}");
+            assert_eq!(read(&cache, 9), read(&other, 9), "{dtype:?}");
         }
     }
 }
 
 #[test]
 fn blocks_are_whole_cache_lines_and_as_small_as_promised() {
-    for element in KvElement::ALL {
+    for dtype in KvDtype::ALL {
         for head_dim in 1..150 {
-            assert_eq!(layout(*element, 3, head_dim).block_bytes() % 64, 0, "{element:?} x {head_dim}");
+            assert_eq!(layout(*dtype, 3, head_dim).block_bytes() % 64, 0, "{dtype:?} x {head_dim}");
         }
     }
-    let tile = |element, head_dim| layout(element, 1, head_dim).block_bytes() / 2;
-    assert_eq!([64, 128].map(|head_dim| tile(KvElement::Bf16, head_dim)), [4096, 8192]);
-    assert_eq!([64, 128].map(|head_dim| tile(KvElement::Int8, head_dim)), [2240, 4288]);
-    assert_eq!([64, 128].map(|head_dim| tile(KvElement::Uint4, head_dim)), [1216, 2240]);
+    let tile = |dtype, head_dim| layout(dtype, 1, head_dim).block_bytes() / 2;
+    assert_eq!([64, 128].map(|head_dim| tile(KvDtype::Bf16, head_dim)), [4096, 8192]);
+    assert_eq!([64, 128].map(|head_dim| tile(KvDtype::Int8, head_dim)), [2240, 4288]);
+    assert_eq!([64, 128].map(|head_dim| tile(KvDtype::Uint4, head_dim)), [1216, 2240]);
 }

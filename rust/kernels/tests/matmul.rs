@@ -5,7 +5,8 @@
 mod common;
 
 use common::*;
-use penstock_kernels::{Element, Epilogue, Kernels, Matrix, MatrixLayout, Pool, reference};
+use penstock_kernels::{Epilogue, Kernels, Matrix, MatrixLayout, Pool, reference};
+use penstock_types::Dtype;
 use proptest::prelude::*;
 
 fn product(kernels: &Kernels, pool: &Pool, x: &[f32], tokens: usize, matrix: Matrix<'_>) -> Vec<f32> {
@@ -19,15 +20,15 @@ fn tolerance(columns: usize) -> f32 {
     2e-7 * (columns as f32).max(8.0)
 }
 
-fn check_against_reference(tokens: usize, rows: usize, columns: usize, element: Element, seed: u64) {
-    let layout = MatrixLayout { rows, columns, element };
-    let weights = stored(seed, rows * columns, element);
+fn check_against_reference(tokens: usize, rows: usize, columns: usize, dtype: Dtype, seed: u64) {
+    let layout = MatrixLayout { rows, columns, dtype };
+    let weights = stored(seed, rows * columns, dtype);
     let x = numbers(seed + 1, tokens * columns);
     let bytes = pack(layout, &weights);
     let want = reference::matmul(&x, &weights, columns);
     let pool = Pool::new(2).unwrap();
     for kernels in tables() {
-        let what = format!("{tokens} x {rows} x {columns} {element:?} on {kernels:?}");
+        let what = format!("{tokens} x {rows} x {columns} {dtype:?} on {kernels:?}");
         let got = product(&kernels, &pool, &x, tokens, Matrix { layout, bytes: &bytes });
         assert_close(&got, &want, tolerance(columns), &what);
     }
@@ -39,27 +40,27 @@ proptest! {
     #[test]
     fn a_product_is_what_the_reference_says(
         tokens in 1usize..40, rows in 1usize..120, columns in 1usize..90,
-        element in prop::sample::select(Element::ALL), seed in 0u64..1000,
+        dtype in prop::sample::select(Dtype::ALL), seed in 0u64..1000,
     ) {
-        check_against_reference(tokens, rows, columns, element, seed);
+        check_against_reference(tokens, rows, columns, dtype, seed);
     }
 }
 
 #[test]
 fn long_chains_many_panels_and_many_token_blocks_agree_with_the_reference() {
-    for element in Element::ALL {
-        check_against_reference(8, 40, 2500, *element, 1);
-        check_against_reference(1, 1100, 33, *element, 2);
-        check_against_reference(13, 150, 1026, *element, 3);
-        check_against_reference(203, 50, 1025, *element, 4);
+    for dtype in Dtype::ALL {
+        check_against_reference(8, 40, 2500, *dtype, 1);
+        check_against_reference(1, 1100, 33, *dtype, 2);
+        check_against_reference(13, 150, 1026, *dtype, 3);
+        check_against_reference(203, 50, 1025, *dtype, 4);
     }
 }
 
 #[test]
 fn epilogues_add_a_bias_or_what_was_there() {
     let pool = Pool::new(2).unwrap();
-    let layout = MatrixLayout { rows: 37, columns: 19, element: Element::Bf16 };
-    let bytes = pack(layout, &stored(1, 37 * 19, Element::Bf16));
+    let layout = MatrixLayout { rows: 37, columns: 19, dtype: Dtype::Bf16 };
+    let bytes = pack(layout, &stored(1, 37 * 19, Dtype::Bf16));
     let matrix = Matrix { layout, bytes: &bytes };
     let (x, bias, old) = (numbers(2, 7 * 19), numbers(3, 37), numbers(4, 7 * 37));
     for kernels in tables() {
@@ -79,14 +80,11 @@ fn epilogues_add_a_bias_or_what_was_there() {
 fn a_token_has_the_same_bits_alone_and_in_any_company_on_any_number_of_threads() {
     let pools: Vec<Pool> = (1..=3).map(|threads| Pool::new(threads).unwrap()).collect();
     // Several K blocks, a partial panel, an odd number of columns.
-    for (rows, columns, element) in [
-        (75, 2051, Element::Bf16),
-        (75, 1030, Element::F16),
-        (50, 1200, Element::F32),
-        (4200, 3, Element::Bf16),
-    ] {
-        let layout = MatrixLayout { rows, columns, element };
-        let bytes = pack(layout, &stored(7, rows * columns, element));
+    for (rows, columns, dtype) in
+        [(75, 2051, Dtype::Bf16), (75, 1030, Dtype::F16), (50, 1200, Dtype::F32), (4200, 3, Dtype::Bf16)]
+    {
+        let layout = MatrixLayout { rows, columns, dtype };
+        let bytes = pack(layout, &stored(7, rows * columns, dtype));
         let matrix = Matrix { layout, bytes: &bytes };
         let x = numbers(8, 120 * columns);
         for kernels in tables() {
@@ -121,9 +119,9 @@ fn a_token_has_the_same_bits_alone_and_in_any_company_on_any_number_of_threads()
 fn padding_and_neighbours_never_reach_a_result() {
     // With an odd number of columns the second half of a token's last pair is the next token.
     let pool = Pool::new(1).unwrap();
-    for element in Element::ALL {
-        let layout = MatrixLayout { rows: 5, columns: 7, element: *element };
-        let bytes = pack(layout, &stored(1, 35, *element));
+    for dtype in Dtype::ALL {
+        let layout = MatrixLayout { rows: 5, columns: 7, dtype: *dtype };
+        let bytes = pack(layout, &stored(1, 35, *dtype));
         let mut x = numbers(2, 3 * 7);
         x[7..14].fill(f32::NAN);
         for kernels in tables() {
@@ -136,7 +134,7 @@ fn padding_and_neighbours_never_reach_a_result() {
 
 #[test]
 fn no_tokens_is_no_work() {
-    let layout = MatrixLayout { rows: 5, columns: 7, element: Element::F32 };
+    let layout = MatrixLayout { rows: 5, columns: 7, dtype: Dtype::F32 };
     let bytes = pack(layout, &numbers(1, 35));
     product(&Kernels::best(), &Pool::new(2).unwrap(), &[], 0, Matrix { layout, bytes: &bytes });
 }
@@ -144,10 +142,10 @@ fn no_tokens_is_no_work() {
 proptest! {
     #[test]
     fn rows_come_back_out_of_the_panels(
-        rows in 1usize..50, columns in 1usize..50, element in prop::sample::select(Element::ALL), seed in 0u64..1000,
+        rows in 1usize..50, columns in 1usize..50, dtype in prop::sample::select(Dtype::ALL), seed in 0u64..1000,
     ) {
-        let layout = MatrixLayout { rows, columns, element };
-        let weights = stored(seed, rows * columns, element);
+        let layout = MatrixLayout { rows, columns, dtype };
+        let weights = stored(seed, rows * columns, dtype);
         let bytes = pack(layout, &weights);
         let mut row = vec![f32::NAN; columns];
         for (index, want) in weights.chunks_exact(columns).enumerate() {
@@ -160,7 +158,7 @@ proptest! {
 #[test]
 fn packing_on_a_pool_equals_packing_panel_by_panel() {
     let pool = Pool::new(3).unwrap();
-    let layout = MatrixLayout { rows: 83, columns: 21, element: Element::F16 };
+    let layout = MatrixLayout { rows: 83, columns: 21, dtype: Dtype::F16 };
     let weights = numbers(5, 83 * 21);
     let mut bytes = vec![0xff; layout.bytes()];
     let read = |rows: std::ops::Range<usize>, into: &mut [f32]| {

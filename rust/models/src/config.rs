@@ -4,7 +4,7 @@
 //! family that claims it, and checks that the sizes fit together. Both spellings are read: `rope_theta`, `rope_scaling`
 //! and `torch_dtype` of transformers 4, `rope_parameters` and `dtype` of transformers 5.
 
-use penstock_device::HeadShape;
+use penstock_types::HeadShape;
 use serde_json::Value;
 
 use crate::fields::Fields;

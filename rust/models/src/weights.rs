@@ -4,7 +4,8 @@
 use std::ops::{ControlFlow, Range};
 
 use penstock_checkpoint::{Checkpoint, Tensor};
-use penstock_device::{Backend, Element, RowSource};
+use penstock_device::{Backend, RowSource};
+use penstock_types::Dtype;
 
 use crate::config::{ModelConfig, ModelError};
 use crate::decoder::{Decoder, Layer, Linear};
@@ -17,18 +18,18 @@ const FUSED_GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
 /// Called with the bytes loaded so far and the bytes there will be; `Break` stops the loading.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
-/// Loads every weight of `config` from `checkpoint` onto `backend`, matrices in `element`.
+/// Loads every weight of `config` from `checkpoint` onto `backend`, matrices in `dtype`.
 ///
 /// Shapes are checked against the configuration before a tensor is read. Nothing is kept when it fails.
 pub fn load<B: Backend>(
     backend: &mut B,
     checkpoint: &Checkpoint,
     config: ModelConfig,
-    element: Element,
+    dtype: Dtype,
     progress: Progress<'_>,
 ) -> Result<Decoder<B>, ModelError> {
-    let total = weight_bytes(backend, &config, element);
-    let mut loader = Loader { backend, checkpoint, element, progress, done: 0, total };
+    let total = weight_bytes(backend, &config, dtype);
+    let mut loader = Loader { backend, checkpoint, dtype, progress, done: 0, total };
     loader.advance(0)?;
     let hidden = config.hidden_size;
     let embedding =
@@ -45,10 +46,10 @@ pub fn load<B: Backend>(
 }
 
 /// Bytes of all weights on the device.
-pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, element: Element) -> u64 {
+pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, dtype: Dtype) -> u64 {
     let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
     let linear = |rows: usize, columns: usize, bias: bool| {
-        backend.matrix_bytes(rows, columns, element) + if bias { backend.buffer_bytes(rows) } else { 0 }
+        backend.matrix_bytes(rows, columns, dtype) + if bias { backend.buffer_bytes(rows) } else { 0 }
     };
     let norm = backend.buffer_bytes(hidden);
     let layer = linear(heads.qkv_width(), hidden, config.qkv_bias)
@@ -64,7 +65,7 @@ pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, element: Elem
 struct Loader<'a, B: Backend> {
     backend: &'a mut B,
     checkpoint: &'a Checkpoint,
-    element: Element,
+    dtype: Dtype,
     progress: Progress<'a>,
     done: u64,
     total: u64,
@@ -115,8 +116,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             .map(|(name, rows)| self.tensor(name, &[*rows, columns]))
             .collect::<Result<Vec<_>, _>>()?;
         let stacked = Stacked { tensors, rows: rows.to_vec(), columns };
-        let matrix = self.backend.load_matrix(&stacked, self.element)?;
-        self.advance(self.backend.matrix_bytes(stacked.rows(), columns, self.element))?;
+        let matrix = self.backend.load_matrix(&stacked, self.dtype)?;
+        self.advance(self.backend.matrix_bytes(stacked.rows(), columns, self.dtype))?;
         Ok(matrix)
     }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use penstock_engine::Consumer;
 use penstock_engine::request::{
-    Details, Event, Extent, Finish, FinishReason, PromptPosition, Refusal, Reports, Request, RequestId, Token,
+    Event, Finish, FinishReason, PromptPosition, Refusal, Request, RequestId, Token, TokenDetails,
 };
+use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::detach::catch;
 use crate::output::Output;
@@ -149,7 +150,7 @@ impl Assembly {
     }
 
     fn report(&mut self, position: PromptPosition) {
-        let mut details = position.details.map_or_else(Details::default, |details| *details);
+        let mut details = position.details.map_or_else(TokenDetails::default, |details| *details);
         // After the last position, reported where nothing is generated, no token of the prompt follows.
         let is_followed = self.prompt_logprobs.len() + 1 < self.request.prompt.len();
         if is_followed && self.request.reports.prompt_logprobs.is_some() {
@@ -165,7 +166,7 @@ impl Assembly {
             return;
         }
         self.wording.begin(&mut self.output);
-        let mut details = token.details.map_or_else(Details::default, |details| *details);
+        let mut details = token.details.map_or_else(TokenDetails::default, |details| *details);
         self.output.push(token.id, token.logprob, std::mem::take(&mut details.top));
         self.keep_rows(&details);
         if self.request.stop_token_ids.contains(&token.id) && !self.wording.includes_stops() {
@@ -178,9 +179,9 @@ impl Assembly {
     }
 
     /// Memory that the system does not have ends this choice and no other.
-    fn keep_rows(&mut self, details: &Details) {
-        let Reports { logits, hidden_states, .. } = self.request.reports;
-        let num_known = |extent: Option<Extent>| match extent {
+    fn keep_rows(&mut self, details: &TokenDetails) {
+        let RequestedOutputs { logits, hidden_states, .. } = self.request.reports;
+        let num_known = |extent: Option<OutputScope>| match extent {
             Some(extent) if extent.has_prompt() => self.request.prompt.len(),
             _ => 0,
         };

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use penstock_runner::{Element, KvElement, LaunchError, OnExhaustion, Options};
+use penstock_runner::{LaunchError, Options, PreemptionMode};
+use penstock_types::{Dtype, KvDtype};
 use pyo3::prelude::*;
 
 use crate::errors::{Error, Problem};
@@ -48,7 +49,7 @@ options! {
         prefix_cache: bool = true, Field::boolean;
         prefix_cache_ttl: Option<f64> = None, read_ttl;
         host_cache_bytes: Option<u64> = None, |field: Field, value| field.integer(value, 0..=MAX_BYTES);
-        on_exhaustion: String = recompute, read_on_exhaustion;
+        preemption_mode: String = recompute, read_on_exhaustion;
         tokenizer: Option<String> = None, read_tokenizer;
         speculation: Option<String> = None, |field: Field, value| field.choice(value, &["ngram"]).map(str::to_owned);
         num_speculative_tokens: Option<usize> = None, read_num_drafts;
@@ -69,7 +70,7 @@ fn read_device(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> 
 }
 
 fn read_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
-    let names = Element::ALL.iter().map(|element| element.name());
+    let names = Dtype::ALL.iter().map(|dtype| dtype.name());
     field.choice(value, &std::iter::once("auto").chain(names).collect::<Vec<_>>())
 }
 
@@ -78,7 +79,7 @@ fn read_threads(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> 
 }
 
 fn read_kv_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
-    let names = KvElement::ALL.iter().map(|element| element.name());
+    let names = KvDtype::ALL.iter().map(|dtype| dtype.name());
     field.choice(value, &std::iter::once("auto").chain(names).collect::<Vec<_>>())
 }
 
@@ -150,8 +151,8 @@ impl EngineConfig {
         let ttl = Duration::from_secs_f64(self.prefix_cache_ttl.unwrap_or(DEFAULT_TTL));
         Options {
             threads: self.threads,
-            dtype: element(&self.dtype),
-            kv_cache_dtype: kv_element(&self.kv_cache_dtype),
+            dtype: Dtype::from_name(&self.dtype),
+            kv_cache_dtype: KvDtype::from_name(&self.kv_cache_dtype),
             max_model_len: self.max_model_len,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
@@ -162,10 +163,10 @@ impl EngineConfig {
             memory_leftover_bytes: None,
             prefix_cache_ttl: self.prefix_cache.then_some(ttl),
             host_cache_bytes: self.host_cache_bytes,
-            on_exhaustion: match self.on_exhaustion.as_str() {
-                "swap" => OnExhaustion::Swap,
-                "interrupt" => OnExhaustion::Interrupt,
-                _ => OnExhaustion::Recompute,
+            preemption_mode: match self.preemption_mode.as_str() {
+                "swap" => PreemptionMode::Swap,
+                "interrupt" => PreemptionMode::Interrupt,
+                _ => PreemptionMode::Recompute,
             },
             num_speculative_tokens: match self.speculation {
                 Some(_) => self.num_speculative_tokens.unwrap_or(DEFAULT_DRAFTS),
@@ -215,14 +216,4 @@ fn from_environment<T>(
             limit: Some(limit.to_owned()),
         })
     })
-}
-
-/// The type of the weights of a name; `None` for `auto`.
-pub fn element(name: &str) -> Option<Element> {
-    Element::ALL.iter().find(|element| element.name() == name).copied()
-}
-
-/// The type of the KV cache of a name; `None` for `auto`.
-pub fn kv_element(name: &str) -> Option<KvElement> {
-    KvElement::ALL.iter().find(|element| element.name() == name).copied()
 }

@@ -74,7 +74,7 @@ fn beams(params: &SamplingParams) -> Found {
     let parts = [
         ("presence_penalty", params.presence_penalty != 0.0),
         ("frequency_penalty", params.frequency_penalty != 0.0),
-        ("suppress_repetition_in_generation", params.suppress_repetition_in_generation),
+        ("repetition_penalty_scope", params.repetition_penalty_scope != "all"),
         ("logits_processors", !params.logits_processors.0.is_empty()),
         ("tools", params.tools.is_some()),
         ("prompt_logprobs", params.prompt_logprobs.is_some()),

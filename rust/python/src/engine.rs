@@ -195,12 +195,12 @@ impl Engine {
         self.engine.is_running()
     }
 
-    fn flush_prefix_cache(&self, py: Python<'_>) -> Result<(), Error> {
+    fn reset_prefix_cache(&self, py: Python<'_>) -> Result<(), Error> {
         if !self.engine.is_running() {
             return Err(Error::Stopped);
         }
         processors::check_may_wait()?;
-        detach(py, || self.engine.flush_prefix_cache())
+        detach(py, || self.engine.reset_prefix_cache())
     }
 
     #[staticmethod]
@@ -306,7 +306,7 @@ impl Engine {
         let options = TextOptions {
             skip_special_tokens: params.skip_special_tokens,
             spaces_between_special_tokens: params.spaces_between_special_tokens,
-            include_stop_in_output: params.include_stop_in_output,
+            include_stop_str_in_output: params.include_stop_str_in_output,
         };
         let formats = if is_chat { self.model.formats.of(params, text.as_deref()) } else { None };
         let echo = match text {
@@ -392,7 +392,7 @@ impl Drop for Engine {
     }
 }
 
-/// Reports progress to Python now and then, and looks for Ctrl-C on the way.
+/// RequestedOutputs progress to Python now and then, and looks for Ctrl-C on the way.
 struct Watcher {
     progress: Option<Py<PyAny>>,
     called: Option<Instant>,

@@ -82,35 +82,37 @@ impl From<Error> for PyErr {
         Python::attach(|py| match error {
             Error::Python(error) => error,
             Error::Config(problem) => field_error(py, "ConfigError", problem),
-            Error::Request(problem) => field_error(py, "InvalidRequest", problem),
+            Error::Request(problem) => field_error(py, "InvalidRequestError", problem),
             Error::Launch(LaunchError::Option { ref field, ref value, ref limit }) => {
                 let message = format!("{field}={value} is not allowed: it must be {limit}");
                 let value = value.into_pyobject(py).map(|text| text.into_any().unbind()).ok();
                 let (field, limit) = (field.to_string(), Some(limit.clone()));
                 field_error(py, "ConfigError", Problem { message, field, value, limit })
             }
-            Error::Launch(error @ LaunchError::OutOfMemory(_)) => plain(py, "OutOfMemory", error.to_string()),
+            Error::Launch(error @ LaunchError::OutOfMemory(_)) => {
+                plain(py, "OutOfMemoryError", error.to_string())
+            }
             Error::Launch(error @ LaunchError::Start(_)) => plain(py, "PenstockError", error.to_string()),
             Error::Launch(error) => plain(py, "ModelLoadError", error.to_string()),
             Error::Checkpoint(error) => plain(py, "ModelLoadError", error.to_string()),
             Error::Text(error) => plain(py, "ModelLoadError", error.to_string()),
             Error::Start(StartError::Invalid(error)) => {
-                field_error(py, "InvalidRequest", invalid(py, &error))
+                field_error(py, "InvalidRequestError", invalid(py, &error))
             }
             Error::Start(StartError::Overloaded) => {
-                plain(py, "Overloaded", "the engine's mailbox is full; try again later".to_owned())
+                plain(py, "OverloadedError", "the engine's mailbox is full; try again later".to_owned())
             }
             Error::Start(StartError::Stopped) | Error::Refused(Refusal::Stopped) => {
-                plain(py, "EngineStopped", "the engine is closed".to_owned())
+                plain(py, "EngineStoppedError", "the engine is closed".to_owned())
             }
-            Error::Overloaded(reason) => plain(py, "Overloaded", format!("{reason}; try again later")),
+            Error::Overloaded(reason) => plain(py, "OverloadedError", format!("{reason}; try again later")),
             Error::Refused(Refusal::Overloaded { waiting, limit }) => {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
-                plain(py, "Overloaded", message)
+                plain(py, "OverloadedError", message)
             }
             Error::Stopped => plain(
                 py,
-                "EngineStopped",
+                "EngineStoppedError",
                 "the engine has stopped on a defect; what it had generated is lost, make a new one"
                     .to_owned(),
             ),

@@ -33,7 +33,7 @@ impl Field {
         Self { name, positions: [None; 2], wrap: Error::Config }
     }
 
-    /// A field whose errors are `InvalidRequest`.
+    /// A field whose errors are `InvalidRequestError`.
     pub fn request(name: &'static str) -> Self {
         Self { name, positions: [None; 2], wrap: Error::Request }
     }

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Sender, unbounded};
-use penstock_engine::executor::{Answer, Executor, StepDone, StepPlan, Work};
+use penstock_engine::executor::{Executor, RowOutput, ScheduledRow, StepDone, StepPlan};
 use penstock_engine::mailbox::Completions;
-use penstock_engine::request::{Details, Extent, PromptPosition, Request, Token};
+use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
+use penstock_types::OutputScope;
 
 /// Hands plans to the thread that makes their answers up.
 pub struct Inventor(Sender<Box<StepPlan>>);
@@ -38,17 +39,17 @@ impl Executor for Inventor {
 }
 
 fn answer(plan: &mut StepPlan, slots: &mut HashMap<u32, Arc<Request>>) {
-    slots.extend(plan.seats.iter().map(|seat| (seat.slot, Arc::clone(&seat.request))));
+    slots.extend(plan.new_sequences.iter().map(|seat| (seat.slot, Arc::clone(&seat.request))));
     plan.copied = true;
-    for work in &plan.work {
+    for work in &plan.rows {
         let request = &*slots[&work.slot];
         plan.positions.extend(work.reported.clone().map(|position| PromptPosition {
             logprob: logprob(position + 1),
-            details: details(request, position, request.reports.prompt_logprobs, Extent::has_prompt),
+            details: details(request, position, request.reports.prompt_logprobs, OutputScope::has_prompt),
         }));
         plan.sampled.extend(work.sample.map(|sample| {
             // With the first token comes the last row of the prompt.
-            let is_told = |extent: Extent| extent.has_generation() || sample.index == 0;
+            let is_told = |extent: OutputScope| extent.has_generation() || sample.index == 0;
             let position = last_position(work);
             Token {
                 id: position + request.sampling.seed as u32,
@@ -56,15 +57,15 @@ fn answer(plan: &mut StepPlan, slots: &mut HashMap<u32, Arc<Request>>) {
                 details: details(request, position, request.reports.logprobs, is_told),
             }
         }));
-        plan.answers.push(Answer {
+        plan.outputs.push(RowOutput {
             num_tokens: u32::from(work.sample.is_some()),
             num_positions: work.reported.len() as u32,
-            ..Answer::default()
+            ..RowOutput::default()
         });
     }
 }
 
-fn last_position(work: &Work) -> u32 {
+fn last_position(work: &ScheduledRow) -> u32 {
     work.start + work.num_tokens - 1
 }
 
@@ -76,9 +77,9 @@ fn details(
     request: &Request,
     position: u32,
     num_likeliest: Option<u32>,
-    is_told: impl Fn(Extent) -> bool,
-) -> Option<Box<Details>> {
-    let row = |extent: Option<Extent>, width: usize| match extent {
+    is_told: impl Fn(OutputScope) -> bool,
+) -> Option<Box<TokenDetails>> {
+    let row = |extent: Option<OutputScope>, width: usize| match extent {
         Some(extent) if is_told(extent) => {
             let mut row = vec![0.0; width];
             row[..2].copy_from_slice(&[position as f32, request.sampling.seed as f32]);
@@ -86,7 +87,7 @@ fn details(
         }
         _ => Vec::new(),
     };
-    Some(Box::new(Details {
+    Some(Box::new(TokenDetails {
         top: (0..num_likeliest.unwrap_or(0)).map(|id| (id, id as f32 * -0.5)).collect(),
         logits: row(request.reports.logits, 5),
         hidden_state: row(request.reports.hidden_states, 3),

@@ -13,8 +13,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use penstock_engine::request::{Extent, Reports, Request};
+use penstock_engine::request::Request;
 use penstock_engine::{Engine, Port};
+use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::assembly::{Assembly, End};
 use crate::errors::Error;
@@ -72,7 +73,7 @@ impl Live {
         let choices = choices.map(|((request, consumer), wording)| Assembly::new(request, consumer, wording));
         let choices: Vec<_> = choices.collect();
         let id = choices[0].id.0;
-        let Reports { logits, hidden_states, .. } = choices[0].request.reports;
+        let RequestedOutputs { logits, hidden_states, .. } = choices[0].request.reports;
         let state = State {
             choices,
             is_over: false,
@@ -195,7 +196,7 @@ impl State {
     }
 
     fn complete(&mut self) {
-        let Reports { logits, hidden_states, .. } = self.choices[0].request.reports;
+        let RequestedOutputs { logits, hidden_states, .. } = self.choices[0].request.reports;
         let completed =
             complete_rows(&mut self.choices, logits, |choice| &mut choice.logits).and_then(|()| {
                 complete_rows(&mut self.choices, hidden_states, |choice| &mut choice.hidden_states)
@@ -208,7 +209,7 @@ impl State {
 
 fn complete_rows(
     choices: &mut [Assembly],
-    extent: Option<Extent>,
+    extent: Option<OutputScope>,
     rows_of: impl Fn(&mut Assembly) -> &mut Rows,
 ) -> Result<(), String> {
     let Some(extent) = extent else { return Ok(()) };

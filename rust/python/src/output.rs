@@ -1,11 +1,10 @@
 //! Everything generated for one choice so far, and how much of it was taken. What was received and not taken is a pair
 //! of cursors, so nothing is lost when a waiting task is cancelled and nothing is stored twice.
 
-use penstock_engine::request::Reports;
-
 use crate::parsed::Parsed;
 use crate::record::Tuple;
 use crate::results::{Chunk, TopLogprobs};
+use penstock_types::RequestedOutputs;
 
 /// What there is of a choice's text and tokens.
 ///
@@ -35,7 +34,7 @@ pub struct Told {
 
 impl Output {
     /// Nothing yet. Its readers are told what the `reports` are about, and the meaning of text that `is_parsed`.
-    pub fn new(reports: &Reports, is_parsed: bool) -> Self {
+    pub fn new(reports: &RequestedOutputs, is_parsed: bool) -> Self {
         let told = Told {
             logprobs: reports.logprobs.is_some(),
             top_logprobs: reports.logprobs.is_some_and(|count| count > 0),

@@ -59,15 +59,15 @@ options! {
         presence_penalty: f64 = 0.0, |field, value| read_range(field, value, -2.0, 2.0);
         frequency_penalty: f64 = 0.0, |field, value| read_range(field, value, -2.0, 2.0);
         no_repeat_ngram_size: Option<u32> = None, read_u32;
-        suppress_repetition_in_generation: bool = false, Field::boolean;
+        repetition_penalty_scope: String = all, |field: Field, value| field.choice(value, &["all", "output"]);
         logit_bias: Option<Biases> = None, Biases::read;
         allowed_token_ids: Option<Tuple<u32>> = None, read_allowed;
         bad_words: Tuple<String> = (), |field, value| read_texts(field, value, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS);
         bad_token_ids: Tuple<u32> = (), |field: Field, value| field.token_ids(value, MAX_LISTED_IDS, TOKEN_IDS).map(Tuple);
         stop: Tuple<String> = (), read_stops;
         stop_token_ids: Tuple<u32> = (), |field: Field, value| field.token_ids(value, MAX_STOP_IDS, TOKEN_IDS).map(Tuple);
-        stop_sequences_ids: Tuple<Tuple<u32>> = (), read_stop_sequences;
-        include_stop_in_output: bool = false, Field::boolean;
+        stop_token_sequences: Tuple<Tuple<u32>> = (), read_stop_sequences;
+        include_stop_str_in_output: bool = false, Field::boolean;
         ignore_eos: bool = false, Field::boolean;
         seed: Option<u64> = None, |field: Field, value| field.integer(value, 0..=u64::MAX);
         logprobs: bool = false, read_logprobs;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use penstock_checkpoint::Generation;
-use penstock_engine::request::{Extent, Reports, Request, Sampling};
+use penstock_engine::request::Request;
+use penstock_types::{OutputScope, PenaltyScope, RequestedOutputs, Sampling};
 
 use crate::contradictions::refuse;
 use crate::errors::Error;
@@ -87,9 +88,9 @@ impl SamplingParams {
         let generated = self.max_tokens.unwrap_or(0).saturating_mul(self.n);
         let values = |extent: &Option<String>, width: usize| {
             let positions = match extent.as_deref().map(extent_of) {
-                Some(Extent::Prompt) => prompt,
-                Some(Extent::Generation) => generated,
-                Some(Extent::All) => prompt.saturating_mul(self.n).saturating_add(generated),
+                Some(OutputScope::Prompt) => prompt,
+                Some(OutputScope::Generation) => generated,
+                Some(OutputScope::All) => prompt.saturating_mul(self.n).saturating_add(generated),
                 None => 0,
             };
             positions.saturating_mul(width)
@@ -125,7 +126,7 @@ impl SamplingParams {
             min_tokens: 0,
             temperature: Some(0.0),
             stop: Tuple::default(),
-            stop_sequences_ids: Tuple::default(),
+            stop_token_sequences: Tuple::default(),
             logprobs: true,
             top_logprobs: None,
             logprobs_mode: "processed".to_owned(),
@@ -156,7 +157,7 @@ impl SamplingParams {
 
     /// As plain data.
     pub fn stop_sequences(&self) -> Vec<Vec<u32>> {
-        self.stop_sequences_ids.0.iter().map(|sequence| sequence.0.clone()).collect()
+        self.stop_token_sequences.0.iter().map(|sequence| sequence.0.clone()).collect()
     }
 
     fn sampling(&self) -> Sampling {
@@ -174,7 +175,10 @@ impl SamplingParams {
             min_p: self.min_p.expect("resolved; this is a bug") as f32,
             typical_p: self.typical_p.expect("resolved; this is a bug") as f32,
             repetition_penalty: self.repetition_penalty.expect("resolved; this is a bug") as f32,
-            repetition_in_output_only: self.suppress_repetition_in_generation,
+            repetition_penalty_scope: match self.repetition_penalty_scope.as_str() {
+                "output" => PenaltyScope::Output,
+                _ => PenaltyScope::All,
+            },
             presence_penalty: self.presence_penalty as f32,
             frequency_penalty: self.frequency_penalty as f32,
             no_repeat_ngram_size: self.no_repeat_ngram_size.expect("resolved; this is a bug"),
@@ -186,8 +190,8 @@ impl SamplingParams {
         }
     }
 
-    fn reports(&self) -> Reports {
-        Reports {
+    fn reports(&self) -> RequestedOutputs {
+        RequestedOutputs {
             logprobs: self.logprobs.then(|| self.top_logprobs.unwrap_or(0)),
             prompt_logprobs: self.prompt_logprobs,
             processed_logprobs: self.logprobs_mode == "processed",
@@ -209,10 +213,10 @@ pub fn choice(first: &Request, index: usize) -> Request {
 }
 
 /// The positions of a word of `output_logits`.
-fn extent_of(word: &str) -> Extent {
+fn extent_of(word: &str) -> OutputScope {
     match word {
-        "prompt" => Extent::Prompt,
-        "generation" => Extent::Generation,
-        _ => Extent::All,
+        "prompt" => OutputScope::Prompt,
+        "generation" => OutputScope::Generation,
+        _ => OutputScope::All,
     }
 }

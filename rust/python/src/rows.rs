@@ -1,8 +1,7 @@
 //! Rows of numbers, one a position, gathered in one piece of memory: logits and hidden states.
 
-use penstock_engine::request::{Extent, Reports};
-
 use crate::tensor::Tensor;
+use penstock_types::{OutputScope, RequestedOutputs};
 
 /// The rows of one choice, in the order of their positions, all of one width.
 #[derive(Default)]
@@ -47,10 +46,11 @@ impl Rows {
 
 /// What the engine is to tell of every choice but the first: all choices have one prompt, so telling of that once is
 /// enough.
-pub fn without_prompt(reports: Reports) -> Reports {
-    let without =
-        |extent: Option<Extent>| extent.filter(|extent| extent.has_generation()).map(|_| Extent::Generation);
-    Reports {
+pub fn without_prompt(reports: RequestedOutputs) -> RequestedOutputs {
+    let without = |extent: Option<OutputScope>| {
+        extent.filter(|extent| extent.has_generation()).map(|_| OutputScope::Generation)
+    };
+    RequestedOutputs {
         prompt_logprobs: None,
         logits: without(reports.logits),
         hidden_states: without(reports.hidden_states),
@@ -60,9 +60,9 @@ pub fn without_prompt(reports: Reports) -> Reports {
 
 /// Completes the rows of all choices, of which only the first was told of the prompt: the others share or repeat that.
 /// `num_prompt` rows are of the prompt but for its last position, which each choice has one of.
-pub fn complete(choices: &mut [&mut Rows], extent: Extent, num_prompt: usize) -> Result<(), String> {
+pub fn complete(choices: &mut [&mut Rows], extent: OutputScope, num_prompt: usize) -> Result<(), String> {
     let [first, others @ ..] = choices else { return Ok(()) };
-    if extent == Extent::All {
+    if extent == OutputScope::All {
         let prompt = &first.values[..first.values.len().min(num_prompt * first.width)];
         for rows in &mut *others {
             rows.reserve(prompt.len())?;
@@ -73,8 +73,8 @@ pub fn complete(choices: &mut [&mut Rows], extent: Extent, num_prompt: usize) ->
     first.complete();
     for rows in others {
         match extent {
-            Extent::Prompt => rows.whole = first.tensor(),
-            Extent::Generation | Extent::All => rows.complete(),
+            OutputScope::Prompt => rows.whole = first.tensor(),
+            OutputScope::Generation | OutputScope::All => rows.complete(),
         }
     }
     Ok(())

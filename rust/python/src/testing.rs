@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use penstock_checkpoint::{Checkpoint, Generation};
 use penstock_runner::Options;
+use penstock_types::{Dtype, KvDtype};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::config::{EngineConfig, element, kv_element};
+use crate::config::EngineConfig;
 use crate::detach::detach;
 use crate::engine::Engine;
 use crate::errors::Error;
@@ -28,8 +29,8 @@ pub fn testing_logits<'py>(
     chunk: usize,
 ) -> Result<Bound<'py, PyBytes>, Error> {
     let options = Options {
-        dtype: element(dtype),
-        kv_cache_dtype: kv_element(kv_cache_dtype),
+        dtype: Dtype::from_name(dtype),
+        kv_cache_dtype: KvDtype::from_name(kv_cache_dtype),
         threads: Some(threads),
         ..Options::default()
     };

@@ -82,7 +82,7 @@ impl Style {
             deltas: Vec::new(),
         };
         // Text that stays whatever comes need not wait.
-        let waited_for = if style.options.include_stop_in_output { &[][..] } else { &style.sequences };
+        let waited_for = if style.options.include_stop_str_in_output { &[][..] } else { &style.sequences };
         let sequences = StopSequences::new(waited_for);
         let wording = |_| Wording {
             sequences: sequences.clone(),
@@ -122,7 +122,7 @@ impl Wording {
 
     /// Whether stop strings, tokens and sequences are part of the text.
     pub fn includes_stops(&self) -> bool {
-        self.style.options.include_stop_in_output
+        self.style.options.include_stop_str_in_output
     }
 
     /// Before the first token and before the end: the prompt's text comes first, where that was asked for.

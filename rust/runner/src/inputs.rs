@@ -15,7 +15,7 @@ pub(crate) fn build<B: Backend>(
     inputs: &mut StepInputs,
 ) {
     inputs.clear();
-    for work in &plan.work {
+    for work in &plan.rows {
         let blocks = &plan.blocks[work.blocks.start as usize..work.blocks.end as usize];
         inputs.blocks.extend(blocks.iter().map(|block| block.0));
         let (start, prompt_len) = (work.start as usize, work.prompt_len as usize);

@@ -2,11 +2,12 @@
 
 use std::fmt::Display;
 
-use penstock_checkpoint::{Checkpoint, Dtype, Format};
+use penstock_checkpoint::{Checkpoint, Format};
 use penstock_device::cpu::{Cpu, CpuError};
-use penstock_device::{Backend, Element, StepInputs};
-use penstock_engine::{Engine, Limits, OnExhaustion};
+use penstock_device::{Backend, StepInputs};
+use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ModelError, RopeScaling};
+use penstock_types::Dtype;
 
 use crate::device_thread::DeviceThread;
 use crate::guide::MaskThreads;
@@ -50,19 +51,19 @@ pub(crate) fn open(
 ) -> Result<Opened, LaunchError> {
     let sizes = Sizes::check(options)?;
     let config = ModelConfig::from_json(checkpoint.config())?;
-    let element = options.dtype.unwrap_or_else(|| usual_element(checkpoint));
+    let dtype = options.dtype.unwrap_or_else(|| default_dtype(checkpoint));
     let mut backend = Cpu::new(sizes.threads)?;
     let allowance = sizes.allowance(backend.available_memory())?;
-    let division = divide_memory(&backend, &config, options, &sizes, element, allowance)?;
+    let division = divide_memory(&backend, &config, options, &sizes, dtype, allowance)?;
     let (held, longest) = (division.step.positions, longest_sequence(&config));
     if options.max_model_len.is_none() && held < longest {
         log::warn!(
             "max_model_len is {held}, for the KV cache holds no longer sequence; the model's own is {longest}"
         );
     }
-    let demand = Demand::new(options, &sizes, element, held);
+    let demand = Demand::new(options, &sizes, dtype, held);
     let room = reserve(&mut backend, &config, &demand, &division)?;
-    let decoder = penstock_models::load(&mut backend, checkpoint, config, element, progress)?;
+    let decoder = penstock_models::load(&mut backend, checkpoint, config, dtype, progress)?;
     let (threads, isa, config) = (backend.threads(), backend.isa(), decoder.config());
     let (architecture, parameters) = (config.architecture.clone(), config.num_parameters());
     let hidden_size = config.hidden_size;
@@ -73,7 +74,7 @@ pub(crate) fn open(
     let WarmUp { seconds, host_tier } = runner.warm_up(&cache, options.prefix_cache_ttl.is_some())?;
     // Swapping was asked for, whatever it costs; keeping prefixes must pay.
     limits.host_prefixes = host_tier.is_some_and(|tier| tier.keeps_prefixes);
-    if !limits.host_prefixes && options.on_exhaustion != OnExhaustion::Swap {
+    if !limits.host_prefixes && options.preemption_mode != PreemptionMode::Swap {
         limits.host_blocks = 0;
     }
     let peak = runner.memory().peak;
@@ -81,8 +82,8 @@ pub(crate) fn open(
         architecture,
         parameters,
         hidden_size,
-        dtype: element,
-        kv_cache_dtype: cache.element,
+        dtype: dtype,
+        kv_cache_dtype: cache.dtype,
         memory: MemoryInfo { limit: allowance.limit, weights, workspace, inputs, kv_cache, host_cache, peak },
         host_tier,
         warm_up_seconds: seconds,
@@ -118,7 +119,7 @@ pub fn logits(
     chunk: usize,
 ) -> Result<Vec<f32>, LaunchError> {
     let config = ModelConfig::from_json(checkpoint.config())?;
-    let element = options.dtype.unwrap_or_else(|| usual_element(checkpoint));
+    let dtype = options.dtype.unwrap_or_else(|| default_dtype(checkpoint));
     let chunk = positive("chunk", chunk)?;
     if let Some(token) = tokens.iter().find(|token| **token as usize >= config.vocabulary_size) {
         return Err(out_of_range("token_ids", token, format!("below {}", config.vocabulary_size)));
@@ -126,8 +127,8 @@ pub fn logits(
     let mut backend = Cpu::new(positive("threads", options.threads.unwrap_or(1))?)?;
     let block_size = BLOCK_SIZES[0];
     let mut demand = Demand {
-        element,
-        kv_element: options.kv_cache_dtype,
+        dtype,
+        kv_dtype: options.kv_cache_dtype,
         max_model_len: tokens.len().max(1),
         max_num_seqs: 1,
         max_num_batched_tokens: chunk,
@@ -141,7 +142,7 @@ pub fn logits(
         .map_err(|shortage| LaunchError::OutOfMemory(shortage.to_string()))?;
     let room = reserve(&mut backend, &config, &demand, &division)?;
     let mut progress = |_, _| std::ops::ControlFlow::Continue(());
-    let decoder = penstock_models::load(&mut backend, checkpoint, config, element, &mut progress)?;
+    let decoder = penstock_models::load(&mut backend, checkpoint, config, dtype, &mut progress)?;
     let masks = mask_threads(1, 1)?;
     Ok(Runner::new(backend, decoder, &division.cache, &division.step, room, masks)?.logits(tokens, chunk)?)
 }
@@ -160,7 +161,7 @@ fn divide_memory(
     config: &ModelConfig,
     options: &Options,
     sizes: &Sizes,
-    element: Element,
+    dtype: Dtype,
     allowance: Allowance,
 ) -> Result<Division, LaunchError> {
     let longest = longest_sequence(config);
@@ -168,7 +169,7 @@ fn divide_memory(
     if asked > longest {
         return Err(out_of_range("max_model_len", &asked, format!("at most {longest}, the model's own")));
     }
-    let demand = |max_model_len| Demand::new(options, sizes, element, max_model_len);
+    let demand = |max_model_len| Demand::new(options, sizes, dtype, max_model_len);
     let one_block = demand(asked).fewest_host_bytes(backend, config);
     if let Some(bytes @ 1..) = options.host_cache_bytes
         && bytes < one_block
@@ -227,7 +228,7 @@ fn limits(division: &Division, options: &Options, sizes: &Sizes, max_shared_len:
         queue_capacity: QUEUE_CAPACITY,
         prefix_cache_ttl: options.prefix_cache_ttl,
         max_shared_len,
-        on_exhaustion: options.on_exhaustion,
+        preemption_mode: options.preemption_mode,
         host_blocks: cache.host_blocks,
         host_prefixes: false,
         num_speculative_tokens: options.num_speculative_tokens,
@@ -247,15 +248,11 @@ fn longest_sequence(config: &ModelConfig) -> usize {
 
 /// The type weights are kept in unless told otherwise: the checkpoint's own, but float32 for a GGUF file, whose tensors are
 /// of many types; that loses nothing.
-fn usual_element(checkpoint: &Checkpoint) -> Element {
+fn default_dtype(checkpoint: &Checkpoint) -> Dtype {
     if matches!(checkpoint.description().format, Format::Gguf(_)) {
-        return Element::F32;
+        return Dtype::F32;
     }
-    match checkpoint.dtype() {
-        Dtype::F32 => Element::F32,
-        Dtype::F16 => Element::F16,
-        Dtype::Bf16 => Element::Bf16,
-    }
+    checkpoint.dtype()
 }
 
 impl From<ModelError> for LaunchError {
@@ -292,7 +289,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::time::Duration;
 
-    use penstock_device::KvElement;
+    use penstock_types::KvDtype;
     use serde_json::json;
 
     use super::*;
@@ -311,8 +308,8 @@ mod tests {
     /// Divides as a launch does on a machine with so many bytes.
     fn divided(backend: &Cpu, options: &Options, available: u64) -> Result<Division, LaunchError> {
         let sizes = Sizes::check(options)?;
-        let element = options.dtype.unwrap_or(Element::F32);
-        divide_memory(backend, &tiny(), options, &sizes, element, sizes.allowance(available)?)
+        let dtype = options.dtype.unwrap_or(Dtype::F32);
+        divide_memory(backend, &tiny(), options, &sizes, dtype, sizes.allowance(available)?)
     }
 
     /// The options with a remedy as it was told.
@@ -324,10 +321,9 @@ mod tests {
             "max_model_len" => changed.max_model_len = size,
             "max_num_seqs" => changed.max_num_seqs = size,
             "max_num_batched_tokens" => changed.max_num_batched_tokens = size,
-            "dtype" => changed.dtype = Element::ALL.iter().copied().find(|element| element.name() == value),
+            "dtype" => changed.dtype = Dtype::ALL.iter().copied().find(|dtype| dtype.name() == value),
             "kv_cache_dtype" => {
-                changed.kv_cache_dtype =
-                    KvElement::ALL.iter().copied().find(|element| element.name() == value);
+                changed.kv_cache_dtype = KvDtype::ALL.iter().copied().find(|dtype| dtype.name() == value);
             }
             "kv_cache_bytes" => changed.kv_cache_bytes = number,
             "memory_ratio" => changed.memory_ratio = value.parse().ok(),
@@ -382,7 +378,7 @@ mod tests {
         let (config, block_size, host_cache_bytes) = (config(), Some(128), Some(1 << 49));
         let options = Options {
             threads: Some(1),
-            on_exhaustion: OnExhaustion::Swap,
+            preemption_mode: PreemptionMode::Swap,
             block_size,
             host_cache_bytes,
             kv_cache_bytes: Some(128 << 20),
@@ -392,8 +388,8 @@ mod tests {
         let mut taken = |options: &Options| {
             let sizes = Sizes::check(options)?;
             let allowance = Allowance { most: 1 << 50, limit: 1 << 50 };
-            let division = divide_memory(&backend, &config, options, &sizes, Element::F32, allowance)?;
-            let demand = Demand::new(options, &sizes, Element::F32, division.step.positions);
+            let division = divide_memory(&backend, &config, options, &sizes, Dtype::F32, allowance)?;
+            let demand = Demand::new(options, &sizes, Dtype::F32, division.step.positions);
             reserve(&mut backend, &config, &demand, &division)
         };
         let refusal = taken(&options).expect_err("refused").to_string();

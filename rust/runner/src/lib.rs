@@ -19,11 +19,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_types::{Dtype, KvDtype};
+
 pub use launch::logits;
 use penstock_device::cpu::Cpu;
 use penstock_device::{DeviceError, SampleParams};
-pub use penstock_device::{Element, KvElement};
-pub use penstock_engine::OnExhaustion;
+pub use penstock_engine::PreemptionMode;
 use penstock_engine::request::Request;
 use penstock_engine::{Limits, StepPlan};
 use runner::Runner;
@@ -35,9 +36,9 @@ pub struct Options {
     /// Compute threads; by default every CPU this process may run on.
     pub threads: Option<usize>,
     /// Type the weights are kept in; by default the checkpoint's own (float32 for GGUF files).
-    pub dtype: Option<Element>,
+    pub dtype: Option<Dtype>,
     /// Type of the KV cache; by default that of the weights.
-    pub kv_cache_dtype: Option<KvElement>,
+    pub kv_cache_dtype: Option<KvDtype>,
     /// Most tokens of one sequence; by default the model's own context length.
     pub max_model_len: Option<usize>,
     /// Most sequences computed together, at most `max_num_batched_tokens`; by default 64.
@@ -59,7 +60,7 @@ pub struct Options {
     /// How long blocks that nobody uses stay in the prefix cache; `None` for no prefix cache.
     pub prefix_cache_ttl: Option<Duration>,
     /// What happens when the KV cache is full.
-    pub on_exhaustion: OnExhaustion,
+    pub preemption_mode: PreemptionMode,
     /// Size of the host tier in bytes, for the prefix cache or for swapping; by default as large as the KV cache where
     /// sequences are swapped, else none.
     pub host_cache_bytes: Option<u64>,
@@ -79,9 +80,9 @@ pub struct ModelInfo {
     /// Width of a hidden state.
     pub hidden_size: usize,
     /// Type the weights are kept in.
-    pub dtype: Element,
+    pub dtype: Dtype,
     /// Type of the KV cache.
-    pub kv_cache_dtype: KvElement,
+    pub kv_cache_dtype: KvDtype,
     /// Where the memory is.
     pub memory: MemoryInfo,
     /// What the host tier's copies cost, and whether it keeps prefixes; `None` without a host tier.

@@ -1,9 +1,10 @@
 //! How the memory is divided, before any of it is taken: weights and workspace come first, the KV cache and its host tier
 //! get of the rest what they may. Arithmetic alone; the sizes are the backend's and the models' own.
 
-use penstock_device::{Backend, CacheSpec, Element, KvElement, StepInputs, StepSpec};
-use penstock_engine::OnExhaustion;
+use penstock_device::{Backend, CacheSpec, StepInputs, StepSpec};
+use penstock_engine::PreemptionMode;
 use penstock_models::{ModelConfig, Workspace, weight_bytes};
+use penstock_types::{Dtype, KvDtype};
 
 use crate::Options;
 use crate::options::Sizes;
@@ -18,9 +19,9 @@ const LOGITS_ROWS: usize = 32;
 /// Everything that decides how many bytes go where.
 #[derive(Clone, Debug)]
 pub(crate) struct Demand {
-    pub element: Element,
-    /// `None` follows `element`.
-    pub kv_element: Option<KvElement>,
+    pub dtype: Dtype,
+    /// `None` follows `dtype`.
+    pub kv_dtype: Option<KvDtype>,
     pub max_model_len: usize,
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
@@ -50,10 +51,10 @@ pub(crate) enum HostShare {
 }
 
 impl Demand {
-    pub fn new(options: &Options, sizes: &Sizes, element: Element, max_model_len: usize) -> Self {
+    pub fn new(options: &Options, sizes: &Sizes, dtype: Dtype, max_model_len: usize) -> Self {
         Self {
-            element,
-            kv_element: options.kv_cache_dtype,
+            dtype,
+            kv_dtype: options.kv_cache_dtype,
             max_model_len,
             max_num_seqs: sizes.max_num_seqs,
             max_num_batched_tokens: sizes.max_num_batched_tokens,
@@ -63,8 +64,8 @@ impl Demand {
                 (None, Some(_)) => KvShare::All,
                 (None, None) => KvShare::Guest,
             },
-            host_share: match (options.host_cache_bytes, options.on_exhaustion) {
-                (None, OnExhaustion::Swap) => HostShare::Mirror,
+            host_share: match (options.host_cache_bytes, options.preemption_mode) {
+                (None, PreemptionMode::Swap) => HostShare::Mirror,
                 (bytes, _) => HostShare::Bytes(bytes.unwrap_or(0)),
             },
             has_prefix_cache: options.prefix_cache_ttl.is_some(),
@@ -103,7 +104,7 @@ impl Demand {
             host_blocks: 0,
             block_size: self.block_size,
             heads: config.heads,
-            element: self.kv_element.unwrap_or(self.element.into()),
+            dtype: self.kv_dtype.unwrap_or(self.dtype.into()),
         }
     }
 
@@ -164,7 +165,7 @@ pub(crate) fn divide<B: Backend>(
     limit: u64,
 ) -> Result<Division, Shortage> {
     let (step, mut cache) = (demand.step(config), demand.cache(config));
-    let weights = weight_bytes(backend, config, demand.element);
+    let weights = weight_bytes(backend, config, demand.dtype);
     let workspace = Workspace::bytes(backend, config, &step);
     let inputs = StepInputs::bytes(&step);
     let needed = workspace.saturating_add(inputs);
@@ -244,8 +245,8 @@ pub(crate) mod tests {
 
     pub(crate) fn demand() -> Demand {
         Demand {
-            element: Element::F32,
-            kv_element: None,
+            dtype: Dtype::F32,
+            kv_dtype: None,
             max_model_len: 4096,
             max_num_seqs: 16,
             max_num_batched_tokens: 128,
@@ -302,11 +303,11 @@ pub(crate) mod tests {
                     "vocab_size": 50, "max_position_embeddings": 64,
                 }))
                 .expect("a good configuration");
-                for kv_element in KvElement::ALL.iter().copied().map(Some) {
-                    let small = Demand { kv_element, max_model_len: 1 + below(64) as usize, ..demand() };
+                for kv_dtype in KvDtype::ALL.iter().copied().map(Some) {
+                    let small = Demand { kv_dtype, max_model_len: 1 + below(64) as usize, ..demand() };
                     let block = cpu.block_bytes(&small.cache(&config));
                     let step = small.step(&config);
-                    let taken = weight_bytes(&cpu, &config, small.element)
+                    let taken = weight_bytes(&cpu, &config, small.dtype)
                         + Workspace::bytes(&cpu, &config, &step)
                         + StepInputs::bytes(&step);
                     for _ in 0..200 {

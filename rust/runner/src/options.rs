@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use penstock_engine::OnExhaustion;
+use penstock_engine::PreemptionMode;
 use penstock_engine::limits::MAX_SPECULATIVE_TOKENS;
 
 use crate::{LaunchError, Options};
@@ -111,9 +111,9 @@ pub(crate) fn share(most: u64, ratio: f64) -> u64 {
 
 /// A host tier that nothing would use is refused, and so is a use for it without one.
 fn check_host_cache(options: &Options) -> Result<(), LaunchError> {
-    let swaps = options.on_exhaustion == OnExhaustion::Swap;
+    let swaps = options.preemption_mode == PreemptionMode::Swap;
     let limit = match options.host_cache_bytes {
-        Some(0) if swaps => "above 0 where on_exhaustion is swap",
+        Some(0) if swaps => "above 0 where preemption_mode is swap",
         Some(1..) if !swaps && options.prefix_cache_ttl.is_none() => {
             "0 where there is neither a prefix cache nor swapping to use it"
         }
@@ -165,8 +165,8 @@ mod tests {
             "prefix_cache_ttl=0 is out of range: above 0 seconds, or None for no prefix cache",
         );
         check(
-            |o| (o.on_exhaustion, o.host_cache_bytes) = (OnExhaustion::Swap, Some(0)),
-            "host_cache_bytes=0 is out of range: above 0 where on_exhaustion is swap",
+            |o| (o.preemption_mode, o.host_cache_bytes) = (PreemptionMode::Swap, Some(0)),
+            "host_cache_bytes=0 is out of range: above 0 where preemption_mode is swap",
         );
         check(
             |o| o.host_cache_bytes = Some(1 << 30),

@@ -4,8 +4,9 @@
 
 use std::ops::Range;
 
-use penstock_engine::executor::{Answer, StepPlan};
-use penstock_engine::request::{Details, Extent, PromptPosition, Request, Token};
+use penstock_engine::executor::{RowOutput, StepPlan};
+use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
+use penstock_types::OutputScope;
 
 use crate::slot::Slot;
 
@@ -35,7 +36,7 @@ pub(crate) enum Kind {
 
 impl Output {
     /// Whether it is of those that something is told of. The prompt's last position is where the first token is chosen.
-    pub fn is_within(&self, extent: Option<Extent>) -> bool {
+    pub fn is_within(&self, extent: Option<OutputScope>) -> bool {
         extent.is_some_and(|extent| match self.kind {
             Kind::Prompt { .. } => extent.has_prompt(),
             Kind::Next { index, .. } => extent.has_generation() || index == 0,
@@ -64,7 +65,7 @@ impl Outputs {
     pub fn find(&mut self, plan: &StepPlan, slots: &[Slot], output_rows: &mut Vec<u32>) {
         self.rows.clear();
         let mut first_row = 0;
-        for (index, work) in plan.work.iter().enumerate() {
+        for (index, work) in plan.rows.iter().enumerate() {
             let slot = &slots[work.slot as usize];
             let rows = first_row..first_row + work.num_tokens;
             first_row = rows.end;
@@ -172,7 +173,7 @@ impl Outputs {
     pub fn told(
         &mut self,
         tile: Range<usize>,
-    ) -> impl Iterator<Item = (usize, Output, &mut Option<Box<Details>>)> {
+    ) -> impl Iterator<Item = (usize, Output, &mut Option<Box<TokenDetails>>)> {
         let rows = tile.clone().zip(&self.rows[tile.clone()]).zip(&mut self.told[tile]);
         rows.filter_map(|((index, row), told)| told.as_mut().map(|token| (index, *row, &mut token.details)))
     }
@@ -180,9 +181,9 @@ impl Outputs {
     /// Writes the answers into the plan.
     pub fn answer(&mut self, plan: &mut StepPlan, slots: &mut [Slot], vocabulary: usize) {
         let mut rows = self.rows.iter().zip(self.told.drain(..)).peekable();
-        for (index, work) in plan.work.iter().enumerate() {
+        for (index, work) in plan.rows.iter().enumerate() {
             let num_positions = plan.positions.len();
-            let mut answer = Answer::default();
+            let mut answer = RowOutput::default();
             while let Some((row, told)) = rows.next_if(|(row, _)| row.work == index) {
                 let Some(token) = told else { continue };
                 match row.kind {
@@ -205,9 +206,9 @@ impl Outputs {
                 answer.forced = start..plan.forced.len() as u32;
             } else if let Some(failure) = slot.failure() {
                 plan.positions.truncate(num_positions);
-                answer = Answer { failure: Some(failure.clone()), ..Answer::default() };
+                answer = RowOutput { failure: Some(failure.clone()), ..RowOutput::default() };
             }
-            plan.answers.push(answer);
+            plan.outputs.push(answer);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What would fit where something does not: each remedy is tried before it is told.
 
-use penstock_device::{Backend, Element, KvElement};
+use penstock_device::Backend;
 use penstock_models::ModelConfig;
+use penstock_types::{Dtype, KvDtype};
 
 use crate::memory::{Demand, HostShare, KvShare, divide, largest};
 use crate::options::{Allowance, share};
@@ -22,8 +23,8 @@ pub(crate) fn remedies<B: Backend>(
         trial.most("max_num_batched_tokens", fewest_tokens..=max_num_batched_tokens, |demand| {
             &mut demand.max_num_batched_tokens
         }),
-        trial.element(),
-        trial.kv_element(),
+        trial.dtype(),
+        trial.kv_dtype(),
         trial.memory_ratio(),
         trial.kv_cache_bytes(),
         trial.host_cache_bytes(),
@@ -64,14 +65,14 @@ impl<B: Backend> Trial<'_, B> {
         largest(*sizes.start() as u64, *sizes.end() as u64, fits).map(|size| format!("{field}={size}"))
     }
 
-    fn element(&self) -> Option<String> {
-        let fits = |element: &&Element| self.fits(|demand| demand.element = **element);
-        Element::ALL.iter().find(fits).map(|element| format!("dtype={}", element.name()))
+    fn dtype(&self) -> Option<String> {
+        let fits = |dtype: &&Dtype| self.fits(|demand| demand.dtype = **dtype);
+        Dtype::ALL.iter().find(fits).map(|dtype| format!("dtype={}", dtype.name()))
     }
 
-    fn kv_element(&self) -> Option<String> {
-        let fits = |element: &&KvElement| self.fits(|demand| demand.kv_element = Some(**element));
-        KvElement::ALL.iter().find(fits).map(|element| format!("kv_cache_dtype={}", element.name()))
+    fn kv_dtype(&self) -> Option<String> {
+        let fits = |dtype: &&KvDtype| self.fits(|demand| demand.kv_dtype = Some(**dtype));
+        KvDtype::ALL.iter().find(fits).map(|dtype| format!("kv_cache_dtype={}", dtype.name()))
     }
 
     /// The least that fits, in hundredths, where there is more to take. Whoever chooses it is no guest any more.

@@ -3,10 +3,11 @@
 
 use std::ops::Range;
 
-use penstock_device::{Backend, BlockCopy, CacheSpec, DeviceError, MemoryUse, Sampled, StepInputs, StepSpec};
-use penstock_engine::executor::{self, Seat, StepPlan};
-use penstock_engine::request::{Details, Token};
+use penstock_device::{Backend, CacheSpec, DeviceError, MemoryUse, Sampled, StepInputs, StepSpec};
+use penstock_engine::executor::{NewSequence, StepPlan};
+use penstock_engine::request::{Token, TokenDetails};
 use penstock_models::{Decoder, Workspace};
+use penstock_types::BlockCopy;
 
 use crate::guide::MaskThreads;
 use crate::inputs;
@@ -79,7 +80,7 @@ impl<B: Backend> Runner<B> {
         // Before anything can fail: the rows of a plan that was made already rely on it.
         self.seat(plan);
         if !plan.copies.is_empty() {
-            self.copy(&mut plan.copies.iter().map(block_copy))?;
+            self.copy(&mut plan.copies.iter().copied())?;
         }
         plan.copied = true;
         self.compute(plan, Depth::AllLayers)
@@ -93,10 +94,10 @@ impl<B: Backend> Runner<B> {
     /// Has everybody leave and take the places that the plan says.
     pub(crate) fn seat(&mut self, plan: &StepPlan) {
         self.collect_masks(); // of a step that failed, if there are any
-        for slot in &plan.vacated {
+        for slot in &plan.freed_slots {
             self.slots[*slot as usize].vacate();
         }
-        for Seat { slot, request, generated } in &plan.seats {
+        for NewSequence { slot, request, generated } in &plan.new_sequences {
             let generated = &plan.tokens[generated.start as usize..generated.end as usize];
             self.slots[*slot as usize].seat(request, generated, self.spec.vocabulary);
         }
@@ -173,7 +174,8 @@ impl<B: Backend> Runner<B> {
                 slots[slot].accept(sampled.token);
             }
             let top = std::mem::take(&mut sampled.top);
-            let details = (!top.is_empty()).then(|| Box::new(Details { top, ..Details::default() }));
+            let details =
+                (!top.is_empty()).then(|| Box::new(TokenDetails { top, ..TokenDetails::default() }));
             outputs.tell(index, Token { id: sampled.token, logprob: sampled.logprob, details });
         }
         Ok(())
@@ -241,32 +243,9 @@ fn tiles(num_outputs: usize, logits_rows: usize) -> impl Iterator<Item = Range<u
     (0..num_outputs).step_by(logits_rows).map(move |start| start..num_outputs.min(start + logits_rows))
 }
 
-/// A copy as the device knows it.
-fn block_copy(copy: &executor::BlockCopy) -> BlockCopy {
-    match *copy {
-        executor::BlockCopy::Save { from, to } => BlockCopy::Save { from: from.0, to: to.0 },
-        executor::BlockCopy::Load { from, to } => BlockCopy::Load { from: from.0, to: to.0 },
-    }
-}
-
 /// Has the mask of a slot's next token worked out, where it is to keep within a grammar.
 fn start_mask(masks: &mut MaskThreads, slots: &mut [Slot], slot: usize) {
     if let Some(guide) = slots[slot].take_guide() {
         masks.start(slot, guide);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use penstock_engine::{BlockId, HostBlockId};
-
-    use super::*;
-
-    #[test]
-    fn copies_keep_their_direction() {
-        let save = executor::BlockCopy::Save { from: BlockId(3), to: HostBlockId(7) };
-        let load = executor::BlockCopy::Load { from: HostBlockId(7), to: BlockId(3) };
-        assert_eq!(block_copy(&save), BlockCopy::Save { from: 3, to: 7 });
-        assert_eq!(block_copy(&load), BlockCopy::Load { from: 7, to: 3 });
     }
 }

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use penstock_device::{DeviceError, Logprobs, SampleParams, TokenCounts};
-use penstock_engine::request::{Request, Sampling};
+use penstock_device::{DeviceError, SampleParams, TokenCounts};
+use penstock_engine::request::Request;
+use penstock_types::{LogprobsRequest, Sampling};
 
 use crate::guard::guarded;
 use crate::guide::Guide;
@@ -113,7 +114,7 @@ impl Slot {
     /// nobody chose what is in a prompt.
     pub fn prompt_params(&self, row: usize, given: Option<u32>) -> SampleParams<'_> {
         let top = self.request().reports.prompt_logprobs;
-        let logprobs = top.map(|top| Logprobs { top, processed: false });
+        let logprobs = top.map(|top| LogprobsRequest { top, processed: false });
         SampleParams { row: row as u32, given, logprobs, ..SampleParams::greedy() }
     }
 
@@ -129,7 +130,7 @@ impl Slot {
             min_p,
             typical_p,
             repetition_penalty,
-            repetition_in_output_only,
+            repetition_penalty_scope,
             presence_penalty,
             frequency_penalty,
             no_repeat_ngram_size,
@@ -147,7 +148,7 @@ impl Slot {
             min_p,
             typical_p,
             repetition_penalty,
-            repetition_in_output_only,
+            repetition_penalty_scope,
             presence_penalty,
             frequency_penalty,
             counts: &self.counts,
@@ -164,7 +165,9 @@ impl Slot {
             seed,
             index,
             given: None,
-            logprobs: reports.logprobs.map(|top| Logprobs { top, processed: reports.processed_logprobs }),
+            logprobs: reports
+                .logprobs
+                .map(|top| LogprobsRequest { top, processed: reports.processed_logprobs }),
         }
     }
 

@@ -8,9 +8,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_device::{Backend, BlockCopy, CacheSpec, DeviceError};
-use penstock_engine::executor::{BlockId, Sample, Seat, StepPlan, Work};
-use penstock_engine::{Reports, Request, Sampling};
+use penstock_device::{Backend, CacheSpec, DeviceError};
+use penstock_engine::Request;
+use penstock_engine::executor::{NewSequence, Sample, ScheduledRow, StepPlan};
+use penstock_types::{BlockCopy, BlockId, HostBlockId, RequestedOutputs, Sampling};
 
 use crate::HostTierInfo;
 use crate::runner::{Depth, Runner};
@@ -74,14 +75,15 @@ impl<B: Backend> Runner<B> {
         let spec = *self.spec();
         let mut plan = StepPlan::default();
         let sampling = Sampling { top_p: 0.9, ..Sampling::default() };
-        let reports = Reports { logprobs: Some(0), prompt_logprobs: Some(0), ..Reports::default() };
+        let reports =
+            RequestedOutputs { logprobs: Some(0), prompt_logprobs: Some(0), ..RequestedOutputs::default() };
         let prompt = vec![0; spec.positions];
         let request = Arc::new(Request { reports, ..Request::new(prompt, 1, sampling) });
         for (slot, (start, num_tokens)) in sequences.iter().enumerate() {
             let (first_token, first_block) = (plan.tokens.len(), plan.blocks.len());
             plan.tokens.resize(first_token + num_tokens, 0);
             plan.blocks.extend((0..(start + num_tokens).div_ceil(spec.block_size) as u32).map(BlockId));
-            plan.work.push(Work {
+            plan.rows.push(ScheduledRow {
                 slot: slot as u32,
                 start: *start as u32,
                 prompt_len: spec.positions as u32,
@@ -93,7 +95,11 @@ impl<B: Backend> Runner<B> {
                 reported: if wanted == Wanted::Prompt { 0..*num_tokens as u32 } else { 0..0 },
                 sample: (wanted == Wanted::NextToken).then_some(Sample { index: 0 }),
             });
-            plan.seats.push(Seat { slot: slot as u32, request: Arc::clone(&request), generated: 0..0 });
+            plan.new_sequences.push(NewSequence {
+                slot: slot as u32,
+                request: Arc::clone(&request),
+                generated: 0..0,
+            });
         }
         self.seat(&plan);
         self.compute(&mut plan, Depth::Layers(num_layers))
@@ -101,8 +107,10 @@ impl<B: Backend> Runner<B> {
 
     fn weigh_host_tier(&mut self, cache: &CacheSpec) -> Result<Costs, DeviceError> {
         let copies = COPIES.min(cache.blocks).min(cache.host_blocks) as u32;
-        let saves = || (0..copies).map(|block| BlockCopy::Save { from: block, to: block });
-        let loads = || (0..copies).map(|block| BlockCopy::Load { from: block, to: block });
+        let saves =
+            || (0..copies).map(|block| BlockCopy::Save { from: BlockId(block), to: HostBlockId(block) });
+        let loads =
+            || (0..copies).map(|block| BlockCopy::Load { from: HostBlockId(block), to: BlockId(block) });
         self.copy(&mut saves().chain(loads()))?; // the system gives the pages
         let save = quickest(|| seconds(|| self.copy(&mut saves())))? / f64::from(copies);
         let load = quickest(|| seconds(|| self.copy(&mut loads())))? / f64::from(copies);

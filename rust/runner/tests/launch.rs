@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use common::{LAYERS, LONGEST, TinyModel, VOCABULARY, request, run};
 use penstock_engine::Port;
-use penstock_runner::{Element, LaunchError, OnExhaustion, Options};
+use penstock_runner::{LaunchError, Options, PreemptionMode};
+use penstock_types::Dtype;
 
 /// Bytes of a block of 16 tokens in float32: keys and values of two heads of 16 in each layer.
 const BLOCK: u64 = 16 * 2 * 2 * 16 * 4 * LAYERS as u64;
@@ -44,18 +45,18 @@ fn a_host_tier_is_measured_and_left_off_where_it_does_not_pay() {
     assert_eq!((limits.host_blocks, limits.host_prefixes), expected);
     assert_eq!(info.memory.host_cache, 10 * BLOCK);
 
-    let on_exhaustion = OnExhaustion::Swap;
-    let less_than_a_block = Options { on_exhaustion, host_cache_bytes: Some(BLOCK - 1), ..options() };
+    let preemption_mode = PreemptionMode::Swap;
+    let less_than_a_block = Options { preemption_mode, host_cache_bytes: Some(BLOCK - 1), ..options() };
     assert_eq!(
         model.launch(&less_than_a_block).err().unwrap().to_string(),
         format!("host_cache_bytes={} is out of range: at least {BLOCK}, one block", BLOCK - 1)
     );
-    let (engine, info) = model.launch(&Options { on_exhaustion, ..options() }).unwrap();
+    let (engine, info) = model.launch(&Options { preemption_mode, ..options() }).unwrap();
     assert_eq!(engine.limits().host_blocks, engine.limits().num_blocks, "as many as the cache has");
     assert_eq!(info.memory.host_cache, info.memory.kv_cache);
-    assert_eq!(engine.limits().on_exhaustion, on_exhaustion);
+    assert_eq!(engine.limits().preemption_mode, preemption_mode);
     assert!(!engine.limits().host_prefixes && !info.host_tier.unwrap().keeps_prefixes, "no prefix cache");
-    let both = Options { on_exhaustion, prefix_cache_ttl, ..options() };
+    let both = Options { preemption_mode, prefix_cache_ttl, ..options() };
     let (engine, info) = model.launch(&both).unwrap();
     assert_eq!(engine.limits().host_blocks, engine.limits().num_blocks, "whatever prefixes cost");
     assert_eq!(engine.limits().host_prefixes, info.host_tier.unwrap().keeps_prefixes);
@@ -69,7 +70,7 @@ fn the_weights_are_counted_to_the_byte() {
     let expected = 2 * padded(VOCABULARY * 64) + padded(64) + LAYERS as u64 * layer;
     let (_, info) = model.launch(&options()).unwrap();
     assert_eq!(info.memory.weights, expected);
-    let (_, half) = model.launch(&Options { dtype: Some(Element::Bf16), ..options() }).unwrap();
+    let (_, half) = model.launch(&Options { dtype: Some(Dtype::Bf16), ..options() }).unwrap();
     assert!(half.memory.weights < expected * 3 / 5 && half.memory.kv_cache == info.memory.kv_cache / 2);
 }
 
@@ -107,8 +108,8 @@ fn more_than_there_is_is_refused_with_the_most_that_fits() {
     let most: u64 = kv.rsplit('=').next().unwrap().parse().unwrap();
     assert!(most > 0 && kv.contains(&format!("exceeds the {most} bytes that are left")), "{kv}");
     let host_cache_bytes = Some(1 << 50);
-    let on_exhaustion = OnExhaustion::Swap;
-    let host = refusal(Options { host_cache_bytes, on_exhaustion, ..options() });
+    let preemption_mode = PreemptionMode::Swap;
+    let host = refusal(Options { host_cache_bytes, preemption_mode, ..options() });
     assert!(host.starts_with("host_cache_bytes=1125899906842624 exceeds the "), "{host}");
     assert!(host.contains("what fits: host_cache_bytes="), "{host}");
     let nothing = refusal(Options { memory_ratio: Some(1e-9), ..options() });

@@ -18,7 +18,7 @@ pub struct TextOptions {
     /// Python do; those written in Rust do not. Where special tokens are skipped there are no such spaces.
     pub spaces_between_special_tokens: bool,
     /// Cuts the text after the stop string instead of before it. Without stop strings nothing is cut.
-    pub include_stop_in_output: bool,
+    pub include_stop_str_in_output: bool,
 }
 
 impl Default for TextOptions {
@@ -27,7 +27,7 @@ impl Default for TextOptions {
         Self {
             skip_special_tokens: true,
             spaces_between_special_tokens: false,
-            include_stop_in_output: false,
+            include_stop_str_in_output: false,
         }
     }
 }
@@ -53,7 +53,7 @@ impl TextStream {
             tokenizer: tokenizer.clone(),
             detokenizer: Detokenizer::new(tokenizer.rule(), options),
             finder: StopFinder::new(stops)?,
-            include_stop: options.include_stop_in_output,
+            include_stop: options.include_stop_str_in_output,
             stopped: None,
             text: String::new(),
             taken: 0,

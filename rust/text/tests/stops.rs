@@ -25,7 +25,7 @@ fn options() -> impl Strategy<Value = TextOptions> {
     any::<[bool; 3]>().prop_map(|[skip, spaces, include]| TextOptions {
         skip_special_tokens: skip,
         spaces_between_special_tokens: spaces,
-        include_stop_in_output: include,
+        include_stop_str_in_output: include,
     })
 }
 
@@ -39,7 +39,7 @@ fn check(
     takes: &[bool],
 ) -> Result<(), TestCaseError> {
     let text = tokenizer.decode(ids, options);
-    let (end, stopped) = search(&text, stops, options.include_stop_in_output);
+    let (end, stopped) = search(&text, stops, options.include_stop_str_in_output);
     let mut stream = TextStream::new(tokenizer, options, stops).unwrap();
     let mut shown = String::new();
     for (&id, &take) in ids.iter().zip(takes.iter().cycle()) {
@@ -139,7 +139,7 @@ fn stop_strings_out_of_the_text_itself_cut_it_wherever_tokens_begin_and_end() {
 #[test]
 fn a_stop_that_is_part_of_the_output_holds_nothing_back() {
     let tokenizer = ours(&byte_level_json());
-    let options = TextOptions { include_stop_in_output: true, ..TextOptions::default() };
+    let options = TextOptions { include_stop_str_in_output: true, ..TextOptions::default() };
     let mut stream = TextStream::new(&tokenizer, options, &["abc".to_owned()]).unwrap();
     let takes = b"aabcd".map(|byte| {
         stream.push(u32::from(byte));

@@ -27,13 +27,13 @@ use std::ops::Range;
 
 pub use slab::{HostSlab, Slab, SlabRefused};
 
-use crate::bfc::{Bfc, BlockId, Exhausted, InvalidSize, Placement};
+use crate::bfc::{AllocationId, Bfc, Exhausted, InvalidSize, Placement};
 
 /// A stretch of one arena's memory, from [`Arena::allocate`] to [`Arena::free`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a region that is not freed stays in use as long as its arena"]
 pub struct Region {
-    id: BlockId,
+    id: AllocationId,
     offset: usize,
     len: usize,
 }

@@ -54,7 +54,7 @@ pub enum Placement {
 
 /// Names a block to the allocator it came from; to no other, and not beyond the block's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockId {
+pub struct AllocationId {
     allocator: u64,
     serial: u64,
     slot: u32,
@@ -64,7 +64,7 @@ pub struct BlockId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// To give it back with.
-    pub id: BlockId,
+    pub id: AllocationId,
     /// Where it starts; a multiple of the alignment.
     pub offset: usize,
     /// Bytes granted: what was asked for, rounded up to the alignment.
@@ -156,7 +156,7 @@ impl Bfc {
         chunk.tenant = Some(Tenant { serial, requested, name, placement, is_retired: false });
         self.books.enter(chunk);
         self.peak = self.peak.max(self.books.in_use);
-        let id = BlockId { allocator: self.identity, serial, slot };
+        let id = AllocationId { allocator: self.identity, serial, slot };
         let block = Block { id, offset: chunk.offset, size };
         // Only now, as it is the neighbours that tell a hole's side.
         if let Some(rest) = rest {
@@ -166,7 +166,7 @@ impl Bfc {
     }
 
     /// Takes a block back. It may be handed out again at once.
-    pub fn free(&mut self, id: BlockId) -> Result<(), StaleBlock> {
+    pub fn free(&mut self, id: AllocationId) -> Result<(), StaleBlock> {
         self.find(id)?;
         self.release(id.slot);
         Ok(())
@@ -175,7 +175,7 @@ impl Bfc {
     /// Takes a block back that the device may still be using: it is handed out again only after
     /// [`reclaim`](Self::reclaim) was told that `fence` has passed. Fences are points on a line that the caller numbers, such
     /// as steps submitted to a stream.
-    pub fn retire(&mut self, id: BlockId, fence: u64) -> Result<(), StaleBlock> {
+    pub fn retire(&mut self, id: AllocationId, fence: u64) -> Result<(), StaleBlock> {
         self.find(id)?;
         let chunk = self.chunks.get_mut(id.slot);
         self.books.strike(chunk);
@@ -214,7 +214,7 @@ impl Bfc {
     }
 
     /// The block's place, if it is in use.
-    pub fn get(&self, id: BlockId) -> Result<Block, StaleBlock> {
+    pub fn get(&self, id: AllocationId) -> Result<Block, StaleBlock> {
         let chunk = self.find(id)?;
         Ok(Block { id, offset: chunk.offset, size: chunk.size })
     }
@@ -244,7 +244,7 @@ impl Bfc {
     }
 
     /// The chunk of a block in use. Two allocations of one slot differ in their serial.
-    fn find(&self, id: BlockId) -> Result<&Chunk, StaleBlock> {
+    fn find(&self, id: AllocationId) -> Result<&Chunk, StaleBlock> {
         if id.allocator != self.identity {
             return Err(StaleBlock::Foreign);
         }

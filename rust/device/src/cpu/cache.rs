@@ -8,9 +8,10 @@
 //! So a copy is one run of bytes per layer, and the host's side of it is one run altogether.
 
 use penstock_kernels::KvLayout;
+use penstock_types::{BlockCopy, HeadShape};
 
 use crate::arena::Region;
-use crate::backend::{BlockCopy, CacheSpec, HeadShape};
+use crate::backend::CacheSpec;
 
 /// The regions, and where in them a block lies.
 pub struct CpuCache {
@@ -54,9 +55,9 @@ impl CacheShape {
     pub fn copy(&self, cache: &mut [u8], host: &mut [u8], copy: BlockCopy) {
         let (BlockCopy::Save { from: block, to: host_block }
         | BlockCopy::Load { from: host_block, to: block }) = copy;
-        let host = &mut host[host_block as usize * self.block_bytes()..][..self.block_bytes()];
+        let host = &mut host[host_block.0 as usize * self.block_bytes()..][..self.block_bytes()];
         for (layer, host) in host.chunks_exact_mut(self.block).enumerate() {
-            let part = &mut self.layer_mut(cache, layer)[block as usize * self.block..][..self.block];
+            let part = &mut self.layer_mut(cache, layer)[block.0 as usize * self.block..][..self.block];
             match copy {
                 BlockCopy::Save { .. } => host.copy_from_slice(part),
                 BlockCopy::Load { .. } => part.copy_from_slice(host),
@@ -66,6 +67,6 @@ impl CacheShape {
 }
 
 pub(super) fn kv_layout(spec: &CacheSpec) -> KvLayout {
-    let &CacheSpec { block_size, heads: HeadShape { kv_heads, head_dim, .. }, element, .. } = spec;
-    KvLayout { block_size, kv_heads, head_dim, element }
+    let &CacheSpec { block_size, heads: HeadShape { kv_heads, head_dim, .. }, dtype, .. } = spec;
+    KvLayout { block_size, kv_heads, head_dim, dtype }
 }

@@ -16,13 +16,12 @@ use std::sync::{Mutex, PoisonError};
 use bytemuck::{cast_slice, cast_slice_mut};
 use penstock_kernels as kernels;
 use penstock_kernels::{
-    Element, IsaError, Kernels, Matrix, MatrixLayout, Pool, Rows, RowsMut, SPLIT, attention_scratch,
+    IsaError, Kernels, Matrix, MatrixLayout, Pool, Rows, RowsMut, SPLIT, attention_scratch,
 };
+use penstock_types::{BlockCopy, Dtype, HeadShape};
 
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabRefused};
-use crate::backend::{
-    AttentionParams, Backend, BlockCopy, CacheSpec, DeviceError, Epilogue, HeadShape, MemoryUse, RowSource,
-};
+use crate::backend::{AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, MemoryUse, RowSource};
 use crate::bfc::Placement;
 use crate::sample::{SampleParams, Sampled};
 use crate::step::{StepInputs, StepSpec};
@@ -170,8 +169,8 @@ impl Backend for Cpu {
         MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }
     }
 
-    fn matrix_bytes(&self, rows: usize, columns: usize, element: Element) -> u64 {
-        self.granted(MatrixLayout { rows, columns, element }.bytes())
+    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64 {
+        self.granted(MatrixLayout { rows, columns, dtype }.bytes())
     }
 
     fn buffer_bytes(&self, len: usize) -> u64 {
@@ -194,8 +193,8 @@ impl Backend for Cpu {
         }
     }
 
-    fn load_matrix(&mut self, source: &dyn RowSource, element: Element) -> Result<CpuMatrix, DeviceError> {
-        let layout = MatrixLayout { rows: source.rows(), columns: source.columns(), element };
+    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<CpuMatrix, DeviceError> {
+        let layout = MatrixLayout { rows: source.rows(), columns: source.columns(), dtype };
         let region = self.region(layout.bytes(), 1, Placement::Low, "weights")?;
         let [bytes] = lend(&mut self.arena, [&region]);
         layout.pack(&self.pool, bytes, |rows, out| source.read(rows, out));

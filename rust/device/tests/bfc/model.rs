@@ -1,7 +1,7 @@
 //! The allocator's slow twin: one sorted list of spans, searched from end to end. It shares no code and no idea of bins, links
 //! or slots with what it is the measure of.
 
-use penstock_device::bfc::{Bfc, BlockId, Extent, Placement, StaleBlock, Stats};
+use penstock_device::bfc::{AllocationId, Bfc, Extent, Placement, StaleBlock, Stats};
 
 const NAME: &str = "model";
 
@@ -14,7 +14,7 @@ struct Span {
 
 #[derive(Clone, Copy)]
 struct Tenant {
-    id: BlockId,
+    id: AllocationId,
     requested: usize,
     placement: Placement,
     fence: Option<u64>,
@@ -25,7 +25,7 @@ pub struct Pair {
     bfc: Bfc,
     spans: Vec<Span>,
     peak: usize,
-    gone: Vec<BlockId>,
+    gone: Vec<AllocationId>,
 }
 
 /// What a caller saw of an allocation: the place, or that there was none.
@@ -152,7 +152,7 @@ impl Pair {
         live.get(which % live.len().max(1)).copied()
     }
 
-    fn id_at(&self, index: usize) -> BlockId {
+    fn id_at(&self, index: usize) -> AllocationId {
         self.spans[index].tenant.expect("a used span").id
     }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
-use penstock_device::bfc::{Bfc, BlockId, DEFAULT_ALIGNMENT, Placement};
+use penstock_device::bfc::{AllocationId, Bfc, DEFAULT_ALIGNMENT, Placement};
 
 const LAYERS: usize = 32;
 const HIDDEN: usize = 4096;
@@ -99,7 +99,7 @@ impl Server {
     }
 
     /// A low-rank pair for each of the four attention matrices of each layer.
-    fn load_adapter(&mut self) -> Vec<BlockId> {
+    fn load_adapter(&mut self) -> Vec<AllocationId> {
         let rank = 8 << self.random.below(4);
         let sides = [HIDDEN, HIDDEN, HIDDEN, KV_HEADS_WIDTH, HIDDEN, KV_HEADS_WIDTH, HIDDEN, HIDDEN];
         let sides = sides.repeat(LAYERS).into_iter();
@@ -107,21 +107,21 @@ impl Server {
     }
 
     /// Pixels, patches, the tower's widest activation and the embeddings of an image of any shape.
-    fn load_image(&mut self) -> Vec<BlockId> {
+    fn load_image(&mut self) -> Vec<AllocationId> {
         let patches = (8 + self.random.below(64)) * (8 + self.random.below(64));
         let sizes =
             [patches * 14 * 14 * 3 * 4, patches * 1280 * 4, patches * 5120 * 4, patches / 4 * HIDDEN * 2];
         sizes.map(|bytes| self.allocate(bytes, self.brief, "image")).to_vec()
     }
 
-    fn allocate(&mut self, bytes: usize, placement: Placement, name: &'static str) -> BlockId {
+    fn allocate(&mut self, bytes: usize, placement: Placement, name: &'static str) -> AllocationId {
         let block = self.bfc.allocate(bytes, placement, name).unwrap_or_else(|refusal| panic!("{refusal}"));
         self.offsets.push(block.offset);
         self.watch();
         block.id
     }
 
-    fn free(&mut self, blocks: Vec<BlockId>) {
+    fn free(&mut self, blocks: Vec<AllocationId>) {
         for id in blocks {
             self.bfc.free(id).expect("a live block");
             self.watch();

@@ -1,6 +1,6 @@
 //! Which blocks of the host tier are free, and what a sequence without a place has there.
 
-use crate::executor::HostBlockId;
+use penstock_types::HostBlockId;
 
 /// All blocks of the host tier. A block that is not free is a prefix cache node's or a [`Saved`] one's.
 #[derive(Debug)]

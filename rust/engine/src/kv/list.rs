@@ -1,7 +1,7 @@
 //! The block table of one sequence, together with the promise of blocks for the tokens it has already.
 
-use crate::executor::BlockId;
 use crate::prefix::NodeId;
+use penstock_types::BlockId;
 
 /// Made by [`Memory::open`](super::Memory::open), grown by it, and given back to it: dropping one instead leaks its
 /// blocks, so a debug build panics.

@@ -5,8 +5,10 @@
 
 use std::time::Instant;
 
+use penstock_types::{BlockCopy, BlockId, HostBlockId};
+
 use super::{BlockList, BlockPool, HostPool, Saved};
-use crate::executor::{BlockCopy, BlockId, HostBlockId, StepPlan};
+use crate::executor::StepPlan;
 use crate::limits::Limits;
 use crate::prefix::{BlockHasher, Chain, NodeId, Place, PrefixCache, Tokens};
 

@@ -1,7 +1,7 @@
 //! Which blocks are free, which are only kept, how many are promised, and how many lists hold each.
 
 use super::BlockList;
-use crate::executor::BlockId;
+use penstock_types::BlockId;
 
 /// All blocks of the cache. Every operation is O(1); nothing searches.
 ///

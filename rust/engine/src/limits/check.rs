@@ -3,8 +3,10 @@
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
+use penstock_types::{RequestedOutputs, Sampling};
+
 use super::Limits;
-use crate::request::{Reports, Request, Sampling};
+use crate::request::Request;
 
 /// Most sequences in `stop_sequences`, and most ids in one: each is compared with the output's end at every token.
 const MAX_STOP_SEQUENCES: usize = 64;
@@ -136,7 +138,7 @@ impl Limits {
     }
 
     fn check_stop_sequences(&self, sequences: &[Vec<u32>]) -> Result<(), InvalidRequest> {
-        let field = "stop_sequences_ids";
+        let field = "stop_token_sequences";
         if sequences.len() > MAX_STOP_SEQUENCES {
             let value = format!("{} sequences", sequences.len());
             return Err(out_of_range(field, value, format!("at most {MAX_STOP_SEQUENCES}")));
@@ -175,7 +177,7 @@ impl Limits {
         self.check_ids("bad_words", sampling.bad_words.iter().flatten())
     }
 
-    fn check_reports(&self, reports: &Reports) -> Result<(), InvalidRequest> {
+    fn check_reports(&self, reports: &RequestedOutputs) -> Result<(), InvalidRequest> {
         let counts = [("top_logprobs", reports.logprobs), ("prompt_logprobs", reports.prompt_logprobs)];
         for (field, count) in counts {
             if let Some(count) = count.filter(|count| *count as usize > self.vocabulary_size) {
@@ -233,7 +235,7 @@ fn out_of_range(field: &'static str, value: impl ToString, limit: impl Into<Stri
 mod tests {
     use super::super::tests::{limits, request};
     use super::*;
-    use crate::request::Extent;
+    use penstock_types::OutputScope;
 
     /// `change` makes a good request bad, and the answer says so in these words.
     #[track_caller]
@@ -304,7 +306,7 @@ mod tests {
         );
         check(
             |r| r.stop_sequences = vec![vec![1], vec![99, 100]],
-            "stop_sequences_ids=100 is out of range: below the vocabulary's 100 ids",
+            "stop_token_sequences=100 is out of range: below the vocabulary's 100 ids",
         );
         check(
             |r| r.sampling.logit_bias = vec![(100, 1.0)],
@@ -328,15 +330,15 @@ mod tests {
     fn lists_that_mean_nothing_are_refused() {
         check(
             |r| r.stop_sequences = vec![vec![1], vec![]],
-            "stop_sequences_ids=a sequence of 0 ids is out of range: from 1 to 64 ids each",
+            "stop_token_sequences=a sequence of 0 ids is out of range: from 1 to 64 ids each",
         );
         check(
             |r| r.stop_sequences = vec![vec![1; 65]],
-            "stop_sequences_ids=a sequence of 65 ids is out of range: from 1 to 64 ids each",
+            "stop_token_sequences=a sequence of 65 ids is out of range: from 1 to 64 ids each",
         );
         check(
             |r| r.stop_sequences = vec![vec![1]; 65],
-            "stop_sequences_ids=65 sequences is out of range: at most 64",
+            "stop_token_sequences=65 sequences is out of range: at most 64",
         );
         check(
             |r| r.sampling.allowed_token_ids = Some(vec![]),
@@ -387,7 +389,8 @@ mod tests {
 
     #[test]
     fn a_prompt_may_fill_the_model_where_it_is_only_reported_on() {
-        let reports = Reports { hidden_states: Some(Extent::Prompt), ..Reports::default() };
+        let reports =
+            RequestedOutputs { hidden_states: Some(OutputScope::Prompt), ..RequestedOutputs::default() };
         let limits = Limits { num_blocks: 4, ..limits() };
         assert_eq!(limits.check(&Request { reports, ..request(64, 0) }), Ok(()));
         let error = limits.check(&Request { reports, ..request(65, 0) }).unwrap_err();

@@ -12,7 +12,7 @@ pub const MAX_SPECULATIVE_TOKENS: usize = 32;
 
 /// What happens to the newest of the least urgent sequences when the others need its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnExhaustion {
+pub enum PreemptionMode {
     /// It waits, and is then computed again from its beginning.
     #[default]
     Recompute,
@@ -48,7 +48,7 @@ pub struct Limits {
     /// model's keys depend on the prompt's length, they do so beyond this.
     pub max_shared_len: usize,
     /// What happens when the blocks run out.
-    pub on_exhaustion: OnExhaustion,
+    pub preemption_mode: PreemptionMode,
     /// Blocks of the host tier, to which blocks are saved that the KV cache has no room for; 0 for none.
     pub host_blocks: usize,
     /// Whether the host tier also keeps prefixes, not only the blocks of swapped sequences.
@@ -103,14 +103,14 @@ impl Limits {
             let limit = "above 0; for no prefix cache, leave it out".into();
             return Err(InvalidLimits { field: "prefix_cache_ttl", value: 0, limit });
         }
-        let is_swapping = self.on_exhaustion == OnExhaustion::Swap;
+        let is_swapping = self.preemption_mode == PreemptionMode::Swap;
         if is_swapping && self.host_blocks == 0 {
-            let limit = "at least 1, for on_exhaustion=swap to save blocks to".into();
+            let limit = "at least 1, for preemption_mode=swap to save blocks to".into();
             return Err(InvalidLimits { field: "host_blocks", value: 0, limit });
         }
         if self.host_blocks > 0 && !is_swapping && self.prefix_cache_ttl.is_none() {
             let limit =
-                "0, for without a prefix cache and without on_exhaustion=swap nothing is saved".into();
+                "0, for without a prefix cache and without preemption_mode=swap nothing is saved".into();
             return Err(InvalidLimits { field: "host_blocks", value: self.host_blocks, limit });
         }
         if self.max_num_batched_tokens < self.max_num_seqs {
@@ -157,7 +157,7 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Reports, Sampling};
+    use penstock_types::{RequestedOutputs, Sampling};
 
     pub(super) fn limits() -> Limits {
         Limits {
@@ -171,7 +171,7 @@ mod tests {
             queue_capacity: 8,
             prefix_cache_ttl: None,
             max_shared_len: usize::MAX,
-            on_exhaustion: OnExhaustion::Recompute,
+            preemption_mode: PreemptionMode::Recompute,
             host_blocks: 0,
             host_prefixes: true,
             num_speculative_tokens: 0,
@@ -201,7 +201,7 @@ mod tests {
     fn a_result_queue_is_no_longer_than_its_request_can_fill_it() {
         assert_eq!(limits().result_capacity(&request(8, 3)), 4);
         assert_eq!(limits().result_capacity(&request(8, usize::MAX)), 8, "queue_capacity");
-        let reports = Reports { prompt_logprobs: Some(0), ..Reports::default() };
+        let reports = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
         assert_eq!(limits().result_capacity(&Request { reports, ..request(3, 0) }), 4);
         assert_eq!(limits().result_capacity(&Request { reports, ..request(3, usize::MAX) }), 8);
     }
@@ -231,12 +231,12 @@ mod tests {
             "prefix_cache_ttl=0 is out of range: above 0; for no prefix cache, leave it out",
         );
         check(
-            Limits { on_exhaustion: OnExhaustion::Swap, ..limits() },
-            "host_blocks=0 is out of range: at least 1, for on_exhaustion=swap to save blocks to",
+            Limits { preemption_mode: PreemptionMode::Swap, ..limits() },
+            "host_blocks=0 is out of range: at least 1, for preemption_mode=swap to save blocks to",
         );
         check(
             Limits { host_blocks: 5, ..limits() },
-            "host_blocks=5 is out of range: 0, for without a prefix cache and without on_exhaustion=swap nothing is saved",
+            "host_blocks=5 is out of range: 0, for without a prefix cache and without preemption_mode=swap nothing is saved",
         );
         let prefix_cache_ttl = Some(Duration::from_secs(300));
         assert_eq!(Limits { host_blocks: 5, prefix_cache_ttl, ..limits() }.validate(), Ok(()));

@@ -1,7 +1,7 @@
 //! The prefix cache's books, gone through from end to end: for tests, and for debug builds when they are idle.
 
 use super::{NONE, NodeId, Parent, Place, PrefixCache};
-use crate::executor::BlockId;
+use penstock_types::BlockId;
 
 impl PrefixCache {
     /// Panics unless buckets, lists, places and parents agree, and a block is held exactly if `is_held` says so.

@@ -25,11 +25,12 @@ mod namespace;
 
 use std::time::{Duration, Instant};
 
+use penstock_types::{BlockId, HostBlockId};
+
 pub use chain::{Chain, Tokens};
 pub use hash::{BlockHasher, HashFunction};
 pub use namespace::{Namespace, NamespaceId};
 
-use crate::executor::{BlockId, HostBlockId};
 use list::List;
 use namespace::Namespaces;
 

@@ -23,9 +23,9 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::drafts::MAX_FORCED;
-use crate::executor::{StepPlan, Work};
+use crate::executor::{ScheduledRow, StepPlan};
 use crate::kv::{BlockList, Memory};
-use crate::limits::{Limits, OnExhaustion};
+use crate::limits::{Limits, PreemptionMode};
 use crate::prefix::BlockHasher;
 use crate::request::RequestId;
 use crate::sequence::{Computed, Sequence, Turn};
@@ -43,7 +43,7 @@ pub struct Scheduler {
     block_size: usize,
     max_num_batched_tokens: usize,
     max_waiting: usize,
-    on_exhaustion: OnExhaustion,
+    preemption_mode: PreemptionMode,
     memory: Memory,
     /// Those that never had a place.
     waiting: VecDeque<Sequence>,
@@ -101,7 +101,7 @@ impl Scheduler {
             block_size: limits.block_size,
             max_num_batched_tokens: limits.max_num_batched_tokens,
             max_waiting: limits.max_waiting,
-            on_exhaustion: limits.on_exhaustion,
+            preemption_mode: limits.preemption_mode,
             memory: Memory::new(limits, hasher),
             waiting: VecDeque::new(),
             preempted: VecDeque::new(),
@@ -156,10 +156,10 @@ impl Scheduler {
         }
         self.make_room(now);
         self.add_rows(plan, owners, now);
-        if !plan.work.is_empty() {
+        if !plan.rows.is_empty() {
             self.memory.submit(plan);
-            let is_seated = |slot: &u32| plan.seats.iter().any(|seat| seat.slot == *slot);
-            plan.vacated.extend(self.vacated.drain(..).filter(|slot| !is_seated(slot)));
+            let is_seated = |slot: &u32| plan.new_sequences.iter().any(|seat| seat.slot == *slot);
+            plan.freed_slots.extend(self.vacated.drain(..).filter(|slot| !is_seated(slot)));
         }
     }
 
@@ -178,7 +178,7 @@ impl Scheduler {
 
     /// Books a row that was computed, once its sequence has what came of it: publishes its full blocks if the sequence
     /// still has its place.
-    pub(crate) fn row_computed(&mut self, work: &Work, owner: RequestId, now: Instant) -> Computed {
+    pub(crate) fn row_computed(&mut self, work: &ScheduledRow, owner: RequestId, now: Instant) -> Computed {
         let running = self.slots[work.slot as usize].as_mut().filter(|running| running.sequence.id == owner);
         if let Some(Running { sequence, blocks, .. }) = running {
             let computed = sequence.row_computed(work);
@@ -293,7 +293,7 @@ impl Scheduler {
     }
 
     /// Forgets all prefixes.
-    pub(crate) fn flush_prefix_cache(&mut self) {
+    pub(crate) fn reset_prefix_cache(&mut self) {
         self.memory.flush();
     }
 

@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use super::{Running, Scheduler};
-use crate::limits::OnExhaustion;
+use crate::limits::PreemptionMode;
 use crate::request::RequestId;
 use crate::sequence::Sequence;
 
@@ -30,7 +30,7 @@ impl Scheduler {
             rank -= usize::from(victim_rank < rank);
             let sequence = &self.seated(victim).sequence;
             let computes = !sequence.is_paused && !sequence.is_all_planned();
-            if computes && self.on_exhaustion == OnExhaustion::Interrupt {
+            if computes && self.preemption_mode == PreemptionMode::Interrupt {
                 self.interrupt(victim, now);
             } else {
                 self.preempt(victim, now);
@@ -63,7 +63,7 @@ impl Scheduler {
         let num_tokens = sequence.leave_place();
         self.memory.shrink(&mut blocks, num_tokens.div_ceil(self.block_size)); // drafts in flight are no tokens yet
         if !sequence.is_all_planned() {
-            if self.on_exhaustion == OnExhaustion::Swap {
+            if self.preemption_mode == PreemptionMode::Swap {
                 // Copied by the next plan, so after the plans in flight have written and before anybody else does.
                 sequence.saved = self.memory.save(&blocks, num_tokens);
             }

@@ -21,7 +21,9 @@ mod reporting;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::executor::{BlockId, DEPTH, Sample, Seat, StepPlan, Work};
+use penstock_types::BlockId;
+
+use crate::executor::{DEPTH, NewSequence, Sample, ScheduledRow, StepPlan};
 use crate::kv::{BlockList, Saved};
 use crate::message::Outbox;
 use crate::port::PortIndex;
@@ -203,7 +205,7 @@ impl Sequence {
     }
 
     /// One of its rows was computed, and what it sampled was appended.
-    pub(crate) fn row_computed(&mut self, work: &Work) -> Computed {
+    pub(crate) fn row_computed(&mut self, work: &ScheduledRow) -> Computed {
         self.num_rows -= 1;
         self.num_sampling -= usize::from(work.sample.is_some());
         let (start, mut end) = (work.start as usize, (work.start + work.num_tokens) as usize);
@@ -270,7 +272,7 @@ impl Sequence {
             let first = plan.tokens.len() as u32;
             plan.tokens.extend_from_slice(&self.generated);
             let generated = first..plan.tokens.len() as u32;
-            plan.seats.push(Seat { slot, request: Arc::clone(&self.request), generated });
+            plan.new_sequences.push(NewSequence { slot, request: Arc::clone(&self.request), generated });
         }
         let start = self.num_planned;
         let end = start + num_tokens;
@@ -297,7 +299,7 @@ impl Sequence {
         self.num_rows += 1;
         self.num_sampling += usize::from(sample.is_some());
         self.first_planned.get_or_insert(now);
-        plan.work.push(Work {
+        plan.rows.push(ScheduledRow {
             slot,
             start: start as u32,
             prompt_len: self.request.prompt.len() as u32,
@@ -313,7 +315,11 @@ impl Sequence {
 
     /// Takes what a plan in flight had to tell of its prompt, and says whether nothing more was asked for. There was
     /// room when it was planned, so there is room now.
-    pub(crate) fn report(&mut self, work: &Work, positions: &mut [PromptPosition]) -> Option<FinishReason> {
+    pub(crate) fn report(
+        &mut self,
+        work: &ScheduledRow,
+        positions: &mut [PromptPosition],
+    ) -> Option<FinishReason> {
         if positions.is_empty() {
             return None;
         }

@@ -8,7 +8,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use penstock_engine::{Answer, BlockCopy, DEPTH, Limits, Request, Seat, StepDone, StepPlan, Work};
+use penstock_engine::{DEPTH, Limits, NewSequence, Request, RowOutput, ScheduledRow, StepDone, StepPlan};
+use penstock_types::BlockCopy;
 
 use crate::oracle;
 use crate::random::mix;
@@ -65,10 +66,10 @@ impl Device {
         assert_eq!(plan.step, self.last_step + 1);
         self.last_step = plan.step;
         self.most_copies = self.most_copies.max(plan.copies.len());
-        let num_tokens: u32 = plan.work.iter().map(|work| work.num_tokens).sum();
+        let num_tokens: u32 = plan.rows.iter().map(|work| work.num_tokens).sum();
         assert!(num_tokens >= 1 && num_tokens as usize <= self.limits.max_num_batched_tokens);
-        let slots: HashSet<_> = plan.work.iter().map(|work| work.slot).collect();
-        assert_eq!(slots.len(), plan.work.len(), "a slot has two rows");
+        let slots: HashSet<_> = plan.rows.iter().map(|work| work.slot).collect();
+        assert_eq!(slots.len(), plan.rows.len(), "a slot has two rows");
         assert!(slots.iter().all(|slot| (*slot as usize) < self.limits.max_num_seqs));
         self.check_races(&plan);
         self.plans.push_back(plan);
@@ -77,7 +78,7 @@ impl Device {
     /// Rows are computed side by side: what one writes, no other may read or write.
     fn check_races(&self, plan: &StepPlan) {
         let mut num_readers = HashMap::new();
-        for work in &plan.work {
+        for work in &plan.rows {
             let table = table(work, plan);
             let end = (work.start + work.num_tokens) as usize;
             assert_eq!(
@@ -88,7 +89,7 @@ impl Device {
             assert!(table.iter().all(|block| *block < self.limits.num_blocks));
             table.iter().for_each(|block| *num_readers.entry(*block).or_insert(0) += 1);
         }
-        for work in &plan.work {
+        for work in &plan.rows {
             for block in &table(work, plan)[work.start as usize / self.limits.block_size..] {
                 assert_eq!(num_readers[block], 1, "a block that is written is in two places");
             }
@@ -100,7 +101,7 @@ impl Device {
         let mut plan = self.plans.pop_front().unwrap();
         self.seat(&plan);
         self.make_copies(&mut plan);
-        for index in 0..plan.work.len() {
+        for index in 0..plan.rows.len() {
             self.run(index, &mut plan);
         }
         StepDone { plan, result: Ok(()) }
@@ -144,10 +145,10 @@ impl Device {
     }
 
     fn seat(&mut self, plan: &StepPlan) {
-        for slot in &plan.vacated {
+        for slot in &plan.freed_slots {
             self.slots[*slot as usize] = None;
         }
-        for Seat { slot, request, generated } in &plan.seats {
+        for NewSequence { slot, request, generated } in &plan.new_sequences {
             let generated = plan.tokens[generated.start as usize..generated.end as usize].to_vec();
             self.slots[*slot as usize] = Some((Arc::clone(request), generated));
         }
@@ -155,7 +156,7 @@ impl Device {
 
     fn spoil_work(&mut self, plan: &StepPlan) {
         self.seat(plan);
-        for work in &plan.work {
+        for work in &plan.rows {
             if let (Some((_, generated)), Some(_)) = (&mut self.slots[work.slot as usize], work.sample) {
                 generated.push(oracle::VOCABULARY);
             }
@@ -179,7 +180,7 @@ impl Device {
     }
 
     fn run(&mut self, index: usize, plan: &mut StepPlan) {
-        let work = plan.work[index].clone();
+        let work = plan.rows[index].clone();
         let table = table(&work, plan);
         let given = &plan.tokens[work.tokens.start as usize..work.tokens.end as usize];
         let (request, generated) = self.slots[work.slot as usize].clone().expect("a row without a seat");
@@ -212,7 +213,7 @@ impl Device {
         let num_positions = work.reported.len() as u32;
         let Some(sample) = work.sample else {
             assert_eq!(work.num_drafts, 0, "drafts that are not verified");
-            return plan.answers.push(Answer { num_positions, ..Answer::default() });
+            return plan.outputs.push(RowOutput { num_positions, ..RowOutput::default() });
         };
         let (num_drafts, num_known) = (work.num_drafts as usize, input.len() - work.num_drafts as usize);
         assert!(num_known > 0);
@@ -243,7 +244,7 @@ impl Device {
         }
         let forced = first..plan.forced.len() as u32;
         let num_tokens = num_tokens as u32;
-        plan.answers.push(Answer { num_tokens, num_positions, forced, failure: None });
+        plan.outputs.push(RowOutput { num_tokens, num_positions, forced, failure: None });
     }
 
     /// What a grammar says can only come next: up to twenty tokens, one of which is now and then a mistake.
@@ -260,15 +261,15 @@ impl Device {
         }
     }
 
-    fn fail_row(&mut self, work: &Work, plan: &mut StepPlan) {
+    fn fail_row(&mut self, work: &ScheduledRow, plan: &mut StepPlan) {
         if work.sample.is_some() {
             self.slot(work).push(oracle::VOCABULARY);
         }
-        plan.answers.push(Answer { failure: Some(ROW_FAILURE.into()), ..Answer::default() });
+        plan.outputs.push(RowOutput { failure: Some(ROW_FAILURE.into()), ..RowOutput::default() });
     }
 
     /// What was generated in the row's slot.
-    fn slot(&mut self, work: &Work) -> &mut Vec<u32> {
+    fn slot(&mut self, work: &ScheduledRow) -> &mut Vec<u32> {
         &mut self.slots[work.slot as usize].as_mut().expect("a row without a seat").1
     }
 
@@ -278,7 +279,7 @@ impl Device {
     }
 }
 
-fn table(work: &Work, plan: &StepPlan) -> Vec<usize> {
+fn table(work: &ScheduledRow, plan: &StepPlan) -> Vec<usize> {
     let blocks = &plan.blocks[work.blocks.start as usize..work.blocks.end as usize];
     blocks.iter().map(|block| block.0 as usize).collect()
 }

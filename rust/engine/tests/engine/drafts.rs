@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_engine::{FinishReason, Limits, OnExhaustion, Request};
+use penstock_engine::{FinishReason, Limits, PreemptionMode, Request};
 
 use crate::harness::{Client, Harness, caching, check_answered, limits, read};
 use crate::oracle::{Rails, answer, request};
@@ -163,12 +163,12 @@ fn nobody_loses_a_place_for_a_draft() {
 
 #[test]
 fn who_loses_its_place_with_drafts_in_flight_has_those_that_were_right() {
-    for on_exhaustion in [OnExhaustion::Recompute, OnExhaustion::Swap] {
+    for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
         let limits = Limits {
             max_num_seqs: 1,
             max_waiting: 2,
             host_blocks: 32,
-            on_exhaustion,
+            preemption_mode,
             num_speculative_tokens: 8,
             max_num_batched_tokens: 32,
             ..caching()

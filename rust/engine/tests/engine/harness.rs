@@ -12,9 +12,10 @@ use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
 use penstock_engine::stats::Board;
 use penstock_engine::{
-    CachedTokens, Event, Finish, FinishReason, Limits, OnExhaustion, Port, Request, RequestId, Sampling,
-    Stats, StepDone, Token,
+    CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, Request, RequestId, Stats,
+    StepDone, Token,
 };
+use penstock_types::Sampling;
 
 use crate::device::Device;
 use crate::oracle::{VOCABULARY, answer};
@@ -50,7 +51,7 @@ pub fn limits() -> Limits {
         queue_capacity: 64,
         prefix_cache_ttl: None,
         max_shared_len: usize::MAX,
-        on_exhaustion: OnExhaustion::Recompute,
+        preemption_mode: PreemptionMode::Recompute,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,
@@ -141,7 +142,7 @@ impl Harness {
         let plan = self.core.plan(self.now);
         self.core.check_integrity();
         let Some(plan) = plan else { return vec![] };
-        let mut granted: Vec<_> = plan.work.iter().map(|work| (work.slot, work.num_tokens)).collect();
+        let mut granted: Vec<_> = plan.rows.iter().map(|work| (work.slot, work.num_tokens)).collect();
         granted.sort_unstable();
         self.device.submit(plan);
         granted

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use penstock_engine::prefix::BlockHasher;
-use penstock_engine::{Event, FinishReason, Limits, OnExhaustion, Refusal, Request};
+use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, Refusal, Request};
 
 use crate::harness::{Client, Harness, cached, caching, check_answered, limits, read};
 use crate::oracle::{answer, request};
@@ -40,9 +40,10 @@ fn the_newest_of_the_least_urgent_gives_way() {
 
 #[test]
 fn who_only_waits_for_its_last_token_gives_way_first_and_gets_it() {
-    use OnExhaustion::{Interrupt, Recompute, Swap};
-    for on_exhaustion in [Recompute, Swap, Interrupt] {
-        let mut harness = Harness::new(Limits { num_blocks: 4, host_blocks: 8, on_exhaustion, ..caching() });
+    use PreemptionMode::{Interrupt, Recompute, Swap};
+    for preemption_mode in [Recompute, Swap, Interrupt] {
+        let mut harness =
+            Harness::new(Limits { num_blocks: 4, host_blocks: 8, preemption_mode, ..caching() });
         // Each holds two blocks when the first needs its third, and then the second's last row is in flight.
         let mut clients = [(4, 6), (1, 5)].map(|(prompt, output)| harness.start(request(prompt, output, 0)));
         for _ in 0..4 {
@@ -60,13 +61,13 @@ fn who_only_waits_for_its_last_token_gives_way_first_and_gets_it() {
 #[test]
 fn who_does_not_read_gives_way_before_who_reads() {
     // In ten blocks those who read make way for each other as well; twelve are enough for them.
-    check_sleeper_gives_way(OnExhaustion::Recompute, 10);
-    check_sleeper_gives_way(OnExhaustion::Interrupt, 12);
+    check_sleeper_gives_way(PreemptionMode::Recompute, 10);
+    check_sleeper_gives_way(PreemptionMode::Interrupt, 12);
 }
 
 /// Whoever does not read waits until it does, whatever happens to others, and is then answered as they are.
-fn check_sleeper_gives_way(on_exhaustion: OnExhaustion, num_blocks: usize) {
-    let mut harness = Harness::new(Limits { num_blocks, queue_capacity: 4, on_exhaustion, ..limits() });
+fn check_sleeper_gives_way(preemption_mode: PreemptionMode, num_blocks: usize) {
+    let mut harness = Harness::new(Limits { num_blocks, queue_capacity: 4, preemption_mode, ..limits() });
     let mut sleeping = harness.start(request(4, 13, 0));
     let mut reading: Vec<_> = (1..4).map(|seed| harness.start(request(4, 13, seed))).collect();
     let mut answers = vec![vec![]; 3];
@@ -252,13 +253,13 @@ fn a_short_prompt_is_not_starved_by_long_ones() {
 }
 
 /// Sixty-four requests on memory for about four of them: those that were interrupted, and what the engine counted.
-fn run_crowd(on_exhaustion: OnExhaustion, host_blocks: usize) -> (usize, Harness) {
+fn run_crowd(preemption_mode: PreemptionMode, host_blocks: usize) -> (usize, Harness) {
     let limits = Limits {
         max_num_seqs: 16,
         max_num_batched_tokens: 64,
         max_waiting: 64,
         num_blocks: 4 * 16,
-        on_exhaustion,
+        preemption_mode,
         host_blocks,
         ..limits()
     };
@@ -286,7 +287,7 @@ fn run_crowd(on_exhaustion: OnExhaustion, host_blocks: usize) -> (usize, Harness
 
 #[test]
 fn a_crowd_is_answered_in_little_memory_by_computing_again() {
-    let (num_interrupted, harness) = run_crowd(OnExhaustion::Recompute, 0);
+    let (num_interrupted, harness) = run_crowd(PreemptionMode::Recompute, 0);
     let stats = harness.stats();
     assert_eq!((num_interrupted, stats.swaps), (0, 0));
     assert!(stats.recomputed_tokens > 0);
@@ -294,7 +295,7 @@ fn a_crowd_is_answered_in_little_memory_by_computing_again() {
 
 #[test]
 fn a_crowd_is_answered_in_little_memory_by_saving_blocks() {
-    let (num_interrupted, harness) = run_crowd(OnExhaustion::Swap, 256);
+    let (num_interrupted, harness) = run_crowd(PreemptionMode::Swap, 256);
     let stats = harness.stats();
     assert_eq!((num_interrupted, stats.swaps), (0, stats.preemptions));
     assert_eq!(stats.recomputed_tokens, 0, "whatever was saved is not computed again");
@@ -304,14 +305,14 @@ fn a_crowd_is_answered_in_little_memory_by_saving_blocks() {
 
 #[test]
 fn where_the_host_is_full_blocks_are_computed_again() {
-    let (_, harness) = run_crowd(OnExhaustion::Swap, 6);
+    let (_, harness) = run_crowd(PreemptionMode::Swap, 6);
     let stats = harness.stats();
     assert!(stats.swaps > 0 && stats.swaps < stats.preemptions && stats.recomputed_tokens > 0);
 }
 
 #[test]
 fn in_a_crowd_some_are_interrupted_where_that_was_asked_for() {
-    let (num_interrupted, harness) = run_crowd(OnExhaustion::Interrupt, 0);
+    let (num_interrupted, harness) = run_crowd(PreemptionMode::Interrupt, 0);
     assert!(num_interrupted > 0);
     assert_eq!(harness.stats().preemptions, num_interrupted as u64);
 }

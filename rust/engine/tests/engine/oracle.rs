@@ -2,8 +2,9 @@
 //! before them holds, which follows from the tokens there.
 
 use penstock_engine::{
-    Details, FinishReason, Grammar, GrammarState, Limits, PromptPosition, Request, Sampling, Token,
+    FinishReason, Grammar, GrammarState, Limits, PromptPosition, Request, Token, TokenDetails,
 };
+use penstock_types::Sampling;
 
 use crate::random::mix;
 
@@ -39,7 +40,7 @@ fn context(read: impl Iterator<Item = u64>) -> u64 {
 pub fn position(request: &Request, position: usize, read: impl Iterator<Item = u64>) -> PromptPosition {
     let context = context(read);
     let next = request.prompt.get(position + 1).map_or(0, |token| u64::from(*token));
-    let details = Details { top: vec![(context as u32, position as f32)], ..Details::default() };
+    let details = TokenDetails { top: vec![(context as u32, position as f32)], ..TokenDetails::default() };
     PromptPosition { logprob: -((mix(context ^ next) >> 40) as f32), details: Some(Box::new(details)) }
 }
 

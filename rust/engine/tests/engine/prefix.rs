@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use penstock_engine::kv::{BlockList, Found, Memory, Saved};
 use penstock_engine::prefix::{BlockHasher, Chain, Namespace, Tokens};
-use penstock_engine::{Limits, OnExhaustion, StepPlan};
+use penstock_engine::{Limits, PreemptionMode, StepPlan};
 
 use crate::harness::limits;
 use crate::random::Random;
@@ -175,7 +175,7 @@ impl World {
             host_prefixes,
             block_size,
             prefix_cache_ttl: Some(Duration::from_secs(ttl)),
-            on_exhaustion: OnExhaustion::Swap,
+            preemption_mode: PreemptionMode::Swap,
             ..limits()
         };
         Self {

@@ -1,14 +1,13 @@
 //! What a request is told of its prompt, when, and at what cost to whom.
 
-use penstock_engine::{
-    Event, Extent, FinishReason, Limits, OnExhaustion, PromptPosition, Reports, Request, Token,
-};
+use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, PromptPosition, Request, Token};
+use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::harness::{Client, Harness, cached, caching, found, limits};
 use crate::oracle::{answer, positions, request};
 
 fn told(request: Request) -> Request {
-    let reports = Reports { prompt_logprobs: Some(0), ..Reports::default() };
+    let reports = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
     Request { reports, ..request }
 }
 
@@ -65,10 +64,10 @@ fn a_request_for_no_token_ends_when_it_is_told_of_its_whole_prompt() {
 #[test]
 fn what_is_told_of_is_computed_and_not_taken_from_the_cache_but_left_there() {
     let mut harness = Harness::new(caching());
-    for (kind, expected) in [(None, 0), (Some(Extent::Prompt), 0), (None, 28)] {
+    for (kind, expected) in [(None, 0), (Some(OutputScope::Prompt), 0), (None, 28)] {
         let mut request = request(32, 2, 7);
         request.reports.hidden_states = kind;
-        request.reports.logits = Some(Extent::Generation);
+        request.reports.logits = Some(OutputScope::Generation);
         let mut client = harness.start(request);
         harness.run();
         let events = client.drain();
@@ -81,8 +80,8 @@ fn what_is_told_of_is_computed_and_not_taken_from_the_cache_but_left_there() {
 
 #[test]
 fn nothing_is_told_twice_whoever_loses_a_place() {
-    for on_exhaustion in [OnExhaustion::Recompute, OnExhaustion::Swap] {
-        let limits = Limits { num_blocks: 12, host_blocks: 16, on_exhaustion, ..caching() };
+    for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
+        let limits = Limits { num_blocks: 12, host_blocks: 16, preemption_mode, ..caching() };
         for max_tokens in [0, 6] {
             let mut harness = Harness::new(limits.clone());
             let mut client = harness.start(Request { priority: 1, ..told(request(40, max_tokens, 0)) });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_engine::message::Message;
-use penstock_engine::{CachedTokens, FinishReason, Limits, OnExhaustion, Request};
+use penstock_engine::{CachedTokens, FinishReason, Limits, PreemptionMode, Request};
 
 use crate::harness::{Client, Harness, cached, caching, check_answered, check_ended, found, read};
 use crate::oracle::{answer, request};
@@ -138,7 +138,7 @@ fn a_flush_forgets_everything_at_once_but_what_is_in_use() {
     cached(&mut harness, request(21, 4, 0));
     let mut running = harness.start(request(21, 10, 0));
     harness.step();
-    harness.handle(Message::FlushPrefixCache);
+    harness.handle(Message::ResetPrefixCache);
     assert_eq!(harness.stats().blocks_cached, 0);
     let mut same = harness.start(request(21, 1, 0));
     harness.run();
@@ -154,13 +154,14 @@ fn a_flush_forgets_everything_at_once_but_what_is_in_use() {
 
 #[test]
 fn what_was_computed_before_a_flush_is_not_published_after_a_swap_either() {
-    let swapping = Limits { num_blocks: 6, host_blocks: 16, on_exhaustion: OnExhaustion::Swap, ..caching() };
+    let swapping =
+        Limits { num_blocks: 6, host_blocks: 16, preemption_mode: PreemptionMode::Swap, ..caching() };
     let mut harness = Harness::new(swapping);
     let _older = harness.start(request(4, 13, 0));
     let mut newer = harness.start(request(4, 13, 1));
     harness.step();
     harness.step();
-    harness.handle(Message::FlushPrefixCache);
+    harness.handle(Message::ResetPrefixCache);
     harness.run();
     assert!(harness.stats().swaps > 0);
     let (tokens, _) = read(&mut newer);

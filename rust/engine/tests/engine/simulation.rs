@@ -7,9 +7,9 @@ use std::time::Duration;
 use penstock_engine::message::Message;
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::{
-    CachedTokens, DEPTH, Event, Extent, FinishReason, Limits, OnExhaustion, PromptPosition, Refusal, Request,
-    Token,
+    CachedTokens, DEPTH, Event, FinishReason, Limits, PreemptionMode, PromptPosition, Refusal, Request, Token,
 };
+use penstock_types::OutputScope;
 
 use crate::device::ROW_FAILURE;
 use crate::harness::{Client, Harness, read};
@@ -152,10 +152,10 @@ fn random_limits(random: &mut Random) -> Limits {
     let block_size = random.between(1, 5);
     let blocks_of_one = max_model_len.div_ceil(block_size);
     let prefix_cache_ttl = random.chance(85).then(|| Duration::from_millis(random.between(5, 300) as u64));
-    let on_exhaustion =
-        [OnExhaustion::Recompute, OnExhaustion::Swap, OnExhaustion::Interrupt][random.below(3)];
-    let host_blocks = match (on_exhaustion, prefix_cache_ttl) {
-        (OnExhaustion::Swap, _) => random.between(1, 16),
+    let preemption_mode =
+        [PreemptionMode::Recompute, PreemptionMode::Swap, PreemptionMode::Interrupt][random.below(3)];
+    let host_blocks = match (preemption_mode, prefix_cache_ttl) {
+        (PreemptionMode::Swap, _) => random.between(1, 16),
         (_, Some(_)) if random.chance(60) => random.between(1, 16),
         _ => 0,
     };
@@ -170,7 +170,7 @@ fn random_limits(random: &mut Random) -> Limits {
         queue_capacity: random.between(1, 12),
         prefix_cache_ttl,
         max_shared_len: if random.chance(80) { usize::MAX } else { random.below(max_model_len) },
-        on_exhaustion,
+        preemption_mode,
         host_blocks,
         host_prefixes: random.chance(95),
         num_speculative_tokens: if random.chance(50) { random.between(1, 8) } else { 0 },
@@ -230,7 +230,7 @@ impl World {
             request.grammar = Some(Arc::new(Rails));
         }
         if is_told {
-            request.reports.logits = Some([Extent::Prompt, Extent::All][random.below(2)]);
+            request.reports.logits = Some([OutputScope::Prompt, OutputScope::All][random.below(2)]);
         }
         if random.chance(30) {
             request.min_tokens = random.below(max_tokens + 1);
@@ -353,7 +353,7 @@ impl World {
 
     fn flush(&mut self) {
         self.seen.flushed += u64::from(self.harness.stats().blocks_cached > 0);
-        self.harness.handle(Message::FlushPrefixCache);
+        self.harness.handle(Message::ResetPrefixCache);
         assert_eq!(self.harness.stats().blocks_cached, 0);
     }
 
@@ -520,7 +520,7 @@ impl World {
                     self.seen.cancelled += 1;
                 }
                 End::Finished(FinishReason::Interrupted) => {
-                    assert_eq!(self.harness.limits.on_exhaustion, OnExhaustion::Interrupt);
+                    assert_eq!(self.harness.limits.preemption_mode, PreemptionMode::Interrupt);
                     self.seen.interrupted += 1;
                 }
                 End::Finished(FinishReason::Failed(text)) => {

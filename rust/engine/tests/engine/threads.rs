@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use penstock_engine::{
-    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, OnExhaustion, Port, Refusal,
+    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, PreemptionMode, Refusal,
     Request, StartError, StepPlan, Token,
 };
 
@@ -30,7 +30,7 @@ fn limits() -> Limits {
         queue_capacity: 64,
         prefix_cache_ttl: None,
         max_shared_len: usize::MAX,
-        on_exhaustion: OnExhaustion::Recompute,
+        preemption_mode: PreemptionMode::Recompute,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,
@@ -95,7 +95,7 @@ fn requests(count: u64) -> Vec<Arc<Request>> {
 }
 
 /// What a consumer has received.
-struct Answer {
+struct RowOutput {
     request: Arc<Request>,
     consumer: Consumer,
     tokens: Vec<Token>,
@@ -103,7 +103,7 @@ struct Answer {
     refusal: Option<Refusal>,
 }
 
-impl Answer {
+impl RowOutput {
     fn start(engine: &Engine, request: &Arc<Request>, port: &Port) -> Self {
         let consumer = engine.start_request(Arc::clone(request), port).unwrap();
         Self { request: Arc::clone(request), consumer, tokens: vec![], reason: None, refusal: None }
@@ -156,7 +156,7 @@ fn answers_to_one_prompt_are_started_as_one() {
     let invalid = vec![Arc::clone(&choices[0]), Arc::new(request(0, 6, 0))];
     assert!(matches!(engine.start_choices(invalid, &port), Err(StartError::Invalid(_))));
     let consumers = engine.start_choices(choices.clone(), &port).unwrap();
-    let answers = consumers.into_iter().zip(choices).map(|(consumer, request)| Answer {
+    let answers = consumers.into_iter().zip(choices).map(|(consumer, request)| RowOutput {
         request,
         consumer,
         tokens: vec![],
@@ -176,11 +176,11 @@ fn two_hundred_and_fifty_six_consumers_share_one_port() {
     for port in [Port::with_eventfd().unwrap(), Port::with_condvar()] {
         let engine = engine(limits());
         let mut open: VecDeque<_> =
-            requests(256).iter().map(|request| Answer::start(&engine, request, &port)).collect();
+            requests(256).iter().map(|request| RowOutput::start(&engine, request, &port)).collect();
         while !open.is_empty() {
             assert!(port.wait(Some(PATIENCE)), "a wake-up was lost");
             port.clear();
-            open.iter_mut().for_each(Answer::drain);
+            open.iter_mut().for_each(RowOutput::drain);
             open.retain(|answer| {
                 if answer.consumer.is_ended() {
                     answer.check(engine.limits());
@@ -205,7 +205,7 @@ fn blocking_threads_with_tiny_queues_get_whole_answers() {
             let engine = engine.clone();
             thread::spawn(move || {
                 let port = Port::with_condvar();
-                let mut answer = Answer::start(&engine, &request, &port);
+                let mut answer = RowOutput::start(&engine, &request, &port);
                 answer.read_to_end(&port);
                 answer.check(engine.limits());
             })
@@ -244,13 +244,13 @@ fn lost_consumers_free_everything() {
     let engine = engine(Limits { queue_capacity: 4, ..limits() });
     let port = Port::with_condvar();
     for request in requests(300) {
-        drop(Answer::start(&engine, &request, &port));
+        drop(RowOutput::start(&engine, &request, &port));
     }
     eventually(|| {
         let stats = engine.stats();
         (stats.running, stats.waiting, stats.blocks_used, stats.requests_admitted) == (0, 0, 0, 300)
     });
-    let mut alive = Answer::start(&engine, &requests(9)[8], &port);
+    let mut alive = RowOutput::start(&engine, &requests(9)[8], &port);
     alive.read_to_end(&port);
     alive.check(engine.limits());
 }
@@ -274,7 +274,7 @@ fn a_full_mailbox_refuses_starts_but_loses_no_cancel() {
     let engine = Engine::start(limits, |_| Box::new(Standing { entered, gate })).unwrap();
     let port = Port::with_condvar();
     let request = &requests(9)[8];
-    let mut first = Answer::start(&engine, request, &port);
+    let mut first = RowOutput::start(&engine, request, &port);
     has_entered.recv().unwrap();
     let mut posted = vec![];
     let error = loop {
@@ -312,7 +312,7 @@ fn an_executor_that_panics_in_submit_stops_the_engine_and_nobody_hangs() {
     let request = Arc::new(request(20, 100, 0));
     let mut answers: Vec<_> = (0..100)
         .map_while(|_| engine.start_request(Arc::clone(&request), &port).ok())
-        .map(|consumer| Answer {
+        .map(|consumer| RowOutput {
             request: Arc::clone(&request),
             consumer,
             tokens: vec![],
@@ -351,9 +351,9 @@ fn a_start_left_in_the_mailbox_of_a_dead_engine_is_answered() {
     let engine = Engine::start(limits(), |_| Box::new(Doomed { entered, gate })).unwrap();
     let request = &requests(9)[8];
     let ports = [Port::with_condvar(), Port::with_condvar()];
-    let mut open = Answer::start(&engine, request, &ports[0]);
+    let mut open = RowOutput::start(&engine, request, &ports[0]);
     has_entered.recv().unwrap();
-    let mut left = Answer::start(&engine, request, &ports[1]);
+    let mut left = RowOutput::start(&engine, request, &ports[1]);
     drop(opener);
     open.read_to_end(&ports[0]);
     assert_eq!(open.reason, Some(FinishReason::EngineStopped));
@@ -367,7 +367,7 @@ fn a_shutdown_cancels_what_is_open_and_can_be_called_from_everywhere() {
     let (engine, gate) = gated_engine(limits());
     let port = Port::with_condvar();
     let mut answers: Vec<_> =
-        requests(100).iter().map(|request| Answer::start(&engine, request, &port)).collect();
+        requests(100).iter().map(|request| RowOutput::start(&engine, request, &port)).collect();
     let callers: Vec<_> = (0..4)
         .map(|_| {
             let engine = engine.clone();
@@ -389,7 +389,7 @@ fn a_shutdown_cancels_what_is_open_and_can_be_called_from_everywhere() {
 fn dropping_the_last_handle_ends_the_requests() {
     let (engine, gate) = gated_engine(limits());
     let port = Port::with_condvar();
-    let mut answer = Answer::start(&engine, &requests(9)[8], &port);
+    let mut answer = RowOutput::start(&engine, &requests(9)[8], &port);
     let other = engine.clone();
     drop(engine);
     assert!(other.is_running());
@@ -412,7 +412,7 @@ fn requests_that_race_with_a_shutdown_all_end() {
                         match engine.start_request(Arc::clone(&request), &port) {
                             Ok(consumer) => {
                                 let (tokens, reason, refusal) = (vec![], None, None);
-                                Answer { request, consumer, tokens, reason, refusal }.read_to_end(&port);
+                                RowOutput { request, consumer, tokens, reason, refusal }.read_to_end(&port);
                             }
                             Err(StartError::Stopped) => return,
                             Err(error) => panic!("{error}"),
@@ -444,7 +444,7 @@ fn a_request_that_can_never_run_is_refused_on_the_spot() {
 fn remembering_engine(ttl: Duration) -> Engine {
     let engine = engine(Limits { prefix_cache_ttl: Some(ttl), ..limits() });
     let port = Port::with_condvar();
-    let mut answer = Answer::start(&engine, &Arc::new(request(40, 2, 0)), &port);
+    let mut answer = RowOutput::start(&engine, &Arc::new(request(40, 2, 0)), &port);
     answer.read_to_end(&port);
     answer.check(engine.limits());
     engine
@@ -460,8 +460,8 @@ fn prefixes_expire_though_nobody_asks_for_anything() {
 fn a_flush_empties_the_cache_of_a_running_engine_and_is_nothing_to_a_stopped_one() {
     let engine = remembering_engine(PATIENCE);
     assert!(engine.stats().blocks_cached > 0);
-    engine.flush_prefix_cache();
+    engine.reset_prefix_cache();
     eventually(|| engine.stats().blocks_cached == 0);
     engine.shutdown();
-    engine.flush_prefix_cache();
+    engine.reset_prefix_cache();
 }

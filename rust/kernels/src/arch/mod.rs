@@ -11,12 +11,11 @@ pub(crate) mod x86_64;
 
 use std::ops::Range;
 
-use crate::element::Element;
 use crate::generic::attention::{Job, Shape};
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Gate;
 use crate::isa::Isa;
-use crate::kv::KvElement;
+use penstock_types::{Dtype, KvDtype};
 
 pub(crate) type MatmulFn = unsafe fn(&Product, Range<usize>, Range<usize>);
 pub(crate) type AttendSplitFn = unsafe fn(&Shape, &Job<'_>, usize, *mut f32);
@@ -49,11 +48,11 @@ pub(crate) struct PerElement<F> {
 }
 
 impl<F: Copy> PerElement<F> {
-    pub(crate) fn of(&self, element: Element) -> F {
-        match element {
-            Element::F32 => self.f32,
-            Element::F16 => self.f16,
-            Element::Bf16 => self.bf16,
+    pub(crate) fn of(&self, dtype: Dtype) -> F {
+        match dtype {
+            Dtype::F32 => self.f32,
+            Dtype::F16 => self.f16,
+            Dtype::Bf16 => self.bf16,
         }
     }
 }
@@ -68,13 +67,13 @@ pub(crate) struct PerKvElement<F> {
 }
 
 impl<F: Copy> PerKvElement<F> {
-    pub(crate) fn of(&self, element: KvElement) -> F {
-        match element {
-            KvElement::F32 => self.f32,
-            KvElement::F16 => self.f16,
-            KvElement::Bf16 => self.bf16,
-            KvElement::Int8 => self.int8,
-            KvElement::Uint4 => self.uint4,
+    pub(crate) fn of(&self, dtype: KvDtype) -> F {
+        match dtype {
+            KvDtype::F32 => self.f32,
+            KvDtype::F16 => self.f16,
+            KvDtype::Bf16 => self.bf16,
+            KvDtype::Int8 => self.int8,
+            KvDtype::Uint4 => self.uint4,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use crate::element::LANES;
+use crate::panel::LANES;
 use crate::simd::Simd;
 
 crate::arch::compile_table!(Portable from Portable,);

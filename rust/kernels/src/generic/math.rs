@@ -73,7 +73,7 @@ pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
 mod tests {
     use super::*;
     use crate::arch::portable::Portable;
-    use crate::element::LANES;
+    use crate::panel::LANES;
 
     #[derive(Clone, Copy, Debug)]
     enum Function {

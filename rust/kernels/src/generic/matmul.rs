@@ -20,7 +20,7 @@ use std::ops::Range;
 use super::row_ops::{load, store};
 use super::storage::Storage;
 use super::tile::{self, Prefetch, Tiles, panels_at_once, with_tile_shape};
-use crate::element::LANES;
+use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
 
 /// Columns of a K block; balanced, so the actual blocks are somewhat smaller.
@@ -76,7 +76,7 @@ pub(crate) unsafe fn matmul<S: Simd, E: Storage>(
     let columns = product.columns;
     let tokens = product.tokens.rows(tiles.start).start..product.tokens.rows(tiles.end - 1).end;
     let walk = Walk::new(panels.len(), product.tokens.rows(tiles.end - 1).len(), tiles.len() == 1);
-    let panel_bytes = E::ELEMENT.panel_bytes(columns);
+    let panel_bytes = panel_bytes(E::DTYPE, columns);
 
     let k_blocks = if tiles.len() == 1 { 1 } else { columns.div_ceil(K_BLOCK) };
     let k_block = columns.div_ceil(k_blocks).next_multiple_of(2);

@@ -4,7 +4,7 @@
 //! f64 throughout for the purpose, at the speed of f32.
 
 use super::math;
-use crate::element::LANES;
+use crate::panel::LANES;
 use crate::simd::Simd;
 
 /// Floats that are summed in f32 before the sum goes to f64, or searched before the best is looked at.

@@ -1,9 +1,9 @@
 //! Operations on one row: norms, gated activations, rotary embedding, the sampler's mask.
 //!
-//! Element-wise but for the sum of squares, whose order is `reduce`'s.
+//! Dtype-wise but for the sum of squares, whose order is `reduce`'s.
 
 use super::{math, reduce};
-use crate::element::LANES;
+use crate::panel::LANES;
 use crate::simd::Simd;
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight`, for each stretch of `weight.len()` floats.

@@ -1,13 +1,15 @@
-//! How two steps of a panel become vectors, one marker type per [`Element`].
+//! How two steps of a panel become vectors, one marker type per [`Dtype`].
 
-use crate::element::Element;
+use penstock_types::Dtype;
+
+use crate::panel::panel_bytes;
 use crate::simd::Simd;
 
-/// Panels hold steps in pairs, see [`Element`]: `even` reads the first of a pair, `odd` the second.
+/// Panels hold steps in pairs, see [`Dtype`]: `even` reads the first of a pair, `odd` the second.
 pub(crate) trait Storage: Copy {
-    const ELEMENT: Element;
+    const DTYPE: Dtype;
     /// Bytes of a pair of steps.
-    const PAIR: usize = Self::ELEMENT.panel_bytes(2);
+    const PAIR: usize = panel_bytes(Self::DTYPE, 2);
 
     /// # Safety
     /// A whole pair (`PAIR` bytes) is readable at `pair`.
@@ -25,7 +27,7 @@ pub(crate) struct F16;
 pub(crate) struct Bf16;
 
 impl Storage for F32 {
-    const ELEMENT: Element = Element::F32;
+    const DTYPE: Dtype = Dtype::F32;
 
     #[inline(always)]
     unsafe fn even<S: Simd>(s: S, pair: *const u8) -> S::V {
@@ -41,7 +43,7 @@ impl Storage for F32 {
 }
 
 impl Storage for F16 {
-    const ELEMENT: Element = Element::F16;
+    const DTYPE: Dtype = Dtype::F16;
 
     #[inline(always)]
     unsafe fn even<S: Simd>(s: S, pair: *const u8) -> S::V {
@@ -57,7 +59,7 @@ impl Storage for F16 {
 }
 
 impl Storage for Bf16 {
-    const ELEMENT: Element = Element::Bf16;
+    const DTYPE: Dtype = Dtype::Bf16;
 
     #[inline(always)]
     unsafe fn even<S: Simd>(s: S, pair: *const u8) -> S::V {

@@ -2,7 +2,8 @@
 
 #![allow(dead_code)]
 
-use penstock_kernels::{Element, Isa, Kernels, MatrixLayout};
+use penstock_kernels::{Isa, Kernels, MatrixLayout};
+use penstock_types::Dtype;
 
 /// One table for each instruction set of this CPU.
 pub fn tables() -> impl Iterator<Item = Kernels> {
@@ -21,9 +22,9 @@ pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// [`numbers`] that `element` stores exactly.
-pub fn stored(seed: u64, count: usize, element: Element) -> Vec<f32> {
-    numbers(seed, count).into_iter().map(|x| element.round(x)).collect()
+/// [`numbers`] that `dtype` stores exactly.
+pub fn stored(seed: u64, count: usize, dtype: Dtype) -> Vec<f32> {
+    numbers(seed, count).into_iter().map(|x| dtype.round(x)).collect()
 }
 
 /// `weights`, row-major, as panels.

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_checkpoint::Checkpoint;
-use penstock_engine::{Consumer, Engine, Event, FinishReason, Limits, Port, Request, Sampling};
+use penstock_engine::{Consumer, Engine, Event, FinishReason, Limits, Port, Request};
 use penstock_runner::{BareRunner, LaunchError, ModelInfo, Options};
+use penstock_types::Sampling;
 use serde_json::{Value, json};
 
 pub const VOCABULARY: usize = 320;

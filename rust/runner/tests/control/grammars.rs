@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use penstock_engine::{Request, Sampling};
+use penstock_engine::Request;
+use penstock_types::Sampling;
 
 use crate::common::request;
 use crate::rules::{Thirds, Trouble, keeps_to_thirds, with_everything};

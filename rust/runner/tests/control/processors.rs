@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use penstock_engine::{LogitsProcessor, Request, Sampling};
+use penstock_engine::{LogitsProcessor, Request};
+use penstock_types::Sampling;
 
 use crate::common::{VOCABULARY, request};
 use crate::rules::{Drawn, drawn, with_everything};

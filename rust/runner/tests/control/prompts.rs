@@ -1,18 +1,19 @@
 //! What is told of prompts.
 
 use penstock_checkpoint::Checkpoint;
-use penstock_engine::{Extent, PromptPosition, Reports, Request};
+use penstock_engine::{PromptPosition, Request};
 use penstock_runner::Options;
+use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::common::{TinyModel, VOCABULARY, request};
 use crate::steps::{Steps, told};
 
-const ALL: Reports = Reports {
+const ALL: RequestedOutputs = RequestedOutputs {
     logprobs: Some(2),
     prompt_logprobs: Some(2),
     processed_logprobs: false,
-    logits: Some(Extent::All),
-    hidden_states: Some(Extent::All),
+    logits: Some(OutputScope::All),
+    hidden_states: Some(OutputScope::All),
 };
 
 /// Raw logits of every position, by another way.
@@ -79,7 +80,7 @@ fn nothing_is_told_that_was_not_asked_for() {
     let mut steps = Steps::of_four();
     let mut details = |reports| {
         let sequence = steps.run_plainly(Request { reports, ..request(3, 5, 2) });
-        let lens = |details: &Option<Box<penstock_engine::Details>>| {
+        let lens = |details: &Option<Box<penstock_engine::TokenDetails>>| {
             details
                 .as_ref()
                 .map(|details| (details.top.len(), details.logits.len(), details.hidden_state.len()))
@@ -88,14 +89,17 @@ fn nothing_is_told_that_was_not_asked_for() {
         let tokens: Vec<_> = sequence.tokens.iter().map(|token| lens(&token.details)).collect();
         (positions, tokens)
     };
-    let nothing = Reports::default();
+    let nothing = RequestedOutputs::default();
     let (logits, hidden) = (Some((0, VOCABULARY, 0)), Some((0, 0, 64)));
     assert_eq!(details(nothing), (vec![], vec![None, None]));
-    assert_eq!(details(Reports { logprobs: Some(0), ..nothing }), (vec![], vec![None, None]));
-    assert_eq!(details(Reports { prompt_logprobs: Some(0), ..nothing }), (vec![None; 4], vec![None, None]));
-    let of_prompt = Reports { logits: Some(Extent::Prompt), ..nothing };
+    assert_eq!(details(RequestedOutputs { logprobs: Some(0), ..nothing }), (vec![], vec![None, None]));
+    assert_eq!(
+        details(RequestedOutputs { prompt_logprobs: Some(0), ..nothing }),
+        (vec![None; 4], vec![None, None])
+    );
+    let of_prompt = RequestedOutputs { logits: Some(OutputScope::Prompt), ..nothing };
     assert_eq!(details(of_prompt), (vec![logits; 4], vec![logits, None]));
-    let of_output = Reports { hidden_states: Some(Extent::Generation), ..nothing };
+    let of_output = RequestedOutputs { hidden_states: Some(OutputScope::Generation), ..nothing };
     assert_eq!(details(of_output), (vec![], vec![hidden, hidden]));
 }
 

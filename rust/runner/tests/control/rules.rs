@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use penstock_engine::{Extent, Grammar, GrammarState, LogitsProcessor, Reports, Request, Sampling};
+use penstock_engine::{Grammar, GrammarState, LogitsProcessor, Request};
+use penstock_types::{OutputScope, RequestedOutputs, Sampling};
 
 use crate::common::{VOCABULARY, request};
 
@@ -133,12 +134,12 @@ pub fn with_everything(number: usize, num_prompt: usize, max_tokens: usize) -> R
         bad_words: vec![vec![40], vec![41, 42]],
         ..plain.sampling.clone()
     };
-    let reports = Reports {
+    let reports = RequestedOutputs {
         logprobs: Some(3),
         prompt_logprobs: Some(2),
         processed_logprobs: number % 2 == 1,
-        logits: Some(Extent::All),
-        hidden_states: Some(Extent::All),
+        logits: Some(OutputScope::All),
+        hidden_states: Some(OutputScope::All),
     };
     let processors = vec![drawn(0.01), drawn(0.02)];
     Request { sampling, reports, processors, min_tokens: 2, stop_token_ids: vec![50], ..plain }

@@ -3,10 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use penstock_engine::{
-    BlockCopy, BlockId, HostBlockId, Limits, PromptPosition, Request, Sample, Seat, StepPlan, Token, Work,
-};
+use penstock_engine::{Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepPlan, Token};
 use penstock_runner::{BareRunner, Options};
+use penstock_types::{BlockCopy, BlockId, HostBlockId};
 
 use crate::common::{LONGEST, TinyModel};
 
@@ -74,13 +73,13 @@ impl Steps {
 
     /// One step, in which each sequence has at most one row.
     pub fn step(&mut self, rows: &mut [Row<'_>]) {
-        let mut plan = StepPlan { vacated: std::mem::take(&mut self.vacated), ..StepPlan::default() };
+        let mut plan = StepPlan { freed_slots: std::mem::take(&mut self.vacated), ..StepPlan::default() };
         for Row { sequence, chunk, drafts } in &mut *rows {
             self.push(&mut plan, sequence, *chunk, drafts);
         }
         self.runner.run(&mut plan).unwrap();
         let (mut sampled, mut positions) = (plan.sampled.into_iter(), plan.positions.into_iter());
-        for ((Row { sequence, .. }, answer), work) in rows.iter_mut().zip(plan.answers).zip(plan.work) {
+        for ((Row { sequence, .. }, answer), work) in rows.iter_mut().zip(plan.outputs).zip(plan.rows) {
             let (num_tokens, num_positions) = (answer.num_tokens as usize, answer.num_positions as usize);
             sequence.tokens.extend(sampled.by_ref().take(num_tokens));
             sequence.positions.extend(positions.by_ref().take(num_positions));
@@ -118,7 +117,7 @@ impl Steps {
             let start = plan.tokens.len() as u32;
             plan.tokens.extend(sequence.tokens.iter().map(|token| token.id));
             let generated = start..plan.tokens.len() as u32;
-            plan.seats.push(Seat { slot, request: Arc::clone(request), generated });
+            plan.new_sequences.push(NewSequence { slot, request: Arc::clone(request), generated });
         }
         let (start, prompt_len) = (sequence.num_computed, request.prompt.len());
         let generated = sequence.tokens.iter().map(|token| token.id);
@@ -141,7 +140,7 @@ impl Steps {
             prompt_len - 1
         };
         let reported_end = (start + num_undrafted).min(num_told).max(start) as u32;
-        plan.work.push(Work {
+        plan.rows.push(ScheduledRow {
             slot,
             start: start as u32,
             prompt_len: prompt_len as u32,
@@ -182,7 +181,7 @@ impl Steps {
         let mut plan = StepPlan::default();
         let start = sequence.request.prompt.len() as u32;
         plan.blocks.extend((0..=start / self.limits.block_size as u32).map(BlockId));
-        plan.work.push(Work {
+        plan.rows.push(ScheduledRow {
             slot: sequence.slot,
             start,
             prompt_len: start,
@@ -195,7 +194,7 @@ impl Steps {
             sample: Some(Sample { index: 1 }),
         });
         self.runner.run(&mut plan).unwrap();
-        plan.answers.remove(0).failure
+        plan.outputs.remove(0).failure
     }
 }
 

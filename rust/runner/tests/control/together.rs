@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_engine::{
-    Consumer, Engine, Event, Extent, FinishReason, Port, PromptPosition, Reports, Request, Sampling, Token,
-};
+use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, PromptPosition, Request, Token};
 use penstock_runner::Options;
+use penstock_types::{OutputScope, RequestedOutputs, Sampling};
 
 use crate::common::{TinyModel, request};
 use crate::rules::{Thirds, Trouble, drawn, with_everything};
@@ -14,8 +13,10 @@ use crate::steps::{Steps, told};
 
 #[test]
 fn a_place_that_was_used_with_everything_on_is_as_good_as_new() {
-    let plain =
-        || Request { reports: Reports { logprobs: Some(2), ..Reports::default() }, ..request(20, 30, 20) };
+    let plain = || Request {
+        reports: RequestedOutputs { logprobs: Some(2), ..RequestedOutputs::default() },
+        ..request(20, 30, 20)
+    };
     let guided = |number| {
         let grammar = Some(Arc::new(Thirds(Trouble::Never)) as _);
         Request { grammar, stop_token_ids: vec![], ..with_everything(number, 30, 3) }
@@ -43,11 +44,11 @@ fn requests() -> impl Iterator<Item = Request> {
             logit_bias: if every(7) { vec![(number as u32, 4.0)] } else { vec![] },
             ..plain.sampling.clone()
         };
-        let reports = Reports {
+        let reports = RequestedOutputs {
             logprobs: every(2).then_some(number as u32 % 4),
             processed_logprobs: every(4),
-            hidden_states: every(8).then_some(Extent::Generation),
-            logits: every(9).then_some(Extent::Generation),
+            hidden_states: every(8).then_some(OutputScope::Generation),
+            logits: every(9).then_some(OutputScope::Generation),
             prompt_logprobs: every(3).then_some(number as u32 % 3),
         };
         let grammar = (number % 5 == 1).then(|| Arc::new(Thirds(Trouble::Never)) as _);
@@ -112,7 +113,7 @@ fn requests_that_all_ask_for_something_else_get_together_what_they_get_alone_wit
 fn what_repeats_itself_is_guessed_and_told_as_if_it_were_not() {
     let repetitive = || {
         let sampling = Sampling { allowed_token_ids: Some(vec![5]), ..Sampling::default() };
-        let reports = Reports { logprobs: Some(2), ..Reports::default() };
+        let reports = RequestedOutputs { logprobs: Some(2), ..RequestedOutputs::default() };
         Request { sampling, reports, ..request(40, 10, 60) }
     };
     let (plain, guessing) = (engine(0), engine(8));

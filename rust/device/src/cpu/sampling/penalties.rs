@@ -1,5 +1,7 @@
 //! What moves logits: bias and penalties.
 
+use penstock_types::PenaltyScope;
+
 use crate::sample::SampleParams;
 
 /// Adds to the logits of single ids.
@@ -23,7 +25,7 @@ pub(super) fn penalise(logits: &mut [f32], params: &SampleParams<'_>) {
     }
     for seen in params.counts.iter() {
         let Some(logit) = logits.get_mut(seen.id as usize) else { continue };
-        if seen.generated > 0 || !params.repetition_in_output_only {
+        if seen.generated > 0 || params.repetition_penalty_scope == PenaltyScope::All {
             *logit = repeated(*logit, params.repetition_penalty);
         }
         if seen.generated > 0 {

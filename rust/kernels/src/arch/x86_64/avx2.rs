@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use crate::element::LANES;
+use crate::panel::LANES;
 use crate::simd::Simd;
 
 crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), #[target_feature(enable = "avx2,fma,f16c")]);

@@ -20,10 +20,10 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::{Format, Pass, SPLIT, Shape, Visible, partial_floats};
-use crate::element::LANES;
 use crate::generic::row_ops::load as load_lanes;
 use crate::generic::tile::MAX_ROWS;
 use crate::kv::GRID_LINE;
+use crate::panel::LANES;
 use crate::quantiser::{Quantiser, WORD_BYTES};
 use crate::simd::Simd;
 

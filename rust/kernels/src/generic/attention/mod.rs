@@ -30,8 +30,8 @@ use std::ops::Range;
 use super::math;
 use super::row_ops::store as store_lanes;
 use super::tile::{MAX_ROWS, Tiles};
-use crate::element::LANES;
 use crate::kv::KvLayout;
+use crate::panel::LANES;
 use crate::simd::Simd;
 
 /// Positions of a split. Part of the law: another number gives other bits.

@@ -7,10 +7,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::{Format, Pass, SPLIT, Shape, Visible, partial_floats};
-use crate::element::LANES;
 use crate::generic::row_ops::load as load_lanes;
 use crate::generic::storage::Storage;
 use crate::generic::tile::{self, Prefetch, with_tile_shape};
+use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
 
 #[derive(Clone, Copy)]
@@ -181,7 +181,7 @@ unsafe fn sum_values<S: Simd, E: Storage, const T: usize, const P: usize>(
     panel: usize,
 ) {
     let stride = partial_floats(pass.layout.head_dim);
-    let panel_bytes = E::ELEMENT.panel_bytes(LANES);
+    let panel_bytes = panel_bytes(E::DTYPE, LANES);
     let mut offsets = [pass.layout.key_bytes() + panel * panel_bytes; P];
     for (p, offset) in offsets.iter_mut().enumerate() {
         *offset += p * panel_bytes;

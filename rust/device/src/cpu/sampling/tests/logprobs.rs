@@ -12,8 +12,8 @@ fn bits(logprobs: &[f32]) -> Vec<u32> {
     logprobs.iter().map(|logprob| logprob.to_bits()).collect()
 }
 
-fn asked(top: u32, processed: bool) -> Option<Logprobs> {
-    Some(Logprobs { top, processed })
+fn asked(top: u32, processed: bool) -> Option<LogprobsRequest> {
+    Some(LogprobsRequest { top, processed })
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod processors;
 
 use super::*;
 use crate::counts::TokenCounts;
-use crate::sample::Logprobs;
+use penstock_types::LogprobsRequest;
 
 /// SplitMix64.
 pub(super) struct Random(pub u64);
@@ -292,7 +292,7 @@ fn rows_without_numbers_give_a_token_and_rows_without_ids_say_so() {
     ];
     for params in exhausting {
         for params in [params, SampleParams { temperature: 0.0, ..params }] {
-            let logprobs = Some(Logprobs { top: 2, processed: true });
+            let logprobs = Some(LogprobsRequest { top: 2, processed: true });
             let sampled = sample(&logits, &SampleParams { logprobs, ..params });
             assert!(sampled.is_exhausted && sampled.logprob.is_nan() && sampled.top.is_empty(), "{params:?}");
             assert_eq!(probabilities_for_testing(&logits, &params), [0.0; 4]);

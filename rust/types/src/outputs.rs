@@ -1,0 +1,56 @@
+//! The outputs that a request asks for besides its tokens.
+
+/// The positions that an output covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputScope {
+    /// The positions of the prompt, the last one included, whose logits choose the first generated token.
+    Prompt,
+    /// The positions whose logits choose a generated token; the first of them is the prompt's last.
+    Generation,
+    /// Both.
+    All,
+}
+
+impl OutputScope {
+    /// Whether the scope covers the prompt.
+    pub fn has_prompt(self) -> bool {
+        self != Self::Generation
+    }
+
+    /// Whether the scope covers the generated tokens.
+    pub fn has_generation(self) -> bool {
+        self != Self::Prompt
+    }
+}
+
+/// The outputs of a request besides its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestedOutputs {
+    /// The log probability of each generated token, and those of this many most likely tokens.
+    pub logprobs: Option<u32>,
+    /// The same for each token of the prompt but the first.
+    pub prompt_logprobs: Option<u32>,
+    /// Log probabilities come from the distribution after processors, bans and temperature, not from the raw logits.
+    pub processed_logprobs: bool,
+    /// Raw logits.
+    pub logits: Option<OutputScope>,
+    /// The decoder's last hidden states, after its final norm.
+    pub hidden_states: Option<OutputScope>,
+}
+
+impl RequestedOutputs {
+    /// Whether an output covers the prompt. The whole prompt is then computed, whatever the prefix cache holds.
+    pub fn has_prompt(&self) -> bool {
+        let covers = |scope: Option<OutputScope>| scope.is_some_and(OutputScope::has_prompt);
+        self.prompt_logprobs.is_some() || covers(self.logits) || covers(self.hidden_states)
+    }
+}
+
+/// The log probabilities that a row of logits returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogprobsRequest {
+    /// How many of the most likely ids are returned besides the chosen one.
+    pub top: u32,
+    /// Whether the distribution is the one after bans and temperature (1 if greedy), not that of the raw logits.
+    pub processed: bool,
+}
