@@ -1,11 +1,13 @@
-//! Time of masks over a vocabulary of 150,000 tokens, in the middle of a string and of structure, and of what comes
-//! before them. `cargo bench --bench guidance`; prints medians.
+//! Time of compilation, masks and accepted tokens with a vocabulary of 150,000 tokens. `cargo bench --bench guidance`
+//! prints medians.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_guidance::{Compiler, Grammar, Guide, Limits, TokenText, Vocabulary};
+use penstock_guidance::{
+    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceLimits, TokenText, Vocabulary,
+};
 
 const NUM_TOKENS: usize = 150_000;
 const ROUNDS: usize = 201;
@@ -26,8 +28,8 @@ impl Random {
     }
 }
 
-/// Every byte; then what a trained vocabulary is made of: words with and without a space before them and in three
-/// cases, numbers, runs of punctuation and of space, and characters beyond ASCII.
+/// A vocabulary like a trained one: every byte, words with and without a leading space in three cases, numbers, runs of
+/// punctuation and spaces, and characters beyond ASCII.
 fn vocabulary() -> Vocabulary {
     const SYLLABLES: [&str; 24] = [
         "a", "an", "at", "con", "de", "en", "er", "es", "in", "ing", "is", "le", "ment", "ne", "on", "or",
@@ -89,60 +91,61 @@ fn microseconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
     (start.elapsed().as_nanos() as f64 / 1e3, value)
 }
 
-fn follow(guide: &mut Guide, text: &str) {
-    text.bytes().for_each(|byte| guide.accept(u32::from(byte)).expect("the text follows the grammar"));
+fn accept_all(matcher: &mut GrammarMatcher, text: &str) {
+    text.bytes().for_each(|byte| matcher.accept(u32::from(byte)).expect("the text matches the grammar"));
 }
 
 fn main() {
     let (took, vocabulary) = microseconds(vocabulary);
-    println!("{:<58} {took:>10.0} us", "making the words and the vocabulary");
+    println!("{:<58} {took:>10.0} us", "words and vocabulary");
     let vocabulary = Arc::new(vocabulary);
-    let (took, compiler) =
-        microseconds(|| Compiler::new(vocabulary, Limits::default()).expect("a valid vocabulary"));
-    println!("{:<58} {took:>10.0} us", "Compiler::new");
+    let (took, compiler) = microseconds(|| {
+        GrammarCompiler::new(vocabulary, GuidanceLimits::default()).expect("a valid vocabulary")
+    });
+    println!("{:<58} {took:>10.0} us", "GrammarCompiler::new");
     let schema = r#"{"type":"object","properties":{"name":{"type":"string"},"size":{"type":"integer"},"colour":{"enum":["red",
         "green","blue"]},"tags":{"type":"array","items":{"type":"string","maxLength":40}},"place":{"type":"object","properties":
         {"street":{"type":"string","pattern":"^[A-Z][a-z ]+ [0-9]+$"},"zip":{"type":"string","pattern":"^[0-9]{5}$"}},"required":
         ["street","zip"]}},"required":["name","size"]}"#;
     let prefix = r#"{"name": "Ada", "size": 12, "tags": ["x"], "place": {"street": "Main "#;
-    let number = Grammar::Regex(r"\d{1,6}(\.\d{1,6})?".into());
-    let object = Grammar::JsonObject;
-    let schema = Grammar::JsonSchema(schema.into());
+    let number = GrammarSpec::Regex(r"\d{1,6}(\.\d{1,6})?".into());
+    let object = GrammarSpec::JsonObject;
+    let schema = GrammarSpec::JsonSchema(schema.into());
     let mut mask = vec![0; NUM_TOKENS.div_ceil(32)];
     for (title, grammar, text) in [
-        ("a schema, at the beginning", &schema, ""),
-        ("a schema, in the middle of a string", &schema, &prefix[..12]),
-        ("a schema, after a property", &schema, r#"{"name": "Ada", "size": 12"#),
+        ("schema, at the start", &schema, ""),
+        ("schema, in a string", &schema, &prefix[..12]),
+        ("schema, after a property", &schema, r#"{"name": "Ada", "size": 12"#),
         (
-            "a schema, in a string of bounded length",
+            "schema, in a string of limited length",
             &schema,
-            &prefix[..prefix.find("x\"").expect("there is an x") + 1],
+            &prefix[..prefix.find("x\"").expect("the prefix contains an x") + 1],
         ),
-        ("a schema, in a string by a pattern", &schema, prefix),
-        ("any object, in the middle of a string", &object, r#"{"a": {"b": "c"#),
+        ("schema, in a string with a pattern", &schema, prefix),
+        ("any object, in a string", &object, r#"{"a": {"b": "c"#),
         ("any object, before a value", &object, r#"{"a": {"b": "#),
         ("any object, after a value", &object, r#"{"a": {"b": "c""#),
-        ("a regular expression", &number, "12"),
+        ("regular expression", &number, "12"),
     ] {
         let (compiling, compiled) = microseconds(|| compiler.compile(grammar).expect("a valid grammar"));
         let (mut starting, mut first, mut accepting, mut later) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            let (took, mut guide) = microseconds(|| compiled.start().expect("a compiled grammar"));
+            let (took, mut matcher) = microseconds(|| compiled.start().expect("a compiled grammar"));
             starting.push(took);
-            let (took, ()) = microseconds(|| follow(&mut guide, text));
+            let (took, ()) = microseconds(|| accept_all(&mut matcher, text));
             accepting.push(took / text.len().max(1) as f64);
-            first.push(microseconds(|| guide.mask(&mut mask).expect("a mask")).0);
-            // A sequence has the automaton's states for itself, so its first mask of a kind builds them.
+            first.push(microseconds(|| matcher.mask(&mut mask).expect("a mask")).0);
+            // Each sequence has its own automaton, so its first mask of a kind builds the states.
             if let Some(byte) =
                 b"e5\",".iter().find(|&&byte| mask[byte as usize / 32] >> (byte % 32) & 1 == 1)
             {
-                guide.accept(u32::from(*byte)).expect("the mask allows it");
+                matcher.accept(u32::from(*byte)).expect("the mask allows it");
             }
-            later.push(microseconds(|| guide.mask(&mut mask).expect("a mask")).0);
+            later.push(microseconds(|| matcher.mask(&mut mask).expect("a mask")).0);
         }
         println!(
-            "{title:<42} first mask {:>7.1} us, the next {:>6.1}; accept {:>5.2}; start {:>5.1}; compile {compiling:>8.1}",
+            "{title:<42} first mask {:>7.1} us, next mask {:>6.1}; accept {:>5.2}; start {:>5.1}; compile {compiling:>8.1}",
             median(first),
             median(later),
             median(accepting),

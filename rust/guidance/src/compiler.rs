@@ -1,263 +1,262 @@
-//! Compiles on threads of its own, so that whoever asks can give up.
+//! Compilation on worker threads, so that callers can stop waiting.
 //!
-//! The library cannot be interrupted. A compilation that overruns its time goes on, and takes its thread with it until
-//! the library's own limits end it; its result is kept, so a later request may find it. Whoever asks for the same
-//! grammar in the meantime waits for that compilation and takes no second thread. What nobody waits for any more before
-//! a thread has taken it is never compiled.
+//! Compilation in the library cannot be interrupted. A compilation that exceeds its time limit keeps its thread until the
+//! library's own limits end it; its result is cached for later requests. Callers that ask for the same grammar in the
+//! meantime wait for the same compilation. A queued grammar without callers is removed from the queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::build::Builder;
-use crate::cache::Cache;
+use crate::builder::GrammarBuilder;
+use crate::cache::GrammarCache;
 use crate::library;
-use crate::{Compiled, Grammar, GuidanceError, Limits, Vocabulary};
+use crate::{CompiledGrammar, GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary};
 
-/// Stack of a thread that compiles; [`Limits::recursion`] keeps the library within it. Only what is used is ever
-/// taken from the system.
+/// Stack size of a worker thread. [`GuidanceLimits::recursion`] keeps the library within it. The system commits only the
+/// pages in use.
 pub(crate) const STACK_BYTES: usize = 256 << 20;
 
-/// How often somebody who waits is asked whether to go on.
-const ASKING_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which a waiting caller is asked whether to continue.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Compiles grammars for one vocabulary and keeps them.
+/// Compiles grammars for one vocabulary and caches them.
 ///
-/// To be shared between threads. Dropping it ends its threads, each when it is done with what it does.
-pub struct Compiler {
-    shared: Arc<Shared>,
+/// It is shared between threads. Its worker threads end after it is dropped, each when its current compilation is done.
+pub struct GrammarCompiler {
+    workers: Arc<CompileWorkers>,
 }
 
-struct Shared {
-    builder: Builder,
-    limits: Limits,
-    state: Mutex<State>,
-    /// Rung for the threads when there is work, or no more ever.
-    work: Condvar,
-    /// Rung for the callers when a result is there.
-    done: Condvar,
+struct CompileWorkers {
+    builder: GrammarBuilder,
+    limits: GuidanceLimits,
+    queue: Mutex<CompileQueue>,
+    /// Signals workers: a job is pending, or the compiler is closed.
+    job_added: Condvar,
+    /// Signals callers: a result is available.
+    job_done: Condvar,
 }
 
-struct State {
-    cache: Cache,
-    jobs: HashMap<Arc<Grammar>, Job>,
-    /// Jobs that no thread has taken yet.
-    queue: VecDeque<Arc<Grammar>>,
-    workers: usize,
-    idle: usize,
+struct CompileQueue {
+    cache: GrammarCache,
+    jobs: HashMap<Arc<GrammarSpec>, CompileJob>,
+    /// Jobs that no worker has started.
+    pending: VecDeque<Arc<GrammarSpec>>,
+    num_workers: usize,
+    num_idle: usize,
     closed: bool,
 }
 
-/// A grammar that is asked for and not compiled yet.
-struct Job {
-    waiting: usize,
-    /// When a thread took it.
+/// A requested grammar without a result in the cache.
+struct CompileJob {
+    num_callers: usize,
     started: Option<Instant>,
-    result: Option<Result<Arc<Compiled>, GuidanceError>>,
+    result: Option<Result<Arc<CompiledGrammar>, GuidanceError>>,
 }
 
-/// What a compiler holds.
+/// Size of a compiler's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheUse {
-    /// Compiled grammars.
+pub struct CacheUsage {
+    /// Number of compiled grammars.
     pub grammars: usize,
-    /// Their bytes, estimated.
+    /// Their estimated size.
     pub bytes: usize,
 }
 
-impl Compiler {
-    /// A compiler without threads; they start when needed. Preparing the vocabulary takes a second or so for 150,000
-    /// tokens.
+impl GrammarCompiler {
+    /// Creates a compiler. Worker threads start on demand. Indexing a vocabulary of 150,000 tokens takes about a second.
     ///
     /// # Errors
-    /// [`GuidanceError::Vocabulary`] if the library cannot work with it.
-    pub fn new(vocabulary: Arc<Vocabulary>, limits: Limits) -> Result<Self, GuidanceError> {
-        let builder = Builder::new(vocabulary, limits.clone())?;
-        let state = State {
-            cache: Cache::new(limits.cached_grammars, limits.cached_bytes),
+    /// [`GuidanceError::Vocabulary`] if the library cannot use the vocabulary.
+    pub fn new(vocabulary: Arc<Vocabulary>, limits: GuidanceLimits) -> Result<Self, GuidanceError> {
+        let builder = GrammarBuilder::new(vocabulary, limits.clone())?;
+        let queue = Mutex::new(CompileQueue {
+            cache: GrammarCache::new(limits.cached_grammars, limits.cached_bytes),
             jobs: HashMap::new(),
-            queue: VecDeque::new(),
-            workers: 0,
-            idle: 0,
+            pending: VecDeque::new(),
+            num_workers: 0,
+            num_idle: 0,
             closed: false,
-        };
-        let (work, done) = (Condvar::new(), Condvar::new());
-        Ok(Self { shared: Arc::new(Shared { builder, limits, state: Mutex::new(state), work, done }) })
+        });
+        let (job_added, job_done) = (Condvar::new(), Condvar::new());
+        Ok(Self { workers: Arc::new(CompileWorkers { builder, limits, queue, job_added, job_done }) })
     }
 
-    /// The grammar, compiled now, before, or by whoever else asks for it at the same time. Blocks until then, so it is
-    /// not for a thread that others wait for.
+    /// Returns the compiled grammar, from the cache if it is there. Concurrent calls with the same grammar share one
+    /// compilation. Blocks until the result is available.
     ///
     /// # Errors
-    /// [`GuidanceError::Invalid`], [`GuidanceError::TooComplex`] and [`GuidanceError::DeadEnd`] say what is wrong with
-    /// the grammar, [`GuidanceError::TimedOut`] that compiling it took too long, [`GuidanceError::Overloaded`] that too
-    /// many others come first, [`GuidanceError::Library`] that the library failed.
-    pub fn compile(&self, grammar: &Grammar) -> Result<Arc<Compiled>, GuidanceError> {
-        self.compile_while(grammar, || true)
+    /// [`GuidanceError::Invalid`], [`GuidanceError::TooComplex`] and [`GuidanceError::DeadEnd`] if the grammar is not
+    /// usable, [`GuidanceError::TimedOut`] if compilation takes too long, [`GuidanceError::Overloaded`] if too many other
+    /// grammars are queued, [`GuidanceError::Library`] if the library fails.
+    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, GuidanceError> {
+        self.compile_while(spec, || true)
     }
 
-    /// Likewise, for as long as `is_wanted` says so, which is asked now and then while there is nothing yet.
+    /// Like [`compile`](Self::compile), but stops waiting when `should_continue` returns false. It is called at intervals
+    /// while there is no result.
     ///
     /// # Errors
-    /// As [`compile`](Self::compile), and [`GuidanceError::Abandoned`].
+    /// Those of [`compile`](Self::compile), and [`GuidanceError::Cancelled`].
     pub fn compile_while(
         &self,
-        grammar: &Grammar,
-        is_wanted: impl FnMut() -> bool,
-    ) -> Result<Arc<Compiled>, GuidanceError> {
-        let shared = &self.shared;
-        let mut state = shared.lock();
-        if let Some(compiled) = state.cache.get(grammar) {
+        spec: &GrammarSpec,
+        should_continue: impl FnMut() -> bool,
+    ) -> Result<Arc<CompiledGrammar>, GuidanceError> {
+        let workers = &self.workers;
+        let mut queue = workers.lock();
+        if let Some(compiled) = queue.cache.get(spec) {
             return Ok(compiled);
         }
-        let key = state.jobs.get_key_value(grammar).map(|(key, _)| Arc::clone(key));
-        let key = key.unwrap_or_else(|| Arc::new(grammar.clone()));
-        if !state.jobs.contains_key(&key) {
-            let (limit, what) = (shared.limits.queued_grammars, grammar.kind());
-            if state.queue.len() >= limit {
-                let reason = format!("{limit} other grammars wait for it, and no more may");
-                return Err(GuidanceError::Overloaded { what, reason });
+        let key = queue.jobs.get_key_value(spec).map(|(key, _)| Arc::clone(key));
+        let key = key.unwrap_or_else(|| Arc::new(spec.clone()));
+        if !queue.jobs.contains_key(&key) {
+            let (limit, kind) = (workers.limits.queued_grammars, spec.kind());
+            if queue.pending.len() >= limit {
+                let reason = format!("the queue is full, with {limit} other grammars");
+                return Err(GuidanceError::Overloaded { kind, reason });
             }
-            Shared::provide_worker(shared, &mut state).map_err(|reason| GuidanceError::Library {
-                what,
-                reason: format!("no thread to compile on: {reason}"),
+            CompileWorkers::ensure_worker(workers, &mut queue).map_err(|error| GuidanceError::Library {
+                kind,
+                reason: format!("cannot start a thread: {error}"),
             })?;
-            state.jobs.insert(Arc::clone(&key), Job { waiting: 0, started: None, result: None });
-            state.queue.push_back(Arc::clone(&key));
-            shared.work.notify_one();
+            let job = CompileJob { num_callers: 0, started: None, result: None };
+            queue.jobs.insert(Arc::clone(&key), job);
+            queue.pending.push_back(Arc::clone(&key));
+            workers.job_added.notify_one();
         }
-        shared.wait(state, &key, is_wanted)
+        workers.wait(queue, &key, should_continue)
     }
 
-    /// What is kept.
-    pub fn cache_use(&self) -> CacheUse {
-        let state = self.shared.lock();
-        CacheUse { grammars: state.cache.len(), bytes: state.cache.bytes() }
+    /// The size of the cache.
+    pub fn cache_usage(&self) -> CacheUsage {
+        let queue = self.workers.lock();
+        CacheUsage { grammars: queue.cache.len(), bytes: queue.cache.bytes() }
     }
 }
 
-impl Drop for Compiler {
+impl Drop for GrammarCompiler {
     fn drop(&mut self) {
-        self.shared.lock().closed = true;
-        self.shared.work.notify_all();
+        self.workers.lock().closed = true;
+        self.workers.job_added.notify_all();
     }
 }
 
-impl Shared {
-    /// A panic while the lock is held leaves nothing half done.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl CompileWorkers {
+    /// Ignores poisoning: a panic while the lock is held leaves the queue consistent.
+    fn lock(&self) -> MutexGuard<'_, CompileQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a thread if none is idle and there may be one more.
-    fn provide_worker(shared: &Arc<Self>, state: &mut State) -> std::io::Result<()> {
-        let enough = state.idle > state.queue.len() || state.workers >= shared.limits.workers.max(1);
-        if enough {
+    /// Starts a thread if none is idle and the limit allows one more.
+    fn ensure_worker(workers: &Arc<Self>, queue: &mut CompileQueue) -> std::io::Result<()> {
+        let has_idle = queue.num_idle > queue.pending.len();
+        if has_idle || queue.num_workers >= workers.limits.workers.max(1) {
             return Ok(());
         }
-        let worker = Arc::clone(shared);
+        let worker = Arc::clone(workers);
         let builder = thread::Builder::new().name("penstock-guidance".into()).stack_size(STACK_BYTES);
-        match builder.spawn(move || worker.work()) {
-            Ok(_) => state.workers += 1,
-            Err(error) if state.workers == 0 => return Err(error),
+        match builder.spawn(move || worker.run()) {
+            Ok(_) => queue.num_workers += 1,
+            Err(error) if queue.num_workers == 0 => return Err(error),
             Err(_) => {}
         }
         Ok(())
     }
 
-    /// What a thread does all its life.
-    fn work(&self) {
-        let mut state = self.lock();
+    /// The main loop of a worker thread.
+    fn run(&self) {
+        let mut queue = self.lock();
         loop {
-            let Some(grammar) = state.queue.pop_front() else {
-                if state.closed {
+            let Some(spec) = queue.pending.pop_front() else {
+                if queue.closed {
                     return;
                 }
-                state.idle += 1;
-                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                state.idle -= 1;
+                queue.num_idle += 1;
+                queue = self.job_added.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.num_idle -= 1;
                 continue;
             };
-            state.job(&grammar).started = Some(Instant::now());
-            drop(state);
-            let result = library::call(|| self.builder.build(&grammar))
-                .unwrap_or_else(|reason| Err(GuidanceError::Library { what: grammar.kind(), reason }))
+            queue.job(&spec).started = Some(Instant::now());
+            drop(queue);
+            let result = library::call(|| self.builder.build(&spec))
+                .unwrap_or_else(|reason| Err(GuidanceError::Library { kind: spec.kind(), reason }))
                 .map(Arc::new);
-            state = self.lock();
+            queue = self.lock();
             if let Ok(compiled) = &result {
-                state.cache.insert(Arc::clone(&grammar), Arc::clone(compiled));
+                queue.cache.insert(Arc::clone(&spec), Arc::clone(compiled));
             }
-            let job = state.job(&grammar);
-            if job.waiting == 0 {
-                state.jobs.remove(&grammar);
+            let job = queue.job(&spec);
+            if job.num_callers == 0 {
+                queue.jobs.remove(&spec);
             } else {
                 job.result = Some(result);
-                self.done.notify_all();
+                self.job_done.notify_all();
             }
         }
     }
 
-    /// Waits for the result of a job. The last one to leave takes the job away, unless a thread is at work on it.
+    /// Waits for the result of a job. The last caller that leaves removes the job, unless a worker is compiling it.
     fn wait<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
-        grammar: &Arc<Grammar>,
-        mut is_wanted: impl FnMut() -> bool,
-    ) -> Result<Arc<Compiled>, GuidanceError> {
+        mut queue: MutexGuard<'a, CompileQueue>,
+        spec: &Arc<GrammarSpec>,
+        mut should_continue: impl FnMut() -> bool,
+    ) -> Result<Arc<CompiledGrammar>, GuidanceError> {
         let begin = Instant::now();
-        state.job(grammar).waiting += 1;
+        queue.job(spec).num_callers += 1;
         let result = loop {
-            let job = state.job(grammar);
+            let job = queue.job(spec);
             if let Some(result) = job.result.clone() {
                 break result;
             }
-            let Some(rest) = self.limits.compile_time.checked_sub(job.since(begin).elapsed()) else {
-                break Err(self.overrun(grammar, job));
+            let Some(rest) = self.limits.compile_time.checked_sub(job.waiting_since(begin).elapsed()) else {
+                break Err(self.timeout_error(spec, job));
             };
-            let rest = rest.min(ASKING_INTERVAL);
+            let rest = rest.min(POLL_INTERVAL);
             let (waited, timeout) =
-                self.done.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner);
-            state = waited;
+                self.job_done.wait_timeout(queue, rest).unwrap_or_else(PoisonError::into_inner);
+            queue = waited;
             if timeout.timed_out() {
-                // Whoever is asked may wait for others, who must not wait for this lock.
-                drop(state);
-                let goes_on = is_wanted();
-                state = self.lock();
-                if !goes_on {
-                    break Err(GuidanceError::Abandoned { what: grammar.kind() });
+                // The callback may block on threads that need this lock.
+                drop(queue);
+                let continues = should_continue();
+                queue = self.lock();
+                if !continues {
+                    break Err(GuidanceError::Cancelled { kind: spec.kind() });
                 }
             }
         };
-        let job = state.job(grammar);
-        job.waiting -= 1;
-        if job.waiting == 0 && (job.result.is_some() || job.started.is_none()) {
-            state.jobs.remove(grammar);
-            state.queue.retain(|queued| queued != grammar);
+        let job = queue.job(spec);
+        job.num_callers -= 1;
+        if job.num_callers == 0 && (job.result.is_some() || job.started.is_none()) {
+            queue.jobs.remove(spec);
+            queue.pending.retain(|pending| pending != spec);
         }
         result
     }
 
-    /// What a time limit that has passed says of a job: of its grammar only where that is what took the time.
-    fn overrun(&self, grammar: &Grammar, job: &Job) -> GuidanceError {
-        let (what, limit) = (grammar.kind(), self.limits.compile_time);
+    /// The error of a job that exceeds the time limit: [`GuidanceError::TimedOut`] only if compilation has started.
+    fn timeout_error(&self, spec: &GrammarSpec, job: &CompileJob) -> GuidanceError {
+        let (kind, limit) = (spec.kind(), self.limits.compile_time);
         if job.started.is_some() {
-            return GuidanceError::TimedOut { what, limit };
+            return GuidanceError::TimedOut { kind, limit };
         }
-        let reason = format!("all threads were at work on other grammars for {limit:?}");
-        GuidanceError::Overloaded { what, reason }
+        let reason = format!("all worker threads were busy with other grammars for {limit:?}");
+        GuidanceError::Overloaded { kind, reason }
     }
 }
 
-impl Job {
-    /// What the time limit of somebody who waits since `begin` counts from: compiling has one of its own.
-    fn since(&self, begin: Instant) -> Instant {
+impl CompileJob {
+    /// The start of the time limit for a caller that waits since `begin`. It restarts when compilation starts.
+    fn waiting_since(&self, begin: Instant) -> Instant {
         self.started.map_or(begin, |started| started.max(begin))
     }
 }
 
-impl State {
-    fn job(&mut self, grammar: &Arc<Grammar>) -> &mut Job {
-        self.jobs.get_mut(grammar).expect("a job stays while it is waited for or worked on; this is a bug")
+impl CompileQueue {
+    fn job(&mut self, spec: &Arc<GrammarSpec>) -> &mut CompileJob {
+        self.jobs.get_mut(spec).expect("a job with callers or a worker stays in the map; this is a bug")
     }
 }

@@ -1,77 +1,40 @@
-//! What can be wrong with a vocabulary, a grammar or a token that a guide is given.
+//! Errors of vocabularies, grammars and matchers.
 
 use std::time::Duration;
 
-/// An error of this crate: each names the kind of grammar, the reason and, where there is one, the limit.
+/// Each error names the kind of grammar, the reason and, where there is one, the limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuidanceError {
-    /// The vocabulary is not one that masks can be computed for.
+    /// Masks cannot be computed for this vocabulary.
     #[error("vocabulary: {reason}")]
-    Vocabulary {
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The grammar is wrong, contradicts itself, or asks for what is not supported.
-    #[error("{what}: {reason}")]
-    Invalid {
-        /// The kind of grammar.
-        what: &'static str,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The grammar, or the mask of one token, needs more than one request may take.
-    #[error("{what} is too complex: {limit}")]
+    Vocabulary { reason: String },
+    /// The grammar is malformed, unsatisfiable, or uses an unsupported feature.
+    #[error("{kind}: {reason}")]
+    Invalid { kind: &'static str, reason: String },
+    /// The grammar, or the mask of one token, exceeds a limit on work or memory.
+    #[error("{kind} is too complex: {limit}")]
     TooComplex {
-        /// The kind of grammar.
-        what: &'static str,
-        /// The limit, and by how much it was missed where that is known.
+        kind: &'static str,
+        /// The limit, and the measured value where it is known.
         limit: String,
     },
-    /// Compiling the grammar took longer than it may.
-    #[error("{what} is too complex: not compiled within {limit:?}")]
-    TimedOut {
-        /// The kind of grammar.
-        what: &'static str,
-        /// The time limit.
-        limit: Duration,
-    },
-    /// Too many other grammars come first. Nothing is wrong with this one.
-    #[error("{what}: not compiled yet; {reason}")]
-    Overloaded {
-        /// The kind of grammar.
-        what: &'static str,
-        /// How many, or for how long.
-        reason: String,
-    },
-    /// Whoever asked for the grammar wants it no more.
-    #[error("{what}: nobody waits for it any more")]
-    Abandoned {
-        /// The kind of grammar.
-        what: &'static str,
-    },
-    /// The text so far cannot be brought to an end: no token of the vocabulary may follow.
-    #[error("{what}: {reason}")]
-    DeadEnd {
-        /// The kind of grammar.
-        what: &'static str,
-        /// Where the end is.
-        reason: String,
-    },
-    /// The token may not follow. The guide stays as it was.
-    #[error("{what}: token {token} may not follow")]
-    Refused {
-        /// The kind of grammar.
-        what: &'static str,
-        /// The token.
-        token: u32,
-    },
-    /// The library failed where it never should; the guide is of no more use, others are not affected.
-    #[error("{what}: the grammar library failed: {reason}")]
-    Library {
-        /// The kind of grammar.
-        what: &'static str,
-        /// What it said.
-        reason: String,
-    },
+    /// Compilation exceeded its time limit.
+    #[error("{kind} is too complex: not compiled within {limit:?}")]
+    TimedOut { kind: &'static str, limit: Duration },
+    /// Too many other grammars are queued. The grammar itself may be valid.
+    #[error("{kind}: not compiled yet; {reason}")]
+    Overloaded { kind: &'static str, reason: String },
+    /// The caller stopped waiting before the grammar was compiled.
+    #[error("{kind}: compilation cancelled by its caller")]
+    Cancelled { kind: &'static str },
+    /// No token of the vocabulary can follow, and the text may not end.
+    #[error("{kind}: {reason}")]
+    DeadEnd { kind: &'static str, reason: String },
+    /// The grammar does not allow this token here. The matcher is unchanged.
+    #[error("{kind}: token {token} is not allowed here")]
+    Rejected { kind: &'static str, token: u32 },
+    /// An internal failure of the library. The matcher is unusable; other matchers are not affected.
+    #[error("{kind}: the grammar library failed: {reason}")]
+    Library { kind: &'static str, reason: String },
 }

@@ -1,29 +1,29 @@
-//! What a text may be asked to look like.
+//! The source of a grammar, as a request gives it.
 
-/// The shape a generated text must have. Equal values compile once and share what was compiled.
+/// A constraint on generated text. Equal specs are compiled once and share the compiled grammar.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-#[expect(clippy::large_enum_variant, reason = "there is one in a request")]
-pub enum Grammar {
+#[expect(clippy::large_enum_variant, reason = "a request has at most one")]
+pub enum GrammarSpec {
     /// Any JSON object.
     JsonObject,
-    /// A JSON value that is valid under a schema, given as JSON text. Properties come in the schema's order.
+    /// A JSON value that is valid under this schema, given as JSON text. Properties appear in the schema's order.
     JsonSchema(String),
-    /// A text that the regular expression matches from its first to its last character, in the syntax of
-    /// Rust's `regex`. A leading `^` and a final `$` say no more than that and may be there.
+    /// A regular expression, in the syntax of Rust's `regex`, that matches the whole text. A leading `^` and a trailing
+    /// `$` are accepted and have no effect.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A context-free grammar in llguidance's dialect of Lark; it begins at the rule `start`.
+    /// A context-free grammar in llguidance's dialect of Lark. The start rule is `start`.
     Lark(String),
-    /// A grammar in llama.cpp's notation. llguidance has no conversion of it, so it is refused.
+    /// A grammar in llama.cpp's GBNF notation. Always rejected: llguidance cannot read it.
     Gbnf(String),
-    /// Calls of tools, as chat templates write them.
-    ToolCalls(ToolCalls),
+    /// Tool calls in the format of a chat template.
+    ToolCalls(ToolCallSpec),
 }
 
-impl Grammar {
-    /// Names the kind in messages.
+impl GrammarSpec {
+    /// The name of the variant in error messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::JsonObject => "JSON object",
@@ -36,7 +36,7 @@ impl Grammar {
         }
     }
 
-    /// Bytes of everything in it.
+    /// Total size of all strings.
     pub(crate) fn source_bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,
@@ -49,38 +49,38 @@ impl Grammar {
     }
 }
 
-/// How a model writes the calls of tools:
+/// The format in which a model writes tool calls:
 ///
 /// `opening call_opening {"name_key": "tool", "arguments_key": {...}} call_closing separator ... closing`
 ///
-/// without the spaces. Each literal may hold special tokens by their names: such a part may then come as that
-/// token or spelled out.
+/// without the spaces. Literals may contain names of special tokens: such a part matches the special token and also its
+/// spelled-out text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ToolCalls {
-    /// Comes once, before the first call.
+pub struct ToolCallSpec {
+    /// Text before the first call.
     pub opening: String,
-    /// Comes before each call.
+    /// Text before each call.
     pub call_opening: String,
-    /// Key of the tool's name.
+    /// JSON key of the tool's name.
     pub name_key: String,
-    /// Key of its arguments.
+    /// JSON key of the arguments.
     pub arguments_key: String,
-    /// Comes after each call.
+    /// Text after each call.
     pub call_closing: String,
-    /// Comes between two calls.
+    /// Text between two calls.
     pub separator: String,
-    /// Comes once, after the last call.
+    /// Text after the last call.
     pub closing: String,
-    /// The name of each tool and the JSON schema of its arguments, as JSON text.
+    /// Name of each tool and JSON schema of its arguments, as JSON text.
     pub tools: Vec<(String, String)>,
-    /// There may be several calls.
+    /// Whether more than one call is allowed.
     pub parallel: bool,
-    /// The tags of a block of thoughts that may come first. If the opening tag is empty, the prompt has opened
-    /// the block, so the text begins inside it.
-    pub thinking: Option<(String, String)>,
+    /// Opening and closing tag of an optional reasoning block before the calls. If the opening tag is empty, the prompt
+    /// ends with it, so the text starts inside the block.
+    pub reasoning: Option<(String, String)>,
 }
 
-impl ToolCalls {
+impl ToolCallSpec {
     fn source_bytes(&self) -> usize {
         let literals = [
             &self.opening,
@@ -91,7 +91,7 @@ impl ToolCalls {
             &self.separator,
             &self.closing,
         ];
-        let tags = self.thinking.iter().flat_map(|(open, close)| [open, close]);
+        let tags = self.reasoning.iter().flat_map(|(open, close)| [open, close]);
         let tools = self.tools.iter().flat_map(|(name, schema)| [name, schema]);
         literals.into_iter().chain(tags).chain(tools).map(String::len).sum()
     }

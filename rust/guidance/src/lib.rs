@@ -1,33 +1,35 @@
-//! Structured output of Penstock: grammars to token masks.
+//! Structured output: grammars compiled to token masks.
 //!
-//! A [`Vocabulary`] is made once per model, a [`Compiler`] once per vocabulary. The compiler turns a [`Grammar`], a
-//! JSON schema for example, into something [`Compiled`]; each sequence walks through that with a [`Guide`], which says
-//! before every token which ones may come. The parsing is llguidance's; what is here makes it safe to hand it what
-//! strangers send.
+//! A [`Vocabulary`] is built once per model, a [`GrammarCompiler`] once per vocabulary. The compiler turns a
+//! [`GrammarSpec`], for example a JSON schema, into a [`CompiledGrammar`]. Each sequence has a [`GrammarMatcher`] of its
+//! own, which computes the mask of the allowed tokens before each token. Parsing is done by llguidance; this crate makes
+//! it safe to pass untrusted grammars to it.
 //!
-//! Grammars are hostile. Sources are measured in linear time before anything recursive sees them, every stage is
-//! bounded by counts of work rather than by a clock, and what goes wrong is a typed error of one request: a panic of
-//! the library is caught, a compilation that overruns its time is left behind on its own thread, a mask that takes too
-//! much ends its own sequence. Nothing is ever fetched.
+//! Grammars are untrusted input. Sources are measured in linear time before any recursive code reads them. Every stage is
+//! limited by counts of work, not by a clock. Failures are typed errors of one request: a panic in the library is caught,
+//! a compilation that exceeds its time limit continues on its own thread, a mask that exceeds its limits ends its own
+//! sequence. Nothing is ever fetched.
 //!
-//! Nothing here knows of requests, engines or devices.
+//! This crate knows nothing of requests, engines or devices.
 
-mod build;
+#![allow(missing_docs)]
+
+mod builder;
 mod cache;
 mod compiler;
 mod error;
 mod grammar;
-mod guide;
 mod lark;
 mod library;
 mod limits;
+mod matcher;
 mod scan;
 mod schema;
 mod vocabulary;
 
-pub use compiler::{CacheUse, Compiler};
+pub use compiler::{CacheUsage, GrammarCompiler};
 pub use error::GuidanceError;
-pub use grammar::{Grammar, ToolCalls};
-pub use guide::{Compiled, Guide};
-pub use limits::Limits;
+pub use grammar::{GrammarSpec, ToolCallSpec};
+pub use limits::GuidanceLimits;
+pub use matcher::{CompiledGrammar, GrammarMatcher};
 pub use vocabulary::{Encode, TokenText, Vocabulary};

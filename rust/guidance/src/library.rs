@@ -1,12 +1,23 @@
-//! What the grammar library's errors and panics say, in a line.
+//! Errors and panics of the grammar library as one-line reasons.
+//!
+//! The library reports every failed translation of a grammar as text, without a type. This file is the only one that
+//! reads such text; its tests hold the texts that decisions depend on.
 
 use llguidance::panic_utils;
 
-/// The longest reason that is passed on, in bytes.
+/// Maximum length of a reason.
 const MAX_REASON_BYTES: usize = 500;
 
-/// What the library says, and what it means here.
-const WORDING: [(&str, &str); 5] = [
+/// The library's texts for a grammar that exceeds a limit during translation.
+const LIMIT_TEXTS: [&str; 4] = [
+    "initial lexer configuration (grammar) too big",
+    "grammar size (number of symbols) too big",
+    "schema too large",
+    "Schema intersection stack level exceeded",
+];
+
+/// Texts of the library and their replacements.
+const REPLACEMENTS: [(&str, &str); 5] = [
     ("Unimplemented keys: ", "keywords that are not supported: "),
     (
         "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
@@ -23,7 +34,7 @@ const WORDING: [(&str, &str); 5] = [
     ),
 ];
 
-/// The first paragraph of an error: what follows are a backtrace and the parser's state.
+/// The error's first paragraph, without the backtrace and parser state after it.
 pub(crate) fn reason(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
     let end =
@@ -33,26 +44,106 @@ pub(crate) fn reason(error: &dyn std::fmt::Display) -> String {
         end -= 1;
     }
     let reason = text[..end].trim_end().to_owned();
-    WORDING.iter().fold(reason, |reason, (theirs, ours)| reason.replace(theirs, ours))
+    REPLACEMENTS.iter().fold(reason, |reason, (theirs, ours)| reason.replace(theirs, ours))
 }
 
-/// What is wrong, without the lines that quote the source and point into it; with the place only where the source is the
-/// user's own, for others are written around what the user gave.
-pub(crate) fn in_a_line(reason: &str, is_own_source: bool) -> String {
+/// The reason in one line, without the lines that quote the source. The position is kept only if the source is the
+/// user's own text; other sources are generated around the user's input.
+pub(crate) fn one_line(reason: &str, is_users_source: bool) -> String {
     let first = reason.lines().next().unwrap_or_default();
-    let (place, rest) = first.split_once("): ").filter(|(place, _)| place.starts_with("at ")).unzip();
-    let wrong = reason.split_once("\nerror: ").and_then(|(_, wrong)| wrong.lines().next());
-    match (wrong, place.zip(rest)) {
-        (Some(wrong), Some((place, _))) if is_own_source => {
-            format!("{place}): invalid regular expression: {wrong}")
+    let (position, rest) =
+        first.split_once("): ").filter(|(position, _)| position.starts_with("at ")).unzip();
+    let regex_error = reason.split_once("\nerror: ").and_then(|(_, error)| error.lines().next());
+    match (regex_error, position.zip(rest)) {
+        (Some(error), Some((position, _))) if is_users_source => {
+            format!("{position}): invalid regular expression: {error}")
         }
-        (Some(wrong), _) => wrong.to_owned(),
-        (None, Some((_, rest))) if !is_own_source => rest.to_owned(),
+        (Some(error), _) => error.to_owned(),
+        (None, Some((_, rest))) if !is_users_source => rest.to_owned(),
         (None, _) => first.to_owned(),
     }
 }
 
-/// Runs the library's code; a panic becomes an error like others and prints nothing.
+/// Whether translation failed because the grammar exceeds a limit. Names chosen by the source appear only after the
+/// cause, so only the beginning of the cause is compared.
+pub(crate) fn is_limit(reason: &str) -> bool {
+    let is_position = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'(');
+    // A position is written as `at 3(14): ` or `3(14): `.
+    let cause = match reason.split_once("): ") {
+        Some((position, cause)) if is_position(position.trim_start_matches("at ")) => cause,
+        _ => reason,
+    };
+    let cause = cause.strip_prefix("failed to compile JSON schema: ").unwrap_or(cause);
+    LIMIT_TEXTS.iter().any(|text| cause.starts_with(text))
+}
+
+/// Whether the library caught a panic of its own and returned it as an error.
+pub(crate) fn is_panic(reason: &str) -> bool {
+    reason.starts_with("panic: ")
+}
+
+/// Calls the library. A panic becomes the error and is not printed.
 pub(crate) fn call<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| Ok(work()))).map_err(|error| reason(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn translate(grammar: TopLevelGrammar, limits: ParserLimits) -> String {
+        let error = GrammarInit::Serialized(grammar).to_internal(None, limits).err();
+        reason(&error.expect("the library rejects the grammar"))
+    }
+
+    fn schema(schema: Value) -> TopLevelGrammar {
+        TopLevelGrammar::from_json_schema(schema)
+    }
+
+    /// A chain of references, intersected with a keyword.
+    fn chain(count: usize) -> Value {
+        let reference = |index| json!({"$ref": format!("#/$defs/a{index}")});
+        let mut levels: serde_json::Map<_, _> =
+            (0..count).map(|index| (format!("a{index}"), reference(index + 1))).collect();
+        levels.insert(format!("a{count}"), json!({"type": "string"}));
+        json!({"$defs": levels, "$ref": "#/$defs/a0", "minLength": 1})
+    }
+
+    #[test]
+    fn each_limit_of_the_library_is_recognised_by_its_text() {
+        let small_lexer = ParserLimits { initial_lexer_fuel: 1, ..ParserLimits::default() };
+        let small_grammar = ParserLimits { max_grammar_size: 1, ..ParserLimits::default() };
+        let lark = || TopLevelGrammar::from_lark("start: /[a-z]{9}/ \"b\"".into());
+        let options: Vec<_> = (0..10).map(|key| json!({"properties": {format!("k{key}"): {}}})).collect();
+        let product = json!({"type": "object", "allOf": vec![json!({"anyOf": options}); 10]});
+        let reasons = [
+            translate(lark(), small_lexer.clone()),
+            translate(lark(), small_grammar),
+            translate(schema(product), ParserLimits::default()),
+            translate(schema(chain(200)), ParserLimits::default()),
+            translate(schema(json!({"pattern": "a{99}"})), small_lexer),
+        ];
+        for (reason, text) in reasons.iter().zip(LIMIT_TEXTS.iter().chain(&LIMIT_TEXTS[..1])) {
+            assert!(is_limit(reason) && reason.contains(text), "{reason}");
+        }
+    }
+
+    #[test]
+    fn name_in_the_source_is_not_a_limit() {
+        for name in ["schema too large", "too_big", "fuel exhausted"] {
+            let object = json!({"type": "object", "properties": {name: false}, "required": [name]});
+            let reason = translate(schema(object), ParserLimits::default());
+            assert!(reason.contains(name) && !is_limit(&reason), "{reason}");
+        }
+    }
+
+    #[test]
+    fn panic_of_the_library_is_recognised_by_its_text() {
+        let error = panic_utils::catch_unwind(|| -> Result<(), _> { panic!("at the disco") }).err();
+        assert!(is_panic(&reason(&error.expect("it panics"))));
+        assert!(!is_panic(&reason(&"a panic: no")));
+    }
 }

@@ -1,51 +1,52 @@
-//! How much one request may cost.
+//! Limits on the cost of a grammar.
 
 use std::time::Duration;
 
-/// Limits of a [`Compiler`](crate::Compiler) and of the guides that come from it.
+/// Limits of a [`GrammarCompiler`](crate::GrammarCompiler) and of its matchers.
 ///
-/// All but the time are counts of work, so whether a grammar is within them does not depend on the machine or
-/// on what else it is doing. The time is the last resort.
+/// All limits except the time are counts of work, so the decision does not depend on the machine or its load. The time
+/// limit is the last resort.
 #[derive(Clone, Debug)]
-pub struct Limits {
-    /// The longest that a caller waits for a thread to take its grammar, and then again for it to be compiled.
+pub struct GuidanceLimits {
+    /// Maximum time a caller waits for a worker thread, and again for the compilation itself.
     pub compile_time: Duration,
-    /// Grammars that wait for a thread.
+    /// Maximum number of grammars in the queue.
     pub queued_grammars: usize,
-    /// Threads that compile, started when needed.
+    /// Maximum number of worker threads. They start on demand.
     pub workers: usize,
-    /// Brackets of a grammar's source within each other.
+    /// Maximum nesting depth of brackets in a source.
     pub nesting: usize,
-    /// Bytes of a grammar's source.
+    /// Maximum size of a source.
     pub source_bytes: usize,
-    /// Steps of a recursion that the source may lead the library into: brackets within each other, one
-    /// definition calling the next, properties of one object.
+    /// Maximum recursion depth a source can cause in the library: nested brackets, chained definitions, properties of
+    /// one object.
     pub recursion: usize,
-    /// Bytes that combining parts of a JSON schema may copy: alternatives times the bytes each is combined with.
+    /// Maximum number of bytes copied to combine parts of a JSON schema: alternatives times the bytes each is combined
+    /// with.
     pub copied_bytes: usize,
-    /// Pairs of properties or alternatives of a JSON schema that are compared. Patterns of properties and properties
-    /// that are counted weigh more.
+    /// Maximum number of compared pairs of properties or alternatives of a JSON schema. Pattern properties and counted
+    /// properties have a higher weight.
     pub pairs: usize,
-    /// Symbols in the productions of the compiled grammar.
+    /// Maximum number of symbols in the productions of a compiled grammar.
     pub grammar_symbols: usize,
-    /// Nodes of the automaton that recognises the grammar's terminals, before the first token.
+    /// Maximum number of nodes of the lexer automaton before the first token.
     pub lexer_nodes: u64,
-    /// States of that automaton in one sequence.
+    /// Maximum number of lexer states in one sequence.
     pub lexer_states: usize,
-    /// Bytes by which that automaton may grow in one sequence, as the library counts them when a mask is there. What
-    /// schemas need in use stays below a tenth of the default; 128 sequences at the limit take 1 GiB.
+    /// Maximum growth of the lexer automaton in one sequence, as the library counts it after a mask. Typical schemas stay
+    /// below a tenth of the default; 128 sequences at the limit take 1 GiB.
     pub lexer_bytes: usize,
-    /// Nodes that one mask may add to it: about 14 per microsecond.
+    /// Maximum number of lexer nodes created by one mask. About 14 per microsecond.
     pub mask_nodes: u64,
-    /// Items that the parser may make for one mask: about 20 per microsecond.
+    /// Maximum number of parser items created by one mask. About 20 per microsecond.
     pub mask_items: usize,
-    /// Compiled grammars kept for the next request.
+    /// Maximum number of cached grammars.
     pub cached_grammars: usize,
-    /// Bytes that they take together, estimated.
+    /// Maximum estimated size of all cached grammars.
     pub cached_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for GuidanceLimits {
     fn default() -> Self {
         Self {
             compile_time: Duration::from_secs(5),

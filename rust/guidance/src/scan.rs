@@ -1,30 +1,30 @@
-//! Reads a grammar's source once, before any recursive parser does, and counts what it may recurse over.
+//! One linear pass over a grammar's source that measures its brackets, before any recursive parser reads it.
 
-/// Brackets of a source.
+/// Bracket counts of a source.
 #[derive(Default)]
-pub(crate) struct Brackets {
-    /// The most within each other.
+pub(crate) struct BracketCounts {
+    /// Maximum nesting depth.
     pub(crate) nesting: usize,
-    /// Those that open.
+    /// Number of opening brackets.
     pub(crate) opened: usize,
-    /// Times that Lark's sign for an intersection stands outside of strings and regular expressions.
+    /// Number of Lark's intersection operators (`&`) outside strings and regular expressions.
     pub(crate) intersections: usize,
 }
 
-/// The language a source is in, as far as brackets are concerned.
+/// The syntax of a source, as far as brackets are concerned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Syntax {
-    /// Brackets in strings do not count.
+    /// Brackets in strings are ignored.
     Json,
-    /// Escaped brackets and those in a character class do not count.
+    /// Escaped brackets and brackets in character classes are ignored.
     Regex,
-    /// Like JSON, with comments, and with regular expressions between slashes whose brackets do count.
+    /// Like JSON, plus comments, plus regular expressions between slashes, whose brackets are counted.
     Lark,
 }
 
-/// Counts them, in one pass and with no memory of its own.
-pub(crate) fn brackets(source: &str, syntax: Syntax) -> Brackets {
-    let mut counted = Brackets::default();
+/// Counts the brackets of a source in one pass without allocating.
+pub(crate) fn count_brackets(source: &str, syntax: Syntax) -> BracketCounts {
+    let mut counted = BracketCounts::default();
     let mut open: usize = 0;
     let mut bytes = source.bytes().peekable();
     let lark = syntax == Syntax::Lark;
@@ -38,14 +38,14 @@ pub(crate) fn brackets(source: &str, syntax: Syntax) -> Brackets {
             _ if within_class => {}
             b'[' if within_regex => {
                 within_class = true;
-                // A bracket that comes first is a member of the class.
+                // A leading closing bracket is a member of the class.
                 bytes.next_if_eq(&b'^');
                 bytes.next_if_eq(&b']');
             }
             b'/' if lark && bytes.peek() == Some(&b'/') => skip_to(&mut bytes, b'\n'),
             b'/' if lark => within_regex = true,
             b'#' if lark && !within_regex => skip_to(&mut bytes, b'\n'),
-            // The name of a special token may hold any of the marks looked for here.
+            // The name of a special token may contain any of these characters.
             b'<' if lark && !within_regex => skip_to(&mut bytes, b'>'),
             b'"' if !within_regex => skip_string(&mut bytes),
             b'&' if !within_regex => counted.intersections += 1,
@@ -80,18 +80,18 @@ mod tests {
     use super::*;
 
     fn check(source: &str, syntax: Syntax, nesting: usize, opened: usize) {
-        let counted = brackets(source, syntax);
+        let counted = count_brackets(source, syntax);
         assert_eq!((counted.nesting, counted.opened), (nesting, opened), "{source}");
     }
 
     #[test]
-    fn brackets_in_strings_and_comments_do_not_count() {
+    fn brackets_in_strings_and_comments_are_ignored() {
         check(r#"{"a": ["(((", "\"[["]}"#, Syntax::Json, 2, 2);
         check("start: (\"((\" | \"[\") # ((((\n// ((((\na: [b]", Syntax::Lark, 1, 2);
     }
 
     #[test]
-    fn brackets_of_a_regex_count_unless_escaped_or_in_a_class() {
+    fn regex_brackets_count_unless_escaped_or_in_a_class() {
         check(r"(a(b)\(\()[(((]{2}", Syntax::Regex, 2, 3);
         check("[](]([^](](x))", Syntax::Regex, 2, 2);
         check(r#"start: /\/((a")/ ("b")"#, Syntax::Lark, 2, 3);
@@ -99,17 +99,17 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_special_token_hides_nothing() {
+    fn special_token_name_does_not_hide_later_brackets() {
         check(r#"start: <"> ((<//> (<#> "(""#, Syntax::Lark, 3, 3);
     }
 
     #[test]
-    fn intersections_count_where_lark_sees_them() {
-        assert_eq!(brackets("start: A & /b&c/ & \"&\" # &\n", Syntax::Lark).intersections, 2);
+    fn intersections_in_strings_regexes_and_comments_are_ignored() {
+        assert_eq!(count_brackets("start: A & /b&c/ & \"&\" # &\n", Syntax::Lark).intersections, 2);
     }
 
     #[test]
-    fn what_never_closes_is_counted_and_what_never_opened_is_not() {
+    fn unclosed_brackets_count_and_unopened_ones_do_not() {
         check(&"[".repeat(100_000), Syntax::Json, 100_000, 100_000);
         check("}}}{", Syntax::Json, 1, 1);
     }

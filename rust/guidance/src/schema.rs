@@ -1,16 +1,16 @@
-//! Makes a JSON schema ready for the library: what it would recurse or multiply over without end is refused here,
-//! and the policy on white space is set.
+//! Preparation of a JSON schema for the library: rejects schemas whose compilation would take too much recursion or time,
+//! and sets the whitespace policy.
 
 use std::collections::{HashMap, HashSet};
 use std::ptr;
 
 use serde_json::{Map, Value, json};
 
-use crate::{GuidanceError, Limits};
+use crate::{GuidanceError, GuidanceLimits};
 
-/// Keywords that combine a schema with others.
+/// Keywords that combine a schema with other schemas.
 const COMBINING: [&str; 6] = ["const", "enum", "allOf", "anyOf", "oneOf", "$ref"];
-/// Keywords that say nothing about a value.
+/// Keywords that do not constrain a value.
 const ANNOTATIONS: [&str; 13] = [
     "$comment",
     "$defs",
@@ -27,17 +27,21 @@ const ANNOTATIONS: [&str; 13] = [
     "writeOnly",
 ];
 
-/// Patterns that the library may have to intersect: what it does with them doubles with each.
+/// Maximum number of patterns that the library may have to intersect. Its work doubles with each.
 const MAX_INTERSECTED_PATTERNS: usize = 12;
-/// The largest number that the values of `multipleOf` may all divide, in units of their last decimal: the library
-/// counts in 32 bits, and has a state of its automaton for each remainder.
+/// Maximum least common multiple of all `multipleOf` values, in units of their last decimal. The library computes it in 32
+/// bits and creates an automaton state for each remainder.
 const MAX_COMMON_MULTIPLE: u64 = 10_000_000;
-/// Decimals of `multipleOf`.
+/// Maximum number of decimals of `multipleOf`.
 const MAX_DECIMALS: u32 = 6;
 
-/// The schema as the library takes it. The source's nesting has been counted.
-pub(crate) fn prepare(what: &'static str, source: &str, limits: &Limits) -> Result<Value, GuidanceError> {
-    let invalid = |reason: String| GuidanceError::Invalid { what, reason };
+/// Parses and checks a schema and adds the library's options. The caller has checked the nesting depth of the source.
+pub(crate) fn prepare_schema(
+    kind: &'static str,
+    source: &str,
+    limits: &GuidanceLimits,
+) -> Result<Value, GuidanceError> {
+    let invalid = |reason: String| GuidanceError::Invalid { kind, reason };
     let mut schema: Value =
         serde_json::from_str(source).map_err(|error| invalid(format!("not JSON: {error}")))?;
     if schema == Value::Bool(true) {
@@ -46,23 +50,23 @@ pub(crate) fn prepare(what: &'static str, source: &str, limits: &Limits) -> Resu
     if schema.get(OPTIONS).is_some() {
         return Err(invalid(format!("the keyword {OPTIONS} is not supported")));
     }
-    check_cost(what, &schema, limits)?;
+    check_cost(kind, &schema, limits)?;
     check_multiples(&schema).map_err(invalid)?;
     match &mut schema {
         Value::Object(keywords) => _ = keywords.insert(OPTIONS.into(), options()),
         Value::Bool(_) => return Err(invalid("no value is valid under the schema false".into())),
-        _ => return Err(invalid("a schema is an object or true".into())),
+        _ => return Err(invalid("a schema must be an object or true".into())),
     }
     Ok(schema)
 }
 
-/// The same for the arguments of a tool, which are an object whatever else the schema says.
-pub(crate) fn prepare_arguments(
-    what: &'static str,
+/// Like [`prepare_schema`], for the arguments of a tool, which must be an object.
+pub(crate) fn prepare_argument_schema(
+    kind: &'static str,
     source: &str,
-    limits: &Limits,
+    limits: &GuidanceLimits,
 ) -> Result<Value, GuidanceError> {
-    let mut schema = prepare(what, source, limits)?;
+    let mut schema = prepare_schema(kind, source, limits)?;
     let object = Value::from("object");
     let allowed = match schema.get("type") {
         None => true,
@@ -70,30 +74,30 @@ pub(crate) fn prepare_arguments(
         Some(only) => *only == object,
     };
     if !allowed {
-        return Err(GuidanceError::Invalid { what, reason: "arguments must be of the type object".into() });
+        return Err(GuidanceError::Invalid { kind, reason: "arguments must have the type object".into() });
     }
     schema["type"] = object;
     Ok(schema)
 }
 
-/// The key under which the library finds its own options in a schema.
+/// The key of the library's own options in a schema.
 const OPTIONS: &str = "x-guidance";
 
-/// After a comma and after a colon one space may come, and nowhere else any white space: models write both
-/// `{"a": 1}` and `{"a":1}`, and none can go on with white space for ever.
+/// Allows one optional space after a comma or colon and no other whitespace. Models write both `{"a": 1}` and `{"a":1}`;
+/// unlimited whitespace would let a text grow forever.
 fn options() -> Value {
     json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"})
 }
 
-/// The library follows definitions by recursion, combines schemas by copying them, and compares properties and
-/// alternatives with one another. Each is bounded here from above, in time linear in the source.
-fn check_cost(what: &'static str, schema: &Value, limits: &Limits) -> Result<(), GuidanceError> {
+/// Checks upper bounds on the library's recursion through definitions, on the bytes it copies to combine schemas, and on
+/// the pairs of properties or alternatives it compares. Takes time linear in the source.
+fn check_cost(kind: &'static str, schema: &Value, limits: &GuidanceLimits) -> Result<(), GuidanceError> {
     let mut references = HashSet::new();
     let mut largest_object = 0;
-    collect(schema, &mut references, &mut largest_object);
-    let mut cost = Cost { whole: Measure::of(schema), copied_bytes: 0, pairs: 0, intersects: false };
-    // Each definition is entered once by each of its names, from wherever it is met first. It has many: `#`, `#/` and
-    // `#//` are the whole.
+    collect_references(schema, &mut references, &mut largest_object);
+    let mut cost = SchemaCost { whole: SchemaSize::of(schema), copied_bytes: 0, pairs: 0, intersects: false };
+    // The library enters each definition once per name. A definition may have several names: `#`, `#/` and `#//` all
+    // refer to the whole schema.
     let definitions: Vec<_> = references.iter().filter_map(|reference| target(schema, reference)).collect();
     let mut measured = definitions.iter().map(|&definition| (ptr::from_ref(definition), 0)).collect();
     height(schema, &mut measured);
@@ -109,7 +113,7 @@ fn check_cost(what: &'static str, schema: &Value, limits: &Limits) -> Result<(),
     ] {
         if amount > limit {
             return Err(GuidanceError::TooComplex {
-                what,
+                kind,
                 limit: format!("{amount} {name}; the limit is {limit}"),
             });
         }
@@ -117,8 +121,8 @@ fn check_cost(what: &'static str, schema: &Value, limits: &Limits) -> Result<(),
     Ok(())
 }
 
-/// The local references in a schema and the number of entries in its largest object.
-fn collect<'schema>(
+/// Collects the local references in a schema and the number of entries of its largest object.
+fn collect_references<'schema>(
     value: &'schema Value,
     references: &mut HashSet<&'schema str>,
     largest_object: &mut usize,
@@ -129,9 +133,11 @@ fn collect<'schema>(
             if let Some(reference) = entries.get("$ref").and_then(Value::as_str) {
                 references.insert(reference);
             }
-            entries.values().for_each(|entry| collect(entry, references, largest_object));
+            entries.values().for_each(|entry| collect_references(entry, references, largest_object));
         }
-        Value::Array(entries) => entries.iter().for_each(|entry| collect(entry, references, largest_object)),
+        Value::Array(entries) => {
+            entries.iter().for_each(|entry| collect_references(entry, references, largest_object))
+        }
         _ => {}
     }
 }
@@ -140,7 +146,7 @@ fn target<'schema>(schema: &'schema Value, reference: &str) -> Option<&'schema V
     schema.pointer(reference.strip_prefix('#')?.trim_end_matches('/'))
 }
 
-/// The height of a value; notes those of the parts that are in the map already.
+/// The height of a value. Also records the heights of those parts that are keys of the map.
 fn height(value: &Value, measured: &mut HashMap<*const Value, usize>) -> usize {
     let parts = match value {
         Value::Array(entries) => entries.iter().map(|entry| height(entry, measured)).max(),
@@ -156,34 +162,34 @@ fn height(value: &Value, measured: &mut HashMap<*const Value, usize>) -> usize {
 
 /// Size of a schema.
 #[derive(Default)]
-struct Measure {
+struct SchemaSize {
     height: usize,
     bytes: usize,
-    /// Entries of lists: every alternative of a choice is in one.
+    /// Number of list entries. Every alternative is one.
     alternatives: usize,
-    /// Entries of objects: every property is in one.
+    /// Number of object entries. Every property is one.
     properties: usize,
-    refers: bool,
+    has_reference: bool,
 }
 
-impl Measure {
+impl SchemaSize {
     fn of(value: &Value) -> Self {
-        let mut measure = Self { height: 1, bytes: 8, ..Self::default() };
+        let mut size = Self { height: 1, bytes: 8, ..Self::default() };
         match value {
-            Value::String(text) => measure.bytes += text.len(),
+            Value::String(text) => size.bytes += text.len(),
             Value::Array(entries) => {
-                measure.alternatives += entries.len();
-                entries.iter().for_each(|entry| measure.add(&Self::of(entry)));
+                size.alternatives += entries.len();
+                entries.iter().for_each(|entry| size.add(&Self::of(entry)));
             }
             Value::Object(entries) => {
-                measure.properties += entries.len();
-                measure.bytes += entries.keys().map(String::len).sum::<usize>();
-                measure.refers = entries.contains_key("$ref");
-                entries.values().for_each(|entry| measure.add(&Self::of(entry)));
+                size.properties += entries.len();
+                size.bytes += entries.keys().map(String::len).sum::<usize>();
+                size.has_reference = entries.contains_key("$ref");
+                entries.values().for_each(|entry| size.add(&Self::of(entry)));
             }
             _ => {}
         }
-        measure
+        size
     }
 
     fn add(&mut self, part: &Self) {
@@ -191,20 +197,20 @@ impl Measure {
         self.bytes += part.bytes;
         self.alternatives += part.alternatives;
         self.properties += part.properties;
-        self.refers |= part.refers;
+        self.has_reference |= part.has_reference;
     }
 }
 
-/// Sums over all schemas in a source.
-struct Cost {
-    whole: Measure,
+/// Cost summed over all schemas in a source.
+struct SchemaCost {
+    whole: SchemaSize,
     copied_bytes: usize,
     pairs: usize,
-    /// Whether there is an intersection at all.
+    /// Whether any schema is an intersection.
     intersects: bool,
 }
 
-impl Cost {
+impl SchemaCost {
     fn add(&mut self, value: &Value) {
         match value {
             Value::Object(keywords) => {
@@ -219,22 +225,22 @@ impl Cost {
     fn add_schema(&mut self, value: &Value, keywords: &Map<String, Value>) {
         let entries = |keyword: &str| keywords.get(keyword).and_then(Value::as_object).map_or(0, Map::len);
         let counted = keywords.contains_key("minProperties") || keywords.contains_key("maxProperties");
-        // The weights were measured: what one pair costs, in units of the pair that costs least.
+        // Measured weights: the cost of one pair, in units of the cheapest kind.
         let properties = entries("properties");
         let mut pairs =
             square(properties) * if counted { 400 } else { 1 } + square(entries("patternProperties")) * 1_000;
         let excludes = keywords.contains_key("oneOf");
-        if excludes || intersects(keywords) {
-            // Of the whole source, where it refers to a part of it.
-            let own = Measure::of(value);
-            let measure = if own.refers { &self.whole } else { &own };
+        if excludes || is_intersection(keywords) {
+            // A schema with a reference can pull in any part of the source.
+            let own = SchemaSize::of(value);
+            let size = if own.has_reference { &self.whole } else { &own };
             if excludes {
-                pairs = pairs.saturating_add(square(measure.alternatives));
+                pairs = pairs.saturating_add(square(size.alternatives));
             }
-            if intersects(keywords) {
+            if is_intersection(keywords) {
                 self.intersects = true;
-                pairs = pairs.saturating_add(square(measure.properties));
-                let copied = measure.alternatives.saturating_mul(measure.bytes);
+                pairs = pairs.saturating_add(square(size.properties));
+                let copied = size.alternatives.saturating_mul(size.bytes);
                 self.copied_bytes = self.copied_bytes.saturating_add(copied);
             }
         }
@@ -242,11 +248,15 @@ impl Cost {
     }
 }
 
-/// The most different patterns and formats that stand under properties of one name. Those of items belong to the
-/// property that the array is; those of properties without a name belong to all.
+/// Maximum number of different patterns and formats that can apply to the same property. Patterns of array items count for
+/// the array's property; patterns of unnamed properties count for every property.
 fn intersected_patterns(schema: &Value) -> usize {
-    type Found<'schema> = HashMap<Option<&'schema str>, HashSet<&'schema Value>>;
-    fn collect<'schema>(value: &'schema Value, property: Option<&'schema str>, found: &mut Found<'schema>) {
+    type PatternsByProperty<'schema> = HashMap<Option<&'schema str>, HashSet<&'schema Value>>;
+    fn collect<'schema>(
+        value: &'schema Value,
+        property: Option<&'schema str>,
+        found: &mut PatternsByProperty<'schema>,
+    ) {
         match value {
             Value::Array(parts) => parts.iter().for_each(|part| collect(part, property, found)),
             Value::Object(keywords) => {
@@ -289,37 +299,38 @@ fn check_multiples(schema: &Value) -> Result<(), String> {
     let mut digits = Vec::with_capacity(found.len());
     for value in found {
         let scaled = (value * unit).round();
-        // The same number, written with the decimals there may be.
+        // The value must be unchanged when rounded to the allowed decimals.
         if !(value > 0.0 && scaled / unit == value && value <= MAX_COMMON_MULTIPLE as f64) {
             return Err(format!(
-                "multipleOf {value} is not a positive number of at most {MAX_DECIMALS} decimals up to {MAX_COMMON_MULTIPLE}"
+                "multipleOf {value} is not a positive number up to {MAX_COMMON_MULTIPLE} with at most {MAX_DECIMALS} decimals"
             ));
         }
         digits.push(scaled as u64);
     }
-    let shared = digits.iter().fold(10_u64.pow(MAX_DECIMALS), |common, &value| divisor(common, value));
+    let shared =
+        digits.iter().fold(10_u64.pow(MAX_DECIMALS), |common, &value| greatest_common_divisor(common, value));
     let multiple = digits.iter().map(|value| value / shared).try_fold(1, |common: u64, value| {
-        Some(common / divisor(common, value) * value).filter(|&multiple| multiple <= MAX_COMMON_MULTIPLE)
+        Some(common / greatest_common_divisor(common, value) * value)
+            .filter(|&multiple| multiple <= MAX_COMMON_MULTIPLE)
     });
     match multiple {
         Some(_) => Ok(()),
         None => Err(format!(
-            "the values of multipleOf have no common multiple up to {MAX_COMMON_MULTIPLE} in their last decimal"
+            "the multipleOf values have no common multiple up to {MAX_COMMON_MULTIPLE} in units of their last decimal"
         )),
     }
 }
 
-/// The greatest common one.
-fn divisor(left: u64, right: u64) -> u64 {
-    if right == 0 { left } else { divisor(right, left % right) }
+fn greatest_common_divisor(left: u64, right: u64) -> u64 {
+    if right == 0 { left } else { greatest_common_divisor(right, left % right) }
 }
 
 fn square(count: usize) -> usize {
     count.saturating_mul(count)
 }
 
-/// Whether there are two groups of keywords that each make a schema of their own.
-fn intersects(keywords: &Map<String, Value>) -> bool {
+/// Whether the keywords form more than one schema, which the library must intersect.
+fn is_intersection(keywords: &Map<String, Value>) -> bool {
     let combining = keywords.keys().filter(|keyword| COMBINING.contains(&keyword.as_str())).count();
     let plain = |keyword: &String| {
         let keyword = keyword.as_str();

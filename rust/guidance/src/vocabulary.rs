@@ -1,4 +1,4 @@
-//! What each token of a model says: the table that masks are computed over.
+//! The text of each token of a model: the table that masks are computed from.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,44 +10,43 @@ use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv, parse_numeric_t
 use crate::GuidanceError;
 use crate::library;
 
-/// The longest token that the trie can hold, in bytes. Longer ones are never allowed.
+/// Maximum length of a token in the trie, in bytes. Longer tokens are never allowed.
 const MAX_TOKEN_BYTES: usize = 1_000;
-/// Forced text is tokenised from its beginning, and about this much of it at a time: whoever accepts a token waits for
-/// that.
+/// Amount of forced text that is tokenised at a time, in bytes. It bounds the time of accepting a token.
 const FORCED_BYTES: usize = 256;
-/// What a tokenizer may still change about the tokens before a cut, in bytes.
+/// Distance from the end of a truncated text, in bytes, within which its tokens may differ from those of the whole text.
 const UNSETTLED_BYTES: usize = 128;
 
-/// Turns text into ids.
+/// Encodes text as token ids.
 pub type Encode = dyn Fn(&str) -> Vec<u32> + Send + Sync;
 
-/// Text of a token.
+/// The text of one token.
 #[derive(Clone, Debug)]
 pub struct TokenText {
-    /// The bytes it stands for; of a special token, its name, such as `<|im_end|>`.
+    /// The token's bytes; for a special token its name, such as `<|im_end|>`.
     pub bytes: Vec<u8>,
-    /// It is no text, so it may come only where a grammar asks for it by name.
+    /// The token is not text. It is allowed only where a grammar names it.
     pub special: bool,
 }
 
-/// The table of what each token says, shared by all compilers, grammars and guides of a model.
+/// The texts of all tokens, shared by all grammars and matchers of a model.
 pub struct Vocabulary {
     environment: TokEnv,
     end_ids: Vec<u32>,
     special: HashMap<String, u32>,
-    /// All special ids but the end ids.
+    /// All special ids except the end ids.
     special_ids: Vec<u32>,
     longest_special: usize,
 }
 
 impl Vocabulary {
-    /// A vocabulary of the tokens by id; ids without a text are never allowed. Where two ids have the same text,
-    /// masks allow one of them. `end_ids` end a text and are special whatever their text says. `encode` turns
-    /// text into ids as the tokenizer would in the middle of a text: no token added before or after it, no
-    /// special token found in it; where its ids say something else, the text is split greedily instead.
+    /// Creates a vocabulary from the texts of all ids. Ids without a text are never allowed. If several ids have the same
+    /// text, masks allow one of them. `end_ids` end a text and are special regardless of their text. `encode` encodes text
+    /// as the tokenizer does in the middle of a text: without adding tokens and without recognising special tokens. If the
+    /// ids it returns do not spell the text, the text is split greedily instead.
     ///
     /// # Errors
-    /// [`GuidanceError::Vocabulary`] if there are no end ids, one is not in the table, or the table is too large.
+    /// [`GuidanceError::Vocabulary`] if there are no end ids, an end id is not in the table, or the table is too large.
     pub fn new(
         tokens: Vec<Option<TokenText>>,
         end_ids: &[u32],
@@ -55,7 +54,7 @@ impl Vocabulary {
     ) -> Result<Self, GuidanceError> {
         let invalid = |reason: String| GuidanceError::Vocabulary { reason };
         if end_ids.is_empty() {
-            return Err(invalid("there are no end ids; a text could never end".into()));
+            return Err(invalid("no end ids: a text could never end".into()));
         }
         if let Some(id) = end_ids.iter().find(|&&id| tokens.get(id as usize).is_none()) {
             return Err(invalid(format!("end id {id} is not among the {} tokens", tokens.len())));
@@ -94,7 +93,7 @@ impl Vocabulary {
         Ok(Self { environment, end_ids: end_ids.to_vec(), special, special_ids, longest_special })
     }
 
-    /// Number of ids in the table.
+    /// Number of token ids.
     pub fn num_tokens(&self) -> usize {
         self.environment.tok_trie().vocab_size()
     }
@@ -112,7 +111,7 @@ impl Vocabulary {
         &self.environment
     }
 
-    /// The special token whose name the text begins with, the longest if there are several, and its id.
+    /// The longest special token whose name the text starts with, and its id.
     pub(crate) fn special_prefix<'text>(&self, text: &'text str) -> Option<(&'text str, u32)> {
         (1..=self.longest_special.min(text.len()))
             .rev()
@@ -127,8 +126,8 @@ impl fmt::Debug for Vocabulary {
     }
 }
 
-/// The library knows a special token by a byte that no text has, followed by the name. Where the name is too long
-/// or there is none, the id takes its place: such a token can be asked for by id alone.
+/// The trie entry of a special token: a byte that occurs in no text, followed by the name. If the name is missing or too
+/// long, the id replaces it, and grammars can refer to the token only by id.
 fn special_word(id: u32, name: &[u8]) -> Vec<u8> {
     let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
     if name.is_empty() || name.len() >= MAX_TOKEN_BYTES {
@@ -139,8 +138,8 @@ fn special_word(id: u32, name: &[u8]) -> Vec<u8> {
     word
 }
 
-/// An empty word is never allowed. The byte of special tokens is in no text, but in the vocabularies that have a
-/// token for each byte; as a text it would be the beginning of a special token.
+/// The trie entry of a text token. An empty entry is never allowed. Text that contains the marker byte of special tokens
+/// would be read as the start of one, so such tokens get an empty entry.
 fn text_word(bytes: Vec<u8>) -> Vec<u8> {
     if bytes.len() > MAX_TOKEN_BYTES || bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) {
         Vec::new()
@@ -153,13 +152,14 @@ fn text_word(bytes: Vec<u8>) -> Vec<u8> {
 struct Environment {
     trie: TokTrie,
     encode: Arc<Encode>,
-    /// The most text that is tokenised at once. It begins with the token before the forced text, and the last token
-    /// dropped may begin well before what is unsettled: the longest of both leave [`FORCED_BYTES`].
+    /// Maximum length of text that is tokenised at once. The text starts with the token before the forced text, and the
+    /// last token dropped at the end may start before the unsettled part; with two tokens of maximum length, at least
+    /// [`FORCED_BYTES`] remain.
     window: usize,
 }
 
 impl Environment {
-    /// The ids that the tokenizer gives the text, if they say the text.
+    /// The tokenizer's ids of the text, or `None` if they do not spell the text.
     fn encode(&self, text: &str) -> Option<Vec<TokenId>> {
         let ids = (self.encode)(text);
         let mut rest = text.as_bytes();
@@ -172,25 +172,25 @@ impl Environment {
 }
 
 impl Environment {
-    /// Tokens of text without special ones, and whether they say all of it: of a long text they say its beginning,
-    /// of one that the vocabulary has no tokens for as much as it has.
+    /// Tokenises text without special tokens. Also returns whether the tokens spell all of the text: tokens of a long text
+    /// spell only its beginning, and so do tokens of a text that the vocabulary cannot spell.
     fn tokenize(&self, bytes: &[u8]) -> (Vec<TokenId>, bool) {
         let head = &bytes[..bytes.len().min(self.window)];
         let text = match std::str::from_utf8(head) {
             Ok(text) => Some(text),
-            // A character that the cut went through is among what is dropped below; one that the text begins within is
-            // for no tokenizer.
+            // A character cut at the end is within the part that is dropped below. Text that starts inside a character
+            // cannot be passed to the tokenizer.
             Err(error) if head.len() < bytes.len() && error.error_len().is_none() => {
                 std::str::from_utf8(&head[..error.valid_up_to()]).ok()
             }
             Err(_) => None,
         };
-        let (mut ids, mut whole) = match text.and_then(|text| self.encode(text)) {
+        let (mut ids, mut complete) = match text.and_then(|text| self.encode(text)) {
             Some(ids) => (ids, true),
             None => self.split_greedily(head),
         };
         if head.len() < bytes.len() {
-            whole = false;
+            complete = false;
             let mut dropped = 0;
             while dropped < UNSETTLED_BYTES
                 && let Some(id) = ids.pop()
@@ -198,19 +198,19 @@ impl Environment {
                 dropped += self.trie.token_len(id);
             }
         }
-        (ids, whole)
+        (ids, complete)
     }
 
-    /// Always the longest token that the text begins with, as far as there is one.
+    /// Splits text into the longest matching tokens, until no token matches.
     fn split_greedily(&self, mut bytes: &[u8]) -> (Vec<TokenId>, bool) {
         let mut ids = Vec::new();
         while !bytes.is_empty() {
             let (id, length) = self.trie.prefix_token_id(bytes);
             if length == 0 {
-                // An empty answer would read as if nothing were forced. The panic ends this sequence alone.
+                // An empty result would mean that nothing is forced. The caught panic ends only this sequence.
                 assert!(
                     !ids.is_empty(),
-                    "no token of the vocabulary begins the text {}",
+                    "no token of the vocabulary starts with the byte {}",
                     bytes[..1].escape_ascii()
                 );
                 return (ids, false);
@@ -231,8 +231,8 @@ impl TokenizerEnv for Environment {
         self.tokenize(bytes).0
     }
 
-    /// Tokens of text in which special tokens stand as the marker and `[id]`, and how many of the tokens must not
-    /// be split otherwise: those up to the last special one; all, where they say the beginning only.
+    /// Tokenises text in which special tokens are written as the marker and `[id]`. Also returns the number of leading
+    /// tokens whose split is fixed: those up to the last special token, or all if the tokens spell only the beginning.
     fn tokenize_bytes_marker(&self, mut bytes: &[u8]) -> (Vec<TokenId>, usize) {
         let mut ids = Vec::new();
         let mut fixed = 0;
@@ -247,9 +247,9 @@ impl TokenizerEnv for Environment {
                     .iter()
                     .position(|&byte| byte == TokTrie::SPECIAL_TOKEN_MARKER)
                     .unwrap_or(bytes.len());
-                let (text, whole) = self.tokenize(&bytes[..end]);
+                let (text, complete) = self.tokenize(&bytes[..end]);
                 ids.extend(text);
-                if !whole {
+                if !complete {
                     fixed = ids.len();
                     return (ids, fixed);
                 }

@@ -1,21 +1,21 @@
-//! What strangers send: every grammar here is refused with a typed error, or kept within the limits while it is used.
+//! Hostile grammars: each is rejected with a typed error or stays within the limits while it is used.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{Random, Tokens, compiler, compiler_with, patient, schema, words};
-use penstock_guidance::{Compiler, Grammar, GuidanceError, Limits, ToolCalls};
+use common::{Random, Tokens, compiler, compiler_with, schema, untimed_limits, words};
+use penstock_guidance::{GrammarCompiler, GrammarSpec, GuidanceError, GuidanceLimits, ToolCallSpec};
 
-fn lark(source: impl Into<String>) -> Grammar {
-    Grammar::Lark(source.into())
+fn lark(source: impl Into<String>) -> GrammarSpec {
+    GrammarSpec::Lark(source.into())
 }
 
-fn regex(source: impl Into<String>) -> Grammar {
-    Grammar::Regex(source.into())
+fn regex(source: impl Into<String>) -> GrammarSpec {
+    GrammarSpec::Regex(source.into())
 }
 
-/// `part` of each number below `count`, put together.
+/// Joins `part(0)` to `part(count - 1)`.
 fn repeat(count: usize, separator: &str, part: impl Fn(usize) -> String) -> String {
     (0..count).map(part).collect::<Vec<_>>().join(separator)
 }
@@ -24,20 +24,20 @@ fn properties(count: usize) -> String {
     repeat(count, ",", |index| format!(r#""p{index}":{{}}"#))
 }
 
-fn definitions(count: usize, definition: impl Fn(usize) -> String) -> Grammar {
+fn definitions(count: usize, definition: impl Fn(usize) -> String) -> GrammarSpec {
     let all = repeat(count, ",", |index| format!(r#""a{index}":{}"#, definition(index + 1)));
     schema(&format!(r##"{{"$defs":{{{all},"a{count}":{{"type":"null"}}}},"$ref":"#/$defs/a0"}}"##))
 }
 
-fn error(compiler: &Compiler, grammar: &Grammar) -> GuidanceError {
+fn error(compiler: &GrammarCompiler, grammar: &GrammarSpec) -> GuidanceError {
     match compiler.compile(grammar) {
         Ok(_) => panic!("{:.200} was compiled", format!("{grammar:?}")),
         Err(error) => error,
     }
 }
 
-/// Compiles each; `expected` says whether the error is the right kind, and its message has the text.
-fn check(expected: fn(&GuidanceError) -> bool, grammars: &[(Grammar, &str)]) {
+/// Compiles each grammar and checks the kind of its error and a part of the message.
+fn check(expected: fn(&GuidanceError) -> bool, grammars: &[(GrammarSpec, &str)]) {
     let compiler = compiler(&words(1, 300));
     for (grammar, text) in grammars {
         let error = error(&compiler, grammar);
@@ -62,9 +62,9 @@ fn is_dead_end(error: &GuidanceError) -> bool {
 }
 
 #[test]
-fn nesting_is_refused_before_anything_recurses() {
+fn deep_nesting_is_rejected_before_recursion() {
     let deep = 100_000;
-    let limit = "100000 brackets within each other; the limit is 64";
+    let limit = "brackets nested 100000 deep; the limit is 64";
     check(
         is_too_complex,
         &[
@@ -80,21 +80,21 @@ fn nesting_is_refused_before_anything_recurses() {
 }
 
 #[test]
-fn a_source_too_long_is_refused() {
+fn oversized_source_is_rejected() {
     let limit = "1048577 bytes; the limit is 1048576";
     let long = "a".repeat((1 << 20) + 1);
     let grammars = [
         schema(&long),
         regex(long.clone()),
         lark(long.clone()),
-        Grammar::Choice(vec![long.clone()]),
-        Grammar::Gbnf(long),
+        GrammarSpec::Choice(vec![long.clone()]),
+        GrammarSpec::Gbnf(long),
     ];
     grammars.into_iter().for_each(|grammar| check(is_too_complex, &[(grammar, limit)]));
 }
 
 #[test]
-fn what_would_recurse_multiply_or_compare_without_end_is_too_complex() {
+fn expensive_grammars_are_rejected_as_too_complex() {
     let alternatives = vec![r#"{"type":"string","minLength":1}"#; 15_000].join(",");
     let choices = repeat(10, ",", |index| format!(r#"{{"properties":{{"k{index}":{{}}}}}}"#));
     let patterns = |count| repeat(count, ",", |index| format!(r#"{{"pattern":"w{index}"}}"#));
@@ -142,7 +142,7 @@ fn what_would_recurse_multiply_or_compare_without_end_is_too_complex() {
                     "start: A\nA: {}",
                     repeat(60, " & ", |index| format!("/(?s:.*)w{index}(?s:.*)/"))
                 )),
-                "59 times &; the limit is 12",
+                "59 intersections (&); the limit is 12",
             ),
             (
                 lark(format!(
@@ -165,18 +165,18 @@ fn what_would_recurse_multiply_or_compare_without_end_is_too_complex() {
 }
 
 #[test]
-fn a_definition_with_many_names_is_measured_once() {
+fn definition_with_many_names_is_measured_once() {
     let references = repeat(1_600, ",", |count| format!(r##"{{"$ref":"#{}"}}"##, "/".repeat(count + 1)));
     let high = format!("{}{}", "[".repeat(40), "]".repeat(40));
     let long = repeat(1_000_000, ",", |_| "0".to_owned());
     let source = format!(r#"{{"anyOf":[{references}],"examples":[{high},[{long}]]}}"#);
-    let limits = Limits { source_bytes: 4 << 20, ..Limits::default() };
+    let limits = GuidanceLimits { source_bytes: 4 << 20, ..GuidanceLimits::default() };
     let error = error(&compiler_with(&words(1, 300), limits), &schema(&source));
     assert!(is_too_complex(&error) && error.to_string().contains("levels of definitions"), "{error}");
 }
 
 #[test]
-fn what_no_text_can_satisfy_is_refused() {
+fn unsatisfiable_grammars_are_rejected() {
     check(
         is_invalid,
         &[
@@ -196,29 +196,38 @@ fn what_no_text_can_satisfy_is_refused() {
             ),
             (schema(r#"{"allOf":[{"type":"string"},{"type":"integer"}]}"#), "incompatible types"),
             (schema(r#"{"type":"string","pattern":"[a-z]","maxLength":0}"#), "no value is valid"),
-            (Grammar::Choice(vec![]), "nothing to choose from"),
-            (Grammar::Choice(vec!["a".into(), String::new()]), "text 1 is empty"),
+            (GrammarSpec::Choice(vec![]), "the list of texts is empty"),
+            (GrammarSpec::Choice(vec!["a".into(), String::new()]), "text 1 is empty"),
         ],
     );
 }
 
 #[test]
-fn recursion_without_end_is_a_dead_end() {
+fn infinite_recursion_is_a_dead_end() {
     check(
         is_dead_end,
         &[
-            (schema(r##"{"$ref":"#"}"##), "no text that follows it ever ends"),
-            (schema(r##"{"anyOf":[{"$ref":"#"},{"allOf":[{"$ref":"#"}]}]}"##), "ever ends"),
-            (schema(r##"{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}"##), "ever ends"),
-            (schema(r##"{"type":"array","items":{"$ref":"#"},"minItems":1}"##), "ever ends"),
-            (lark("start: \"a\" start"), "ever ends"),
-            (lark("start: a\na: b\nb: a"), "ever ends"),
+            (schema(r##"{"$ref":"#"}"##), "no text that matches is finite"),
+            (
+                schema(r##"{"anyOf":[{"$ref":"#"},{"allOf":[{"$ref":"#"}]}]}"##),
+                "no text that matches is finite",
+            ),
+            (
+                schema(r##"{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}"##),
+                "no text that matches is finite",
+            ),
+            (
+                schema(r##"{"type":"array","items":{"$ref":"#"},"minItems":1}"##),
+                "no text that matches is finite",
+            ),
+            (lark("start: \"a\" start"), "no text that matches is finite"),
+            (lark("start: a\na: b\nb: a"), "no text that matches is finite"),
         ],
     );
 }
 
 #[test]
-fn what_is_not_supported_is_named() {
+fn unsupported_features_are_named_in_the_error() {
     check(
         is_invalid,
         &[
@@ -243,7 +252,7 @@ fn what_is_not_supported_is_named() {
             (schema(r#"{"type":"number","multipleOf":0}"#), "multipleOf 0"),
             (schema(r#"{"type":"integer","multipleOf":999999937}"#), "multipleOf 999999937"),
             (schema(r#"{"allOf":[{"multipleOf":9973},{"multipleOf":9967}]}"#), "common multiple"),
-            (schema("[1]"), "a schema is an object or true"),
+            (schema("[1]"), "a schema must be an object or true"),
             (schema("{"), "not JSON"),
             (regex("a(?=b)"), "look-around"),
             (regex("["), "unclosed character class"),
@@ -254,20 +263,20 @@ fn what_is_not_supported_is_named() {
                 "required property 'stack level'",
             ),
             (lark("begin: \"a\""), "no start rule found"),
-            (lark("start: <|nobody|>"), "unknown special token"),
+            (lark("start: <|missing|>"), "unknown special token"),
             (lark("start: <[999999]>"), "999999"),
-            (Grammar::Gbnf("root ::= \"a\"".into()), "llguidance does not read GBNF"),
+            (GrammarSpec::Gbnf("root ::= \"a\"".into()), "GBNF is not supported"),
         ],
     );
 }
 
 #[test]
-fn tool_calls_are_checked_tool_by_tool() {
+fn tool_schemas_are_checked_one_by_one() {
     let calls = |tools: &[(&str, &str)]| {
         let [opening, call_opening, call_closing, separator, closing] = [""; 5].map(str::to_owned);
         let tools = tools.iter().map(|(name, schema)| ((*name).to_owned(), (*schema).to_owned())).collect();
         let (name_key, arguments_key) = ("name".to_owned(), "arguments".to_owned());
-        Grammar::ToolCalls(ToolCalls {
+        GrammarSpec::ToolCalls(ToolCallSpec {
             opening,
             call_opening,
             name_key,
@@ -277,33 +286,33 @@ fn tool_calls_are_checked_tool_by_tool() {
             closing,
             tools,
             parallel: true,
-            thinking: None,
+            reasoning: None,
         })
     };
     check(
         is_invalid,
         &[
-            (calls(&[]), "there are no tools"),
-            (calls(&[("a", "true"), ("a", "{}")]), r#"two tools named "a""#),
+            (calls(&[]), "the list of tools is empty"),
+            (calls(&[("a", "true"), ("a", "{}")]), r#"two tools have the name "a""#),
             (
                 calls(&[("a", "true"), ("b", r#"{"type":"string"}"#)]),
-                r#"arguments of "b": arguments must be of the type object"#,
+                r#"arguments of "b": arguments must have the type object"#,
             ),
             (calls(&[("a", r#"{"not":{}}"#)]), r#"["not"]"#),
             (calls(&[("a", "false")]), r#"arguments of "a""#),
         ],
     );
-    check(is_too_complex, &[(calls(&[("a", &"[".repeat(1_000))]), "1000 brackets within each other")]);
+    check(is_too_complex, &[(calls(&[("a", &"[".repeat(1_000))]), "brackets nested 1000 deep")]);
 }
 
-/// Walks a while; what a mask may not cost is an error of this sequence.
-fn follow(tokens: &Tokens, compiler: &Compiler, grammar: &Grammar) -> Result<(), GuidanceError> {
-    let mut guide = compiler.compile(grammar)?.start()?;
+/// Generates up to 200 random tokens. A mask that exceeds its limits is an error.
+fn follow(tokens: &Tokens, compiler: &GrammarCompiler, grammar: &GrammarSpec) -> Result<(), GuidanceError> {
+    let mut matcher = compiler.compile(grammar)?.start()?;
     let mut random = Random(3);
     for _ in 0..200 {
-        let allowed = tokens.mask(&mut guide)?;
+        let allowed = tokens.mask(&mut matcher)?;
         let token = allowed[random.below(allowed.len())];
-        guide.accept(token)?;
+        matcher.accept(token)?;
         if token == tokens.end {
             break;
         }
@@ -312,7 +321,7 @@ fn follow(tokens: &Tokens, compiler: &Compiler, grammar: &Grammar) -> Result<(),
 }
 
 #[test]
-fn what_compiles_stays_within_the_limits_while_it_is_followed() {
+fn compiled_grammars_stay_within_the_limits_in_use() {
     let tokens = words(1, 300);
     let compiler = compiler(&tokens);
     for grammar in [
@@ -341,18 +350,18 @@ fn what_compiles_stays_within_the_limits_while_it_is_followed() {
 }
 
 #[test]
-fn a_mask_that_costs_too_much_ends_its_sequence_alone() {
+fn mask_beyond_its_limits_ends_only_its_sequence() {
     let tokens = words(1, 300);
-    let compiler = compiler_with(&tokens, Limits { mask_items: 500, ..patient() });
-    let dear = compiler.compile(&lark("start: a\na: \"x\" | a a | a a a | a a a a")).unwrap();
+    let compiler = compiler_with(&tokens, GuidanceLimits { mask_items: 500, ..untimed_limits() });
+    let expensive = compiler.compile(&lark("start: a\na: \"x\" | a a | a a a | a a a a")).unwrap();
     let cheap = compiler.compile(&regex("[0-9]{3}")).unwrap();
-    let (mut dear, mut cheap) = (dear.start().unwrap(), cheap.start().unwrap());
+    let (mut expensive, mut cheap) = (expensive.start().unwrap(), cheap.start().unwrap());
     let error = (0..1_000)
-        .find_map(|_| tokens.mask(&mut dear).and_then(|_| dear.accept(u32::from(b'x'))).err())
+        .find_map(|_| tokens.mask(&mut expensive).and_then(|_| expensive.accept(u32::from(b'x'))).err())
         .unwrap();
     assert!(is_too_complex(&error), "{error}");
-    assert_eq!(tokens.mask(&mut dear).unwrap_err(), error);
-    assert_eq!(dear.accept(tokens.end).unwrap_err(), error);
+    assert_eq!(tokens.mask(&mut expensive).unwrap_err(), error);
+    assert_eq!(expensive.accept(tokens.end).unwrap_err(), error);
     for _ in 0..3 {
         tokens.mask(&mut cheap).unwrap();
         cheap.accept(u32::from(b'7')).unwrap();

@@ -1,4 +1,4 @@
-//! Masks and forced tokens against a slow twin, and guides at the end of their text.
+//! Masks and forced tokens against a slow reference, the end of a text, and vocabularies.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,65 +7,68 @@ mod common;
 use std::sync::Arc;
 
 use common::{Random, Tokens, bytes, compiler, schema, words};
-use penstock_guidance::{Compiler, Grammar, GuidanceError, Guide, Limits, TokenText, Vocabulary};
+use penstock_guidance::{
+    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText, Vocabulary,
+};
 
-fn grammars() -> Vec<Grammar> {
+fn grammars() -> Vec<GrammarSpec> {
     vec![
         schema(
             r#"{"type":"object","properties":{"name":{"type":"string"},"b":{"type":"integer"}},"required":["name"]}"#,
         ),
         schema(r#"{"type":"array","items":{"enum":["a","ab",12,true]}}"#),
         schema(r#"{"type":"string","pattern":"^[a-b]*é+$","maxLength":9}"#),
-        Grammar::JsonObject,
-        Grammar::Regex(r"(true|name)*\d+ ?日本🙂?".into()),
-        Grammar::Choice(vec!["name".into(), "name, 12".into(), "日本".into(), "🙂".into()]),
-        Grammar::Lark("start: \"[\" start \"]\" | /[ab:]{1,3}/ | \"0\"".into()),
+        GrammarSpec::JsonObject,
+        GrammarSpec::Regex(r"(true|name)*\d+ ?日本🙂?".into()),
+        GrammarSpec::Choice(vec!["name".into(), "name, 12".into(), "日本".into(), "🙂".into()]),
+        GrammarSpec::Lark("start: \"[\" start \"]\" | /[ab:]{1,3}/ | \"0\"".into()),
     ]
 }
 
-/// A guide for bytes alone that has read the same text says of a token whether its bytes may follow one by one.
-struct Twin {
+/// A slow reference: a token is allowed if a matcher over single bytes accepts its bytes one by one.
+struct ByteReference {
     tokens: Tokens,
-    compiler: Compiler,
-    grammar: Grammar,
+    compiler: GrammarCompiler,
+    grammar: GrammarSpec,
 }
 
-impl Twin {
-    fn after(&self, text: &[u8]) -> Guide {
-        let mut guide = self.compiler.compile(&self.grammar).unwrap().start().unwrap();
-        text.iter().for_each(|&byte| guide.accept(u32::from(byte)).unwrap());
-        guide
+impl ByteReference {
+    fn after(&self, text: &[u8]) -> GrammarMatcher {
+        let mut matcher = self.compiler.compile(&self.grammar).unwrap().start().unwrap();
+        text.iter().for_each(|&byte| matcher.accept(u32::from(byte)).unwrap());
+        matcher
     }
 
     fn allows(&self, text: &[u8], word: &[u8]) -> bool {
-        let mut guide = self.after(text);
-        word.iter().all(|&byte| guide.accept(u32::from(byte)).is_ok())
+        let mut matcher = self.after(text);
+        word.iter().all(|&byte| matcher.accept(u32::from(byte)).is_ok())
     }
 }
 
 #[test]
-fn a_mask_has_exactly_the_tokens_whose_bytes_may_follow_one_by_one() {
+fn mask_matches_byte_by_byte_reference() {
     let words = words(3, 150);
     let fast = compiler(&words);
     let mut random = Random(17);
     for grammar in grammars() {
-        let twin = Twin { tokens: bytes(), compiler: compiler(&bytes()), grammar: grammar.clone() };
+        let reference =
+            ByteReference { tokens: bytes(), compiler: compiler(&bytes()), grammar: grammar.clone() };
         for _ in 0..2 {
-            let mut guide = fast.compile(&grammar).unwrap().start().unwrap();
+            let mut matcher = fast.compile(&grammar).unwrap().start().unwrap();
             let mut text: Vec<u8> = Vec::new();
             for _ in 0..8 {
-                let allowed = words.mask(&mut guide).unwrap();
+                let allowed = words.mask(&mut matcher).unwrap();
                 let may_follow = |id: &u32| {
                     let word = &words.texts[*id as usize];
                     if *id >= words.end {
-                        *id == words.end && twin.after(&text).accept(twin.tokens.end).is_ok()
+                        *id == words.end && reference.after(&text).accept(reference.tokens.end).is_ok()
                     } else {
-                        twin.allows(&text, word)
+                        reference.allows(&text, word)
                     }
                 };
                 let expected: Vec<u32> = (0..words.texts.len() as u32).filter(may_follow).collect();
                 let mut forced = Vec::new();
-                guide.forced(&mut forced);
+                matcher.forced_tokens(&mut forced);
                 match forced.first() {
                     None => assert_eq!(
                         allowed,
@@ -73,11 +76,11 @@ fn a_mask_has_exactly_the_tokens_whose_bytes_may_follow_one_by_one() {
                         "{grammar:?} after {:?}",
                         String::from_utf8_lossy(&text)
                     ),
-                    // Of the splits of forced text the tokenizer's own one is left.
+                    // Of all splits of forced text, only the tokenizer's is allowed.
                     Some(first) => assert!(allowed == [*first] && expected.contains(first)),
                 }
                 let token = allowed[random.below(allowed.len())];
-                guide.accept(token).unwrap();
+                matcher.accept(token).unwrap();
                 if token == words.end {
                     break;
                 }
@@ -88,25 +91,25 @@ fn a_mask_has_exactly_the_tokens_whose_bytes_may_follow_one_by_one() {
 }
 
 #[test]
-fn forced_tokens_are_what_the_mask_allows_and_asking_for_them_changes_nothing() {
+fn forced_tokens_match_the_mask_and_reading_has_no_effect() {
     let words = words(5, 400);
     let grammar = schema(
         r#"{"type":"object","properties":{"name":{"enum":["日本12"]},"b":{"type":"null"}},"required":["name","b"],"additionalProperties":false}"#,
     );
-    let mut guide = compiler(&words).compile(&grammar).unwrap().start().unwrap();
+    let mut matcher = compiler(&words).compile(&grammar).unwrap().start().unwrap();
     let mut text = Vec::new();
     let mut runs = 0;
-    while !guide.is_complete() {
+    while !matcher.is_complete() {
         let (mut forced, mut again) = (Vec::new(), Vec::new());
-        guide.forced(&mut forced);
-        guide.forced(&mut again);
+        matcher.forced_tokens(&mut forced);
+        matcher.forced_tokens(&mut again);
         assert_eq!(forced, again);
         runs += usize::from(forced.len() > 1);
-        let choices = words.mask(&mut guide).unwrap();
+        let choices = words.mask(&mut matcher).unwrap();
         let run = if forced.is_empty() { vec![choices[0]] } else { forced };
         for token in run {
-            assert!(words.mask(&mut guide).unwrap().contains(&token));
-            guide.accept(token).unwrap();
+            assert!(words.mask(&mut matcher).unwrap().contains(&token));
+            matcher.accept(token).unwrap();
             text.extend(&words.texts[token as usize]);
         }
     }
@@ -116,17 +119,18 @@ fn forced_tokens_are_what_the_mask_allows_and_asking_for_them_changes_nothing() 
 }
 
 #[test]
-fn a_long_forced_text_comes_in_parts_and_is_the_text() {
+fn long_forced_text_is_returned_in_parts() {
     let words = words(9, 300);
     let long: String = (0..9_000).map(|index| ["name", "日本", "12"][index % 3]).collect();
-    let mut guide = compiler(&words).compile(&Grammar::Choice(vec![long.clone()])).unwrap().start().unwrap();
+    let mut matcher =
+        compiler(&words).compile(&GrammarSpec::Choice(vec![long.clone()])).unwrap().start().unwrap();
     let mut text = Vec::new();
-    while !guide.is_complete() {
+    while !matcher.is_complete() {
         let mut forced = Vec::new();
-        guide.forced(&mut forced);
+        matcher.forced_tokens(&mut forced);
         assert!(!forced.is_empty());
         for token in forced {
-            guide.accept(token).unwrap();
+            matcher.accept(token).unwrap();
             text.extend(&words.texts[token as usize]);
         }
     }
@@ -134,100 +138,107 @@ fn a_long_forced_text_comes_in_parts_and_is_the_text() {
 }
 
 #[test]
-fn past_the_end_nothing_but_end_ids_may_follow() {
+fn only_end_ids_are_allowed_after_the_end() {
     let tokens = bytes();
-    let mut guide =
-        compiler(&tokens).compile(&Grammar::Choice(vec!["ab".into(), "b".into()])).unwrap().start().unwrap();
+    let mut matcher = compiler(&tokens)
+        .compile(&GrammarSpec::Choice(vec!["ab".into(), "b".into()]))
+        .unwrap()
+        .start()
+        .unwrap();
     assert!(
-        matches!(guide.accept(tokens.end), Err(GuidanceError::Refused { token, .. }) if token == tokens.end)
+        matches!(matcher.accept(tokens.end), Err(GuidanceError::Rejected { token, .. }) if token == tokens.end)
     );
     for byte in b"ab" {
-        assert!(!guide.is_complete());
-        guide.accept(u32::from(*byte)).unwrap();
+        assert!(!matcher.is_complete());
+        matcher.accept(u32::from(*byte)).unwrap();
     }
     for _ in 0..3 {
-        assert!(guide.is_complete());
-        assert_eq!(tokens.mask(&mut guide).unwrap(), [tokens.end]);
-        assert!(matches!(guide.accept(u32::from(b'b')), Err(GuidanceError::Refused { .. })));
+        assert!(matcher.is_complete());
+        assert_eq!(tokens.mask(&mut matcher).unwrap(), [tokens.end]);
+        assert!(matches!(matcher.accept(u32::from(b'b')), Err(GuidanceError::Rejected { .. })));
         let mut forced = Vec::new();
-        guide.forced(&mut forced);
+        matcher.forced_tokens(&mut forced);
         assert!(forced.is_empty());
-        guide.accept(tokens.end).unwrap();
+        matcher.accept(tokens.end).unwrap();
     }
 }
 
 #[test]
-fn a_text_that_may_go_on_may_end_too() {
+fn optional_continuation_also_allows_the_end() {
     let tokens = bytes();
-    let mut guide =
-        compiler(&tokens).compile(&Grammar::Choice(vec!["a".into(), "ab".into()])).unwrap().start().unwrap();
-    guide.accept(u32::from(b'a')).unwrap();
-    assert!(!guide.is_complete());
-    assert_eq!(tokens.mask(&mut guide).unwrap(), [u32::from(b'b'), tokens.end]);
-    guide.accept(tokens.end).unwrap();
-    assert!(guide.is_complete());
-    assert!(guide.accept(u32::from(b'b')).is_err());
+    let mut matcher = compiler(&tokens)
+        .compile(&GrammarSpec::Choice(vec!["a".into(), "ab".into()]))
+        .unwrap()
+        .start()
+        .unwrap();
+    matcher.accept(u32::from(b'a')).unwrap();
+    assert!(!matcher.is_complete());
+    assert_eq!(tokens.mask(&mut matcher).unwrap(), [u32::from(b'b'), tokens.end]);
+    matcher.accept(tokens.end).unwrap();
+    assert!(matcher.is_complete());
+    assert!(matcher.accept(u32::from(b'b')).is_err());
 }
 
 #[test]
-fn a_refused_token_leaves_the_guide_as_it_was() {
+fn rejected_token_leaves_the_matcher_unchanged() {
     let tokens = words(2, 200);
-    let mut guide = compiler(&tokens)
+    let mut matcher = compiler(&tokens)
         .compile(&schema(r#"{"type":"array","items":{"type":"null"}}"#))
         .unwrap()
         .start()
         .unwrap();
-    guide.accept(u32::from(b'[')).unwrap();
-    let before = tokens.mask(&mut guide).unwrap();
+    matcher.accept(u32::from(b'[')).unwrap();
+    let before = tokens.mask(&mut matcher).unwrap();
     for token in [u32::from(b'x'), tokens.end, tokens.end + 1, 1 << 20, u32::MAX] {
-        assert!(matches!(guide.accept(token), Err(GuidanceError::Refused { .. })), "{token}");
-        assert_eq!(tokens.mask(&mut guide).unwrap(), before);
+        assert!(matches!(matcher.accept(token), Err(GuidanceError::Rejected { .. })), "{token}");
+        assert_eq!(tokens.mask(&mut matcher).unwrap(), before);
     }
-    guide.accept(u32::from(b']')).unwrap();
-    assert!(guide.is_complete());
+    matcher.accept(u32::from(b']')).unwrap();
+    assert!(matcher.is_complete());
 }
 
 #[test]
-fn special_tokens_come_only_where_a_grammar_asks_for_them() {
+fn special_tokens_are_allowed_only_where_named() {
     let tokens = bytes();
     let special: Vec<u32> = (tokens.end..tokens.texts.len() as u32).collect();
-    // The second terminal leaves out some bytes, and so takes the one that the library marks special tokens with.
+    // A terminal that excludes some bytes contains the byte with which the library marks special tokens.
     for source in ["start: /(?s:.*)/", "start: A\nA: ~/x/", "start: A\nA: /(?s:.)*/ & ~/x/"] {
-        let mut guide = compiler(&tokens).compile(&Grammar::Lark(source.into())).unwrap().start().unwrap();
+        let mut matcher =
+            compiler(&tokens).compile(&GrammarSpec::Lark(source.into())).unwrap().start().unwrap();
         for _ in 0..3 {
-            let allowed = tokens.mask(&mut guide).unwrap();
+            let allowed = tokens.mask(&mut matcher).unwrap();
             assert!(special[1..].iter().all(|id| !allowed.contains(id)), "{source}");
-            special[1..].iter().for_each(|&id| assert!(guide.accept(id).is_err()));
-            guide.accept(u32::from(b'y')).unwrap();
+            special[1..].iter().for_each(|&id| assert!(matcher.accept(id).is_err()));
+            matcher.accept(u32::from(b'y')).unwrap();
         }
     }
     let source = format!("start: \"a\" <[{}]> \"b\"", tokens.end + 3);
-    let mut guide = compiler(&tokens).compile(&Grammar::Lark(source)).unwrap().start().unwrap();
+    let mut matcher = compiler(&tokens).compile(&GrammarSpec::Lark(source)).unwrap().start().unwrap();
     for token in [u32::from(b'a'), tokens.end + 3, u32::from(b'b')] {
-        assert_eq!(tokens.mask(&mut guide).unwrap(), [token]);
-        guide.accept(token).unwrap();
+        assert_eq!(tokens.mask(&mut matcher).unwrap(), [token]);
+        matcher.accept(token).unwrap();
     }
-    assert!(guide.is_complete());
+    assert!(matcher.is_complete());
 }
 
 #[test]
-fn an_end_id_that_a_grammar_names_is_no_more_than_the_end() {
+fn end_id_named_by_a_grammar_still_ends_the_text() {
     let tokens = bytes();
     let source = format!("start: \"a\" <[{}]> \"b\"", tokens.end);
-    let mut guide = compiler(&tokens).compile(&Grammar::Lark(source)).unwrap().start().unwrap();
-    guide.accept(u32::from(b'a')).unwrap();
-    let error = tokens.mask(&mut guide).unwrap_err();
+    let mut matcher = compiler(&tokens).compile(&GrammarSpec::Lark(source)).unwrap().start().unwrap();
+    matcher.accept(u32::from(b'a')).unwrap();
+    let error = tokens.mask(&mut matcher).unwrap_err();
     assert!(matches!(error, GuidanceError::DeadEnd { .. }), "{error}");
-    assert_eq!(guide.accept(tokens.end), Err(error));
+    assert_eq!(matcher.accept(tokens.end), Err(error));
 }
 
 #[test]
-fn a_mask_shorter_than_the_vocabulary_leaves_the_rest_out() {
+fn mask_shorter_than_the_vocabulary_is_truncated() {
     let tokens = bytes();
-    let mut guide =
-        compiler(&tokens).compile(&Grammar::Regex("[\u{20}-\u{7f}]*".into())).unwrap().start().unwrap();
+    let mut matcher =
+        compiler(&tokens).compile(&GrammarSpec::Regex("[\u{20}-\u{7f}]*".into())).unwrap().start().unwrap();
     let mut short = [u32::MAX; 2];
-    guide.mask(&mut short).unwrap();
+    matcher.mask(&mut short).unwrap();
     assert_eq!(short, [0, u32::MAX]);
 }
 
@@ -244,40 +255,40 @@ fn text(bytes: &[u8]) -> Option<TokenText> {
 }
 
 #[test]
-fn a_tokenizer_whose_ids_say_something_else_is_not_believed() {
+fn wrong_tokenizer_ids_fall_back_to_greedy_split() {
     let table = || vec![text(b"a"), text(b"b"), text(b"ab"), text(b" ab"), text(b"</s>")];
     for encode in [|_: &str| vec![3], |_: &str| vec![], |_: &str| vec![77], |_: &str| vec![1, 0]] {
         let vocabulary = Arc::new(vocabulary(table(), &[4], encode).unwrap());
-        let compiler = Compiler::new(vocabulary, Limits::default()).unwrap();
-        let guide = compiler.compile(&Grammar::Choice(vec!["abab".into()])).unwrap().start().unwrap();
+        let compiler = GrammarCompiler::new(vocabulary, GuidanceLimits::default()).unwrap();
+        let matcher = compiler.compile(&GrammarSpec::Choice(vec!["abab".into()])).unwrap().start().unwrap();
         let mut forced = Vec::new();
-        guide.forced(&mut forced);
+        matcher.forced_tokens(&mut forced);
         assert_eq!(forced, [2, 2]);
     }
 }
 
 #[test]
-fn an_end_id_is_no_text_whatever_its_text_is() {
+fn end_ids_never_match_text() {
     let table = vec![text(b"<"), text(b"/s>"), text(b"</s>"), None, text(b"x")];
     let vocabulary = Arc::new(vocabulary(table, &[2, 3], |_| Vec::new()).unwrap());
-    let compiler = Compiler::new(vocabulary, Limits::default()).unwrap();
-    let mut guide = compiler.compile(&Grammar::Regex("[</s>x]+".into())).unwrap().start().unwrap();
+    let compiler = GrammarCompiler::new(vocabulary, GuidanceLimits::default()).unwrap();
+    let mut matcher = compiler.compile(&GrammarSpec::Regex("[</s>x]+".into())).unwrap().start().unwrap();
     let mut words = [0];
-    guide.mask(&mut words).unwrap();
+    matcher.mask(&mut words).unwrap();
     assert_eq!(words, [0b10011]);
-    guide.accept(4).unwrap();
-    guide.mask(&mut words).unwrap();
+    matcher.accept(4).unwrap();
+    matcher.mask(&mut words).unwrap();
     assert_eq!(words, [0b11111]);
-    guide.accept(3).unwrap();
-    assert!(guide.is_complete());
+    matcher.accept(3).unwrap();
+    assert!(matcher.is_complete());
 }
 
 #[test]
-fn a_text_that_the_vocabulary_cannot_say_ends_that_sequence_alone() {
+fn unspellable_text_ends_only_its_sequence() {
     let vocabulary = Arc::new(vocabulary(vec![text(b"a"), text(b"b"), None], &[2], |_| Vec::new()).unwrap());
-    let compiler = Compiler::new(vocabulary, Limits::default()).unwrap();
-    assert!(compiler.compile(&Grammar::Choice(vec!["c".into()])).is_err());
-    let compiled = compiler.compile(&Grammar::Choice(vec!["ac".into(), "bb".into()])).unwrap();
+    let compiler = GrammarCompiler::new(vocabulary, GuidanceLimits::default()).unwrap();
+    assert!(compiler.compile(&GrammarSpec::Choice(vec!["c".into()])).is_err());
+    let compiled = compiler.compile(&GrammarSpec::Choice(vec!["ac".into(), "bb".into()])).unwrap();
     let (mut stuck, mut free) = (compiled.start().unwrap(), compiled.start().unwrap());
     stuck.accept(0).unwrap();
     assert!(stuck.mask(&mut [0]).is_err());
@@ -289,7 +300,7 @@ fn a_text_that_the_vocabulary_cannot_say_ends_that_sequence_alone() {
 }
 
 #[test]
-fn a_vocabulary_says_what_is_wrong_with_it() {
+fn invalid_vocabulary_errors_name_the_reason() {
     for (tokens, end_ids, reason) in [
         (vec![text(b"a")], vec![], "no end ids"),
         (vec![text(b"a")], vec![1], "end id 1 is not among the 1 tokens"),
@@ -301,7 +312,7 @@ fn a_vocabulary_says_what_is_wrong_with_it() {
 }
 
 #[test]
-fn tokens_of_any_length_and_the_same_text_make_a_vocabulary() {
+fn vocabulary_accepts_long_duplicate_and_empty_tokens() {
     let table = vec![
         text(&[b'a'; 5_000]),
         text(b"a"),
@@ -312,14 +323,14 @@ fn tokens_of_any_length_and_the_same_text_make_a_vocabulary() {
         None,
     ];
     let vocabulary = Arc::new(vocabulary(table, &[6], |_| Vec::new()).unwrap());
-    let compiler = Compiler::new(vocabulary, Limits::default()).unwrap();
-    let mut guide = compiler.compile(&Grammar::Regex("a{3}".into())).unwrap().start().unwrap();
+    let compiler = GrammarCompiler::new(vocabulary, GuidanceLimits::default()).unwrap();
+    let mut matcher = compiler.compile(&GrammarSpec::Regex("a{3}".into())).unwrap().start().unwrap();
     let mut words = [0];
-    guide.mask(&mut words).unwrap();
+    matcher.mask(&mut words).unwrap();
     assert_eq!(words[0].count_ones(), 1);
     assert_ne!(words[0] & 0b110, 0);
     for token in [1, 2, 1] {
-        guide.accept(token).unwrap();
+        matcher.accept(token).unwrap();
     }
-    assert!(guide.is_complete());
+    assert!(matcher.is_complete());
 }

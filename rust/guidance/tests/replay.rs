@@ -1,4 +1,4 @@
-//! A guide that takes the tokens of another at once goes on as the other does: what a preempted request relies on.
+//! A matcher that replays the tokens of another continues exactly like it. Preemption relies on this.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -6,49 +6,51 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Random, Tokens, bytes, compiler, compiler_with, patient, words};
-use penstock_guidance::{Compiled, Grammar, Guide, Limits, TokenText, ToolCalls, Vocabulary};
+use common::{Random, Tokens, bytes, compiler, compiler_with, untimed_limits, words};
+use penstock_guidance::{
+    CompiledGrammar, GrammarMatcher, GrammarSpec, GuidanceLimits, TokenText, ToolCallSpec, Vocabulary,
+};
 use serde_json::Value;
 
-/// A guide that has taken the tokens and was asked for nothing else.
-fn replayed(compiled: &Compiled, said: &[u32]) -> Guide {
-    let mut guide = compiled.start().unwrap();
-    said.iter().for_each(|&token| guide.accept(token).unwrap());
-    guide
+/// A matcher that has accepted the tokens without computing masks.
+fn replayed(compiled: &CompiledGrammar, accepted: &[u32]) -> GrammarMatcher {
+    let mut matcher = compiled.start().unwrap();
+    accepted.iter().for_each(|&token| matcher.accept(token).unwrap());
+    matcher
 }
 
-fn forced(guide: &mut Guide) -> Vec<u32> {
+fn forced(matcher: &mut GrammarMatcher) -> Vec<u32> {
     let mut tokens = Vec::new();
-    guide.forced(&mut tokens);
+    matcher.forced_tokens(&mut tokens);
     tokens
 }
 
-/// Walks at random. A second guide takes the tokens, and says at each what is forced; after every `stride` tokens a third
-/// one starts anew and says its mask.
-fn check(tokens: &Tokens, grammar: &Grammar, random: &mut Random, limit: usize, stride: usize) {
+/// Generates random tokens with masks. A second matcher accepts them without masks and must force the same tokens; after
+/// every `stride` tokens, a third one replays all tokens and must return the same mask.
+fn check(tokens: &Tokens, grammar: &GrammarSpec, random: &mut Random, limit: usize, stride: usize) {
     let name = format!("{:.200}", format!("{grammar:?}"));
     let compiled = compiler(tokens).compile(grammar).unwrap();
-    let (mut walk, mut silent) = (compiled.start().unwrap(), compiled.start().unwrap());
-    let mut said = Vec::new();
-    while said.len() < limit {
-        let Ok(allowed) = tokens.mask(&mut walk) else { return };
-        assert_eq!(forced(&mut walk), forced(&mut silent), "{name} after {said:?}");
-        if said.len() % stride == 0 {
-            let mut again = replayed(&compiled, &said);
-            assert_eq!(tokens.mask(&mut again).unwrap(), allowed, "{name} after {said:?}");
-            assert_eq!(forced(&mut again), forced(&mut walk), "{name} after {said:?}");
+    let (mut masked, mut maskless) = (compiled.start().unwrap(), compiled.start().unwrap());
+    let mut accepted = Vec::new();
+    while accepted.len() < limit {
+        let Ok(allowed) = tokens.mask(&mut masked) else { return };
+        assert_eq!(forced(&mut masked), forced(&mut maskless), "{name} after {accepted:?}");
+        if accepted.len() % stride == 0 {
+            let mut replay = replayed(&compiled, &accepted);
+            assert_eq!(tokens.mask(&mut replay).unwrap(), allowed, "{name} after {accepted:?}");
+            assert_eq!(forced(&mut replay), forced(&mut masked), "{name} after {accepted:?}");
         }
         let token = allowed[random.below(allowed.len())];
         if token == tokens.end {
             return;
         }
-        walk.accept(token).unwrap();
-        silent.accept(token).unwrap();
-        said.push(token);
+        masked.accept(token).unwrap();
+        maskless.accept(token).unwrap();
+        accepted.push(token);
     }
 }
 
-/// Every byte and some words, one of which the tokenizer never says where text is long enough for two others.
+/// Every byte and some words. The tokenizer splits one of the words into two others.
 fn unmerged() -> Tokens {
     let mut texts: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     texts.extend(["na", "me", "name"].map(|word| word.as_bytes().to_vec()));
@@ -77,10 +79,10 @@ fn unmerged() -> Tokens {
     Tokens { texts, end, vocabulary }
 }
 
-fn call(opening: &str) -> Grammar {
+fn call(opening: &str) -> GrammarSpec {
     let schema =
         r#"{"properties":{"name 🙂 name":{"enum":["name 🙂","日本 name"]}},"required":["name 🙂 name"]}"#;
-    Grammar::ToolCalls(ToolCalls {
+    GrammarSpec::ToolCalls(ToolCallSpec {
         opening: opening.to_owned(),
         call_opening: "🙂 name <tool_call>".to_owned(),
         name_key: "name".to_owned(),
@@ -90,69 +92,69 @@ fn call(opening: &str) -> Grammar {
         closing: "name".to_owned(),
         tools: vec![("name".to_owned(), schema.to_owned()), ("na🙂me".to_owned(), "true".to_owned())],
         parallel: true,
-        thinking: None,
+        reasoning: None,
     })
 }
 
 #[test]
-fn a_replayed_guide_splits_forced_text_where_the_other_did() {
+fn replay_splits_forced_text_at_the_same_places() {
     let long = "name 🙂 ".repeat(300);
     for tokens in [unmerged(), bytes(), words(11, 1_500)] {
         let mut random = Random(7);
         for grammar in [
-            Grammar::Choice(vec!["x🙂 name".into(), "y🙂 name".into()]),
-            Grammar::Regex("[a-z]{1,3}🙂 name(日本 name)+".into()),
+            GrammarSpec::Choice(vec!["x🙂 name".into(), "y🙂 name".into()]),
+            GrammarSpec::Regex("[a-z]{1,3}🙂 name(日本 name)+".into()),
             call(""),
             call("name 🙂 "),
         ] {
             (0..3).for_each(|_| check(&tokens, &grammar, &mut random, 120, 1));
         }
-        check(&tokens, &Grammar::Choice(vec![long.clone()]), &mut random, 4_000, 97);
+        check(&tokens, &GrammarSpec::Choice(vec![long.clone()]), &mut random, 4_000, 97);
     }
 }
 
 #[test]
-fn a_replayed_guide_has_the_masks_of_the_other() {
+fn replay_computes_the_same_masks() {
     let listed: Vec<Value> =
         serde_json::from_str(include_str!("../../../tests/data/json_schemas.json")).unwrap();
     let (tokens, mut random) = (words(11, 1_500), Random(1));
     for entry in &listed {
-        check(&tokens, &Grammar::JsonSchema(entry["schema"].to_string()), &mut random, 100, 23);
+        check(&tokens, &GrammarSpec::JsonSchema(entry["schema"].to_string()), &mut random, 100, 23);
     }
 }
 
 #[test]
-fn a_replayed_guide_goes_on_as_long_as_the_other() {
+fn replay_stays_within_the_limits_as_long_as_the_original() {
     let tokens = bytes();
-    let compiler = compiler_with(&tokens, Limits { mask_nodes: 20_000, ..patient() });
+    let compiler = compiler_with(&tokens, GuidanceLimits { mask_nodes: 20_000, ..untimed_limits() });
     for source in ["(.*a.{20}){3}", "([ab]*a[ab]{40})+", "(.*[a-m].{100}){5}"] {
-        let compiled = compiler.compile(&Grammar::Regex(source.into())).unwrap();
-        let (mut walk, mut random) = (compiled.start().unwrap(), Random(5));
-        let mut said = Vec::new();
-        while said.len() < 400 && tokens.mask(&mut walk).is_ok() {
-            if said.len() % 50 == 0 {
-                let mut again = replayed(&compiled, &said);
-                tokens.mask(&mut again).unwrap();
+        let compiled = compiler.compile(&GrammarSpec::Regex(source.into())).unwrap();
+        let (mut masked, mut random) = (compiled.start().unwrap(), Random(5));
+        let mut accepted = Vec::new();
+        while accepted.len() < 400 && tokens.mask(&mut masked).is_ok() {
+            if accepted.len() % 50 == 0 {
+                let mut replay = replayed(&compiled, &accepted);
+                tokens.mask(&mut replay).unwrap();
             }
-            said.push(u32::from(b'a') + random.below(2) as u32);
-            walk.accept(*said.last().unwrap()).unwrap();
+            accepted.push(u32::from(b'a') + random.below(2) as u32);
+            masked.accept(*accepted.last().unwrap()).unwrap();
         }
-        assert!(said.len() > 100, "{source}: {}", said.len());
+        assert!(accepted.len() > 100, "{source}: {}", accepted.len());
     }
 }
 
 #[test]
-fn an_automaton_that_grows_too_large_ends_its_sequence() {
+fn oversized_automaton_ends_its_sequence() {
     let tokens = bytes();
-    let compiler = compiler_with(&tokens, Limits { lexer_bytes: 100_000, ..patient() });
-    let compiled = compiler.compile(&Grammar::Regex("(.*a.{20}){3}".into())).unwrap();
-    let (mut guide, mut random) = (compiled.start().unwrap(), Random(5));
+    let compiler = compiler_with(&tokens, GuidanceLimits { lexer_bytes: 100_000, ..untimed_limits() });
+    let compiled = compiler.compile(&GrammarSpec::Regex("(.*a.{20}){3}".into())).unwrap();
+    let (mut matcher, mut random) = (compiled.start().unwrap(), Random(5));
     let error = (0..1_000)
         .find_map(|_| {
             let token = u32::from(b'a') + random.below(2) as u32;
-            tokens.mask(&mut guide).and_then(|_| guide.accept(token)).err()
+            tokens.mask(&mut matcher).and_then(|_| matcher.accept(token)).err()
         })
         .unwrap();
-    assert!(error.to_string().contains("bytes of automaton; the limit is"), "{error}");
-    assert_eq!(tokens.mask(&mut guide).unwrap_err(), error);
+    assert!(error.to_string().contains("the automaton has "), "{error}");
+    assert_eq!(tokens.mask(&mut matcher).unwrap_err(), error);
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use penstock_engine::request::{Grammar as EngineGrammar, GrammarState};
 use penstock_guidance::{
-    Compiled, Compiler, Grammar, GuidanceError, Guide, Limits, TokenText, ToolCalls, Vocabulary,
+    CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText,
+    ToolCallSpec, Vocabulary,
 };
 use penstock_text::Tokenizer;
 use penstock_text::parsers::ToolLiterals;
@@ -29,20 +30,20 @@ const NO_FORMAT: &str = "left out, or asked of an engine with a tool_parser: thi
 pub fn wanted(
     params: &SamplingParams,
     formats: Option<Formats>,
-) -> Result<Option<(&'static str, Grammar)>, Error> {
+) -> Result<Option<(&'static str, GrammarSpec)>, Error> {
     if let Some(format) = &params.response_format {
         let grammar = match &format.kind {
             ResponseKind::Text => return Ok(None),
-            ResponseKind::Object => Grammar::JsonObject,
-            ResponseKind::Schema(schema) => Grammar::JsonSchema(schema.0.clone()),
+            ResponseKind::Object => GrammarSpec::JsonObject,
+            ResponseKind::Schema(schema) => GrammarSpec::JsonSchema(schema.0.clone()),
         };
         return Ok(Some(("response_format", grammar)));
     }
     if let Some(regex) = &params.regex {
-        return Ok(Some(("regex", Grammar::Regex(regex.clone()))));
+        return Ok(Some(("regex", GrammarSpec::Regex(regex.clone()))));
     }
     if let Some(texts) = &params.choice {
-        return Ok(Some(("choice", Grammar::Choice(texts.0.clone()))));
+        return Ok(Some(("choice", GrammarSpec::Choice(texts.0.clone()))));
     }
     if let Some(source) = &params.grammar {
         return Ok(Some(("grammar", dialect(source)(source.clone()))));
@@ -63,9 +64,9 @@ pub fn wanted(
 }
 
 /// GBNF is told by what it writes between a rule's name and its body; Lark has a colon there.
-fn dialect(source: &str) -> fn(String) -> Grammar {
+fn dialect(source: &str) -> fn(String) -> GrammarSpec {
     let is_rule = |line: &str| line.split_once("::=").is_some_and(|(name, _)| is_rule_name(name.trim()));
-    if source.lines().any(is_rule) { Grammar::Gbnf } else { Grammar::Lark }
+    if source.lines().any(is_rule) { GrammarSpec::Gbnf } else { GrammarSpec::Lark }
 }
 
 fn is_rule_name(text: &str) -> bool {
@@ -78,13 +79,13 @@ fn tool_calls(
     tools: &Tools,
     literals: ToolLiterals,
     thinking: Option<(String, String)>,
-) -> Grammar {
+) -> GrammarSpec {
     let only = match &params.tool_choice {
         Some(ToolChoice::Function { name, .. }) => Some(name),
         _ => None,
     };
     let functions = tools.functions.iter().filter(|function| only.is_none_or(|name| *name == function.name));
-    Grammar::ToolCalls(ToolCalls {
+    GrammarSpec::ToolCalls(ToolCallSpec {
         opening: literals.opening.to_owned(),
         call_opening: literals.call_opening.to_owned(),
         name_key: key_of(literals.name_key),
@@ -94,7 +95,7 @@ fn tool_calls(
         closing: literals.closing.to_owned(),
         tools: functions.map(|function| (function.name.clone(), function.parameters.clone())).collect(),
         parallel: params.parallel_tool_calls && only.is_none(),
-        thinking,
+        reasoning: thinking,
     })
 }
 
@@ -104,7 +105,7 @@ fn key_of(literal: &str) -> String {
 }
 
 /// What compiles, once somebody has asked for it.
-type Workshop = OnceLock<Result<(Compiler, Arc<Vocabulary>), GuidanceError>>;
+type Workshop = OnceLock<Result<(GrammarCompiler, Arc<Vocabulary>), GuidanceError>>;
 
 /// The grammars of one engine, until it is closed.
 pub struct Grammars(Mutex<Option<Arc<Workshop>>>);
@@ -128,7 +129,7 @@ impl Grammars {
     /// Compiles; long, unless `is_wanted` ends it. None where the engine is closed. `stop_ids` are those of the request.
     pub fn compile(
         &self,
-        grammar: &Grammar,
+        grammar: &GrammarSpec,
         tokenizer: &Tokenizer,
         target: &Target<'_>,
         stop_ids: &[u32],
@@ -137,7 +138,7 @@ impl Grammars {
         let workshop = self.lock().clone()?;
         let make = || {
             let vocabulary = Arc::new(vocabulary(tokenizer, target)?);
-            Ok((Compiler::new(Arc::clone(&vocabulary), Limits::default())?, vocabulary))
+            Ok((GrammarCompiler::new(Arc::clone(&vocabulary), GuidanceLimits::default())?, vocabulary))
         };
         let made = workshop.get_or_init(make).as_ref().map_err(Clone::clone);
         Some(made.and_then(|(compiler, vocabulary)| {
@@ -166,7 +167,7 @@ fn vocabulary(tokenizer: &Tokenizer, target: &Target<'_>) -> Result<Vocabulary, 
 
 /// The form of one request's answers.
 struct Form {
-    compiled: Arc<Compiled>,
+    compiled: Arc<CompiledGrammar>,
     vocabulary: Arc<Vocabulary>,
     /// What may come where the text may end.
     stop_ids: Arc<[u32]>,
@@ -180,22 +181,22 @@ impl fmt::Debug for Form {
 
 impl EngineGrammar for Form {
     fn start(&self) -> Result<Box<dyn GrammarState>, String> {
-        let guide = self.compiled.start().map_err(|error| error.to_string())?;
+        let matcher = self.compiled.start().map_err(|error| error.to_string())?;
         let (vocabulary, stop_ids) = (Arc::clone(&self.vocabulary), Arc::clone(&self.stop_ids));
-        Ok(Box::new(Walk { guide, vocabulary, stop_ids }))
+        Ok(Box::new(Walk { matcher, vocabulary, stop_ids }))
     }
 }
 
 /// One answer on its way.
 struct Walk {
-    guide: Guide,
+    matcher: GrammarMatcher,
     vocabulary: Arc<Vocabulary>,
     stop_ids: Arc<[u32]>,
 }
 
 impl GrammarState for Walk {
     fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
-        self.guide.mask(allowed).map_err(|error| error.to_string())?;
+        self.matcher.mask(allowed).map_err(|error| error.to_string())?;
         let (word, bit) = (|id: u32| id as usize / 32, |id: u32| 1_u32 << (id % 32));
         if self.vocabulary.end_ids().iter().any(|id| allowed[word(*id)] & bit(*id) != 0) {
             self.stop_ids.iter().for_each(|id| allowed[word(*id)] |= bit(*id));
@@ -204,10 +205,10 @@ impl GrammarState for Walk {
     }
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
-        self.guide.accept(token).map_err(|error| error.to_string())
+        self.matcher.accept(token).map_err(|error| error.to_string())
     }
 
     fn forced(&mut self, tokens: &mut Vec<u32>) {
-        self.guide.forced(tokens);
+        self.matcher.forced_tokens(tokens);
     }
 }

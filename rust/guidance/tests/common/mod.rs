@@ -1,4 +1,4 @@
-//! Vocabularies, and a walk through a grammar that chooses among the allowed tokens at random.
+//! Test vocabularies, and generation of random texts from masks.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod validate;
@@ -6,7 +6,9 @@ pub mod validate;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_guidance::{Compiler, Grammar, GuidanceError, Guide, Limits, TokenText, Vocabulary};
+use penstock_guidance::{
+    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText, Vocabulary,
+};
 
 /// SplitMix64.
 pub struct Random(pub u64);
@@ -24,7 +26,7 @@ impl Random {
     }
 }
 
-/// A vocabulary and what its tokens say.
+/// A vocabulary and the texts of its tokens.
 pub struct Tokens {
     pub texts: Vec<Vec<u8>>,
     pub end: u32,
@@ -64,7 +66,7 @@ pub fn bytes() -> Tokens {
     tokens(&[])
 }
 
-/// Words of two to six bytes out of what structured texts are made of, some of them characters of several bytes.
+/// Random words made of pieces of structured text, some with characters of several bytes.
 pub fn words(seed: u64, count: usize) -> Tokens {
     const PIECES: [&str; 24] = [
         "\"", "{", "}", "[", "]", ":", ",", " ", ", ", "\": ", "\":", "\",", "a", "b", "name", "0", "12",
@@ -75,7 +77,7 @@ pub fn words(seed: u64, count: usize) -> Tokens {
     while words.len() < count {
         let text: String = (0..2 + random.below(2)).map(|_| PIECES[random.below(PIECES.len())]).collect();
         let mut word = text.into_bytes();
-        // Some tokens begin or end within a character.
+        // Some tokens end inside a character.
         if random.below(8) == 0 && word.len() > 2 {
             word.pop();
         }
@@ -84,27 +86,27 @@ pub fn words(seed: u64, count: usize) -> Tokens {
     tokens(&words.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
-/// Its results do not depend on how busy the machine is.
-pub fn compiler(tokens: &Tokens) -> Compiler {
-    compiler_with(tokens, patient())
+/// A compiler whose results do not depend on the load of the machine.
+pub fn compiler(tokens: &Tokens) -> GrammarCompiler {
+    compiler_with(tokens, untimed_limits())
 }
 
-pub fn compiler_with(tokens: &Tokens, limits: Limits) -> Compiler {
-    Compiler::new(Arc::clone(&tokens.vocabulary), limits).unwrap()
+pub fn compiler_with(tokens: &Tokens, limits: GuidanceLimits) -> GrammarCompiler {
+    GrammarCompiler::new(Arc::clone(&tokens.vocabulary), limits).unwrap()
 }
 
-pub fn patient() -> Limits {
-    Limits { compile_time: Duration::from_secs(600), ..Limits::default() }
+pub fn untimed_limits() -> GuidanceLimits {
+    GuidanceLimits { compile_time: Duration::from_secs(600), ..GuidanceLimits::default() }
 }
 
-pub fn schema(source: &str) -> Grammar {
-    Grammar::JsonSchema(source.into())
+pub fn schema(source: &str) -> GrammarSpec {
+    GrammarSpec::JsonSchema(source.into())
 }
 
 impl Tokens {
-    pub fn mask(&self, guide: &mut Guide) -> Result<Vec<u32>, GuidanceError> {
+    pub fn mask(&self, matcher: &mut GrammarMatcher) -> Result<Vec<u32>, GuidanceError> {
         let mut words = vec![u32::MAX; self.texts.len().div_ceil(32) + 3];
-        guide.mask(&mut words)?;
+        matcher.mask(&mut words)?;
         assert_eq!(words[words.len() - 3..], [0, 0, 0]);
         let allowed: Vec<u32> = (0..words.len() as u32 * 32)
             .filter(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1)
@@ -113,31 +115,36 @@ impl Tokens {
         Ok(allowed)
     }
 
-    /// Chooses until the end. After `patience` tokens mostly what brings a text to its end.
-    pub fn walk(&self, guide: &mut Guide, random: &mut Random, patience: usize) -> Result<String, String> {
+    /// Generates a random text. After `length` tokens, mostly tokens that tend to end the text are chosen.
+    pub fn generate(
+        &self,
+        matcher: &mut GrammarMatcher,
+        random: &mut Random,
+        length: usize,
+    ) -> Result<String, String> {
         let mut text = Vec::new();
-        for count in 0..patience + 4_000 {
+        for count in 0..length + 4_000 {
             let allowed = self
-                .mask(guide)
+                .mask(matcher)
                 .map_err(|error| format!("{error} after {}", String::from_utf8_lossy(&text)))?;
             let mut forced = Vec::new();
-            guide.forced(&mut forced);
+            matcher.forced_tokens(&mut forced);
             if let Some(first) = forced.first() {
-                assert_eq!(allowed, [*first], "what is forced is the only token allowed");
+                assert_eq!(allowed, [*first], "a forced token is the only token allowed");
             }
             assert!(!allowed.is_empty());
-            let token = if allowed.contains(&self.end) && (count >= patience || random.below(3) == 0) {
+            let token = if allowed.contains(&self.end) && (count >= length || random.below(3) == 0) {
                 self.end
-            } else if count >= patience {
+            } else if count >= length {
                 let finishing: Vec<u32> = allowed.iter().copied().filter(|&id| self.finishes(id)).collect();
                 let from = if finishing.is_empty() || random.below(4) == 0 { allowed } else { finishing };
                 from[random.below(from.len())]
             } else {
                 allowed[random.below(allowed.len())]
             };
-            guide.accept(token).map_err(|error| format!("{error}, which the mask allowed"))?;
+            matcher.accept(token).map_err(|error| format!("{error}, which the mask allowed"))?;
             if token == self.end {
-                assert!(guide.is_complete());
+                assert!(matcher.is_complete());
                 return String::from_utf8(text).map_err(|error| error.to_string());
             }
             text.extend(&self.texts[token as usize]);
@@ -145,7 +152,7 @@ impl Tokens {
         Err(format!("no end after {} bytes", text.len()))
     }
 
-    /// Whether a token is among those that bring most texts to their end, if they are chosen from at random.
+    /// Whether a token tends to end texts when chosen at random.
     fn finishes(&self, id: u32) -> bool {
         let text = self.texts[id as usize].as_slice();
         matches!(text, [byte] if b"\"}],:@abz0.".contains(byte)) || text == b"</think>"

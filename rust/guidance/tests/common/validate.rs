@@ -1,9 +1,9 @@
-//! A plain validator for the keywords that the test schemas use, written from the specification alone.
+//! A simple JSON-schema validator for the keywords in the test schemas, written from the specification.
 
 use regex_automata::meta::Regex;
 use serde_json::{Map, Value};
 
-/// What is wrong with the value, if anything is.
+/// Validates a value; the error describes the first violation.
 pub fn validate(value: &Value, schema: &Value) -> Result<(), String> {
     check(value, schema, schema)
 }
@@ -65,7 +65,7 @@ fn is_type(value: &Value, name: &str) -> bool {
         "string" => value.is_string(),
         "array" => value.is_array(),
         "object" => value.is_object(),
-        _ => panic!("no type is called {name}"),
+        _ => panic!("unknown type {name}"),
     }
 }
 
@@ -108,7 +108,7 @@ fn is_format(name: &str, text: &str) -> bool {
         "hostname" => r"[a-zA-Z0-9.-]+".to_owned(),
         "uri" => r"[a-zA-Z][a-zA-Z0-9+.-]*:[^ ]*".to_owned(),
         "duration" => r"P[0-9YMWDTHS]+".to_owned(),
-        _ => panic!("no format is called {name}"),
+        _ => panic!("unknown format {name}"),
     };
     is_match(&format!("^(?:{pattern})$"), text)
 }
@@ -120,7 +120,7 @@ fn number_holds(keyword: &str, argument: &Value, number: f64) -> bool {
         "maximum" => number <= bound(),
         "exclusiveMinimum" => number > bound(),
         "exclusiveMaximum" => number < bound(),
-        // Past 2^53 the number read is not the one that was written.
+        // Beyond 2^53 the parsed number may differ from the written one.
         "multipleOf" => number.abs() >= 9e15 || (number / bound()).fract() == 0.0,
         _ => true,
     }

@@ -1,4 +1,4 @@
-//! Random walks: whatever is chosen among the allowed tokens, the text is what was asked for.
+//! Random texts: whichever allowed tokens are chosen, the text matches the grammar.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -6,14 +6,14 @@ mod common;
 
 use common::validate::{is_match, validate};
 use common::{Random, Tokens, bytes, compiler, words};
-use penstock_guidance::{Grammar, ToolCalls};
+use penstock_guidance::{GrammarSpec, ToolCallSpec};
 use serde_json::{Value, json};
 
-/// Walks through one grammar, each with both vocabularies.
-const WALKS: usize = 6;
+/// Texts per grammar and vocabulary.
+const NUM_TEXTS: usize = 6;
 
-/// `check` sees the text of every walk.
-fn walk_all(grammars: &[(String, Grammar)], check: impl Fn(&str, &str) -> Result<(), String>) {
+/// Generates random texts of each grammar and checks them.
+fn check_texts(grammars: &[(String, GrammarSpec)], check: impl Fn(&str, &str) -> Result<(), String>) {
     let mut failures = Vec::new();
     for (which, tokens) in [bytes(), words(11, 1_500)].iter().enumerate() {
         let compiler = compiler(tokens);
@@ -26,9 +26,9 @@ fn walk_all(grammars: &[(String, Grammar)], check: impl Fn(&str, &str) -> Result
                     continue;
                 }
             };
-            for patience in (0..WALKS).map(|walk| 8 << walk) {
-                let walked = tokens.walk(&mut compiled.start().unwrap(), &mut random, patience);
-                if let Err(error) = walked.and_then(|text| check(name, &text)) {
+            for length in (0..NUM_TEXTS).map(|index| 8 << index) {
+                let text = tokens.generate(&mut compiled.start().unwrap(), &mut random, length);
+                if let Err(error) = text.and_then(|text| check(name, &text)) {
                     failures.push(format!("{name}: {error}"));
                 }
             }
@@ -44,7 +44,7 @@ fn schemas() -> Vec<(String, Value)> {
     listed.iter().map(entry).collect()
 }
 
-/// The first white space outside of strings that is not the one space that may follow a comma or a colon.
+/// Position of the first whitespace outside strings other than one space after a comma or colon.
 fn stray_space(text: &str) -> Option<usize> {
     let (mut quoted, mut escaped, mut last) = (false, false, ' ');
     for (index, character) in text.char_indices() {
@@ -60,7 +60,7 @@ fn stray_space(text: &str) -> Option<usize> {
 
 fn check_json(text: &str, schema: &Value) -> Result<(), String> {
     if let Some(index) = stray_space(text) {
-        return Err(format!("white space at {index} in {text}"));
+        return Err(format!("whitespace at {index} in {text}"));
     }
     match serde_json::from_str(text) {
         Ok(value) => validate(&value, schema).map_err(|error| format!("{error} in {text}")),
@@ -69,33 +69,33 @@ fn check_json(text: &str, schema: &Value) -> Result<(), String> {
     }
 }
 
-/// The text is JSON, but a number in it is more than a double can hold.
+/// The text is JSON, but contains a number beyond the range of a double.
 fn past_64_bits(error: &serde_json::Error) -> bool {
     error.to_string().starts_with("number out of range")
 }
 
 #[test]
-fn a_text_by_a_schema_is_json_and_valid() {
+fn texts_of_a_schema_are_valid_json() {
     let schemas = schemas();
     assert!(schemas.len() >= 150);
     let grammars: Vec<_> = schemas
         .iter()
-        .map(|(name, schema)| (name.clone(), Grammar::JsonSchema(schema.to_string())))
+        .map(|(name, schema)| (name.clone(), GrammarSpec::JsonSchema(schema.to_string())))
         .collect();
-    walk_all(&grammars, |name, text| {
+    check_texts(&grammars, |name, text| {
         let (_, schema) = schemas.iter().find(|(other, _)| other == name).unwrap();
         check_json(text, schema)
     });
 }
 
 #[test]
-fn a_json_object_is_an_object() {
-    let grammars = [("object".to_owned(), Grammar::JsonObject)];
-    walk_all(&grammars, |_, text| check_json(text, &json!({"type": "object"})));
+fn texts_of_a_json_object_are_objects() {
+    let grammars = [("object".to_owned(), GrammarSpec::JsonObject)];
+    check_texts(&grammars, |_, text| check_json(text, &json!({"type": "object"})));
 }
 
 #[test]
-fn a_text_by_a_regular_expression_matches_it() {
+fn texts_of_a_regex_match_it() {
     let patterns = [
         r"[0-9]{4}-[0-9]{2}",
         r"\d+(\.\d+)?",
@@ -116,9 +116,9 @@ fn a_text_by_a_regular_expression_matches_it() {
         r"\p{Greek}{2}",
     ];
     let grammars: Vec<_> =
-        patterns.map(|pattern| (pattern.to_owned(), Grammar::Regex(pattern.into()))).into();
-    walk_all(&grammars, |pattern, text| {
-        // A comment ends at the end of its line.
+        patterns.map(|pattern| (pattern.to_owned(), GrammarSpec::Regex(pattern.into()))).into();
+    check_texts(&grammars, |pattern, text| {
+        // A comment ends with its line.
         let end = if pattern.contains("(?x)") { "\n" } else { "" };
         let whole = format!("^(?:{pattern}{end})$");
         is_match(&whole, text).then_some(()).ok_or_else(|| format!("{text:?} does not match {pattern}"))
@@ -126,7 +126,7 @@ fn a_text_by_a_regular_expression_matches_it() {
 }
 
 #[test]
-fn a_choice_is_one_of_its_texts() {
+fn texts_of_a_choice_are_in_the_list() {
     let lists: [&[&str]; 4] = [
         &["one"],
         &["a", "ab", "abc"],
@@ -135,25 +135,25 @@ fn a_choice_is_one_of_its_texts() {
     ];
     for texts in lists {
         let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
-        walk_all(&[(String::new(), Grammar::Choice(texts.clone()))], |_, text| {
+        check_texts(&[(String::new(), GrammarSpec::Choice(texts.clone()))], |_, text| {
             texts
                 .iter()
                 .any(|one| one == text)
                 .then_some(())
-                .ok_or_else(|| format!("{text:?} is none of them"))
+                .ok_or_else(|| format!("{text:?} is not in the list"))
         });
     }
 }
 
 #[test]
-fn a_text_by_a_lark_grammar_follows_it() {
+fn texts_of_a_lark_grammar_follow_it() {
     let sums = "start: sum\nsum: product (\"+\" product)*\nproduct: atom (\"*\" atom)*\natom: /[0-9]{1,3}/ | \"(\" sum \")\"";
-    let grammars = [("sums".to_owned(), Grammar::Lark(sums.into()))];
-    walk_all(&grammars, |_, text| {
+    let grammars = [("sums".to_owned(), GrammarSpec::Lark(sums.into()))];
+    check_texts(&grammars, |_, text| {
         let open = text.matches('(').count();
         let balanced = open == text.matches(')').count();
         let shape = is_match(r"^\(*[0-9]{1,3}\)*([+*]\(*[0-9]{1,3}\)*)*$", text);
-        (balanced && shape).then_some(()).ok_or_else(|| format!("{text:?} is no sum"))
+        (balanced && shape).then_some(()).ok_or_else(|| format!("{text:?} is not a sum"))
     });
 }
 
@@ -169,11 +169,11 @@ fn tools() -> Vec<(String, String)> {
     ]
 }
 
-fn calls(literals: [&str; 5], keys: [&str; 2], parallel: bool) -> ToolCalls {
+fn calls(literals: [&str; 5], keys: [&str; 2], parallel: bool) -> ToolCallSpec {
     let [opening, call_opening, call_closing, separator, closing] = literals.map(str::to_owned);
     let [name_key, arguments_key] = keys.map(str::to_owned);
-    let (tools, thinking) = (tools(), None);
-    ToolCalls {
+    let (tools, reasoning) = (tools(), None);
+    ToolCallSpec {
         opening,
         call_opening,
         name_key,
@@ -183,12 +183,12 @@ fn calls(literals: [&str; 5], keys: [&str; 2], parallel: bool) -> ToolCalls {
         closing,
         tools,
         parallel,
-        thinking,
+        reasoning,
     }
 }
 
-/// Takes a text apart as a client would, and checks each call.
-fn check_calls(text: &str, calls: &ToolCalls) -> Result<(), String> {
+/// Parses a text as a client would and checks each call.
+fn check_calls(text: &str, calls: &ToolCallSpec) -> Result<(), String> {
     let wrong = || format!("{text:?} is not a list of calls");
     let inner = text.strip_prefix(calls.opening.as_str()).ok_or_else(wrong)?;
     let mut rest = inner.strip_suffix(calls.closing.as_str()).ok_or_else(wrong)?;
@@ -224,7 +224,7 @@ const LLAMA: [&str; 5] = ["", "", "", "; ", ""];
 const MISTRAL: [&str; 5] = ["[TOOL_CALLS] [", "", "", ", ", "]"];
 
 #[test]
-fn tool_calls_are_calls_of_the_tools_in_every_notation() {
+fn tool_calls_are_valid_in_every_format() {
     for parallel in [false, true] {
         for (literals, keys) in [
             (HERMES, ["name", "arguments"]),
@@ -233,7 +233,7 @@ fn tool_calls_are_calls_of_the_tools_in_every_notation() {
             (["<a>", "\"", "/", "\\", "é"], ["function \"name\"", "argu\\ments"]),
         ] {
             let calls = calls(literals, keys, parallel);
-            walk_all(&[(literals.concat(), Grammar::ToolCalls(calls.clone()))], |_, text| {
+            check_texts(&[(literals.concat(), GrammarSpec::ToolCalls(calls.clone()))], |_, text| {
                 check_calls(text, &calls)
             });
         }
@@ -241,51 +241,51 @@ fn tool_calls_are_calls_of_the_tools_in_every_notation() {
 }
 
 #[test]
-fn thoughts_may_come_before_tool_calls() {
+fn reasoning_is_allowed_before_tool_calls() {
     for open in ["<think>", ""] {
-        let thinking = Some((open.to_owned(), "</think>".to_owned()));
-        let calls = ToolCalls { thinking, ..calls(HERMES, ["name", "arguments"], false) };
-        walk_all(&[(open.to_owned(), Grammar::ToolCalls(calls.clone()))], |_, text| {
+        let reasoning = Some((open.to_owned(), "</think>".to_owned()));
+        let calls = ToolCallSpec { reasoning, ..calls(HERMES, ["name", "arguments"], false) };
+        check_texts(&[(open.to_owned(), GrammarSpec::ToolCalls(calls.clone()))], |_, text| {
             let rest = match text.split_once("</think>") {
-                Some((thoughts, rest)) if thoughts.starts_with(open) => rest.trim_start(),
+                Some((reasoning, rest)) if reasoning.starts_with(open) => rest.trim_start(),
                 None if !open.is_empty() => text,
-                _ => return Err(format!("{text:?} has no thoughts")),
+                _ => return Err(format!("{text:?} has no reasoning block")),
             };
             check_calls(rest, &calls)
         });
     }
 }
 
-/// Whether the guide of a grammar takes a text to its end, given as tokens: `<|id|>` parts by name, others by bytes.
-fn takes(tokens: &Tokens, grammar: &Grammar, parts: &[&str]) -> bool {
-    let mut guide = compiler(tokens).compile(grammar).unwrap().start().unwrap();
+/// Whether a matcher accepts the parts and then the end: special tokens by name, other parts byte by byte.
+fn accepts(tokens: &Tokens, grammar: &GrammarSpec, parts: &[&str]) -> bool {
+    let mut matcher = compiler(tokens).compile(grammar).unwrap().start().unwrap();
     for part in parts {
         let special =
             (tokens.end as usize..tokens.texts.len()).find(|&id| tokens.texts[id] == part.as_bytes());
         let ids = special.map_or_else(|| part.bytes().map(u32::from).collect(), |id| vec![id as u32]);
         for id in ids {
-            // Forced text allows only its own split; another one is no less the text.
-            let allowed = tokens.mask(&mut guide).unwrap();
-            assert!(allowed.len() == 1 || allowed.contains(&id) || guide.accept(id).is_err());
-            if guide.accept(id).is_err() {
+            // The mask of forced text contains only one split; the matcher accepts others too.
+            let allowed = tokens.mask(&mut matcher).unwrap();
+            assert!(allowed.len() == 1 || allowed.contains(&id) || matcher.accept(id).is_err());
+            if matcher.accept(id).is_err() {
                 return false;
             }
         }
     }
-    guide.accept(tokens.end).is_ok()
+    matcher.accept(tokens.end).is_ok()
 }
 
 #[test]
-fn a_special_token_in_a_literal_may_come_as_itself_or_spelled_out() {
+fn special_token_in_a_literal_matches_token_or_text() {
     let tokens = bytes();
     let call = r#"{"name": "add/\"2\"", "arguments": {"a": 1}}"#;
     let spelled: Vec<String> = "<tool_call>".chars().map(String::from).collect();
     let spelled: Vec<&str> = spelled.iter().map(String::as_str).collect();
-    let hermes = Grammar::ToolCalls(calls(HERMES, ["name", "arguments"], true));
-    assert!(takes(&tokens, &hermes, &["<tool_call>", "\n", call, "\n", "</tool_call>"]));
-    assert!(takes(&tokens, &hermes, &[spelled.as_slice(), &["\n", call, "\n", "</tool_call>"]].concat()));
-    assert!(!takes(&tokens, &hermes, &["</tool_call>", "\n", call, "\n", "</tool_call>"]));
-    assert!(takes(
+    let hermes = GrammarSpec::ToolCalls(calls(HERMES, ["name", "arguments"], true));
+    assert!(accepts(&tokens, &hermes, &["<tool_call>", "\n", call, "\n", "</tool_call>"]));
+    assert!(accepts(&tokens, &hermes, &[spelled.as_slice(), &["\n", call, "\n", "</tool_call>"]].concat()));
+    assert!(!accepts(&tokens, &hermes, &["</tool_call>", "\n", call, "\n", "</tool_call>"]));
+    assert!(accepts(
         &tokens,
         &hermes,
         &[
@@ -302,16 +302,16 @@ fn a_special_token_in_a_literal_may_come_as_itself_or_spelled_out() {
             "</tool_call>"
         ]
     ));
-    let mistral = Grammar::ToolCalls(calls(MISTRAL, ["name", "arguments"], true));
-    assert!(takes(&tokens, &mistral, &["[TOOL_CALLS]", " [", call, ", ", call, "]"]));
-    let thinking = Some(("<think>".to_owned(), "</think>".to_owned()));
-    let thoughtful =
-        Grammar::ToolCalls(ToolCalls { thinking, ..calls(HERMES, ["name", "arguments"], false) });
-    assert!(takes(
+    let mistral = GrammarSpec::ToolCalls(calls(MISTRAL, ["name", "arguments"], true));
+    assert!(accepts(&tokens, &mistral, &["[TOOL_CALLS]", " [", call, ", ", call, "]"]));
+    let reasoning = Some(("<think>".to_owned(), "</think>".to_owned()));
+    let with_reasoning =
+        GrammarSpec::ToolCalls(ToolCallSpec { reasoning, ..calls(HERMES, ["name", "arguments"], false) });
+    assert!(accepts(
         &tokens,
-        &thoughtful,
+        &with_reasoning,
         &["<think>", "hm", "</think>", "\n\n", "<tool_call>", "\n", call, "\n", "</tool_call>"]
     ));
-    assert!(takes(&tokens, &thoughtful, &["<tool_call>", "\n", call, "\n", "</tool_call>"]));
-    assert!(!takes(&tokens, &thoughtful, &["<think>", "hm", "<tool_call>", "\n"]));
+    assert!(accepts(&tokens, &with_reasoning, &["<tool_call>", "\n", call, "\n", "</tool_call>"]));
+    assert!(!accepts(&tokens, &with_reasoning, &["<think>", "hm", "<tool_call>", "\n"]));
 }

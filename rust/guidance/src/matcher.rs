@@ -1,0 +1,328 @@
+//! A compiled grammar, and the matcher that follows it for one sequence.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+
+use llguidance::TokenParser;
+use llguidance::api::StopReason;
+use llguidance::earley::{BiasComputer, ParserRecognizer};
+use toktrie::{SimpleVob, TokEnv, TokTrie};
+
+use crate::library;
+use crate::{GuidanceError, Vocabulary};
+
+/// A grammar ready for use, shared by all its matchers.
+pub struct CompiledGrammar {
+    initial: Arc<InitialState>,
+    bytes: usize,
+}
+
+/// The state in which all matchers of a grammar start.
+struct InitialState {
+    kind: &'static str,
+    vocabulary: Arc<Vocabulary>,
+    /// At the start of the text. The automaton's states for the first mask exist.
+    parser: TokenParser,
+    complete: bool,
+    /// Maximum size of one sequence's automaton.
+    max_bytes: usize,
+}
+
+impl CompiledGrammar {
+    pub(crate) fn new(
+        kind: &'static str,
+        vocabulary: Arc<Vocabulary>,
+        mut parser: TokenParser,
+        source_bytes: usize,
+        symbols: usize,
+        grown_bytes: usize,
+    ) -> Result<Self, GuidanceError> {
+        parser.start_without_prompt();
+        let complete = parser.check_stop().map_err(|_| stop_error(kind, &parser))?;
+        if !complete {
+            parser.compute_mask().map_err(|_| stop_error(kind, &parser))?;
+        }
+        let automaton = parser.parser.lexer_stats();
+        // The library counts only the automaton. The factors for the rest were measured with small and large grammars.
+        let rest = 64 * automaton.num_ast_nodes + 10 * source_bytes + 600 * symbols + 4_096;
+        let bytes = automaton.num_bytes + rest;
+        let max_bytes = automaton.num_bytes.saturating_add(grown_bytes);
+        Ok(Self { initial: Arc::new(InitialState { kind, vocabulary, parser, complete, max_bytes }), bytes })
+    }
+
+    /// Creates the matcher of one sequence. It copies the grammar's automaton and extends its own copy, so sequences
+    /// neither wait for each other nor influence each other.
+    ///
+    /// # Errors
+    /// [`GuidanceError::Library`] if the library fails.
+    pub fn start(&self) -> Result<GrammarMatcher, GuidanceError> {
+        GrammarMatcher::new(&self.initial)
+    }
+
+    /// Estimated size in memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Computes the allowed next tokens of one sequence.
+///
+/// Its results depend only on the accepted tokens, not on which masks were computed. So a matcher that accepts all tokens
+/// of another matcher at once continues exactly like the other.
+///
+/// An error other than [`GuidanceError::Rejected`] is final: every later call returns it again.
+pub struct GrammarMatcher {
+    initial: Arc<InitialState>,
+    parser: Box<TokenParser>,
+    /// Tokens that must follow, as the tokenizer splits them. The split depends on where it starts, so it is computed
+    /// after every accepted token, not on request.
+    forced: VecDeque<u32>,
+    /// Only an end id may follow.
+    complete: bool,
+    failed: Option<GuidanceError>,
+    /// Accepted tokens without end ids.
+    accepted: Vec<u32>,
+    /// The mask of the next token has been computed.
+    has_mask: bool,
+    /// A token was accepted without its mask.
+    has_skipped_mask: bool,
+}
+
+impl GrammarMatcher {
+    fn new(initial: &Arc<InitialState>) -> Result<Self, GuidanceError> {
+        let parser = library::call(|| Box::new(initial.parser.deep_clone()))
+            .map_err(|reason| GuidanceError::Library { kind: initial.kind, reason })?;
+        let mut matcher = Self {
+            initial: Arc::clone(initial),
+            parser,
+            forced: VecDeque::new(),
+            complete: initial.complete,
+            failed: None,
+            accepted: Vec::new(),
+            has_mask: false,
+            has_skipped_mask: false,
+        };
+        matcher.update_forced()?;
+        Ok(matcher)
+    }
+
+    /// Sets the bits of the allowed tokens and clears all others: token `id` is bit `id % 32` of word `id / 32`. Words
+    /// beyond the vocabulary are cleared; tokens beyond the words are left out. If text is forced, its next token, as the
+    /// tokenizer splits it, is the only one allowed.
+    ///
+    /// # Errors
+    /// [`GuidanceError::DeadEnd`] if no token is allowed, [`GuidanceError::TooComplex`] if the mask exceeds a limit,
+    /// [`GuidanceError::Library`] if the library fails.
+    pub fn mask(&mut self, allowed: &mut [u32]) -> Result<(), GuidanceError> {
+        self.check()?;
+        self.retry_with_masks(|matcher| matcher.fill_mask(allowed))?;
+        self.has_mask = true;
+        Ok(())
+    }
+
+    /// Advances by one token. Tokens that match the grammar but are not in the mask, such as another split of forced
+    /// text, are accepted too. An end id is accepted wherever the text may end, and again after that.
+    ///
+    /// # Errors
+    /// [`GuidanceError::Rejected`] if the token is not allowed, which leaves the matcher unchanged; otherwise those of
+    /// [`mask`](Self::mask).
+    pub fn accept(&mut self, token: u32) -> Result<(), GuidanceError> {
+        self.check()?;
+        self.retry_with_masks(|matcher| matcher.accept_once(token))?;
+        self.has_skipped_mask |= !self.has_mask;
+        self.has_mask = false;
+        Ok(())
+    }
+
+    /// Appends the tokens that must follow, as the tokenizer splits them. They can be accepted without masks. A long
+    /// forced text is returned in parts. There are none after an error.
+    pub fn forced_tokens(&self, tokens: &mut Vec<u32>) {
+        if self.failed.is_none() {
+            tokens.extend(&self.forced);
+        }
+    }
+
+    /// Whether only an end id may follow.
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    fn fill_mask(&mut self, allowed: &mut [u32]) -> Result<(), GuidanceError> {
+        allowed.fill(0);
+        if let Some(&next) = self.forced.front() {
+            set(allowed, next);
+        } else if self.complete {
+            self.initial.vocabulary.end_ids().iter().for_each(|&end| set(allowed, end));
+        } else {
+            let mask = self.run(|parser| parser.compute_mask().ok())?;
+            let words = mask.as_slice();
+            let common = words.len().min(allowed.len());
+            allowed[..common].copy_from_slice(&words[..common]);
+            let initial = Arc::clone(&self.initial);
+            // An end id that the grammar names is allowed only where the text may end.
+            if !self.is_accepting()? {
+                initial.vocabulary.end_ids().iter().for_each(|&end| clear(allowed, end));
+            }
+            // A terminal that excludes some bytes still contains the byte with which the library marks special tokens.
+            for &special in initial.vocabulary.special_ids() {
+                if is_set(allowed, special) && !self.can_accept(special)? {
+                    clear(allowed, special);
+                }
+            }
+            if allowed.iter().all(|&word| word == 0) {
+                return Err(self.fail(dead_end_error(initial.kind, &self.parser)));
+            }
+            let bytes = self.parser.parser.lexer_stats().num_bytes;
+            if bytes > initial.max_bytes {
+                let limit = format!("the automaton has {bytes} bytes; the limit is {}", initial.max_bytes);
+                return Err(self.fail(GuidanceError::TooComplex { kind: initial.kind, limit }));
+            }
+        }
+        Ok(())
+    }
+
+    fn accept_once(&mut self, token: u32) -> Result<(), GuidanceError> {
+        self.reset_fuel()?;
+        if self.forced.front() == Some(&token) {
+            self.forced.pop_front();
+            return self.advance(token);
+        }
+        let ends = self.initial.vocabulary.end_ids().contains(&token);
+        if ends && self.is_accepting()? {
+            self.complete = true;
+            return Ok(());
+        }
+        let known = (token as usize) < self.initial.vocabulary.num_tokens();
+        if ends || self.complete || !known || !self.can_accept(token)? {
+            return Err(GuidanceError::Rejected { kind: self.initial.kind, token });
+        }
+        self.forced.clear();
+        self.advance(token)
+    }
+
+    /// Runs a step. Each mask builds a part of the automaton within its own limits; after skipped masks, one step may have
+    /// to build all their parts. If that exceeds the limits, the accepted tokens are replayed with their masks and the
+    /// step is run again.
+    fn retry_with_masks(
+        &mut self,
+        mut step: impl FnMut(&mut Self) -> Result<(), GuidanceError>,
+    ) -> Result<(), GuidanceError> {
+        let outcome = step(self);
+        if !(self.has_skipped_mask && matches!(outcome, Err(GuidanceError::TooComplex { .. }))) {
+            return outcome;
+        }
+        let accepted = mem::take(&mut self.accepted);
+        *self = Self::new(&self.initial)?;
+        let mut mask = vec![0; self.initial.vocabulary.num_tokens().div_ceil(32)];
+        for token in accepted {
+            self.mask(&mut mask)?;
+            self.accept(token)?;
+        }
+        step(self)
+    }
+
+    fn can_accept(&mut self, token: u32) -> Result<bool, GuidanceError> {
+        Ok(self.run(|parser| parser.validate_tokens_raw(&[token]).ok())? == 1)
+    }
+
+    fn is_accepting(&mut self) -> Result<bool, GuidanceError> {
+        Ok(self.complete || self.run(|parser| Some(parser.is_accepting()))?)
+    }
+
+    fn update_forced(&mut self) -> Result<(), GuidanceError> {
+        if self.forced.is_empty() && !self.complete {
+            let tokens = self.run(|parser| Some(parser.compute_ff_tokens()))?;
+            self.forced = tokens
+                .into_iter()
+                .take_while(|token| !self.initial.vocabulary.end_ids().contains(token))
+                .collect();
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, token: u32) -> Result<(), GuidanceError> {
+        self.complete = self.run(|parser| {
+            parser.consume_token(token).ok()?;
+            parser.check_stop().ok()
+        })?;
+        self.accepted.push(token);
+        self.update_forced()
+    }
+
+    /// Resets the fuel of the library's lexer. The library does this only when it computes a mask, so without it all tokens
+    /// accepted between two masks would share the fuel of one. Each token therefore starts with an empty mask.
+    fn reset_fuel(&mut self) -> Result<(), GuidanceError> {
+        let empty = EmptyMask(Arc::clone(self.initial.vocabulary.environment()));
+        // Masks with a prefix are not cached by the library.
+        self.run(|parser| Some(parser.parser.compute_bias(&empty, b" ")))?;
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), GuidanceError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Calls the library. A failure is final.
+    fn run<T>(&mut self, work: impl FnOnce(&mut TokenParser) -> Option<T>) -> Result<T, GuidanceError> {
+        let parser = &mut self.parser;
+        let error = match library::call(|| work(parser)) {
+            Ok(Some(value)) => return Ok(value),
+            Ok(None) => stop_error(self.initial.kind, &self.parser),
+            Err(reason) => GuidanceError::Library { kind: self.initial.kind, reason },
+        };
+        Err(self.fail(error))
+    }
+
+    fn fail(&mut self, error: GuidanceError) -> GuidanceError {
+        self.failed = Some(error.clone());
+        error
+    }
+}
+
+/// Computes an empty mask.
+struct EmptyMask(TokEnv);
+
+impl BiasComputer for EmptyMask {
+    fn compute_bias(&self, _: &mut ParserRecognizer<'_>, _: &[u8]) -> SimpleVob {
+        self.trie().alloc_token_set()
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.0.tok_trie()
+    }
+}
+
+fn is_set(words: &[u32], token: u32) -> bool {
+    words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
+fn set(words: &mut [u32], token: u32) {
+    if let Some(word) = words.get_mut(token as usize / 32) {
+        *word |= 1 << (token % 32);
+    }
+}
+
+fn clear(words: &mut [u32], token: u32) {
+    if let Some(word) = words.get_mut(token as usize / 32) {
+        *word &= !(1 << (token % 32));
+    }
+}
+
+fn dead_end_error(kind: &'static str, parser: &TokenParser) -> GuidanceError {
+    let reason =
+        format!("after {} tokens, no token is allowed and the text may not end", parser.num_tokens());
+    GuidanceError::DeadEnd { kind, reason }
+}
+
+/// The error of a parser that has stopped.
+fn stop_error(kind: &'static str, parser: &TokenParser) -> GuidanceError {
+    let reason = || parser.error_message().map_or_else(String::new, |message| library::reason(&message));
+    match parser.stop_reason() {
+        StopReason::NoExtensionBias => dead_end_error(kind, parser),
+        StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
+            GuidanceError::TooComplex { kind, limit: reason() }
+        }
+        _ => GuidanceError::Library { kind, reason: reason() },
+    }
+}
