@@ -8,7 +8,7 @@ use penstock_device::cpu::Cpu;
 use penstock_device::{
     AttentionParams, AttentionRow, Backend, CacheSpec, DeviceError, RowSource, StepInputs, StepSpec,
 };
-use penstock_types::{BlockCopy, Dtype, HeadShape, KvDtype};
+use penstock_types::{BlockCopy, BlockId, Dtype, HeadShape, HostBlockId, KvDtype};
 
 const HEADS: HeadShape = HeadShape { heads: 4, kv_heads: 2, head_dim: 8 };
 const LAYERS: usize = 3;
@@ -170,8 +170,8 @@ fn a_block_that_was_saved_is_the_same_in_every_layer_wherever_it_is_loaded() {
     write(&mut cpu, &mut cache, &step(0..20, &[2, 0]));
     let expected = attend(&mut cpu, &cache, &step(0..20, &[2, 0]));
     assert_ne!(expected[0], expected[1], "layers hold different keys and values");
-    let save = |from, to| BlockCopy::Save { from, to };
-    let load = |from, to| BlockCopy::Load { from, to };
+    let save = |from, to| BlockCopy::Save { from: BlockId(from), to: HostBlockId(to) };
+    let load = |from, to| BlockCopy::Load { from: HostBlockId(from), to: BlockId(to) };
     cpu.copy_blocks(&mut cache, &mut [save(2, 1), save(0, 2)].into_iter()).unwrap();
     // Others take the blocks; the saved ones come back elsewhere, one of them by way of the other's place.
     write(&mut cpu, &mut cache, &step(50..82, &[0, 2]));
