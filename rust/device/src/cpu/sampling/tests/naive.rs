@@ -1,5 +1,7 @@
 //! The slow twin: every step of [`crate::sample`] in a few lines, by sorting and in double precision, each over all ids.
 
+use penstock_types::PenaltyScope;
+
 use crate::sample::SampleParams;
 
 /// Whether `id` is banned by anything.
@@ -27,7 +29,7 @@ pub fn process(logits: &[f32], params: &SampleParams<'_>) -> Vec<f32> {
         let seen = params.counts.iter().find(|seen| seen.id == id);
         let generated = seen.map_or(0, |seen| seen.generated);
         let in_prompt = seen.is_some_and(|seen| seen.in_prompt);
-        if generated > 0 || in_prompt && !params.repetition_in_output_only {
+        if generated > 0 || in_prompt && params.repetition_penalty_scope == PenaltyScope::All {
             let penalty = params.repetition_penalty;
             logit = if logit > 0.0 { logit / penalty } else { logit * penalty };
         }

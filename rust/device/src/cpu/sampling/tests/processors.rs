@@ -1,5 +1,7 @@
 //! Each processor alone, and all of them together.
 
+use penstock_types::PenaltyScope;
+
 use super::*;
 
 /// Everything a request can bring along.
@@ -55,7 +57,11 @@ impl Request {
     fn params(&self, random: &mut Random) -> SampleParams<'_> {
         SampleParams {
             repetition_penalty: random.one(&[0.8, 1.0, 1.3]),
-            repetition_in_output_only: random.below(2) == 0,
+            repetition_penalty_scope: if random.below(2) == 0 {
+                PenaltyScope::Output
+            } else {
+                PenaltyScope::All
+            },
             presence_penalty: random.one(&[-0.5, 0.0, 1.5]),
             frequency_penalty: random.one(&[-0.25, 0.0, 0.75]),
             counts: &self.counts,
@@ -87,7 +93,7 @@ fn each_processor_alone_does_what_its_twin_does() {
             SampleParams { repetition_penalty: all.repetition_penalty, ..none },
             SampleParams {
                 repetition_penalty: all.repetition_penalty,
-                repetition_in_output_only: true,
+                repetition_penalty_scope: PenaltyScope::Output,
                 ..none
             },
             SampleParams { presence_penalty: all.presence_penalty, ..none },
