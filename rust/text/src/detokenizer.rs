@@ -1,76 +1,74 @@
-//! From ids to text, one id at a time and with as little held back as exactness allows.
+//! The incremental detokenizer: decodes ids one at a time.
 //!
-//! The same state machine decodes at once and in a stream, so the two cannot differ. What it remembers is
-//! bounded by one character, except that a run of byte-fallback tokens is kept until it ends: one wrong byte
-//! turns the whole run into replacement characters.
+//! One state machine serves streaming and one-shot decoding, so their results are equal. It holds back at most one
+//! incomplete character or one run of byte-fallback tokens; one invalid byte turns the whole run into replacement characters.
 //!
-//! With spaces between special tokens, an added token is a part of the text, and so is a run of others
-//! between two of them, decoded as if it were alone; one space separates parts that are not empty.
+//! With spaces between special tokens, each added token is a segment of the text, and so is each run of other tokens, decoded
+//! independently. Non-empty segments are separated by one space.
 
 use std::char::REPLACEMENT_CHARACTER;
 
-use crate::TextOptions;
-use crate::pieces::{Kind, Piece, Pieces, Rule};
+use crate::options::TextOptions;
+use crate::token_table::{DecodeRule, DecodedToken, TokenKind, TokenTable};
 
-/// The state between two ids.
 #[derive(Clone)]
 pub(crate) struct Detokenizer {
-    rule: Rule,
+    rule: DecodeRule,
     skip_special_tokens: bool,
-    spaces: Option<Spaces>,
+    spacing: Option<SegmentSpacing>,
     /// Whether no token has been decoded yet.
     first: bool,
-    /// How many characters may still be stripped off the beginning of the text.
+    /// Number of characters that may still be stripped from the start of the text.
     strippable: usize,
-    /// Bytes that are not text yet: the beginning of a character, or a run of byte-fallback tokens.
+    /// Bytes of an incomplete character or of a byte-fallback run.
     bytes: Vec<u8>,
 }
 
-/// Where the spaces between parts go.
+/// State of the spaces between segments.
 #[derive(Clone, Default)]
-struct Spaces {
-    /// Whether there is a part already.
-    is_begun: bool,
-    /// Whether the text that comes next begins a part.
-    is_due: bool,
+struct SegmentSpacing {
+    /// A non-empty segment has been written.
+    has_segment: bool,
+    /// The next text starts a new segment.
+    needs_space: bool,
 }
 
 impl Detokenizer {
-    pub(crate) fn new(rule: Rule, options: TextOptions) -> Self {
+    pub(crate) fn new(rule: DecodeRule, options: TextOptions) -> Self {
         let spaced = options.spaces_between_special_tokens && !options.skip_special_tokens;
         let mut detokenizer = Self {
             rule,
             skip_special_tokens: options.skip_special_tokens,
-            spaces: spaced.then(Spaces::default),
+            spacing: spaced.then(SegmentSpacing::default),
             first: true,
             strippable: 0,
             bytes: Vec::new(),
         };
-        detokenizer.restart();
+        detokenizer.start_segment();
         detokenizer
     }
 
-    /// Appends to `text` what `id` makes certain.
-    pub(crate) fn push(&mut self, pieces: &Pieces, id: u32, text: &mut String) {
-        let Some(piece) = pieces.get(id) else { return };
-        if self.skip_special_tokens && piece.special {
+    /// Decodes one id and appends the text that no later id can change.
+    pub(crate) fn push(&mut self, table: &TokenTable, id: u32, text: &mut String) {
+        let Some(token) = table.get(id) else { return };
+        if self.skip_special_tokens && token.special {
             return;
         }
-        if piece.added && self.spaces.is_some() {
-            self.push_part(piece, text);
+        if token.added && self.spacing.is_some() {
+            self.push_segment(token, text);
             return;
         }
-        let piece = if self.first { pieces.beginning(id, piece) } else { piece };
+        let token = if self.first { table.initial(id, token) } else { token };
         let from = text.len();
-        self.push_piece(piece, text);
-        self.put_space(from, text);
+        self.push_token(token, text);
+        self.insert_space(from, text);
         self.first = false;
     }
 
-    /// Appends what is left when no id follows.
+    /// Appends the remaining text after the last id.
     pub(crate) fn finish(&mut self, text: &mut String) {
         let from = text.len();
-        if matches!(self.rule, Rule::Bytes) {
+        if matches!(self.rule, DecodeRule::Bytes) {
             if !self.bytes.is_empty() {
                 self.bytes.clear();
                 text.push(REPLACEMENT_CHARACTER);
@@ -78,60 +76,60 @@ impl Detokenizer {
         } else {
             self.end_byte_run(text);
         }
-        self.put_space(from, text);
+        self.insert_space(from, text);
     }
 
-    /// Forgets all ids, so that the next one is decoded as the first of a text, in a part of its own.
-    fn restart(&mut self) {
+    /// Starts a new segment: the next id is decoded like the first of a text.
+    fn start_segment(&mut self) {
         self.first = true;
         self.strippable = match self.rule {
-            Rule::Text { strip: Some((_, most)), .. } => most,
+            DecodeRule::Text { strip: Some((_, max)), .. } => max,
             _ => 0,
         };
-        if let Some(spaces) = &mut self.spaces {
-            spaces.is_due = spaces.is_begun;
+        if let Some(spacing) = &mut self.spacing {
+            spacing.needs_space = spacing.has_segment;
         }
     }
 
-    /// Appends an added token as a part.
-    fn push_part(&mut self, piece: Piece<'_>, text: &mut String) {
+    /// Appends an added token as a segment.
+    fn push_segment(&mut self, token: DecodedToken<'_>, text: &mut String) {
         self.finish(text);
-        self.restart();
+        self.start_segment();
         let from = text.len();
-        text.push_str(&String::from_utf8_lossy(piece.bytes));
-        self.put_space(from, text);
-        self.restart();
+        text.push_str(&String::from_utf8_lossy(token.bytes));
+        self.insert_space(from, text);
+        self.start_segment();
     }
 
-    /// Puts the space that is due before the text that came at `from`, if any did.
-    fn put_space(&mut self, from: usize, text: &mut String) {
-        if let Some(spaces) = &mut self.spaces
+    /// Inserts the space between segments at `from`, if it is needed and text was appended there.
+    fn insert_space(&mut self, from: usize, text: &mut String) {
+        if let Some(spacing) = &mut self.spacing
             && from < text.len()
         {
-            if spaces.is_due {
+            if spacing.needs_space {
                 text.insert(from, ' ');
             }
-            *spaces = Spaces { is_begun: true, is_due: false };
+            *spacing = SegmentSpacing { has_segment: true, needs_space: false };
         }
     }
 
-    fn push_piece(&mut self, piece: Piece<'_>, text: &mut String) {
-        match (self.rule, piece.kind) {
-            (Rule::Bytes, _) => self.push_bytes(piece.bytes, text),
-            (Rule::Text { .. }, Kind::Byte) => self.bytes.extend_from_slice(piece.bytes),
-            (Rule::Text { .. }, Kind::Text) => {
+    fn push_token(&mut self, token: DecodedToken<'_>, text: &mut String) {
+        match (self.rule, token.kind) {
+            (DecodeRule::Bytes, _) => self.push_bytes(token.bytes, text),
+            (DecodeRule::Text { .. }, TokenKind::Byte) => self.bytes.extend_from_slice(token.bytes),
+            (DecodeRule::Text { .. }, TokenKind::Text) => {
                 self.end_byte_run(text);
-                self.push_stripped(piece.text(), text);
+                self.push_stripped(token.text(), text);
             }
-            (Rule::Spaced, _) => {
+            (DecodeRule::Words, _) => {
                 text.push_str(if self.first { "" } else { " " });
-                text.push_str(piece.text());
+                text.push_str(token.text());
             }
         }
     }
 
-    /// Appends the characters that `bytes` completes, keeps the beginning of the next one, and replaces what
-    /// can never become a character, as `String::from_utf8_lossy` does.
+    /// Appends complete characters, keeps the bytes of an incomplete one, and replaces invalid bytes like
+    /// `String::from_utf8_lossy`.
     fn push_bytes(&mut self, bytes: &[u8], text: &mut String) {
         self.bytes.extend_from_slice(bytes);
         let mut rest = self.bytes.as_slice();
@@ -144,7 +142,9 @@ impl Detokenizer {
                 }
                 Err(error) => {
                     let (valid, after) = rest.split_at(error.valid_up_to());
-                    text.push_str(std::str::from_utf8(valid).expect("validated just now; this is a bug"));
+                    text.push_str(
+                        std::str::from_utf8(valid).expect("the bytes were validated; this is a bug"),
+                    );
                     rest = after;
                     let Some(invalid) = error.error_len() else { break };
                     text.push(REPLACEMENT_CHARACTER);
@@ -170,7 +170,7 @@ impl Detokenizer {
     }
 
     fn push_stripped(&mut self, mut part: &str, text: &mut String) {
-        if let Rule::Text { strip: Some((strip, _)), .. } = self.rule {
+        if let DecodeRule::Text { strip: Some((strip, _)), .. } = self.rule {
             while self.strippable > 0 && !part.is_empty() {
                 match part.strip_prefix(strip) {
                     Some(after) => {

@@ -1,8 +1,7 @@
-//! Builds a tokenizer from the vocabulary inside a GGUF file.
+//! Construction of a tokenizer from the vocabulary of a GGUF file.
 //!
-//! Two kinds exist in practice: byte-level BPE (`gpt2`), whose merges are in the file, and SentencePiece BPE
-//! (`llama`), whose merges follow from the scores. Both become the pipeline that the model's own
-//! `tokenizer.json` would describe.
+//! Supported are byte-level BPE (`gpt2`), whose merges are in the file, and SentencePiece BPE (`llama`), whose merges follow
+//! from the scores. Both become the pipeline of the model's own `tokenizer.json`.
 
 use penstock_checkpoint::{GgufVocabulary, TokenType};
 use tokenizers::AddedToken;
@@ -18,12 +17,12 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
 
-use crate::TextError;
-use crate::recipe::Recipe;
+use crate::error::TextError;
+use crate::pipeline::Pipeline;
 use crate::splitter::Splitter;
-use crate::tokenizer::Pipeline;
+use crate::tokenizer_config::TokenizerConfig;
 
-/// What SentencePiece writes for a space.
+/// SentencePiece's replacement for a space.
 const SPACE: char = '▁';
 
 pub(crate) fn build(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
@@ -42,33 +41,33 @@ pub(crate) fn build(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> 
     Ok(pipeline)
 }
 
-/// The pipeline and whether it begins with BOS where the file does not say.
+/// The pipeline, and the default for adding BOS.
 fn byte_level(vocabulary: &GgufVocabulary) -> Result<(Pipeline, bool), TextError> {
-    let recipe = Recipe::named(&vocabulary.pre)?;
+    let config = TokenizerConfig::named(&vocabulary.pre)?;
     if vocabulary.merges.is_empty() {
         return Err(TextError::Gguf {
             field: "merges",
-            reason: "is missing; a gpt2 vocabulary needs it".into(),
+            reason: "missing; a gpt2 vocabulary requires it".into(),
         });
     }
     let vocab = vocab(vocabulary);
     let merges = listed_merges(vocabulary, &vocab)?;
-    let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(recipe.whole_words_first);
-    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| unusable("tokens", &error))?.into());
-    if recipe.composed {
-        pipeline.with_normalizer(Some(NFC)).map_err(|error| unusable("pre", &error))?;
+    let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(config.ignore_merges);
+    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
+    if config.nfc {
+        pipeline.with_normalizer(Some(NFC)).map_err(|error| gguf_error("pre", &error))?;
     }
-    let splitter = recipe.pre_tokenizer().and_then(Splitter::new).map_err(|error| unusable("pre", &error))?;
+    let splitter =
+        config.pre_tokenizer().and_then(Splitter::new).map_err(|error| gguf_error("pre", &error))?;
     pipeline.with_pre_tokenizer(Some(splitter)).with_decoder(Some(ByteLevel::default()));
-    Ok((pipeline, recipe.add_bos))
+    Ok((pipeline, config.add_bos))
 }
 
 fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
     let vocab = vocab(vocabulary);
     let merges = if vocabulary.merges.is_empty() {
         if vocabulary.scores.len() != vocabulary.tokens.len() {
-            let reason =
-                format!("has {} scores for {} tokens", vocabulary.scores.len(), vocabulary.tokens.len());
+            let reason = format!("{} scores for {} tokens", vocabulary.scores.len(), vocabulary.tokens.len());
             return Err(TextError::Gguf { field: "scores", reason });
         }
         implied_merges(&vocab, &vocabulary.scores)
@@ -79,13 +78,13 @@ fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
     if let Some(unknown) = vocabulary.unk.and_then(|id| token(vocabulary, id)) {
         bpe = bpe.unk_token(unknown.to_owned());
     }
-    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| unusable("tokens", &error))?.into());
+    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
     let space_prefix = vocabulary.add_space_prefix.unwrap_or(true);
     let scheme = if space_prefix { PrependScheme::First } else { PrependScheme::Never };
     let splitter = Splitter::new(Metaspace::new(SPACE, scheme, false).into())
-        .map_err(|error| unusable("tokens", &error))?;
+        .map_err(|error| gguf_error("tokens", &error))?;
     let mut decoders: Vec<DecoderWrapper> = vec![
-        Replace::new(SPACE.to_string(), " ").map_err(|error| unusable("tokens", &error))?.into(),
+        Replace::new(SPACE.to_string(), " ").map_err(|error| gguf_error("tokens", &error))?.into(),
         ByteFallback::new().into(),
         Fuse::new().into(),
     ];
@@ -104,11 +103,11 @@ fn token(vocabulary: &GgufVocabulary, id: u32) -> Option<&str> {
     vocabulary.tokens.get(usize::try_from(id).ok()?).map(String::as_str)
 }
 
-fn unusable(field: &'static str, error: &impl ToString) -> TextError {
+fn gguf_error(field: &'static str, error: &impl ToString) -> TextError {
     TextError::Gguf { field, reason: error.to_string() }
 }
 
-/// The merges of the file, each checked against the vocabulary.
+/// The merges of the file, checked against the vocabulary.
 fn listed_merges(vocabulary: &GgufVocabulary, vocab: &Vocab) -> Result<Merges, TextError> {
     let mut joined = String::new();
     let merge = |(index, line): (usize, &String)| {
@@ -117,13 +116,13 @@ fn listed_merges(vocabulary: &GgufVocabulary, vocab: &Vocab) -> Result<Merges, T
             reason: format!("entry {index}, {line:?}, {reason}"),
         };
         let (left, right) =
-            line.split_once(' ').ok_or_else(|| wrong("is not two tokens with a space between"))?;
+            line.split_once(' ').ok_or_else(|| wrong("is not two tokens separated by a space"))?;
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
         for part in [left, right, joined.as_str()] {
             if !vocab.contains_key(part) {
-                return Err(wrong(&format!("needs the token {part:?}, which the vocabulary does not have")));
+                return Err(wrong(&format!("requires the token {part:?}, which is not in the vocabulary")));
             }
         }
         Ok((left.to_owned(), right.to_owned()))
@@ -131,11 +130,10 @@ fn listed_merges(vocabulary: &GgufVocabulary, vocab: &Vocab) -> Result<Merges, T
     vocabulary.merges.iter().enumerate().map(merge).collect()
 }
 
-/// The merges that make every token that two others make, best score first. Among equal scores the longer
-/// left part goes first, then the order of ids: the order in which the reference converter of SentencePiece
-/// models puts them.
+/// All merges of two tokens into a third, by descending score, then longer left part, then order of ids. This is
+/// the order of the reference converter of SentencePiece models.
 fn implied_merges(vocab: &Vocab, scores: &[f32]) -> Merges {
-    struct Implied<'a> {
+    struct ImpliedMerge<'a> {
         score: f32,
         left_length: usize,
         right_length: usize,
@@ -152,20 +150,26 @@ fn implied_merges(vocab: &Vocab, scores: &[f32]) -> Merges {
             let (left, right) = token.split_at(cut);
             if vocab.contains_key(left) && vocab.contains_key(right) {
                 let right_length = length - left_length;
-                merges.push(Implied { score: scores[id as usize], left_length, right_length, left, right });
+                merges.push(ImpliedMerge {
+                    score: scores[id as usize],
+                    left_length,
+                    right_length,
+                    left,
+                    right,
+                });
             }
         }
         merges[begin..].sort_by_key(|merge| (vocab[merge.left], vocab[merge.right]));
     }
     merges.sort_by(|a, b| {
-        let lengths = |merge: &Implied<'_>| (merge.left_length, merge.right_length);
+        let lengths = |merge: &ImpliedMerge<'_>| (merge.left_length, merge.right_length);
         b.score.total_cmp(&a.score).then_with(|| lengths(b).cmp(&lengths(a)))
     });
     merges.into_iter().map(|merge| (merge.left.to_owned(), merge.right.to_owned())).collect()
 }
 
-/// Makes the tokens that are matched verbatim in the text known: control tokens and BOS and EOS as special
-/// ones, which decoding can leave out, user-defined ones as plain ones.
+/// Adds the tokens that are matched verbatim in text: control tokens, BOS and EOS as special tokens, user-defined tokens as
+/// plain ones.
 fn add_tokens(pipeline: &mut Pipeline, vocabulary: &GgufVocabulary) -> Result<(), TextError> {
     let named = [vocabulary.bos, vocabulary.eos];
     let added = vocabulary.tokens.iter().zip(0_u32..).filter_map(|(token, id)| {
@@ -176,35 +180,35 @@ fn add_tokens(pipeline: &mut Pipeline, vocabulary: &GgufVocabulary) -> Result<()
         verbatim.then(|| AddedToken::from(token.as_str(), special).normalized(false))
     });
     let added: Vec<_> = added.collect();
-    pipeline.add_tokens(added).map_err(|error| unusable("tokens", &error))?;
+    pipeline.add_tokens(added).map_err(|error| gguf_error("tokens", &error))?;
     Ok(())
 }
 
-/// Puts BOS and EOS around encoded text where the file, or else the habit of its kind, wants them.
+/// Adds BOS and EOS around encoded text if the file, or otherwise the default of its kind, says so.
 fn add_template(
     pipeline: &mut Pipeline,
     vocabulary: &GgufVocabulary,
     add_bos: bool,
 ) -> Result<(), TextError> {
-    let wanted = |field, asked: Option<bool>, habit: bool, id: Option<u32>| match (asked.unwrap_or(habit), id)
-    {
-        (false, _) => Ok(None),
-        (true, Some(id)) => Ok(Some(id)),
-        // A habit needs a token to follow it.
-        (true, None) if asked.is_none() => Ok(None),
-        (true, None) => {
-            Err(TextError::Gguf { field, reason: "is missing, but the file asks to add it".into() })
-        }
-    };
-    let bos = wanted("bos_token_id", vocabulary.add_bos, add_bos, vocabulary.bos)?;
-    let eos = wanted("eos_token_id", vocabulary.add_eos, false, vocabulary.eos)?;
+    let added_token =
+        |field, asked: Option<bool>, default: bool, id: Option<u32>| match (asked.unwrap_or(default), id) {
+            (false, _) => Ok(None),
+            (true, Some(id)) => Ok(Some(id)),
+            // The default applies only if the token exists.
+            (true, None) if asked.is_none() => Ok(None),
+            (true, None) => {
+                Err(TextError::Gguf { field, reason: "missing, but the file asks to add it".into() })
+            }
+        };
+    let bos = added_token("bos_token_id", vocabulary.add_bos, add_bos, vocabulary.bos)?;
+    let eos = added_token("eos_token_id", vocabulary.add_eos, false, vocabulary.eos)?;
     let mut template = vec!["$A"];
     let mut tokens = Vec::new();
     let mut add = |name: &'static str, id: u32| {
         let text = token(vocabulary, id).unwrap_or_default().to_owned();
         tokens.push(
             SpecialToken::new(name.to_owned(), vec![id], vec![text])
-                .map_err(|error| unusable("tokens", &error))?,
+                .map_err(|error| gguf_error("tokens", &error))?,
         );
         Ok::<_, TextError>(name)
     };
@@ -219,10 +223,10 @@ fn add_template(
     }
     let processor = TemplateProcessing::builder()
         .try_single(template)
-        .map_err(|error| unusable("bos_token_id", &error))?
+        .map_err(|error| gguf_error("bos_token_id", &error))?
         .special_tokens(tokens)
         .build()
-        .map_err(|error| unusable("bos_token_id", &error))?;
+        .map_err(|error| gguf_error("bos_token_id", &error))?;
     pipeline.with_post_processor(Some(processor));
     Ok(())
 }
@@ -232,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merges_implied_by_scores_come_best_first_then_longer_left_part_first() {
+    fn implied_merges_are_ordered_by_score_then_left_length() {
         let tokens = ["a", "b", "c", "ab", "bc", "abc", "ca"];
         let vocab: Vocab = tokens.iter().map(ToString::to_string).zip(0..).collect();
         let merges = implied_merges(&vocab, &[0.0, 0.0, 0.0, -3.0, -2.0, -3.0, -1.0]);

@@ -1,29 +1,31 @@
-//! Text of Penstock: from text to token ids and back.
+//! Text and token ids: tokenizer, incremental detokenizer, stop strings, output parsers.
 //!
-//! [`Tokenizer`] encodes prompts, out of a `tokenizer.json` or of the vocabulary inside a GGUF file, to the
-//! ids that the Hugging Face libraries give. [`TextStream`] turns the ids of one running request back into
-//! text as they come: it never shows half a character, finds stop strings, and holds back only what may still
-//! become one.
+//! [`Tokenizer`] encodes prompts, from a `tokenizer.json` or from the vocabulary of a GGUF file, to the same ids as the
+//! Hugging Face libraries. [`TextStream`] decodes the ids of a running request incrementally: it emits only complete
+//! characters, finds stop strings, and holds back only text that may still become part of one. [`parsers`] separate
+//! reasoning and tool calls from content.
 //!
-//! [`parsers`] tell reasoning and tool calls from content in that text.
-//!
-//! Everything is linear in the text, whatever the text is. Nothing here knows of requests, engines or Python;
-//! the caller brings ids and takes strings.
+//! All of it takes time linear in the text. The crate knows nothing of requests, engines or Python.
+
+#![allow(missing_docs)]
 
 mod detokenizer;
 mod error;
 mod gguf;
+mod options;
 pub mod parsers;
-mod pieces;
-mod recipe;
-mod sequences;
+mod pipeline;
 mod splitter;
-mod stops;
+mod stop_sequences;
+mod stop_strings;
 mod stream;
+mod token_table;
 mod tokenizer;
+mod tokenizer_config;
 
 pub use error::TextError;
-pub use sequences::StopSequences;
-pub use stops::StopMatch;
-pub use stream::{TextOptions, TextStream};
+pub use options::TextOptions;
+pub use stop_sequences::StopSequences;
+pub use stop_strings::StopMatch;
+pub use stream::TextStream;
 pub use tokenizer::{TokenBytes, Tokenizer};

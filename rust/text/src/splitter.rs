@@ -1,11 +1,10 @@
-//! Cuts text into the words that BPE works on, in linear time.
+//! Pre-tokenisation: splits text into the words for BPE, in linear time.
 //!
-//! The `tokenizers` library does this with a backtracking engine that, past a million steps back, silently
-//! leaves the rest of the text uncut: a megabyte of spaces is enough to get other ids. Its steps that are
-//! regular expressions are therefore ours. Nearly every byte-level tokenizer ends its expression in
-//! `\s+(?!\S)|\s+`, whose look-ahead only says "leave the last space to the word that follows"; that is done
-//! by hand here, and the rest of the expression goes to an automaton. Any other expression keeps the
-//! backtracking engine, with a larger limit, past which the text is refused rather than cut wrongly.
+//! The `tokenizers` library uses a backtracking regex engine that gives up after a million steps and silently leaves the
+//! rest of the text unsplit: a megabyte of spaces is enough to get different ids. So the library's regex steps are replaced
+//! here. Nearly every byte-level tokenizer ends its expression in `\s+(?!\S)|\s+`, whose look-ahead only leaves the last
+//! space to the next word; that is implemented by hand, and the rest of the expression runs on an automaton. Other expressions
+//! use a backtracking engine with a higher limit; a text that exceeds it is an error.
 
 use regex_automata::meta::Regex;
 use regex_automata::{Input, PatternID};
@@ -16,31 +15,32 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::split::SplitPattern;
 use tokenizers::{Offsets, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
-/// The end of an expression that takes white space but leaves its last character to a word that follows.
+/// End of an expression that matches whitespace but leaves its last character to the next word.
 const SPACES_TAIL: &str = r"|\s+(?!\S)|\s+";
 
-/// The expression of GPT-2, which `ByteLevel` has built in.
+/// The expression of GPT-2, which is built into `ByteLevel`.
 pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Room for the states that an automaton has met. Without enough of it, text in many scripts makes the
-/// automaton forget and rebuild them, or give up for a slower one.
+/// Cache size of the lazy automaton. With too small a cache, text in many scripts makes the automaton rebuild its states or
+/// fall back to a slower engine.
 const AUTOMATON_BYTES: usize = 16 << 20;
 
-/// Steps back that the other expressions may take for one word: seconds, where a sound expression takes a few per character.
+/// Maximum number of backtracking steps per match. This is seconds of time; a reasonable expression takes a few steps per
+/// character.
 const BACKTRACK_LIMIT: usize = 50_000_000;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// A pre-tokenizer: steps, each cutting what the one before left.
+/// A pre-tokenizer: a sequence of steps, each splitting the parts of the previous one.
 pub(crate) struct Splitter {
-    steps: Vec<Step>,
+    steps: Vec<SplitStep>,
 }
 
-enum Step {
-    Cut {
-        /// Whether text that does not begin with a space gets one.
+enum SplitStep {
+    Regex {
+        /// Prepend a space to text that does not start with one.
         prefix_space: bool,
-        words: Words,
+        words: WordRegex,
         behavior: SplitDelimiterBehavior,
         invert: bool,
     },
@@ -55,33 +55,33 @@ impl Splitter {
     }
 }
 
-fn add_steps(pre_tokenizer: PreTokenizerWrapper, steps: &mut Vec<Step>) -> Result<(), Error> {
+fn add_steps(pre_tokenizer: PreTokenizerWrapper, steps: &mut Vec<SplitStep>) -> Result<(), Error> {
     match pre_tokenizer {
         PreTokenizerWrapper::Sequence(sequence) => {
             for inner in sequence {
                 add_steps(inner, steps)?;
             }
         }
-        PreTokenizerWrapper::Split(split) => steps.push(Step::Cut {
+        PreTokenizerWrapper::Split(split) => steps.push(SplitStep::Regex {
             prefix_space: false,
             words: match &split.pattern {
-                SplitPattern::Regex(expression) => Words::new(expression)?,
-                SplitPattern::String(text) => Words::new(&fancy_regex::escape(text))?,
+                SplitPattern::Regex(expression) => WordRegex::new(expression)?,
+                SplitPattern::String(text) => WordRegex::new(&fancy_regex::escape(text))?,
             },
             behavior: split.behavior,
             invert: split.invert,
         }),
         PreTokenizerWrapper::ByteLevel(byte_level) if byte_level.use_regex => {
-            steps.push(Step::Cut {
+            steps.push(SplitStep::Regex {
                 prefix_space: byte_level.add_prefix_space,
-                words: Words::new(GPT2)?,
+                words: WordRegex::new(GPT2)?,
                 behavior: SplitDelimiterBehavior::Isolated,
                 invert: false,
             });
             let spell = ByteLevel::new(false, byte_level.trim_offsets, false);
-            steps.push(Step::Other(PreTokenizerWrapper::ByteLevel(spell)));
+            steps.push(SplitStep::Other(PreTokenizerWrapper::ByteLevel(spell)));
         }
-        other => steps.push(Step::Other(other)),
+        other => steps.push(SplitStep::Other(other)),
     }
     Ok(())
 }
@@ -96,8 +96,8 @@ impl PreTokenizer for Splitter {
     fn pre_tokenize(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
         for step in &self.steps {
             match step {
-                Step::Other(other) => other.pre_tokenize(text)?,
-                Step::Cut { prefix_space, words, behavior, invert } => text.split(|_, mut part| {
+                SplitStep::Other(other) => other.pre_tokenize(text)?,
+                SplitStep::Regex { prefix_space, words, behavior, invert } => text.split(|_, mut part| {
                     if *prefix_space && !part.get().starts_with(' ') {
                         part.prepend(" ");
                     }
@@ -109,17 +109,17 @@ impl PreTokenizer for Splitter {
     }
 }
 
-/// Finds the matches of one expression.
-enum Words {
-    /// Pattern 0 is the expression without [`SPACES_TAIL`], pattern 1 the white space.
+/// A compiled expression.
+enum WordRegex {
+    /// Pattern 0 is the expression without [`SPACES_TAIL`], pattern 1 matches whitespace.
     Linear(Regex),
     Backtracking(fancy_regex::Regex),
 }
 
-impl Words {
+impl WordRegex {
     fn new(expression: &str) -> Result<Self, Error> {
         if let Some(head) = expression.strip_suffix(SPACES_TAIL) {
-            // The automaton's syntax reads `a?+` as a repetition of `a?`, not as a possessive one.
+            // The automaton parses `a?+` as a repetition of `a?`, not as a possessive quantifier.
             if !has_possessive_quantifier(head) {
                 let config = Regex::config().hybrid_cache_capacity(AUTOMATON_BYTES);
                 if let Ok(regex) = Regex::builder().configure(config).build_many(&[head, r"\s+"]) {
@@ -132,8 +132,8 @@ impl Words {
         ))
     }
 
-    /// The matches in order, none empty.
-    fn for_each(&self, text: &str, mut found: impl FnMut(usize, usize)) -> Result<(), Error> {
+    /// Calls `on_match` with the start and end of each non-empty match, in order.
+    fn for_each(&self, text: &str, mut on_match: impl FnMut(usize, usize)) -> Result<(), Error> {
         match self {
             Self::Linear(regex) => {
                 let mut at = 0;
@@ -146,7 +146,7 @@ impl Words {
                         }
                     }
                     if end > matched.start() {
-                        found(matched.start(), end);
+                        on_match(matched.start(), end);
                         at = end;
                     } else {
                         at += text[at..].chars().next().map_or(1, char::len_utf8);
@@ -157,7 +157,7 @@ impl Words {
                 for matched in regex.find_iter(text) {
                     let matched = matched?;
                     if !matched.as_str().is_empty() {
-                        found(matched.start(), matched.end());
+                        on_match(matched.start(), matched.end());
                     }
                 }
             }
@@ -166,7 +166,7 @@ impl Words {
     }
 }
 
-impl Pattern for &Words {
+impl Pattern for &WordRegex {
     fn find_matches(&self, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
         if text.is_empty() {
             return Ok(vec![((0, 0), false)]);
@@ -195,7 +195,7 @@ fn has_possessive_quantifier(expression: &str) -> bool {
     while let Some(character) = characters.next() {
         match character {
             '\\' => {
-                // The braces of `\p{L}` are no quantifier.
+                // The braces of `\p{L}` are not a quantifier.
                 if matches!(characters.next(), Some('p' | 'P')) && characters.as_str().starts_with('{') {
                     characters.find(|&inside| inside == '}');
                 }
@@ -222,11 +222,11 @@ mod tests {
     use super::*;
 
     fn words(expression: &str, text: &str) -> Vec<(Offsets, bool)> {
-        (&Words::new(expression).unwrap()).find_matches(text).unwrap()
+        (&WordRegex::new(expression).unwrap()).find_matches(text).unwrap()
     }
 
     #[test]
-    fn the_automaton_finds_the_words_of_the_backtracking_engine() {
+    fn automaton_and_backtracking_engine_find_the_same_words() {
         let expressions = [
             GPT2,
             r"(?i:'s|'ll)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -234,17 +234,17 @@ mod tests {
             r"x*|\s+(?!\S)|\s+",
         ];
         for expression in expressions {
-            let linear = Words::new(expression).unwrap();
-            assert!(matches!(linear, Words::Linear(_)), "{expression}");
-            let twin = Words::Backtracking(fancy_regex::Regex::new(expression).unwrap());
+            let linear = WordRegex::new(expression).unwrap();
+            assert!(matches!(linear, WordRegex::Linear(_)), "{expression}");
+            let backtracking = WordRegex::Backtracking(fancy_regex::Regex::new(expression).unwrap());
             proptest!(|(text in "([a-zA-Z']{0,3}|[ \t\r\n\u{85}\u{3000}]{0,4}|[0-9٣½]{0,4}|[é漢👍\u{301}x.!]{0,3}|\\PC){0,8}")| {
-                prop_assert_eq!((&linear).find_matches(&text).unwrap(), (&twin).find_matches(&text).unwrap());
+                prop_assert_eq!((&linear).find_matches(&text).unwrap(), (&backtracking).find_matches(&text).unwrap());
             });
         }
     }
 
     #[test]
-    fn white_space_leaves_its_last_character_to_a_word_that_follows() {
+    fn whitespace_leaves_its_last_character_to_the_next_word() {
         let cut = |text: &'static str| -> Vec<&str> {
             words(GPT2, text).into_iter().map(|((from, to), _)| &text[from..to]).collect()
         };
@@ -254,14 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_that_no_automaton_can_follow_keeps_its_meaning() {
+    fn unsupported_expressions_use_the_backtracking_engine() {
         assert!(has_possessive_quantifier(r"a++b"));
         assert!(has_possessive_quantifier(r"[^\r\n]?+\p{L}+"));
         assert!(has_possessive_quantifier(r"\p{N}{1,3}+"));
         assert!(!has_possessive_quantifier(r"\p{L}+[()*+,]+|\?+| ?a"));
-        assert!(matches!(Words::new(r"a++|\s+(?!\S)|\s+"), Ok(Words::Backtracking(_))));
-        assert!(matches!(Words::new(r"(?<=a)b|\s+(?!\S)|\s+"), Ok(Words::Backtracking(_))));
-        assert!(matches!(Words::new(r"\p{N}{1,3}"), Ok(Words::Backtracking(_))));
+        assert!(matches!(WordRegex::new(r"a++|\s+(?!\S)|\s+"), Ok(WordRegex::Backtracking(_))));
+        assert!(matches!(WordRegex::new(r"(?<=a)b|\s+(?!\S)|\s+"), Ok(WordRegex::Backtracking(_))));
+        assert!(matches!(WordRegex::new(r"\p{N}{1,3}"), Ok(WordRegex::Backtracking(_))));
         assert_eq!(words(r"a++a|b", "aaab"), [((0, 3), false), ((3, 4), true)]);
     }
 }

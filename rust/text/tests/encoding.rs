@@ -1,4 +1,4 @@
-//! Text to ids, against the library's own pipelines and against ids worked out by hand.
+//! Encoding, compared with the library's pipelines and with hand-computed ids.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use vocabularies::*;
 
-/// Text with much of what tokenizers stumble over, special tokens and their look-alikes among it.
+/// Text that is difficult for tokenizers, with special tokens and similar text.
 fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         4 => "[a-zA-Z' ]{0,6}",
@@ -47,8 +47,8 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 #[test]
-fn every_named_pre_tokenisation_is_the_librarys_pipeline() {
-    // Marks belong to words there.
+fn every_named_pre_tokenizer_matches_the_library() {
+    // Combining marks are part of words.
     let qwen35 =
         QWEN2.replace(r"\p{L}+|\p{N}|", r"[\p{L}\p{M}]+|\p{N}|").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}");
     let cases = [
@@ -64,16 +64,16 @@ fn every_named_pre_tokenisation_is_the_librarys_pipeline() {
         let (from_gguf, from_json, library) = (gguf(byte_level(pre)), ours(&json), library(&json));
         proptest!(|(text in text())| {
             let expected = library.encode(text.as_str(), false).unwrap().get_ids().to_vec();
-            prop_assert_eq!(&from_gguf.encode(&text, false).unwrap(), &expected, "{} out of GGUF", pre);
-            prop_assert_eq!(&from_json.encode(&text, false).unwrap(), &expected, "{} out of JSON", pre);
+            prop_assert_eq!(&from_gguf.encode(&text, false).unwrap(), &expected, "{} from GGUF", pre);
+            prop_assert_eq!(&from_json.encode(&text, false).unwrap(), &expected, "{} from JSON", pre);
         });
     }
 }
 
 #[test]
-fn a_sentencepiece_vocabulary_is_the_librarys_pipeline_with_the_merges_its_scores_imply() {
+fn sentencepiece_with_implied_merges_matches_the_library() {
     let mut json = sentencepiece_json(sentencepiece_decoder(true));
-    // Best score first; "hell" is "he" + "ll" only, as "hel" is no token; longer left parts before shorter.
+    // Best score first. "hell" is only "he" + "ll", because "hel" is not a token. Longer left parts before shorter.
     json["model"]["merges"] =
         json!(["h e", "l l", "▁ h", "▁h e", "▁ he", "he ll", "▁he ll", "▁ hell", "▁hell o", "▁ ▁"]);
     let (from_gguf, library) = (gguf(sentencepiece()), library(&json));
@@ -84,7 +84,7 @@ fn a_sentencepiece_vocabulary_is_the_librarys_pipeline_with_the_merges_its_score
 }
 
 #[test]
-fn sentencepiece_scores_decide_between_ways_to_merge() {
+fn sentencepiece_scores_choose_between_merges() {
     let tokenizer = gguf(sentencepiece());
     let spelt = |text: &str| -> Vec<String> {
         let ids = tokenizer.encode(text, false).unwrap();
@@ -96,7 +96,7 @@ fn sentencepiece_scores_decide_between_ways_to_merge() {
 }
 
 #[test]
-fn digits_are_cut_before_spaces_are_where_the_recipe_says_so() {
+fn digits_are_split_first_if_the_config_says_so() {
     let (smollm, gpt2) = (gguf(byte_level("smollm")), gguf(byte_level("gpt-2")));
     let spelt = |tokenizer: &Tokenizer, text: &str| -> Vec<String> {
         tokenizer
@@ -111,7 +111,7 @@ fn digits_are_cut_before_spaces_are_where_the_recipe_says_so() {
 }
 
 #[test]
-fn a_megabyte_without_a_break_is_cut_and_merged_like_any_text() {
+fn megabyte_without_word_breaks_encodes_like_any_text() {
     let tokenizer = gguf(byte_level("gpt-2"));
     let spaces = tokenizer.token_to_id("ĠĠĠĠ").unwrap();
     let ids = tokenizer.encode(&(" ".repeat(2_000_000) + " hello"), false).unwrap();
@@ -126,7 +126,7 @@ fn a_megabyte_without_a_break_is_cut_and_merged_like_any_text() {
 }
 
 #[test]
-fn special_tokens_in_the_text_are_themselves_and_their_look_alikes_are_text() {
+fn special_tokens_in_text_are_recognised_exactly() {
     let tokenizer = gguf(byte_level("gpt-2"));
     let (begin, think) =
         (tokenizer.token_to_id("<|begin|>").unwrap(), tokenizer.token_to_id("<think>").unwrap());
@@ -139,7 +139,7 @@ fn special_tokens_in_the_text_are_themselves_and_their_look_alikes_are_text() {
 }
 
 #[test]
-fn bos_and_eos_are_added_as_the_file_says_or_else_as_its_kind_does() {
+fn bos_and_eos_follow_the_file_or_the_default() {
     let (bos, eos) = (271, 272);
     let x = u32::from(b'x');
     let encode = |pre: &str, add_bos, add_eos| {
@@ -158,7 +158,7 @@ fn bos_and_eos_are_added_as_the_file_says_or_else_as_its_kind_does() {
 }
 
 #[test]
-fn the_space_prefix_is_added_and_taken_off_only_where_the_file_wants_it() {
+fn space_prefix_follows_the_file() {
     let with = gguf(sentencepiece());
     let without = gguf(GgufVocabulary { add_space_prefix: Some(false), ..sentencepiece() });
     let hello = |tokenizer: &Tokenizer| tokenizer.encode("hello", false).unwrap();
@@ -170,7 +170,7 @@ fn the_space_prefix_is_added_and_taken_off_only_where_the_file_wants_it() {
 }
 
 #[test]
-fn a_sentencepiece_vocabulary_without_bytes_says_unknown() {
+fn sentencepiece_without_byte_tokens_encodes_unknown() {
     let mut vocabulary = sentencepiece();
     for token in &mut vocabulary.tokens[3..259] {
         token.insert(0, '#');
@@ -179,7 +179,7 @@ fn a_sentencepiece_vocabulary_without_bytes_says_unknown() {
 }
 
 #[test]
-fn truncation_and_padding_of_the_file_are_not_applied() {
+fn truncation_and_padding_of_the_file_are_ignored() {
     let mut json = byte_level_json();
     json["truncation"] =
         json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
@@ -193,11 +193,11 @@ fn error(vocabulary: GgufVocabulary) -> String {
 }
 
 #[test]
-fn errors_of_a_gguf_vocabulary_name_the_field_and_the_value() {
-    let unknown = error(byte_level("klingon"));
+fn gguf_vocabulary_errors_name_field_and_value() {
+    let unknown = error(byte_level("missing"));
     assert_eq!(
         unknown,
-        "GGUF field tokenizer.ggml.pre: \"klingon\" is not known; known are gpt-2, default, smollm, starcoder, llama-bpe, \
+        "GGUF field tokenizer.ggml.pre: unknown pre-tokenizer \"missing\"; supported are gpt-2, default, smollm, starcoder, llama-bpe, \
          llama3, llama-v3, qwen2, qwen35, tekken"
     );
     let model = error(GgufVocabulary { model: "bert".into(), ..sentencepiece() });
@@ -205,21 +205,19 @@ fn errors_of_a_gguf_vocabulary_name_the_field_and_the_value() {
     let merge = error(GgufVocabulary { merges: vec!["h e".into(), "h z".into()], ..byte_level("gpt-2") });
     assert_eq!(
         merge,
-        "GGUF field tokenizer.ggml.merges: entry 1, \"h z\", needs the token \"hz\", which the vocabulary does not have"
+        "GGUF field tokenizer.ggml.merges: entry 1, \"h z\", requires the token \"hz\", which is not in the vocabulary"
     );
     let line = error(GgufVocabulary { merges: vec!["he".into()], ..byte_level("gpt-2") });
-    assert!(line.contains("entry 0, \"he\", is not two tokens"), "{line}");
-    assert!(
-        error(GgufVocabulary { merges: vec![], ..byte_level("gpt-2") }).contains("ggml.merges: is missing")
-    );
+    assert!(line.contains("entry 0, \"he\", is not two tokens separated by a space"), "{line}");
+    assert!(error(GgufVocabulary { merges: vec![], ..byte_level("gpt-2") }).contains("ggml.merges: missing"));
     let scores = error(GgufVocabulary { scores: vec![0.0], ..sentencepiece() });
-    assert_eq!(scores, "GGUF field tokenizer.ggml.scores: has 1 scores for 278 tokens");
+    assert_eq!(scores, "GGUF field tokenizer.ggml.scores: 1 scores for 278 tokens");
     let bos = error(GgufVocabulary { bos: None, add_bos: Some(true), ..byte_level("gpt-2") });
-    assert!(bos.contains("ggml.bos_token_id: is missing, but the file asks to add it"), "{bos}");
+    assert!(bos.contains("ggml.bos_token_id: missing, but the file asks to add it"), "{bos}");
 }
 
 #[test]
-fn a_malformed_tokenizer_json_is_an_error_and_never_a_panic() {
+fn malformed_tokenizer_json_is_an_error() {
     let new = |bytes: &[u8]| Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())).err();
     assert!(matches!(new(b""), Some(TextError::Json { .. })));
     assert!(matches!(new(b"{\"version\": \"1.0\"}"), Some(TextError::Json { .. })));
@@ -241,7 +239,7 @@ fn a_malformed_tokenizer_json_is_an_error_and_never_a_panic() {
 }
 
 #[test]
-fn an_expression_with_look_behind_keeps_the_backtracking_engine_and_its_words() {
+fn expression_with_look_behind_matches_the_library() {
     let json = expression_json(r"(?<=a)b+|[^\s]++|\s+(?!\S)|\s+", false, json!({}), Value::Null);
     let (ours, library) = (ours(&json), library(&json));
     for text in ["abbb  ab", "  bab\n \n b", ""] {
@@ -250,19 +248,19 @@ fn an_expression_with_look_behind_keeps_the_backtracking_engine_and_its_words() 
 }
 
 #[test]
-fn the_vocabulary_answers_for_its_tokens() {
+fn vocabulary_lookups_return_ids_and_tokens() {
     let tokenizer = gguf(byte_level("gpt-2"));
     assert_eq!(tokenizer.vocabulary_size(), 274);
     assert_eq!(tokenizer.token_to_id("<|end|>"), Some(272));
     assert_eq!(tokenizer.id_to_token(272).as_deref(), Some("<|end|>"));
     assert_eq!(tokenizer.id_to_token(274), None);
-    assert_eq!(tokenizer.token_to_id("klingon"), None);
+    assert_eq!(tokenizer.token_to_id("missing"), None);
     let types = byte_level("gpt-2").types;
     assert_eq!(types.iter().filter(|&&token_type| token_type == TokenType::Control).count(), 2);
 }
 
 #[test]
-fn tokens_added_outside_the_file_are_known_and_keep_their_ids() {
+fn tokens_of_tokenizer_config_keep_their_ids() {
     let token = |id, content: &str, special| AddedToken {
         id,
         content: content.into(),

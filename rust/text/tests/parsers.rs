@@ -1,10 +1,10 @@
-//! Reasoning and tool calls out of text: what each format is.
+//! Output parsers: examples of each format.
 
-mod parsing;
+mod parser_support;
 
-use parsing::{FORMATS, call, deltas, parser};
+use parser_support::{FORMATS, call, deltas, parser};
 use penstock_text::parsers::Delta::{self, Content, Reasoning};
-use penstock_text::parsers::{MAX_HELD_SPACE, ReasoningFormat, ToolFormat, detect};
+use penstock_text::parsers::{MAX_HELD_WHITESPACE, ReasoningFormat, ToolFormat, detect};
 
 fn content(text: &str) -> Delta {
     Content(text.to_owned())
@@ -27,7 +27,7 @@ fn mistral(text: &str) -> Vec<Delta> {
 }
 
 #[test]
-fn reasoning_ends_with_its_tag_and_the_line_breaks_around_the_tags_go() {
+fn reasoning_is_trimmed_and_ends_with_its_tag() {
     let think = |text| deltas((Some(false), None), text);
     assert_eq!(
         think("<think>\nWell.\n\nSo.\n</think>\n\nYes."),
@@ -41,7 +41,7 @@ fn reasoning_ends_with_its_tag_and_the_line_breaks_around_the_tags_go() {
 }
 
 #[test]
-fn reasoning_that_the_prompt_has_opened_needs_no_opening_tag() {
+fn reasoning_opened_by_the_prompt_needs_no_opening_tag() {
     let think = |text| deltas((Some(true), None), text);
     assert_eq!(think("\nWell.</think> Yes."), [reasoning("Well."), content("Yes.")]);
     assert_eq!(think("<think>\nWell.</think>\nYes."), [reasoning("Well."), content("Yes.")]);
@@ -53,7 +53,7 @@ fn reasoning_that_the_prompt_has_opened_needs_no_opening_tag() {
 }
 
 #[test]
-fn calls_follow_reasoning_but_are_not_looked_for_inside_it() {
+fn calls_are_found_after_reasoning_but_not_inside() {
     let text =
         "<think><tool_call></think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
     let expected = [vec![reasoning("<tool_call>")], call(0, "f", "{}").to_vec()].concat();
@@ -61,7 +61,7 @@ fn calls_follow_reasoning_but_are_not_looked_for_inside_it() {
 }
 
 #[test]
-fn hermes_calls_stand_between_tags_with_content_around() {
+fn hermes_calls_are_read_between_tags() {
     let text = "Let me see.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"at\": [1, {\"b\": \"}\"}]}}\n</tool_call>\n\
                 <tool_call>{\"arguments\": {\"s\": \"</tool_call> \\\" {\"}, \"id\": 7, \"name\": \"say \\u00e9\"}</tool_call> Done.";
     let expected = [
@@ -74,7 +74,7 @@ fn hermes_calls_stand_between_tags_with_content_around() {
 }
 
 #[test]
-fn a_call_is_announced_when_its_arguments_begin_and_they_come_piece_by_piece() {
+fn call_is_emitted_when_its_arguments_start_streaming() {
     let mut parser = parser((None, Some(ToolFormat::Hermes)));
     let mut deltas = Vec::new();
     parser.push("<tool_call>{\"name\": \"f\", \"arguments\"", &mut deltas);
@@ -91,7 +91,7 @@ fn a_call_is_announced_when_its_arguments_begin_and_they_come_piece_by_piece() {
 }
 
 #[test]
-fn a_malformed_call_is_content_until_it_is_announced_and_cut_short_after() {
+fn malformed_call_is_content_unless_already_emitted() {
     for text in [
         "<tool_call>",
         " \n<tool_call>\n{\"name\": \"f\"",
@@ -118,13 +118,13 @@ fn a_malformed_call_is_content_until_it_is_announced_and_cut_short_after() {
 }
 
 #[test]
-fn the_first_name_and_the_first_arguments_count_and_other_members_do_not() {
+fn first_name_and_first_arguments_win() {
     let text = "<tool_call>{\"id\": {\"name\": \"x\"}, \"name\": \"f\", \"arguments\": {\"a\": 1}, \"parameters\": {}, \"name\": \"g\"}";
     assert_eq!(hermes(text), call(0, "f", "{\"a\": 1}"));
 }
 
 #[test]
-fn arguments_that_are_no_object_are_passed_on_as_sense_has_it() {
+fn non_object_arguments_are_unquoted_or_passed_on() {
     let arguments = |text: &str, expected: &str| {
         let text = format!("<tool_call>{{\"name\": \"f\", \"arguments\": {text}}}</tool_call>");
         assert_eq!(hermes(&text), call(0, "f", expected), "of {text}");
@@ -140,7 +140,7 @@ fn arguments_that_are_no_object_are_passed_on_as_sense_has_it() {
 }
 
 #[test]
-fn llama_calls_are_objects_that_the_output_begins_with() {
+fn llama_calls_are_objects_at_the_start_of_the_output() {
     let text = "\n{\"name\": \"f\", \"parameters\": {\"a\": 1}}; {\"type\": \"function\", \"name\": \"g\", \"arguments\": {}}";
     assert_eq!(llama(text), [call(0, "f", "{\"a\": 1}"), call(1, "g", "{}")].concat());
     let tagged = "<|python_tag|>{\"name\": \"f\"}\nDone.";
@@ -185,7 +185,7 @@ fn mistral_calls_are_a_list_or_follow_their_names() {
 }
 
 #[test]
-fn the_literals_of_a_format_make_text_that_it_reads_back() {
+fn text_of_a_formats_literals_is_parsed_back() {
     for format in FORMATS {
         let literals = format.literals();
         let one = |name: &str, arguments: &str| {
@@ -203,14 +203,14 @@ fn the_literals_of_a_format_make_text_that_it_reads_back() {
         let text = format!("{}{calls}{}", literals.opening, literals.closing);
         let expected = [call(0, "f", "{\"a\": 1}"), call(1, "g", "{}")].concat();
         assert_eq!(deltas((None, Some(format)), &text), expected);
-        // Of Llama's calls only those of its built-in tools begin with the tag.
+        // Llama writes the tag only before calls of its built-in tools.
         let is_marked = text.contains(format.markers()[0]);
         assert_eq!(is_marked, format != ToolFormat::Llama3Json);
     }
 }
 
 #[test]
-fn formats_are_detected_only_where_the_template_leaves_no_doubt() {
+fn formats_are_detected_only_if_unambiguous() {
     let think = Some(ReasoningFormat::ThinkTags);
     let hermes = r#"{{- "<tool_call>\n{\"name\": <name>, \"arguments\": <object>}\n</tool_call>" }}"#;
     let llama = r#"<|start_header_id|> Respond with {"name": its name, "parameters": an object}"#;
@@ -227,8 +227,8 @@ fn formats_are_detected_only_where_the_template_leaves_no_doubt() {
 }
 
 #[test]
-fn a_long_run_of_white_space_is_not_held_back() {
-    let space = "\n".repeat(MAX_HELD_SPACE);
+fn long_whitespace_is_not_held_back() {
+    let space = "\n".repeat(MAX_HELD_WHITESPACE);
     let opened = "<tool_call>{\"name\": \"f\"}";
     let shown = |text: &str| {
         let mut deltas = Vec::new();
@@ -242,7 +242,7 @@ fn a_long_run_of_white_space_is_not_held_back() {
     assert_eq!(hermes(&format!("{kept}{opened}")), [&[content(&kept)][..], &call(0, "f", "{}")].concat());
 }
 
-/// Everything made out of a text whose calls after the first are content.
+/// The content and the first call of a text whose later calls are content.
 fn first_call(format: ToolFormat, text: &str) -> (String, Vec<Delta>) {
     let read = |pieces: &mut dyn Iterator<Item = &str>| {
         let mut parser = parser((None, Some(format))).with_one_call();
@@ -269,7 +269,7 @@ fn first_call(format: ToolFormat, text: &str) -> (String, Vec<Delta>) {
 }
 
 #[test]
-fn where_one_call_is_allowed_what_follows_it_is_content() {
+fn with_one_call_allowed_later_text_is_content() {
     let (f, g) = (r#"{"name": "f", "arguments": {"a": 1}}"#, r#"{"name": "g", "arguments": {}}"#);
     let tagged = |call: &str| format!("<tool_call>\n{call}\n</tool_call>");
     let cases = [

@@ -1,4 +1,4 @@
-//! Ids to text, one at a time, against the library's decoder.
+//! Incremental decoding, compared with the library's decoder.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +8,7 @@ use penstock_text::{TextOptions, TextStream, Tokenizer};
 use proptest::prelude::*;
 use vocabularies::*;
 
-/// Ids of all kinds: bytes above all, merged and special tokens, and some outside the vocabulary.
+/// Ids of all kinds: mostly bytes, merged and special tokens, and some outside the vocabulary.
 fn ids() -> impl Strategy<Value = Vec<u32>> {
     let id =
         prop_oneof![4 => 0_u32..300, 2 => 0_u32..4, 2 => 195_u32..260, 3 => 256_u32..280, 1 => any::<u32>()];
@@ -29,7 +29,7 @@ fn takes(tokenizer: &Tokenizer, options: TextOptions, ids: &[u32]) -> Vec<String
 }
 
 #[test]
-fn the_takes_together_are_what_the_library_decodes_at_once() {
+fn streamed_text_equals_the_librarys_decoding() {
     for (name, json) in decoders() {
         let (ours, library) = (ours(&json), library(&json));
         proptest!(ProptestConfig::with_cases(1000), |(ids in ids(), skip: bool)| {
@@ -42,7 +42,7 @@ fn the_takes_together_are_what_the_library_decodes_at_once() {
 }
 
 #[test]
-fn encoded_text_comes_back_character_by_character_without_delay() {
+fn every_complete_character_is_emitted_immediately() {
     let tokenizer = ours(&byte_level_json());
     proptest!(|(text in ".{0,40}")| {
         let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &[]).unwrap();
@@ -59,7 +59,7 @@ fn encoded_text_comes_back_character_by_character_without_delay() {
 }
 
 #[test]
-fn a_run_of_fallback_bytes_is_text_only_as_a_whole() {
+fn run_of_fallback_bytes_is_decoded_together() {
     let tokenizer = ours(&sentencepiece_json(sentencepiece_decoder(true)));
     let byte = |byte: u8| u32::from(byte) + 3;
     let hello = tokenizer.token_to_id("▁hello").unwrap();
@@ -77,7 +77,7 @@ fn a_run_of_fallback_bytes_is_text_only_as_a_whole() {
 }
 
 #[test]
-fn bytes_that_never_become_a_character_appear_at_the_end_as_one_replacement() {
+fn incomplete_character_becomes_one_replacement_at_the_end() {
     let tokenizer = ours(&byte_level_json());
     let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &[]).unwrap();
     for id in [0x61, 0xE6, 0xBC] {
@@ -89,8 +89,8 @@ fn bytes_that_never_become_a_character_appear_at_the_end_as_one_replacement() {
     assert_eq!(stream.take(), "");
 }
 
-/// What tokenizers written in Python make of `ids`: every added token and every run of others between them is
-/// decoded alone, and what is not empty is joined with spaces.
+/// The result of tokenizers written in Python: each added token and each run of other tokens is decoded independently, and
+/// non-empty results are joined with spaces.
 fn joined(library: &tokenizers::Tokenizer, ids: &[u32]) -> String {
     let added = library.get_added_tokens_decoder();
     let runs = ids.chunk_by(|left, right| !added.contains_key(left) && !added.contains_key(right));
@@ -102,7 +102,7 @@ fn joined(library: &tokenizers::Tokenizer, ids: &[u32]) -> String {
 }
 
 #[test]
-fn one_space_can_be_put_between_an_added_token_and_its_neighbours() {
+fn spaces_between_added_tokens_match_python_tokenizers() {
     let spaced = TextOptions { spaces_between_special_tokens: true, ..skipping(false) };
     for (name, json) in decoders() {
         let (ours, library) = (ours(&json), library(&json));
@@ -121,7 +121,7 @@ fn one_space_can_be_put_between_an_added_token_and_its_neighbours() {
 }
 
 #[test]
-fn the_bytes_of_a_token_are_what_it_adds_in_the_middle_of_a_text() {
+fn token_bytes_equal_the_decoded_text_of_the_token() {
     for (name, json) in decoders() {
         let tokenizer = ours(&json);
         assert_eq!(tokenizer.has_token_bytes(), name != "none");

@@ -1,16 +1,15 @@
-//! Which formats a model uses, judged by its chat template.
+//! Detection of a model's output formats from its chat template.
 
-use super::{ReasoningFormat, ToolFormat};
+use super::format::{ReasoningFormat, ToolFormat};
 
-/// The formats that a chat template writes and explains. None where it shows no format, one that is not known
-/// here, or several.
+/// The formats that a chat template writes and explains. `None` if there is no known format, or more than one.
 pub fn detect(chat_template: &str) -> (Option<ReasoningFormat>, Option<ToolFormat>) {
     let reasoning = ["<think>", "</think>"]
         .iter()
         .any(|tag| chat_template.contains(tag))
         .then_some(ReasoningFormat::ThinkTags);
     let tools = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral];
-    // A template's strings may have their quotes escaped.
+    // Quotes may be escaped in the template's strings.
     let plain = chat_template.replace('\\', "");
     let mut shown = tools.into_iter().filter(|&format| shows(&plain, format));
     let tools = shown.next().filter(|_| shown.next().is_none());
@@ -20,7 +19,7 @@ pub fn detect(chat_template: &str) -> (Option<ReasoningFormat>, Option<ToolForma
 fn shows(template: &str, format: ToolFormat) -> bool {
     let has = |text: &str| template.contains(text);
     match format {
-        // Others put tags of their own inside the same ones.
+        // Other formats use the same tags with tags of their own inside.
         ToolFormat::Hermes => {
             has("<tool_call>")
                 && has("\"name\":")

@@ -1,73 +1,74 @@
-//! Splits an answer into content and tool calls.
+//! Separation of an answer into content and tool calls.
 //!
-//! One machine for all formats: content up to a marker, what must come before an object, the object, what may
-//! come after it. Whatever is read between a marker and the beginning of a call is held, and becomes content
-//! at the first byte that does not fit.
+//! One state machine serves all formats: content up to a marker, delimiters before an object, the object, delimiters after
+//! it. Text between a marker and the start of a call is held back, and becomes content at the first byte that does not fit.
 
-use super::call::Call;
-use super::json::Progress;
-use super::markers::{Prefix, SPACE, Search, space_length};
-use super::{Delta, ToolFormat, add, visit};
+use super::call_reader::CallReader;
+use super::delta::{Delta, add};
+use super::format::ToolFormat;
+use super::json_reader::ScanStatus;
+use super::markers::{MarkerPrefix, MarkerSearch, WHITESPACE, whitespace_length};
+use super::visits::visit;
 
 const HERMES_OPENING: &str = "<tool_call>";
 const HERMES_CLOSING: &str = "</tool_call>";
 const LLAMA_TAG: &str = "<|python_tag|>";
 const MISTRAL_OPENING: &str = "[TOOL_CALLS]";
 
-/// The most bytes between `[TOOL_CALLS]` and the arguments; a function's name and a call's id need far less.
-const MAX_HEADING: usize = 256;
+/// Maximum length of the text between `[TOOL_CALLS]` and the arguments: a function's name and a call's id.
+const MAX_HEADER: usize = 256;
 
-/// Splits the content of an answer from its calls.
+/// Separates the content of an answer from its calls.
 pub(super) struct ToolParser {
     format: ToolFormat,
-    state: State,
-    /// What was read of a call that has not begun, in case that it never does.
-    held: String,
-    /// Whether an object must have arguments to be a call.
+    state: ToolState,
+    /// Text of a possible call that has not started, in case it is content.
+    held_back: String,
+    /// An object must have arguments to be a call.
     needs_arguments: bool,
-    /// Whether the calls being read are in brackets.
+    /// The calls being read are a JSON list.
     is_list: bool,
     num_calls: usize,
-    most_calls: usize,
+    max_calls: usize,
 }
 
-enum State {
-    /// The answer begins, with a call or never.
-    Start(Prefix),
-    /// Content, until a marker.
-    Content(Search),
-    /// Content, whatever comes; nothing but white space has come of it yet if it `is_bordering` on a marker.
-    Rest { is_bordering: bool },
+enum ToolState {
+    /// Start of the answer. Calls are possible only here.
+    Start(MarkerPrefix),
+    /// Content up to a marker.
+    Content(MarkerSearch),
+    /// Content up to the end. `after_marker` is true while only whitespace has been read since a marker.
+    Rest { after_marker: bool },
     /// Before the object of a call.
-    Opened,
+    BeforeObject,
     /// Between an opening marker and the arguments.
-    Heading(String),
-    /// Inside a call, `is_begun` once it was announced.
-    Call { call: Call, is_begun: bool },
-    /// After a call that others may follow.
+    Header(String),
+    /// Inside a call. `is_started` is true after its name has been emitted.
+    Call { reader: CallReader, is_started: bool },
+    /// After a call that another may follow.
     Between,
 }
 
 impl ToolParser {
     pub(super) fn new(format: ToolFormat) -> Self {
         let state = match format {
-            ToolFormat::Llama3Json => State::Start(Prefix::new(LLAMA_TAG)),
+            ToolFormat::Llama3Json => ToolState::Start(MarkerPrefix::new(LLAMA_TAG)),
             ToolFormat::Hermes | ToolFormat::Mistral => content(format, false),
         };
         Self {
             format,
             state,
-            held: String::new(),
+            held_back: String::new(),
             needs_arguments: false,
             is_list: false,
             num_calls: 0,
-            most_calls: usize::MAX,
+            max_calls: usize::MAX,
         }
     }
 
-    /// From now on what follows on a call is content.
+    /// Allows one call. Text after it is content.
     pub(super) fn allow_one(&mut self) {
-        self.most_calls = 1;
+        self.max_calls = 1;
     }
 
     pub(super) fn push(&mut self, text: &str, deltas: &mut Vec<Delta>) {
@@ -80,90 +81,94 @@ impl ToolParser {
 
     pub(super) fn finish(&mut self, deltas: &mut Vec<Delta>) {
         match &mut self.state {
-            State::Start(prefix) => add(deltas, Delta::Content(prefix.held())),
-            State::Content(search) => {
+            ToolState::Start(prefix) => add(deltas, Delta::Content(prefix.held_back())),
+            ToolState::Content(search) => {
                 let mut content = String::new();
                 search.release(&mut content);
                 add(deltas, Delta::Content(content));
             }
-            State::Call { call, is_begun: true } => {
-                let (index, text) = (self.num_calls - 1, call.take_rest());
+            ToolState::Call { reader, is_started: true } => {
+                let (index, text) = (self.num_calls - 1, reader.take_rest());
                 add(deltas, Delta::Arguments { index, text });
             }
-            State::Between => {}
-            _ => add(deltas, Delta::Content(std::mem::take(&mut self.held))),
+            ToolState::Between => {}
+            _ => add(deltas, Delta::Content(std::mem::take(&mut self.held_back))),
         }
     }
 
-    /// Reads one thing, and says how many bytes of `text` it took; none only where another state goes on with
-    /// them.
+    /// Runs one step of the state machine. Returns the number of bytes read; zero only if the state has changed.
     fn step(&mut self, text: &str, deltas: &mut Vec<Delta>) -> usize {
         match &mut self.state {
-            State::Start(prefix) => {
+            ToolState::Start(prefix) => {
                 let (used, is_tagged) = prefix.feed(text);
                 if let Some(is_tagged) = is_tagged {
-                    self.held = prefix.held();
+                    self.held_back = prefix.held_back();
                     self.needs_arguments = !is_tagged;
-                    self.state = State::Opened;
-                    let is_object = self.held.trim_ascii().is_empty() && text[used..].starts_with('{');
+                    self.state = ToolState::BeforeObject;
+                    let is_object = self.held_back.trim_ascii().is_empty() && text[used..].starts_with('{');
                     if !is_tagged && !is_object {
-                        self.fall_back(deltas);
+                        self.emit_held_back(deltas);
                     }
                 }
                 used
             }
-            State::Content(search) => {
+            ToolState::Content(search) => {
                 let mut plain = String::new();
                 let found = search.feed(text, &mut plain);
                 add(deltas, Delta::Content(plain));
                 let Some((used, marker)) = found else { return text.len() };
                 if marker == HERMES_CLOSING {
-                    self.leave(true);
+                    self.end_calls(true);
                 } else {
-                    self.held = format!("{}{marker}", search.space());
-                    self.state = State::Opened;
+                    self.held_back = format!("{}{marker}", search.space());
+                    self.state = ToolState::BeforeObject;
                 }
                 used
             }
-            State::Rest { is_bordering } => {
+            ToolState::Rest { after_marker } => {
                 visit(text.len());
-                let shown = if *is_bordering { text.trim_start_matches(SPACE) } else { text };
-                *is_bordering &= shown.is_empty();
+                let shown = if *after_marker { text.trim_start_matches(WHITESPACE) } else { text };
+                *after_marker &= shown.is_empty();
                 add(deltas, Delta::Content(shown.to_owned()));
                 text.len()
             }
-            State::Opened | State::Between => self.step_over_mark(text, deltas),
-            State::Heading(_) => self.read_heading(text, deltas),
-            State::Call { .. } => self.read_call(text, deltas),
+            ToolState::BeforeObject | ToolState::Between => self.read_delimiter(text, deltas),
+            ToolState::Header(_) => self.read_header(text, deltas),
+            ToolState::Call { .. } => self.read_call(text, deltas),
         }
     }
 
-    fn step_over_mark(&mut self, text: &str, deltas: &mut Vec<Delta>) -> usize {
-        let space = space_length(text);
+    fn read_delimiter(&mut self, text: &str, deltas: &mut Vec<Delta>) -> usize {
+        let space = whitespace_length(text);
         self.hold(&text[..space]);
         let Some(&byte) = text.as_bytes().get(space) else { return space };
-        let may_have_heading = self.format == ToolFormat::Mistral && !self.is_list;
+        let may_have_header = self.format == ToolFormat::Mistral && !self.is_list;
         match (&self.state, byte) {
-            (State::Opened, b'{') => {
-                self.state = State::Call { call: Call::new(self.needs_arguments), is_begun: false };
+            (ToolState::BeforeObject, b'{') => {
+                self.state =
+                    ToolState::Call { reader: CallReader::new(self.needs_arguments), is_started: false };
             }
-            (State::Opened, b'[') if may_have_heading => self.is_list = true,
-            (State::Opened, _) if may_have_heading => {
-                self.state = State::Heading(String::new());
+            (ToolState::BeforeObject, b'[') if may_have_header => self.is_list = true,
+            (ToolState::BeforeObject, _) if may_have_header => {
+                self.state = ToolState::Header(String::new());
                 return space;
             }
-            (State::Between, b',') if self.is_list && !self.is_full() => self.state = State::Opened,
-            (State::Between, b';') if !self.is_list && !self.is_full() => self.state = State::Opened,
-            (State::Between, b']') if self.is_list => {
-                self.leave(true);
+            (ToolState::Between, b',') if self.is_list && !self.is_full() => {
+                self.state = ToolState::BeforeObject
+            }
+            (ToolState::Between, b';') if !self.is_list && !self.is_full() => {
+                self.state = ToolState::BeforeObject
+            }
+            (ToolState::Between, b']') if self.is_list => {
+                self.end_calls(true);
                 return space + 1;
             }
-            (State::Between, _) => {
-                self.leave(true);
+            (ToolState::Between, _) => {
+                self.end_calls(true);
                 return space;
             }
             _ => {
-                self.fall_back(deltas);
+                self.emit_held_back(deltas);
                 return space;
             }
         }
@@ -171,107 +176,110 @@ impl ToolParser {
         space + 1
     }
 
-    fn read_heading(&mut self, text: &str, deltas: &mut Vec<Delta>) -> usize {
-        let State::Heading(heading) = &mut self.state else {
-            unreachable!("not in a heading; this is a bug")
+    fn read_header(&mut self, text: &str, deltas: &mut Vec<Delta>) -> usize {
+        let ToolState::Header(header) = &mut self.state else {
+            unreachable!("the state is a header; this is a bug")
         };
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/[]".contains(&byte);
-        let room = MAX_HEADING - heading.len();
+        let room = MAX_HEADER - header.len();
         let used = text.bytes().take(room).take_while(|&byte| is_allowed(byte)).count();
         visit(used);
-        heading.push_str(&text[..used]);
+        header.push_str(&text[..used]);
         let name = match text.as_bytes().get(used) {
             None => {
                 self.hold(text);
                 return used;
             }
-            Some(b'{') => name_in(heading).map(str::to_owned),
+            Some(b'{') => name_in(header).map(str::to_owned),
             Some(_) => None,
         };
         self.hold(&text[..used]);
         match name {
-            Some(name) => self.state = State::Call { call: Call::named(name), is_begun: false },
-            None => self.fall_back(deltas),
+            Some(name) => self.state = ToolState::Call { reader: CallReader::named(name), is_started: false },
+            None => self.emit_held_back(deltas),
         }
         used
     }
 
     fn read_call(&mut self, text: &str, deltas: &mut Vec<Delta>) -> usize {
-        let State::Call { call, is_begun } = &mut self.state else {
-            unreachable!("not in a call; this is a bug")
+        let ToolState::Call { reader, is_started } = &mut self.state else {
+            unreachable!("the state is a call; this is a bug")
         };
-        let (used, progress) = call.feed(text);
-        if let Some(name) = call.name() {
-            if !*is_begun {
+        let (used, status) = reader.feed(text);
+        if let Some(name) = reader.name() {
+            if !*is_started {
                 add(deltas, Delta::ToolCall { index: self.num_calls, name: name.to_owned() });
                 self.num_calls += 1;
-                *is_begun = true;
-                self.held.clear();
+                *is_started = true;
+                self.held_back.clear();
             }
-            let text = if progress == Progress::More { call.take_arguments() } else { call.take_rest() };
+            let text =
+                if status == ScanStatus::Incomplete { reader.take_arguments() } else { reader.take_rest() };
             visit(text.len());
             add(deltas, Delta::Arguments { index: self.num_calls - 1, text });
         }
-        let is_begun = *is_begun;
-        if !is_begun {
+        let is_started = *is_started;
+        if !is_started {
             self.hold(&text[..used]);
         }
-        match progress {
-            Progress::More => {}
-            Progress::Broken if !is_begun => self.fall_back(deltas),
+        match status {
+            ScanStatus::Incomplete => {}
+            ScanStatus::Invalid if !is_started => self.emit_held_back(deltas),
             _ if self.format == ToolFormat::Hermes => {
-                // The closing tag is due; without it the next call is as welcome.
+                // The closing tag should follow; a next call without it is accepted.
                 let markers: &[_] =
                     if self.is_full() { &[HERMES_CLOSING] } else { &[HERMES_OPENING, HERMES_CLOSING] };
-                self.state = State::Content(Search::new(markers, progress == Progress::Complete));
+                self.state = ToolState::Content(MarkerSearch::new(markers, status == ScanStatus::Complete));
             }
-            Progress::Complete if self.is_list || self.format == ToolFormat::Llama3Json => {
-                self.state = State::Between;
+            ScanStatus::Complete if self.is_list || self.format == ToolFormat::Llama3Json => {
+                self.state = ToolState::Between;
             }
-            _ => self.leave(progress == Progress::Complete),
+            _ => self.end_calls(status == ScanStatus::Complete),
         }
         used
     }
 
     fn hold(&mut self, text: &str) {
         visit(text.len());
-        self.held.push_str(text);
+        self.held_back.push_str(text);
     }
 
-    /// Goes on with content after calls.
-    fn leave(&mut self, is_bordering: bool) {
-        self.held.clear();
+    /// Continues with content after calls.
+    fn end_calls(&mut self, after_marker: bool) {
+        self.held_back.clear();
         self.is_list = false;
-        self.state =
-            if self.is_full() { State::Rest { is_bordering } } else { content(self.format, is_bordering) };
+        self.state = if self.is_full() {
+            ToolState::Rest { after_marker }
+        } else {
+            content(self.format, after_marker)
+        };
     }
 
-    /// Whether there are as many calls as there may be.
+    /// Whether the maximum number of calls has been reached.
     fn is_full(&self) -> bool {
-        self.num_calls >= self.most_calls
+        self.num_calls >= self.max_calls
     }
 
-    /// What was held is no call.
-    fn fall_back(&mut self, deltas: &mut Vec<Delta>) {
-        visit(self.held.len());
-        add(deltas, Delta::Content(std::mem::take(&mut self.held)));
-        self.leave(false);
+    /// Emits held-back text as content, because it is not a call.
+    fn emit_held_back(&mut self, deltas: &mut Vec<Delta>) {
+        visit(self.held_back.len());
+        add(deltas, Delta::Content(std::mem::take(&mut self.held_back)));
+        self.end_calls(false);
     }
 }
 
-/// Content, after a marker if it `is_bordering` on one.
-fn content(format: ToolFormat, is_bordering: bool) -> State {
+/// The state of reading content. `after_marker` is true directly after a marker.
+fn content(format: ToolFormat, after_marker: bool) -> ToolState {
     match format {
-        ToolFormat::Hermes => State::Content(Search::new(&[HERMES_OPENING], is_bordering)),
-        ToolFormat::Llama3Json => State::Rest { is_bordering },
-        ToolFormat::Mistral => State::Content(Search::new(&[MISTRAL_OPENING], is_bordering)),
+        ToolFormat::Hermes => ToolState::Content(MarkerSearch::new(&[HERMES_OPENING], after_marker)),
+        ToolFormat::Llama3Json => ToolState::Rest { after_marker },
+        ToolFormat::Mistral => ToolState::Content(MarkerSearch::new(&[MISTRAL_OPENING], after_marker)),
     }
 }
 
-/// The name in what stands before the arguments of `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, where id and marks
-/// may be missing.
-fn name_in(heading: &str) -> Option<&str> {
-    let name = heading.strip_suffix("[ARGS]").unwrap_or(heading);
+/// The name in the header of `[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, in which the id and the markers are optional.
+fn name_in(header: &str) -> Option<&str> {
+    let name = header.strip_suffix("[ARGS]").unwrap_or(header);
     let name = name.split_once("[CALL_ID]").map_or(name, |(name, _)| name);
     (!name.is_empty() && !name.contains(['[', ']'])).then_some(name)
 }

@@ -1,12 +1,12 @@
-//! Small vocabularies of every kind, made here so that tests need no files.
+//! Small vocabularies of every kind.
 
-#![allow(dead_code, reason = "every test file uses some of it")]
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use penstock_checkpoint::{GgufVocabulary, TokenType, TokenizerSource};
 use penstock_text::{TextOptions, Tokenizer};
 use serde_json::{Value, json};
 
-/// The byte-level alphabet: the character that stands for each byte.
+/// The byte-level alphabet: the character of each byte.
 pub fn alphabet() -> Vec<char> {
     let printable = |byte: u32| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 0x100;
@@ -44,7 +44,7 @@ pub fn byte_level(pre: &str) -> GgufVocabulary {
         tokens.push(merge.replace(' ', ""));
         types.push(TokenType::Normal);
     }
-    // A word that no merges lead to.
+    // A word that merges cannot produce.
     tokens.push("world".into());
     types.push(TokenType::Normal);
     let bos = tokens.len() as u32;
@@ -137,7 +137,7 @@ pub fn byte_level_json() -> Value {
     tokenizer_json(&self::byte_level("gpt-2"), json!({}), byte_level.clone(), byte_level)
 }
 
-/// The decoder of SentencePiece tokenizers; `strip` takes the prefix space off again.
+/// The decoder of SentencePiece tokenizers. `strip` removes the prefix space.
 pub fn sentencepiece_decoder(strip: bool) -> Value {
     let mut decoders = vec![
         json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
@@ -150,14 +150,14 @@ pub fn sentencepiece_decoder(strip: bool) -> Value {
     json!({"type": "Sequence", "decoders": decoders})
 }
 
-/// A SentencePiece vocabulary with any decoder, none if null.
+/// A SentencePiece vocabulary with a decoder, or without one if null.
 pub fn sentencepiece_json(decoder: Value) -> Value {
     let metaspace =
         json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
     tokenizer_json(&sentencepiece(), json!({"byte_fallback": true, "fuse_unk": true}), metaspace, decoder)
 }
 
-/// Every kind of decoder that text-generating models have.
+/// Every kind of decoder of text generation models.
 pub fn decoders() -> Vec<(&'static str, Value)> {
     let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false});
     vec![
@@ -170,22 +170,22 @@ pub fn decoders() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Options that leave special tokens out or not, and nothing else.
+/// Default options, with special tokens skipped or not.
 pub fn skipping(skip_special_tokens: bool) -> TextOptions {
     TextOptions { skip_special_tokens, ..TextOptions::default() }
 }
 
-/// Ours.
+/// Our tokenizer.
 pub fn ours(json: &Value) -> Tokenizer {
     Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).unwrap()
 }
 
-/// The library's, to compare with.
+/// The library's tokenizer, as the reference.
 pub fn library(json: &Value) -> tokenizers::Tokenizer {
     tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap()
 }
 
-/// Ours, out of a GGUF vocabulary.
+/// Our tokenizer of a GGUF vocabulary.
 pub fn gguf(vocabulary: GgufVocabulary) -> Tokenizer {
     Tokenizer::new(&TokenizerSource::Gguf(vocabulary)).unwrap()
 }

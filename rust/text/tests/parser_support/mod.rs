@@ -1,13 +1,13 @@
-//! Texts parsed, and their deltas put together.
+//! Parsing of test texts into merged deltas.
 
-#![allow(dead_code, reason = "every test file uses some of it")]
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use penstock_text::parsers::Delta::{self, Content, Reasoning};
 use penstock_text::parsers::{OutputParser, ReasoningFormat, ToolFormat};
 
 pub const FORMATS: [ToolFormat; 3] = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral];
 
-/// A reasoning format with whether the prompt has opened it, and a tool format.
+/// Whether the prompt has opened the reasoning block, if reasoning is parsed; the tool format, if any.
 pub type Formats = (Option<bool>, Option<ToolFormat>);
 
 pub fn parser((reasoning, tools): Formats) -> OutputParser {
@@ -15,7 +15,7 @@ pub fn parser((reasoning, tools): Formats) -> OutputParser {
     OutputParser::new(reasoning, tools)
 }
 
-/// Deltas of a text pushed in these pieces, neighbours of the same kind put together.
+/// The deltas of a text pushed in pieces, with neighbours of the same kind merged.
 pub fn parse<'a>(formats: Formats, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Delta> {
     let mut parser = parser(formats);
     let mut joined: Vec<Delta> = Vec::new();
@@ -40,7 +40,7 @@ pub fn parse<'a>(formats: Formats, pieces: impl IntoIterator<Item = &'a str>) ->
     joined
 }
 
-/// The same whole and character by character.
+/// The deltas of a text, checked to be equal for the whole text and for single characters.
 pub fn deltas(formats: Formats, text: &str) -> Vec<Delta> {
     let whole = parse(formats, [text]);
     let characters = text.char_indices().map(|(at, character)| &text[at..at + character.len_utf8()]);
@@ -48,7 +48,7 @@ pub fn deltas(formats: Formats, text: &str) -> Vec<Delta> {
     whole
 }
 
-/// A whole call.
+/// The deltas of one call.
 pub fn call(index: usize, name: &str, arguments: &str) -> [Delta; 2] {
     [Delta::ToolCall { index, name: name.to_owned() }, Delta::Arguments { index, text: arguments.to_owned() }]
 }

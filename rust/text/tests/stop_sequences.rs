@@ -1,10 +1,10 @@
-//! Which ids may belong to a stop sequence, compared with a look at every possibility.
+//! Stop token sequences, compared with a naive search.
 
 use penstock_text::StopSequences;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// The most of the last ids that are the beginning, or all, of a sequence.
+/// Length of the longest suffix of `ids` that is a prefix of a sequence.
 fn naive(ids: &[u32], sequences: &[Vec<u32>]) -> usize {
     let longest = |sequence: &Vec<u32>| {
         let lengths = (1..=sequence.len()).rev();
@@ -22,19 +22,19 @@ fn check(ids: &[u32], sequences: &[Vec<u32>]) {
 }
 
 #[test]
-fn without_sequences_nothing_waits() {
+fn without_sequences_nothing_is_held_back() {
     check(&[1, 2, 3], &[]);
 }
 
 #[test]
-fn a_sequence_that_begins_again_inside_itself_is_followed() {
+fn sequences_that_overlap_themselves_are_followed() {
     check(&[1, 1, 1, 2, 1, 1, 2, 1, 1, 2], &[vec![1, 1, 2], vec![1, 1, 2, 1, 1, 2, 1, 1, 3]]);
     check(&[7; 9], &[vec![7; 4]]);
 }
 
 proptest! {
     #[test]
-    fn every_id_is_counted_as_a_look_at_all_of_them_counts_it(
+    fn every_push_matches_the_naive_search(
         ids in vec(0..3_u32, 0..60),
         sequences in vec(vec(0..3_u32, 1..8), 0..5),
     ) {

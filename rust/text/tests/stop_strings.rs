@@ -1,4 +1,4 @@
-//! Stop strings, against the obvious search of the whole text.
+//! Stop strings, compared with a naive search of the whole text.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,8 +8,7 @@ use penstock_text::{StopMatch, TextOptions, TextStream, Tokenizer};
 use proptest::prelude::*;
 use vocabularies::*;
 
-/// Where the text ends and which stop string ends it: the first place where one is complete, and the longest
-/// that is.
+/// The end of the text and the stop string: the first position where one is complete, and the longest one there.
 fn search(text: &str, stops: &[String], include: bool) -> (usize, Option<StopMatch>) {
     let first = (0..=text.len()).find_map(|end| {
         let ending =
@@ -20,7 +19,7 @@ fn search(text: &str, stops: &[String], include: bool) -> (usize, Option<StopMat
     first.unwrap_or((text.len(), None))
 }
 
-/// What may be asked of a stream, with or without the stop in its text.
+/// All combinations of options.
 fn options() -> impl Strategy<Value = TextOptions> {
     any::<[bool; 3]>().prop_map(|[skip, spaces, include]| TextOptions {
         skip_special_tokens: skip,
@@ -29,8 +28,8 @@ fn options() -> impl Strategy<Value = TextOptions> {
     })
 }
 
-/// Streams `ids`, taking text after those pushes that `takes` names, and compares with a search of the whole
-/// text: never a byte too many on the way, not one too few in the end.
+/// Streams `ids`, takes text after the pushes selected by `takes`, and compares the text with a naive search after every
+/// push and at the end.
 fn check(
     tokenizer: &Tokenizer,
     options: TextOptions,
@@ -57,7 +56,7 @@ fn check(
     Ok(())
 }
 
-/// Stop strings over a small alphabet, so that they overlap each other and the text.
+/// Stop strings over a small alphabet, so that they overlap with each other and with the text.
 fn stops() -> impl Strategy<Value = Vec<String>> {
     proptest::collection::vec(
         prop_oneof![6 => "[ab]{1,5}", 1 => "[abé\u{FFFD} h]{1,4}", 1 => "hel", 1 => "[a]{1,12}"],
@@ -66,23 +65,23 @@ fn stops() -> impl Strategy<Value = Vec<String>> {
 }
 
 #[test]
-fn stop_strings_cut_where_a_search_of_the_whole_text_would() {
+fn stop_strings_match_a_naive_search() {
     for (_, json) in decoders() {
         let tokenizer = ours(&json);
         let id = |token: &str| tokenizer.token_to_id(token);
-        let wanted = [
+        let tokens = [
             "a", "b", "h", "hell", "Ã", "©", "▁", "<0x61>", "<0x62>", "<0xC3>", "<0xA9>", "<|end|>", "▁h",
             "é",
         ];
-        let wanted: Vec<u32> = wanted.into_iter().filter_map(id).collect();
-        let ids = proptest::collection::vec(proptest::sample::select(wanted), 0..40);
+        let tokens: Vec<u32> = tokens.into_iter().filter_map(id).collect();
+        let ids = proptest::collection::vec(proptest::sample::select(tokens), 0..40);
         proptest!(ProptestConfig::with_cases(1000), |(ids in ids, stops in stops(), options in options())| {
             check(&tokenizer, options, &stops, &ids, &[true])?;
         });
     }
 }
 
-/// Characters of one to many code points and of one to many tokens.
+/// Characters of several code points and of several tokens.
 const UNITS: [&str; 16] = [
     "a",
     "hello",
@@ -102,7 +101,7 @@ const UNITS: [&str; 16] = [
     "<think>",
 ];
 
-/// Parts of a text as ids: mostly whole characters, some single tokens that are no text alone.
+/// Parts of a text as ids: mostly complete characters, some single tokens that are not.
 fn parts(tokenizer: &Tokenizer) -> impl Strategy<Value = Vec<Vec<u32>>> {
     let units = UNITS.map(|unit| tokenizer.encode(unit, false).unwrap());
     let any_id = 0..tokenizer.vocabulary_size() as u32 + 2;
@@ -112,9 +111,9 @@ fn parts(tokenizer: &Tokenizer) -> impl Strategy<Value = Vec<Vec<u32>>> {
 }
 
 #[test]
-fn stop_strings_out_of_the_text_itself_cut_it_wherever_tokens_begin_and_end() {
+fn stop_strings_match_across_token_boundaries() {
     use proptest::sample::Index;
-    // Where a stop begins in the text, its length in characters, and a character that may follow it.
+    // Start of a stop string in the text, its length in characters, and an additional character.
     let cut =
         || (any::<Index>(), 1_usize..6, prop_oneof![3 => Just(""), 1 => proptest::sample::select(&UNITS)]);
     for (_, json) in decoders() {
@@ -137,7 +136,7 @@ fn stop_strings_out_of_the_text_itself_cut_it_wherever_tokens_begin_and_end() {
 }
 
 #[test]
-fn a_stop_that_is_part_of_the_output_holds_nothing_back() {
+fn included_stop_string_holds_nothing_back() {
     let tokenizer = ours(&byte_level_json());
     let options = TextOptions { include_stop_str_in_output: true, ..TextOptions::default() };
     let mut stream = TextStream::new(&tokenizer, options, &["abc".to_owned()]).unwrap();
@@ -149,7 +148,7 @@ fn a_stop_that_is_part_of_the_output_holds_nothing_back() {
 }
 
 #[test]
-fn only_what_may_begin_a_stop_string_is_held_back() {
+fn only_prefixes_of_stop_strings_are_held_back() {
     let tokenizer = ours(&byte_level_json());
     proptest!(|(text in "[abc]{0,30}", stops in proptest::collection::vec("[ab]{2,6}", 1..4))| {
         let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &stops).unwrap();
@@ -169,7 +168,7 @@ fn only_what_may_begin_a_stop_string_is_held_back() {
 }
 
 #[test]
-fn nothing_follows_a_stop() {
+fn no_text_follows_a_stop_string() {
     let tokenizer = ours(&byte_level_json());
     let stops = ["never".to_owned(), "ab".to_owned()];
     let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &stops).unwrap();
@@ -182,7 +181,7 @@ fn nothing_follows_a_stop() {
 }
 
 #[test]
-fn a_stop_string_can_be_completed_by_the_end() {
+fn stop_string_can_be_completed_by_finish() {
     let tokenizer = ours(&byte_level_json());
     let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &["a\u{FFFD}".to_owned()]).unwrap();
     assert_eq!(stream.push(u32::from(b'a')), None);
@@ -192,7 +191,7 @@ fn a_stop_string_can_be_completed_by_the_end() {
 }
 
 #[test]
-fn wrong_stop_strings_are_refused_with_their_place_or_size() {
+fn invalid_stop_strings_are_rejected_with_index_or_size() {
     let tokenizer = ours(&byte_level_json());
     let error = |stops: &[String]| {
         TextStream::new(&tokenizer, TextOptions::default(), stops).err().unwrap().to_string()
@@ -200,12 +199,12 @@ fn wrong_stop_strings_are_refused_with_their_place_or_size() {
     assert_eq!(error(&["a".into(), String::new()]), "stop[1] is empty");
     assert_eq!(
         error(&["a".repeat(1 << 20), "b".into()]),
-        "stop: the stop strings have 1048577 bytes together; the limit is 1048576"
+        "stop: the stop strings have 1048577 bytes in total; the limit is 1048576"
     );
 }
 
 #[test]
-fn a_long_stop_string_held_back_for_long_stays_linear() {
+fn long_held_back_text_takes_linear_time() {
     let tokenizer = ours(&byte_level_json());
     let stop = "a".repeat(500_000) + "b";
     let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &[stop]).unwrap();

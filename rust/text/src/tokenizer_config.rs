@@ -1,7 +1,7 @@
-//! Pre-tokenisations by the name that GGUF files give them in `tokenizer.ggml.pre`.
+//! Configurations of byte-level tokenizers by their names in GGUF files.
 //!
-//! A GGUF file carries the vocabulary but not how text was cut before its merges were learned; it only names
-//! it. Each recipe says what the name stands for in the models' own `tokenizer.json`.
+//! A GGUF file contains the vocabulary, but of the pre-tokenizer only the name, in `tokenizer.ggml.pre`. Each configuration
+//! here corresponds to the `tokenizer.json` of the models with that name.
 
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -10,22 +10,22 @@ use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 
-use crate::TextError;
+use crate::error::TextError;
 use crate::splitter::GPT2;
 
-/// How a byte-level vocabulary is to be used.
+/// The configuration of a byte-level tokenizer apart from its vocabulary.
 #[derive(Debug)]
-pub(crate) struct Recipe {
+pub(crate) struct TokenizerConfig {
     names: &'static [&'static str],
-    /// Cuts the text into words.
+    /// Regular expression of the words.
     expression: &'static str,
-    /// Whether every digit is a word of its own, cut before anything else.
+    /// Split every digit into a word of its own, before the expression is applied.
     single_digits: bool,
-    /// Whether text is brought to Unicode's composed form first.
-    pub(crate) composed: bool,
-    /// Whether a word that is a token is that token, even if the merges lead elsewhere.
-    pub(crate) whole_words_first: bool,
-    /// Whether encoding begins with the BOS token where the file does not say.
+    /// Normalise text to Unicode's NFC first.
+    pub(crate) nfc: bool,
+    /// Encode a word that is a token as that token, even if the merges lead to others.
+    pub(crate) ignore_merges: bool,
+    /// Default for adding the BOS token, if the file does not specify it.
     pub(crate) add_bos: bool,
 }
 
@@ -50,37 +50,37 @@ const TEKKEN: &str = concat!(
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-const BASE: Recipe = Recipe {
+const BASE: TokenizerConfig = TokenizerConfig {
     names: &["gpt-2", "default"],
     expression: GPT2,
     single_digits: false,
-    composed: false,
-    whole_words_first: false,
+    nfc: false,
+    ignore_merges: false,
     add_bos: false,
 };
 
-const RECIPES: &[Recipe] = &[
+const CONFIGS: &[TokenizerConfig] = &[
     BASE,
-    Recipe { names: &["smollm", "starcoder"], single_digits: true, ..BASE },
-    Recipe {
+    TokenizerConfig { names: &["smollm", "starcoder"], single_digits: true, ..BASE },
+    TokenizerConfig {
         names: &["llama-bpe", "llama3", "llama-v3"],
         expression: LLAMA3,
-        whole_words_first: true,
+        ignore_merges: true,
         add_bos: true,
         ..BASE
     },
-    Recipe { names: &["qwen2"], expression: QWEN2, composed: true, ..BASE },
-    Recipe { names: &["qwen35"], expression: QWEN35, composed: true, ..BASE },
-    Recipe { names: &["tekken"], expression: TEKKEN, whole_words_first: true, add_bos: true, ..BASE },
+    TokenizerConfig { names: &["qwen2"], expression: QWEN2, nfc: true, ..BASE },
+    TokenizerConfig { names: &["qwen35"], expression: QWEN35, nfc: true, ..BASE },
+    TokenizerConfig { names: &["tekken"], expression: TEKKEN, ignore_merges: true, add_bos: true, ..BASE },
 ];
 
-impl Recipe {
+impl TokenizerConfig {
     pub(crate) fn named(name: &str) -> Result<&'static Self, TextError> {
-        RECIPES.iter().find(|recipe| recipe.names.contains(&name)).ok_or_else(|| {
-            let known: Vec<_> = RECIPES.iter().flat_map(|recipe| recipe.names).copied().collect();
+        CONFIGS.iter().find(|config| config.names.contains(&name)).ok_or_else(|| {
+            let known: Vec<_> = CONFIGS.iter().flat_map(|config| config.names).copied().collect();
             TextError::Gguf {
                 field: "pre",
-                reason: format!("{name:?} is not known; known are {}", known.join(", ")),
+                reason: format!("unknown pre-tokenizer {name:?}; supported are {}", known.join(", ")),
             }
         })
     }

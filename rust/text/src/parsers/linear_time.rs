@@ -1,30 +1,22 @@
-//! That the parsers are linear, by the number of bytes that they look at or copy.
+//! Tests that parsing takes linear time, measured in bytes read or copied.
 
-use std::cell::Cell;
+use super::format::{ReasoningFormat, ToolFormat};
+use super::output_parser::OutputParser;
+use super::visits::take_visits;
 
-use super::{OutputParser, ReasoningFormat, ToolFormat};
-
-thread_local! {
-    static VISITED: Cell<usize> = const { Cell::new(0) };
-}
-
-pub(super) fn count(bytes: usize) {
-    VISITED.set(VISITED.get() + bytes);
-}
-
-/// Bytes visited to parse `text`, pushed in pieces of `size` bytes.
+/// Number of bytes read to parse `text` in pieces of `size` bytes.
 fn visited(text: &str, size: usize, starts_inside: bool, tools: ToolFormat) -> usize {
     let mut parser = OutputParser::new(Some((ReasoningFormat::ThinkTags, starts_inside)), Some(tools));
     let mut deltas = Vec::new();
-    VISITED.set(0);
+    take_visits();
     for piece in text.as_bytes().chunks(size) {
         parser.push(std::str::from_utf8(piece).expect("the texts are ASCII"), &mut deltas);
     }
     parser.finish(&mut deltas);
-    VISITED.get()
+    take_visits()
 }
 
-/// Texts of a given length that would be slow where anything is looked at again and again.
+/// Texts of a given length that are slow for a parser that rereads its input.
 fn hostile(length: usize) -> Vec<String> {
     let opened = [
         "",
@@ -63,7 +55,7 @@ fn hostile(length: usize) -> Vec<String> {
 }
 
 #[test]
-fn every_byte_is_visited_a_bounded_number_of_times() {
+fn every_byte_is_read_a_bounded_number_of_times() {
     for (short, long) in hostile(1000).iter().zip(hostile(4000)) {
         for tools in [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral] {
             for (size, starts_inside) in [(1, false), (1, true), (7, false), (usize::MAX, false)] {

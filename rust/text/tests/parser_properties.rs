@@ -1,8 +1,8 @@
-//! Reasoning and tool calls out of text: what holds for any text and any cut of it.
+//! Output parsers: properties of any text and any division of it.
 
-mod parsing;
+mod parser_support;
 
-use parsing::{FORMATS, Formats, call, parse};
+use parser_support::{FORMATS, Formats, call, parse};
 use penstock_text::parsers::Delta::{self, Content, Reasoning};
 use penstock_text::parsers::ToolFormat;
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn formats() -> impl Strategy<Value = Formats> {
     (reasoning, proptest::option::of(proptest::sample::select(&FORMATS)))
 }
 
-/// What the formats are made of, and what does not belong there.
+/// Parts of all formats, and unrelated text.
 const PARTS: [&str; 33] = [
     "<think>",
     "</think>",
@@ -51,12 +51,12 @@ const PARTS: [&str; 33] = [
     "\\",
 ];
 
-/// Text that is nearly what some format has.
+/// Random sequences of parts.
 fn soup(parts: &'static [&'static str]) -> impl Strategy<Value = String> {
     proptest::collection::vec(proptest::sample::select(parts), 0..24).prop_map(|parts| parts.concat())
 }
 
-/// `text` cut at these places.
+/// Divides `text` at these positions.
 fn cut<'a>(text: &'a str, places: &[Index]) -> Vec<&'a str> {
     let mut ends: Vec<usize> = places.iter().map(|place| place.index(text.len() + 1)).collect();
     ends.retain(|&end| text.is_char_boundary(end));
@@ -65,7 +65,7 @@ fn cut<'a>(text: &'a str, places: &[Index]) -> Vec<&'a str> {
     ends.windows(2).map(|ends| &text[ends[0]..ends[1]]).collect()
 }
 
-/// All text of deltas, of one kind after the other as they came.
+/// The concatenated text of all deltas.
 fn all_text(deltas: &[Delta]) -> String {
     let text = |delta: &Delta| match delta {
         Content(text) | Reasoning(text) | Delta::Arguments { text, .. } => text.clone(),
@@ -78,7 +78,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
     #[test]
-    fn the_deltas_depend_on_the_text_and_not_on_its_cuts(
+    fn deltas_do_not_depend_on_how_text_is_divided(
         formats in formats(),
         text in soup(&PARTS),
         places in proptest::collection::vec(any::<Index>(), 0..6),
@@ -90,28 +90,28 @@ proptest! {
     }
 
     #[test]
-    fn a_text_without_a_call_is_content_to_the_letter(format in proptest::sample::select(&FORMATS), text in soup(&PARTS)) {
+    fn text_without_calls_is_unchanged_content(format in proptest::sample::select(&FORMATS), text in soup(&PARTS)) {
         let deltas = parse((None, Some(format)), [text.as_str()]);
         if !deltas.iter().any(|delta| matches!(delta, Delta::ToolCall { .. })) {
             prop_assert_eq!(all_text(&deltas), text);
         }
     }
 
-    /// Without single quotation marks among the parts, all strings are ASCII, and other letters end any call.
+    /// Without lone quotes among the parts, all strings are ASCII, and other letters end any call.
     #[test]
-    fn no_letter_outside_of_a_call_is_lost(formats in formats(), text in soup(&PARTS[..31])) {
+    fn no_letter_outside_calls_is_lost(formats in formats(), text in soup(&PARTS[..31])) {
         let letters = |text: &str| text.chars().filter(|letter| !letter.is_ascii()).collect::<String>();
         prop_assert_eq!(letters(&all_text(&parse(formats, [text.as_str()]))), letters(&text));
     }
 
     #[test]
-    fn a_text_without_markers_is_content_to_the_letter(formats in formats(), text in "[^<\\[{\x0c]{0,60}") {
+    fn text_without_markers_is_unchanged_content(formats in formats(), text in "[^<\\[{\x0c]{0,60}") {
         let shown = if formats.0 == Some(true) { text.trim_ascii_start() } else { &text };
         prop_assert_eq!(all_text(&parse(formats, [text.as_str()])), shown);
     }
 }
 
-/// A JSON object, its text written with white space here and there.
+/// A JSON object with random whitespace.
 fn object() -> impl Strategy<Value = String> {
     let string = prop_oneof![
         "[a-zé漢 ]{0,5}".prop_map(|text| format!("\"{text}\"")),
@@ -147,7 +147,7 @@ fn write_object(members: &[(String, String)], space: &str) -> String {
     format!("{{{space}{}{space}}}", members.join(&format!("{space},")))
 }
 
-/// A part of a Hermes output, and what it is to become.
+/// A part of a Hermes output, and the expected call, if any.
 fn part() -> impl Strategy<Value = (String, Option<(String, String)>)> {
     const BROKEN: [&str; 8] = [
         "<tool_call>!",
@@ -172,7 +172,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn broken_calls_among_good_ones_are_content(
+    fn broken_calls_among_valid_ones_are_content(
         parts in proptest::collection::vec(part(), 0..8),
         places in proptest::collection::vec(any::<Index>(), 0..8),
     ) {
@@ -193,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn well_formed_calls_are_found_with_their_arguments_as_written(
+    fn valid_calls_keep_their_arguments_as_written(
         format in proptest::sample::select(&FORMATS),
         calls in proptest::collection::vec(("[a-z_]{1,8}", object(), any::<[bool; 2]>()), 1..4),
         texts in proptest::collection::vec("[a-zé漢<.]{1,6}( [a-z]{1,4})?", 4),

@@ -1,32 +1,28 @@
-//! Where a JSON value ends, in text that comes in parts.
+//! Incremental search for the end of a JSON value.
 //!
-//! Brackets must match, and outside of strings there must be nothing that JSON never has; the rest is not
-//! checked. So a value that a client's parser would refuse still ends where its author meant, and one that
-//! breaks off is noticed at the next thing that is not JSON. Line breaks in strings, which models do write,
-//! are let through.
+//! Only matching brackets and the characters outside strings are checked. So a slightly invalid value still ends at the
+//! right place, and a truncated value is detected at the next character that is not JSON. Line breaks in strings are
+//! accepted, because models write them.
 
-use super::markers::is_space;
-use super::visit;
+use super::markers::is_whitespace;
+use super::visits::visit;
 
-/// What reading on led to.
+/// The state of a value after reading more text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// It needs more text.
-    More,
-    /// It is complete.
+pub(super) enum ScanStatus {
+    Incomplete,
     Complete,
-    /// It is not what it should be.
-    Broken,
+    Invalid,
 }
 
-/// A string, from after its opening quote on.
+/// Reads a string from after its opening quote.
 #[derive(Default)]
 pub(super) struct StringReader {
     is_escaped: bool,
 }
 
 impl StringReader {
-    /// Where in `text` the closing quote is, if it is there.
+    /// Returns the position of the closing quote in `text`, if any.
     pub(super) fn feed(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
@@ -44,54 +40,56 @@ impl StringReader {
     }
 }
 
-/// A value, from its first byte on.
+/// Reads a value from its first byte.
 #[derive(Default)]
 pub(super) struct ValueReader {
-    /// What closes the brackets that are open, innermost last.
+    /// Closing brackets of the open ones, innermost last.
     closing: Vec<u8>,
     string: Option<StringReader>,
-    /// Whether the value is a number or a word, which only what follows it ends.
+    /// The value is a number or literal, which ends only at the next delimiter.
     is_scalar: bool,
 }
 
 impl ValueReader {
-    /// Reads on; gives how many bytes of `text` belong to the value.
-    pub(super) fn feed(&mut self, text: &str) -> (usize, Progress) {
+    /// Reads more text. Returns the number of bytes that belong to the value.
+    pub(super) fn feed(&mut self, text: &str) -> (usize, ScanStatus) {
         let mut at = 0;
         while let Some(&byte) = text.as_bytes().get(at) {
             if let Some(string) = &mut self.string {
-                let Some(quote) = string.feed(&text[at..]) else { return (text.len(), Progress::More) };
+                let Some(quote) = string.feed(&text[at..]) else {
+                    return (text.len(), ScanStatus::Incomplete);
+                };
                 at += quote + 1;
                 self.string = None;
                 if self.closing.is_empty() {
-                    return (at, Progress::Complete);
+                    return (at, ScanStatus::Complete);
                 }
                 continue;
             }
             visit(1);
             let is_nested = !self.closing.is_empty();
             match byte {
-                b'"' | b'{' | b'[' if self.is_scalar && !is_nested => return (at, Progress::Broken),
+                b'"' | b'{' | b'[' if self.is_scalar && !is_nested => return (at, ScanStatus::Invalid),
                 b'"' => self.string = Some(StringReader::default()),
                 b'{' => self.closing.push(b'}'),
                 b'[' => self.closing.push(b']'),
                 b'}' | b']' if self.closing.last() == Some(&byte) => {
                     self.closing.pop();
                     if self.closing.is_empty() {
-                        return (at + 1, Progress::Complete);
+                        return (at + 1, ScanStatus::Complete);
                     }
                 }
                 b',' | b'}' | b']' | b' ' | b'\t' | b'\r' | b'\n' if !is_nested => {
-                    let progress = if self.is_scalar { Progress::Complete } else { Progress::Broken };
-                    return (at, progress);
+                    let status = if self.is_scalar { ScanStatus::Complete } else { ScanStatus::Invalid };
+                    return (at, status);
                 }
                 b',' | b':' if is_nested => {}
-                byte if is_space(byte) => {}
+                byte if is_whitespace(byte) => {}
                 b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'+' | b'-' | b'.' => self.is_scalar |= !is_nested,
-                _ => return (at, Progress::Broken),
+                _ => return (at, ScanStatus::Invalid),
             }
             at += 1;
         }
-        (text.len(), Progress::More)
+        (text.len(), ScanStatus::Incomplete)
     }
 }

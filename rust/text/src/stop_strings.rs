@@ -1,9 +1,8 @@
-//! Finds stop strings in text that comes in parts.
+//! Stop string matching in streamed text.
 //!
-//! The rule depends on the text alone, never on how it was cut into tokens: reading character by character,
-//! the first one that completes a stop string ends the text; if it completes several, the longest of them
-//! counts. The text is cut before that stop. One automaton of all stop strings reads every byte once, so
-//! their number and length cost nothing per byte.
+//! The result depends only on the text, not on token boundaries: the first character that completes a stop string ends the
+//! text; if it completes several, the longest counts. One Aho-Corasick automaton of all stop strings reads every byte once,
+//! so the cost per byte does not depend on their number or length.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,40 +11,36 @@ use aho_corasick::Anchored;
 use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::nfa::contiguous::NFA;
 
-use crate::TextError;
+use crate::error::TextError;
 
-/// The most bytes that the stop strings of one request may have together; the automaton takes about 20 bytes
-/// for each.
+/// Maximum total length of the stop strings of one request. The automaton takes about 20 bytes of memory per byte.
 const MAX_STOP_BYTES: usize = 1 << 20;
 
-/// Says that a stop string ended the text.
+/// A stop string that ended the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopMatch {
-    /// Which one: its place in the list that was given.
+    /// Index in the list of stop strings.
     pub stop: usize,
 }
 
-/// The place of a stop string in the bytes fed.
-pub(crate) struct Found {
+/// The position of a stop string in the bytes of one call.
+pub(crate) struct StopPosition {
     pub(crate) stop: usize,
-    /// The first byte after it.
     pub(crate) end: usize,
-    /// Its length.
     pub(crate) length: usize,
 }
 
-/// Looks for the stop strings of one stream. Copies share the automaton.
+/// Matches the stop strings of one stream. Clones share the automaton.
 #[derive(Clone)]
-pub(crate) struct StopFinder {
+pub(crate) struct StopStringMatcher {
     automaton: Arc<NFA>,
-    /// How many last bytes of the text, at that state, begin a stop string. A state of the automaton stands
-    /// for one prefix, the longest that the text ends with.
+    /// Length of the prefix of a stop string that each state stands for: the longest one that the text ends with.
     depths: Arc<HashMap<StateID, usize>>,
     state: StateID,
 }
 
-impl StopFinder {
-    /// None where there is nothing to look for.
+impl StopStringMatcher {
+    /// Returns `None` if there are no stop strings.
     pub(crate) fn new(stops: &[String]) -> Result<Option<Self>, TextError> {
         if stops.is_empty() {
             return Ok(None);
@@ -72,8 +67,8 @@ impl StopFinder {
         Ok(Some(Self { automaton: Arc::new(automaton), depths: Arc::new(depths), state: root }))
     }
 
-    /// Reads on. A stop found ends the search: the finder must not be fed again.
-    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Option<Found> {
+    /// Reads more text. Must not be called again after a match.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Option<StopPosition> {
         for (index, &byte) in bytes.iter().enumerate() {
             self.state = self.automaton.next_state(Anchored::No, self.state, byte);
             if self.automaton.is_match(self.state) {
@@ -82,14 +77,14 @@ impl StopFinder {
                     .max_by_key(|&pattern| (self.automaton.pattern_len(pattern), std::cmp::Reverse(pattern)));
                 let pattern = found.expect("a match state has a pattern; this is a bug");
                 let length = self.automaton.pattern_len(pattern);
-                return Some(Found { stop: pattern.as_usize(), end: index + 1, length });
+                return Some(StopPosition { stop: pattern.as_usize(), end: index + 1, length });
             }
         }
         None
     }
 
-    /// How many last bytes of what was fed may be the beginning of a stop string.
-    pub(crate) fn pending(&self) -> usize {
+    /// Number of last bytes read that may be a prefix of a stop string.
+    pub(crate) fn held_back(&self) -> usize {
         self.depths[&self.state]
     }
 }
