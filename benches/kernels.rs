@@ -17,10 +17,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use penstock_kernels::{
-    AttentionParams, AttentionRow, Epilogue, Isa, Kernels, KvLayout, Matrix, MatrixLayout, Pool, Rows,
-    RowsMut, attention_scratch,
+    Isa, Kernels, KvLayout, Matrix, MatrixLayout, Pool, Rows, RowsMut, attention_scratch,
 };
-use penstock_types::{Dtype, KvDtype};
+use penstock_types::{AttentionParams, AttentionRow, Dtype, Epilogue, KvDtype};
 use roofline::{Probe, seconds};
 
 fn main() {

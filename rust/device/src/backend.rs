@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use penstock_types::{BlockCopy, Dtype, HeadShape, KvDtype};
+use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape, KvDtype};
 
 use crate::bfc::Exhausted;
 use crate::sample::{SampleParams, Sampled};
@@ -70,28 +70,6 @@ pub struct MemoryUse {
     pub in_use: u64,
     /// The most that ever were.
     pub peak: u64,
-}
-
-/// What an attention layer does with its scores.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionParams {
-    /// Multiplies the scores.
-    pub scale: f32,
-    /// A query at position p sees positions above p - window only.
-    pub window: Option<usize>,
-}
-
-/// What happens to a product before it is stored.
-#[derive(Debug)]
-pub enum Epilogue<'a, V> {
-    /// `out = product`
-    Store,
-    /// `out = product + bias`
-    Bias(&'a V),
-    /// `out = out + product`
-    Add,
-    /// `out = out + product + bias`
-    AddBias(&'a V),
 }
 
 /// A device that can carry out a decoder. See the module's law.
@@ -186,7 +164,7 @@ pub trait Backend: Send + 'static {
         rows: Range<usize>,
         x: &Self::Buffer,
         weight: &Self::Matrix,
-        epilogue: Epilogue<'_, Self::Vector>,
+        epilogue: Epilogue<&Self::Vector>,
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 

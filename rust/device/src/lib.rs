@@ -14,9 +14,8 @@ pub mod cpu;
 mod sample;
 mod step;
 
-pub use backend::{AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, MemoryUse, RowSource};
+pub use backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
 pub use counts::{TokenCount, TokenCounts};
 pub use cpu::probabilities_for_testing;
-pub use penstock_kernels::{AttentionRow, IsaError};
 pub use sample::{SampleParams, Sampled};
 pub use step::{StepInputs, StepSpec};

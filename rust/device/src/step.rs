@@ -2,8 +2,7 @@
 
 use std::mem::size_of;
 
-use penstock_kernels::AttentionRow;
-use penstock_types::HeadShape;
+use penstock_types::{AttentionRow, HeadShape};
 
 use crate::backend::DeviceError;
 

@@ -5,10 +5,10 @@
 use std::ops::Range;
 
 use penstock_device::cpu::Cpu;
-use penstock_device::{
-    AttentionParams, AttentionRow, Backend, CacheSpec, DeviceError, RowSource, StepInputs, StepSpec,
+use penstock_device::{Backend, CacheSpec, DeviceError, RowSource, StepInputs, StepSpec};
+use penstock_types::{
+    AttentionParams, AttentionRow, BlockCopy, BlockId, Dtype, HeadShape, HostBlockId, KvDtype,
 };
-use penstock_types::{BlockCopy, BlockId, Dtype, HeadShape, HostBlockId, KvDtype};
 
 const HEADS: HeadShape = HeadShape { heads: 4, kv_heads: 2, head_dim: 8 };
 const LAYERS: usize = 3;
@@ -143,7 +143,7 @@ fn a_block_that_was_saved_is_the_same_in_every_layer_wherever_it_is_loaded() {
     let (mut qkv, mut out) = (cpu.allocate(40 * width).unwrap(), cpu.allocate(40 * width).unwrap());
     let mut scratch = cpu.allocate_scratch(&STEP).unwrap();
     let mut cache = cpu.allocate_cache(&cache_spec(4, 3)).unwrap();
-    let params = AttentionParams { scale: 0.3, window: None };
+    let params = AttentionParams { scale: 0.3, window: None, softcap: None };
     let mut write = |cpu: &mut Cpu, cache: &mut _, inputs: &StepInputs| {
         for layer in 0..LAYERS {
             let mut inputs = inputs.clone();

@@ -5,7 +5,8 @@
 //! takes the same steps in the same order, so it gives the same bits.
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
+
+use penstock_types::{AttentionParams, AttentionRow};
 
 use crate::generic::attention::{
     self as generic, JOB_FLOATS, JOB_ROWS, Job, PARTIAL_FLOATS, Shape, partial_floats,
@@ -19,31 +20,6 @@ use crate::rows::{Rows, RowsMut};
 
 /// Positions of a split: part of the law, not a tuning knob.
 pub const SPLIT: usize = generic::SPLIT;
-
-/// One sequence's share of an attention call: neighbouring positions of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttentionRow {
-    /// Where its first query lies in q and out.
-    pub first_query: usize,
-    /// How many queries it has.
-    pub num_queries: usize,
-    /// The position of the first one.
-    pub start: usize,
-    /// Its blocks in the block table: the one at `blocks.start` holds position 0. They cover all positions up to its
-    /// last query's; entries wholly before the window are not looked at.
-    pub blocks: Range<usize>,
-}
-
-/// What is the same for every query of a layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionParams {
-    /// Scores are q . k times this.
-    pub scale: f32,
-    /// A query at position p sees positions above p - window; all up to p without one.
-    pub window: Option<usize>,
-    /// Scores become cap * tanh(score / cap).
-    pub softcap: Option<f32>,
-}
 
 /// Floats of scratch that let the splits of one token each of sequences of `positions` positions altogether be computed apart.
 /// Too little scratch costs speed when few sequences decode, nothing else.

@@ -6,8 +6,10 @@
 use std::fmt;
 use std::ops::Range;
 
+use penstock_types::Epilogue;
+
 use crate::arch::{self, Table};
-use crate::generic::matmul::{BLOCK_TILES, Finish, Product, SHARE_TILES};
+use crate::generic::matmul::{BLOCK_TILES, Product, SHARE_TILES};
 use crate::generic::row_ops::Gate;
 use crate::generic::tile::{MAX_ROWS, Tiles, panels_at_once};
 use crate::isa::{Isa, IsaError};
@@ -15,17 +17,6 @@ use crate::kv::KvLayout;
 use crate::matrix::Matrix;
 use crate::pool::{Claims, Pool};
 use crate::rows::{Rows, RowsMut};
-
-/// What becomes of a product of [`Kernels::matmul`].
-#[derive(Clone, Copy, Debug)]
-pub enum Epilogue<'a> {
-    /// `out = product`
-    Store,
-    /// `out = product + bias`, one number for each row of the matrix.
-    Bias(&'a [f32]),
-    /// `out = product + out`, for residual connections.
-    Add,
-}
 
 /// The kernels of one instruction set. Cheap to copy; there is no state behind it.
 #[derive(Clone, Copy)]
@@ -79,7 +70,7 @@ impl Kernels {
         x: &[f32],
         tokens: usize,
         matrix: Matrix<'_>,
-        epilogue: Epilogue<'_>,
+        epilogue: Epilogue<&[f32]>,
         out: &mut [f32],
     ) {
         let layout = matrix.layout;
@@ -87,21 +78,16 @@ impl Kernels {
         assert_eq!(x.len(), tokens * layout.columns, "x of {tokens} tokens for {layout:?}");
         assert_eq!(out.len(), tokens * layout.rows, "out of {tokens} tokens for {layout:?}");
         assert_eq!(matrix.bytes.len(), layout.bytes(), "bytes of {layout:?}");
-        let finish = match epilogue {
-            Epilogue::Store => Finish::Store,
-            Epilogue::Add => Finish::Add,
-            Epilogue::Bias(bias) => {
-                assert_eq!(bias.len(), layout.rows, "bias for {layout:?}");
-                Finish::Bias(bias.as_ptr())
-            }
-        };
+        if let Epilogue::Bias(bias) | Epilogue::AddBias(bias) = epilogue {
+            assert_eq!(bias.len(), layout.rows, "bias for {layout:?}");
+        }
         let product = Product {
             x: x.as_ptr(),
             columns: layout.columns,
             tokens: Tiles::new(tokens, MAX_ROWS),
             weights: matrix.bytes.as_ptr(),
             rows: layout.rows,
-            finish,
+            epilogue,
             out: out.as_mut_ptr(),
         };
         let tiles = product.tokens;

@@ -4,10 +4,11 @@
 //! path. Callers pick a [`Kernels`] table once, build one [`Pool`], and pass both down:
 //!
 //! ```
-//! use penstock_kernels::{Dtype, Epilogue, Kernels, Matrix, MatrixLayout, Pool};
+//! use penstock_kernels::{Kernels, Matrix, MatrixLayout, Pool};
+//! use penstock_types::{Dtype, Epilogue};
 //!
 //! let (kernels, pool) = (Kernels::best(), Pool::new(2)?);
-//! let layout = MatrixLayout { rows: 3, columns: 2, element: Dtype::Bf16 };
+//! let layout = MatrixLayout { rows: 3, columns: 2, dtype: Dtype::Bf16 };
 //! let mut bytes = vec![0; layout.bytes()];
 //! layout.pack_panel(0, &[1.0, 0.0, 0.0, 1.0, 2.0, 2.0], &mut bytes);
 //! let mut out = [0.0; 3];
@@ -42,9 +43,9 @@ pub mod reference;
 mod rows;
 mod simd;
 
-pub use attention::{AttentionParams, AttentionRow, SPLIT, attention_scratch};
+pub use attention::{SPLIT, attention_scratch};
 pub use isa::{Isa, IsaError};
-pub use kernels::{Epilogue, Kernels};
+pub use kernels::Kernels;
 pub use kv::KvLayout;
 pub use matrix::{Matrix, MatrixLayout};
 pub use pool::Pool;

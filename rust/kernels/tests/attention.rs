@@ -5,10 +5,8 @@
 mod common;
 
 use common::*;
-use penstock_kernels::{
-    AttentionParams, AttentionRow, Kernels, KvLayout, Pool, Rows, RowsMut, attention_scratch, reference,
-};
-use penstock_types::KvDtype;
+use penstock_kernels::{Kernels, KvLayout, Pool, Rows, RowsMut, attention_scratch, reference};
+use penstock_types::{AttentionParams, AttentionRow, KvDtype};
 use proptest::prelude::*;
 
 /// A sequence and the cache it lives in. Whatever is not its own bytes there is NaN.

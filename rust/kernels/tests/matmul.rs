@@ -5,8 +5,8 @@
 mod common;
 
 use common::*;
-use penstock_kernels::{Epilogue, Kernels, Matrix, MatrixLayout, Pool, reference};
-use penstock_types::Dtype;
+use penstock_kernels::{Kernels, Matrix, MatrixLayout, Pool, reference};
+use penstock_types::{Dtype, Epilogue};
 use proptest::prelude::*;
 
 fn product(kernels: &Kernels, pool: &Pool, x: &[f32], tokens: usize, matrix: Matrix<'_>) -> Vec<f32> {
@@ -57,7 +57,7 @@ fn long_chains_many_panels_and_many_token_blocks_agree_with_the_reference() {
 }
 
 #[test]
-fn epilogues_add_a_bias_or_what_was_there() {
+fn epilogues_add_a_bias_the_output_or_both() {
     let pool = Pool::new(2).unwrap();
     let layout = MatrixLayout { rows: 37, columns: 19, dtype: Dtype::Bf16 };
     let bytes = pack(layout, &stored(1, 37 * 19, Dtype::Bf16));
@@ -73,6 +73,10 @@ fn epilogues_add_a_bias_or_what_was_there() {
         kernels.matmul(&pool, &x, 7, matrix, Epilogue::Add, &mut out);
         let want: Vec<f32> = plain.iter().zip(&old).map(|(a, b)| a + b).collect();
         assert_same_bits(&out, &want, "add");
+        let mut out = old.clone();
+        kernels.matmul(&pool, &x, 7, matrix, Epilogue::AddBias(&bias), &mut out);
+        let want: Vec<f32> = want.iter().enumerate().map(|(i, v)| v + bias[i % 37]).collect();
+        assert_same_bits(&out, &want, "add and bias");
     }
 }
 

@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use penstock_device::{AttentionParams, AttentionRow, Backend, DeviceError, Epilogue, StepInputs, StepSpec};
+use penstock_device::{Backend, DeviceError, StepInputs, StepSpec};
+use penstock_types::{AttentionParams, AttentionRow, Epilogue};
 
 use crate::config::ModelConfig;
 use crate::rope::{Frequencies, append_rotation};
@@ -209,7 +210,7 @@ impl<B: Backend> Decoder<B> {
             if last && outputs == 0 {
                 return Ok(()); // a chunk in the middle of a prompt: only its keys and values were wanted
             }
-            let params = AttentionParams { scale, window: layer.window };
+            let params = AttentionParams { scale, window: layer.window, softcap: None };
             let (scratch, attended) = (&mut w.scratch, &mut w.attended);
             backend.attention(step, config.heads, params, index, cache, &w.qkv, scratch, attended)?; // [t, q]
             // Behind the last attention a row needs nothing from the others: go on with the wanted ones alone.

@@ -14,19 +14,17 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use penstock_kernels as kernels;
-use penstock_kernels::{
-    IsaError, Kernels, Matrix, MatrixLayout, Pool, Rows, RowsMut, SPLIT, attention_scratch,
-};
-use penstock_types::{BlockCopy, Dtype, HeadShape};
+use penstock_kernels::{Kernels, Matrix, MatrixLayout, Pool, Rows, RowsMut, SPLIT, attention_scratch};
+use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
 
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabRefused};
-use crate::backend::{AttentionParams, Backend, CacheSpec, DeviceError, Epilogue, MemoryUse, RowSource};
+use crate::backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
 use crate::bfc::Placement;
 use crate::sample::{SampleParams, Sampled};
 use crate::step::{StepInputs, StepSpec};
 pub use cache::CpuCache;
 use cache::{CacheShape, kv_layout};
+pub use penstock_kernels::IsaError;
 pub use sampling::probabilities_for_testing;
 
 /// Alignment of every buffer: a panel of weights lies in as few pages as can be.
@@ -281,37 +279,31 @@ impl Backend for Cpu {
         rows: Range<usize>,
         x: &CpuBuffer,
         weight: &CpuMatrix,
-        epilogue: Epilogue<'_, CpuBuffer>,
+        epilogue: Epilogue<&CpuBuffer>,
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
         let MatrixLayout { rows: features, columns, .. } = weight.layout;
-        let (bias, adds) = match epilogue {
-            Epilogue::Store => (None, false),
-            Epilogue::Bias(bias) => (Some(bias), false),
-            Epilogue::Add => (None, true),
-            Epilogue::AddBias(bias) => (Some(bias), true),
-        };
-        let (x, bytes, bias, out) = match bias {
+        let (x, bytes, bias, out) = match epilogue.bias() {
             None => {
                 let [x, bytes, out] = lend(&mut self.arena, [&x.0, &weight.region, &out.0]);
-                (x, bytes, None, out)
+                (x, bytes, &[][..], out)
             }
             Some(bias) => {
                 let [x, bytes, bias, out] = lend(&mut self.arena, [&x.0, &weight.region, &bias.0, &out.0]);
-                (x, bytes, Some(cast_slice(bias)), out)
+                (x, bytes, &*bias, out)
             }
         };
         let x = &cast_slice(x)[rows.start * columns..rows.end * columns];
         let out = &mut cast_slice_mut(out)[..rows.len() * features];
-        let fused = match bias {
-            _ if adds => kernels::Epilogue::Add,
-            Some(bias) => kernels::Epilogue::Bias(bias),
-            None => kernels::Epilogue::Store,
-        };
-        self.kernels.matmul(&self.pool, x, rows.len(), Matrix { layout: weight.layout, bytes }, fused, out);
-        if let Some(bias) = bias.filter(|_| adds) {
-            out.chunks_exact_mut(features).for_each(|row| self.kernels.add(row, bias));
-        }
+        let epilogue = epilogue.map(|_| cast_slice(bias));
+        self.kernels.matmul(
+            &self.pool,
+            x,
+            rows.len(),
+            Matrix { layout: weight.layout, bytes },
+            epilogue,
+            out,
+        );
         Ok(())
     }
 
@@ -371,7 +363,7 @@ impl Backend for Cpu {
             &step.blocks,
             Rows::columns(&cast_slice(qkv)[..tokens * stride], stride, 0..width),
             shape.heads,
-            kernels::AttentionParams { scale: params.scale, window: params.window, softcap: None },
+            params,
             cast_slice_mut(partials),
             RowsMut::dense(&mut cast_slice_mut(out)[..tokens * width], width),
         );

@@ -17,7 +17,7 @@ use crate::generic::row_ops::Gate;
 use crate::isa::Isa;
 use penstock_types::{Dtype, KvDtype};
 
-pub(crate) type MatmulFn = unsafe fn(&Product, Range<usize>, Range<usize>);
+pub(crate) type MatmulFn = unsafe fn(&Product<'_>, Range<usize>, Range<usize>);
 pub(crate) type AttendSplitFn = unsafe fn(&Shape, &Job<'_>, usize, *mut f32);
 
 /// The operations of one instruction set. Each asks for what the function of `generic` by its name asks for, and for
@@ -134,7 +134,7 @@ macro_rules! compile_table {
 
             $crate::arch::compile_entries! {
                 $simd, $new, $(#[$features])?
-                fn matmul<E: Storage>(p: &product::Product, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
+                fn matmul<E: Storage>(p: &product::Product<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = product::matmul;
                 fn attend_split<F: Format>(
                     shape: &attention::Shape, job: &attention::Job<'_>, split: usize, partial: *mut f32

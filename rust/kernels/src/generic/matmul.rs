@@ -17,6 +17,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use penstock_types::Epilogue;
+
 use super::row_ops::{load, store};
 use super::storage::Storage;
 use super::tile::{self, Prefetch, Tiles, panels_at_once, with_tile_shape};
@@ -34,30 +36,20 @@ const STREAM_AHEAD: isize = 1536;
 
 const ACC_FLOATS: usize = SHARE_TILES * tile::MAX_ROWS * LANES;
 
-/// What becomes of a finished chain.
-#[derive(Clone, Copy)]
-pub(crate) enum Finish {
-    Store,
-    /// Adds `bias[r]`.
-    Bias(*const f32),
-    /// Adds what `out[t][r]` holds.
-    Add,
-}
-
 /// One product. Its pointers are valid for what the shapes say, and `out` is not read or written by anyone else
 /// where this product's panels and tokens lead.
-pub(crate) struct Product {
+pub(crate) struct Product<'a> {
     pub(crate) x: *const f32,
     pub(crate) columns: usize,
     pub(crate) tokens: Tiles,
     pub(crate) weights: *const u8,
     pub(crate) rows: usize,
-    pub(crate) finish: Finish,
+    pub(crate) epilogue: Epilogue<&'a [f32]>,
     pub(crate) out: *mut f32,
 }
 
 // SAFETY: the pointers come from slices that the caller of the product borrows for its duration.
-unsafe impl Sync for Product {}
+unsafe impl Sync for Product<'_> {}
 
 /// Computes the panels `panels` for the token tiles `tiles`.
 ///
@@ -67,7 +59,7 @@ unsafe impl Sync for Product {}
 #[inline(always)]
 pub(crate) unsafe fn matmul<S: Simd, E: Storage>(
     s: S,
-    product: &Product,
+    product: &Product<'_>,
     panels: Range<usize>,
     tiles: Range<usize>,
 ) {
@@ -205,7 +197,7 @@ unsafe fn run_tile<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, ca
 /// # Safety
 /// `acc` holds 16 chains for each of `tokens`, which with `panel` lie inside the product.
 #[inline(always)]
-unsafe fn finish<S: Simd>(s: S, product: &Product, panel: usize, tokens: Range<usize>, acc: *const f32) {
+unsafe fn finish<S: Simd>(s: S, product: &Product<'_>, panel: usize, tokens: Range<usize>, acc: *const f32) {
     let row = panel * LANES;
     let lanes = LANES.min(product.rows - row);
     for (index, token) in tokens.enumerate() {
@@ -213,10 +205,13 @@ unsafe fn finish<S: Simd>(s: S, product: &Product, panel: usize, tokens: Range<u
         unsafe {
             let out = product.out.add(token * product.rows + row);
             let chain = s.load(acc.add(index * LANES));
-            let value = match product.finish {
-                Finish::Store => chain,
-                Finish::Bias(bias) => s.add(chain, load(s, bias.add(row), lanes)),
-                Finish::Add => s.add(chain, load(s, out, lanes)),
+            let value = match product.epilogue {
+                Epilogue::Store => chain,
+                Epilogue::Bias(bias) => s.add(chain, load(s, bias.as_ptr().add(row), lanes)),
+                Epilogue::Add => s.add(chain, load(s, out, lanes)),
+                Epilogue::AddBias(bias) => {
+                    s.add(s.add(chain, load(s, out, lanes)), load(s, bias.as_ptr().add(row), lanes))
+                }
             };
             store(s, out, lanes, value);
         }
