@@ -46,7 +46,7 @@ def test_errors_are_the_same(engine: penstock.Engine) -> None:
 
 
 def test_what_is_wrong_with_a_call_says_what_is_right(engine: penstock.Engine) -> None:
-    with pytest.raises(penstock.InvalidRequestError, match="one prompt a call; start several"):
+    with pytest.raises(penstock.InvalidRequestError, match="pass one prompt per call"):
         engine.blocking.generate(["one", "two"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"with engine\.blocking\.stream\(\.\.\.\) as request"):
         iter(engine.blocking.stream(PROMPT))
@@ -65,7 +65,7 @@ async def test_a_stream_that_is_not_entered_says_so(engine: penstock.Engine) -> 
 
 def test_a_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) -> None:
     request = engine.blocking.start_request(PROMPT, LONG)
-    with pytest.warns(ResourceWarning, match="dropped unfinished"):
+    with pytest.warns(ResourceWarning, match="dropped before it finished"):
         del request
     assert_at_rest_blocking(engine)
 

@@ -107,7 +107,7 @@ async def test_cancelling_generate_cancels_the_request(engine: penstock.Engine) 
 async def test_a_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, LONG)
     await anext(request)
-    with pytest.warns(ResourceWarning, match="dropped unfinished"):
+    with pytest.warns(ResourceWarning, match="dropped before it finished"):
         del request
     await assert_at_rest(engine)
 

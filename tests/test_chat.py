@@ -369,7 +369,9 @@ def test_variables_cannot_replace_what_is_the_templates_own(name: str) -> None:
 
 
 def test_what_a_template_objects_to_is_told() -> None:
-    with pytest.raises(InvalidRequestError, match="refuses these messages: Conversation roles must alternate"):
+    with pytest.raises(
+        InvalidRequestError, match="refuses these messages: Conversation roles must alternate"
+    ):
         render(MISTRAL, [PLAIN[1], PLAIN[1]])
     with pytest.raises(InvalidRequestError, match="'nothing' is undefined"):
         render("{{ nothing.at_all }}")
@@ -381,7 +383,9 @@ def test_a_broken_template_names_its_line() -> None:
     with pytest.raises(InvalidRequestError, match="chat_template: line 2: ") as raised:
         ChatTemplate("a\n{% if %}", {})
     assert raised.value.field == "chat_template"
-    with pytest.raises(InvalidRequestError, match="chat_template has 1048577 characters; the limit is 1048576"):
+    with pytest.raises(
+        InvalidRequestError, match="chat_template has 1048577 characters; the limit is 1048576"
+    ):
         ChatTemplate("a" * (1 << 20) + "a", {})
     with pytest.raises(InvalidRequestError, match="chat_template"):
         ChatTemplate("{{ " + "(" * 5000 + ")" * 5000 + " }}", {})

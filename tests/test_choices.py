@@ -114,7 +114,7 @@ async def test_cancelling_ends_all_choices(engine: penstock.Engine) -> None:
 
 async def test_dropping_a_request_ends_all_choices(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, DRAWN, n=4)
-    with pytest.warns(ResourceWarning, match="dropped unfinished"):
+    with pytest.warns(ResourceWarning, match="dropped before it finished"):
         del request
     await assert_at_rest(engine)
 

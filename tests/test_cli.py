@@ -44,7 +44,7 @@ def test_complete_streams_the_continuation_and_reports_its_figures(tiny_model: P
         result = engine.blocking.generate("Hello", max_tokens=12, seed=3, ignore_eos=True)
     assert done.exit_code == 0
     assert done.stdout == result.text + "\n"
-    assert "5 prompt tokens, 12 output tokens, first token after" in done.stderr
+    assert "5 prompt tokens, 12 output tokens, time to first token" in done.stderr
     assert done.stderr.rstrip().endswith("tokens/s")
     assert run("complete", tiny_model, "-", *options, stdin="Hello").stdout == done.stdout
 
@@ -94,10 +94,10 @@ def test_bench_measures_prompt_and_batches(tiny_model: Path) -> None:
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert [line.split(":")[0].strip() for line in lines[1:]] == [
-        "prompt of 127",
-        "1 at a time",
-        "8 at a time",
-        "32 at a time",
+        "prefill, 127 tokens",
+        "decode, batch 1",
+        "decode, batch 8",
+        "decode, batch 32",
     ]
     assert all(float(line.split()[-2]) > 0 for line in lines[1:])
 

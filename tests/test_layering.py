@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 RUST = ROOT / "rust"
 PACKAGE = ROOT / "python" / "penstock"
 
-# types below all; kernels <- device <- models <- runner -> engine; checkpoint <- {models, text}; python on top.
+# The workspace crates that each crate's library and build script depend on.
 LAYERS = {
     "types": set(),
     "kernels": {"types"},

@@ -210,7 +210,7 @@ def test_a_processor_that_refers_to_its_own_request_goes_with_it(tiny_model: Pat
     engine = make_engine(tiny_model)
     engine.blocking.start()
     processor = begin_a_request_of_itself(engine)
-    with pytest.warns(ResourceWarning, match="dropped unfinished"):
+    with pytest.warns(ResourceWarning, match="dropped before it finished"):
         wait_until(lambda: gc.collect() >= 0 and processor() is None)
     assert_at_rest_blocking(engine)
     session = weakref.ref(engine._session)

@@ -185,14 +185,18 @@ async def test_a_chat_template_may_be_chosen_by_its_name(tiny_model: Path, tmp_p
     messages = [{"role": "user", "content": "Hi"}]
     async with make_engine(model) as engine:
         assert engine.apply_chat_template(messages, template="shout") == "HI!"
-        assert engine.apply_chat_template(messages) == engine.apply_chat_template(messages, template="default")
+        assert engine.apply_chat_template(messages) == engine.apply_chat_template(
+            messages, template="default"
+        )
         assert engine.apply_chat_template(messages).startswith("<|im_start|>user\nHi")
         with pytest.raises(penstock.InvalidRequestError, match="'default', 'shout'") as caught:
             engine.apply_chat_template(messages, template="whisper")
         assert (caught.value.field, caught.value.value) == ("template", "whisper")
     (model / "tokenizer_config.json").unlink()
     async with make_engine(model) as engine:
-        with pytest.raises(penstock.InvalidRequestError, match="no chat template 'default': one of 'shout'"):
+        with pytest.raises(
+            penstock.InvalidRequestError, match="'default'; this model's chat templates are 'shout'"
+        ):
             await engine.generate(messages, SHORT)
 
 

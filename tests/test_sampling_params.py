@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 from api_support import PROMPT, make_engine
-from penstock._session import takes_long
+from penstock._session import should_offload
 from support.checkpoints import make_config, write_checkpoint
 
 if TYPE_CHECKING:
@@ -488,5 +488,5 @@ def test_what_is_wrong_in_a_sequence_is_named_with_its_place(options: dict[str, 
 
 def test_many_bad_words_are_tokenised_in_another_thread() -> None:
     words = ["x" * 200] * 12
-    assert takes_long(PROMPT, penstock.SamplingParams(bad_words=words))
-    assert not takes_long(PROMPT, penstock.SamplingParams(bad_words=words[:2]))
+    assert should_offload(PROMPT, penstock.SamplingParams(bad_words=words))
+    assert not should_offload(PROMPT, penstock.SamplingParams(bad_words=words[:2]))

@@ -56,7 +56,9 @@ async def test_a_stop_sequence_stays_in_the_tokens_and_leaves_the_text(
     for start in range(0, 100, 9):
         sequence = whole.token_ids[start : start + length]
         end = end_of_first(whole.token_ids, sequence)
-        result = await streamed(engine, stop_token_sequences=[sequence], include_stop_str_in_output=bool(kept))
+        result = await streamed(
+            engine, stop_token_sequences=[sequence], include_stop_str_in_output=bool(kept)
+        )
         assert (result.finish_reason, result.stop_reason) == ("stop", sequence)
         assert result.token_ids == whole.token_ids[:end]
         assert result.text == engine.decode(whole.token_ids[: end if kept else end - length])
@@ -77,7 +79,9 @@ async def test_a_sequence_that_overlaps_itself_is_found_at_its_first_end(engine:
     end = next(end for end in range(start, 120) if tokens[end] != tokens[start])
     for length in range(1, end - start + 1):
         sequence = tokens[end - length : end + 1]
-        result = await streamed(engine, temperature=0.0, stop_token_sequences=[sequence, [*sequence[1:], 511]])
+        result = await streamed(
+            engine, temperature=0.0, stop_token_sequences=[sequence, [*sequence[1:], 511]]
+        )
         assert result.token_ids == tokens[: end_of_first(tokens, sequence)]
         assert result.text == engine.decode(result.token_ids[: -length - 1])
 

@@ -147,7 +147,7 @@ async def test_strict_parameters_are_all_that_there_is(hermes: penstock.Engine) 
 @pytest.mark.anyio
 async def test_tools_that_the_template_hides_can_be_called_for_but_not_offered(demo: penstock.Engine) -> None:
     for choice in ("auto", None):
-        with pytest.raises(penstock.InvalidRequestError, match="does not show tools to the model") as raised:
+        with pytest.raises(penstock.InvalidRequestError, match="does not render tools") as raised:
             await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
         assert raised.value.field == "tools"
     assert (await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice="none")).token_ids

@@ -5,8 +5,8 @@
         async for chunk in request:
             print(chunk.text, end="", flush=True)
 
-Everything public is named here; modules that begin with an underscore are not. Importing this imports anyio
-and the extension module, and nothing heavier.
+All public names are listed here; modules whose names begin with an underscore are private. Importing this
+package imports only anyio and the extension module.
 """
 
 from penstock._core import (

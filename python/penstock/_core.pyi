@@ -611,8 +611,8 @@ class Choice:
     """One answer to a prompt, whole.
 
     - `index`: its number, from 0.
-    - `text`: all of it, as the model wrote it, without what ended it unless `include_stop_str_in_output` keeps
-      that. With `echo`, the prompt's text comes first; stop strings are not looked for there.
+    - `text`: all of it, as the model wrote it, without what ended it unless `include_stop_str_in_output`
+      keeps that. With `echo`, the prompt's text comes first; stop strings are not looked for there.
     - `token_ids`: all generated tokens, those that ended it included.
     - `logprobs`: the natural logarithm of the probability of each of `token_ids`; `None` unless asked for.
     - `top_logprobs`: for each of `token_ids`, the ids and logarithms of the likeliest tokens, the likeliest
@@ -1120,7 +1120,7 @@ class Engine:
 
     def stats(self) -> Stats: ...
     def reset_prefix_cache(self) -> None:
-        """Forgets what no open request uses, and lets nobody share what is used. Raises `EngineStoppedError`."""
+        """Removes all cached blocks; those in use are no longer shared. Raises `EngineStoppedError`."""
 
     @staticmethod
     def check_may_wait() -> None:

@@ -1,4 +1,4 @@
-"""From the name of a model to its files: a path, or an id on the Hugging Face hub, then fetched."""
+"""Finds the files of a model: a local path, or an id on the Hugging Face hub, which is downloaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.errors import ModelLoadError
 
-#: What makes up a model; weights in other formats, and in other precisions beside them, stay on the hub.
+#: The files of a model; weights in other formats or precisions are not downloaded.
 FILES = [
     "config.json",
     "generation_config.json",
@@ -27,9 +27,9 @@ _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
 def resolve(model: str) -> str:
-    """The directory or file of `model`; takes as long as a download if it must. Raises `ModelLoadError`.
+    """The local directory or file of `model`, downloaded if necessary. Raises `ModelLoadError`.
 
-    A hub id may name a revision: `owner/name@revision`.
+    A hub id can name a revision: `owner/name@revision`.
     """
     path = Path(model).expanduser()
     if model and path.exists():
@@ -47,7 +47,7 @@ def _fetch(hub_id: str, revision: str | None) -> str:
         from huggingface_hub import errors
     except ImportError:
         message = (
-            f"{hub_id}: no such directory, and fetching it from the Hugging Face hub needs an extra: "
+            f"{hub_id}: no such directory; downloading it from the Hugging Face hub requires an extra: "
             "pip install 'penstock[hub]'"
         )
         raise ModelLoadError(message) from None
@@ -55,24 +55,30 @@ def _fetch(hub_id: str, revision: str | None) -> str:
     try:
         folder = huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=FILES)
     except errors.GatedRepoError as error:
-        message = f"{name}: the hub asks you to accept its terms and to log in: hf auth login"
+        message = (
+            f"{name}: access is restricted; accept the terms on the model's hub page and run: hf auth login"
+        )
         raise ModelLoadError(message) from error
     except errors.RepositoryNotFoundError as error:
-        message = f"{name}: neither a path here nor a model on the hub (private ones need: hf auth login)"
+        message = (
+            f"{name}: not a local path and not found on the hub (for a private model, run: hf auth login)"
+        )
         raise ModelLoadError(message) from error
     except errors.RevisionNotFoundError as error:
-        message = f"{name}: the model on the hub has no revision {revision}"
+        message = f"{name}: revision {revision} not found on the hub"
         raise ModelLoadError(message) from error
-    except Exception as error:  # also those of its HTTP library, which differs between its versions
+    except Exception as error:  # includes errors of its HTTP library, which depends on its version
         cause = error.__cause__ if isinstance(error.__cause__, errors.HfHubHTTPError) else error
         if isinstance(cause, errors.LocalEntryNotFoundError):
             command = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
-            message = f"{name}: not in the local cache and the hub is offline; first run: {command}"
+            message = f"{name}: not in the local cache, and the hub is offline; run this first: {command}"
         else:
             reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
-            message = f"{name}: cannot be fetched from the hub: {reason}"
+            message = f"{name}: download from the hub failed: {reason}"
         raise ModelLoadError(message) from error
     if not (Path(folder) / "config.json").exists():
-        message = f"{name}: it has no config.json; of GGUF files, hf download one and open its path"
+        message = (
+            f"{name}: no config.json; to use a GGUF file, download it with hf download and open its path"
+        )
         raise ModelLoadError(message)
     return folder

@@ -1,24 +1,24 @@
-"""Waiting for results on an event loop: one file descriptor, any number of tasks, no task of our own.
+"""Waiting for results on an event loop: one file descriptor, any number of tasks, no background task.
 
 A `Pump` belongs to one engine on one event loop and owns that loop's `Port`, whose descriptor becomes
-readable when the engine has pushed something for any request started there. Of the tasks that wait, one
-*leads*: it alone waits for the descriptor, calls `drain()`, and wakes those whose requests got what they wait
-for. The others *follow*: each waits for an event of its own. There is no background task, so an engine needs
-no task group and no scope, and every exception surfaces in the task it concerns.
+readable when the engine has pushed output for any request started there. One of the waiting tasks is the
+*leader*: it waits for the descriptor, calls `drain()`, and wakes the tasks whose requests received output.
+The others are *followers*: each waits for an event of its own. There is no background task, so an engine
+needs no task group and no scope, and every exception is raised in the task that it concerns.
 
-Why nobody sleeps for ever:
+Why no task waits forever:
 
-- Data is never carried by a wake-up. `drain()` stores what arrived with each request, and `is_ready` looks
-  there first, so a wake-up lost to a cancellation loses nothing.
-- The order of the bell is kept: the engine pushes and then rings, `drain()` silences the bell and then looks.
-  A leader cancelled before its `drain()` leaves the descriptor readable for the next one.
-- *While somebody follows, somebody leads or is about to.* Between two suspensions of tasks, either there is a
-  leader, or the event of some follower is set. A leader that stops leading does not suspend before it leads
-  again or leaves `wait`; whoever leaves `wait`, satisfied, cancelled or raising, sets the event of a follower
-  if nobody leads. That follower resumes: it leads, or finds that somebody does, or leaves in its turn and
-  passes the duty on. It does not matter if it was cancelled meanwhile, or had been woken for its own news:
-  both ways it passes through the same exit.
-- Nothing here awaits between reading a field and acting on it, and other loops are turned away.
+- A wake-up carries no data. `drain()` stores the output with each request, and `is_ready` checks that store
+  first, so a wake-up lost to a cancellation loses nothing.
+- The bell's protocol is kept: the engine pushes, then rings; `drain()` clears the bell, then reads. If the
+  leader is cancelled before its `drain()`, the descriptor stays readable for the next leader.
+- *While there is a follower, there is a leader or one about to be.* Between two suspensions of tasks, either
+  there is a leader, or the event of some follower is set. A leader does not suspend between giving up the
+  lead and either leading again or leaving `wait`. A task that leaves `wait`, by returning, by cancellation or
+  by an exception, sets the event of a follower if there is no leader. That follower resumes and leads, finds
+  another leader, or leaves and repeats the same step. This also holds if it was cancelled in the meantime or
+  had been woken for its own output: in each case it passes the same exit.
+- No code here awaits between reading a field and acting on it; tasks of other event loops are rejected.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _LOOP: anyio.lowlevel.RunVar[object] = anyio.lowlevel.RunVar("penstock.loop")
 
 
 def _current_loop() -> object:
-    """Stands for the running event loop without keeping it alive."""
+    """A token for the running event loop that does not keep the loop alive."""
     try:
         return _LOOP.get()
     except LookupError:
-        mark = object()
-        _LOOP.set(mark)
-        return mark
+        token = object()
+        _LOOP.set(token)
+        return token
 
 
 class Pump:
-    """The waiting room of one engine on one event loop."""
+    """The port of one engine on one event loop, and the tasks that wait for it."""
 
     def __init__(self) -> None:
         self.port = Port()
@@ -58,9 +58,9 @@ class Pump:
         self._followers: dict[int, set[anyio.Event]] = {}
 
     async def wait(self, request_id: int, is_ready: Callable[[], bool]) -> None:
-        """Returns when `is_ready()`, a question of that request which `drain()` knows about, is true."""
+        """Wait until `is_ready()`, which reads the state of that request as `drain()` updates it."""
         if _current_loop() is not self._loop:
-            message = f"request {request_id} was started on another event loop; read it there"
+            message = f"request {request_id} was started on another event loop; read it on that loop"
             raise RuntimeError(message)
         try:
             while not is_ready():

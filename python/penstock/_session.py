@@ -1,9 +1,9 @@
-"""An engine's life and everything about it that needs no waiting; shared by its async and its blocking face.
+"""The state of an engine, shared by its asynchronous and its blocking API. Nothing here waits.
 
     new ── must_start, open ──> open ── close ──> closed
 
-A closed session never opens again, and a loading that fails or is cancelled closes it: so "closed" is also
-how whoever loads in a thread learns that nobody wants the model any more.
+A closed session cannot be opened again. A load that fails or is cancelled closes the session, and the loading
+thread stops when it sees that.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from penstock._options import Prompt
 
 
-#: Tokenising more characters than this takes longer than a millisecond or two.
+#: Longer texts, in characters, are tokenised in a worker thread: they take more than about 2 ms.
 LONG_TEXT = 2048
-#: What makes a grammar of, which is compiled before the request starts.
-_COMPILED = ("response_format", "regex", "choice", "grammar", "tools")
+#: Parameters with a grammar, which is compiled before the request starts.
+_GRAMMAR_PARAMETERS = ("response_format", "regex", "choice", "grammar", "tools")
 
 
 class Session:
-    """What was asked for, and the native engine once it is open."""
+    """The model, its configuration, and the native engine once it is open."""
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class Session:
     # ---- opening and closing
 
     def must_start(self) -> bool:
-        """Whether the caller has to open it; false if it is open."""
+        """Whether the caller has to call `open`; false if the engine is open."""
         if self._is_closed:
             raise EngineStoppedError(_CLOSED)
         if self._native is not None:
             return False
         if self._is_starting:
-            message = "the engine is being opened by somebody else"
+            message = "the engine is already being started by another task or thread"
             raise RuntimeError(message)
         self._is_starting = True
         return True
 
     def open(self, path: str, check_cancelled: Callable[[], None] | None = None) -> None:
-        """Loads the model; long, for any thread. `check_cancelled` raises when the loading is to stop."""
+        """Load the model; slow, can run in any thread. `check_cancelled` raises to stop the loading."""
 
-        def report(done: int, total: int) -> None:
+        def on_progress(done: int, total: int) -> None:
             if self._is_closed:
                 raise EngineStoppedError(_CLOSED)
             if check_cancelled is not None:
@@ -78,17 +78,17 @@ class Session:
             if self._progress is not None:
                 self._progress(done, total)
 
-        native = _core.Engine.open(path, self.config, report)
+        native = _core.Engine.open(path, self.config, on_progress)
         self._native = native
-        if self._is_closed:  # while the last weights were loaded
+        if self._is_closed:  # closed while the last weights were loaded
             native.shutdown()
             raise EngineStoppedError(_CLOSED)
 
     def close(self) -> _core.Engine | None:
-        """From now on it is closed and its threads are ending; returns the engine to wait for, if any.
+        """Mark the session as closed and tell the engine's threads to stop; returns the engine to wait for.
 
-        Never waits, so nothing can come between: whoever is interrupted afterwards leaves nothing running.
-        Raises `RuntimeError` inside a logits processor, before anything has changed.
+        Never waits, so an interruption of the caller's wait leaves no thread running. Raises `RuntimeError`
+        in a logits processor, before any state has changed.
         """
         _core.Engine.check_may_wait()
         self._is_closed = True
@@ -100,13 +100,13 @@ class Session:
 
     @property
     def native(self) -> _core.Engine:
-        """For questions, which a closed engine still answers."""
+        """The native engine, for queries; also after it was closed."""
         if self._native is None:
             raise EngineStoppedError(_CLOSED if self._is_closed else _NOT_OPEN)
         return self._native
 
     def check_open(self) -> _core.Engine:
-        """For requests."""
+        """The native engine, for requests; raises `EngineStoppedError` if it is not open."""
         if self._is_closed:
             raise EngineStoppedError(_CLOSED)
         return self.native
@@ -114,24 +114,24 @@ class Session:
     def prepare(
         self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
     ) -> tuple[Prompt, SamplingParams]:
-        """What `submit` needs: messages as copies of what they are now, and the parameters."""
+        """The arguments of `submit`: a prompt, whose messages are copied, and the merged parameters."""
         self.check_open()
         params = merge(_core.SamplingParams, params, options)
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], str):
-            limit = "one prompt a call; start several side by side"
-            raise InvalidRequestError(
-                f"prompt is a sequence of strings; it must be {limit}", "prompt", None, limit
-            )
+            message = "prompt is a sequence of strings; pass one prompt per call and run calls concurrently"
+            raise InvalidRequestError(message, "prompt", None, "one prompt per call")
         return (checked(prompt) if _is_chat(prompt) else prompt), params
 
     def prepare_scoring(
         self, text: str | Sequence[int], cache_salt: str | None, priority: int
     ) -> SamplingParams:
-        """The parameters of a request that only reads."""
+        """The parameters of a scoring request."""
         self.check_open()
         if _is_chat(text):
-            limit = "text or token ids; apply_chat_template makes text of messages"
-            raise InvalidRequestError(f"messages cannot be scored: they must be {limit}", "prompt", None, limit)
+            message = (
+                "prompt is a list of messages; scoring takes text or token ids (see apply_chat_template)"
+            )
+            raise InvalidRequestError(message, "prompt", None, "text or token ids")
         return _core.SamplingParams(max_tokens=1, prompt_logprobs=0, cache_salt=cache_salt, priority=priority)
 
     def submit(
@@ -141,15 +141,16 @@ class Session:
         port: _core.Port,
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.Request:
-        """Hands a request to the native engine; takes long where `takes_long` says so.
+        """Submit a request to the native engine; slow if `should_offload`.
 
-        `check_cancelled` raises when nobody wants it any more.
+        `check_cancelled` raises once the caller has been cancelled.
         """
         start = partial(self.check_open().start_request, check_cancelled=check_cancelled)
         if _is_chat(prompt):
             text = self.apply_chat_template(prompt, tools=params.tools)
-            if params.tools and params.tool_choice in (None, "auto") and text == self.apply_chat_template(prompt):
-                raise _hidden_tools(params.tools)
+            may_choose = params.tools and params.tool_choice in (None, "auto")
+            if may_choose and text == self.apply_chat_template(prompt):
+                raise _tools_not_rendered(params.tools)
             return start(text, params, port, is_chat=True)
         return start(prompt, params, port)
 
@@ -160,13 +161,13 @@ class Session:
         port: _core.Port,
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.Request:
-        """Likewise, of a text to which nothing is added."""
+        """Submit a scoring request: the prompt without a generated token."""
         return self.check_open().start_request(
             text, params, port, is_scoring=True, check_cancelled=check_cancelled
         )
 
     def search(self, prompt: Prompt, params: SamplingParams) -> BeamSearch:
-        """Begins a beam search; takes long where `takes_long` says so."""
+        """Begin a beam search; slow if `should_offload`."""
         native = self.check_open()
         if _is_chat(prompt):
             beams = native.prepare_beams(self.apply_chat_template(prompt), params, is_chat=True)
@@ -180,7 +181,7 @@ class Session:
         template: str = "default",
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Messages as the text that the model was trained to answer."""
+        """Render messages and tools; see `Engine.apply_chat_template`."""
         if template not in self._chat_templates:
             sources = self.native.chat_templates
             if template not in sources:
@@ -193,20 +194,23 @@ class Session:
         return f"<Engine {self.model!r} {state}>"
 
     def __del__(self) -> None:
-        """Dropping the native engine frees the model; that it came to this is worth a warning."""
+        """Warn if the engine was not closed; dropping the native engine frees the model."""
         native = getattr(self, "_native", None)
         if native is not None and native.is_running:
             warnings.warn(
-                f"{self!r} was dropped without being closed", ResourceWarning, stacklevel=1, source=self
+                f"{self!r} was dropped without being closed; use `async with`, `with`, or aclose()",
+                ResourceWarning,
+                stacklevel=1,
+                source=self,
             )
 
 
-def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
-    """Whether to hand this request over takes longer than an event loop should wait."""
+def should_offload(prompt: Prompt, params: SamplingParams) -> bool:
+    """Whether submitting this request takes too long for an event loop and belongs in a worker thread."""
     return (
         _is_chat(prompt)
         or (len(prompt) if isinstance(prompt, str) else 0) + sum(map(len, params.bad_words)) > LONG_TEXT
-        or any(getattr(params, field) is not None for field in _COMPILED)
+        or any(getattr(params, field) is not None for field in _GRAMMAR_PARAMETERS)
     )
 
 
@@ -216,17 +220,18 @@ def _is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
 
 def _no_template(name: str, names: Sequence[str]) -> InvalidRequestError:
     if not names:
-        message = "this model has no chat template: give text or token ids instead of messages"
+        message = "this model has no chat template; pass text or token ids instead of messages"
         return InvalidRequestError(message, "prompt", None, "text or token ids")
     limit = f"one of {', '.join(map(repr, names))}"
-    return InvalidRequestError(f"this model has no chat template {name!r}: {limit}", "template", name, limit)
+    message = f"template is {name!r}; this model's chat templates are {', '.join(map(repr, names))}"
+    return InvalidRequestError(message, "template", name, limit)
 
 
-def _hidden_tools(tools: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
-    limit = "left out, or called for by tool_choice='required' or a named function, which needs no showing"
-    message = f"the chat template does not show tools to the model, which cannot choose: they must be {limit}"
+def _tools_not_rendered(tools: Sequence[Mapping[str, Any]] | None) -> InvalidRequestError:
+    limit = "omitted, or used with tool_choice='required' or a named function"
+    message = f"this model's chat template does not render tools to the model; they must be {limit}"
     return InvalidRequestError(message, "tools", tools, limit)
 
 
-_NOT_OPEN = "the engine is not open: enter it (`async with engine`, or `with engine` without an event loop)"
-_CLOSED = "the engine was closed; make a new one"
+_NOT_OPEN = "the engine is not open; use `async with engine`, or `with engine` without an event loop"
+_CLOSED = "the engine was closed; create a new one"

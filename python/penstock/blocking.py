@@ -1,4 +1,4 @@
-"""The engine for plain threads: `engine.blocking`. No event loop is made behind the scenes."""
+"""`engine.blocking`: the engine for threads without an event loop; none is created internally."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["Blocking"]
 
 
 class Blocking:
-    """The engine's words without await, for any number of threads; Ctrl-C ends a wait.
+    """The methods of `Engine` without `await`, for any number of threads. Ctrl-C interrupts every wait.
 
-    Not for the thread of an event loop: it would stand still.
+    Do not use it in a thread that runs an event loop: it blocks the loop.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def start(self) -> None:
-        """See `Engine.start`."""
+        """Load the model, after downloading it if necessary; see `Engine.start`."""
         if self._session.must_start():
             try:
                 self._session.open(_hub.resolve(self._session.model))
@@ -43,7 +43,7 @@ class Blocking:
                 raise
 
     def close(self) -> None:
-        """See `Engine.aclose`."""
+        """Cancel open requests, stop the engine's threads and free the model; see `Engine.aclose`."""
         native = self._session.close()
         if native is not None:
             native.shutdown()
@@ -51,20 +51,20 @@ class Blocking:
     def start_request(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> BlockingRequest:
-        """See `Engine.start_request`."""
+        """Submit a request; returns once the engine has accepted it. See `Engine.start_request`."""
         prompt, params = self._session.prepare(prompt, params, dict(options))
         return self._start(partial(self._session.submit, prompt, params))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> BlockingStream:
-        """See `Engine.stream`."""
+        """`start_request` as a context manager, which cancels the request on exit; see `Engine.stream`."""
         return BlockingStream(partial(self.start_request, prompt, params, **options))
 
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Result:
-        """See `Engine.generate`."""
+        """Submit a request and return its complete result; see `Engine.generate`."""
         prompt, params = self._session.prepare(prompt, params, dict(options))
         if params.num_beams > 1:
             search = self._session.search(prompt, params)
@@ -76,7 +76,7 @@ class Blocking:
             return best_of(request.result(), params)
 
     def score(self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0) -> Score:
-        """See `Engine.score`."""
+        """Log probabilities and perplexity of a text or of token ids; see `Engine.score`."""
         params = self._session.prepare_scoring(text, cache_salt, priority)
         with BlockingStream(
             partial(self._start, partial(self._session.submit_scoring, text, params))
@@ -94,7 +94,7 @@ class Blocking:
         return request
 
     def _ask(self, search: BeamSearch) -> list[Result]:
-        """One step of a beam search: all its requests side by side."""
+        """Run one step of a beam search: all its requests concurrently."""
         port = Port(blocking=True)
         requests: list[BlockingRequest] = []
         try:

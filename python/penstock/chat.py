@@ -200,7 +200,9 @@ def _tool_call(call: Any) -> Any:
 def _plain(value: object, field: str, depth: int = 0) -> Any:
     """A copy made of JSON's types: no object of the caller's, with methods of its own, reaches a template."""
     if depth > MAX_NESTING:
-        raise InvalidRequestError(f"{field} is nested deeper than {MAX_NESTING}", field, None, str(MAX_NESTING))
+        raise InvalidRequestError(
+            f"{field} is nested deeper than {MAX_NESTING}", field, None, str(MAX_NESTING)
+        )
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -1,9 +1,9 @@
 """The command line: `penstock`, or `python -m penstock`.
 
-A user of the public API like any other, in a plain thread.
+Uses the public blocking API only.
 
-Answers go to standard output; progress, figures and errors to standard error. Exit status: 0, 1 for what went
-wrong, 2 for wrong usage, 130 after Ctrl-C.
+Generated text goes to standard output; progress, statistics and errors go to standard error. Exit status: 0
+on success, 1 on an error, 2 on invalid usage, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ BENCH_OUTPUT = 64
 BENCH_BATCHES = (1, 8, 32)
 
 
-class _WrongValue(click.ClickException):
+class _InvalidUsage(click.ClickException):
     exit_code = 2
 
 
 class _Group(click.Group):
-    """Reports our errors as one line, without a traceback."""
+    """Reports Penstock's errors as one line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except penstock.PenstockError as error:
-            failure = _WrongValue if isinstance(error, ValueError) else click.ClickException
+            failure = _InvalidUsage if isinstance(error, ValueError) else click.ClickException
             raise failure(_one_line(error)) from error
         except KeyboardInterrupt:
             click.echo(err=True)
@@ -52,20 +52,20 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(penstock.__version__, prog_name="penstock")
 def main() -> None:
-    """Penstock: a language model in your process.
+    """Penstock: LLM inference from the command line.
 
-    MODEL is a Hugging Face directory, a GGUF file, or the id of a model on the Hugging Face hub.
+    MODEL is a Hugging Face model directory, a GGUF file, or the id of a model on the Hugging Face hub.
     """
 
 
-# ---- options, from the fields of the classes
+# ---- options, generated from the typed keywords
 
 
 def _options_of(fields: type) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         for name, hint in reversed(get_type_hints(fields, include_extras=True).items()):
             if get_origin(hint) is not Annotated:
-                continue  # nothing that a command line can say, or that it would show
+                continue  # not a command line option
             kind, help_text = get_args(hint)
             flag = name.replace("_", "-")
             *kinds, _none = get_args(kind)
@@ -89,32 +89,32 @@ _sampling_options = _options_of(SamplingOptions)
 
 
 def _given(fields: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `options` that belong to the class and were given."""
+    """The options that are fields of the class and were set."""
     return {name: options[name] for name in fields.__annotations__ if options.get(name) not in (None, ())}
 
 
-# ---- what the commands share
+# ---- shared by the commands
 
 
 @contextmanager
 def _open(model: str, options: Mapping[str, Any]) -> Iterator[penstock.Engine]:
-    """An open engine; a bar on a terminal while it loads."""
+    """Open an engine, with a progress bar on a terminal while it loads."""
     from tqdm import tqdm
 
     with tqdm(desc="loading", unit="B", unit_scale=True, leave=False, disable=None) as bar:
 
-        def report(done: int, total: int) -> None:
+        def show_progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        engine = penstock.Engine(model, progress=report, **_given(EngineOptions, options))
+        engine = penstock.Engine(model, progress=show_progress, **_given(EngineOptions, options))
         engine.blocking.start()
     with engine:
         yield engine
 
 
 def _answer(engine: penstock.Engine, prompt: Prompt, options: Mapping[str, Any]) -> penstock.Result:
-    """Prints the answer as it comes, and its figures at the end. Ctrl-C ends it as cancelled."""
+    """Stream the answer to standard output, then print its statistics. Ctrl-C cancels the request."""
     with engine.blocking.stream(prompt, **_given(SamplingOptions, options)) as request:
         try:
             for chunk in request:
@@ -123,19 +123,19 @@ def _answer(engine: penstock.Engine, prompt: Prompt, options: Mapping[str, Any])
             request.cancel()
         click.echo()
         result = request.result()
-    click.echo(_figures(result), err=True)
+    click.echo(_statistics(result), err=True)
     return result
 
 
-def _figures(result: penstock.Result) -> str:
+def _statistics(result: penstock.Result) -> str:
     usage, timings = result.usage, result.timings
-    figures = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} output tokens"
+    line = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} output tokens"
     if timings.first_token is not None:
-        figures += f", first token after {timings.first_token:.2f} s"
+        line += f", time to first token {timings.first_token:.2f} s"
         if usage.completion_tokens > 1 and timings.total > timings.first_token:
             rate = (usage.completion_tokens - 1) / (timings.total - timings.first_token)
-            figures += f", then {rate:.1f} tokens/s"
-    return figures
+            line += f", {rate:.1f} tokens/s"
+    return line
 
 
 def _answer_once(model: str, prompt: Prompt, options: Mapping[str, Any]) -> None:
@@ -161,11 +161,11 @@ def _one_line(error: BaseException) -> str:
 @_engine_options
 @_sampling_options
 def _demo(question: str, **options: Any) -> None:
-    """Ask the small demo model a QUESTION."""
+    """Ask the demo model a QUESTION and stream its answer."""
     if options["max_tokens"] is None:
         options["max_tokens"] = 256
     if not any(options[name] is not None for name in ("temperature", "top_k", "top_p", "min_p")):
-        options["temperature"] = 0.0  # so small a model rambles when its unlikely words are drawn
+        options["temperature"] = 0.0  # a small model gives poor answers when sampling
     _answer_once(str(demo.model_path()), [{"role": "user", "content": question}], options)
 
 
@@ -175,7 +175,7 @@ def _demo(question: str, **options: Any) -> None:
 @_engine_options
 @_sampling_options
 def _generate(model: str, prompt: str, **options: Any) -> None:
-    """Answer PROMPT as one turn of a chat; `-` reads it from standard input."""
+    """Generate an answer to PROMPT, sent as one chat message; `-` reads it from standard input."""
     _answer_once(model, [{"role": "user", "content": _text_of(prompt)}], options)
 
 
@@ -185,17 +185,17 @@ def _generate(model: str, prompt: str, **options: Any) -> None:
 @_engine_options
 @_sampling_options
 def _complete(model: str, prompt: str, **options: Any) -> None:
-    """Continue the text PROMPT; `-` reads it from standard input."""
+    """Generate a completion of the text PROMPT; `-` reads it from standard input."""
     _answer_once(model, _text_of(prompt), options)
 
 
 @main.command("chat")
 @click.argument("model")
-@click.option("--system", help="What the model is told before the conversation.")
+@click.option("--system", help="System prompt.")
 @_engine_options
 @_sampling_options
 def _chat(model: str, system: str | None, **options: Any) -> None:
-    """Talk to MODEL. Ctrl-C ends an answer, Ctrl-D the conversation."""
+    """Chat with MODEL. Ctrl-C stops an answer, Ctrl-D ends the chat."""
     messages = [{"role": "system", "content": system}] if system else []
     with _open(model, options) as engine:
         for question in _questions():
@@ -226,21 +226,21 @@ def _questions() -> Iterator[str]:
 @main.command("info")
 @click.argument("model")
 def _info(model: str) -> None:
-    """Say what MODEL consists of, without loading its weights."""
-    facts = _core.describe(_hub.resolve(model))
-    config = json.loads(facts.pop("config"))
-    files = facts.pop("files")
-    stored = ", ".join(f"{elements:,} {kind}" for kind, elements in facts.pop("storage"))
+    """Show model metadata, without loading the weights."""
+    metadata = _core.describe(_hub.resolve(model))
+    config = json.loads(metadata.pop("config"))
+    files = metadata.pop("files")
+    stored = ", ".join(f"{elements:,} {kind}" for kind, elements in metadata.pop("storage"))
     lines: dict[str, object] = {
         "architecture": ", ".join(config.get("architectures") or ["unknown"]),
-        "format": facts["format"],
+        "format": metadata["format"],
         "files": "\n".join(str(file) for file in files),
-        "size": f"{facts['bytes']:,} bytes in {facts['tensors']:,} tensors",
+        "size": f"{metadata['bytes']:,} bytes in {metadata['tensors']:,} tensors",
         "elements": stored,
         "context": f"{config.get('max_position_embeddings', 'unknown')} tokens",
         "vocabulary": f"{config.get('vocab_size', 'unknown')} tokens",
-        "tokenizer": "yes" if facts["has_tokenizer"] else "no",
-        "chat template": "yes" if facts["has_chat_template"] else "no",
+        "tokenizer": "yes" if metadata["has_tokenizer"] else "no",
+        "chat template": "yes" if metadata["has_chat_template"] else "no",
     }
     for name, value in lines.items():
         click.echo(f"{name:14} {value}".replace("\n", "\n" + " " * 15))
@@ -250,25 +250,25 @@ def _info(model: str) -> None:
 @click.argument("model")
 @_engine_options
 def _bench(model: str, **options: Any) -> None:
-    """Measure MODEL: tokens per second of a long prompt, and of 1, 8 and 32 answers at a time."""
+    """Measure tokens per second of MODEL: prefill of 512 tokens, and decode at batch sizes 1, 8 and 32."""
     with _open(model, options) as engine:
         info = engine.info
         click.echo(f"{info.architecture}, {info.dtype}, {info.threads} threads, {info.isa}")
         length = min(BENCH_PROMPT, info.max_model_len - 1)
-        _run_together(engine, 1, length, 1)  # the first touch of the memory is not measured
+        _run_together(engine, 1, length, 1)  # warm-up
         [first] = _run_together(engine, 1, length, 1)
-        assert first.timings.first_token is not None  # noqa: S101 - it has one token
-        click.echo(f"prompt of {length}: {length / first.timings.first_token:10.1f} tokens/s")
+        assert first.timings.first_token is not None  # noqa: S101 - one token was generated
+        click.echo(f"prefill, {length} tokens: {length / first.timings.first_token:10.1f} tokens/s")
         output = min(BENCH_OUTPUT, info.max_model_len - 1)
         for batch in BENCH_BATCHES:
             if batch <= info.max_num_seqs:
                 results = _run_together(engine, batch, 1, output)
                 seconds = max(result.timings.total for result in results)
-                click.echo(f"{batch:3} at a time: {batch * output / seconds:10.1f} tokens/s")
+                click.echo(f"decode, batch {batch}: {batch * output / seconds:10.1f} tokens/s")
 
 
 def _run_together(engine: penstock.Engine, batch: int, prompt: int, output: int) -> list[penstock.Result]:
-    """`batch` requests of `prompt` tokens that mean nothing, each answered with exactly `output` tokens."""
+    """Run `batch` requests of `prompt` arbitrary tokens; each generates exactly `output` tokens."""
     vocabulary = engine.info.vocabulary_size
     requests = [
         engine.blocking.start_request(

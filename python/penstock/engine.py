@@ -1,4 +1,4 @@
-"""The engine, as the user of an event loop holds it."""
+"""`Engine`: the public asynchronous API, and the entry point of the blocking one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock import _hub
 from penstock._pump import Pump
 from penstock._scoring import score_of
 from penstock._selection import best_of, with_candidates
-from penstock._session import Session, takes_long
+from penstock._session import Session, should_offload
 from penstock.blocking import Blocking
 from penstock.request import Request, Stream
 
@@ -34,7 +34,7 @@ __all__ = ["Engine"]
 
 Returned = TypeVar("Returned")
 
-#: Each event loop's waiting rooms, one per engine in use there.
+#: The pumps of each event loop: one for each engine that the loop uses.
 _pumps: RunVar[WeakKeyDictionary[Session, Pump]] = RunVar("penstock.pumps")
 
 
@@ -46,17 +46,17 @@ class Engine:
             async for chunk in request:
                 print(chunk.text, end="", flush=True)
 
-    `model` is a Hugging Face directory, a `.gguf` file, or else the id of a model on the Hugging Face hub.
-    Keywords are the fields of `EngineConfig`; `config` is such an object, and keywords win over it.
-    `progress` is called while the model loads, at most about 20 times a second and in the thread that loads,
-    with the bytes loaded so far and altogether; raising there stops the loading.
+    `model` is a Hugging Face model directory, a `.gguf` file, or the id of a model on the Hugging Face hub.
+    Keyword arguments are the fields of `EngineConfig`; they override those of `config`.
+    `progress(done, total)` is called with byte counts while the model loads, at most about 20 times per
+    second, in the loading thread. An exception raised in it stops the loading.
 
-    Making the object checks the configuration and nothing else. `async with`, or `await start()`, opens it;
-    leaving the block, or `await aclose()`, closes it. Without an event loop: `with`, or `blocking.start()`
-    and `close()`, and requests by `blocking`.
+    The constructor only checks the configuration and raises `ConfigError`. `async with` or `await start()`
+    opens the engine; leaving the block or `await aclose()` closes it. Without an event loop, use `with`, or
+    `blocking.start()` and `close()`, and start requests with `blocking`.
 
-    An open engine may be used from any number of tasks, event loops and threads at once, whichever of them
-    opened it. A request stays on the event loop it was started on.
+    An open engine can be used from any number of tasks, event loops and threads at the same time. A request
+    belongs to the event loop that it was started on.
     """
 
     def __init__(
@@ -71,22 +71,21 @@ class Engine:
 
     @property
     def config(self) -> EngineConfig:
-        """What was asked for; `info` has what came of it."""
+        """The configuration as given; `info` has the values in effect."""
         return self._session.config
 
     @property
     def blocking(self) -> Blocking:
-        """The same words without await, for plain threads."""
+        """The same methods without `await`, for threads without an event loop."""
         return Blocking(self._session)
 
     # ---- opening and closing
 
     async def start(self) -> None:
-        """Loads the model, fetching it first if need be. Does nothing when the engine is open.
+        """Load the model, after downloading it if necessary. Does nothing if the engine is open.
 
-        Cancelling stops the loading and closes the engine, and so does an error: `ConfigError`,
-        `ModelLoadError`, `OutOfMemoryError`, or whatever `progress` raises. Raises `EngineStoppedError` when it was
-        closed before.
+        Raises `ConfigError`, `ModelLoadError`, `OutOfMemoryError`, any exception that `progress` raises, and
+        `EngineStoppedError` if the engine was closed before. An error or a cancellation closes the engine.
         """
         if self._session.must_start():
             try:
@@ -99,14 +98,15 @@ class Engine:
                 raise
 
     async def aclose(self) -> None:
-        """Ends open requests as cancelled and frees the model.
+        """Cancel open requests, stop the engine's threads and free the model.
 
-        May be called any number of times, from anywhere. Takes as long as the step that runs now. Closing
-        cannot be cancelled: a native `asyncio` cancellation ends the waiting, other ones not even that.
+        Can be called repeatedly, and from any task, loop or thread. Waits for the current step. Closing
+        cannot be cancelled: a native `asyncio` cancellation only ends the wait, an AnyIO cancellation has no
+        effect.
         """
         native = self._session.close()
         if native is not None:
-            # A limiter of its own: worker threads that wait for this very engine may use up the default one.
+            # A separate limiter: worker threads that wait for this engine may have exhausted the default one.
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(native.shutdown, limiter=anyio.CapacityLimiter(1))
 
@@ -123,7 +123,7 @@ class Engine:
         await self.aclose()
 
     def close(self) -> None:
-        """As `aclose`, without an event loop."""
+        """The same as `aclose`, without an event loop."""
         self.blocking.close()
 
     def __enter__(self) -> Self:
@@ -146,67 +146,71 @@ class Engine:
     async def start_request(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Request:
-        """Hands a request to the engine and returns when it is admitted, not when it is computed.
+        """Submit a request; returns once the engine has accepted it, before anything is computed.
 
         `prompt` is text, token ids, or messages (mappings with `role` and `content`) for the model's chat
-        template. Keywords are the fields of `SamplingParams`; `params` is such an object, and keywords win
-        over it. Templates are rendered and long texts tokenised in a worker thread.
+        template. Keyword arguments are the fields of `SamplingParams`; they override those of `params`. Chat
+        templates are rendered and long texts tokenised in a worker thread.
 
-        Raises `InvalidRequestError` for what can never work, `OverloadedError` when too many requests wait,
-        `EngineStoppedError` when the engine is not open. If the task is cancelled here, so is the request.
+        Raises `InvalidRequestError` if the request can never run, `OverloadedError` if the waiting queue is
+        full, `EngineStoppedError` if the engine is not open. Cancelling the task cancels the request.
         """
         prompt, params = self._session.prepare(prompt, params, dict(options))
         return await self._start(
-            partial(self._session.submit, prompt, params), is_long=takes_long(prompt, params)
+            partial(self._session.submit, prompt, params), in_thread=should_offload(prompt, params)
         )
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Stream:
-        """`async with engine.stream(...) as request`: as `start_request`, and cancelled on the way out."""
+        """`async with engine.stream(...) as request`: `start_request`, cancelled when the block is left.
+
+        Takes the same arguments and raises the same errors as `start_request`.
+        """
         return Stream(partial(self.start_request, prompt, params, **options))
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Result:
-        """The whole answer, or the `n` best. If the task is cancelled, so is the request.
+        """Submit a request and return its complete result. Cancelling the task cancels the request.
 
-        What cannot be streamed is for this alone: `best_of` and `num_beams`.
+        Takes the arguments of `start_request`, and also `best_of` and `num_beams`, which cannot be streamed.
+        Raises as `start_request` does, and `GenerationError` if the request fails while it runs.
         """
         prompt, params = self._session.prepare(prompt, params, dict(options))
-        is_long = takes_long(prompt, params)
+        in_thread = should_offload(prompt, params)
         if params.num_beams > 1:
-            search = await _call(lambda _: self._session.search(prompt, params), is_long=is_long)
+            search = await _call(lambda _: self._session.search(prompt, params), in_thread=in_thread)
             while search.is_running:
                 search.advance(await self._ask(search))
             return search.result()
         submit = partial(self._session.submit, prompt, with_candidates(params))
-        async with Stream(partial(self._start, submit, is_long=is_long)) as request:
+        async with Stream(partial(self._start, submit, in_thread=in_thread)) as request:
             return best_of(await request.result(), params)
 
     async def score(
         self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0
     ) -> Score:
-        """How likely the model finds a text, or token ids: one pass over it, nothing is generated.
+        """Log probabilities and perplexity of a text or of token ids, in one pass; nothing is generated.
 
-        Text gets the special tokens that begin a prompt. At most `max_model_len` tokens. Nothing is taken
-        from the prefix cache, for every position is computed; what was computed is left there.
+        Text is tokenised with the special tokens that begin a prompt; at most `max_model_len` tokens. Every
+        position is computed, so nothing is read from the prefix cache; the computed blocks are added to it.
 
-        Raises as `start_request`, `EngineStoppedError` where the engine is closed before the whole text is scored,
-        `GenerationError` where it had to give way (`preemption_mode="interrupt"`). If the task is cancelled, so
-        is the request.
+        Raises as `start_request` does, `EngineStoppedError` if the engine is closed before the text is
+        scored, `GenerationError` if the request is preempted with `preemption_mode="interrupt"`. Cancelling
+        the task cancels the request.
         """
         params = self._session.prepare_scoring(text, cache_salt, priority)
         submit = partial(self._session.submit_scoring, text, params)
-        async with Stream(partial(self._start, submit, is_long=takes_long(text, params))) as request:
+        async with Stream(partial(self._start, submit, in_thread=should_offload(text, params))) as request:
             return score_of(await request.result())
 
     async def _start(
-        self, submit: Callable[[Port, Callable[[], None]], _core.Request], *, is_long: bool
+        self, submit: Callable[[Port, Callable[[], None]], _core.Request], *, in_thread: bool
     ) -> Request:
         pump = self._pump()
-        # A thread that is abandoned drops the native request, which is a cancel.
-        request = Request(self._session, await _call(partial(submit, pump.port), is_long=is_long), pump)
+        # An abandoned thread drops the native request, which cancels it.
+        request = Request(self._session, await _call(partial(submit, pump.port), in_thread=in_thread), pump)
         try:
             await request.admission()
         except BaseException:
@@ -215,7 +219,7 @@ class Engine:
         return request
 
     async def _ask(self, search: BeamSearch) -> list[Result]:
-        """One step of a beam search: all its requests side by side."""
+        """Run one step of a beam search: all its requests concurrently."""
         pump = self._pump()
         requests: list[Request] = []
         try:
@@ -225,29 +229,29 @@ class Engine:
             for request in requests:
                 request.cancel()
 
-    # ---- questions, which a closed engine answers too
+    # ---- queries, which a closed engine answers too
 
     @property
     def info(self) -> ModelInfo:
-        """The model and the sizes it runs with."""
+        """The model's properties and the engine's settings in effect, memory in bytes."""
         return self._session.native.info
 
     def stats(self) -> Stats:
-        """What the engine is doing now; costs next to nothing."""
+        """A snapshot of the engine's counters; cheap and lock-free."""
         return self._session.native.stats()
 
     def reset_prefix_cache(self) -> None:
-        """Forgets every block that is kept for reuse; requests that run go on undisturbed.
+        """Remove all cached blocks from the prefix cache; running requests are not affected.
 
-        For when what the cache keeps should be kept no longer; memory needs no such help. Takes effect
-        before any request that is started afterwards. Raises `EngineStoppedError` when the engine is not open.
+        Not needed to free memory: unused blocks are evicted on demand. Takes effect before any request that
+        is started afterwards. Raises `EngineStoppedError` if the engine is not open.
         """
         self._session.check_open().reset_prefix_cache()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
 
-        In the calling thread, about a second for a million characters; the interpreter is released.
+        Runs in the calling thread, without the GIL: about one second per million characters.
         """
         return self._session.native.encode(text, add_special_tokens=add_special_tokens)
 
@@ -262,20 +266,19 @@ class Engine:
         template: str = "default",
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The text that the model's chat template makes of messages and tools, ready to be answered.
+        """Render messages and tools with a chat template of the model, including the generation prompt.
 
-        Some models have several, such as `tool_use`; a request's messages go through `default`. To ask with
-        another, encode its text with `add_special_tokens=False`: templates write special tokens themselves.
+        Some models have several templates, such as `tool_use`; requests use `default`. To use another one,
+        pass its text as `encode(text, add_special_tokens=False)`: templates write special tokens themselves.
 
-        Rendered in the calling thread, which a request's messages are not: a template may take its time, at
-        most ten seconds.
+        Runs in the calling thread and can take up to ten seconds; requests render in a worker thread.
 
-        Raises `InvalidRequestError` where the model has no such template or it does not take these messages.
+        Raises `InvalidRequestError` if the model has no such template or the template rejects the messages.
         """
         return self._session.apply_chat_template(messages, template, tools)
 
     def _pump(self) -> Pump:
-        """The waiting room of the event loop that runs this."""
+        """The engine's pump on the running event loop."""
         try:
             pumps = _pumps.get()
         except LookupError:
@@ -287,22 +290,23 @@ class Engine:
         return pump
 
 
-class _Abandoned(Exception):  # noqa: N818 - nobody sees it
-    """Ends what a thread does for a task that is gone."""
+class _AbandonedError(Exception):
+    """Ends the work of a thread whose task was cancelled; never reaches a caller."""
 
 
-async def _call(function: Callable[[Callable[[], None]], Returned], *, is_long: bool) -> Returned:
-    """Calls it, where it takes long in a worker thread, which a cancellation abandons.
+async def _call(function: Callable[[Callable[[], None]], Returned], *, in_thread: bool) -> Returned:
+    """Call `function`, in a worker thread if `in_thread`; a cancellation abandons that thread.
 
-    It gets what raises then, for AnyIO's own `check_cancelled` knows nothing of threads that are abandoned.
+    `function` is given a callable that raises once the thread is abandoned: AnyIO's own `check_cancelled`
+    does not cover abandoned threads.
     """
     is_abandoned = False
 
     def check_cancelled() -> None:
         if is_abandoned:
-            raise _Abandoned
+            raise _AbandonedError
 
-    if not is_long:
+    if not in_thread:
         return function(check_cancelled)
     try:
         return await anyio.to_thread.run_sync(function, check_cancelled, abandon_on_cancel=True)

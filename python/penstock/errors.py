@@ -1,17 +1,17 @@
-"""Every error Penstock raises on purpose.
+"""All exceptions that Penstock raises.
 
     PenstockError
-    ├── ConfigError (ValueError)         a field of the engine's configuration
-    ├── ModelLoadError                   the model's files, or fetching them
-    ├── OutOfMemoryError                      the model or its cache does not fit
-    ├── EngineStoppedError                    the engine is not open, was closed, or died of a defect
+    ├── ConfigError (ValueError)              a field of the engine's configuration is invalid
+    ├── ModelLoadError                        the model's files are missing or invalid
+    ├── OutOfMemoryError (MemoryError)        the model or its KV cache does not fit
+    ├── EngineStoppedError                    the engine is not open, was closed, or crashed
     └── RequestError
-        ├── InvalidRequestError (ValueError)  a field of the request
-        ├── OverloadedError                   too many requests wait; the same request may work later
-        └── GenerationError              the request failed while it ran
+        ├── InvalidRequestError (ValueError)  a field of the request is invalid
+        ├── OverloadedError                   the waiting queue is full; retry later
+        └── GenerationError                   the request failed while it ran
 
-Cancelling a request is not an error: it is a finish reason. Wrong Python (an unknown keyword, two tasks
-reading one request) is a `TypeError` or a `RuntimeError`, as everywhere.
+Cancelling a request is not an error; its finish reason is `cancelled`. Misuse of the API (an unknown keyword,
+two tasks reading one request) raises `TypeError` or `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """Anything that Penstock reports; on its own, a defect or a refusal of the operating system."""
+    """Base class of all Penstock errors; raised directly for bugs and for operating system errors."""
 
 
 class _FieldError(ValueError):
-    """What is wrong with one field: its name, the value given, and what is allowed."""
+    """An invalid field: its name, the value given, and the allowed range."""
 
     def __init__(
         self, message: str, field: str | None = None, value: object = None, limit: str | None = None
@@ -49,36 +49,36 @@ class _FieldError(ValueError):
 
 
 class ConfigError(_FieldError, PenstockError):
-    """A field of the engine's configuration is not allowed; see `field`, `value` and `limit`."""
+    """A field of the engine's configuration is invalid; see `field`, `value` and `limit`."""
 
 
 class ModelLoadError(PenstockError):
-    """The model cannot be found, fetched or understood; the text names the file and what is wrong with it."""
+    """The model cannot be found, downloaded or read; the message names the file and the problem."""
 
 
 class OutOfMemoryError(PenstockError, MemoryError):
-    """The model or its cache needs more memory than there is; the text says which settings would fit."""
+    """The model or its KV cache does not fit into memory; the message suggests settings that do."""
 
 
 class EngineStoppedError(PenstockError):
-    """The engine is not open, was closed, or was stopped by a defect."""
+    """The engine is not open, was closed, or crashed (a bug)."""
 
 
 class RequestError(PenstockError):
-    """Something about one request; the engine and other requests go on."""
+    """Base class of errors that concern one request; the engine and other requests continue."""
 
 
 class InvalidRequestError(_FieldError, RequestError):
-    """A field of the request is not allowed here; see `field`, `value` and `limit`."""
+    """A field of the request is invalid; see `field`, `value` and `limit`."""
 
 
 class OverloadedError(RequestError):
-    """As many requests wait as may wait; try again later."""
+    """The waiting queue is full (`max_waiting`); retry later."""
 
 
 class GenerationError(RequestError):
-    """The request failed while it ran; the text says how.
+    """The request failed while it ran; the message names the cause.
 
-    Its step failed, its logits processor raised, the form of its answer could not be followed, or what it
-    bans left no token to choose from.
+    Possible causes: its step failed, its logits processor raised, its grammar exceeded a limit, or its
+    filters and bans left no token to sample.
     """

@@ -1,4 +1,4 @@
-"""One request, as the user holds it: to iterate, to collect, to cancel."""
+"""Request handles, for event loops and for threads: iterate over chunks, await the result, cancel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BlockingRequest", "BlockingStream", "Request", "Stream"]
 
 
 class _Request:
-    """What both kinds of request share. Holds the session: the engine stays open while somebody reads."""
+    """The common part of both kinds of request. Refers to the session, which keeps the engine alive."""
 
     def __init__(self, session: Session, native: _core.Request) -> None:
         self._session = session
@@ -32,26 +32,27 @@ class _Request:
 
     @property
     def id(self) -> int:
-        """The engine's number for it, unique in that engine."""
+        """The request's number, unique within its engine."""
         return self._native.id
 
     @property
     def params(self) -> SamplingParams:
-        """What the tokens are really chosen by: every default filled in, the seed included."""
+        """The sampling parameters in effect: all defaults filled in, including the seed."""
         return self._native.params
 
     @property
     def finish_reason(self) -> str | None:
-        """`stop`, `length`, `cancelled`, `interrupted` or `error` once the end has arrived, else `None`.
+        """`stop`, `length`, `cancelled`, `interrupted` or `error`; `None` until the request has finished.
 
-        Of several choices it is that of the first, when all have ended; `error` where one of them failed.
+        With several choices it is set once all have finished: `error` if one of them failed, else the reason
+        of the first choice.
         """
         return self._native.finish_reason
 
     def cancel(self) -> None:
-        """Ends the request; its memory is free after the step that runs now. Never waits, never raises.
+        """Cancel the request; its memory is freed after the current step. Never waits, never raises.
 
-        What was generated until then can still be read. Cancelling again, or after the end, does nothing.
+        Output generated so far can still be read. Cancelling again, or after the end, does nothing.
         """
         self._is_cancelled = True
         self._native.cancel()
@@ -61,14 +62,14 @@ class _Request:
         return f"<{type(self).__name__} {self.id} {state}>"
 
     def __del__(self) -> None:
-        """Cancels what nobody can read any more."""
+        """Cancel the request if it is unfinished: its output can no longer be read."""
         native = getattr(self, "_native", None)
         if native is None or self._is_cancelled or native.has_ended():
             return
         native.cancel()
         warnings.warn(
-            f"request {native.id} was dropped unfinished and is cancelled; read it to its end, cancel it, "
-            "or use engine.stream()",
+            f"request {native.id} was dropped before it finished and has been cancelled; read it to the end, "
+            "cancel it, or use engine.stream()",
             ResourceWarning,
             stacklevel=1,
             source=self,
@@ -77,7 +78,7 @@ class _Request:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         if self._is_read:
-            message = f"request {self.id} is being read by somebody else; one reader at a time"
+            message = f"request {self.id} is already being read; only one reader at a time is allowed"
             raise RuntimeError(message)
         self._is_read = True
         try:
@@ -88,7 +89,7 @@ class _Request:
     def _result(self) -> Result:
         result = self._native.result()
         if result is None:
-            message = "an ended request has no result; this is a bug in penstock"
+            message = "a finished request has no result; this is a bug in penstock"
             raise AssertionError(message)
         return result
 
@@ -96,12 +97,12 @@ class _Request:
 class Request(_Request):
     """A request on an event loop: an async iterator of chunks.
 
-    The chunks of several choices come in turns, each with its `index`. What goes wrong with one choice ends
-    that one; the others go on, and it is raised when all have ended.
+    Chunks of several choices are interleaved; `Chunk.index` names the choice. If one choice fails, the others
+    continue, and the error is raised when all have finished.
 
-    Cancelling the task that waits for a chunk does not cancel the request, so a timeout may be put around a
-    single chunk; nothing is lost. Dropping the request does cancel it, with a `ResourceWarning`;
-    `engine.stream()` cancels without one.
+    Cancelling a task that waits for a chunk does not cancel the request, so a timeout can be put around a
+    single chunk without losing output. Dropping an unfinished request cancels it with a `ResourceWarning`;
+    `engine.stream()` cancels without a warning.
     """
 
     def __init__(self, session: Session, native: _core.Request, pump: Pump) -> None:
@@ -112,10 +113,10 @@ class Request(_Request):
         return self
 
     async def __anext__(self) -> Chunk:
-        """The next chunk: everything that arrived of a choice since its last one.
+        """The next chunk: all output of one choice since the previous chunk of that choice.
 
-        Raises `GenerationError` where it failed, `EngineStoppedError` where the engine died, `RuntimeError`
-        where another task is already waiting for a chunk.
+        Raises `GenerationError` if the request failed, `EngineStoppedError` if the engine crashed,
+        `RuntimeError` if another task is already waiting for a chunk.
         """
         with self._reading():
             await self._wait(self._native.has_chunk)
@@ -126,20 +127,21 @@ class Request(_Request):
         return chunk
 
     async def result(self) -> Result:
-        """Waits for the end and returns the whole output, whether or not parts of it were read as chunks.
+        """Wait until the request has finished and return its complete output.
 
-        May be called at any time and again, also while another task iterates. Raises as iterating does.
+        Includes output that was already read as chunks. Can be called repeatedly, also while another task
+        iterates. Raises as iterating does.
         """
         await self._wait(self._native.has_ended)
         return self._result()
 
     async def admission(self) -> None:
-        """Waits until the engine has taken the request; raises what kept it from that."""
+        """Wait until the engine has accepted the request; raise the error if it was rejected."""
         await self._wait(self._native.is_admitted)
         self._native.check_admission()
 
     async def _wait(self, is_ready: Callable[[], bool]) -> None:
-        """Always a checkpoint: a reader slower than the engine must not keep the loop from other tasks."""
+        """Wait; always an AnyIO checkpoint, so that a slow reader does not block the event loop."""
         if is_ready():
             await anyio.lowlevel.checkpoint()
         else:
@@ -147,9 +149,9 @@ class Request(_Request):
 
 
 class BlockingRequest(_Request):
-    """A request of a plain thread: an iterator of chunks. Ctrl-C interrupts every wait.
+    """A request without an event loop: an iterator of chunks. Ctrl-C interrupts every wait.
 
-    As `Request`, without await; any thread may read, one at a time.
+    The same as `Request`, without `await`. Any thread can read it, one at a time.
     """
 
     def __init__(self, session: Session, native: _core.Request, port: Port) -> None:
@@ -160,7 +162,10 @@ class BlockingRequest(_Request):
         return self
 
     def __next__(self) -> Chunk:
-        """The next chunk: everything that arrived of a choice since its last one."""
+        """The next chunk: all output of one choice since the previous chunk of that choice.
+
+        Raises as `Request` does.
+        """
         with self._reading():
             self._wait(self._native.has_chunk)
             chunk = self._native.take()
@@ -170,13 +175,13 @@ class BlockingRequest(_Request):
         return chunk
 
     def result(self) -> Result:
-        """Waits for the end and returns the whole output, whether or not parts of it were read as chunks."""
+        """Wait until the request has finished and return its complete output; see `Request.result`."""
         with self._reading():
             self._wait(self._native.has_ended)
         return self._result()
 
     def admission(self) -> None:
-        """Waits until the engine has taken the request; raises what kept it from that."""
+        """Wait until the engine has accepted the request; raise the error if it was rejected."""
         self._wait(self._native.is_admitted)
         self._native.check_admission()
 
@@ -189,7 +194,7 @@ SomeRequest = TypeVar("SomeRequest", bound=_Request)
 
 
 class _Stream(Generic[SomeRequest]):
-    """Cancels its request on the way out, whatever the reason; after the end that does nothing."""
+    """A context manager that cancels its request on exit; a finished request is not affected."""
 
     _request: SomeRequest | None = None
 
@@ -245,5 +250,5 @@ class BlockingStream(_Stream[BlockingRequest]):
         self._leave()
 
 
-_ENTER = "enter it first: `async with engine.stream(...) as request: async for chunk in request`"
-_ENTER_BLOCKING = "enter it first: `with engine.blocking.stream(...) as request: for chunk in request`"
+_ENTER = "not entered; use `async with engine.stream(...) as request: async for chunk in request`"
+_ENTER_BLOCKING = "not entered; use `with engine.blocking.stream(...) as request: for chunk in request`"
