@@ -26,7 +26,7 @@ CRATES  := --workspace --exclude penstock-python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check build wheel bench format lint lint-rust lint-python test-rust test-rust-all test-python \
+.PHONY: help demo test check build wheel bench generate format lint lint-rust lint-python test-rust test-rust-all test-python \
         test-python-all rust clean
 
 help:  ## This list
@@ -51,6 +51,9 @@ bench:  ## Kernels and a random 0.5B model against the limits of this machine (B
 	cargo bench -p penstock-kernels --bench kernels -- --quick
 	cargo bench -p penstock-runner --bench model -- $(BENCH)
 	cargo bench -p penstock-runner --bench control
+
+generate:  ## Everything that follows from rust/frontend/definitions
+	$(PYTHON) tools/generate.py
 
 format: $(DEV)  ## Format all sources
 	cargo fmt --all

@@ -164,106 +164,162 @@ class EngineConfig:
     def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
+# begin generated: SamplingParams
+# fmt: off
 @final
 class SamplingParams:
-    """What a request asks for. `None` means the default; where none is named, the model's own.
+    """The parameters of a request.
 
-    How long the answer is:
+    Every field is optional; `None` selects the default. A default named "the model's" is the value in the
+    model's `generation_config.json`. `do_sample: false` there means a default temperature of 0 for
+    requests that set none of `top_k`, `top_p`, `min_p` and `typical_p`.
 
-    - `max_tokens`: most tokens to generate, 1 or more; by default, and at most, as many as the model's
-      length leaves.
-    - `max_length`: most tokens of prompt and answer together; more than the prompt has.
-    - `min_tokens`: tokens that end the request are not chosen before this many; 0 by default.
-    - `stop`: up to 64 strings of 1 to 1024 characters. The first that appears ends the text in front of it.
-    - `stop_token_ids`: up to 256 token ids that end the request, beside the model's own; they stay in
-      `token_ids`, not in the text.
-    - `stop_token_sequences`: likewise up to 64 sequences of 1 to 64 token ids.
-    - `include_stop_str_in_output`: keep what ended the answer in its text.
-    - `ignore_eos`: do not end at the model's own end tokens.
+    The logits of each token are processed in this order: `logits_processors`, `logit_bias`,
+    `repetition_penalty`, `presence_penalty` and `frequency_penalty`, all bans (`no_repeat_ngram_size`,
+    `bad_words`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured output), `temperature`,
+    `top_k`, `top_p`, `min_p`, `typical_p`. The token is then drawn with `seed` and its index in the
+    output.
 
-    How tokens are chosen; this is the order in which it counts:
+    Objects are immutable. Two are equal if all fields are. `response_format`, `tools`, `tool_choice` and
+    `logit_bias` are copied when they are passed and each time they are read.
 
-    - `logits_processors`: up to 16 callables, called one after the other with the tokens so far and with
-      the logits of the next one, as a `Tensor` of shape `(vocabulary_size,)`. It may be written to during
-      the call; what is returned, if that is not `None`, takes its place: anything with `__dlpack__` or
-      the buffer protocol, of float32 and the same shape. An exception ends the request with a
-      `GenerationError`. Slow: each call holds up every request that is computed together with this one,
-      and needs the interpreter.
-    - `logit_bias`: up to 1024 ids and what is added to their logits, -100 to 100.
-    - `repetition_penalty`: divides the positive logits of tokens seen before and multiplies their negative
-      ones. Above 0; 1 changes nothing. `repetition_penalty_scope`: `"all"` (default) counts the tokens of
-      prompt and output, `"output"` those of the output alone.
-    - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once, and
-      once for each time. -2 to 2; 0 by default.
-    - `no_repeat_ngram_size`: no sequence of so many tokens comes twice in prompt and answer; 0 for no rule.
-    - `bad_words`: up to 128 strings of 1 to 256 characters, at most 1024 tokens in all. The tokens that
-      spell one do not follow each other, neither as the word begins a text nor as it follows a space;
-      other tokens may still spell it. `bad_token_ids`: ids that are not chosen. `allowed_token_ids`: only
-      these are.
-    - `temperature`: 0 takes the likeliest token always; else divides the logits. 0 to 2.
-    - `top_k`: choose among this many of the likeliest tokens; 0 or -1 is all of them.
-    - `top_p`: choose among the fewest of the likeliest tokens that have this probability together; above 0,
-      at most 1.
-    - `min_p`: choose among tokens at least this likely relative to the likeliest; 0 to 1.
-    - `typical_p`: choose among the most typical tokens, those whose surprise is nearest to the expected
-      one, that have this probability together; above 0, at most 1.
-    - `seed`: 0 to 2**64 - 1. The same request with the same seed has the same answer, whatever else runs;
-      by default one is drawn, and reported by `Request.params` and `Result.seed`. Further answers to a
-      prompt have the numbers that follow.
+    Raises `InvalidRequestError` for a value of the wrong type or out of range and for conflicting fields,
+    `TypeError` for an unknown keyword.
 
-    What the answer looks like; of the first four one at most is given, and `ignore_eos` with none of them:
+    Number of outputs:
 
-    - `response_format`: as OpenAI's, `{"type": "text"}`, `{"type": "json_object"}`, or `{"type":
-      "json_schema", "json_schema": {"schema": {...}}}`; the schema may also lie in `json_schema` itself.
-    - `regex`: what the text matches as a whole, in the syntax of Rust's `regex`.
-    - `choice`: up to 1024 strings of which the text is one.
-    - `grammar`: a context-free grammar in Lark's notation; GBNF is recognised and refused.
-    - `tools`: as OpenAI's, up to 128 functions that the model may ask to have called; for chats.
-    - `tool_choice`: `"none"`, `"auto"` (the default), `"required"`, or `{"type": "function", "function":
-      {"name": ...}}`.
-    - `parallel_tool_calls`: whether it may ask for several calls at once; true by default. Where it may
-      not, what follows on the first is content.
+    - `n`: Number of choices to generate for the prompt. Choice `i` uses the seed `seed + i`. The prompt is
+      computed once. Range: 1 to 128. Default: 1.
+    - `best_of`: Number of choices to generate, of which the best `n` are returned. At least `n`. Choices
+      are ranked by the mean log probability of their tokens, which is reported as `Choice.score`. Only for
+      `generate`. Range: 1 to 128. Default: `n`.
+    - `num_beams`: Number of beams of a beam search; 1 samples instead. Equivalent to Hugging Face's
+      `generate` with `early_stopping=False`. Only for `generate`. Sampling parameters, penalties on the
+      output, structured output, tools, logits processors, `echo`, `prompt_logprobs`, `output_logits` and
+      `output_hidden_states` cannot be combined with it. Range: 1 to 32. Default: 1.
+    - `length_penalty`: Exponent of the length in the score of a beam. The score is the sum of the log
+      probabilities divided by `length ** length_penalty`, with the length in generated tokens. Values
+      above 0 favour longer outputs. Only with `num_beams` above 1. Range: -32 to 32. Default: 1.0.
 
-    How many answers:
+    Output length and stop conditions:
 
-    - `n`: answers to one prompt, 1 to 128; 1 by default.
-    - `best_of`: generate this many, at least `n`, and keep the `n` best; for `generate` alone.
-    - `num_beams`: search with so many beams, 1 to 32, instead of drawing; for `generate` alone.
-      `length_penalty`: a beam's score is divided by its length to this power; 1 by default.
+    - `max_tokens`: Maximum number of tokens to generate. Limited to what `max_model_len` leaves after the
+      prompt. Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining `max_model_len`.
+    - `max_length`: Maximum number of tokens of prompt and output together. Greater than the number of
+      prompt tokens. Range: 1 or more. Default: the model's, if it has no `max_new_tokens`.
+    - `min_tokens`: Number of tokens before which stop tokens are banned. At most `max_tokens` and
+      `max_length`. Range: 0 or more. Default: 0.
+    - `stop`: Stop strings: the output ends before the first one that appears. One string or a sequence of
+      strings. `text` does not contain the stop string unless `include_stop_str_in_output` is set;
+      `token_ids` ends with the token that completed it. Range: up to 64 strings of 1 to 1024 characters.
+      Default: none.
+    - `stop_token_ids`: Token ids that end the output, in addition to the model's end tokens. The stop
+      token is in `token_ids`, not in `text`. Range: up to 256 ids. Default: none.
+    - `stop_token_sequences`: Sequences of token ids that end the output. Their tokens are in `token_ids`,
+      not in `text`. Range: up to 64 sequences of 1 to 64 ids. Default: none.
+    - `include_stop_str_in_output`: Keep the stop string, token or sequence in `text`. Default: `False`.
+    - `ignore_eos`: Continue after the model's end tokens. Default: `False`.
 
-    What is told besides:
+    Sampling:
 
-    - `logprobs`: the natural logarithm of each chosen token's probability; `top_logprobs`: those of so many
-      of the likeliest tokens too, 0 to 20. `prompt_logprobs`: likewise of the prompt's tokens, each after
-      those before it, and of so many of the likeliest.
-    - `logprobs_mode`: `"raw"` is the model's own distribution; `"processed"` that after all of the above up
-      to `temperature`, which tells what the filters choose among.
-    - `output_logits`, `output_hidden_states`: raw logits, and the decoder's last hidden states after its
-      final norm, of the positions of the `"prompt"`, of those from which tokens were generated
-      (`"generation"`), or of `"all"`. Together at most 1 GiB.
-    - `echo`: the text begins with that of the prompt.
-    - `skip_special_tokens`: leave special tokens out of the text; true by default.
-    - `spaces_between_special_tokens`: separate them by spaces, with `skip_special_tokens=False` alone.
+    - `temperature`: Divisor of the logits; 0 selects the most likely token (greedy). With 0 the filters
+      and `seed` have no effect; among equal logits the lowest id is selected. Range: 0 to 2. Default: the
+      model's, else 1.0.
+    - `top_k`: Sample among this many most likely tokens; 0 and -1 disable the filter. Exactly this many
+      tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Range: -1 or more.
+      Default: the model's, else 0.
+    - `top_p`: Sample among the fewest most likely tokens whose probabilities sum to at least this. Nucleus
+      sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter. Range: above 0, at most 1.
+      Default: the model's, else 1.0.
+    - `min_p`: Sample among tokens whose probability is at least this fraction of the highest one. Min-p
+      sampling (Nguyen et al. 2024). 0 disables the filter. Range: 0 to 1. Default: the model's, else 0.0.
+    - `typical_p`: Sample among the most typical tokens whose probabilities sum to at least this. Tokens
+      are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical sampling,
+      Meister et al. 2023). 1 disables the filter. Range: above 0, at most 1. Default: the model's, else
+      1.0.
+    - `seed`: Random seed. A token depends on the distribution, the seed and the index of the token in the
+      output, and on nothing else: the same request with the same seed has the same output.
+      `Request.params` and `Choice.seed` report the seed in use. Range: 0 to 2**64 - 1. Default: random.
+    - `logit_bias`: Values added to the logits of these token ids. Range: up to 1024 ids, -100 to 100.
+      Default: none.
+    - `repetition_penalty`: Divisor of the positive logits, and factor of the negative ones, of tokens that
+      occurred before. Values above 1 make repetition less likely; 1 disables the penalty (Keskar et al.
+      2019, section 4.1). `repetition_penalty_scope` selects the tokens that count. Range: above 0.
+      Default: the model's, else 1.0.
+    - `repetition_penalty_scope`: Tokens that `repetition_penalty` counts. `"all"`: those of the prompt and
+      of the output. `"output"`: those of the output. Range: `"all"`, `"output"`. Default: `"all"`.
+    - `presence_penalty`: Value subtracted from the logits of tokens that occur in the output. Range: -2 to
+      2. Default: 0.0.
+    - `frequency_penalty`: Value subtracted from the logits of tokens once per occurrence in the output.
+      Range: -2 to 2. Default: 0.0.
+    - `no_repeat_ngram_size`: Length of the token n-grams that occur at most once in prompt and output; 0
+      disables the rule. Range: 0 or more. Default: the model's, else 0.
+    - `allowed_token_ids`: The only token ids that can be generated. Range: 1 to 1048576 ids. Default: all.
+    - `bad_token_ids`: Token ids that cannot be generated. Range: up to 1048576 ids. Default: none.
+    - `bad_words`: Strings whose tokenisation is banned. Both tokenisations are banned: at the beginning of
+      a text and after a space. Another tokenisation of the same text is still possible. At most 1024
+      tokens in all. Range: up to 128 strings of 1 to 256 characters. Default: none.
+    - `logits_processors`: Callables that modify the logits of each token. They are called in order as
+      `processor(token_ids, logits)` with the ids of prompt and output so far (a list) and the logits of
+      the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A processor modifies the tensor
+      in place during the call, or returns a replacement: an object with `__dlpack__` or the buffer
+      protocol, float32, same shape. NaN, positive infinity or an exception ends the request with a
+      `GenerationError`. Each call needs the GIL and delays the whole batch. Range: up to 16 callables.
+      Default: none.
 
-    How it is served:
+    Structured output and tools (at most one of `response_format`, `regex`, `choice`, `grammar`):
 
-    - `priority`: the lower, the sooner the request gets a place and the later it has to give it up; 0 by
-      default.
-    - `cache_salt`: 1 to 1024 characters. Requests share computed blocks only with those of the same salt;
-      where nothing is shared at all that is kept, too.
-    - `use_prefix_cache`: whether the request takes blocks from the prefix cache and leaves its own there;
-      true by default. Never changes the answer.
+    - `response_format`: Format of the output, as in OpenAI's API. `{"type": "text"}`, `{"type":
+      "json_object"}` or `{"type": "json_schema", "json_schema": {"schema": {...}}}`. The schema may also
+      be the value of `json_schema`. `"strict": true` beside it closes every object that has `properties`.
+      Default: text.
+    - `regex`: Regular expression that the whole output matches, in the syntax of Rust's `regex`. Range: 1
+      to 1048576 characters. Default: none.
+    - `choice`: Strings of which the output is one. Range: 1 to 1024 strings of 1 to 1048576 characters.
+      Default: none.
+    - `grammar`: Context-free grammar of the output, in Lark notation. GBNF is recognised and rejected.
+      Range: 1 to 1048576 characters. Default: none.
+    - `tools`: Functions that the model can call, as in OpenAI's API. Only for chat prompts. Each is
+      `{"type": "function", "function": {"name": ..., "parameters": {...}}}`. Range: 1 to 128 tools.
+      Default: none.
+    - `tool_choice`: Tools that the model must or can call. `"none"`, `"auto"`, `"required"`, or `{"type":
+      "function", "function": {"name": ...}}`. Default: `"auto"`.
+    - `parallel_tool_calls`: Allow several tool calls in one output. If false, text after the first call is
+      content. Default: `True`.
 
-    The model's defaults for `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `repetition_penalty` and
-    `no_repeat_ngram_size` are those of its generation configuration, which may also ask for greedy
-    choice; where it says nothing they are 1, 0, 1, 0, 1, 1 and 0. Where neither `max_tokens` nor
-    `max_length` is given, its `max_new_tokens` counts, or else its `max_length`.
+    Text and additional outputs:
 
-    Two are equal where all fields are. `response_format`, `tools`, `tool_choice` and `logit_bias` are
-    copied when given and each time they are read.
+    - `logprobs`: Return the natural logarithm of the probability of each generated token. Default:
+      `False`.
+    - `top_logprobs`: Also return this many most likely tokens at each position, with their log
+      probabilities. Only with `logprobs`. Range: 0 to 20. Default: none.
+    - `prompt_logprobs`: Return the log probability of each prompt token, and this many most likely tokens
+      in its place. The first token has none. The whole prompt is computed, whatever the prefix cache
+      holds. Range: 0 to 20. Default: none.
+    - `logprobs_mode`: Distribution of the log probabilities. `"raw"`: the log-softmax of the model's
+      logits. `"processed"`: that of the logits after processors, penalties, bans and temperature, before
+      the filters. Range: `"raw"`, `"processed"`. Default: `"raw"`.
+    - `output_logits`: Return the raw logits of these positions. A `Tensor` of float32, shape `(positions,
+      vocabulary_size)`. `"prompt"`: the positions of the prompt. `"generation"`: those that a token was
+      sampled from, the first of which is the last one of the prompt. `"all"`: both. At most 1 GiB together
+      with `output_hidden_states`. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
+    - `output_hidden_states`: Return the decoder's last hidden states, after its final norm, of these
+      positions. A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Range:
+      `"prompt"`, `"generation"`, `"all"`. Default: none.
+    - `echo`: Begin `text` with the text of the prompt. Default: `False`.
+    - `skip_special_tokens`: Omit special tokens from `text`. Default: `True`.
+    - `spaces_between_special_tokens`: Separate special tokens in `text` by spaces. Only with
+      `skip_special_tokens=False`. Default: `False`.
 
-    Raises `InvalidRequestError` for a value of the wrong type or out of range and for fields that contradict
-    each other, `TypeError` for a keyword that does not exist.
+    Scheduling and cache:
+
+    - `priority`: Scheduling priority; lower values are served first. A request with a lower value can
+      preempt one with a higher value, which resumes later. Range: -2**31 to 2**31 - 1. Default: 0.
+    - `cache_salt`: Share cached blocks only with requests that have the same salt. 1 to 1024 characters.
+      Prevents one tenant from observing another's prompts through cache hits. Range: 1 to 1024 characters.
+      Default: none.
+    - `use_prefix_cache`: Use blocks from the prefix cache and add this request's blocks to it. Does not
+      change the output. Default: `True`.
     """
 
     def __new__(
@@ -276,141 +332,464 @@ class SamplingParams:
         max_tokens: int | None = None,
         max_length: int | None = None,
         min_tokens: int | None = 0,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        typical_p: float | None = None,
-        repetition_penalty: float | None = None,
-        presence_penalty: float | None = 0.0,
-        frequency_penalty: float | None = 0.0,
-        no_repeat_ngram_size: int | None = None,
-        repetition_penalty_scope: str | None = "all",
-        logit_bias: dict[int, float] | None = None,
-        allowed_token_ids: Sequence[int] | None = None,
-        bad_words: Sequence[str] | None = (),
-        bad_token_ids: Sequence[int] | None = (),
         stop: str | Sequence[str] | None = (),
         stop_token_ids: Sequence[int] | None = (),
         stop_token_sequences: Sequence[Sequence[int]] | None = (),
         include_stop_str_in_output: bool | None = False,
         ignore_eos: bool | None = False,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
         seed: int | None = None,
-        logprobs: bool | None = False,
-        top_logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        logprobs_mode: str | None = "raw",
-        echo: bool | None = False,
-        skip_special_tokens: bool | None = True,
-        spaces_between_special_tokens: bool | None = False,
-        output_logits: str | None = None,
-        output_hidden_states: str | None = None,
+        logit_bias: dict[int, float] | None = None,
+        repetition_penalty: float | None = None,
+        repetition_penalty_scope: Literal["all", "output"] | None = "all",
+        presence_penalty: float | None = 0.0,
+        frequency_penalty: float | None = 0.0,
+        no_repeat_ngram_size: int | None = None,
+        allowed_token_ids: Sequence[int] | None = None,
+        bad_token_ids: Sequence[int] | None = (),
+        bad_words: Sequence[str] | None = (),
         logits_processors: Sequence[Callable[[Sequence[int], Tensor], object]] | None = (),
         response_format: dict[str, Any] | None = None,
         regex: str | None = None,
         choice: Sequence[str] | None = None,
         grammar: str | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
-        tool_choice: str | dict[str, Any] | None = None,
+        tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None,
         parallel_tool_calls: bool | None = True,
+        logprobs: bool | None = False,
+        top_logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        logprobs_mode: Literal["raw", "processed"] | None = "raw",
+        output_logits: Literal["prompt", "generation", "all"] | None = None,
+        output_hidden_states: Literal["prompt", "generation", "all"] | None = None,
+        echo: bool | None = False,
+        skip_special_tokens: bool | None = True,
+        spaces_between_special_tokens: bool | None = False,
         priority: int | None = 0,
         cache_salt: str | None = None,
         use_prefix_cache: bool | None = True,
     ) -> SamplingParams: ...
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """Number of choices to generate for the prompt.
+
+        Choice `i` uses the seed `seed + i`. The prompt is computed once.
+
+        Range: 1 to 128. Default: 1.
+        """
+
     @property
-    def best_of(self) -> int | None: ...
+    def best_of(self) -> int | None:
+        """Number of choices to generate, of which the best `n` are returned.
+
+        At least `n`. Choices are ranked by the mean log probability of their tokens, which is reported as
+        `Choice.score`. Only for `generate`.
+
+        Range: 1 to 128. Default: `n`.
+        """
+
     @property
-    def num_beams(self) -> int: ...
+    def num_beams(self) -> int:
+        """Number of beams of a beam search; 1 samples instead.
+
+        Equivalent to Hugging Face's `generate` with `early_stopping=False`. Only for `generate`. Sampling
+        parameters, penalties on the output, structured output, tools, logits processors, `echo`,
+        `prompt_logprobs`, `output_logits` and `output_hidden_states` cannot be combined with it.
+
+        Range: 1 to 32. Default: 1.
+        """
+
     @property
-    def length_penalty(self) -> float: ...
+    def length_penalty(self) -> float:
+        """Exponent of the length in the score of a beam.
+
+        The score is the sum of the log probabilities divided by `length ** length_penalty`, with the
+        length in generated tokens. Values above 0 favour longer outputs. Only with `num_beams` above 1.
+
+        Range: -32 to 32. Default: 1.0.
+        """
+
     @property
-    def max_tokens(self) -> int | None: ...
+    def max_tokens(self) -> int | None:
+        """Maximum number of tokens to generate.
+
+        Limited to what `max_model_len` leaves after the prompt.
+
+        Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining `max_model_len`.
+        """
+
     @property
-    def max_length(self) -> int | None: ...
+    def max_length(self) -> int | None:
+        """Maximum number of tokens of prompt and output together.
+
+        Greater than the number of prompt tokens.
+
+        Range: 1 or more. Default: the model's, if it has no `max_new_tokens`.
+        """
+
     @property
-    def min_tokens(self) -> int: ...
+    def min_tokens(self) -> int:
+        """Number of tokens before which stop tokens are banned.
+
+        At most `max_tokens` and `max_length`.
+
+        Range: 0 or more. Default: 0.
+        """
+
     @property
-    def temperature(self) -> float | None: ...
+    def stop(self) -> tuple[str, ...]:
+        """Stop strings: the output ends before the first one that appears.
+
+        One string or a sequence of strings. `text` does not contain the stop string unless
+        `include_stop_str_in_output` is set; `token_ids` ends with the token that completed it.
+
+        Range: up to 64 strings of 1 to 1024 characters. Default: none.
+        """
+
     @property
-    def top_k(self) -> int | None: ...
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Token ids that end the output, in addition to the model's end tokens.
+
+        The stop token is in `token_ids`, not in `text`.
+
+        Range: up to 256 ids. Default: none.
+        """
+
     @property
-    def top_p(self) -> float | None: ...
+    def stop_token_sequences(self) -> tuple[tuple[int, ...], ...]:
+        """Sequences of token ids that end the output.
+
+        Their tokens are in `token_ids`, not in `text`.
+
+        Range: up to 64 sequences of 1 to 64 ids. Default: none.
+        """
+
     @property
-    def min_p(self) -> float | None: ...
+    def include_stop_str_in_output(self) -> bool:
+        """Keep the stop string, token or sequence in `text`.
+
+        Default: `False`.
+        """
+
     @property
-    def typical_p(self) -> float | None: ...
+    def ignore_eos(self) -> bool:
+        """Continue after the model's end tokens.
+
+        Default: `False`.
+        """
+
     @property
-    def repetition_penalty(self) -> float | None: ...
+    def temperature(self) -> float | None:
+        """Divisor of the logits; 0 selects the most likely token (greedy).
+
+        With 0 the filters and `seed` have no effect; among equal logits the lowest id is selected.
+
+        Range: 0 to 2. Default: the model's, else 1.0.
+        """
+
     @property
-    def presence_penalty(self) -> float: ...
+    def top_k(self) -> int | None:
+        """Sample among this many most likely tokens; 0 and -1 disable the filter.
+
+        Exactly this many tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018).
+
+        Range: -1 or more. Default: the model's, else 0.
+        """
+
     @property
-    def frequency_penalty(self) -> float: ...
+    def top_p(self) -> float | None:
+        """Sample among the fewest most likely tokens whose probabilities sum to at least this.
+
+        Nucleus sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter.
+
+        Range: above 0, at most 1. Default: the model's, else 1.0.
+        """
+
     @property
-    def no_repeat_ngram_size(self) -> int | None: ...
+    def min_p(self) -> float | None:
+        """Sample among tokens whose probability is at least this fraction of the highest one.
+
+        Min-p sampling (Nguyen et al. 2024). 0 disables the filter.
+
+        Range: 0 to 1. Default: the model's, else 0.0.
+        """
+
     @property
-    def repetition_penalty_scope(self) -> str: ...
+    def typical_p(self) -> float | None:
+        """Sample among the most typical tokens whose probabilities sum to at least this.
+
+        Tokens are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical
+        sampling, Meister et al. 2023). 1 disables the filter.
+
+        Range: above 0, at most 1. Default: the model's, else 1.0.
+        """
+
     @property
-    def logit_bias(self) -> dict[int, float] | None: ...
+    def seed(self) -> int | None:
+        """Random seed.
+
+        A token depends on the distribution, the seed and the index of the token in the output, and on
+        nothing else: the same request with the same seed has the same output. `Request.params` and
+        `Choice.seed` report the seed in use.
+
+        Range: 0 to 2**64 - 1. Default: random.
+        """
+
     @property
-    def allowed_token_ids(self) -> tuple[int, ...] | None: ...
+    def logit_bias(self) -> dict[int, float] | None:
+        """Values added to the logits of these token ids.
+
+        Range: up to 1024 ids, -100 to 100. Default: none.
+        """
+
     @property
-    def bad_words(self) -> tuple[str, ...]: ...
+    def repetition_penalty(self) -> float | None:
+        """Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before.
+
+        Values above 1 make repetition less likely; 1 disables the penalty (Keskar et al. 2019, section
+        4.1). `repetition_penalty_scope` selects the tokens that count.
+
+        Range: above 0. Default: the model's, else 1.0.
+        """
+
     @property
-    def bad_token_ids(self) -> tuple[int, ...]: ...
+    def repetition_penalty_scope(self) -> Literal["all", "output"]:
+        """Tokens that `repetition_penalty` counts.
+
+        `"all"`: those of the prompt and of the output. `"output"`: those of the output.
+
+        Range: `"all"`, `"output"`. Default: `"all"`.
+        """
+
     @property
-    def stop(self) -> tuple[str, ...]: ...
+    def presence_penalty(self) -> float:
+        """Value subtracted from the logits of tokens that occur in the output.
+
+        Range: -2 to 2. Default: 0.0.
+        """
+
     @property
-    def stop_token_ids(self) -> tuple[int, ...]: ...
+    def frequency_penalty(self) -> float:
+        """Value subtracted from the logits of tokens once per occurrence in the output.
+
+        Range: -2 to 2. Default: 0.0.
+        """
+
     @property
-    def stop_token_sequences(self) -> tuple[tuple[int, ...], ...]: ...
+    def no_repeat_ngram_size(self) -> int | None:
+        """Length of the token n-grams that occur at most once in prompt and output; 0 disables the rule.
+
+        Range: 0 or more. Default: the model's, else 0.
+        """
+
     @property
-    def include_stop_str_in_output(self) -> bool: ...
+    def allowed_token_ids(self) -> tuple[int, ...] | None:
+        """The only token ids that can be generated.
+
+        Range: 1 to 1048576 ids. Default: all.
+        """
+
     @property
-    def ignore_eos(self) -> bool: ...
+    def bad_token_ids(self) -> tuple[int, ...]:
+        """Token ids that cannot be generated.
+
+        Range: up to 1048576 ids. Default: none.
+        """
+
     @property
-    def seed(self) -> int | None: ...
+    def bad_words(self) -> tuple[str, ...]:
+        """Strings whose tokenisation is banned.
+
+        Both tokenisations are banned: at the beginning of a text and after a space. Another tokenisation
+        of the same text is still possible. At most 1024 tokens in all.
+
+        Range: up to 128 strings of 1 to 256 characters. Default: none.
+        """
+
     @property
-    def logprobs(self) -> bool: ...
+    def logits_processors(self) -> tuple[Callable[[Sequence[int], Tensor], object], ...]:
+        """Callables that modify the logits of each token.
+
+        They are called in order as `processor(token_ids, logits)` with the ids of prompt and output so far
+        (a list) and the logits of the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A
+        processor modifies the tensor in place during the call, or returns a replacement: an object with
+        `__dlpack__` or the buffer protocol, float32, same shape. NaN, positive infinity or an exception
+        ends the request with a `GenerationError`. Each call needs the GIL and delays the whole batch.
+
+        Range: up to 16 callables. Default: none.
+        """
+
     @property
-    def top_logprobs(self) -> int | None: ...
+    def response_format(self) -> dict[str, Any] | None:
+        """Format of the output, as in OpenAI's API.
+
+        `{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": {"schema":
+        {...}}}`. The schema may also be the value of `json_schema`. `"strict": true` beside it closes
+        every object that has `properties`.
+
+        Default: text.
+        """
+
     @property
-    def prompt_logprobs(self) -> int | None: ...
+    def regex(self) -> str | None:
+        """Regular expression that the whole output matches, in the syntax of Rust's `regex`.
+
+        Range: 1 to 1048576 characters. Default: none.
+        """
+
     @property
-    def logprobs_mode(self) -> str: ...
+    def choice(self) -> tuple[str, ...] | None:
+        """Strings of which the output is one.
+
+        Range: 1 to 1024 strings of 1 to 1048576 characters. Default: none.
+        """
+
     @property
-    def echo(self) -> bool: ...
+    def grammar(self) -> str | None:
+        """Context-free grammar of the output, in Lark notation.
+
+        GBNF is recognised and rejected.
+
+        Range: 1 to 1048576 characters. Default: none.
+        """
+
     @property
-    def skip_special_tokens(self) -> bool: ...
+    def tools(self) -> list[dict[str, Any]] | None:
+        """Functions that the model can call, as in OpenAI's API.
+
+        Only for chat prompts. Each is `{"type": "function", "function": {"name": ..., "parameters":
+        {...}}}`.
+
+        Range: 1 to 128 tools. Default: none.
+        """
+
     @property
-    def spaces_between_special_tokens(self) -> bool: ...
+    def tool_choice(self) -> Literal["none", "auto", "required"] | dict[str, Any] | None:
+        """Tools that the model must or can call.
+
+        `"none"`, `"auto"`, `"required"`, or `{"type": "function", "function": {"name": ...}}`.
+
+        Default: `"auto"`.
+        """
+
     @property
-    def output_logits(self) -> str | None: ...
+    def parallel_tool_calls(self) -> bool:
+        """Allow several tool calls in one output.
+
+        If false, text after the first call is content.
+
+        Default: `True`.
+        """
+
     @property
-    def output_hidden_states(self) -> str | None: ...
+    def logprobs(self) -> bool:
+        """Return the natural logarithm of the probability of each generated token.
+
+        Default: `False`.
+        """
+
     @property
-    def logits_processors(self) -> tuple[Callable[[Sequence[int], Tensor], object], ...]: ...
+    def top_logprobs(self) -> int | None:
+        """Also return this many most likely tokens at each position, with their log probabilities.
+
+        Only with `logprobs`.
+
+        Range: 0 to 20. Default: none.
+        """
+
     @property
-    def response_format(self) -> dict[str, Any] | None: ...
+    def prompt_logprobs(self) -> int | None:
+        """Return the log probability of each prompt token, and this many most likely tokens in its place.
+
+        The first token has none. The whole prompt is computed, whatever the prefix cache holds.
+
+        Range: 0 to 20. Default: none.
+        """
+
     @property
-    def regex(self) -> str | None: ...
+    def logprobs_mode(self) -> Literal["raw", "processed"]:
+        """Distribution of the log probabilities.
+
+        `"raw"`: the log-softmax of the model's logits. `"processed"`: that of the logits after processors,
+        penalties, bans and temperature, before the filters.
+
+        Range: `"raw"`, `"processed"`. Default: `"raw"`.
+        """
+
     @property
-    def choice(self) -> tuple[str, ...] | None: ...
+    def output_logits(self) -> Literal["prompt", "generation", "all"] | None:
+        """Return the raw logits of these positions.
+
+        A `Tensor` of float32, shape `(positions, vocabulary_size)`. `"prompt"`: the positions of the
+        prompt. `"generation"`: those that a token was sampled from, the first of which is the last one of
+        the prompt. `"all"`: both. At most 1 GiB together with `output_hidden_states`.
+
+        Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
+        """
+
     @property
-    def grammar(self) -> str | None: ...
+    def output_hidden_states(self) -> Literal["prompt", "generation", "all"] | None:
+        """Return the decoder's last hidden states, after its final norm, of these positions.
+
+        A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`.
+
+        Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
+        """
+
     @property
-    def tools(self) -> list[dict[str, Any]] | None: ...
+    def echo(self) -> bool:
+        """Begin `text` with the text of the prompt.
+
+        Default: `False`.
+        """
+
     @property
-    def tool_choice(self) -> str | dict[str, Any] | None: ...
+    def skip_special_tokens(self) -> bool:
+        """Omit special tokens from `text`.
+
+        Default: `True`.
+        """
+
     @property
-    def parallel_tool_calls(self) -> bool: ...
+    def spaces_between_special_tokens(self) -> bool:
+        """Separate special tokens in `text` by spaces.
+
+        Only with `skip_special_tokens=False`.
+
+        Default: `False`.
+        """
+
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int:
+        """Scheduling priority; lower values are served first.
+
+        A request with a lower value can preempt one with a higher value, which resumes later.
+
+        Range: -2**31 to 2**31 - 1. Default: 0.
+        """
+
     @property
-    def cache_salt(self) -> str | None: ...
+    def cache_salt(self) -> str | None:
+        """Share cached blocks only with requests that have the same salt.
+
+        1 to 1024 characters. Prevents one tenant from observing another's prompts through cache hits.
+
+        Range: 1 to 1024 characters. Default: none.
+        """
+
     @property
-    def use_prefix_cache(self) -> bool: ...
+    def use_prefix_cache(self) -> bool:
+        """Use blocks from the prefix cache and add this request's blocks to it.
+
+        Does not change the output.
+
+        Default: `True`.
+        """
+
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed; `None` sets a field back to its default."""
 
@@ -418,6 +797,8 @@ class SamplingParams:
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+# fmt: on
+# end generated: SamplingParams
 
 @final
 class Tensor:

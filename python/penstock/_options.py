@@ -18,9 +18,6 @@ CacheElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16", 
 PreemptionMode: TypeAlias = Literal["recompute", "swap", "interrupt"]
 ToolParser: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser: TypeAlias = Literal["auto", "none", "think"]
-LogprobsMode: TypeAlias = Literal["raw", "processed"]
-Extent: TypeAlias = Literal["prompt", "generation", "all"]
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | dict[str, Any]
 #: Gets the tokens so far and the logits of the next one; see `SamplingParams`.
 LogitsProcessor: TypeAlias = Callable[[Sequence[int], Tensor], object]
 
@@ -56,60 +53,158 @@ class EngineOptions(TypedDict, total=False):
     reasoning_parser: Annotated[ReasoningParser | None, "How it marks its reasoning: auto, none or think."]
 
 
+# begin generated: SamplingParams
+# fmt: off
 class SamplingOptions(TypedDict, total=False):
-    """Fields of `SamplingParams`."""
+    """The fields of `SamplingParams`."""
 
     n: int | None
     best_of: int | None
     num_beams: int | None
     length_penalty: float | None
-    max_tokens: Annotated[int | None, "Most tokens to generate; up to the model's length by default."]
-    max_length: Annotated[int | None, "Most tokens of prompt and answer together."]
-    min_tokens: Annotated[int | None, "No stop token before this many tokens."]
-    temperature: Annotated[float | None, "0 is greedy; the model's own by default."]
-    top_k: Annotated[int | None, "Choose among this many tokens; 0 is all."]
-    top_p: Annotated[float | None, "Choose among the likeliest tokens of this total probability."]
-    min_p: Annotated[float | None, "Choose among tokens this likely, relative to the likeliest."]
-    typical_p: Annotated[float | None, "Choose among the most typical tokens of this total probability."]
-    repetition_penalty: Annotated[float | None, "Above 1 makes tokens that were seen before less likely."]
-    presence_penalty: Annotated[float | None, "Subtracted from the logits of tokens generated before."]
-    frequency_penalty: Annotated[float | None, "Likewise, once for each time."]
-    no_repeat_ngram_size: Annotated[int | None, "No sequence of so many tokens comes twice; 0 for no rule."]
-    repetition_penalty_scope: Annotated[
-        Literal["all", "output"] | None, "Tokens that repetition_penalty counts: all, or those of the output."
+    max_tokens: Annotated[
+        int | None,
+        "Maximum number of tokens to generate. Default: the model's max_new_tokens, else the remaining "
+        "max_model_len.",
+    ]
+    max_length: Annotated[
+        int | None,
+        "Maximum number of tokens of prompt and output together. Default: the model's, if it has no "
+        "max_new_tokens.",
+    ]
+    min_tokens: Annotated[
+        int | None,
+        "Number of tokens before which stop tokens are banned. Default: 0.",
+    ]
+    stop: Annotated[
+        str | Sequence[str] | None,
+        "Stop strings: the output ends before the first one that appears. Default: none.",
+    ]
+    stop_token_ids: Annotated[
+        Sequence[int] | None,
+        "Token ids that end the output, in addition to the model's end tokens. Default: none.",
+    ]
+    stop_token_sequences: Sequence[Sequence[int]] | None
+    include_stop_str_in_output: Annotated[
+        bool | None,
+        "Keep the stop string, token or sequence in text. Default: False.",
+    ]
+    ignore_eos: Annotated[
+        bool | None,
+        "Continue after the model's end tokens. Default: False.",
+    ]
+    temperature: Annotated[
+        float | None,
+        "Divisor of the logits; 0 selects the most likely token (greedy). Default: the model's, else 1.0.",
+    ]
+    top_k: Annotated[
+        int | None,
+        "Sample among this many most likely tokens; 0 and -1 disable the filter. Default: the model's, else "
+        "0.",
+    ]
+    top_p: Annotated[
+        float | None,
+        "Sample among the fewest most likely tokens whose probabilities sum to at least this. Default: the "
+        "model's, else 1.0.",
+    ]
+    min_p: Annotated[
+        float | None,
+        "Sample among tokens whose probability is at least this fraction of the highest one. Default: the "
+        "model's, else 0.0.",
+    ]
+    typical_p: Annotated[
+        float | None,
+        "Sample among the most typical tokens whose probabilities sum to at least this. Default: the "
+        "model's, else 1.0.",
+    ]
+    seed: Annotated[
+        int | None,
+        "Random seed. Default: random.",
     ]
     logit_bias: dict[int, float] | None
-    allowed_token_ids: Annotated[Sequence[int] | None, "Choose this token alone; may be given several times."]
-    bad_words: Annotated[
-        Sequence[str] | None, "A word that the answer does not have; may be given several times."
+    repetition_penalty: Annotated[
+        float | None,
+        "Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before. "
+        "Default: the model's, else 1.0.",
     ]
-    bad_token_ids: Annotated[Sequence[int] | None, "Never choose this token; may be given several times."]
-    stop: Annotated[str | Sequence[str] | None, "Text that ends the answer; may be given several times."]
-    stop_token_ids: Annotated[Sequence[int] | None, "Token that ends the answer; may be given several times."]
-    stop_token_sequences: Sequence[Sequence[int]] | None
-    include_stop_str_in_output: Annotated[bool | None, "Keep what ended the answer in its text."]
-    ignore_eos: Annotated[bool | None, "Go on after the model's own end token."]
-    seed: Annotated[int | None, "The same seed gives the same answer; random by default."]
+    repetition_penalty_scope: Annotated[
+        Literal["all", "output"] | None,
+        "Tokens that repetition_penalty counts. Default: all.",
+    ]
+    presence_penalty: Annotated[
+        float | None,
+        "Value subtracted from the logits of tokens that occur in the output. Default: 0.0.",
+    ]
+    frequency_penalty: Annotated[
+        float | None,
+        "Value subtracted from the logits of tokens once per occurrence in the output. Default: 0.0.",
+    ]
+    no_repeat_ngram_size: Annotated[
+        int | None,
+        "Length of the token n-grams that occur at most once in prompt and output; 0 disables the rule. "
+        "Default: the model's, else 0.",
+    ]
+    allowed_token_ids: Annotated[
+        Sequence[int] | None,
+        "The only token ids that can be generated. Default: all.",
+    ]
+    bad_token_ids: Annotated[
+        Sequence[int] | None,
+        "Token ids that cannot be generated. Default: none.",
+    ]
+    bad_words: Annotated[
+        Sequence[str] | None,
+        "Strings whose tokenisation is banned. Default: none.",
+    ]
+    logits_processors: Sequence[LogitsProcessor] | None
+    response_format: dict[str, Any] | None
+    regex: Annotated[
+        str | None,
+        "Regular expression that the whole output matches, in the syntax of Rust's regex. Default: none.",
+    ]
+    choice: Annotated[
+        Sequence[str] | None,
+        "Strings of which the output is one. Default: none.",
+    ]
+    grammar: Annotated[
+        str | None,
+        "Context-free grammar of the output, in Lark notation. Default: none.",
+    ]
+    tools: Sequence[dict[str, Any]] | None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None
+    parallel_tool_calls: bool | None
     logprobs: bool | None
     top_logprobs: int | None
     prompt_logprobs: int | None
-    logprobs_mode: LogprobsMode | None
-    echo: Annotated[bool | None, "Begin the text with that of the prompt."]
-    skip_special_tokens: Annotated[bool | None, "Leave special tokens out of the text."]
-    spaces_between_special_tokens: Annotated[bool | None, "Put spaces around special tokens in the text."]
-    output_logits: Extent | None
-    output_hidden_states: Extent | None
-    logits_processors: Sequence[LogitsProcessor] | None
-    response_format: dict[str, Any] | None
-    regex: Annotated[str | None, "The answer is what this regular expression matches as a whole."]
-    choice: Annotated[Sequence[str] | None, "The answer is this text; may be given several times."]
-    grammar: Annotated[str | None, "The answer is a text of this grammar, in Lark."]
-    tools: Sequence[dict[str, Any]] | None
-    tool_choice: ToolChoice | None
-    parallel_tool_calls: bool | None
-    priority: Annotated[int | None, "The lower, the sooner; 0 by default."]
-    cache_salt: Annotated[str | None, "Share computed blocks with requests of this salt alone."]
-    use_prefix_cache: Annotated[bool | None, "Take from the prefix cache, and leave there."]
+    logprobs_mode: Literal["raw", "processed"] | None
+    output_logits: Literal["prompt", "generation", "all"] | None
+    output_hidden_states: Literal["prompt", "generation", "all"] | None
+    echo: Annotated[
+        bool | None,
+        "Begin text with the text of the prompt. Default: False.",
+    ]
+    skip_special_tokens: Annotated[
+        bool | None,
+        "Omit special tokens from text. Default: True.",
+    ]
+    spaces_between_special_tokens: Annotated[
+        bool | None,
+        "Separate special tokens in text by spaces. Default: False.",
+    ]
+    priority: Annotated[
+        int | None,
+        "Scheduling priority; lower values are served first. Default: 0.",
+    ]
+    cache_salt: Annotated[
+        str | None,
+        "Share cached blocks only with requests that have the same salt. Default: none.",
+    ]
+    use_prefix_cache: Annotated[
+        bool | None,
+        "Use blocks from the prefix cache and add this request's blocks to it. Default: True.",
+    ]
+# fmt: on
+# end generated: SamplingParams
 
 
 def merge(cls: type[Fields], given: Fields | None, changes: dict[str, Any]) -> Fields:

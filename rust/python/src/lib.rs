@@ -30,6 +30,8 @@ mod request;
 mod resolve;
 mod results;
 mod rows;
+#[rustfmt::skip]
+mod sampling_params;
 mod script;
 mod strictness;
 mod structure;

@@ -130,12 +130,12 @@ impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for Shared<T> {
 
 /// The class itself; `methods` is its constructor and what else it has of its own.
 macro_rules! class {
-    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* } $($methods:tt)*) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty),* } $($methods:tt)*) => {
         $(#[$meta])*
         #[pyo3::pyclass(frozen, eq, get_all, module = "penstock", from_py_object)]
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name {
-            $(pub $field: $type),*
+            $($(#[$doc])* pub $field: $type),*
         }
 
         #[pyo3::pymethods]
@@ -172,10 +172,10 @@ pub(crate) use class;
 
 /// A class whose every field must be given, as the type it has: `Name { field: type, ... }`, and methods after it.
 macro_rules! record {
-    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? } $($methods:tt)*) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty),* $(,)? } $($methods:tt)*) => {
         $crate::record::class! {
             $(#[$meta])*
-            $name { $($field: $type),* }
+            $name { $($(#[$doc])* $field: $type),* }
 
             #[new]
             #[pyo3(signature = (*, $($field),*))]
@@ -197,7 +197,7 @@ pub(crate) use record;
 /// a string. `Name(wrap, check)` has `check` look at how the fields go together.
 macro_rules! options {
     ($(#[$meta:meta])* $name:ident ($wrap:expr $(, $check:expr)?) {
-        $($field:ident: $type:ty = $default:tt, $read:expr;)*
+        $($(#[$doc:meta])* $field:ident: $type:ty = $default:tt, $read:expr;)*
     }) => {
         $crate::record::class! {
             // The first lines are the signature as `inspect` wants it.
@@ -207,7 +207,7 @@ macro_rules! options {
                 ")\n--\n"
             )]
             $(#[$meta])*
-            $name { $($field: $type),* }
+            $name { $($(#[$doc])* $field: $type),* }
 
             #[new]
             #[pyo3(signature = (*, $($field = None),*, **unknown), text_signature = None)]
