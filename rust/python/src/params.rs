@@ -145,10 +145,9 @@ pub fn read_stop_sequences(
     most_ids: usize,
 ) -> Result<Tuple<Tuple<u32>>, Error> {
     let expected = "a sequence of sequences of token ids (integers from 0)";
-    let read =
-        |field: Field, item: &Bound<'_, PyAny>| match field.token_ids(item, most_ids, expected)? {
-            ids if ids.is_empty() => Err(field.refuse(value, "sequences of at least one id each")),
-            ids => Ok(Tuple(ids)),
-        };
+    let read = |field: Field, item: &Bound<'_, PyAny>| match field.token_ids(item, most_ids, expected)? {
+        ids if ids.is_empty() => Err(field.refuse(value, "sequences of at least one id each")),
+        ids => Ok(Tuple(ids)),
+    };
     field.items(value, most, "sequences", expected, read).map(Tuple)
 }
