@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_checkpoint::Checkpoint;
-use penstock_engine::{Grammar, GrammarState, Limits, NewSequence, Request, Sample, ScheduledRow, StepPlan};
+use penstock_engine::{
+    Grammar, GrammarState, Limits, NewSequence, Request, Sample, ScheduledRow, StepOutput, StepPlan,
+};
 use penstock_runner::{BareRunner, Options};
 use penstock_types::{BlockId, RequestedOutputs, Sampling};
 
@@ -194,8 +196,9 @@ impl Model {
                 sample: Some(Sample { index: 0 }),
             });
         }
+        let mut output = StepOutput::default();
         let started = Instant::now();
-        self.runner.run(&mut plan).expect("a good plan");
+        self.runner.run(&plan, &mut output).expect("a good plan");
         started.elapsed().as_secs_f64()
     }
 }

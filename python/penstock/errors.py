@@ -4,7 +4,7 @@
     ├── ConfigError (ValueError)              a field of the engine's configuration is invalid
     ├── ModelLoadError                        the model's files are missing or invalid
     ├── OutOfMemoryError (MemoryError)        the model or its KV cache does not fit
-    ├── EngineStoppedError                    the engine is not open, was closed, or crashed
+    ├── EngineStoppedError                    the engine is not open, was closed, crashed, or lost its device
     └── RequestError
         ├── InvalidRequestError (ValueError)  a field of the request is invalid
         ├── OverloadedError                   the waiting queue is full; retry later
@@ -61,7 +61,7 @@ class OutOfMemoryError(PenstockError, MemoryError):
 
 
 class EngineStoppedError(PenstockError):
-    """The engine is not open, was closed, or crashed (a bug)."""
+    """The engine is not open, was closed, crashed (a bug), or lost its device."""
 
 
 class RequestError(PenstockError):

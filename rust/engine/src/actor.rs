@@ -11,6 +11,7 @@ use std::time::Instant;
 use crate::core::Core;
 use crate::executor::Executor;
 use crate::mailbox::{Gate, Mailbox};
+use crate::request::StopCause;
 
 /// Starts the thread. It ends, with the executor dropped, after a `Shutdown` or a panic.
 pub(crate) fn spawn(core: Core, mailbox: Mailbox, executor: Box<dyn Executor>) -> io::Result<JoinHandle<()>> {
@@ -32,8 +33,8 @@ fn run(mut core: Core, mailbox: &Mailbox, executor: &mut dyn Executor) {
             core.handle(message, now);
         }
         core.attend(now);
-        while let Some(plan) = core.plan(now) {
-            executor.submit(plan);
+        while let Some((plan, output)) = core.plan(now) {
+            executor.submit(plan, output);
         }
         core.ring();
     }
@@ -44,7 +45,7 @@ fn live(core: Core, mailbox: Mailbox, mut executor: Box<dyn Executor>) {
     // Unwinding drops `core`, and with it every outbox: each open request hears that the engine has stopped. What
     // remains is not used again but to be dropped, so no broken invariant is looked at.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(core, &mailbox, &mut *executor))) {
-        log::error!("the engine has stopped on a defect: {}", text_of(&*panic));
+        log::error!("the engine crashed: {}", text_of(&*panic));
     }
     // The mailbox first: it answers the starts left in it, and lets go of an executor thread that waits for a place to
     // put its last answer, which the executor's drop may in turn wait for.
@@ -58,7 +59,7 @@ struct CloseOnDrop<'a>(&'a Gate);
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.close();
+        self.0.close(if thread::panicking() { StopCause::Crashed } else { StopCause::Closed });
     }
 }
 

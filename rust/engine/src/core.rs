@@ -15,13 +15,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::executor::{DEPTH, StepDone, StepPlan, split_off};
+use crate::executor::{DEPTH, StepDone, StepError, StepOutput, StepPlan, split_off};
 use crate::limits::Limits;
-use crate::mailbox::Attention;
+use crate::mailbox::{Attention, Gate};
 use crate::message::{Message, Outbox, Start};
 use crate::port::{PortIndex, Ringer};
 use crate::prefix::{BlockHasher, Chain, Namespace};
-use crate::request::{Finish, FinishReason, Refusal, Request, RequestId};
+use crate::request::{Finish, FinishReason, Refusal, Request, RequestId, StopCause};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Arrival, GENERATED_AHEAD, Sequence, Turn};
 use crate::stats::{Board, Stats};
@@ -33,13 +33,14 @@ pub struct Core {
     ringer: Ringer,
     /// Plans submitted and not answered, oldest first.
     flights: VecDeque<Flight>,
-    /// Buffers of answered plans, for the next ones.
-    spare: Vec<(Box<StepPlan>, Vec<RequestId>)>,
+    /// Buffers of ended steps, for the next ones.
+    spare: Vec<Buffers>,
     /// What is said to requests that have ended, once the statistics agree with it.
     last_words: Vec<(Outbox, PortIndex, Finish)>,
     /// Scratch of `attend`.
     cancelled: Vec<Sequence>,
     attention: Arc<Attention>,
+    gate: Arc<Gate>,
     board: Arc<Board>,
     counters: Counters,
     num_arrivals: u64,
@@ -48,6 +49,14 @@ pub struct Core {
 
 /// Whose rows are that nobody wants any more.
 const NOBODY: RequestId = RequestId(u64::MAX);
+
+/// What one step needs.
+#[derive(Default)]
+struct Buffers {
+    plan: Box<StepPlan>,
+    output: Box<StepOutput>,
+    owners: Vec<RequestId>,
+}
 
 /// A plan in flight.
 struct Flight {
@@ -71,7 +80,13 @@ struct Counters {
 
 impl Core {
     /// An engine with nothing to do. `limits` have been validated; `hasher` is the prefix cache's.
-    pub fn new(limits: Limits, hasher: BlockHasher, attention: Arc<Attention>, board: Arc<Board>) -> Self {
+    pub fn new(
+        limits: Limits,
+        hasher: BlockHasher,
+        attention: Arc<Attention>,
+        gate: Arc<Gate>,
+        board: Arc<Board>,
+    ) -> Self {
         let core = Self {
             scheduler: Scheduler::new(&limits, hasher),
             limits,
@@ -81,6 +96,7 @@ impl Core {
             last_words: Vec::new(),
             cancelled: Vec::new(),
             attention,
+            gate,
             board,
             counters: Counters::default(),
             num_arrivals: 0,
@@ -100,13 +116,13 @@ impl Core {
                 self.scheduler.reset_prefix_cache();
                 self.publish();
             }
-            Message::Shutdown => self.shut_down(now),
+            Message::Shutdown => self.stop(StopCause::Closed, now),
         }
     }
 
     fn start(&mut self, mut starts: Vec<Start>, now: Instant) {
         if self.is_stopped {
-            return self.refuse(starts, Refusal::Stopped);
+            return self.refuse(starts, Refusal::Stopped(self.gate.cause()));
         }
         let others = starts.split_off(1.min(starts.len()));
         let Some(first) = starts.pop() else { return };
@@ -186,7 +202,7 @@ impl Core {
 
     /// The next step, if anything can be computed now and fewer than [`DEPTH`] plans are unanswered, or none while somebody
     /// drafts. The caller submits it; plans run in the order they come out here.
-    pub fn plan(&mut self, now: Instant) -> Option<Box<StepPlan>> {
+    pub fn plan(&mut self, now: Instant) -> Option<(Box<StepPlan>, Box<StepOutput>)> {
         let is_full = match self.flights.len() {
             0 => false,
             DEPTH.. => true,
@@ -197,38 +213,45 @@ impl Core {
         if is_full || self.is_stopped {
             return None;
         }
-        let (mut plan, mut owners) = self.spare.pop().unwrap_or_default();
+        let Buffers { mut plan, mut output, mut owners } = self.spare.pop().unwrap_or_default();
         self.scheduler.plan(&mut plan, &mut owners, now);
         while let Some(sequence) = self.scheduler.pop_interrupted() {
             self.end(sequence, FinishReason::Interrupted, now);
         }
         self.settle();
         if plan.rows.is_empty() {
-            self.spare.push((plan, owners));
+            self.spare.push(Buffers { plan, output, owners });
             return None;
         }
+        output.step = plan.step;
         self.flights.push_back(Flight { step: plan.step, owners });
-        Some(plan)
+        Some((plan, output))
     }
 
-    fn complete(&mut self, StepDone { mut plan, result }: StepDone, now: Instant) {
+    fn complete(&mut self, StepDone { mut plan, mut output, result }: StepDone, now: Instant) {
         let Flight { step, mut owners } =
             self.flights.pop_front().expect("an answer to no plan; this is a bug");
-        assert_eq!(plan.step, step, "answers out of order; this is a bug");
+        assert_eq!((plan.step, output.step), (step, step), "answers out of order; this is a bug");
         self.counters.steps += 1;
-        match result.and_then(|()| plan.check_answers(self.limits.vocabulary_size)) {
-            Ok(()) => self.deliver(&mut plan, &owners, now),
-            Err(text) => self.fail(&plan, &owners, &text, now),
+        let check = |()| output.check(&plan, self.limits.vocabulary_size).map_err(StepError::Failed);
+        match result.and_then(check) {
+            Ok(()) => self.deliver(&plan, &mut output, &owners, now),
+            Err(StepError::Failed(text)) => self.fail(&plan, output.copies_done, &owners, &text, now),
+            Err(StepError::DeviceLost(text)) => {
+                log::error!("the device was lost: {text}");
+                self.stop(StopCause::DeviceLost(text.into()), now);
+            }
         }
         plan.clear();
+        output.clear();
         owners.clear();
-        self.spare.push((plan, owners));
+        self.spare.push(Buffers { plan, output, owners });
         self.settle();
     }
 
-    fn deliver(&mut self, plan: &mut StepPlan, owners: &[RequestId], now: Instant) {
-        let (mut sampled, mut positions) = (&mut plan.sampled[..], &mut plan.positions[..]);
-        for ((work, answer), &owner) in plan.rows.iter().zip(&mut plan.outputs).zip(owners) {
+    fn deliver(&mut self, plan: &StepPlan, output: &mut StepOutput, owners: &[RequestId], now: Instant) {
+        let (mut sampled, mut positions) = (&mut output.sampled[..], &mut output.positions[..]);
+        for ((work, answer), &owner) in plan.rows.iter().zip(&mut output.rows).zip(owners) {
             let tokens = split_off(&mut sampled, answer.num_tokens);
             let positions = split_off(&mut positions, answer.num_positions);
             if let Some(text) = answer.failure.take() {
@@ -253,7 +276,7 @@ impl Core {
                 self.counters.accepted_tokens += num_appended.min(u64::from(answer.num_tokens) - 1);
             }
             if work.sample.is_some() {
-                sequence.look_ahead(&plan.forced[answer.forced.start as usize..answer.forced.end as usize]);
+                sequence.look_ahead(&output.forced[answer.forced.start as usize..answer.forced.end as usize]);
             }
             let computed = self.scheduler.row_computed(work, owner, now);
             self.counters.prompt_tokens += computed.prompt as u64;
@@ -267,8 +290,8 @@ impl Core {
         }
     }
 
-    fn fail(&mut self, plan: &StepPlan, owners: &[RequestId], text: &str, now: Instant) {
-        if !plan.copied && !plan.copies.is_empty() {
+    fn fail(&mut self, plan: &StepPlan, copies_done: bool, owners: &[RequestId], text: &str, now: Instant) {
+        if !copies_done && !plan.copies.is_empty() {
             self.distrust_copies(plan.step, now);
         }
         for (work, &owner) in plan.rows.iter().zip(owners) {
@@ -293,10 +316,16 @@ impl Core {
         }
     }
 
-    fn shut_down(&mut self, now: Instant) {
+    /// Ends every request. The gate closes first: a caller that sees a request end sees that the engine has stopped.
+    fn stop(&mut self, cause: StopCause, now: Instant) {
         self.is_stopped = true;
+        self.gate.close(cause.clone());
         while let Some(sequence) = self.scheduler.dismiss(now) {
-            self.end(sequence, FinishReason::Cancelled, now);
+            let reason = match cause {
+                StopCause::Closed => FinishReason::Cancelled,
+                _ => FinishReason::EngineStopped(cause.clone()),
+            };
+            self.end(sequence, reason, now);
         }
         self.settle();
     }
@@ -357,7 +386,7 @@ impl Core {
         self.ringer.ring();
     }
 
-    /// Whether it was shut down: every request has ended, and nothing will be planned.
+    /// Whether it was shut down or has lost its device: every request has ended, and nothing will be planned.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }

@@ -1,14 +1,14 @@
-//! The seam between the engine and whatever computes: a step goes out as a [`StepPlan`], its tokens come back in a
-//! [`StepDone`]. Plain integers both ways; no model, no device, no tensor.
+//! The interface between the engine and the executor of its steps. A step goes out as a [`StepPlan`] and comes back as a
+//! [`StepOutput`], both of plain integers: no model, no device, no tensor.
 //!
-//! Up to [`DEPTH`] plans are in flight. A plan may be submitted before the tokens sampled by the one before it are
-//! known: such a row says [`ScheduledRow::follows_sample`] and the executor feeds it the token it sampled last for that slot.
+//! Up to [`DEPTH`] steps are in flight. A plan may be submitted before the tokens sampled by the previous step are known:
+//! such a row sets [`ScheduledRow::follows_sample`], and its input is the token that was sampled last for its slot.
 //!
-//! The executor remembers of each slot whose it is and what was generated there, which sampling depends on; a [`NewSequence`]
-//! says when that starts anew.
+//! The executor keeps, for each slot, the request and the tokens generated so far, on which sampling depends. A
+//! [`NewSequence`] resets a slot.
 //!
-//! A row may end with drafts: guesses of the tokens to come, which are right if sampling, position by position, chooses
-//! the very same. The tokens of such a row are those that were confirmed, and the first that was not.
+//! A row may end with draft tokens. Sampling verifies them position by position: a draft is accepted if it equals the
+//! sampled token. The output of the row is the accepted drafts and the first sampled token that differs or follows them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -67,20 +67,20 @@ pub struct NewSequence {
     pub generated: Range<u32>,
 }
 
-/// What came of one row.
+/// The output of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowOutput {
-    /// How many of [`StepPlan::sampled`] are its own: none, or the confirmed drafts and one.
+    /// Number of tokens in [`StepOutput::sampled`]: 0 if the row does not sample, else the accepted drafts and one more.
     pub num_tokens: u32,
-    /// How many of [`StepPlan::positions`] are its own: as many as were to be reported on.
+    /// Number of entries in [`StepOutput::positions`]: the length of [`ScheduledRow::reported`].
     pub num_positions: u32,
-    /// The range of [`StepPlan::forced`] with the tokens that can only come next: good drafts.
+    /// Range of [`StepOutput::forced`] with the only tokens the grammar allows next; the engine drafts them.
     pub forced: Range<u32>,
-    /// Why its request cannot go on, though the step is well; its counts are zero then.
+    /// Set if the request of this row fails while the step succeeds; both counts are 0 then.
     pub failure: Option<String>,
 }
 
-/// One step: rows of work over flat arrays. Buffers are recycled: the plan comes back inside its [`StepDone`].
+/// The input of one step: rows over flat arrays. The executor reads it and returns it, unchanged, in [`StepDone`].
 #[derive(Debug, Default)]
 pub struct StepPlan {
     /// Counts from 1; steps complete in this order.
@@ -98,35 +98,30 @@ pub struct StepPlan {
     pub tokens: Vec<u32>,
     /// Block tables of all rows.
     pub blocks: Vec<BlockId>,
-    /// Written by the executor: its copies are made, whatever became of its work.
-    pub copied: bool,
-    /// Written by the executor: what came of each row, in row order.
-    pub outputs: Vec<RowOutput>,
-    /// Written by the executor: sampled tokens, in row order.
+}
+
+/// The output of one step. The engine submits it empty with its [`StepPlan`]; the executor fills it and returns both in
+/// [`StepDone`], and the engine reuses their buffers.
+#[derive(Debug, Default)]
+pub struct StepOutput {
+    /// [`StepPlan::step`] of its plan. Set by the engine.
+    pub step: u64,
+    /// Whether the copies of the plan were made. May be true though the step has failed.
+    pub copies_done: bool,
+    /// One entry per row of the plan, in row order.
+    pub rows: Vec<RowOutput>,
+    /// Sampled tokens of all rows, in row order.
     pub sampled: Vec<Token>,
-    /// Written by the executor: positions of prompts, in row order.
+    /// Prompt positions of all rows, in row order.
     pub positions: Vec<PromptPosition>,
-    /// Written by the executor: tokens that grammars leave no choice about.
+    /// Tokens forced by grammars; see [`RowOutput::forced`].
     pub forced: Vec<u32>,
 }
 
 impl StepPlan {
     /// Empties the plan and keeps its buffers.
     pub fn clear(&mut self) {
-        let Self {
-            step,
-            copies,
-            freed_slots,
-            new_sequences,
-            rows,
-            tokens,
-            blocks,
-            copied,
-            outputs,
-            sampled,
-            positions,
-            forced,
-        } = self;
+        let Self { step, copies, freed_slots, new_sequences, rows, tokens, blocks } = self;
         *step = 0;
         copies.clear();
         freed_slots.clear();
@@ -134,77 +129,95 @@ impl StepPlan {
         rows.clear();
         tokens.clear();
         blocks.clear();
-        *copied = false;
-        outputs.clear();
+    }
+}
+
+impl StepOutput {
+    /// Empties the output and keeps its buffers.
+    pub fn clear(&mut self) {
+        let Self { step, copies_done, rows, sampled, positions, forced } = self;
+        *step = 0;
+        *copies_done = false;
+        rows.clear();
         sampled.clear();
         positions.clear();
         forced.clear();
     }
 
-    /// An executor whose answers are not to the plan has failed, whatever it says.
-    pub(crate) fn check_answers(&self, vocabulary_size: usize) -> Result<(), String> {
-        let (rows, answers) = (self.rows.len(), self.outputs.len());
-        if answers != rows {
-            return Err(format!("the step answered {answers} rows instead of {rows}"));
+    /// Checks the output against its plan. An output that does not match fails its step.
+    pub(crate) fn check(&self, plan: &StepPlan, vocabulary_size: usize) -> Result<(), String> {
+        if self.rows.len() != plan.rows.len() {
+            return Err(format!("the step returned {} rows instead of {}", self.rows.len(), plan.rows.len()));
         }
-        let sum = |count: fn(&RowOutput) -> u32| {
-            self.outputs.iter().map(|answer| count(answer) as usize).sum::<usize>()
-        };
-        let num_sampled = sum(|answer| answer.num_tokens);
+        let sum =
+            |count: fn(&RowOutput) -> u32| self.rows.iter().map(|row| count(row) as usize).sum::<usize>();
+        let num_sampled = sum(|row| row.num_tokens);
         if num_sampled != self.sampled.len() {
-            return Err(format!("the step sampled {} tokens and counts {num_sampled}", self.sampled.len()));
+            return Err(format!(
+                "the step returned {} tokens; its rows count {num_sampled}",
+                self.sampled.len()
+            ));
         }
-        let num_positions = sum(|answer| answer.num_positions);
+        let num_positions = sum(|row| row.num_positions);
         if num_positions != self.positions.len() {
             return Err(format!(
-                "the step tells of {} positions and counts {num_positions}",
+                "the step returned {} prompt positions; its rows count {num_positions}",
                 self.positions.len()
             ));
         }
-        let is_sound = |(work, answer): (&ScheduledRow, &RowOutput)| {
-            if answer.failure.is_some() {
-                return answer.num_tokens == 0 && answer.num_positions == 0;
+        let is_valid = |(row, output): (&ScheduledRow, &RowOutput)| {
+            if output.failure.is_some() {
+                return output.num_tokens == 0 && output.num_positions == 0;
             }
-            let most = if work.sample.is_some() { work.num_drafts + 1 } else { 0 };
-            let tokens = 1.min(most)..=most;
-            let is_known =
-                answer.forced.end as usize <= self.forced.len() && answer.forced.start <= answer.forced.end;
-            tokens.contains(&answer.num_tokens)
-                && answer.num_positions == work.reported.len() as u32
-                && is_known
+            let most = if row.sample.is_some() { row.num_drafts + 1 } else { 0 };
+            let forced_is_in_range =
+                output.forced.end as usize <= self.forced.len() && output.forced.start <= output.forced.end;
+            (1.min(most)..=most).contains(&output.num_tokens)
+                && output.num_positions == row.reported.len() as u32
+                && forced_is_in_range
         };
-        let is_unknown = |id: &u32| *id as usize >= vocabulary_size;
+        let is_out_of_range = |id: &u32| *id as usize >= vocabulary_size;
         let mut ids = self.sampled.iter().map(|token| token.id).chain(self.forced.iter().copied());
-        if let Some(id) = ids.find(is_unknown) {
-            return Err(format!(
-                "the step answered with token id {id}; the vocabulary has {vocabulary_size} ids"
-            ));
+        if let Some(id) = ids.find(is_out_of_range) {
+            return Err(format!("the step returned token id {id}; the vocabulary has {vocabulary_size} ids"));
         }
-        match self.rows.iter().zip(&self.outputs).all(is_sound) {
+        match plan.rows.iter().zip(&self.rows).all(is_valid) {
             true => Ok(()),
-            false => Err("the step answered a row with too few or too many tokens or positions".into()),
+            false => Err("the step returned too few or too many tokens or prompt positions for a row".into()),
         }
     }
 }
 
-/// The first `count` of what is left.
-pub(crate) fn split_off<'a, T>(left: &mut &'a mut [T], count: u32) -> &'a mut [T] {
-    left.split_off_mut(..count as usize).expect("the answers were checked; this is a bug")
+/// Splits the first `count` elements off `rest`.
+pub(crate) fn split_off<'a, T>(rest: &mut &'a mut [T], count: u32) -> &'a mut [T] {
+    rest.split_off_mut(..count as usize).expect("the output was checked; this is a bug")
 }
 
-/// The answer to one [`StepPlan`].
+/// A step that the executor has ended, with its buffers.
 #[derive(Debug)]
 pub struct StepDone {
-    /// The plan, its `answers` and what they count filled in if the step went well.
+    /// The plan, unchanged.
     pub plan: Box<StepPlan>,
-    /// What went wrong, for the users whose requests were in the step. Its copies, and those of later plans, then count
-    /// as not made unless it says `copied`.
-    pub result: Result<(), String>,
+    /// The output, complete if `result` is `Ok`.
+    pub output: Box<StepOutput>,
+    /// If it is an error, copies of this plan and of later plans count as not made unless `output.copies_done` is set.
+    pub result: Result<(), StepError>,
 }
 
-/// Computes steps, in order, on its own thread.
+/// Why a step failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// The requests of the step end with this message; the engine continues.
+    #[error("{0}")]
+    Failed(String),
+    /// The device is gone: every open request ends with this message, and the engine stops.
+    #[error("{0}")]
+    DeviceLost(String),
+}
+
+/// Runs steps, in order, on a thread of its own.
 pub trait Executor: Send {
-    /// Takes a plan and returns at once. Called with at most [`DEPTH`] plans unanswered. Every plan is answered, in order,
-    /// by [`Completions::send`](crate::mailbox::Completions::send), a failed one too.
-    fn submit(&mut self, plan: Box<StepPlan>);
+    /// Takes a plan and an empty output, and returns at once. At most [`DEPTH`] steps are in flight. Every step, a failed
+    /// one too, is returned by [`Completions::send`](crate::mailbox::Completions::send), in order.
+    fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>);
 }

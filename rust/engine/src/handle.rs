@@ -16,7 +16,7 @@ use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{Outbox, Start};
 use crate::port::Port;
 use crate::prefix::BlockHasher;
-use crate::request::{Event, Request, RequestId};
+use crate::request::{Event, Request, RequestId, StopCause};
 use crate::result_queue::{CancelFlag, Reader, result_queue};
 use crate::stats::{Board, Stats};
 
@@ -56,9 +56,9 @@ pub enum StartError {
     /// More requests arrive than the engine can take note of.
     #[error("the engine is overloaded: its mailbox is full; try again later")]
     Overloaded,
-    /// It is closed, or a defect stopped it.
-    #[error("the engine has stopped")]
-    Stopped,
+    /// The engine has stopped.
+    #[error("{0}")]
+    Stopped(StopCause),
 }
 
 impl Engine {
@@ -72,7 +72,8 @@ impl Engine {
         let (mailbox, letterbox, completions) = mailbox(&limits);
         let board = Arc::new(Board::default());
         let hasher = BlockHasher::new(random_key());
-        let core = Core::new(limits.clone(), hasher, letterbox.attention(), Arc::clone(&board));
+        let gate = Arc::clone(letterbox.gate());
+        let core = Core::new(limits.clone(), hasher, letterbox.attention(), gate, Arc::clone(&board));
         let thread = actor::spawn(core, mailbox, make_executor(completions))?;
         let join = move || {
             // The thread catches its own panics, so there is no error to look at.
@@ -98,6 +99,11 @@ impl Engine {
         self.inner.letterbox.gate().is_open()
     }
 
+    /// Why no requests can be started any more.
+    pub fn stop_cause(&self) -> Option<StopCause> {
+        (!self.is_running()).then(|| self.inner.letterbox.gate().cause())
+    }
+
     /// Hands a request over; never blocks. `Ok` means that the consumer will receive events on `port`, the first of
     /// which says whether it was admitted.
     pub fn start_request(
@@ -120,7 +126,7 @@ impl Engine {
         let inner = &*self.inner;
         requests.iter().try_for_each(|request| inner.limits.check(request))?;
         if !self.is_running() {
-            return Err(StartError::Stopped);
+            return Err(StartError::Stopped(inner.letterbox.gate().cause()));
         }
         let (mut starts, mut readers) = (Vec::new(), Vec::new());
         for request in requests {
@@ -132,7 +138,7 @@ impl Engine {
         }
         inner.letterbox.start(starts).map_err(|not_sent| match not_sent {
             NotSent::Full => StartError::Overloaded,
-            NotSent::Stopped => StartError::Stopped,
+            NotSent::Stopped(cause) => StartError::Stopped(cause),
         })?;
         let consumer = |(id, reader): (RequestId, Reader)| {
             let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());
@@ -157,7 +163,7 @@ impl Engine {
 
 impl Inner {
     fn shutdown(&self) {
-        if self.letterbox.gate().close() {
+        if self.letterbox.gate().close(StopCause::Closed) {
             self.letterbox.shutdown();
         }
         LazyLock::force(&self.joined);

@@ -33,7 +33,9 @@ mod sequence;
 pub mod stats;
 mod sync;
 
-pub use executor::{DEPTH, Executor, NewSequence, RowOutput, Sample, ScheduledRow, StepDone, StepPlan};
+pub use executor::{
+    DEPTH, Executor, NewSequence, RowOutput, Sample, ScheduledRow, StepDone, StepError, StepOutput, StepPlan,
+};
 pub use handle::{Consumer, Engine, EngineError, StartError};
 pub use limits::{InvalidLimits, InvalidRequest, Limits, PreemptionMode};
 pub use mailbox::Completions;
@@ -41,6 +43,6 @@ pub use penstock_types::{BlockCopy, BlockId, HostBlockId, OutputScope, Requested
 pub use port::Port;
 pub use request::{
     CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor, PromptPosition,
-    Refusal, Request, RequestId, Token, TokenDetails,
+    Refusal, Request, RequestId, StopCause, Token, TokenDetails,
 };
 pub use stats::Stats;

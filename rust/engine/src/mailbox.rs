@@ -7,7 +7,7 @@
 //! Nor does it swallow a start: the channel would keep what is sent in the moment in which the engine ends, so the engine
 //! closes the gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
@@ -15,6 +15,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounde
 use crate::executor::StepDone;
 use crate::limits::Limits;
 use crate::message::{Message, Start};
+use crate::request::{Refusal, StopCause};
 use crate::sync::{AtomicBool, Ordering, fence};
 
 /// The bounds between which a mailbox's size follows the number of requests that could be taken.
@@ -46,28 +47,37 @@ impl Attention {
     }
 }
 
-/// Whether the engine takes requests.
+/// Whether the engine takes requests, and if not, why.
 pub struct Gate {
     is_open: AtomicBool,
+    /// Set before the gate closes.
+    cause: OnceLock<StopCause>,
 }
 
 impl Default for Gate {
     /// Open.
     fn default() -> Self {
-        Self { is_open: AtomicBool::new(true) }
+        Self { is_open: AtomicBool::new(true), cause: OnceLock::new() }
     }
 }
 
 impl Gate {
-    /// Whether it is worth while to send. No more than a hint, hence relaxed.
+    /// Whether it is worth while to send. A hint only.
     pub fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Relaxed)
+        self.is_open.load(Ordering::Acquire) // pairs with the release in `close`: the cause is set
     }
 
-    /// Closes it, for ever; true for the first who does. What was sent before, and not reported as too late to its
-    /// sender, is in the mailbox afterwards.
-    pub fn close(&self) -> bool {
-        let was_open = self.is_open.swap(false, Ordering::Relaxed); // ordered by the fence
+    /// Why it is closed.
+    pub fn cause(&self) -> StopCause {
+        self.cause.get().cloned().expect("a gate closes with a cause; this is a bug")
+    }
+
+    /// Closes it, for ever; true for the first call, whose cause is kept. What was sent before, and not reported as too
+    /// late to its sender, is in the mailbox afterwards.
+    pub fn close(&self, cause: StopCause) -> bool {
+        let _ = self.cause.set(cause); // the first cause stays
+        // Release: whoever sees the gate closed sees the cause. The rest is ordered by the fence.
+        let was_open = self.is_open.swap(false, Ordering::Release);
         // Here: gate, fence, look into the mailbox. In `is_open_after_sending`: mailbox, fence, look at the gate. The
         // side whose fence is second sees what the other did: the engine finds the message or the sender the gate shut.
         fence(Ordering::SeqCst);
@@ -77,7 +87,7 @@ impl Gate {
     /// To be asked after sending: if true, somebody will take the message out.
     pub fn is_open_after_sending(&self) -> bool {
         fence(Ordering::SeqCst); // see `close`
-        self.is_open.load(Ordering::Relaxed)
+        self.is_open.load(Ordering::Acquire) // see `is_open`
     }
 }
 
@@ -104,7 +114,7 @@ pub struct Completions {
 /// Why a start was not taken.
 pub(crate) enum NotSent {
     Full,
-    Stopped,
+    Stopped(StopCause),
 }
 
 /// A mailbox sized for everything `limits` could take in at once.
@@ -142,10 +152,17 @@ impl Mailbox {
 }
 
 impl Drop for Mailbox {
-    /// Answers the starts that nobody will take any more, by dropping their outboxes.
+    /// Refuses the starts that are left.
     fn drop(&mut self) {
-        self.gate.close();
-        self.messages.try_iter().for_each(drop);
+        self.gate.close(StopCause::Closed);
+        for message in self.messages.try_iter() {
+            let Message::Start(starts) = message else { continue };
+            for Start { outbox, .. } in starts {
+                let bell = outbox.bell().clone();
+                outbox.refuse(Refusal::Stopped(self.gate.cause()));
+                bell.ring();
+            }
+        }
     }
 }
 
@@ -153,12 +170,12 @@ impl Letterbox {
     pub(crate) fn start(&self, starts: Vec<Start>) -> Result<(), NotSent> {
         self.messages.try_send(Message::Start(starts)).map_err(|error| match error {
             TrySendError::Full(_) => NotSent::Full,
-            TrySendError::Disconnected(_) => NotSent::Stopped,
+            TrySendError::Disconnected(_) => NotSent::Stopped(self.gate.cause()),
         })?;
-        if self.gate.is_open_after_sending() { Ok(()) } else { Err(NotSent::Stopped) }
+        if self.gate.is_open_after_sending() { Ok(()) } else { Err(NotSent::Stopped(self.gate.cause())) }
     }
 
-    pub(crate) fn gate(&self) -> &Gate {
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 

@@ -100,8 +100,22 @@ pub enum FinishReason {
     Interrupted,
     /// The step it was part of failed; the text says how. Other requests go on.
     Failed(String),
-    /// The engine stopped (a defect on its own thread); nothing more can come.
-    EngineStopped,
+    /// The engine crashed or lost its device while the request was open.
+    EngineStopped(StopCause),
+}
+
+/// Why an engine takes no more requests.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StopCause {
+    /// It was closed.
+    #[error("the engine is closed")]
+    Closed,
+    /// Its thread panicked.
+    #[error("the engine crashed (a bug); create a new one")]
+    Crashed,
+    /// The device is gone, for this reason.
+    #[error("the device was lost: {0}; create a new engine")]
+    DeviceLost(Arc<str>),
 }
 
 /// Tokens found in the prefix cache, by where they were.
@@ -206,8 +220,8 @@ pub enum Refusal {
         /// The most that may wait (`max_waiting`).
         limit: usize,
     },
-    /// The engine is closed or closing.
-    Stopped,
+    /// The engine has stopped or is stopping.
+    Stopped(StopCause),
 }
 
 impl fmt::Display for RequestId {

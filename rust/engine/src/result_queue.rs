@@ -19,7 +19,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::request::{CachedTokens, Event, Finish, FinishReason, PromptPosition, Refusal, Token};
+use crate::request::{CachedTokens, Event, Finish, FinishReason, PromptPosition, Refusal, StopCause, Token};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell, fence};
 
 /// What lies in a slot: an [`Event`] in 24 bytes, its two rare large forms boxed.
@@ -191,7 +191,7 @@ impl Drop for Writer {
 
 impl Reader {
     /// The next event, if there is one. After the last it is `None` for ever. If the engine is gone, the last event is
-    /// made up here: `Refused(Stopped)` for a request it never looked at, `Finished(EngineStopped)` for an open one.
+    /// made up here: `Refused` for a request it never looked at, `Finished` for an open one, since it crashed.
     pub fn pop(&mut self) -> Option<Event> {
         if self.is_ended {
             return None;
@@ -240,9 +240,9 @@ impl Reader {
     /// Words for an engine that could not speak for itself. Its times are not known here.
     fn obituary(&self) -> Entry {
         if self.head == 0 {
-            return Entry::Refused(Box::new(Refusal::Stopped));
+            return Entry::Refused(Box::new(Refusal::Stopped(StopCause::Crashed)));
         }
-        let reason = FinishReason::EngineStopped;
+        let reason = FinishReason::EngineStopped(StopCause::Crashed);
         Entry::Finished(Box::new(Finish {
             reason,
             cached: CachedTokens::default(),
@@ -363,13 +363,20 @@ mod tests {
         drop(writer);
         assert_eq!(reader.pop(), Some(Event::Admitted));
         assert_eq!(reader.pop(), Some(Event::Token(token(7))));
-        assert_eq!(reader.pop(), Some(Event::Finished(finish(FinishReason::EngineStopped))));
+        assert_eq!(
+            reader.pop(),
+            Some(Event::Finished(finish(FinishReason::EngineStopped(StopCause::Crashed))))
+        );
         assert_eq!(reader.pop(), None);
 
         let (writer, mut reader) = result_queue(4);
         assert_eq!(reader.pop(), None);
         drop(writer);
-        assert_eq!(reader.pop(), Some(Event::Refused(Refusal::Stopped)), "it never looked at this one");
+        assert_eq!(
+            reader.pop(),
+            Some(Event::Refused(Refusal::Stopped(StopCause::Crashed))),
+            "it never looked at this one"
+        );
         assert_eq!(reader.pop(), None);
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use penstock_engine::core::Core;
-use penstock_engine::mailbox::Attention;
+use penstock_engine::mailbox::{Attention, Gate};
 use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{Reader, result_queue};
@@ -40,16 +40,16 @@ static COUNTING: Counting = Counting;
 
 /// Answers the next plan: each stream says one word again and again. How many tokens came.
 fn step(core: &mut Core, readers: &mut [Reader], now: Instant) -> usize {
-    let mut plan = core.plan(now).unwrap();
+    let (plan, mut output) = core.plan(now).unwrap();
     for (index, work) in plan.rows.iter().enumerate() {
         let word = index as u32 % 8;
         let drafts = &plan.tokens[(work.tokens.end - work.num_drafts) as usize..work.tokens.end as usize];
         let num_confirmed = drafts.iter().take_while(|draft| **draft == word).count() as u32;
         let num_tokens = if work.sample.is_some() { num_confirmed + 1 } else { 0 };
-        plan.sampled.extend((0..num_tokens).map(|_| Token::new(word, 0.0)));
-        plan.outputs.push(RowOutput { num_tokens, ..RowOutput::default() });
+        output.sampled.extend((0..num_tokens).map(|_| Token::new(word, 0.0)));
+        output.rows.push(RowOutput { num_tokens, ..RowOutput::default() });
     }
-    core.handle(Message::StepDone(StepDone { plan, result: Ok(()) }), now);
+    core.handle(Message::StepDone(StepDone { plan, output, result: Ok(()) }), now);
     core.ring();
     let tokens = readers.iter_mut().flat_map(|reader| std::iter::from_fn(|| reader.pop()));
     tokens.filter(|event| matches!(event, Event::Token(_))).count()
@@ -75,7 +75,8 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
     let board = Arc::new(Board::default());
-    let mut core = Core::new(limits, BlockHasher::new(1), Arc::new(Attention::default()), Arc::clone(&board));
+    let (attention, gate) = (Arc::new(Attention::default()), Arc::new(Gate::default()));
+    let mut core = Core::new(limits, BlockHasher::new(1), attention, gate, Arc::clone(&board));
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let request = Arc::new(Request::new([1; 8], 8000, sampling));
     let mut readers: Vec<Reader> = (0..num_streams as u64)

@@ -14,7 +14,7 @@ use loom::thread;
 use penstock_engine::mailbox::{Attention, Gate};
 use penstock_engine::port::Port;
 use penstock_engine::result_queue::result_queue;
-use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Token};
+use penstock_engine::{CachedTokens, Event, Finish, FinishReason, StopCause, Token};
 
 /// Three preemptions find every known bug of this kind, and keep a model within seconds.
 fn check(model: impl Fn() + Send + Sync + 'static) {
@@ -81,7 +81,7 @@ fn writer_drop_vs_pop() {
                 None => thread::yield_now(),
             }
         }
-        let stopped = Event::Finished(finish(FinishReason::EngineStopped));
+        let stopped = Event::Finished(finish(FinishReason::EngineStopped(StopCause::Crashed)));
         assert_eq!(events, [Event::Admitted, Event::Token(token(0)), stopped]);
         engine.join().unwrap();
     });
@@ -161,7 +161,7 @@ fn start_vs_last_look_into_the_mailbox() {
                 gate.is_open_after_sending()
             })
         };
-        gate.close();
+        gate.close(StopCause::Closed);
         let is_found = num_messages.load(Ordering::Relaxed) == 1;
         let is_promised = client.join().unwrap();
         assert!(is_found || !is_promised, "the start was swallowed");

@@ -5,12 +5,12 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Engine, Executor, Limits, PreemptionMode, StepPlan};
+use penstock_engine::{Engine, Executor, Limits, PreemptionMode, StepOutput, StepPlan};
 
 struct Nothing;
 
 impl Executor for Nothing {
-    fn submit(&mut self, _: Box<StepPlan>) {}
+    fn submit(&mut self, _: Box<StepPlan>, _: Box<StepOutput>) {}
 }
 
 /// A joined thread may be listed for a moment longer, so this waits for the number, and says what there was at last.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_engine::Consumer;
 use penstock_engine::request::{
-    Event, Finish, FinishReason, PromptPosition, Refusal, Request, RequestId, Token, TokenDetails,
+    Event, Finish, FinishReason, PromptPosition, Refusal, Request, RequestId, StopCause, Token, TokenDetails,
 };
 use penstock_types::{OutputScope, RequestedOutputs};
 
@@ -25,8 +25,8 @@ pub enum End {
     Finished(&'static str, Option<StopReason>, Finish),
     /// The step it was part of failed, or something that only it asked for.
     Failed(String),
-    /// The engine stopped under it.
-    Stopped,
+    /// The engine stopped.
+    Stopped(StopCause),
 }
 
 /// One choice: what was received of it.
@@ -217,7 +217,7 @@ impl Assembly {
             (None, FinishReason::Interrupted) => ("interrupted", None),
             (None, FinishReason::Cancelled) => ("cancelled", None),
             (None, FinishReason::Failed(reason)) => return self.end_as(End::Failed(reason.clone())),
-            (None, FinishReason::EngineStopped) => return self.end_as(End::Stopped),
+            (None, FinishReason::EngineStopped(cause)) => return self.end_as(End::Stopped(cause.clone())),
         };
         self.end_as(End::Finished(reason, stop_reason, finish));
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
-use penstock_engine::request::Request as EngineRequest;
+use penstock_engine::request::{Request as EngineRequest, StopCause};
 use penstock_guidance::GuidanceError;
 use penstock_runner::Options;
 use penstock_text::{TextOptions, Tokenizer};
@@ -196,8 +196,8 @@ impl Engine {
     }
 
     fn reset_prefix_cache(&self, py: Python<'_>) -> Result<(), Error> {
-        if !self.engine.is_running() {
-            return Err(Error::Stopped);
+        if let Some(cause) = self.engine.stop_cause() {
+            return Err(Error::Stopped(cause));
         }
         processors::check_may_wait()?;
         detach(py, || self.engine.reset_prefix_cache())
@@ -344,7 +344,7 @@ impl Engine {
                 raised.is_none()
             };
             let compile = || self.model.grammars.compile(&form, tokenizer, &target, stop_ids, is_wanted);
-            let compiled = detach(py, compile)?.ok_or(Error::Stopped)?;
+            let compiled = detach(py, compile)?.ok_or(Error::Stopped(StopCause::Closed))?;
             if let Some(raised) = raised {
                 return Err(Error::Python(raised));
             }

@@ -6,7 +6,7 @@
 use penstock_checkpoint::CheckpointError;
 use penstock_engine::StartError;
 use penstock_engine::limits::InvalidRequest;
-use penstock_engine::request::Refusal;
+use penstock_engine::request::{Refusal, StopCause};
 use penstock_runner::LaunchError;
 use penstock_text::TextError;
 use pyo3::prelude::*;
@@ -43,8 +43,8 @@ pub enum Error {
     Refused(Refusal),
     /// Too much of something else comes before a request; what, in words.
     Overloaded(String),
-    /// The engine died under a request.
-    Stopped,
+    /// The engine has stopped.
+    Stopped(StopCause),
     /// The step that a request was part of failed.
     Failed(String),
     /// A panic of ours, caught.
@@ -102,20 +102,14 @@ impl From<Error> for PyErr {
             Error::Start(StartError::Overloaded) => {
                 plain(py, "OverloadedError", "the engine's mailbox is full; try again later".to_owned())
             }
-            Error::Start(StartError::Stopped) | Error::Refused(Refusal::Stopped) => {
-                plain(py, "EngineStoppedError", "the engine is closed".to_owned())
-            }
+            Error::Start(StartError::Stopped(cause))
+            | Error::Refused(Refusal::Stopped(cause))
+            | Error::Stopped(cause) => plain(py, "EngineStoppedError", cause.to_string()),
             Error::Overloaded(reason) => plain(py, "OverloadedError", format!("{reason}; try again later")),
             Error::Refused(Refusal::Overloaded { waiting, limit }) => {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
                 plain(py, "OverloadedError", message)
             }
-            Error::Stopped => plain(
-                py,
-                "EngineStoppedError",
-                "the engine has stopped on a defect; what it had generated is lost, make a new one"
-                    .to_owned(),
-            ),
             Error::Failed(reason) => plain(py, "GenerationError", reason),
             Error::Defect(message) => {
                 plain(py, "PenstockError", format!("{message}; this is a bug in penstock"))

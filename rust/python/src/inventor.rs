@@ -9,45 +9,47 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Sender, unbounded};
-use penstock_engine::executor::{Executor, RowOutput, ScheduledRow, StepDone, StepPlan};
+use penstock_engine::executor::{Executor, RowOutput, ScheduledRow, StepDone, StepOutput, StepPlan};
 use penstock_engine::mailbox::Completions;
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
 use penstock_types::OutputScope;
 
+type Step = (Box<StepPlan>, Box<StepOutput>);
+
 /// Hands plans to the thread that makes their answers up.
-pub struct Inventor(Sender<Box<StepPlan>>);
+pub struct Inventor(Sender<Step>);
 
 impl Inventor {
     /// For an engine whose answers go by `completions`.
     pub fn start(completions: Completions) -> Self {
-        let (plans, planned) = unbounded::<Box<StepPlan>>();
+        let (steps, submitted) = unbounded::<Step>();
         thread::spawn(move || {
             let mut slots = HashMap::new();
-            for mut plan in planned {
-                answer(&mut plan, &mut slots);
-                completions.send(StepDone { plan, result: Ok(()) });
+            for (plan, mut output) in submitted {
+                answer(&plan, &mut output, &mut slots);
+                completions.send(StepDone { plan, output, result: Ok(()) });
             }
         });
-        Self(plans)
+        Self(steps)
     }
 }
 
 impl Executor for Inventor {
-    fn submit(&mut self, plan: Box<StepPlan>) {
-        self.0.send(plan).expect("the thread ends with the channel; this is a bug");
+    fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>) {
+        self.0.send((plan, output)).expect("the thread ends with the channel; this is a bug");
     }
 }
 
-fn answer(plan: &mut StepPlan, slots: &mut HashMap<u32, Arc<Request>>) {
+fn answer(plan: &StepPlan, output: &mut StepOutput, slots: &mut HashMap<u32, Arc<Request>>) {
     slots.extend(plan.new_sequences.iter().map(|seat| (seat.slot, Arc::clone(&seat.request))));
-    plan.copied = true;
+    output.copies_done = true;
     for work in &plan.rows {
         let request = &*slots[&work.slot];
-        plan.positions.extend(work.reported.clone().map(|position| PromptPosition {
+        output.positions.extend(work.reported.clone().map(|position| PromptPosition {
             logprob: logprob(position + 1),
             details: details(request, position, request.reports.prompt_logprobs, OutputScope::has_prompt),
         }));
-        plan.sampled.extend(work.sample.map(|sample| {
+        output.sampled.extend(work.sample.map(|sample| {
             // With the first token comes the last row of the prompt.
             let is_told = |extent: OutputScope| extent.has_generation() || sample.index == 0;
             let position = last_position(work);
@@ -57,7 +59,7 @@ fn answer(plan: &mut StepPlan, slots: &mut HashMap<u32, Arc<Request>>) {
                 details: details(request, position, request.reports.logprobs, is_told),
             }
         }));
-        plan.outputs.push(RowOutput {
+        output.rows.push(RowOutput {
             num_tokens: u32::from(work.sample.is_some()),
             num_positions: work.reported.len() as u32,
             ..RowOutput::default()

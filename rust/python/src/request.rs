@@ -53,7 +53,7 @@ impl Request {
     fn finish_reason(&self) -> Option<&'static str> {
         self.live.end().map(|end| match end {
             End::Finished(reason, ..) => reason,
-            End::Refused(_) | End::Failed(_) | End::Stopped => "error",
+            End::Refused(_) | End::Failed(_) | End::Stopped(_) => "error",
         })
     }
 
@@ -84,7 +84,7 @@ impl Request {
                 logs::drain(py)?; // more may be said there of what failed
                 Err(Error::Failed(reason))
             }
-            Some(End::Stopped) => Err(Error::Stopped),
+            Some(End::Stopped(cause)) => Err(Error::Stopped(cause)),
             Some(End::Finished(..)) | None => Ok(()),
         }
     }

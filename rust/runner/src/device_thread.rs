@@ -7,14 +7,17 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_device::Backend;
 use penstock_engine::Completions;
-use penstock_engine::executor::{DEPTH, Executor, StepDone, StepPlan};
+use penstock_engine::executor::{DEPTH, Executor, StepDone, StepError, StepOutput, StepPlan};
 
 use crate::guard::panic_text;
 use crate::runner::Runner;
 
+/// A plan and the buffer of its output.
+type Step = (Box<StepPlan>, Box<StepOutput>);
+
 /// The engine's side of the device thread. Dropping it ends the thread once its plans are computed, and waits for that.
 pub(crate) struct DeviceThread {
-    plans: Option<Sender<Box<StepPlan>>>,
+    steps: Option<Sender<Step>>,
     completions: Sender<Completions>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -22,12 +25,12 @@ pub(crate) struct DeviceThread {
 impl DeviceThread {
     /// Starts the thread, which first waits to be connected.
     pub(crate) fn spawn<B: Backend>(runner: Runner<B>) -> std::io::Result<Self> {
-        let (plans, incoming) = bounded(DEPTH);
+        let (steps, incoming) = bounded(DEPTH);
         let (completions, connection) = bounded(1);
         let thread = thread::Builder::new()
             .name("penstock-device".to_owned())
             .spawn(move || serve(runner, &incoming, &connection))?;
-        Ok(Self { plans: Some(plans), completions, thread: Some(thread) })
+        Ok(Self { steps: Some(steps), completions, thread: Some(thread) })
     }
 
     /// Says where answers go.
@@ -38,15 +41,17 @@ impl DeviceThread {
 }
 
 impl Executor for DeviceThread {
-    fn submit(&mut self, plan: Box<StepPlan>) {
-        let plans = self.plans.as_ref().expect("the channel is open until the drop");
-        plans.send(plan).expect("the device thread ends only when its channel is closed; this is a bug");
+    fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>) {
+        let steps = self.steps.as_ref().expect("the channel is open until the drop");
+        steps
+            .send((plan, output))
+            .expect("the device thread ends only when its channel is closed; this is a bug");
     }
 }
 
 impl Drop for DeviceThread {
     fn drop(&mut self) {
-        drop(self.plans.take());
+        drop(self.steps.take());
         if let Some(thread) = self.thread.take() {
             // A panic there has already been reported as a step's result.
             let _ = thread.join();
@@ -54,24 +59,22 @@ impl Drop for DeviceThread {
     }
 }
 
-fn serve<B: Backend>(
-    mut runner: Runner<B>,
-    incoming: &Receiver<Box<StepPlan>>,
-    connection: &Receiver<Completions>,
-) {
+fn serve<B: Backend>(mut runner: Runner<B>, incoming: &Receiver<Step>, connection: &Receiver<Completions>) {
     let mut completions = None;
-    for mut plan in incoming {
-        let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(&mut plan)));
+    for (plan, mut output) in incoming {
+        let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(&plan, &mut output)));
         let result = match outcome {
-            Ok(result) => result.map_err(|error| error.to_string()),
-            Err(panic) => Err(format!("a defect in the step: {}", panic_text(panic.as_ref()))),
+            Ok(result) => result.map_err(|error| StepError::Failed(error.to_string())),
+            Err(panic) => {
+                Err(StepError::Failed(format!("a defect in the step: {}", panic_text(panic.as_ref()))))
+            }
         };
         // Connected before the first plan can be submitted, so this waits for nothing.
         if completions.is_none() {
             completions = connection.recv().ok();
         }
         if let Some(completions) = &completions {
-            completions.send(StepDone { plan, result });
+            completions.send(StepDone { plan, output, result });
         }
     }
 }

@@ -26,7 +26,7 @@ use penstock_device::cpu::Cpu;
 use penstock_device::{DeviceError, SampleParams};
 pub use penstock_engine::PreemptionMode;
 use penstock_engine::request::Request;
-use penstock_engine::{Limits, StepPlan};
+use penstock_engine::{Limits, StepOutput, StepPlan};
 use runner::Runner;
 use slot::Slot;
 
@@ -152,9 +152,9 @@ impl BareRunner {
         Ok((Self(opened.runner), opened.limits))
     }
 
-    /// Carries out a plan and writes what came of it into it.
-    pub fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
-        self.0.run(plan)
+    /// Carries out a plan and writes its output.
+    pub fn run(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), DeviceError> {
+        self.0.run(plan, output)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use penstock_engine::executor::{RowOutput, StepPlan};
+use penstock_engine::executor::{RowOutput, StepOutput, StepPlan};
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
 use penstock_types::OutputScope;
 
@@ -178,22 +178,28 @@ impl Outputs {
         rows.filter_map(|((index, row), told)| told.as_mut().map(|token| (index, *row, &mut token.details)))
     }
 
-    /// Writes the answers into the plan.
-    pub fn answer(&mut self, plan: &mut StepPlan, slots: &mut [Slot], vocabulary: usize) {
+    /// Writes the output of the step.
+    pub fn answer(
+        &mut self,
+        plan: &StepPlan,
+        output: &mut StepOutput,
+        slots: &mut [Slot],
+        vocabulary: usize,
+    ) {
         let mut rows = self.rows.iter().zip(self.told.drain(..)).peekable();
         for (index, work) in plan.rows.iter().enumerate() {
-            let num_positions = plan.positions.len();
+            let num_positions = output.positions.len();
             let mut answer = RowOutput::default();
             while let Some((row, told)) = rows.next_if(|(row, _)| row.work == index) {
                 let Some(token) = told else { continue };
                 match row.kind {
                     Kind::Prompt { .. } => {
                         let Token { logprob, details, .. } = token;
-                        plan.positions.push(PromptPosition { logprob, details });
+                        output.positions.push(PromptPosition { logprob, details });
                         answer.num_positions += 1;
                     }
                     Kind::Next { .. } => {
-                        plan.sampled.push(token);
+                        output.sampled.push(token);
                         answer.num_tokens += 1;
                     }
                 }
@@ -201,14 +207,14 @@ impl Outputs {
             let slot = &mut slots[work.slot as usize];
             if answer.num_tokens > 0 {
                 // A failure after that is told when the next token is wanted, as it would be without drafts.
-                let start = plan.forced.len() as u32;
-                slot.forced(vocabulary, &mut plan.forced);
-                answer.forced = start..plan.forced.len() as u32;
+                let start = output.forced.len() as u32;
+                slot.forced(vocabulary, &mut output.forced);
+                answer.forced = start..output.forced.len() as u32;
             } else if let Some(failure) = slot.failure() {
-                plan.positions.truncate(num_positions);
+                output.positions.truncate(num_positions);
                 answer = RowOutput { failure: Some(failure.clone()), ..RowOutput::default() };
             }
-            plan.outputs.push(answer);
+            output.rows.push(answer);
         }
     }
 }

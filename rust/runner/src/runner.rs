@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use penstock_device::{Backend, CacheSpec, DeviceError, MemoryUse, Sampled, StepInputs, StepSpec};
-use penstock_engine::executor::{NewSequence, StepPlan};
+use penstock_engine::executor::{NewSequence, StepOutput, StepPlan};
 use penstock_engine::request::{Token, TokenDetails};
 use penstock_models::{Decoder, Workspace};
 use penstock_types::BlockCopy;
@@ -75,15 +75,15 @@ impl<B: Backend> Runner<B> {
         self.backend.memory()
     }
 
-    /// Carries out a plan and writes its tokens into it.
-    pub(crate) fn run(&mut self, plan: &mut StepPlan) -> Result<(), DeviceError> {
+    /// Carries out a plan and writes its output.
+    pub(crate) fn run(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), DeviceError> {
         // Before anything can fail: the rows of a plan that was made already rely on it.
         self.seat(plan);
         if !plan.copies.is_empty() {
             self.copy(&mut plan.copies.iter().copied())?;
         }
-        plan.copied = true;
-        self.compute(plan, Depth::AllLayers)
+        output.copies_done = true;
+        self.compute(plan, output, Depth::AllLayers)
     }
 
     /// Makes copies between the cache and the host tier.
@@ -104,7 +104,12 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Computes the rows of those who have their seats.
-    pub(crate) fn compute(&mut self, plan: &mut StepPlan, depth: Depth) -> Result<(), DeviceError> {
+    pub(crate) fn compute(
+        &mut self,
+        plan: &StepPlan,
+        output: &mut StepOutput,
+        depth: Depth,
+    ) -> Result<(), DeviceError> {
         let Self { backend, decoder, inputs, cache, workspace, .. } = self;
         inputs::build(decoder, plan, &self.slots, self.spec.block_size, inputs);
         self.outputs.find(plan, &self.slots, &mut inputs.output_rows);
@@ -122,7 +127,7 @@ impl<B: Backend> Runner<B> {
         for tile in tiles(self.outputs.len(), self.spec.logits_rows).take(num_tiles) {
             self.run_tile(tile)?;
         }
-        self.outputs.answer(plan, &mut self.slots, self.spec.vocabulary);
+        self.outputs.answer(plan, output, &mut self.slots, self.spec.vocabulary);
         Ok(())
     }
 

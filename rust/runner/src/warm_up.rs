@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use penstock_device::{Backend, CacheSpec, DeviceError};
 use penstock_engine::Request;
-use penstock_engine::executor::{NewSequence, Sample, ScheduledRow, StepPlan};
+use penstock_engine::executor::{NewSequence, Sample, ScheduledRow, StepOutput, StepPlan};
 use penstock_types::{BlockCopy, BlockId, HostBlockId, RequestedOutputs, Sampling};
 
 use crate::HostTierInfo;
@@ -102,7 +102,7 @@ impl<B: Backend> Runner<B> {
             });
         }
         self.seat(&plan);
-        self.compute(&mut plan, Depth::Layers(num_layers))
+        self.compute(&plan, &mut StepOutput::default(), Depth::Layers(num_layers))
     }
 
     fn weigh_host_tier(&mut self, cache: &CacheSpec) -> Result<Costs, DeviceError> {

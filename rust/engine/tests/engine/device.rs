@@ -8,7 +8,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use penstock_engine::{DEPTH, Limits, NewSequence, Request, RowOutput, ScheduledRow, StepDone, StepPlan};
+use penstock_engine::{
+    DEPTH, Limits, NewSequence, Request, RowOutput, ScheduledRow, StepDone, StepError, StepOutput, StepPlan,
+};
 use penstock_types::BlockCopy;
 
 use crate::oracle;
@@ -24,7 +26,7 @@ pub struct Device {
     host: Vec<Block>,
     /// Whose each slot is, and what was generated there.
     slots: Vec<Option<(Arc<Request>, Vec<u32>)>>,
-    plans: VecDeque<Box<StepPlan>>,
+    steps: VecDeque<(Box<StepPlan>, Box<StepOutput>)>,
     last_step: u64,
     num_rubbish: u64,
     /// Copies made: saves, loads.
@@ -44,7 +46,7 @@ impl Device {
             host: vec![],
             slots: vec![None; limits.max_num_seqs],
             limits: limits.clone(),
-            plans: VecDeque::new(),
+            steps: VecDeque::new(),
             last_step: 0,
             num_rubbish: 0,
             num_copies: (0, 0),
@@ -58,12 +60,15 @@ impl Device {
     }
 
     pub fn num_plans(&self) -> usize {
-        self.plans.len()
+        self.steps.len()
     }
 
-    pub fn submit(&mut self, plan: Box<StepPlan>) {
-        assert!(self.plans.len() < DEPTH);
-        assert_eq!(plan.step, self.last_step + 1);
+    pub fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>) {
+        assert!(self.steps.len() < DEPTH);
+        assert_eq!((plan.step, output.step), (self.last_step + 1, plan.step));
+        let StepOutput { copies_done, rows, sampled, positions, forced, .. } = &*output;
+        assert!(!copies_done && rows.is_empty() && sampled.is_empty());
+        assert!(positions.is_empty() && forced.is_empty());
         self.last_step = plan.step;
         self.most_copies = self.most_copies.max(plan.copies.len());
         let num_tokens: u32 = plan.rows.iter().map(|work| work.num_tokens).sum();
@@ -72,7 +77,7 @@ impl Device {
         assert_eq!(slots.len(), plan.rows.len(), "a slot has two rows");
         assert!(slots.iter().all(|slot| (*slot as usize) < self.limits.max_num_seqs));
         self.check_races(&plan);
-        self.plans.push_back(plan);
+        self.steps.push_back((plan, output));
     }
 
     /// Rows are computed side by side: what one writes, no other may read or write.
@@ -98,18 +103,19 @@ impl Device {
 
     /// Runs the oldest plan.
     pub fn complete(&mut self) -> StepDone {
-        let mut plan = self.plans.pop_front().unwrap();
+        let (plan, mut output) = self.steps.pop_front().unwrap();
         self.seat(&plan);
-        self.make_copies(&mut plan);
-        for index in 0..plan.rows.len() {
-            self.run(index, &mut plan);
+        self.make_copies(&plan);
+        output.copies_done = true;
+        for row in &plan.rows {
+            self.run(row, &plan, &mut output);
         }
-        StepDone { plan, result: Ok(()) }
+        StepDone { plan, output, result: Ok(()) }
     }
 
     /// Fails the oldest plan, copies and all.
     pub fn fail(&mut self, text: &str) -> StepDone {
-        let plan = self.plans.pop_front().unwrap();
+        let (plan, output) = self.steps.pop_front().unwrap();
         for copy in &plan.copies {
             match *copy {
                 BlockCopy::Save { to, .. } => self.host[to.0 as usize] = self.rubbish(),
@@ -117,18 +123,24 @@ impl Device {
             }
         }
         self.spoil_work(&plan);
-        StepDone { plan, result: Err(text.into()) }
+        StepDone { plan, output, result: Err(StepError::Failed(text.into())) }
     }
 
     /// Fails the oldest plan after its copies are made.
     pub fn fail_after_copies(&mut self, text: &str) -> StepDone {
-        let mut plan = self.plans.pop_front().unwrap();
-        self.make_copies(&mut plan);
+        let (plan, mut output) = self.steps.pop_front().unwrap();
+        self.make_copies(&plan);
+        output.copies_done = true;
         self.spoil_work(&plan);
-        StepDone { plan, result: Err(text.into()) }
+        StepDone { plan, output, result: Err(StepError::Failed(text.into())) }
     }
 
-    fn make_copies(&mut self, plan: &mut StepPlan) {
+    /// Loses the device in the oldest plan.
+    pub fn lose(&mut self, text: &str) -> StepDone {
+        StepDone { result: Err(StepError::DeviceLost(text.into())), ..self.fail(text) }
+    }
+
+    fn make_copies(&mut self, plan: &StepPlan) {
         for copy in &plan.copies {
             match *copy {
                 BlockCopy::Save { from, to } => {
@@ -141,7 +153,6 @@ impl Device {
                 }
             }
         }
-        plan.copied = true;
     }
 
     fn seat(&mut self, plan: &StepPlan) {
@@ -179,9 +190,8 @@ impl Device {
         &mut self.cache[table[position / block_size]][position % block_size]
     }
 
-    fn run(&mut self, index: usize, plan: &mut StepPlan) {
-        let work = plan.rows[index].clone();
-        let table = table(&work, plan);
+    fn run(&mut self, work: &ScheduledRow, plan: &StepPlan, output: &mut StepOutput) {
+        let table = table(work, plan);
         let given = &plan.tokens[work.tokens.start as usize..work.tokens.end as usize];
         let (request, generated) = self.slots[work.slot as usize].clone().expect("a row without a seat");
         let input = match work.follows_sample {
@@ -203,17 +213,17 @@ impl Device {
             .failing_rows
             .is_some_and(|rows| mix(plan.step << 8 | u64::from(work.slot)).is_multiple_of(rows))
         {
-            return self.fail_row(&work, plan);
+            return self.fail_row(work, output);
         }
         for position in work.reported.clone() {
             assert!((work.start..end as u32).contains(&position), "a position that was not computed");
             let read = self.read(position as usize + 1, &table);
-            plan.positions.push(oracle::position(&request, position as usize, read.into_iter()));
+            output.positions.push(oracle::position(&request, position as usize, read.into_iter()));
         }
         let num_positions = work.reported.len() as u32;
         let Some(sample) = work.sample else {
             assert_eq!(work.num_drafts, 0, "drafts that are not verified");
-            return plan.outputs.push(RowOutput { num_positions, ..RowOutput::default() });
+            return output.rows.push(RowOutput { num_positions, ..RowOutput::default() });
         };
         let (num_drafts, num_known) = (work.num_drafts as usize, input.len() - work.num_drafts as usize);
         assert!(num_known > 0);
@@ -229,22 +239,22 @@ impl Device {
             let read = self.read(work.start as usize + num_known + num_tokens, &table);
             let token = oracle::sample(&request, index, suppress_stops, read.into_iter());
             let is_confirmed = input.get(num_known + num_tokens) == Some(&token.id);
-            self.slot(&work).push(token.id);
-            plan.sampled.push(token);
+            self.slot(work).push(token.id);
+            output.sampled.push(token);
             num_tokens += 1;
             if !is_confirmed {
                 break;
             }
         }
         self.num_refused += (num_drafts + 1 - num_tokens) as u64;
-        let first = plan.forced.len() as u32;
+        let first = output.forced.len() as u32;
         if request.grammar.is_some() {
             let read = self.read(work.start as usize + num_known + num_tokens - 1, &table);
-            self.force(&request, read, self.slots[work.slot as usize].clone().unwrap().1, &mut plan.forced);
+            self.force(&request, read, self.slots[work.slot as usize].clone().unwrap().1, &mut output.forced);
         }
-        let forced = first..plan.forced.len() as u32;
+        let forced = first..output.forced.len() as u32;
         let num_tokens = num_tokens as u32;
-        plan.outputs.push(RowOutput { num_tokens, num_positions, forced, failure: None });
+        output.rows.push(RowOutput { num_tokens, num_positions, forced, failure: None });
     }
 
     /// What a grammar says can only come next: up to twenty tokens, one of which is now and then a mistake.
@@ -261,11 +271,11 @@ impl Device {
         }
     }
 
-    fn fail_row(&mut self, work: &ScheduledRow, plan: &mut StepPlan) {
+    fn fail_row(&mut self, work: &ScheduledRow, output: &mut StepOutput) {
         if work.sample.is_some() {
             self.slot(work).push(oracle::VOCABULARY);
         }
-        plan.outputs.push(RowOutput { failure: Some(ROW_FAILURE.into()), ..RowOutput::default() });
+        output.rows.push(RowOutput { failure: Some(ROW_FAILURE.into()), ..RowOutput::default() });
     }
 
     /// What was generated in the row's slot.

@@ -73,9 +73,9 @@ fn a_row_that_fails_ends_its_own_request_and_no_other() {
     harness.step();
     assert_eq!(harness.device.num_plans(), 1, "a row of each follows");
     let mut done = harness.device.complete();
-    done.plan.outputs[0].failure = Some(ROW_FAILURE.into());
-    done.plan.outputs[0].num_tokens = 0;
-    done.plan.sampled.remove(0);
+    done.output.rows[0].failure = Some(ROW_FAILURE.into());
+    done.output.rows[0].num_tokens = 0;
+    done.output.sampled.remove(0);
     harness.handle(penstock_engine::message::Message::StepDone(done));
     check_ended(&mut clients[0], FinishReason::Failed(ROW_FAILURE.into()));
     harness.run();
@@ -92,13 +92,13 @@ fn a_step_that_answers_with_an_id_that_the_model_does_not_know_has_failed() {
         let mut done = harness.device.complete();
         match is_forced {
             true => {
-                done.plan.forced.push(VOCABULARY);
-                done.plan.outputs[0].forced = 0..1;
+                done.output.forced.push(VOCABULARY);
+                done.output.rows[0].forced = 0..1;
             }
-            false => done.plan.sampled[0].id = VOCABULARY,
+            false => done.output.sampled[0].id = VOCABULARY,
         }
         harness.handle(penstock_engine::message::Message::StepDone(done));
-        let text = "the step answered with token id 24; the vocabulary has 24 ids";
+        let text = "the step returned token id 24; the vocabulary has 24 ids";
         check_ended(&mut client, FinishReason::Failed(text.into()));
         harness.run();
     }

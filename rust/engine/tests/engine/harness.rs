@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::core::Core;
-use penstock_engine::mailbox::Attention;
+use penstock_engine::mailbox::{Attention, Gate};
 use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
@@ -72,7 +72,13 @@ impl Harness {
         limits.validate().unwrap();
         let (attention, board) = (Arc::new(Attention::default()), Arc::new(Board::default()));
         Self {
-            core: Core::new(limits.clone(), hasher, Arc::clone(&attention), Arc::clone(&board)),
+            core: Core::new(
+                limits.clone(),
+                hasher,
+                Arc::clone(&attention),
+                Arc::new(Gate::default()),
+                Arc::clone(&board),
+            ),
             device: Device::new(&limits),
             limits,
             port: Port::with_condvar(),
@@ -141,10 +147,10 @@ impl Harness {
         self.attend();
         let plan = self.core.plan(self.now);
         self.core.check_integrity();
-        let Some(plan) = plan else { return vec![] };
+        let Some((plan, output)) = plan else { return vec![] };
         let mut granted: Vec<_> = plan.rows.iter().map(|work| (work.slot, work.num_tokens)).collect();
         granted.sort_unstable();
-        self.device.submit(plan);
+        self.device.submit(plan, output);
         granted
     }
 
@@ -157,6 +163,12 @@ impl Harness {
     pub fn fail(&mut self, text: &str) -> usize {
         let done = self.device.fail(text);
         self.answer(done)
+    }
+
+    /// Loses the device in the oldest plan.
+    pub fn lose_device(&mut self, text: &str) {
+        let done = self.device.lose(text);
+        self.answer(done);
     }
 
     /// Fails the oldest plan after its copies are made, so many.

@@ -143,8 +143,8 @@ fn a_step_that_tells_of_too_few_positions_has_failed() {
     let mut client = harness.start(told(request(10, 2, 0)));
     harness.plan();
     let mut done = harness.device.complete();
-    done.plan.positions.pop();
+    done.output.positions.pop();
     harness.handle(penstock_engine::message::Message::StepDone(done));
-    let end = FinishReason::Failed("the step tells of 8 positions and counts 9".into());
+    let end = FinishReason::Failed("the step returned 8 prompt positions; its rows count 9".into());
     assert_eq!(read(&mut client).2, Some(end));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use penstock_engine::message::Message;
-use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Refusal, Request};
+use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Refusal, Request, StopCause};
 
 use crate::harness::{Client, Harness, check_answered, check_ended, limits, read};
 use crate::oracle::{answer, request};
@@ -213,9 +213,9 @@ fn a_step_that_samples_too_few_tokens_has_failed() {
     let mut client = harness.start(request(4, 8, 0));
     harness.plan();
     let mut done = harness.device.complete();
-    done.plan.sampled.clear();
+    done.output.sampled.clear();
     harness.handle(Message::StepDone(done));
-    check_ended(&mut client, FinishReason::Failed("the step sampled 0 tokens and counts 1".into()));
+    check_ended(&mut client, FinishReason::Failed("the step returned 0 tokens; its rows count 1".into()));
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn a_shutdown_ends_everything_and_refuses_what_comes_later() {
     assert!(harness.plan().is_empty());
     let (start, mut late) = harness.post(request(4, 20, 9));
     harness.handle(Message::Start(vec![start]));
-    assert_eq!(late.drain(), [Event::Refused(Refusal::Stopped)]);
+    assert_eq!(late.drain(), [Event::Refused(Refusal::Stopped(StopCause::Closed))]);
     harness.handle(Message::Shutdown);
     assert!(harness.core.is_stopped() && harness.core.is_idle());
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use penstock_engine::message::Message;
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::{
-    CachedTokens, DEPTH, Event, FinishReason, Limits, PreemptionMode, PromptPosition, Refusal, Request, Token,
+    CachedTokens, DEPTH, Event, FinishReason, Limits, PreemptionMode, PromptPosition, Refusal, Request,
+    StopCause, Token,
 };
 use penstock_types::OutputScope;
 
@@ -18,6 +19,7 @@ use crate::random::Random;
 
 const NUM_SCHEDULES: u64 = 4_000;
 const FAILURE: &str = "simulated failure";
+const LOSS: &str = "simulated loss of the device";
 
 /// How a consumer treats its queue.
 #[derive(Clone, Copy, PartialEq)]
@@ -57,7 +59,8 @@ struct World {
     num_failed_steps: u64,
     /// Copies have failed: who relied on one started over.
     has_restarted: bool,
-    is_shut_down: bool,
+    /// Why it takes no more requests.
+    stopped: Option<StopCause>,
     /// Where prompts begin.
     openings: Vec<Vec<u32>>,
     seen: Seen,
@@ -84,6 +87,7 @@ struct Seen {
     waited: u64,
     overlapped: u64,
     shut_down: u64,
+    lost: u64,
     preempted: u64,
     swapped: u64,
     interrupted: u64,
@@ -113,9 +117,20 @@ fn any_schedule_gives_every_request_its_own_answer_and_leaks_nothing() {
         seen = world.seen;
     }
     let Seen {
-        answered, stopped, cancelled, failed, overloaded, paused, waited, overlapped, shut_down, ..
+        answered,
+        stopped,
+        cancelled,
+        failed,
+        overloaded,
+        paused,
+        waited,
+        overlapped,
+        shut_down,
+        lost,
+        ..
     } = seen;
-    for met in [answered, stopped, cancelled, failed, overloaded, paused, waited, overlapped, shut_down] {
+    for met in [answered, stopped, cancelled, failed, overloaded, paused, waited, overlapped, shut_down, lost]
+    {
         assert!(met > NUM_SCHEDULES / 20, "something hardly ever happened: {seen:?}");
     }
     let Seen { preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, flushed, .. } =
@@ -144,6 +159,10 @@ impl Drop for Named {
             eprintln!("the schedule of seed {} failed", self.0);
         }
     }
+}
+
+fn lost() -> StopCause {
+    StopCause::DeviceLost(LOSS.into())
 }
 
 fn random_limits(random: &mut Random) -> Limits {
@@ -205,7 +224,7 @@ impl World {
             num_started: 0,
             num_failed_steps: 0,
             has_restarted: false,
-            is_shut_down: false,
+            stopped: None,
             openings,
             seen,
         }
@@ -269,6 +288,7 @@ impl World {
             97 => self.flush(),
             98 => self.harness.pass(self.random.below(100) as u64),
             _ if self.random.chance(20) => self.shut_down(),
+            _ if self.random.chance(30) => self.lose_device(),
             _ => {}
         }
         self.read_all();
@@ -359,8 +379,17 @@ impl World {
 
     fn shut_down(&mut self) {
         self.harness.handle(Message::Shutdown);
-        self.is_shut_down = true;
+        self.stopped.get_or_insert(StopCause::Closed);
         self.seen.shut_down += 1;
+    }
+
+    fn lose_device(&mut self) {
+        if self.harness.device.num_plans() > 0 {
+            self.harness.lose_device(LOSS);
+            self.stopped.get_or_insert_with(lost);
+            self.seen.lost += 1;
+            assert!(self.harness.core.is_stopped());
+        }
     }
 
     /// Nothing arrives any more: all who read must end, whether or not the others ever do.
@@ -407,7 +436,7 @@ impl World {
         self.harness.pass(300);
         self.harness.plan();
         let stats = self.harness.stats();
-        if !self.is_shut_down {
+        if self.stopped.is_none() {
             assert_eq!((stats.blocks_cached, stats.host_blocks_used), (0, 0));
         }
     }
@@ -514,9 +543,12 @@ impl World {
                     assert!(waiting >= limit && *limit == self.harness.limits.max_waiting);
                     self.seen.overloaded += 1;
                 }
-                End::Refused(Refusal::Stopped) => assert!(self.is_shut_down),
+                End::Refused(Refusal::Stopped(cause)) => assert_eq!(Some(cause), self.stopped.as_ref()),
+                End::Finished(FinishReason::EngineStopped(cause)) => {
+                    assert_eq!((Some(cause), cause), (self.stopped.as_ref(), &lost()));
+                }
                 End::Finished(FinishReason::Cancelled) => {
-                    assert!(*is_cancelled || self.is_shut_down);
+                    assert!(*is_cancelled || self.stopped == Some(StopCause::Closed));
                     self.seen.cancelled += 1;
                 }
                 End::Finished(FinishReason::Interrupted) => {
@@ -569,7 +601,7 @@ impl World {
 
     /// With the next plan the device hears of the slots that were left last: nobody has a request any more but who made it.
     fn check_released(&mut self) {
-        if !self.is_shut_down {
+        if self.stopped.is_none() {
             let mut last = self.harness.start(oracle::request(1, 1, 0));
             self.harness.run();
             while read(&mut last).1.is_none() {
@@ -579,7 +611,7 @@ impl World {
         let num_held = |observed: &&Observed| Arc::strong_count(&observed.client.request) > 1;
         let num_held = self.observed.iter().filter(num_held).count();
         // After a shutdown there is no next plan.
-        let most = if self.is_shut_down { self.harness.limits.max_num_seqs } else { 0 };
+        let most = if self.stopped.is_some() { self.harness.limits.max_num_seqs } else { 0 };
         assert!(num_held <= most, "{num_held} requests are kept");
     }
 }

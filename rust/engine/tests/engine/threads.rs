@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use penstock_engine::{
     Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, PreemptionMode, Refusal,
-    Request, StartError, StepPlan, Token,
+    Request, StartError, StepDone, StepError, StepOutput, StepPlan, StopCause, Token,
 };
 
 use crate::device::Device;
@@ -37,9 +37,11 @@ fn limits() -> Limits {
     }
 }
 
+type Step = (Box<StepPlan>, Box<StepOutput>);
+
 /// The fake device on a thread of its own.
 struct Worker {
-    plans: Option<Sender<Box<StepPlan>>>,
+    steps: Option<Sender<Step>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -50,28 +52,28 @@ impl Worker {
         completions: Completions,
         mut before: impl FnMut() + Send + 'static,
     ) -> Box<dyn Executor> {
-        let (plans, received) = unbounded::<Box<StepPlan>>();
+        let (steps, received) = unbounded::<Step>();
         let mut device = Device::new(limits);
         let work = move || {
-            for plan in received {
+            for (plan, output) in received {
                 before();
-                device.submit(plan);
+                device.submit(plan, output);
                 completions.send(device.complete());
             }
         };
-        Box::new(Self { plans: Some(plans), thread: Some(thread::spawn(work)) })
+        Box::new(Self { steps: Some(steps), thread: Some(thread::spawn(work)) })
     }
 }
 
 impl Executor for Worker {
-    fn submit(&mut self, plan: Box<StepPlan>) {
-        self.plans.as_ref().unwrap().send(plan).unwrap();
+    fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>) {
+        self.steps.as_ref().unwrap().send((plan, output)).unwrap();
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.plans = None;
+        self.steps = None;
         self.thread.take().unwrap().join().unwrap();
     }
 }
@@ -130,6 +132,11 @@ impl RowOutput {
             }
             assert!(port.wait(Some(PATIENCE)), "a wake-up was lost");
         }
+    }
+
+    fn has_ended_with(&self, cause: &StopCause) -> bool {
+        self.reason == Some(FinishReason::EngineStopped(cause.clone()))
+            || self.refusal == Some(Refusal::Stopped(cause.clone()))
     }
 
     fn check(&self, limits: &Limits) {
@@ -263,7 +270,7 @@ fn a_full_mailbox_refuses_starts_but_loses_no_cancel() {
         gate: Receiver<()>,
     }
     impl Executor for Standing {
-        fn submit(&mut self, _: Box<StepPlan>) {
+        fn submit(&mut self, _: Box<StepPlan>, _: Box<StepOutput>) {
             let _ = self.entered.send(());
             let _ = self.gate.recv();
         }
@@ -299,9 +306,9 @@ fn an_executor_that_panics_in_submit_stops_the_engine_and_nobody_hangs() {
         worker: Box<dyn Executor>,
     }
     impl Executor for Panicking {
-        fn submit(&mut self, plan: Box<StepPlan>) {
+        fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>) {
             self.num_left = self.num_left.checked_sub(1).expect("a panic on purpose");
-            self.worker.submit(plan);
+            self.worker.submit(plan, output);
         }
     }
     let engine = Engine::start(limits(), |completions| {
@@ -322,15 +329,49 @@ fn an_executor_that_panics_in_submit_stops_the_engine_and_nobody_hangs() {
         .collect();
     for answer in &mut answers {
         answer.read_to_end(&port);
-        // One that was still in the mailbox was never taken; all others were open.
-        assert!(
-            answer.reason == Some(FinishReason::EngineStopped) || answer.refusal == Some(Refusal::Stopped)
-        );
+        // A request that was still in the mailbox was never admitted; all others were open.
+        assert!(answer.has_ended_with(&StopCause::Crashed));
     }
-    assert_eq!(answers[0].reason, Some(FinishReason::EngineStopped));
-    assert!(!engine.is_running());
-    assert_eq!(engine.start_request(request, &port).unwrap_err(), StartError::Stopped);
+    assert_eq!(answers[0].reason, Some(FinishReason::EngineStopped(StopCause::Crashed)));
+    assert_eq!(engine.stop_cause(), Some(StopCause::Crashed));
+    let error = engine.start_request(request, &port).unwrap_err();
+    assert_eq!(error, StartError::Stopped(StopCause::Crashed));
     engine.shutdown();
+}
+
+#[test]
+fn a_lost_device_ends_every_request_with_its_message() {
+    // Every step but the first loses the device.
+    struct Losing {
+        device: Device,
+        completions: Completions,
+    }
+    impl Executor for Losing {
+        fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>) {
+            let is_first = plan.step == 1;
+            self.device.submit(plan, output);
+            let done = self.device.complete();
+            let result = if is_first { Ok(()) } else { Err(StepError::DeviceLost("bus error".into())) };
+            self.completions.send(StepDone { result, ..done });
+        }
+    }
+    let device = Device::new(&limits());
+    let engine = Engine::start(limits(), |completions| Box::new(Losing { device, completions })).unwrap();
+    let (port, request) = (Port::with_condvar(), Arc::new(request(20, 100, 0)));
+    let started = (0..100).map_while(|_| engine.start_request(Arc::clone(&request), &port).ok());
+    let consumers: Vec<_> = started.collect();
+    let lost = StopCause::DeviceLost("bus error".into());
+    for consumer in consumers {
+        let (request, tokens, reason, refusal) = (Arc::clone(&request), vec![], None, None);
+        let mut answer = RowOutput { request, consumer, tokens, reason, refusal };
+        answer.read_to_end(&port);
+        assert!(answer.has_ended_with(&lost), "{:?} {:?}", answer.reason, answer.refusal);
+        assert_eq!(engine.stop_cause().as_ref(), Some(&lost), "an ended request sees a stopped engine");
+    }
+    let error = engine.start_request(request, &port).unwrap_err();
+    assert_eq!(error.to_string(), "the device was lost: bus error; create a new engine");
+    engine.shutdown();
+    assert_eq!(engine.stop_cause(), Some(lost), "the first cause stays");
 }
 
 #[test]
@@ -340,7 +381,7 @@ fn a_start_left_in_the_mailbox_of_a_dead_engine_is_answered() {
         gate: Receiver<()>,
     }
     impl Executor for Doomed {
-        fn submit(&mut self, _: Box<StepPlan>) {
+        fn submit(&mut self, _: Box<StepPlan>, _: Box<StepOutput>) {
             let _ = self.entered.send(());
             let _ = self.gate.recv();
             panic!("a panic on purpose");
@@ -356,10 +397,10 @@ fn a_start_left_in_the_mailbox_of_a_dead_engine_is_answered() {
     let mut left = RowOutput::start(&engine, request, &ports[1]);
     drop(opener);
     open.read_to_end(&ports[0]);
-    assert_eq!(open.reason, Some(FinishReason::EngineStopped));
+    assert_eq!(open.reason, Some(FinishReason::EngineStopped(StopCause::Crashed)));
     assert!(ports[1].wait(Some(PATIENCE)), "its port was not rung");
     left.read_to_end(&ports[1]);
-    assert_eq!(left.refusal, Some(Refusal::Stopped));
+    assert_eq!(left.refusal, Some(Refusal::Stopped(StopCause::Crashed)));
 }
 
 #[test]
@@ -382,7 +423,8 @@ fn a_shutdown_cancels_what_is_open_and_can_be_called_from_everywhere() {
     callers.into_iter().for_each(|caller| caller.join().unwrap());
     engine.shutdown();
     assert!(!engine.is_running());
-    assert_eq!(engine.start_request(request(1, 1, 0), &port).unwrap_err(), StartError::Stopped);
+    let error = engine.start_request(request(1, 1, 0), &port).unwrap_err();
+    assert_eq!(error, StartError::Stopped(StopCause::Closed));
 }
 
 #[test]
@@ -414,7 +456,7 @@ fn requests_that_race_with_a_shutdown_all_end() {
                                 let (tokens, reason, refusal) = (vec![], None, None);
                                 RowOutput { request, consumer, tokens, reason, refusal }.read_to_end(&port);
                             }
-                            Err(StartError::Stopped) => return,
+                            Err(StartError::Stopped(_)) => return,
                             Err(error) => panic!("{error}"),
                         }
                     }

@@ -3,7 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use penstock_engine::{Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepPlan, Token};
+use penstock_engine::{
+    Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepOutput, StepPlan, Token,
+};
 use penstock_runner::{BareRunner, Options};
 use penstock_types::{BlockCopy, BlockId, HostBlockId};
 
@@ -77,13 +79,15 @@ impl Steps {
         for Row { sequence, chunk, drafts } in &mut *rows {
             self.push(&mut plan, sequence, *chunk, drafts);
         }
-        self.runner.run(&mut plan).unwrap();
-        let (mut sampled, mut positions) = (plan.sampled.into_iter(), plan.positions.into_iter());
-        for ((Row { sequence, .. }, answer), work) in rows.iter_mut().zip(plan.outputs).zip(plan.rows) {
+        let mut output = StepOutput::default();
+        self.runner.run(&plan, &mut output).unwrap();
+        let (mut sampled, mut positions) = (output.sampled.into_iter(), output.positions.into_iter());
+        for ((Row { sequence, .. }, answer), work) in rows.iter_mut().zip(output.rows).zip(plan.rows) {
             let (num_tokens, num_positions) = (answer.num_tokens as usize, answer.num_positions as usize);
             sequence.tokens.extend(sampled.by_ref().take(num_tokens));
             sequence.positions.extend(positions.by_ref().take(num_positions));
-            sequence.forced = plan.forced[answer.forced.start as usize..answer.forced.end as usize].to_vec();
+            sequence.forced =
+                output.forced[answer.forced.start as usize..answer.forced.end as usize].to_vec();
             match answer.failure {
                 Some(failure) => {
                     assert_eq!((num_tokens, num_positions), (0, 0));
@@ -105,9 +109,10 @@ impl Steps {
         let copies = vec![BlockCopy::Save { from: BlockId(0), to: HostBlockId(0) }];
         let mut plan = StepPlan { copies, ..StepPlan::default() };
         self.push(&mut plan, sequence, usize::MAX, &[]);
-        let run = || self.runner.run(&mut plan);
+        let mut output = StepOutput::default();
+        let run = || self.runner.run(&plan, &mut output);
         assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "there is no host tier");
-        assert!(!plan.copied);
+        assert!(!output.copies_done);
     }
 
     fn push(&self, plan: &mut StepPlan, sequence: &mut Sequence, chunk: usize, drafts: &[u32]) {
@@ -193,8 +198,9 @@ impl Steps {
             reported: 0..0,
             sample: Some(Sample { index: 1 }),
         });
-        self.runner.run(&mut plan).unwrap();
-        plan.outputs.remove(0).failure
+        let mut output = StepOutput::default();
+        self.runner.run(&plan, &mut output).unwrap();
+        output.rows.remove(0).failure
     }
 }
 
