@@ -1,4 +1,4 @@
-//! The open checkpoint: one surface over both file formats.
+//! An open checkpoint: one interface for both file formats.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,47 +8,44 @@ use penstock_types::Dtype;
 use serde_json::Value;
 
 use crate::error::{CheckpointError, shown};
-use crate::generation::Generation;
+use crate::generation::GenerationConfig;
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
-use crate::tensor::{Entry, Stored, Tensor};
+use crate::tensor::{StoredType, Tensor, TensorEntry};
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
-use crate::{directory, gguf};
 
 /// The file format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum FileFormat {
     /// A Hugging Face directory with safetensors weights.
     Safetensors,
     /// A GGUF file of this version.
     Gguf(u32),
 }
 
-/// What a checkpoint consists of, for people.
+/// A summary of a checkpoint for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// The file format.
-    pub format: Format,
-    /// The weight files.
+    pub format: FileFormat,
     pub files: Vec<PathBuf>,
     /// Number of tensors.
     pub tensors: usize,
-    /// Number of elements in all tensors.
+    /// Number of elements of all tensors.
     pub elements: u64,
-    /// Bytes of all tensors on disk.
+    /// Size of all tensors on disk.
     pub bytes: u64,
-    /// Elements by stored type, the most frequent first; types that cannot be read as weights are left out.
+    /// Number of elements by stored type, largest first. Types that cannot be read as weights are left out.
     pub storage: Vec<(Storage, u64)>,
 }
 
-/// A model on disk, its headers checked and its weights mapped.
+/// A model on disk with checked headers and mapped weights.
 pub struct Checkpoint {
     pub(crate) path: PathBuf,
-    pub(crate) format: Format,
+    pub(crate) format: FileFormat,
     pub(crate) files: Vec<MappedFile>,
-    pub(crate) tensors: BTreeMap<String, Entry>,
+    pub(crate) tensors: BTreeMap<String, TensorEntry>,
     pub(crate) config: Value,
-    pub(crate) generation: Generation,
+    pub(crate) generation: GenerationConfig,
     pub(crate) tokenizer: Option<TokenizerSource>,
     pub(crate) special_tokens: SpecialTokens,
     pub(crate) added_tokens: Vec<AddedToken>,
@@ -56,66 +53,49 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory (`config.json` and safetensors), a `.gguf` file, or a directory that holds
-    /// nothing but one `.gguf` file as a model.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
-        let path = path.as_ref();
-        let metadata = path.metadata().map_err(|source| CheckpointError::io(path, source))?;
-        if metadata.is_dir() {
-            return directory::open(path);
-        }
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("safetensors" | "json" | "bin" | "pt" | "pth") => Err(CheckpointError::not_a_model(
-                path,
-                "is one file of a model; open the directory that holds it",
-            )),
-            _ => gguf::open(path),
-        }
-    }
-
-    /// What was opened.
+    /// The opened file or directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The model's configuration: `config.json`, or the same keys made of GGUF metadata. Always an object.
+    /// The model's configuration: `config.json`, or the same keys from GGUF metadata. Always an object.
     ///
-    /// A GGUF file's per-frequency rope divisors, which stand for `llama3` scaling there, are the array
-    /// `rope_frequency_factors`, one number for each pair of a head's dimensions.
+    /// The rope divisors per frequency of a GGUF file, which represent `llama3` scaling there, are the array
+    /// `rope_frequency_factors`, with one number per pair of a head's dimensions.
     pub fn config(&self) -> &Value {
         &self.config
     }
 
-    /// Generation defaults.
-    pub fn generation(&self) -> &Generation {
+    pub fn generation(&self) -> &GenerationConfig {
         &self.generation
     }
 
-    /// The type most weights are stored in; quantised types count as `F32`.
+    /// The type of most weights. Quantised types count as `F32`.
     pub fn dtype(&self) -> Dtype {
         let storage = self.description().storage;
         let elements = |dtype| -> u64 {
             storage.iter().filter(|(storage, _)| storage.dtype() == dtype).map(|(_, elements)| elements).sum()
         };
-        let most = [Dtype::F16, Dtype::Bf16, Dtype::F32].into_iter().max_by_key(|&dtype| elements(dtype));
-        most.unwrap_or(Dtype::F32)
+        let most_common =
+            [Dtype::F16, Dtype::Bf16, Dtype::F32].into_iter().max_by_key(|&dtype| elements(dtype));
+        most_common.unwrap_or(Dtype::F32)
     }
 
-    /// The tensor of this Hugging Face name.
+    /// The tensor with this Hugging Face name.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, CheckpointError> {
         let Some((name, entry)) = self.tensors.get_key_value(name) else {
             return Err(CheckpointError::MissingTensor { path: self.path.clone(), name: shown(name) });
         };
         let file = &self.files[entry.file];
         match entry.stored {
-            Stored::Weights(storage) => Ok(Tensor::new(name, entry, storage, file)),
-            Stored::Other(dtype) => {
+            StoredType::Weights(storage) => Ok(Tensor::new(name, entry, storage, file)),
+            StoredType::Other(dtype) => {
                 Err(CheckpointError::unsupported(file.path(), shown(name), dtype, Storage::SUPPORTED))
             }
         }
     }
 
-    /// Whether there is a tensor of this name.
+    /// Whether a tensor with this name exists.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -125,28 +105,27 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Where the vocabulary comes from; an error names the file that would hold it.
+    /// The source of the vocabulary. The error names the file that would contain it.
     pub fn tokenizer(&self) -> Result<&TokenizerSource, CheckpointError> {
         let missing = match self.format {
-            Format::Safetensors => {
+            FileFormat::Safetensors => {
                 "has no tokenizer.json; AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one"
             }
-            Format::Gguf(_) => "has no tokenizer.ggml.tokens in its metadata",
+            FileFormat::Gguf(_) => "has no tokenizer.ggml.tokens in its metadata",
         };
         self.tokenizer.as_ref().ok_or_else(|| CheckpointError::not_a_model(&self.path, missing))
     }
 
-    /// Texts of the special tokens.
     pub fn special_tokens(&self) -> &SpecialTokens {
         &self.special_tokens
     }
 
-    /// Tokens added outside `tokenizer.json`, by id; empty for GGUF, whose vocabulary is complete.
+    /// Tokens added outside `tokenizer.json`, ordered by id. Empty for GGUF, whose vocabulary is complete.
     pub fn added_tokens(&self) -> &[AddedToken] {
         &self.added_tokens
     }
 
-    /// The chat template that is used when none is asked for by name.
+    /// The default chat template.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_templates.get("default").map(String::as_str)
     }
@@ -156,7 +135,7 @@ impl Checkpoint {
         &self.chat_templates
     }
 
-    /// What the checkpoint consists of.
+    /// A summary for display.
     pub fn description(&self) -> Description {
         let mut by_storage: BTreeMap<Storage, u64> = BTreeMap::new();
         let (mut elements, mut bytes) = (0, 0);
@@ -164,7 +143,7 @@ impl Checkpoint {
             let count = entry.shape.iter().product::<usize>() as u64;
             elements += count;
             bytes += entry.range.len() as u64;
-            if let Stored::Weights(storage) = entry.stored {
+            if let StoredType::Weights(storage) = entry.stored {
                 *by_storage.entry(storage).or_default() += count;
             }
         }

@@ -1,13 +1,12 @@
-//! Stored elements to `f32`, block by block.
+//! Conversion of stored elements to `f32`, block by block.
 //!
-//! These loops are on the start-up path of every model. Each is a plain walk over arrays of known length without
-//! branches or overflow checks, which the compiler turns into vector code for any target; bytes need no alignment.
-//! Results are exact where the type is, else rounded as the formula is written (product, then sum), so that they equal
-//! bit for bit what other readers of these formats compute.
+//! These loops run when a model is loaded. Each iterates over arrays of constant length without branches or overflow checks,
+//! which the compiler vectorises for any target. Bytes need no alignment. Results are exact for exact types, otherwise rounded
+//! after the product and after the sum, so that they are bit-for-bit equal to those of other readers of these formats.
 
 use crate::storage::Storage;
 
-/// Converts whole blocks; `bytes` holds exactly the elements of `out`.
+/// Converts complete blocks. `bytes` contains exactly the elements of `out`.
 pub(crate) fn to_f32(storage: Storage, bytes: &[u8], out: &mut [f32]) {
     match storage {
         Storage::F32 => each_block(bytes, out, |block: &[u8; 4], out: &mut [f32; 1]| {
@@ -38,15 +37,15 @@ fn each_block<const BYTES: usize, const ELEMENTS: usize>(
     let (out, out_rest) = out.as_chunks_mut::<ELEMENTS>();
     assert!(
         rest.is_empty() && out_rest.is_empty() && blocks.len() == out.len(),
-        "whole blocks; this is a bug"
+        "the input is complete blocks; this is a bug"
     );
     for (block, out) in blocks.iter().zip(out) {
         convert(block, out);
     }
 }
 
-/// Half to single precision by selects alone, exact for every value. Subnormals go through an integer conversion, not
-/// through subnormal singles, so the processor's flush-to-zero mode does not matter.
+/// Converts half to single precision without branches, exactly for every value. Subnormals are converted as integers, not as
+/// subnormal singles, so the result does not depend on the processor's flush-to-zero mode.
 #[inline(always)]
 pub(crate) fn f16_to_f32(half: u16) -> f32 {
     const REBIAS: u32 = (127 - 15) << 23;
@@ -90,9 +89,9 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// The 6-bit scale and minimum of each group of 32, packed into 12 bytes: groups 0..4 lie in the low six bits of bytes
-/// 0..4 (scales) and 4..8 (minima); groups 4..8 have their low four bits in the nibbles of bytes 8..12, and their high
-/// two bits on top of bytes 0..8.
+/// The 6-bit scale and minimum of each group of 32, packed into 12 bytes. Groups 0..4 are in the low six bits of bytes 0..4
+/// (scales) and 4..8 (minima). Groups 4..8 have their low four bits in the nibbles of bytes 8..12 and their high two bits in
+/// the top bits of bytes 0..8.
 fn scales_and_minima(packed: &[u8]) -> [(f32, f32); 8] {
     std::array::from_fn(|group| {
         let (scale, minimum) = if group < 4 {
@@ -145,8 +144,8 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let (high_bits, scales) = rest[..80].split_at(64);
     let halves = low_bits.chunks_exact(64).zip(high_bits.chunks_exact(32)).zip(scales.chunks_exact(8));
     for (out, ((low, high), scales)) in out.chunks_exact_mut(128).zip(halves) {
-        // Four runs of 32 elements. Runs 0 and 2 share one half of `low` by nibbles, 1 and 3 the other; each byte of
-        // `high` holds the upper two bits of one element of every run; each scale serves 16 elements.
+        // Four runs of 32 elements. Runs 0 and 2 are the nibbles of one half of `low`, runs 1 and 3 of the other. Each byte
+        // of `high` contains the upper two bits of one element of every run. Each scale applies to 16 elements.
         for (run, out) in out.chunks_exact_mut(32).enumerate() {
             let low = &low[run % 2 * 32..][..32];
             for (part, out) in out.chunks_exact_mut(16).enumerate() {
@@ -166,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_precision_number_converts_exactly() {
+    fn every_half_precision_value_converts_exactly() {
         for bits in 0..=u16::MAX {
             let (ours, expected) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32());
             assert!(

@@ -1,19 +1,19 @@
-//! A Hugging Face model directory: which files make it up, and what each contributes.
+//! Reader of Hugging Face model directories.
 //!
-//! Required are `config.json` and safetensors weights; every text file is optional here, because whether it is needed
-//! depends on what the caller does.
+//! `config.json` and safetensors weights are required. Tokenizer and template files are optional: whether they are needed
+//! depends on the caller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, Format};
+use crate::checkpoint::{Checkpoint, FileFormat};
 use crate::error::{CheckpointError, shown};
-use crate::generation::Generation;
-use crate::json::{self, Object};
+use crate::generation::GenerationConfig;
+use crate::json::{self, JsonObject};
 use crate::mapped::MappedFile;
-use crate::tensor::Entry;
+use crate::tensor::TensorEntry;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 use crate::{gguf, safetensors};
 
@@ -21,17 +21,17 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const TOKENIZER_LIMIT: u64 = 256 << 20;
 const INDEX_LIMIT: u64 = 32 << 20;
-/// Most chat templates of a directory.
+/// Maximum number of additional chat templates in a directory.
 const MAX_TEMPLATES: usize = 64;
 
-/// Opens the directory, or the one `.gguf` file in it if nothing else in it is a model.
+/// Opens a directory, or its only `.gguf` file if it has no `config.json`.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let Some(config) = json::read_object(&path.join("config.json"))? else {
         return open_without_config(path);
     };
     let (files, tensors) = weights(path)?;
 
-    let empty = |name: &str| Object { path: path.join(name), fields: serde_json::Map::new() };
+    let empty = |name: &str| JsonObject { path: path.join(name), fields: serde_json::Map::new() };
     let object = |name: &str| Ok(json::read_object(&path.join(name))?.unwrap_or_else(|| empty(name)));
     let tokenizer_config = object("tokenizer_config.json")?;
     let generation = generation(&object("generation_config.json")?, &config)?;
@@ -42,7 +42,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 
     Ok(Checkpoint {
         path: path.to_owned(),
-        format: Format::Safetensors,
+        format: FileFormat::Safetensors,
         files,
         tensors,
         config: Value::Object(config.fields),
@@ -58,16 +58,16 @@ fn open_without_config(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let ggufs = names_ending(path, &[".gguf"])?;
     match ggufs.as_slice() {
         [one] => gguf::open(&path.join(one)),
-        [] => Err(CheckpointError::not_a_model(path, "has neither a config.json nor a .gguf file")),
+        [] => Err(CheckpointError::not_a_model(path, "contains neither a config.json nor a .gguf file")),
         several => {
-            let reason = format!("has several .gguf files; name the one to open: {}", listed(several));
+            let reason = format!("contains several .gguf files; open one of them: {}", list_names(several));
             Err(CheckpointError::not_a_model(path, reason))
         }
     }
 }
 
-/// The weight files and their tensors: one file, or the shards that the index names.
-fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, Entry>), CheckpointError> {
+/// The weight files and their tensors: a single file, or the shards listed in the index.
+fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, TensorEntry>), CheckpointError> {
     let single = path.join(SINGLE);
     if single.exists() {
         let file = MappedFile::open(&single)?;
@@ -76,36 +76,36 @@ fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, Entry>), Ch
     }
     let index_path = path.join(INDEX);
     let Some(index) = json::read(&index_path, INDEX_LIMIT)? else {
-        return Err(CheckpointError::not_a_model(path, why_no_weights(path)?));
+        return Err(CheckpointError::not_a_model(path, missing_weights_reason(path)?));
     };
-    let Index { weight_map } = serde_json::from_slice(&index)
+    let ShardIndex { weight_map } = serde_json::from_slice(&index)
         .map_err(|error| CheckpointError::malformed(&index_path, "index", shown(&error.to_string())))?;
 
     let shards: BTreeSet<&str> = weight_map.values().map(String::as_str).collect();
     let mut files = Vec::new();
-    let mut held = BTreeMap::new();
+    let mut shard_tensors = BTreeMap::new();
     for shard in shards {
-        let refused = |problem: &str| {
+        let malformed = |problem: &str| {
             let field = format!("weight_map, shard {}", shown(shard));
             Err(CheckpointError::malformed(&index_path, field, problem))
         };
         if !is_inside(shard) {
-            return refused("leads out of the model's directory");
+            return malformed("is outside the model's directory");
         }
         if !path.join(shard).exists() {
-            return refused("is missing");
+            return malformed("missing");
         }
         let file = MappedFile::open(&path.join(shard))?;
-        held.insert(shard, safetensors::tensors(&file, files.len())?);
+        shard_tensors.insert(shard, safetensors::tensors(&file, files.len())?);
         files.push(file);
     }
 
     let mut tensors = BTreeMap::new();
     for (name, shard) in &weight_map {
-        // Every shard of the map was opened just above.
-        let Some(entry) = held.get_mut(shard.as_str()).and_then(|shard| shard.remove(name)) else {
+        // All shards of the map have been opened above.
+        let Some(entry) = shard_tensors.get_mut(shard.as_str()).and_then(|shard| shard.remove(name)) else {
             let field = format!("weight_map, {}", shown(name));
-            let problem = format!("the shard {} holds no such tensor", shown(shard));
+            let problem = format!("the shard {} does not contain this tensor", shown(shard));
             return Err(CheckpointError::malformed(&index_path, field, problem));
         };
         tensors.insert(name.clone(), entry);
@@ -114,39 +114,39 @@ fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, Entry>), Ch
 }
 
 #[derive(serde::Deserialize)]
-struct Index {
+struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Whether a name from an index stays below the directory it is joined to. Links inside the directory may lead
-/// anywhere: they were put there by whoever owns the disk.
+/// Whether a name from an index stays inside the directory. Symbolic links may lead anywhere, because they were created by
+/// the owner of the directory.
 fn is_inside(name: &str) -> bool {
     let mut components = Path::new(name).components().peekable();
     components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))
 }
 
-fn why_no_weights(path: &Path) -> Result<String, CheckpointError> {
-    let looked_for = format!("has neither {SINGLE} nor {INDEX}");
+fn missing_weights_reason(path: &Path) -> Result<String, CheckpointError> {
+    let missing = format!("contains neither {SINGLE} nor {INDEX}");
     let ggufs = names_ending(path, &[".gguf"])?;
     if !ggufs.is_empty() {
-        return Ok(format!("{looked_for}; to use GGUF weights, open the file itself: {}", listed(&ggufs)));
+        return Ok(format!("{missing}; to use GGUF weights, open the file: {}", list_names(&ggufs)));
     }
     let pickled = names_ending(path, &[".bin", ".pt", ".pth"])?;
     if !pickled.is_empty() {
         return Ok(format!(
-            "{looked_for}, only {}: pickled weights can run code and are not read; convert them with \
+            "{missing}, only {}: pickled weights can execute code and are not supported; convert them with \
              AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers",
-            listed(&pickled)
+            list_names(&pickled)
         ));
     }
     let others = names_ending(path, &[".safetensors"])?;
     if !others.is_empty() {
-        return Ok(format!("{looked_for}, only {}", listed(&others)));
+        return Ok(format!("{missing}, only {}", list_names(&others)));
     }
-    Ok(looked_for)
+    Ok(missing)
 }
 
-/// Names of the directory's files with one of these endings, sorted.
+/// Sorted names of the directory's files with one of these endings.
 fn names_ending(path: &Path, endings: &[&str]) -> Result<Vec<String>, CheckpointError> {
     let io = |source| CheckpointError::io(path, source);
     let mut names = Vec::new();
@@ -160,22 +160,22 @@ fn names_ending(path: &Path, endings: &[&str]) -> Result<Vec<String>, Checkpoint
     Ok(names)
 }
 
-fn listed(names: &[String]) -> String {
-    const MOST: usize = 8;
-    let mut text = names.iter().take(MOST).map(|name| shown(name)).collect::<Vec<_>>().join(", ");
-    if names.len() > MOST {
-        text.push_str(&format!(" and {} more", names.len() - MOST));
+fn list_names(names: &[String]) -> String {
+    const MAX_NAMES: usize = 8;
+    let mut text = names.iter().take(MAX_NAMES).map(|name| shown(name)).collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_NAMES {
+        text.push_str(&format!(" and {} more", names.len() - MAX_NAMES));
     }
     text
 }
 
-fn generation(file: &Object, config: &Object) -> Result<Generation, CheckpointError> {
+fn generation(file: &JsonObject, config: &JsonObject) -> Result<GenerationConfig, CheckpointError> {
     let ids = |field| match file.token_ids(field)? {
         None => config.token_ids(field),
         ids => Ok(ids),
     };
     let first = |ids: Option<Vec<u32>>| ids.and_then(|ids| ids.first().copied());
-    Ok(Generation {
+    Ok(GenerationConfig {
         eos_token_ids: ids("eos_token_id")?.unwrap_or_default(),
         bos_token_id: first(ids("bos_token_id")?),
         pad_token_id: first(ids("pad_token_id")?),
@@ -192,14 +192,14 @@ fn generation(file: &Object, config: &Object) -> Result<Generation, CheckpointEr
     })
 }
 
-/// A token's text is written as a string or as an object with its `content`.
-fn token_text(object: &Object, field: &str) -> Result<Option<String>, CheckpointError> {
-    object.typed(field, "a token, as text or as an object with content", |value| {
+/// The text of a token: a string, or the `content` of an object.
+fn token_text(object: &JsonObject, field: &str) -> Result<Option<String>, CheckpointError> {
+    object.typed(field, "a token, as a string or an object with content", |value| {
         value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
     })
 }
 
-fn special_tokens(config: &Object, map: &Object) -> Result<SpecialTokens, CheckpointError> {
+fn special_tokens(config: &JsonObject, map: &JsonObject) -> Result<SpecialTokens, CheckpointError> {
     let text = |field| match token_text(config, field)? {
         None => token_text(map, field),
         text => Ok(text),
@@ -212,15 +212,15 @@ fn special_tokens(config: &Object, map: &Object) -> Result<SpecialTokens, Checkp
     })
 }
 
-/// Tokens by id out of `added_tokens_decoder`, then those that only the older `added_tokens.json` knows.
-fn added_tokens(config: &Object, older: &Object) -> Result<Vec<AddedToken>, CheckpointError> {
+/// The tokens of `added_tokens_decoder`, and those that are only in the older `added_tokens.json`.
+fn added_tokens(config: &JsonObject, older: &JsonObject) -> Result<Vec<AddedToken>, CheckpointError> {
     let mut tokens = BTreeMap::new();
     let empty = serde_json::Map::new();
     let decoder = config.typed("added_tokens_decoder", "an object", Value::as_object)?.unwrap_or(&empty);
     for (id, value) in decoder {
         let field = format!("added_tokens_decoder.{}", shown(id));
         let malformed = |problem: &str| CheckpointError::malformed(&config.path, &field, problem);
-        let id: u32 = id.parse().map_err(|_| malformed("the key is no token id"))?;
+        let id: u32 = id.parse().map_err(|_| malformed("the key is not a token id"))?;
         let content =
             value.get("content").and_then(Value::as_str).ok_or_else(|| malformed("has no content"))?;
         let flag = |name: &str| value.get(name).and_then(Value::as_bool);
@@ -251,9 +251,9 @@ fn added_tokens(config: &Object, older: &Object) -> Result<Vec<AddedToken>, Chec
     Ok(tokens.into_values().collect())
 }
 
-/// The templates of a directory by name, wherever they are kept: `chat_template.jinja` and the files of
-/// `additional_chat_templates` win over `tokenizer_config.json`, and that over `chat_template.json`.
-fn chat_templates(path: &Path, config: &Object) -> Result<BTreeMap<String, String>, CheckpointError> {
+/// The chat templates of a directory by name. `chat_template.jinja` and the files of `additional_chat_templates` take
+/// precedence over `tokenizer_config.json`, which takes precedence over `chat_template.json`.
+fn chat_templates(path: &Path, config: &JsonObject) -> Result<BTreeMap<String, String>, CheckpointError> {
     const SUFFIX: &str = ".jinja";
     let mut templates = match json::read_object(&path.join("chat_template.json"))? {
         Some(older) => templates_of(&older)?,
@@ -278,14 +278,14 @@ fn chat_templates(path: &Path, config: &Object) -> Result<BTreeMap<String, Strin
     Ok(templates)
 }
 
-/// One text, a list of named ones, or an object of them.
-fn templates_of(config: &Object) -> Result<BTreeMap<String, String>, CheckpointError> {
+/// The templates of one file: a string, a list of named templates, or an object of them.
+fn templates_of(config: &JsonObject) -> Result<BTreeMap<String, String>, CheckpointError> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    let listed = |value: &Value| Some((text(value.get("name")?)?, text(value.get("template")?)?));
-    let wanted = "a text, or a list of objects with name and template, or an object of texts";
-    let templates = config.typed("chat_template", wanted, |value| match value {
+    let named_template = |value: &Value| Some((text(value.get("name")?)?, text(value.get("template")?)?));
+    let expected = "a string, or a list of objects with name and template, or an object of strings";
+    let templates = config.typed("chat_template", expected, |value| match value {
         Value::String(text) => Some(BTreeMap::from([("default".to_owned(), text.clone())])),
-        Value::Array(list) => list.iter().map(listed).collect(),
+        Value::Array(list) => list.iter().map(named_template).collect(),
         Value::Object(named) => {
             named.iter().map(|(name, value)| Some((name.clone(), text(value)?))).collect()
         }

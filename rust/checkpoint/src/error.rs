@@ -1,58 +1,26 @@
-//! What can be wrong with a checkpoint. Few variants, because callers only ever tell apart: not readable, not a model,
-//! broken, not supported, not there.
+//! Errors of checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a checkpoint, or a part of it, cannot be used.
+/// The reason why a checkpoint, or a part of it, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("{}: {source}", path.display())]
-    Io {
-        /// The file or directory.
-        path: PathBuf,
-        /// Its answer.
-        source: io::Error,
-    },
-    /// The path holds nothing that can be opened as a model; the reason says what was looked for.
+    Io { path: PathBuf, source: io::Error },
+    /// The path is not a model. The reason says what is missing.
     #[error("{}: {reason}", path.display())]
-    NotAModel {
-        /// The file or directory.
-        path: PathBuf,
-        /// What is missing or too many, and what to do.
-        reason: String,
-    },
-    /// A file contradicts itself or its format.
+    NotAModel { path: PathBuf, reason: String },
+    /// A file violates its format.
     #[error("{}: {field}: {problem}", file.display())]
-    Malformed {
-        /// The file.
-        file: PathBuf,
-        /// The field or tensor.
-        field: String,
-        /// The value found and the limit it breaks.
-        problem: String,
-    },
-    /// A sound file that asks for something this crate does not do.
+    Malformed { file: PathBuf, field: String, problem: String },
+    /// A valid file uses an unsupported feature.
     #[error("{}: {field} is {found}; supported: {supported}", file.display())]
-    Unsupported {
-        /// The file.
-        file: PathBuf,
-        /// The field or tensor.
-        field: String,
-        /// What the file holds.
-        found: String,
-        /// What could be used.
-        supported: String,
-    },
-    /// The model asks for a tensor that the checkpoint does not hold.
+    Unsupported { file: PathBuf, field: String, found: String, supported: String },
+    /// The checkpoint does not contain a tensor of the model.
     #[error("{}: there is no tensor named {name}", path.display())]
-    MissingTensor {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The tensor's Hugging Face name.
-        name: String,
-    },
+    MissingTensor { path: PathBuf, name: String },
 }
 
 impl CheckpointError {
@@ -83,13 +51,13 @@ impl CheckpointError {
     }
 }
 
-/// A text out of a file, fit for a message: what cannot be printed is escaped, and what is too long is cut.
+/// A string from a file, made printable for a message: special characters are escaped, long strings are truncated.
 pub(crate) fn shown(name: &str) -> String {
-    const MOST: usize = 160;
+    const MAX_CHARS: usize = 160;
     let mut text = String::new();
     for (count, character) in name.chars().enumerate() {
         match character {
-            _ if count == MOST => {
+            _ if count == MAX_CHARS => {
                 text.push('…');
                 break;
             }

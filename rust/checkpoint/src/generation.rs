@@ -1,32 +1,30 @@
-//! Generation defaults of a model: which tokens end a text, and how its makers sample.
+//! The generation defaults of a model.
 
-/// From `generation_config.json` (token ids also from `config.json`), or from GGUF metadata. `None` is "not said".
+/// The values of `generation_config.json` (token ids also from `config.json`) or of GGUF metadata. `None` means that the
+/// model does not define a value.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Generation {
-    /// Tokens that end a generation; empty where the files name none.
+pub struct GenerationConfig {
+    /// Tokens that end generation. Empty if the model defines none.
     pub eos_token_ids: Vec<u32>,
-    /// Begins a text.
     pub bos_token_id: Option<u32>,
-    /// Fills up batches.
     pub pad_token_id: Option<u32>,
-    /// `false` asks for greedy decoding whatever the other fields say.
+    /// `false` means greedy decoding, regardless of the other fields.
     pub do_sample: Option<bool>,
-    /// Divides the logits.
     pub temperature: Option<f32>,
-    /// Keep this many of the most likely tokens; 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: Option<u32>,
-    /// Keep the smallest set of most likely tokens with at least this probability together.
+    /// Keep the smallest set of most likely tokens with at least this total probability.
     pub top_p: Option<f32>,
-    /// Keep tokens at least this share as likely as the most likely one.
+    /// Keep tokens with at least this fraction of the probability of the most likely one.
     pub min_p: Option<f32>,
-    /// Keep the most typical tokens, up to this total probability.
+    /// Keep the most typical tokens up to this total probability.
     pub typical_p: Option<f32>,
-    /// Above 1 makes tokens that were seen before less likely.
+    /// Values above 1 make earlier tokens less likely.
     pub repetition_penalty: Option<f32>,
-    /// No sequence of so many tokens comes twice; 0 for no such rule.
+    /// No sequence of this many tokens is repeated; 0 disables the rule.
     pub no_repeat_ngram_size: Option<u32>,
-    /// Most tokens of a sequence, its prompt included.
+    /// Maximum number of tokens of a sequence, including the prompt.
     pub max_length: Option<u32>,
-    /// Most tokens that are generated.
+    /// Maximum number of generated tokens.
     pub max_new_tokens: Option<u32>,
 }

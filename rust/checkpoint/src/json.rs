@@ -1,6 +1,6 @@
-//! JSON files of bounded size, and typed looks into their objects.
+//! JSON files of limited size, and typed access to their objects.
 //!
-//! A limit is far above any real file's size and bounds what parsing can allocate. Nesting is bounded by the parser.
+//! The limits are far above the size of real files and bound the memory that parsing allocates. The parser limits nesting.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -12,7 +12,7 @@ use crate::error::{CheckpointError, shown};
 
 pub(crate) const CONFIG_LIMIT: u64 = 4 << 20;
 
-/// The whole of a file if there is one. Refuses more than `limit` bytes, and anything but a regular file.
+/// The contents of a file, or `None` if it does not exist. Only regular files up to `limit` bytes are accepted.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
     let io = |source| CheckpointError::io(path, source);
     let metadata = match path.metadata() {
@@ -21,7 +21,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Checkpoin
         Err(error) => return Err(io(error)),
     };
     if !metadata.is_file() {
-        return Err(CheckpointError::not_a_model(path, "is no regular file"));
+        return Err(CheckpointError::not_a_model(path, "is not a regular file"));
     }
     let mut bytes = Vec::new();
     File::open(path).map_err(io)?.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
@@ -35,7 +35,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Checkpoin
     Ok(Some(bytes))
 }
 
-/// The text of a file, if there is one.
+/// The text of a file, or `None` if it does not exist.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, CheckpointError> {
     let Some(bytes) = read(path, limit)? else { return Ok(None) };
     let text = String::from_utf8(bytes)
@@ -43,22 +43,22 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Check
     Ok(Some(text))
 }
 
-/// A file that holds one object, if there is one.
-pub(crate) fn read_object(path: &Path) -> Result<Option<Object>, CheckpointError> {
+/// The JSON object in a file, or `None` if it does not exist.
+pub(crate) fn read_object(path: &Path) -> Result<Option<JsonObject>, CheckpointError> {
     let Some(bytes) = read(path, CONFIG_LIMIT)? else { return Ok(None) };
     let fields = serde_json::from_slice(&bytes)
         .map_err(|error| CheckpointError::malformed(path, "JSON object", shown(&error.to_string())))?;
-    Ok(Some(Object { path: path.to_owned(), fields }))
+    Ok(Some(JsonObject { path: path.to_owned(), fields }))
 }
 
-/// An object and the file it came from. A field that is missing or `null` is `None`; one of another type is an error.
+/// An object and the path of its file. A missing or `null` field is `None`; a field of another type is an error.
 #[derive(Debug)]
-pub(crate) struct Object {
+pub(crate) struct JsonObject {
     pub(crate) path: PathBuf,
     pub(crate) fields: Map<String, Value>,
 }
 
-impl Object {
+impl JsonObject {
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.fields.get(field).filter(|value| !value.is_null())
     }
@@ -72,14 +72,14 @@ impl Object {
     }
 
     pub(crate) fn f32(&self, field: &str) -> Result<Option<f32>, CheckpointError> {
-        self.typed(field, "a number that fits 32 bits", |value| {
+        self.typed(field, "a number within the range of 32 bits", |value| {
             Some(value.as_f64()? as f32).filter(|number| number.is_finite())
         })
     }
 
-    /// The ids of one token or a list of them. Negative ids are how some files write "none".
+    /// One token id or a list of them. Negative ids are ignored: some files use them for "none".
     pub(crate) fn token_ids(&self, field: &str) -> Result<Option<Vec<u32>>, CheckpointError> {
-        self.typed(field, "a token id or a list of them", |value| {
+        self.typed(field, "a token id or a list of token ids", |value| {
             let ids = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
             let ids = ids.iter().map(Value::as_i64).collect::<Option<Vec<_>>>()?;
             ids.into_iter().filter(|&id| id >= 0).map(|id| id.try_into().ok()).collect()

@@ -1,12 +1,13 @@
-//! Model files on disk: safetensors, GGUF, configuration, tokenizer and template texts.
+//! Model files on disk: safetensors, GGUF, configuration, tokenizer and chat templates.
 //!
-//! [`Checkpoint::open`] takes a Hugging Face directory or a `.gguf` file and answers in one vocabulary: Hugging Face
-//! names, shapes and configuration keys, whatever the file calls them. Weights stay memory-mapped until
-//! [`Tensor::read_rows`] converts them to `f32`, a range of rows at a time.
+//! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file. Both have the same interface, with Hugging Face's
+//! names, shapes and configuration keys. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of rows to `f32`.
 //!
-//! Every file is taken for hostile. A count, length, offset or name is checked against the bytes that are really there
-//! before it is used or allocated for, and a violation is a [`CheckpointError`] that names the file, the field, the
-//! value and the limit. Nothing here knows what a model does with its weights, tokens or templates.
+//! Files are untrusted input. Every count, length, offset and name is checked against the actual bytes before it is used or
+//! memory is allocated for it. A violation is a [`CheckpointError`] that names the file, the field, the value and the limit.
+//! The crate does not know how a model uses its weights, tokens or templates.
+
+#![allow(missing_docs)]
 
 mod checkpoint;
 mod dequantize;
@@ -16,14 +17,15 @@ mod generation;
 mod gguf;
 mod json;
 mod mapped;
+mod open;
 mod safetensors;
 mod storage;
 mod tensor;
 mod tokenizer;
 
-pub use checkpoint::{Checkpoint, Description, Format};
+pub use checkpoint::{Checkpoint, Description, FileFormat};
 pub use error::CheckpointError;
-pub use generation::Generation;
+pub use generation::GenerationConfig;
 pub use storage::Storage;
 pub use tensor::Tensor;
 pub use tokenizer::{AddedToken, GgufVocabulary, SpecialTokens, TokenType, TokenizerSource};

@@ -1,8 +1,8 @@
-//! The header of a safetensors file: eight bytes of length, a JSON object of tensors, then their bytes.
+//! Parser of safetensors headers: eight bytes of length, a JSON object of tensors, then the data.
 //!
-//! Read here and not by the `safetensors` crate, which is the twin in the tests, because a hostile or damaged file asks
-//! for more than it gives: its errors name neither the tensor nor the numbers, the last of two tensors of one name
-//! silently wins, and its parse buffers a header of the largest allowed size many times over.
+//! The `safetensors` crate is only the reference in the tests, for three reasons: its errors name neither the tensor nor the
+//! numbers, the last of two tensors with the same name silently wins, and parsing a header of the maximum size takes many
+//! times its size in memory.
 
 use std::collections::{BTreeMap, btree_map};
 use std::fmt;
@@ -13,14 +13,17 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAcces
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
-use crate::tensor::{Entry, RowOrder, Stored};
+use crate::tensor::{RowOrder, StoredType, TensorEntry};
 
-/// The format's own limit.
+/// The format's limit.
 const MAX_HEADER: u64 = 100_000_000;
 const MAX_DIMENSIONS: usize = 8;
 
-/// The tensors of a file, every range checked: together they cover the bytes after the header exactly, without overlap.
-pub(crate) fn tensors(file: &MappedFile, index: usize) -> Result<BTreeMap<String, Entry>, CheckpointError> {
+/// The tensors of a file. Their ranges cover the data after the header exactly, without overlap.
+pub(crate) fn tensors(
+    file: &MappedFile,
+    index: usize,
+) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
     let bytes = file.bytes();
     let malformed = |field: &str, problem: String| CheckpointError::malformed(file.path(), field, problem);
 
@@ -30,14 +33,17 @@ pub(crate) fn tensors(file: &MappedFile, index: usize) -> Result<BTreeMap<String
     let length = u64::from_le_bytes(*length);
     let limit = MAX_HEADER.min(rest.len() as u64);
     if length > limit {
-        return Err(malformed("header length", format!("{length} bytes; at most {limit} are possible here")));
+        return Err(malformed(
+            "header length",
+            format!("{length} bytes; the limit for this file is {limit}"),
+        ));
     }
     let (header, data) = rest.split_at(length as usize);
     let data_start = 8 + header.len();
     let parsed = std::str::from_utf8(header)
         .map_err(|error| error.to_string())
         .and_then(|header| serde_json::from_str(header).map_err(|error| error.to_string()));
-    let Header(declared) = parsed.map_err(|error| malformed("header", shown(&error)))?;
+    let SafetensorsHeader(declared) = parsed.map_err(|error| malformed("header", shown(&error)))?;
 
     let mut tensors = BTreeMap::new();
     for (name, declaration) in declared {
@@ -52,9 +58,9 @@ pub(crate) fn tensors(file: &MappedFile, index: usize) -> Result<BTreeMap<String
     let mut end = data_start;
     for (range, name) in by_offset {
         if range.start != end {
-            let (begins, expected) = (range.start - data_start, end - data_start);
+            let (start, expected) = (range.start - data_start, end - data_start);
             let problem =
-                format!("begins at byte {begins} of the data; the tensors before it end at {expected}");
+                format!("starts at byte {start} of the data; the previous tensors end at {expected}");
             return Err(malformed(&format!("tensor {}", shown(name)), problem));
         }
         end = range.end;
@@ -66,10 +72,10 @@ pub(crate) fn tensors(file: &MappedFile, index: usize) -> Result<BTreeMap<String
     Ok(tensors)
 }
 
-struct Header(BTreeMap<String, Declaration>);
+struct SafetensorsHeader(BTreeMap<String, TensorDeclaration>);
 
 #[derive(serde::Deserialize)]
-struct Declaration {
+struct TensorDeclaration {
     dtype: String,
     shape: Shape,
     data_offsets: (u64, u64),
@@ -77,8 +83,8 @@ struct Declaration {
 
 struct Shape(Vec<u64>);
 
-impl Declaration {
-    fn entry(self, data_len: usize, data_start: usize, file: usize) -> Result<Entry, String> {
+impl TensorDeclaration {
+    fn entry(self, data_len: usize, data_start: usize, file: usize) -> Result<TensorEntry, String> {
         let (bits, stored) =
             stored(&self.dtype).ok_or_else(|| format!("unknown dtype {}", shown(&self.dtype)))?;
         let Shape(shape) = self.shape;
@@ -86,7 +92,7 @@ impl Declaration {
             shape.iter().try_fold(1, |size: usize, &dimension| size.checked_mul(dimension.try_into().ok()?));
         let bytes = size.and_then(|size| size.checked_mul(bits)).filter(|bits| bits.is_multiple_of(8));
         let Some(bytes) = bytes.map(|bits| bits / 8) else {
-            return Err(format!("shape {shape:?} of {} is no possible size in bytes", self.dtype));
+            return Err(format!("shape {shape:?} of {} has no valid size in bytes", self.dtype));
         };
         let (start, end) = self.data_offsets;
         if start > end || end > data_len as u64 {
@@ -95,19 +101,19 @@ impl Declaration {
         if end - start != bytes as u64 {
             let given = end - start;
             return Err(format!(
-                "shape {shape:?} of {} needs {bytes} bytes; data_offsets give {given}",
+                "shape {shape:?} of {} needs {bytes} bytes; data_offsets specify {given}",
                 self.dtype
             ));
         }
         let range = Range { start: data_start + start as usize, end: data_start + end as usize };
-        // Lossless: each was converted while the size was computed.
+        // Lossless: the size computation above has converted each dimension.
         let shape = shape.into_iter().map(|dimension| dimension as usize).collect();
-        Ok(Entry { file, range, shape, stored, order: RowOrder::AsStored })
+        Ok(TensorEntry { file, range, shape, stored, order: RowOrder::AsStored })
     }
 }
 
-/// Bits per element, and whether the type can be read as weights.
-fn stored(dtype: &str) -> Option<(usize, Stored)> {
+/// Bits per element of a dtype, and its stored type.
+fn stored(dtype: &str) -> Option<(usize, StoredType)> {
     const OTHER: [(usize, &str); 19] = [
         (4, "F4"),
         (6, "F6_E2M3"),
@@ -130,26 +136,27 @@ fn stored(dtype: &str) -> Option<(usize, Stored)> {
         (64, "C64"),
     ];
     Some(match dtype {
-        "F32" => (32, Stored::Weights(Storage::F32)),
-        "F16" => (16, Stored::Weights(Storage::F16)),
-        "BF16" => (16, Stored::Weights(Storage::Bf16)),
-        _ => {
-            OTHER.iter().find(|(_, name)| *name == dtype).map(|&(bits, name)| (bits, Stored::Other(name)))?
-        }
+        "F32" => (32, StoredType::Weights(Storage::F32)),
+        "F16" => (16, StoredType::Weights(Storage::F16)),
+        "BF16" => (16, StoredType::Weights(Storage::Bf16)),
+        _ => OTHER
+            .iter()
+            .find(|(_, name)| *name == dtype)
+            .map(|&(bits, name)| (bits, StoredType::Other(name)))?,
     })
 }
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for SafetensorsHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Tensors;
         impl<'de> Visitor<'de> for Tensors {
-            type Value = Header;
+            type Value = SafetensorsHeader;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of tensors")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SafetensorsHeader, A::Error> {
                 let mut tensors = BTreeMap::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
@@ -157,14 +164,16 @@ impl<'de> Deserialize<'de> for Header {
                         continue;
                     }
                     match tensors.entry(name) {
-                        btree_map::Entry::Vacant(place) => place.insert(map.next_value::<Declaration>()?),
+                        btree_map::Entry::Vacant(place) => {
+                            place.insert(map.next_value::<TensorDeclaration>()?)
+                        }
                         btree_map::Entry::Occupied(place) => {
                             let name = shown(place.key());
-                            return Err(de::Error::custom(format_args!("two tensors are named {name}")));
+                            return Err(de::Error::custom(format_args!("two tensors have the name {name}")));
                         }
                     };
                 }
-                Ok(Header(tensors))
+                Ok(SafetensorsHeader(tensors))
             }
         }
         deserializer.deserialize_map(Tensors)

@@ -1,20 +1,19 @@
-//! How the elements of a tensor lie on disk: the types that can be read, their block sizes and names.
+//! The supported types of stored tensors: block sizes and names.
 
 use std::fmt;
 
 use penstock_types::Dtype;
 
-/// The stored type of a tensor. Quantised types are ggml's: blocks of 32 or 256 neighbouring elements of a row share
-/// scales.
+/// The type of a tensor on disk. Quantised types are ggml's: blocks of 32 or 256 consecutive elements of a row share scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Storage {
     /// IEEE single precision.
     F32,
     /// IEEE half precision.
     F16,
-    /// The upper half of a single.
+    /// Brain floating point: the upper half of a single.
     Bf16,
-    /// 32 elements of 4 bits, one scale, centred on 8.
+    /// 32 elements of 4 bits, one scale, offset 8.
     Q4_0,
     /// 32 elements of 4 bits, one scale, one minimum.
     Q4_1,
@@ -29,7 +28,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// Every type that can be read, for messages.
+    /// Names of all types, for error messages.
     pub(crate) const SUPPORTED: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K";
 
     /// Elements per block; 1 for plain types.
@@ -55,7 +54,7 @@ impl Storage {
         }
     }
 
-    /// The type that holds every value of this one; quantised types need a full `F32`.
+    /// The smallest type that represents every value; `F32` for quantised types.
     pub const fn dtype(self) -> Dtype {
         match self {
             Storage::F16 => Dtype::F16,
@@ -64,7 +63,7 @@ impl Storage {
         }
     }
 
-    /// Bytes of this many elements of a row, unless they are no whole number of blocks or too many to address.
+    /// Size of this many elements of a row, or `None` if they are not a multiple of the block size or the size overflows.
     pub(crate) fn bytes_of(self, elements: usize) -> Option<usize> {
         if !elements.is_multiple_of(self.block_elements()) {
             return None;

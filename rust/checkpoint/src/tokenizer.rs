@@ -1,93 +1,82 @@
-//! What a checkpoint says about text: where the vocabulary comes from, which tokens are special, which were added.
-//! Plain values; the text crate makes a tokenizer of them.
+//! The tokenizer data of a checkpoint: vocabulary, special tokens, added tokens. Plain values, from which the text crate
+//! builds a tokenizer.
 
-/// The vocabulary as the checkpoint holds it.
+/// The vocabulary as stored in the checkpoint.
 #[derive(Clone, Debug)]
 pub enum TokenizerSource {
-    /// The bytes of a `tokenizer.json`, not yet parsed.
+    /// The unparsed bytes of a `tokenizer.json`.
     Json(Vec<u8>),
     /// The vocabulary in the metadata of a GGUF file.
     Gguf(GgufVocabulary),
 }
 
-/// What a GGUF token is for.
+/// The type of a token in a GGUF vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenType {
-    /// An ordinary piece of text.
+    /// Ordinary text.
     Normal,
-    /// Stands for what the vocabulary cannot say.
+    /// Replaces text that the vocabulary cannot represent.
     Unknown,
-    /// Steers the model; never part of user text.
+    /// Controls the model; not part of user text.
     Control,
-    /// Added by whoever trained the model; matched verbatim in user text.
+    /// Added by the model's authors; matched verbatim in user text.
     UserDefined,
-    /// A hole in the numbering.
+    /// An unused id.
     Unused,
     /// One byte, written `<0x41>`.
     Byte,
 }
 
-/// A vocabulary out of GGUF metadata (`tokenizer.ggml.*`). Every id is below `tokens.len()`; `scores` and `types` are
-/// empty or as long as `tokens`.
+/// The vocabulary in GGUF metadata (`tokenizer.ggml.*`). Every id is below `tokens.len()`; `scores` and `types` are empty or
+/// as long as `tokens`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufVocabulary {
     /// The algorithm: `gpt2` is byte-level BPE, `llama` is SentencePiece.
     pub model: String,
-    /// Which pre-tokenisation a `gpt2` vocabulary was trained with; `default` where the file is silent.
+    /// Name of the pre-tokenizer of a `gpt2` vocabulary; `default` if the file does not specify it.
     pub pre: String,
-    /// Texts of the tokens by id, in the algorithm's own spelling.
+    /// Tokens by id, in the algorithm's own spelling.
     pub tokens: Vec<String>,
     /// SentencePiece scores by id.
     pub scores: Vec<f32>,
     /// Types by id.
     pub types: Vec<TokenType>,
-    /// BPE merges, best first, each two pieces with a space between.
+    /// BPE merges, best first, each two tokens separated by a space.
     pub merges: Vec<String>,
-    /// Begins a text.
     pub bos: Option<u32>,
-    /// Ends a text.
     pub eos: Option<u32>,
-    /// Stands for what the vocabulary cannot say.
     pub unk: Option<u32>,
-    /// Fills up batches.
     pub pad: Option<u32>,
-    /// Whether encoding puts `bos` in front; `None` leaves it to the algorithm's habit.
+    /// Whether encoding prepends `bos`; `None` means the algorithm's default.
     pub add_bos: Option<bool>,
-    /// Whether encoding puts `eos` at the end.
+    /// Whether encoding appends `eos`.
     pub add_eos: Option<bool>,
-    /// Whether encoding puts a space in front of the text.
+    /// Whether encoding prepends a space to the text.
     pub add_space_prefix: Option<bool>,
 }
 
 /// Texts of the tokens that chat templates refer to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// `bos_token`.
     pub bos: Option<String>,
-    /// `eos_token`.
     pub eos: Option<String>,
-    /// `unk_token`.
     pub unk: Option<String>,
-    /// `pad_token`.
     pub pad: Option<String>,
 }
 
-/// A token that `tokenizer_config.json` or `added_tokens.json` adds to the vocabulary. Most are in `tokenizer.json` as
-/// well.
+/// A token that `tokenizer_config.json` or `added_tokens.json` adds to the vocabulary. Most are also in `tokenizer.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddedToken {
-    /// Its id.
     pub id: u32,
-    /// Its text.
     pub content: String,
-    /// Left out when decoding for people.
+    /// Skipped when special tokens are skipped.
     pub special: bool,
-    /// Matching swallows white space before it.
+    /// Matching removes whitespace before the token.
     pub lstrip: bool,
-    /// Matching swallows white space after it.
+    /// Matching removes whitespace after the token.
     pub rstrip: bool,
-    /// Matches whole words only.
+    /// Matches only complete words.
     pub single_word: bool,
-    /// Matches in the normalised text.
+    /// Matches in normalised text.
     pub normalized: bool,
 }

@@ -1,11 +1,11 @@
-//! Hugging Face directories: what each file contributes, which wins, and what is refused with which words.
+//! Hugging Face directories: contents of each file, precedence between files, and errors.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{Scratch, f32_bytes, read, refusal, safetensors};
-use penstock_checkpoint::{AddedToken, CheckpointError, Format, Generation, TokenizerSource};
+use common::{Scratch, f32_bytes, open_error, read, safetensors};
+use penstock_checkpoint::{AddedToken, CheckpointError, FileFormat, GenerationConfig, TokenizerSource};
 use penstock_types::Dtype;
 use serde_json::json;
 
@@ -43,7 +43,7 @@ fn sharded(index: &str) -> Scratch {
 }
 
 #[test]
-fn a_single_file_is_read() {
+fn single_weight_file_is_read() {
     let checkpoint = model().open().unwrap();
     assert_eq!(checkpoint.config()["model_type"], json!("llama"));
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"]);
@@ -51,11 +51,14 @@ fn a_single_file_is_read() {
     assert_eq!(read(&checkpoint, "a"), [1.0, 2.0, 3.0, 4.0]);
     assert_eq!(read(&checkpoint, "b"), [5.0, 6.0, 7.0]);
     let description = checkpoint.description();
-    assert_eq!((description.format, description.tensors, description.bytes), (Format::Safetensors, 2, 28));
+    assert_eq!(
+        (description.format, description.tensors, description.bytes),
+        (FileFormat::Safetensors, 2, 28)
+    );
 }
 
 #[test]
-fn half_precision_types_convert_and_decide_the_dtype() {
+fn half_precision_weights_convert_and_set_the_dtype() {
     for (dtype, expected, bytes) in
         [("F16", Dtype::F16, [0x00, 0x3c, 0x00, 0xc0]), ("BF16", Dtype::Bf16, [0x80, 0x3f, 0x00, 0xc0])]
     {
@@ -69,7 +72,7 @@ fn half_precision_types_convert_and_decide_the_dtype() {
 }
 
 #[test]
-fn tensors_of_other_types_are_held_but_not_read_as_weights() {
+fn unsupported_tensor_types_are_listed_but_not_read() {
     let scratch = model();
     let header = r#"{"ids":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},
         "none":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]}}"#;
@@ -81,7 +84,7 @@ fn tensors_of_other_types_are_held_but_not_read_as_weights() {
 }
 
 #[test]
-fn shards_are_read_by_their_index() {
+fn shards_are_read_from_the_index() {
     let scratch = sharded(
         r#"{"metadata":{"total_size":8},"weight_map":{"a":"one.safetensors","b":"two.safetensors"}}"#,
     );
@@ -91,24 +94,27 @@ fn shards_are_read_by_their_index() {
 }
 
 #[test]
-fn an_index_that_disagrees_with_the_shards_is_refused() {
+fn index_inconsistent_with_shards_is_rejected() {
     for (map, expected) in [
-        (r#"{"a":"three.safetensors"}"#, "index.json: weight_map, shard three.safetensors: is missing"),
-        (r#"{"c":"one.safetensors"}"#, "weight_map, c: the shard one.safetensors holds no such tensor"),
-        (r#"{"a":"../one.safetensors"}"#, "shard ../one.safetensors: leads out of the model's directory"),
-        (r#"{"a":"/etc/hostname"}"#, "shard /etc/hostname: leads out of the model's directory"),
-        (r#"{"a":"x/../../one.safetensors"}"#, "leads out of the model's directory"),
-        (r#"{"a":""}"#, "leads out of the model's directory"),
+        (r#"{"a":"three.safetensors"}"#, "index.json: weight_map, shard three.safetensors: missing"),
+        (
+            r#"{"c":"one.safetensors"}"#,
+            "weight_map, c: the shard one.safetensors does not contain this tensor",
+        ),
+        (r#"{"a":"../one.safetensors"}"#, "shard ../one.safetensors: is outside the model's directory"),
+        (r#"{"a":"/etc/hostname"}"#, "shard /etc/hostname: is outside the model's directory"),
+        (r#"{"a":"x/../../one.safetensors"}"#, "is outside the model's directory"),
+        (r#"{"a":""}"#, "is outside the model's directory"),
         (r#"{"a":1}"#, "index: invalid type"),
     ] {
-        let error = refusal(sharded(&format!(r#"{{"weight_map":{map}}}"#)).open());
-        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+        let error = open_error(sharded(&format!(r#"{{"weight_map":{map}}}"#)).open());
+        assert!(error.contains(expected), "{error}\nexpected: {expected}");
     }
 }
 
 #[cfg(unix)]
 #[test]
-fn links_inside_the_directory_may_lead_anywhere() {
+fn symbolic_links_in_the_directory_are_followed() {
     let elsewhere = model();
     let scratch = Scratch::new();
     for name in ["config.json", "model.safetensors"] {
@@ -118,44 +124,45 @@ fn links_inside_the_directory_may_lead_anywhere() {
 }
 
 #[test]
-fn a_directory_without_usable_weights_says_what_it_holds() {
+fn missing_weights_error_lists_other_files() {
     let cases: [(&[&str], &str); 5] = [
-        (&[], "has neither a config.json nor a .gguf file"),
-        (&["config.json"], "has neither model.safetensors nor model.safetensors.index.json"),
-        (&["config.json", "pytorch_model.bin"], "only pytorch_model.bin: pickled weights can run code"),
-        (&["config.json", "model.gguf"], "open the file itself: model.gguf"),
+        (&[], "contains neither a config.json nor a .gguf file"),
+        (&["config.json"], "contains neither model.safetensors nor model.safetensors.index.json"),
+        (&["config.json", "pytorch_model.bin"], "only pytorch_model.bin: pickled weights can execute code"),
+        (&["config.json", "model.gguf"], "open the file: model.gguf"),
         (&["config.json", "consolidated.safetensors"], "only consolidated.safetensors"),
     ];
     for (files, expected) in cases {
         let scratch = Scratch::new();
         files.iter().for_each(|name| drop(scratch.write(name, "{}")));
-        let error = refusal(scratch.open());
-        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+        let error = open_error(scratch.open());
+        assert!(error.contains(expected), "{error}\nexpected: {expected}");
     }
 }
 
 #[test]
-fn generation_defaults_win_over_the_configuration() {
+fn generation_config_takes_precedence_over_config() {
     let scratch = model();
-    let plain = Generation { eos_token_ids: vec![2], bos_token_id: Some(1), ..Generation::default() };
+    let plain =
+        GenerationConfig { eos_token_ids: vec![2], bos_token_id: Some(1), ..GenerationConfig::default() };
     assert_eq!(*scratch.open().unwrap().generation(), plain);
     let file = r#"{"eos_token_id":[7,8],"pad_token_id":-1,"do_sample":true,
         "temperature":0.6,"top_k":20,"top_p":0.95,"min_p":null}"#;
     scratch.write("generation_config.json", file);
-    let expected = Generation {
+    let expected = GenerationConfig {
         eos_token_ids: vec![7, 8],
         bos_token_id: Some(1),
         do_sample: Some(true),
         temperature: Some(0.6),
         top_k: Some(20),
         top_p: Some(0.95),
-        ..Generation::default()
+        ..GenerationConfig::default()
     };
     assert_eq!(*scratch.open().unwrap().generation(), expected);
 }
 
 #[test]
-fn fields_of_the_wrong_type_are_refused_by_name() {
+fn fields_of_the_wrong_type_are_rejected_by_name() {
     for (name, text, expected) in [
         (
             "generation_config.json",
@@ -166,19 +173,19 @@ fn fields_of_the_wrong_type_are_refused_by_name() {
         (
             "generation_config.json",
             r#"{"temperature":1e300}"#,
-            "temperature: 1e+300; a number that fits 32 bits",
+            "temperature: 1e+300; a number within the range of 32 bits",
         ),
         ("generation_config.json", r#"{"top_k":-5}"#, "top_k: -5; a non-negative integer"),
-        ("tokenizer_config.json", r#"{"bos_token":[]}"#, "bos_token: a list; a token, as text or"),
+        ("tokenizer_config.json", r#"{"bos_token":[]}"#, "bos_token: a list; a token, as a string or"),
         (
             "tokenizer_config.json",
             r#"{"chat_template":[{"name":"x"}]}"#,
-            "chat_template: a list; a text, or a list",
+            "chat_template: a list; a string, or a list",
         ),
         (
             "tokenizer_config.json",
             r#"{"added_tokens_decoder":{"x":{}}}"#,
-            "decoder.x: the key is no token id",
+            "decoder.x: the key is not a token id",
         ),
         ("tokenizer_config.json", r#"{"added_tokens_decoder":{"1":{}}}"#, "decoder.1: has no content"),
         ("config.json", "[]", "config.json: JSON object: invalid type"),
@@ -189,13 +196,13 @@ fn fields_of_the_wrong_type_are_refused_by_name() {
         scratch.write(name, text);
         match scratch.open() {
             Ok(_) => assert!(expected.is_empty(), "{name} opened: {text}"),
-            Err(error) => assert!(error.to_string().contains(expected), "{error}\nshould say: {expected}"),
+            Err(error) => assert!(error.to_string().contains(expected), "{error}\nexpected: {expected}"),
         }
     }
 }
 
 #[test]
-fn chat_templates_come_as_one_text_as_a_list_or_as_a_file() {
+fn chat_templates_are_a_string_a_list_or_a_file() {
     let scratch = model();
     assert_eq!(scratch.open().unwrap().chat_template(), None);
     scratch.write("tokenizer_config.json", r#"{"chat_template":"plain"}"#);
@@ -214,7 +221,7 @@ fn chat_templates_come_as_one_text_as_a_list_or_as_a_file() {
 }
 
 #[test]
-fn a_folder_of_chat_templates_wins_and_the_file_of_older_processors_gives_way() {
+fn additional_chat_templates_take_precedence() {
     let scratch = model();
     scratch.write("chat_template.json", r#"{"chat_template":"older"}"#);
     assert_eq!(scratch.open().unwrap().chat_template(), Some("older"));
@@ -235,7 +242,7 @@ fn a_folder_of_chat_templates_wins_and_the_file_of_older_processors_gives_way() 
 }
 
 #[test]
-fn special_tokens_are_texts_or_objects_of_either_file() {
+fn special_tokens_are_strings_or_objects_of_either_file() {
     let scratch = model();
     scratch.write(
         "tokenizer_config.json",
@@ -249,7 +256,7 @@ fn special_tokens_are_texts_or_objects_of_either_file() {
 }
 
 #[test]
-fn added_tokens_are_listed_by_id() {
+fn added_tokens_are_ordered_by_id() {
     let scratch = model();
     let config = r#"{"added_tokens_decoder":
         {"9":{"content":"<x>","special":true,"lstrip":true},"10":{"content":"<y>"}}}"#;
@@ -271,7 +278,7 @@ fn added_tokens_are_listed_by_id() {
 }
 
 #[test]
-fn the_tokenizer_is_handed_on_as_it_is() {
+fn tokenizer_json_is_returned_unparsed() {
     let scratch = model();
     let error = scratch.open().unwrap().tokenizer().unwrap_err();
     assert!(
@@ -285,21 +292,21 @@ fn the_tokenizer_is_handed_on_as_it_is() {
 }
 
 #[test]
-fn files_beyond_their_limit_and_nested_without_end_are_refused() {
+fn oversized_and_deeply_nested_files_are_rejected() {
     let scratch = model();
     scratch.write("config.json", "[".repeat(100_000));
-    assert!(refusal(scratch.open()).contains("config.json: JSON object"));
+    assert!(open_error(scratch.open()).contains("config.json: JSON object"));
     scratch.write("config.json", format!(r#"{{"a":{}"#, "[".repeat(100_000)));
-    assert!(refusal(scratch.open()).contains("recursion limit"));
+    assert!(open_error(scratch.open()).contains("recursion limit"));
     scratch.write("config.json", format!("{{}}{}", " ".repeat(5 << 20)));
-    assert!(refusal(scratch.open()).contains("size: 5242882 bytes; the limit is 4194304"));
+    assert!(open_error(scratch.open()).contains("size: 5242882 bytes; the limit is 4194304"));
     scratch.write("config.json", CONFIG);
     std::fs::create_dir(scratch.path().join("tokenizer.json")).unwrap();
-    assert!(refusal(scratch.open()).contains("tokenizer.json: is no regular file"));
+    assert!(open_error(scratch.open()).contains("tokenizer.json: is not a regular file"));
 }
 
 #[test]
-fn a_broken_safetensors_file_is_refused_with_the_tensor_the_value_and_the_limit() {
+fn safetensors_errors_name_tensor_value_and_limit() {
     let entry = |dtype: &str, shape: &str, start: u64, end: u64| {
         format!(r#""t":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)
     };
@@ -309,34 +316,40 @@ fn a_broken_safetensors_file_is_refused_with_the_tensor_the_value_and_the_limit(
     let other = good.replace("\"t\"", "\"u\"");
     for (bytes, expected) in [
         (vec![0; 3], "header length: needs 8 bytes; the file has 3"),
-        (u64::MAX.to_le_bytes().to_vec(), "header length: 18446744073709551615 bytes; at most 0"),
-        ([100u64.to_le_bytes().as_slice(), b"{}"].concat(), "header length: 100 bytes; at most 2"),
+        (
+            u64::MAX.to_le_bytes().to_vec(),
+            "header length: 18446744073709551615 bytes; the limit for this file is 0",
+        ),
+        (
+            [100u64.to_le_bytes().as_slice(), b"{}"].concat(),
+            "header length: 100 bytes; the limit for this file is 2",
+        ),
         (safetensors("{]", &[]), "header: key must be a string"),
         (safetensors("\u{1}", &[]), "header: expected value"),
         (file(std::slice::from_ref(&good), 9), "data: 9 bytes; the tensors cover 8"),
         (
             file(&[entry("F32", "[2]", 0, 12)], 12),
-            "tensor t: shape [2] of F32 needs 8 bytes; data_offsets give 12",
+            "tensor t: shape [2] of F32 needs 8 bytes; data_offsets specify 12",
         ),
         (file(&[entry("F32", "[2]", 0, 8)], 4), "tensor t: data_offsets 0..8; the data has 4 bytes"),
         (file(&[entry("F32", "[2]", 8, 0)], 8), "tensor t: data_offsets 8..0"),
         (
             file(&[entry("F32", "[2]", 4, 12)], 12),
-            "tensor t: begins at byte 4 of the data; the tensors before it end at 0",
+            "tensor t: starts at byte 4 of the data; the previous tensors end at 0",
         ),
-        (file(&[good.clone(), other], 8), "begins at byte 0 of the data; the tensors before it end at 8"),
-        (file(&[good.clone(), good.clone()], 8), "two tensors are named t"),
-        (file(&[entry("F32", "[4294967296,4294967296,0]", 0, 0)], 0), "is no possible size"),
-        (file(&[entry("F64", "[4611686018427387904]", 0, 0)], 0), "is no possible size"),
-        (file(&[entry("F4", "[1]", 0, 0)], 0), "is no possible size"),
+        (file(&[good.clone(), other], 8), "starts at byte 0 of the data; the previous tensors end at 8"),
+        (file(&[good.clone(), good.clone()], 8), "two tensors have the name t"),
+        (file(&[entry("F32", "[4294967296,4294967296,0]", 0, 0)], 0), "has no valid size"),
+        (file(&[entry("F64", "[4611686018427387904]", 0, 0)], 0), "has no valid size"),
+        (file(&[entry("F4", "[1]", 0, 0)], 0), "has no valid size"),
         (file(&[entry("F7", "[1]", 0, 1)], 1), "tensor t: unknown dtype F7"),
         (file(&[entry("F32", "[1,1,1,1,1,1,1,1,1]", 0, 4)], 4), "at most 8 dimensions"),
         (file(&[entry("F32", "[-1]", 0, 4)], 4), "header: invalid value: integer `-1`"),
     ] {
         let scratch = model();
         scratch.write("model.safetensors", bytes);
-        let error = refusal(scratch.open());
-        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+        let error = open_error(scratch.open());
+        assert!(error.contains(expected), "{error}\nexpected: {expected}");
         assert!(error.contains("model.safetensors"), "{error}");
     }
 }

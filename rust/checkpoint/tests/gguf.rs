@@ -1,13 +1,12 @@
-//! GGUF files: configuration, names, layout and vocabulary come out in Hugging Face's words, and bad files are refused
-//! with what is wrong with them.
+//! GGUF files: translation of configuration, names, layout and vocabulary, and errors.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{Field, Gguf, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Scratch, VOCABULARY, read, refusal};
+use common::{Field, Gguf, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Scratch, VOCABULARY, open_error, read};
 use penstock_checkpoint::{
-    Checkpoint, CheckpointError, Format, GgufVocabulary, Storage, TokenType, TokenizerSource,
+    Checkpoint, CheckpointError, FileFormat, GgufVocabulary, Storage, TokenType, TokenizerSource,
 };
 use penstock_types::Dtype;
 use serde_json::json;
@@ -20,7 +19,7 @@ fn vocabulary(checkpoint: &Checkpoint) -> &GgufVocabulary {
 }
 
 #[test]
-fn metadata_becomes_a_hugging_face_configuration() {
+fn metadata_translates_to_a_hugging_face_config() {
     let checkpoint = Gguf::model("llama").with("llama.rope.freq_base", Field::F32(5e5)).open().unwrap();
     assert_eq!(
         *checkpoint.config(),
@@ -45,13 +44,13 @@ fn metadata_becomes_a_hugging_face_configuration() {
         })
     );
     let description = checkpoint.description();
-    assert_eq!(description.format, Format::Gguf(3));
+    assert_eq!(description.format, FileFormat::Gguf(3));
     assert_eq!((description.tensors, description.bytes), (11, description.elements * 4));
     assert_eq!(description.storage, [(Storage::F32, description.elements)]);
 }
 
 #[test]
-fn each_architecture_has_its_own_class_and_biases() {
+fn architectures_differ_in_class_and_biases() {
     for (architecture, class) in [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")] {
         let checkpoint = Gguf::model(architecture).open().unwrap();
         let config = checkpoint.config();
@@ -65,16 +64,16 @@ fn each_architecture_has_its_own_class_and_biases() {
 }
 
 #[test]
-fn defaults_are_those_of_the_format() {
+fn missing_keys_have_the_formats_defaults() {
     let checkpoint = Gguf::model("llama").without("llama.attention.head_count_kv").open();
-    assert!(refusal(checkpoint).contains("attn_k.weight: shape [4, 8]; 2 heads of 4"));
+    assert!(open_error(checkpoint).contains("attn_k.weight: shape [4, 8]; rows of 2 heads of 4"));
     let checkpoint = Gguf::model("qwen2").without("qwen2.attention.head_count_kv").open().unwrap();
     assert_eq!(checkpoint.config()["num_key_value_heads"], json!(HEADS));
     assert_eq!(checkpoint.config()["rope_theta"], json!(10_000.0));
 }
 
 #[test]
-fn rope_scaling_is_spelled_out() {
+fn rope_scaling_translates_to_config() {
     let scaling = |fields: &[(&str, Field)]| {
         let file = fields.iter().fold(Gguf::model("qwen2"), |file, (key, field)| {
             file.with(&format!("qwen2.rope.{key}"), field.clone())
@@ -111,7 +110,7 @@ fn rope_scaling_is_spelled_out() {
 }
 
 #[test]
-fn frequency_factors_move_from_the_tensors_to_the_configuration() {
+fn frequency_factors_move_from_tensor_to_config() {
     let mut file = Gguf::model("llama");
     file.f32_tensor("rope_freqs.weight", &[HEAD_DIM / 2], &[1.0, 8.1]);
     let checkpoint = file.open().unwrap();
@@ -119,18 +118,18 @@ fn frequency_factors_move_from_the_tensors_to_the_configuration() {
     assert!(!checkpoint.has("rope_freqs.weight"));
 
     for (values, problem) in [
-        (&[1.0f32, 0.0] as &[f32], "0; factors above zero"),
-        (&[1.0, f32::NAN], "NaN; factors above zero"),
+        (&[1.0f32, 0.0] as &[f32], "0; positive factors"),
+        (&[1.0, f32::NAN], "NaN; positive factors"),
         (&[1.0; 3], "shape [3]; half of head_dim 4"),
     ] {
         let mut file = Gguf::model("llama");
         file.f32_tensor("rope_freqs.weight", &[values.len()], values);
-        let error = refusal(file.open());
+        let error = open_error(file.open());
         assert!(error.contains("tensor rope_freqs.weight") && error.contains(problem), "{error}");
     }
 }
 
-/// What a converter does to the rows of one head for a rotation of neighbouring pairs.
+/// The order in which a converter stores the rows of each head, for rotation of neighbouring pairs.
 fn interleave<T: Copy>(rows: &[T], head_dim: usize) -> Vec<T> {
     let pairs = |head: &[T]| {
         let (first, second) = head.split_at(head_dim / 2);
@@ -140,7 +139,7 @@ fn interleave<T: Copy>(rows: &[T], head_dim: usize) -> Vec<T> {
 }
 
 #[test]
-fn llama_queries_and_keys_come_back_in_the_hugging_face_layout() {
+fn llama_queries_and_keys_have_the_hugging_face_layout() {
     let rows: Vec<[f32; HIDDEN]> =
         (0..8).map(|row| std::array::from_fn(|column| (10 * row + column) as f32)).collect();
     let bias: Vec<f32> = (0..8).map(|row| row as f32 / 4.0).collect();
@@ -180,7 +179,7 @@ fn tensors_have_hugging_face_names_and_shapes() {
 }
 
 #[test]
-fn the_dtype_is_that_of_most_elements() {
+fn dtype_is_that_of_most_elements() {
     let mut file = Gguf::model("qwen2");
     file.tensor("large", &[1024], 30, vec![0; 2048]);
     assert_eq!(file.open().unwrap().dtype(), Dtype::Bf16);
@@ -189,7 +188,7 @@ fn the_dtype_is_that_of_most_elements() {
 }
 
 #[test]
-fn the_vocabulary_and_its_special_tokens_are_read() {
+fn vocabulary_and_special_tokens_are_read() {
     let checkpoint = Gguf::model("llama")
         .with("tokenizer.ggml.pre", Field::Text("smollm".to_owned()))
         .with("tokenizer.ggml.scores", Field::F32s(vec![0.5; VOCABULARY]))
@@ -220,11 +219,11 @@ fn the_vocabulary_and_its_special_tokens_are_read() {
 }
 
 #[test]
-fn a_generation_ends_at_the_end_of_text_of_turn_and_of_message() {
+fn end_of_text_turn_and_message_end_generation() {
     let ends = |file: Gguf| file.open().unwrap().generation().eos_token_ids.clone();
-    assert_eq!(ends(Gguf::model("llama")), [1, 5], "the end of turn is known by its spelling");
+    assert_eq!(ends(Gguf::model("llama")), [1, 5], "the end-of-turn token is found by its text");
     let named = Gguf::model("llama").with("tokenizer.ggml.eot_token_id", Field::U32(4));
-    assert_eq!(ends(named.clone()), [1, 4], "a file that names the end of turn is believed");
+    assert_eq!(ends(named.clone()), [1, 4], "the end-of-turn token of the file takes precedence");
     assert_eq!(ends(named.with("tokenizer.ggml.eom_token_id", Field::U32(3))), [1, 4, 3]);
 }
 
@@ -243,7 +242,7 @@ fn sampling_defaults_and_chat_templates_are_read() {
 }
 
 #[test]
-fn a_file_without_a_vocabulary_opens_and_says_so_when_asked() {
+fn file_without_vocabulary_opens_without_tokenizer() {
     let checkpoint = Gguf::model("llama").without("tokenizer.ggml.tokens").open().unwrap();
     assert!(checkpoint.generation().eos_token_ids.is_empty());
     let error = checkpoint.tokenizer().unwrap_err().to_string();
@@ -251,23 +250,23 @@ fn a_file_without_a_vocabulary_opens_and_says_so_when_asked() {
 }
 
 #[test]
-fn version_two_and_other_alignments_are_read() {
+fn version_2_and_other_alignments_are_read() {
     let mut file = Gguf::model("qwen2");
     file.version = 2;
     file.alignment = 64;
     file.set("general.alignment", Field::U32(64));
     let checkpoint = file.open().unwrap();
-    assert_eq!(checkpoint.description().format, Format::Gguf(2));
+    assert_eq!(checkpoint.description().format, FileFormat::Gguf(2));
     assert_eq!(read(&checkpoint, "model.norm.weight"), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
 }
 
 #[test]
-fn a_directory_with_one_gguf_file_is_that_file() {
+fn directory_with_one_gguf_file_opens_it() {
     let scratch = Scratch::new();
     scratch.write("model-q8.gguf", Gguf::model("llama").bytes());
-    assert_eq!(scratch.open().unwrap().description().format, Format::Gguf(3));
+    assert_eq!(scratch.open().unwrap().description().format, FileFormat::Gguf(3));
     scratch.write("model-q4.gguf", Gguf::model("llama").bytes());
-    let error = refusal(scratch.open());
+    let error = open_error(scratch.open());
     assert!(
         error.contains("several .gguf files") && error.contains("model-q4.gguf, model-q8.gguf"),
         "{error}"
@@ -275,7 +274,7 @@ fn a_directory_with_one_gguf_file_is_that_file() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_features_are_rejected_by_name() {
     let with = |key: &str, field: Field| Gguf::model("llama").with(key, field);
     let mut q5_0 = Gguf::model("llama");
     q5_0.tensor("blk.0.extra.weight", &[32], 6, vec![0; 22]);
@@ -300,13 +299,13 @@ fn what_is_not_supported_is_refused_by_name() {
         ),
         (with("split.count", Field::I32(3)), "split.count is 3: the file is one part of a split model"),
     ] {
-        let error = refusal(file.open());
-        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+        let error = open_error(file.open());
+        assert!(error.contains(expected), "{error}\nexpected: {expected}");
     }
 }
 
 #[test]
-fn a_broken_file_is_refused_with_the_field_the_value_and_the_limit() {
+fn malformed_file_errors_name_field_value_and_limit() {
     let with = |key: &str, field: Field| Gguf::model("llama").with(key, field);
     let tensor = |dimensions: &[u64], ggml_type: u32| {
         let mut file = Gguf::model("llama");
@@ -317,25 +316,28 @@ fn a_broken_file_is_refused_with_the_field_the_value_and_the_limit() {
         let bytes = [kind.to_le_bytes().as_slice(), &count.to_le_bytes()].concat();
         with("odd", Field::Raw(9, bytes))
     };
-    let mut twice = Gguf::model("llama");
-    twice.fields.push(twice.fields[0].clone());
-    let mut twin_tensors = Gguf::model("llama");
-    twin_tensors.tensors.push(twin_tensors.tensors[0].clone());
+    let mut duplicate_key = Gguf::model("llama");
+    duplicate_key.fields.push(duplicate_key.fields[0].clone());
+    let mut duplicate_tensor = Gguf::model("llama");
+    duplicate_tensor.tensors.push(duplicate_tensor.tensors[0].clone());
     let mut both_spellings = Gguf::model("llama");
     both_spellings.f32_tensor("model.norm.weight", &[1], &[0.0]);
     let mut no_embedding = Gguf::model("llama");
     no_embedding.tensors.retain(|(name, ..)| name != "token_embd.weight");
 
     for (file, expected) in [
-        (Gguf::model("llama").without("general.architecture"), "general.architecture: is missing"),
-        (Gguf::model("llama").without("llama.block_count"), "llama.block_count: is missing"),
+        (Gguf::model("llama").without("general.architecture"), "general.architecture: missing"),
+        (Gguf::model("llama").without("llama.block_count"), "llama.block_count: missing"),
         (with("llama.block_count", Field::U32(4_000_000)), "4000000; the file has 11 tensors"),
         (
             with("llama.block_count", Field::I32(-1)),
             "llama.block_count: -1; a non-negative integer is expected",
         ),
         (with("llama.attention.head_count", Field::U32(0)), "llama.attention.head_count: 0; 1 to"),
-        (with("llama.attention.head_count", Field::U32(3)), "3 heads do not divide embedding_length 8"),
+        (
+            with("llama.attention.head_count", Field::U32(3)),
+            "embedding_length 8 is not a multiple of 3 heads",
+        ),
         (
             with("llama.attention.head_count_kv", Field::I32s(vec![1])),
             "an array of 1; a non-negative integer",
@@ -344,39 +346,42 @@ fn a_broken_file_is_refused_with_the_field_the_value_and_the_limit() {
         (with("llama.attention.key_length", Field::U32(7)), "heads of 7 dimensions"),
         (with("llama.attention.layer_norm_rms_epsilon", Field::F32(f32::NAN)), "NaN; a finite number"),
         (with("llama.vocab_size", Field::U32(7)), "llama.vocab_size: 7; the embedding has 6 rows"),
-        (no_embedding, "tensor token_embd.weight: is missing"),
+        (no_embedding, "tensor token_embd.weight: missing"),
         (with("general.alignment", Field::U32(0)), "general.alignment: 0; a power of two"),
         (with("general.alignment", Field::U32(24)), "general.alignment: 24; a power of two"),
         (with("general.alignment", Field::U32(1 << 31)), "general.alignment: 2147483648; a power of two"),
-        (with("general.alignment", Field::U32(128)), "is no multiple of the alignment 128"),
+        (with("general.alignment", Field::U32(128)), "is not a multiple of the alignment 128"),
         (with("tokenizer.ggml.eos_token_id", Field::U32(6)), "eos_token_id: 6; there are 6 tokens"),
         (with("tokenizer.ggml.scores", Field::F32s(vec![0.0])), "scores: an array of 1; there are 6 tokens"),
         (with("tokenizer.ggml.token_type", Field::I32s(vec![1, 1, 1, 9, 1, 1])), "9 of token 3; 1 to 6"),
-        (with("tokenizer.ggml.merges", Field::I32s(vec![1])), "an array of 1; an array of texts is expected"),
-        (with("odd", Field::Raw(7, vec![2])), "odd: is neither true nor false"),
+        (
+            with("tokenizer.ggml.merges", Field::I32s(vec![1])),
+            "an array of 1; an array of strings is expected",
+        ),
+        (with("odd", Field::Raw(7, vec![2])), "odd: not a boolean"),
         (with("odd", Field::Raw(13, vec![])), "odd: unknown value type 13"),
         (array(4, u64::MAX), "odd: an array of 18446744073709551615 values of 4 bytes"),
         (array(0, 1 << 50), "odd: needs 1125899906842624 bytes"),
         (array(9, 1), "odd: an array of value type 9"),
-        (twice, "general.architecture: there are two of this key"),
-        (twin_tensors, "tensor token_embd.weight: there are two of this name"),
-        (both_spellings, "there is one of this name in ggml's spelling"),
-        (tensor(&[0, 4], 0), "tensor t: shape [0, 4] of F32 is no possible size"),
-        (tensor(&[1 << 33, 1 << 33], 0), "is no possible size"),
-        (tensor(&[1 << 61, 4], 0), "is no possible size"),
-        (tensor(&[33], 8), "tensor t: rows of 33 elements; Q8_0 comes in blocks of 32"),
+        (duplicate_key, "general.architecture: the key occurs twice"),
+        (duplicate_tensor, "tensor token_embd.weight: two tensors have this name"),
+        (both_spellings, "contains this tensor under ggml's and under Hugging Face's name"),
+        (tensor(&[0, 4], 0), "tensor t: shape [0, 4] of F32 has no valid size"),
+        (tensor(&[1 << 33, 1 << 33], 0), "has no valid size"),
+        (tensor(&[1 << 61, 4], 0), "has no valid size"),
+        (tensor(&[33], 8), "tensor t: rows of 33 elements; the block size of Q8_0 is 32"),
         (tensor(&[1, 1, 1, 1, 1], 0), "tensor t: 5 dimensions; 1 to 4"),
         (tensor(&[], 0), "tensor t: 0 dimensions; 1 to 4"),
         (tensor(&[1 << 20], 0), "tensor t: 4194304 bytes at"),
     ] {
-        let error = refusal(file.open());
-        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+        let error = open_error(file.open());
+        assert!(error.contains(expected), "{error}\nexpected: {expected}");
         assert!(error.contains("model.gguf"), "{error}");
     }
 }
 
 #[test]
-fn tensors_that_overlap_or_lie_outside_are_refused() {
+fn overlapping_and_out_of_range_tensors_are_rejected() {
     let file = Gguf::model("llama");
     let bytes = file.bytes();
     let name = b"output_norm.weight";
@@ -386,33 +391,33 @@ fn tensors_that_overlap_or_lie_outside_are_refused() {
         (32u64, "overlap"),
         (u64::MAX - 31, "tensor output_norm.weight: 32 bytes at"),
         (1 << 40, "tensor output_norm.weight: 32 bytes at"),
-        (33, "offset 33 is no multiple of the alignment 32"),
+        (33, "offset 33 is not a multiple of the alignment 32"),
     ] {
         let mut bytes = bytes.clone();
         bytes[offset_at..offset_at + 8].copy_from_slice(&offset.to_le_bytes());
         let scratch = Scratch::new();
-        let error = refusal(Checkpoint::open(scratch.write("model.gguf", bytes)));
-        assert!(error.contains(expected), "{error}\nshould say: {expected}");
+        let error = open_error(Checkpoint::open(scratch.write("model.gguf", bytes)));
+        assert!(error.contains(expected), "{error}\nexpected: {expected}");
     }
 }
 
 #[test]
-fn a_text_that_is_not_utf8_is_refused_by_its_index() {
+fn invalid_utf8_error_names_the_index() {
     let mut bytes = Gguf::model("llama").bytes();
     let at = bytes.windows(4).position(|window| window == b"</s>").unwrap();
     bytes[at] = 0xff;
     let scratch = Scratch::new();
-    let error = refusal(Checkpoint::open(scratch.write("model.gguf", bytes)));
-    assert!(error.contains("tokenizer.ggml.tokens: text 1: invalid utf-8"), "{error}");
+    let error = open_error(Checkpoint::open(scratch.write("model.gguf", bytes)));
+    assert!(error.contains("tokenizer.ggml.tokens: string 1: invalid utf-8"), "{error}");
 }
 
 #[test]
-fn a_file_of_another_kind_is_told_apart() {
+fn files_of_other_formats_are_rejected() {
     let scratch = Scratch::new();
-    let error = refusal(Checkpoint::open(scratch.write("model.gguf", "not a model")));
-    assert!(error.contains("it does not begin with GGUF"), "{error}");
-    let error = refusal(Checkpoint::open(scratch.write("model.safetensors", "{}")));
-    assert!(error.contains("open the directory that holds it"), "{error}");
-    let error = refusal(Checkpoint::open(scratch.path().join("nowhere.gguf")));
+    let error = open_error(Checkpoint::open(scratch.write("model.gguf", "not a model")));
+    assert!(error.contains("not a GGUF file: it does not start with GGUF"), "{error}");
+    let error = open_error(Checkpoint::open(scratch.write("model.safetensors", "{}")));
+    assert!(error.contains("open the directory that contains it"), "{error}");
+    let error = open_error(Checkpoint::open(scratch.path().join("nowhere.gguf")));
     assert!(error.contains("nowhere.gguf"), "{error}");
 }

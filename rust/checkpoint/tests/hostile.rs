@@ -1,5 +1,5 @@
-//! Damaged files of every kind: never a panic, never an allocation out of proportion to the file, and for safetensors
-//! the same verdict as the format's own crate.
+//! Damaged files: no panics, no allocations out of proportion to the file, and for safetensors the same result as the
+//! `safetensors` crate.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,25 +15,25 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
-/// Counts what the current thread holds and the most it held.
+/// Counts the allocated bytes of the current thread and their maximum.
 struct Counting;
 
 thread_local! {
-    static HELD: Cell<usize> = const { Cell::new(0) };
-    static MOST: Cell<usize> = const { Cell::new(0) };
+    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
+    static PEAK: Cell<usize> = const { Cell::new(0) };
 }
 
 fn count(change: impl Fn(usize) -> usize) {
-    let held = change(HELD.get());
-    HELD.set(held);
-    MOST.set(MOST.get().max(held));
+    let held = change(ALLOCATED.get());
+    ALLOCATED.set(held);
+    PEAK.set(PEAK.get().max(held));
 }
 
-// SAFETY: every call is passed on to the system's allocator; the counters neither allocate nor unwind.
+// SAFETY: every call is forwarded to the system's allocator; the counters neither allocate nor unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(|held| held + layout.size());
-        // SAFETY: the caller's promises are those of this function.
+        // SAFETY: the caller upholds the contract of this function.
         unsafe { System.alloc(layout) }
     }
 
@@ -47,10 +47,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Opens a checkpoint and reads all of it, whatever comes of it. `size` is that of its files.
+/// Opens a checkpoint and reads all tensors. `size` is the size of its files. Returns whether it opened.
 fn open_and_read(path: &Path, size: usize) -> bool {
-    let before = HELD.get();
-    MOST.set(before);
+    let before = ALLOCATED.get();
+    PEAK.set(before);
     let opened = Checkpoint::open(path).map(|checkpoint| {
         for name in checkpoint.names() {
             if let Ok(tensor) = checkpoint.tensor(name) {
@@ -60,15 +60,15 @@ fn open_and_read(path: &Path, size: usize) -> bool {
         }
         checkpoint.description()
     });
-    let (most, limit) = (MOST.get() - before, 32 * size + (64 << 10));
-    assert!(most <= limit, "{most} bytes held for files of {size}; {opened:?}");
+    let (peak, limit) = (PEAK.get() - before, 32 * size + (64 << 10));
+    assert!(peak <= limit, "{peak} bytes allocated for files of {size}; {opened:?}");
     if let Err(error) = &opened {
         assert!(error.to_string().len() < 1000, "{error}");
     }
     opened.is_ok()
 }
 
-/// A small model with every kind of metadata and several types of tensors.
+/// A small model with every kind of metadata and several tensor types.
 fn gguf() -> Vec<u8> {
     let mut file = Gguf::model("llama")
         .with("tokenizer.ggml.scores", Field::F32s(vec![0.0; 6]))
@@ -81,7 +81,7 @@ fn gguf() -> Vec<u8> {
     file.bytes()
 }
 
-/// The end of the header: beyond it are only weights, which may be anything.
+/// The length of the header. Any bytes after it are valid weights.
 fn header_len(gguf: &[u8]) -> usize {
     let name = b"blk.0.less.weight";
     gguf.windows(name.len()).position(|window| window == name).unwrap() + name.len() + 4 + 16 + 4 + 8
@@ -99,7 +99,7 @@ fn weights() -> Vec<u8> {
     safetensors(HEADER, &f32_bytes(&[1.0; 6]))
 }
 
-/// A whole directory: its files by name.
+/// The files of a complete directory by name.
 fn directory() -> [(&'static str, Vec<u8>); 5] {
     [
         ("one.safetensors", weights()),
@@ -110,7 +110,7 @@ fn directory() -> [(&'static str, Vec<u8>); 5] {
     ]
 }
 
-/// The same bytes with one changed, in the ways that matter: to nothing, to the most, by a sign, by one.
+/// The bytes with one byte changed to 0, to 255, in its top bit, and by one.
 fn damaged(bytes: &[u8], at: usize) -> impl Iterator<Item = Vec<u8>> + '_ {
     let byte = bytes[at];
     [0, 0xff, byte ^ 0x80, byte.wrapping_add(1)].into_iter().map(move |byte| {
@@ -121,7 +121,7 @@ fn damaged(bytes: &[u8], at: usize) -> impl Iterator<Item = Vec<u8>> + '_ {
 }
 
 #[test]
-fn a_gguf_file_cut_anywhere_is_refused() {
+fn truncated_gguf_file_is_rejected() {
     let (whole, scratch) = (gguf(), Scratch::new());
     assert!(open_and_read(&scratch.write("model.gguf", &whole), whole.len()));
     for length in 0..whole.len() {
@@ -131,7 +131,7 @@ fn a_gguf_file_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn a_gguf_file_with_any_byte_of_its_header_changed_opens_or_is_refused() {
+fn gguf_file_with_one_changed_byte_never_panics() {
     let (whole, scratch) = (gguf(), Scratch::new());
     for at in 0..header_len(&whole) {
         for bytes in damaged(&whole, at) {
@@ -141,7 +141,7 @@ fn a_gguf_file_with_any_byte_of_its_header_changed_opens_or_is_refused() {
 }
 
 #[test]
-fn a_directory_with_a_file_cut_anywhere_or_any_byte_changed_opens_or_is_refused() {
+fn directory_with_one_damaged_file_never_panics() {
     let (files, scratch) = (directory(), Scratch::new());
     let size = files.iter().map(|(_, bytes)| bytes.len()).sum();
     files.iter().for_each(|(name, bytes)| drop(scratch.write(name, bytes)));
@@ -160,7 +160,7 @@ fn a_directory_with_a_file_cut_anywhere_or_any_byte_changed_opens_or_is_refused(
 }
 
 #[test]
-fn counts_and_lengths_of_any_size_cost_nothing() {
+fn huge_counts_and_lengths_allocate_nothing() {
     let (whole, scratch) = (gguf(), Scratch::new());
     // The tensor count, the metadata count, and the length of the first key.
     for at in [8, 16, 24] {
@@ -172,8 +172,8 @@ fn counts_and_lengths_of_any_size_cost_nothing() {
     }
 }
 
-/// What the format's own crate makes of a file: the names with their ranges in the data.
-fn twin(bytes: &[u8]) -> Option<Vec<(String, Vec<usize>, usize)>> {
+/// The tensors as the `safetensors` crate reads them: name, shape, size.
+fn reference(bytes: &[u8]) -> Option<Vec<(String, Vec<usize>, usize)>> {
     let tensors = SafeTensors::deserialize(bytes).ok()?;
     let view = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
         (name, view.shape().to_vec(), view.data().len())
@@ -194,15 +194,15 @@ fn ours(scratch: &Scratch, bytes: &[u8]) -> Option<Vec<(String, Vec<usize>, usiz
 }
 
 #[test]
-fn safetensors_verdicts_are_those_of_the_format_s_own_crate() {
+fn safetensors_results_match_the_reference_crate() {
     let (whole, scratch) = (weights(), Scratch::new());
     scratch.write("config.json", CONFIG);
-    assert!(twin(&whole).is_some());
+    assert!(reference(&whole).is_some());
     let cut = (0..whole.len()).map(|length| whole[..length].to_vec());
     let changed = (0..8 + HEADER.len()).flat_map(|at| damaged(&whole, at));
     for bytes in std::iter::once(whole.clone()).chain(cut).chain(changed) {
         let shown = String::from_utf8_lossy(&bytes).into_owned();
-        assert_eq!(ours(&scratch, &bytes), twin(&bytes), "{shown}");
+        assert_eq!(ours(&scratch, &bytes), reference(&bytes), "{shown}");
     }
 }
 
@@ -218,7 +218,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_gguf_file_with_random_edits_opens_or_is_refused(edits in edits()) {
+    fn gguf_file_with_random_edits_never_panics(edits in edits()) {
         let (mut bytes, scratch) = (gguf(), Scratch::new());
         let header = header_len(&bytes);
         apply(&mut bytes, header, &edits);
@@ -226,7 +226,7 @@ proptest! {
     }
 
     #[test]
-    fn a_directory_with_random_edits_opens_or_is_refused(which in 0..5usize, edits in edits()) {
+    fn directory_with_random_edits_never_panics(which in 0..5usize, edits in edits()) {
         let scratch = Scratch::new();
         let mut size = 0;
         for (index, (name, mut bytes)) in directory().into_iter().enumerate() {

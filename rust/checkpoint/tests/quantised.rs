@@ -1,4 +1,4 @@
-//! Every stored type against a naive twin: one element at a time, straight from the definition of the format.
+//! Every stored type, compared with a naive reference that follows the definition of the format element by element.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,16 +12,16 @@ use proptest::prelude::*;
 
 const COLUMNS: usize = 512;
 
-/// A stored type as its definition has it.
+/// The definition of a stored type.
 #[derive(Debug)]
 struct Type {
     name: &'static str,
     ggml_type: u32,
-    /// Of a block.
+    /// Elements per block.
     elements: usize,
-    /// Of a block.
+    /// Bytes per block.
     bytes: usize,
-    /// Where half-precision scales lie in a block.
+    /// Offsets of the half-precision scales in a block.
     halves: &'static [usize],
     /// The i-th element of a block.
     element: fn(&[u8], usize) -> f32,
@@ -115,14 +115,14 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// The i-th 4-bit number: all low nibbles come before all high ones.
+/// The i-th 4-bit value. All low nibbles come before all high nibbles.
 fn nibble(bytes: &[u8], i: usize) -> u32 {
     let half = if bytes.len() < 32 { 16 } else { 32 };
     u32::from(bytes[i % half]) >> (i / half * 4) & 15
 }
 
-/// A quant of a group of a 4- or 5-bit K type. The twelve bytes of 6-bit numbers are read as the table they are: eight
-/// scales and eight minima, whose upper halves are split.
+/// An element of a group of a 4- or 5-bit K type. The twelve bytes contain eight 6-bit scales and eight 6-bit minima; those of
+/// the upper four groups are split.
 fn scaled(block: &[u8], group: usize, quant: u32) -> f32 {
     let packed = |byte: usize| u32::from(block[4 + byte]);
     let six_bits = |base: usize, shift: u32| {
@@ -136,7 +136,7 @@ fn scaled(block: &[u8], group: usize, quant: u32) -> f32 {
     half_at(block, 0) * scale as f32 * quant as f32 - half_at(block, 2) * minimum as f32
 }
 
-/// A type and some rows of random blocks; half-precision scales are neither infinite nor NaN, the rest may be anything.
+/// A type and rows of random blocks. Half-precision scales are finite; all other bits are random.
 fn blocks() -> impl Strategy<Value = (&'static Type, Vec<u8>)> {
     let bytes = |(index, rows): (usize, usize)| {
         let kind = &TYPES[index];
@@ -161,7 +161,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_type_reads_as_its_definition_says((kind, bytes) in blocks()) {
+    fn every_type_matches_the_reference((kind, bytes) in blocks()) {
         let checkpoint = model_with(kind, bytes.clone());
         prop_assert_eq!(checkpoint.tensor("weights").unwrap().storage().to_string(), kind.name);
         let blocks = bytes.chunks_exact(kind.bytes);
@@ -174,7 +174,7 @@ proptest! {
 }
 
 #[test]
-fn a_range_of_rows_is_a_slice_of_the_whole() {
+fn row_range_equals_slice_of_all_rows() {
     for kind in &TYPES {
         let checkpoint = model_with(
             kind,

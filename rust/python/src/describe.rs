@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use penstock_checkpoint::{Checkpoint, Format};
+use penstock_checkpoint::{Checkpoint, FileFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -15,8 +15,8 @@ pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Erro
     let checkpoint = detach(py, || Checkpoint::open(&path))??;
     let description = checkpoint.description();
     let format = match description.format {
-        Format::Safetensors => "safetensors".to_owned(),
-        Format::Gguf(version) => format!("GGUF version {version}"),
+        FileFormat::Safetensors => "safetensors".to_owned(),
+        FileFormat::Gguf(version) => format!("GGUF version {version}"),
     };
     let storage: Vec<_> =
         description.storage.iter().map(|(storage, elements)| (storage.to_string(), *elements)).collect();

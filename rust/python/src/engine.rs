@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_checkpoint::{Checkpoint, Generation, SpecialTokens, TokenizerSource};
+use penstock_checkpoint::{Checkpoint, GenerationConfig, SpecialTokens, TokenizerSource};
 use penstock_engine::request::{Request as EngineRequest, StopCause};
 use penstock_guidance::GuidanceError;
 use penstock_runner::Options;
@@ -57,7 +57,7 @@ struct Model {
     tokenizer: Tokenizer,
     formats: ModelFormats,
     grammars: Grammars,
-    generation: Generation,
+    generation: GenerationConfig,
     chat_templates: BTreeMap<String, String>,
     special_tokens: SpecialTokens,
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_checkpoint::Generation;
+use penstock_checkpoint::GenerationConfig;
 use penstock_engine::request::Request;
 use penstock_types::{OutputScope, PenaltyScope, RequestedOutputs, Sampling};
 
@@ -17,7 +17,7 @@ const MAX_OUTPUT_BYTES: usize = 1 << 30;
 
 /// What is known of the model that a request is for.
 pub struct Target<'a> {
-    pub generation: &'a Generation,
+    pub generation: &'a GenerationConfig,
     pub max_model_len: usize,
     pub vocabulary_size: usize,
     pub hidden_size: usize,

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use penstock_checkpoint::{Checkpoint, Generation};
+use penstock_checkpoint::{Checkpoint, GenerationConfig};
 use penstock_runner::Options;
 use penstock_types::{Dtype, KvDtype};
 use pyo3::prelude::*;
@@ -58,7 +58,7 @@ pub fn testing_probabilities<'py>(
     let (chunks, _) = logits.as_chunks::<4>();
     let logits: Vec<f32> = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let target = Target {
-        generation: &Generation::default(),
+        generation: &GenerationConfig::default(),
         max_model_len: usize::MAX,
         vocabulary_size: logits.len(),
         hidden_size: 0,

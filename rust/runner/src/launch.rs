@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use penstock_checkpoint::{Checkpoint, Format};
+use penstock_checkpoint::{Checkpoint, FileFormat};
 use penstock_device::cpu::{Cpu, CpuError};
 use penstock_device::{Backend, StepInputs};
 use penstock_engine::{Engine, Limits, PreemptionMode};
@@ -249,7 +249,7 @@ fn longest_sequence(config: &ModelConfig) -> usize {
 /// The type weights are kept in unless told otherwise: the checkpoint's own, but float32 for a GGUF file, whose tensors are
 /// of many types; that loses nothing.
 fn default_dtype(checkpoint: &Checkpoint) -> Dtype {
-    if matches!(checkpoint.description().format, Format::Gguf(_)) {
+    if matches!(checkpoint.description().format, FileFormat::Gguf(_)) {
         return Dtype::F32;
     }
     checkpoint.dtype()

@@ -1,37 +1,38 @@
-//! A GGUF file as a checkpoint: Hugging Face names, layout and configuration keys over ggml's.
+//! Reader of GGUF files: translates ggml's names, layout and metadata to Hugging Face's.
 //!
-//! `header` checks and borrows what the file says; `config`, `names` and `vocabulary` translate it; here it is put
-//! together. Nothing borrowed outlives opening.
+//! `header` parses and checks the file; `config`, `names` and `vocabulary` translate it; this module assembles the
+//! checkpoint. Nothing borrowed from the file outlives opening.
 
 mod config;
 mod header;
 mod metadata;
 mod names;
+mod value;
 mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use self::config::Config;
-use self::header::{Header, TensorInfo};
+use self::config::GgufConfig;
+use self::header::{GgufHeader, TensorInfo};
 use self::names::Projection;
-use crate::checkpoint::{Checkpoint, Format};
+use crate::checkpoint::{Checkpoint, FileFormat};
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
-use crate::tensor::{Entry, RowOrder, Stored};
+use crate::tensor::{RowOrder, StoredType, TensorEntry};
 use crate::tokenizer::{SpecialTokens, TokenizerSource};
 
 /// Opens a `.gguf` file.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let file = MappedFile::open(path)?;
-    let header = Header::parse(path, file.bytes())?;
+    let header = GgufHeader::parse(path, file.bytes())?;
     let metadata = &header.metadata;
     if let Some(parts @ 2..) = metadata.integer("split.count")? {
         let found = format!("{parts}: the file is one part of a split model");
         return Err(metadata.unsupported(
             "split.count",
             found,
-            "1; llama-gguf-split --merge joins the parts",
+            "1; merge the parts with llama-gguf-split --merge",
         ));
     }
 
@@ -43,7 +44,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 
     Ok(Checkpoint {
         path: path.to_owned(),
-        format: Format::Gguf(header.version),
+        format: FileFormat::Gguf(header.version),
         tensors,
         config: config.json,
         generation,
@@ -55,36 +56,36 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     })
 }
 
-/// The tensors under their Hugging Face names; one that has none keeps its own.
+/// The tensors by Hugging Face name. A tensor without such a name keeps its own.
 fn tensors(
     path: &Path,
-    header: &Header<'_>,
-    config: &Config,
-) -> Result<BTreeMap<String, Entry>, CheckpointError> {
+    header: &GgufHeader<'_>,
+    config: &GgufConfig,
+) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
     let mut tensors = BTreeMap::new();
     for (&name, info) in header.tensors.iter().filter(|(name, _)| **name != config::ROPE_FACTORS) {
-        let entry = Entry {
+        let entry = TensorEntry {
             file: 0,
             range: info.range.clone(),
             shape: info.shape.clone(),
-            stored: Stored::Weights(info.storage),
+            stored: StoredType::Weights(info.storage),
             order: row_order(path, name, info, config)?,
         };
         let hugging_face = names::hugging_face(name).unwrap_or_else(|| name.to_owned());
         if tensors.insert(hugging_face, entry).is_some() {
-            let problem = "there is one of this name in ggml's spelling and one in Hugging Face's";
+            let problem = "the file contains this tensor under ggml's and under Hugging Face's name";
             return Err(CheckpointError::malformed(path, format!("tensor {}", shown(name)), problem));
         }
     }
     Ok(tensors)
 }
 
-/// Queries and keys of the llama architecture are stored for a rotation of neighbouring pairs.
+/// The row order of a tensor. Queries and keys of the llama architecture are stored for rotation of neighbouring pairs.
 fn row_order(
     path: &Path,
     name: &str,
     info: &TensorInfo,
-    config: &Config,
+    config: &GgufConfig,
 ) -> Result<RowOrder, CheckpointError> {
     let heads = match names::projection(name).filter(|_| config.architecture == "llama") {
         Some(Projection::Query) => config.num_attention_heads,
@@ -97,12 +98,12 @@ fn row_order(
     let rows = info.shape[0];
     if info.shape.len() > 2 || heads.checked_mul(head_dim) != Some(rows) {
         return malformed(format!(
-            "shape {:?}; {heads} heads of {head_dim} are expected in rows",
+            "shape {:?}; rows of {heads} heads of {head_dim} are expected",
             info.shape
         ));
     }
     if info.shape.len() == 1 && info.storage.block_elements() > 1 {
-        return malformed(format!("a bias of blocks ({}); single elements are expected", info.storage));
+        return malformed(format!("a bias of type {}; an unquantised type is expected", info.storage));
     }
     Ok(RowOrder::Interleaved { head_dim })
 }

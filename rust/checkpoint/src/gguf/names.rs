@@ -1,15 +1,15 @@
-//! ggml's tensor names and the Hugging Face names of the same tensors.
+//! Translation of ggml's tensor names to Hugging Face's.
 
-/// The Hugging Face name of a decoder's tensor; `None` for a tensor no supported architecture has.
+/// The Hugging Face name of a tensor, or `None` if no supported architecture has it.
 pub(super) fn hugging_face(name: &str) -> Option<String> {
-    let whole = match name {
+    let global = match name {
         "token_embd.weight" => Some("model.embed_tokens.weight"),
         "output_norm.weight" => Some("model.norm.weight"),
         "output.weight" => Some("lm_head.weight"),
         _ => None,
     };
-    if let Some(whole) = whole {
-        return Some(whole.to_owned());
+    if let Some(name) = global {
+        return Some(name.to_owned());
     }
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
     let canonical = layer.parse::<u32>().is_ok_and(|number| number.to_string() == layer);
@@ -34,7 +34,7 @@ pub(super) fn hugging_face(name: &str) -> Option<String> {
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
 
-/// For the queries and keys, weights or biases, of any layer: which of the two.
+/// The projection of a query or key weight or bias of any layer.
 pub(super) fn projection(name: &str) -> Option<Projection> {
     let (_, part) = name.strip_prefix("blk.")?.split_once('.')?;
     match part {
@@ -44,7 +44,7 @@ pub(super) fn projection(name: &str) -> Option<Projection> {
     }
 }
 
-/// What is rotated.
+/// A projection whose rows are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Projection {
     Query,
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_follow_the_hugging_face_spelling() {
+    fn names_translate_to_hugging_face() {
         for (ggml, expected) in [
             ("token_embd.weight", Some("model.embed_tokens.weight")),
             ("output.weight", Some("lm_head.weight")),

@@ -1,23 +1,23 @@
-//! The tokenizer, the special tokens, the chat templates and the generation defaults in GGUF metadata.
+//! The vocabulary, special tokens, chat templates and generation defaults in GGUF metadata.
 
 use std::collections::BTreeMap;
 
 use super::metadata::Metadata;
 use crate::error::CheckpointError;
-use crate::generation::Generation;
+use crate::generation::GenerationConfig;
 use crate::tokenizer::{GgufVocabulary, SpecialTokens, TokenType};
 
-/// How the models of the supported architectures spell "end of turn", for files that do not say which token it is. A
-/// chat model without it would talk on past its answer.
+/// Texts of the end-of-turn token of the supported architectures, for files that do not specify it. Without it a chat model
+/// would not stop after its answer.
 const END_OF_TURN: [&str; 2] = ["<|im_end|>", "<|eot_id|>"];
 
 /// The vocabulary, if the file has one.
 pub(super) fn vocabulary(metadata: &Metadata<'_>) -> Result<Option<GgufVocabulary>, CheckpointError> {
     let Some(tokens) = metadata.texts("tokenizer.ggml.tokens")? else { return Ok(None) };
     let Some(model) = metadata.text("tokenizer.ggml.model")? else {
-        return Err(metadata.malformed("tokenizer.ggml.model", "is missing"));
+        return Err(metadata.malformed("tokenizer.ggml.model", "missing"));
     };
-    let as_many = |key: &str, count: usize| match count == tokens.len() {
+    let check_count = |key: &str, count: usize| match count == tokens.len() {
         true => Ok(()),
         false => {
             Err(metadata.malformed(key, format!("an array of {count}; there are {} tokens", tokens.len())))
@@ -25,18 +25,18 @@ pub(super) fn vocabulary(metadata: &Metadata<'_>) -> Result<Option<GgufVocabular
     };
     let scores = metadata.floats("tokenizer.ggml.scores")?;
     if let Some(scores) = &scores {
-        as_many("tokenizer.ggml.scores", scores.len())?;
+        check_count("tokenizer.ggml.scores", scores.len())?;
     }
     let types = types(metadata)?;
     if let Some(types) = &types {
-        as_many("tokenizer.ggml.token_type", types.len())?;
+        check_count("tokenizer.ggml.token_type", types.len())?;
     }
     Ok(Some(GgufVocabulary {
         model: model.to_owned(),
         pre: metadata.text("tokenizer.ggml.pre")?.unwrap_or("default").to_owned(),
         bos: token_id(metadata, "bos", tokens.len())?,
         eos: token_id(metadata, "eos", tokens.len())?,
-        // Published files do name padding and unknown tokens beyond their vocabulary, and no text needs either.
+        // Some published files have padding and unknown ids beyond their vocabulary. Neither is needed.
         unk: token_id(metadata, "unknown", tokens.len()).unwrap_or(None),
         pad: token_id(metadata, "padding", tokens.len()).unwrap_or(None),
         add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
@@ -49,7 +49,7 @@ pub(super) fn vocabulary(metadata: &Metadata<'_>) -> Result<Option<GgufVocabular
     }))
 }
 
-/// The id of a special token: one of the vocabulary's.
+/// The id of a special token, which must be in the vocabulary.
 fn token_id(metadata: &Metadata<'_>, role: &str, num_tokens: usize) -> Result<Option<u32>, CheckpointError> {
     let key = format!("tokenizer.ggml.{role}_token_id");
     let Some(id) = metadata.integer(&key)? else { return Ok(None) };
@@ -74,7 +74,7 @@ fn types(metadata: &Metadata<'_>) -> Result<Option<Vec<TokenType>>, CheckpointEr
     types.collect::<Result<_, _>>().map(Some)
 }
 
-/// The texts that chat templates refer to.
+/// The texts of the special tokens.
 pub(super) fn special_tokens(vocabulary: &GgufVocabulary) -> SpecialTokens {
     let text = |id: Option<u32>| id.map(|id| vocabulary.tokens[id as usize].clone());
     SpecialTokens {
@@ -85,13 +85,13 @@ pub(super) fn special_tokens(vocabulary: &GgufVocabulary) -> SpecialTokens {
     }
 }
 
-/// Generation defaults. A generation ends at the end of text, of turn and of message.
+/// The generation defaults. The tokens for end of text, end of turn and end of message all end generation.
 pub(super) fn generation(
     metadata: &Metadata<'_>,
     vocabulary: Option<&GgufVocabulary>,
-) -> Result<Generation, CheckpointError> {
+) -> Result<GenerationConfig, CheckpointError> {
     let number = |key: &str| Ok(metadata.float(key)?.map(|number| number as f32));
-    let mut generation = Generation {
+    let mut generation = GenerationConfig {
         temperature: number("general.sampling.temp")?,
         top_k: match metadata.integer("general.sampling.top_k")? {
             Some(top_k) => Some(top_k.try_into().map_err(|_| {
@@ -103,14 +103,14 @@ pub(super) fn generation(
         top_p: number("general.sampling.top_p")?,
         min_p: number("general.sampling.min_p")?,
         repetition_penalty: number("general.sampling.penalty_repeat")?,
-        ..Generation::default()
+        ..GenerationConfig::default()
     };
     let Some(vocabulary) = vocabulary else { return Ok(generation) };
     generation.bos_token_id = vocabulary.bos;
     generation.pad_token_id = vocabulary.pad;
 
     let named = |role| token_id(metadata, role, vocabulary.tokens.len());
-    let end_of_turn = named("eot")?.or_else(|| spelled_end_of_turn(vocabulary));
+    let end_of_turn = named("eot")?.or_else(|| find_end_of_turn(vocabulary));
     let ends = [vocabulary.eos, end_of_turn, named("eom")?];
     for id in ends.into_iter().flatten() {
         if !generation.eos_token_ids.contains(&id) {
@@ -120,7 +120,7 @@ pub(super) fn generation(
     Ok(generation)
 }
 
-fn spelled_end_of_turn(vocabulary: &GgufVocabulary) -> Option<u32> {
+fn find_end_of_turn(vocabulary: &GgufVocabulary) -> Option<u32> {
     let controls = vocabulary.types.iter().zip(&vocabulary.tokens).enumerate();
     let mut ids = controls.filter(|(_, (kind, text))| {
         matches!(kind, TokenType::Control | TokenType::UserDefined) && END_OF_TURN.contains(&text.as_str())
@@ -128,15 +128,15 @@ fn spelled_end_of_turn(vocabulary: &GgufVocabulary) -> Option<u32> {
     ids.next().map(|(id, _)| id as u32)
 }
 
-/// The chat templates by name; the one without a name is `default`.
+/// The chat templates by name. The one without a name is `default`.
 pub(super) fn chat_templates(metadata: &Metadata<'_>) -> Result<BTreeMap<String, String>, CheckpointError> {
     const KEY: &str = "tokenizer.chat_template";
     let mut templates = BTreeMap::new();
-    for suffix in metadata.keys_below(KEY) {
+    for suffix in metadata.keys_with_prefix(KEY) {
         let name = match suffix.strip_prefix('.') {
             Some(name) => name,
             None if suffix.is_empty() => "default",
-            // Another key that begins with the same letters: the list of the names.
+            // A different key with the same prefix: the list of names.
             None => continue,
         };
         let template = metadata.text(&format!("{KEY}{suffix}"))?;

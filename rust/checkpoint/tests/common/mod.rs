@@ -1,13 +1,13 @@
-//! What the tests need to make checkpoints: directories that go away, a GGUF writer, a safetensors writer.
+//! Test support: temporary directories, a GGUF writer, a safetensors writer.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_checkpoint::{Checkpoint, CheckpointError};
 
-/// A directory of its own, removed with everything in it.
+/// A temporary directory, removed on drop.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -24,8 +24,8 @@ impl Scratch {
         &self.0
     }
 
-    /// Writes a file anew and says where. A file there before is removed, not cut short: some file systems write a file
-    /// that was cut short to disk at once, and these tests write thousands.
+    /// Writes a file and returns its path. An existing file is removed, not truncated: some file systems flush truncated
+    /// files to disk immediately, and these tests write thousands.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -57,12 +57,12 @@ pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The message of a checkpoint that must not open.
-pub fn refusal(result: Result<Checkpoint, CheckpointError>) -> String {
+/// The error message of a checkpoint that must not open.
+pub fn open_error(result: Result<Checkpoint, CheckpointError>) -> String {
     result.unwrap_err().to_string()
 }
 
-/// A safetensors file of a header as given and some data.
+/// A safetensors file with the given header and data.
 pub fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
@@ -81,11 +81,11 @@ pub enum Field {
     Texts(Vec<String>),
     I32s(Vec<i32>),
     F32s(Vec<f32>),
-    /// A value type and bytes of the test's own making.
+    /// A raw value type and bytes.
     Raw(u32, Vec<u8>),
 }
 
-/// A GGUF file in the making.
+/// A GGUF file to be written.
 #[derive(Clone, Debug)]
 pub struct Gguf {
     pub version: u32,
@@ -106,7 +106,7 @@ impl Gguf {
         Gguf { version: 3, fields: Vec::new(), tensors: Vec::new(), alignment: 32 }
     }
 
-    /// A whole model of one layer. The elements of every tensor count from 0.
+    /// A complete model of one layer. The elements of every tensor count up from 0.
     pub fn model(architecture: &str) -> Self {
         let mut file = Gguf::empty();
         file.set("general.architecture", Field::Text(architecture.to_owned()));
@@ -148,7 +148,7 @@ impl Gguf {
         file
     }
 
-    /// Sets a field anew or in its place.
+    /// Adds or replaces a field.
     pub fn set(&mut self, key: &str, field: Field) {
         match self.fields.iter_mut().find(|(there, _)| there == key) {
             Some((_, place)) => *place = field,

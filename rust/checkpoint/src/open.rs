@@ -1,0 +1,26 @@
+//! Opening a checkpoint: chooses the reader by the kind of path.
+
+use std::path::Path;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::CheckpointError;
+use crate::{directory, gguf};
+
+impl Checkpoint {
+    /// Opens a Hugging Face directory (`config.json` and safetensors), a `.gguf` file, or a directory whose only model file
+    /// is one `.gguf` file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        let path = path.as_ref();
+        let metadata = path.metadata().map_err(|source| CheckpointError::io(path, source))?;
+        if metadata.is_dir() {
+            return directory::open(path);
+        }
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("safetensors" | "json" | "bin" | "pt" | "pth") => Err(CheckpointError::not_a_model(
+                path,
+                "is one file of a model; open the directory that contains it",
+            )),
+            _ => gguf::open(path),
+        }
+    }
+}
