@@ -151,9 +151,9 @@ UNKNOWN = {
     "guided_json": "did you mean response_format?",
     "temprature": "did you mean temperature?",
     "stream": "engine.stream",
-    "timeout": "deadline",
-    "threads": "it is one of Engine",
-    "xyzzy": "SamplingParams has them all",
+    "timeout": "put a timeout around the call",
+    "threads": "it is an option of Engine",
+    "xyzzy": "see help(penstock.SamplingParams)",
 }
 
 
@@ -172,7 +172,8 @@ def test_an_unknown_keyword_of_an_engine_is_named_with_what_was_meant() -> None:
     for keyword, hint in {
         "gpu_memory_utilization": "no keyword 'gpu_memory_utilization': did you mean memory_ratio?",
         "max_num_seq": "did you mean max_num_seqs?",
-        "temperature": "it is one of a request",
+        "temperature": "it is a parameter of requests",
+        "xyzzy": "see help(penstock.EngineConfig)",
     }.items():
         with pytest.raises(TypeError, match=re.escape(hint)):
             penstock.Engine("model", **{keyword: 1})  # type: ignore[arg-type]

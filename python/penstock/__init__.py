@@ -9,6 +9,8 @@ All public names are listed here; modules whose names begin with an underscore a
 package imports only anyio and the extension module.
 """
 
+import typing as _typing
+
 from penstock._core import (
     Choice,
     Chunk,
@@ -75,3 +77,12 @@ __all__ = [
     "Usage",
     "__version__",
 ]
+
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _typing.NoReturn:
+        import sys
+
+        from penstock import _attributes
+
+        raise _attributes.missing(sys.modules[__name__], name, _attributes.MODULE_HINTS)

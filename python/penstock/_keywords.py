@@ -1,4 +1,4 @@
-"""Keywords that nobody knows: an error that says which one was meant, in the words of others too."""
+"""Errors for unknown keyword arguments: names the right one, also for the names that other engines use."""
 
 from __future__ import annotations
 
@@ -6,55 +6,202 @@ import difflib
 
 __all__ = ["unknown"]
 
-#: What the objects are called by those who use them.
-_OWNERS = {"EngineConfig": "Engine", "SamplingParams": "a request"}
-_PER_ENGINE = {
-    "on_exhaustion": "did you mean preemption_mode?",
-    "gpu_memory_utilization": "did you mean memory_ratio?",
-    "cache_max_entry_count": "did you mean memory_ratio?",
-    "enable_prefix_caching": "did you mean prefix_cache?",
-    "max_batch_size": "did you mean max_num_seqs?",
-    "session_len": "did you mean max_model_len?",
-    "max_seq_len": "did you mean max_model_len?",
-    "num_threads": "did you mean threads?",
+#: Names that vLLM, SGLang, LMDeploy, TensorRT-LLM, llama-cpp-python and transformers use for a field of
+#: `EngineConfig`, and former names of Penstock.
+ENGINE_SYNONYMS = {
+    "device_map": "device",
+    "device_type": "device",
+    "torch_dtype": "dtype",
+    "n_threads": "threads",
+    "n_threads_batch": "threads",
+    "num_threads": "threads",
+    "context_length": "max_model_len",
+    "max_context_length": "max_model_len",
+    "max_seq_len": "max_model_len",
+    "max_seq_length": "max_model_len",
+    "n_ctx": "max_model_len",
+    "session_len": "max_model_len",
+    "max_batch_size": "max_num_seqs",
+    "max_running_requests": "max_num_seqs",
+    "n_parallel": "max_num_seqs",
+    "n_seq_max": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "max_num_tokens": "max_num_batched_tokens",
+    "max_prefill_token_num": "max_num_batched_tokens",
+    "max_prefill_tokens": "max_num_batched_tokens",
+    "n_batch": "max_num_batched_tokens",
+    "n_ubatch": "max_num_batched_tokens",
+    "num_tokens_per_iter": "max_num_batched_tokens",
+    "max_queue_size": "max_waiting",
+    "max_queued_requests": "max_waiting",
+    "cache_block_seq_len": "block_size",
+    "page_size": "block_size",
+    "tokens_per_block": "block_size",
+    "cache_dtype": "kv_cache_dtype",
+    "quant_policy": "kv_cache_dtype",
+    "type_k": "kv_cache_dtype",
+    "type_v": "kv_cache_dtype",
+    "kv_cache_memory_bytes": "kv_cache_bytes",
+    "max_total_tokens": "kv_cache_bytes",
+    "num_gpu_blocks": "kv_cache_bytes",
+    "num_gpu_blocks_override": "kv_cache_bytes",
+    "cache_max_entry_count": "memory_ratio",
+    "free_gpu_memory_fraction": "memory_ratio",
+    "gpu_memory_utilization": "memory_ratio",
+    "kv_cache_free_gpu_mem_fraction": "memory_ratio",
+    "mem_fraction_static": "memory_ratio",
+    "enable_block_reuse": "prefix_cache",
+    "enable_prefix_caching": "prefix_cache",
+    "enable_hierarchical_cache": "host_cache_bytes",
+    "hicache_ratio": "host_cache_bytes",
+    "hicache_size": "host_cache_bytes",
+    "host_cache_size": "host_cache_bytes",
+    "num_cpu_blocks": "host_cache_bytes",
+    "swap_space": "host_cache_bytes",
+    "on_exhaustion": "preemption_mode",
+    "tokenizer_path": "tokenizer",
+    "draft_model": "speculation",
+    "speculative_algorithm": "speculation",
+    "speculative_config": "speculation",
+    "num_assistant_tokens": "num_speculative_tokens",
+    "prompt_lookup_num_tokens": "num_speculative_tokens",
+    "speculative_num_draft_tokens": "num_speculative_tokens",
+    "tool_call_parser": "tool_parser",
 }
-_PER_REQUEST = {
-    "stop_sequences_ids": "did you mean stop_token_sequences?",
-    "stop_sequences": "did you mean stop or stop_token_sequences?",
-    "include_stop_in_output": "did you mean include_stop_str_in_output?",
-    "suppress_repetition_in_generation": "use repetition_penalty_scope='output'",
-    "max_new_tokens": "did you mean max_tokens?",
-    "max_completion_tokens": "did you mean max_tokens?",
-    "min_new_tokens": "did you mean min_tokens?",
-    "random_seed": "did you mean seed?",
-    "stop_words": "did you mean stop?",
-    "bad_words_ids": "did you mean bad_token_ids?",
-    "functions": "did you mean tools?",
-    "function_call": "did you mean tool_choice?",
-    "guided_json": "did you mean response_format?",
-    "guided_decoding": "did you mean response_format, regex, choice or grammar?",
-    "structured_outputs": "did you mean response_format, regex, choice or grammar?",
-    "guided_regex": "did you mean regex?",
-    "guided_choice": "did you mean choice?",
-    "guided_grammar": "did you mean grammar?",
+ENGINE_HINTS = {
+    "cache_dir": "set the environment variable HF_HOME instead",
+    "chat_format": "the model's own chat template is used",
+    "chat_template": "render the prompt and pass engine.encode(text, add_special_tokens=False)",
+    "cpu_offload_gb": "weights are kept in host memory already; dtype='bfloat16' halves them",
+    "disable_radix_cache": "use prefix_cache=False",
+    "download_dir": "set the environment variable HF_HOME instead",
+    "dp_size": "parallelism across devices is not supported",
+    "embedding": "embeddings are not supported; output_hidden_states of a request returns hidden states",
+    "enable_auto_tool_choice": "tool calls are parsed whenever a request has tools; see tool_parser",
+    "enable_chunked_prefill": "chunked prefill is always on; max_num_batched_tokens limits a step",
+    "enable_lora": "LoRA adapters are not supported",
+    "guided_decoding_backend": "there is one grammar backend",
+    "load_format": "the format is detected from the files",
+    "logits_all": "use prompt_logprobs of a request, or engine.score(...)",
+    "lora_path": "LoRA adapters are not supported",
+    "model_path": "pass the model as the first argument",
+    "n_gpu_layers": "computation on GPUs is not supported",
+    "pipeline_parallel_size": "parallelism across devices is not supported",
+    "quantization": "quantised weights are detected from the files",
+    "revision": "append it to the model's id: 'owner/name@revision'",
+    "skip_tokenizer_init": "a tokenizer is always loaded; prompts can be token ids",
+    "tensor_parallel_size": "parallelism across devices is not supported",
+    "tp": "parallelism across devices is not supported",
+    "tp_size": "parallelism across devices is not supported",
+    "trust_remote_code": "code from model repositories is never executed",
+    "use_mmap": "weights are always memory-mapped while they are loaded",
+    "verbose": "use the logging module; the logger is named 'penstock'",
+}
+#: The same for a field of `SamplingParams`; the OpenAI API's names too.
+REQUEST_SYNONYMS = {
+    "num_return_sequences": "n",
+    "beam_width": "num_beams",
+    "use_beam_search": "num_beams",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "min_length": "min_tokens",
+    "min_new_tokens": "min_tokens",
+    "temp": "temperature",
+    "topk": "top_k",
+    "topp": "top_p",
+    "repeat_penalty": "repetition_penalty",
+    "embedding_bias": "logit_bias",
+    "bad": "bad_words",
+    "bad_words_ids": "bad_token_ids",
+    "begin_suppress_tokens": "bad_token_ids",
+    "suppress_tokens": "bad_token_ids",
+    "stop_strings": "stop",
+    "stop_words": "stop",
+    "end_id": "stop_token_ids",
+    "eos_token_id": "stop_token_ids",
+    "stop_sequences_ids": "stop_token_sequences",
+    "include_stop_in_output": "include_stop_str_in_output",
+    "no_stop_trim": "include_stop_str_in_output",
+    "random_seed": "seed",
+    "sampling_seed": "seed",
+    "output_scores": "logprobs",
+    "return_log_probs": "logprobs",
+    "return_logprob": "logprobs",
+    "n_probs": "top_logprobs",
+    "num_logprobs": "top_logprobs",
+    "top_logprobs_num": "top_logprobs",
+    "logprob_start_len": "prompt_logprobs",
+    "return_generation_logits": "output_logits",
+    "output_last_hidden_state": "output_hidden_states",
+    "return_hidden_states": "output_hidden_states",
+    "custom_logit_processor": "logits_processors",
+    "logits_processor": "logits_processors",
+    "prefix_allowed_tokens_fn": "logits_processors",
+    "guided_json": "response_format",
+    "json_schema": "response_format",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "choices": "choice",
+    "ebnf": "grammar",
+    "guided_grammar": "grammar",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "prompt_cache_key": "cache_salt",
+    "cache_prompt": "use_prefix_cache",
+}
+REQUEST_HINTS = {
+    "add_generation_prompt": "messages always end with the generation prompt",
+    "assistant_model": "draft models are not supported; use Engine(speculation='ngram')",
+    "chat_template": "render the prompt and pass engine.encode(text, add_special_tokens=False)",
+    "chat_template_kwargs": "variables of chat templates are not supported",
+    "do_sample": "use temperature=0 for greedy decoding, temperature > 0 for sampling",
+    "dry_multiplier": "not supported; see logits_processors",
+    "early_stopping": "a beam search stops when no running beam can be better",
+    "enable_thinking": "variables of chat templates are not supported",
+    "epsilon_cutoff": "not supported; see logits_processors",
+    "eta_cutoff": "not supported; see logits_processors",
+    "guidance_scale": "not supported; see logits_processors",
+    "guided_decoding": "use response_format, regex, choice or grammar",
+    "input_ids": "pass token ids as the prompt",
+    "lora_request": "LoRA adapters are not supported",
+    "max_time": "put a timeout around the call: anyio.fail_after(seconds)",
+    "mirostat_mode": "not supported; see logits_processors",
+    "messages": "pass messages as the prompt",
+    "prompt_lookup_num_tokens": "use Engine(speculation='ngram', num_speculative_tokens=...)",
+    "reasoning_effort": "variables of chat templates are not supported",
+    "repeat_last_n": "repetition_penalty counts all tokens; see repetition_penalty_scope",
+    "stop_sequences": "use stop for strings, stop_token_sequences for token ids",
+    "stopping_criteria": "read the stream and leave it when enough has been generated",
     "stream": "use engine.stream(...)",
-    "timeout": "put a deadline around the wait, as the guide shows",
+    "streamer": "use engine.stream(...)",
+    "structured_outputs": "use response_format, regex, choice or grammar",
+    "suppress_repetition_in_generation": "use repetition_penalty_scope='output'",
+    "tfs_z": "not supported; see logits_processors",
+    "timeout": "put a timeout around the call: anyio.fail_after(seconds)",
+    "truncate_prompt_tokens": "truncate the token ids of the prompt: engine.encode(text)[-n:]",
+    "use_cache": "the KV cache is always used; use_prefix_cache shares it between requests",
+    "xtc_probability": "not supported; see logits_processors",
 }
 
 
 def unknown(class_name: str, keyword: str) -> TypeError:
-    """The error for a keyword that the class does not have."""
+    """The error for a keyword argument that the class does not have."""
     from penstock._options import EngineOptions, SamplingOptions
 
-    engine, request = EngineOptions.__annotations__, SamplingOptions.__annotations__
-    is_engine = class_name == "EngineConfig"
-    own, other = (engine, request) if is_engine else (request, engine)
-    if keyword in other:
-        hint = f"it is one of {_OWNERS['SamplingParams' if is_engine else 'EngineConfig']}"
-    elif (known := (_PER_ENGINE if is_engine else _PER_REQUEST).get(keyword)) is not None:
-        hint = known
-    elif close := difflib.get_close_matches(keyword, own, n=1):
-        hint = f"did you mean {close[0]}?"
+    if class_name == "EngineConfig":
+        owner, fields, others = "Engine", EngineOptions.__annotations__, SamplingOptions.__annotations__
+        synonyms, hints, elsewhere = ENGINE_SYNONYMS, ENGINE_HINTS, "a parameter of requests"
     else:
-        hint = f"{class_name} has them all"
-    return TypeError(f"{_OWNERS[class_name]} has no keyword {keyword!r}: {hint}")
+        owner, fields, others = "a request", SamplingOptions.__annotations__, EngineOptions.__annotations__
+        synonyms, hints, elsewhere = REQUEST_SYNONYMS, REQUEST_HINTS, "an option of Engine"
+    if keyword in others:
+        hint = f"it is {elsewhere}"
+    elif keyword in hints:
+        hint = hints[keyword]
+    elif meant := synonyms.get(keyword) or next(iter(difflib.get_close_matches(keyword, fields, n=1)), None):
+        hint = f"did you mean {meant}?"
+    else:
+        hint = f"see help(penstock.{class_name})"
+    return TypeError(f"{owner} has no keyword {keyword!r}: {hint}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock import _hub
+from penstock import _attributes, _hub
 from penstock._core import Port
 from penstock._scoring import score_of
 from penstock._selection import best_of, with_candidates
@@ -13,7 +13,7 @@ from penstock.request import BlockingRequest, BlockingStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Unpack
+    from typing import NoReturn, Unpack
 
     from penstock import _core
     from penstock._core import Result, SamplingParams, Score
@@ -32,6 +32,11 @@ class Blocking:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise _attributes.missing(self, name, _attributes.BLOCKING_HINTS)
 
     def start(self) -> None:
         """Load the model, after downloading it if necessary; see `Engine.start`."""

@@ -11,7 +11,7 @@ import anyio.from_thread
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
-from penstock import _hub
+from penstock import _attributes, _hub
 from penstock._pump import Pump
 from penstock._scoring import score_of
 from penstock._selection import best_of, with_candidates
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
-    from typing import Self, Unpack
+    from typing import NoReturn, Self, Unpack
 
     from penstock import _core
     from penstock._core import EngineConfig, ModelInfo, Port, Result, SamplingParams, Score, Stats
@@ -140,6 +140,11 @@ class Engine:
 
     def __repr__(self) -> str:
         return repr(self._session)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise _attributes.missing(self, name, _attributes.ENGINE_HINTS)
 
     # ---- requests
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio.lowlevel
 
+from penstock import _attributes
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from types import TracebackType
@@ -60,6 +62,11 @@ class _Request:
     def __repr__(self) -> str:
         state = self.finish_reason or "open"
         return f"<{type(self).__name__} {self.id} {state}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise _attributes.missing(self, name, _attributes.REQUEST_HINTS)
 
     def __del__(self) -> None:
         """Cancel the request if it is unfinished: its output can no longer be read."""

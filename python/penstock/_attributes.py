@@ -1,0 +1,89 @@
+"""Errors for unknown attributes: names the right one, also for former names and those of other engines."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["missing"]
+
+MODULE_HINTS = {
+    **{name: f"import it: `from penstock import {name}`" for name in ("chat", "cli", "demo")},
+    **dict.fromkeys(
+        ("AsyncEngine", "AsyncLLM", "AsyncLLMEngine", "LLM", "LLMEngine", "Llama", "pipeline"), "use Engine"
+    ),
+    **dict.fromkeys(
+        ("AsyncEngineArgs", "EngineArgs", "PytorchEngineConfig", "ServerArgs", "TurbomindEngineConfig"),
+        "use EngineConfig, or keyword arguments of Engine",
+    ),
+    "BeamSearchParams": "use SamplingParams(num_beams=...)",
+    "CompletionOutput": "use Choice",
+    "EngineStopped": "use EngineStoppedError",
+    "GenerationConfig": "use SamplingParams",
+    "GuidedDecodingParams": "use SamplingParams with response_format, regex, choice or grammar",
+    "InvalidRequest": "use InvalidRequestError",
+    "OutOfMemory": "use OutOfMemoryError",
+    "Overloaded": "use OverloadedError",
+    "RequestOutput": "use Result",
+    "StructuredOutputsParams": "use SamplingParams with response_format, regex, choice or grammar",
+}
+#: For both `Engine` and `Blocking`, which share these methods.
+_REQUEST_METHOD_HINTS = {
+    **dict.fromkeys(("abort", "abort_request"), "use the request's cancel()"),
+    **dict.fromkeys(("add_request", "submit"), "use start_request()"),
+    **dict.fromkeys(("async_generate", "complete", "create_completion", "generate_async"), "use generate()"),
+    **dict.fromkeys(("chat", "create_chat_completion"), "pass messages to generate() or stream()"),
+    **dict.fromkeys(("generate_stream", "stream_generate", "stream_infer"), "use stream()"),
+    "beam_search": "use generate(num_beams=...)",
+    "embed": "embeddings are not supported; requests with output_hidden_states return hidden states",
+    "get_ppl": "use score()",
+}
+ENGINE_HINTS = {
+    **_REQUEST_METHOD_HINTS,
+    **dict.fromkeys(("clear_prefix_cache", "flush_cache", "flush_prefix_cache"), "use reset_prefix_cache()"),
+    **dict.fromkeys(("get_metrics", "metrics"), "use stats()"),
+    **dict.fromkeys(("get_tokenizer", "tokenizer"), "use encode(), decode() and apply_chat_template()"),
+    **dict.fromkeys(("shutdown", "stop"), "use aclose(), or close() without an event loop"),
+    "detokenize": "use decode()",
+    "model_config": "use info",
+    "render_chat": "use apply_chat_template()",
+    "tokenize": "use encode()",
+}
+BLOCKING_HINTS = {
+    **_REQUEST_METHOD_HINTS,
+    **dict.fromkeys(("aclose", "shutdown", "stop"), "use close()"),
+    **{
+        name: f"use engine.{name}"
+        for name in (
+            "apply_chat_template",
+            "config",
+            "decode",
+            "encode",
+            "info",
+            "reset_prefix_cache",
+            "stats",
+        )
+    },
+}
+REQUEST_HINTS = {
+    **dict.fromkeys(("abort", "aclose", "close"), "use cancel()"),
+    **dict.fromkeys(
+        ("choices", "content", "outputs", "text", "token_ids", "tool_calls", "usage"),
+        "it belongs to result()",
+    ),
+    "request_id": "use id",
+}
+
+
+def missing(owner: object, name: str, hints: Mapping[str, str]) -> AttributeError:
+    """The error for an attribute that `owner`, an object or a module, does not have."""
+    what = (
+        f"module {owner.__name__!r}" if isinstance(owner, ModuleType) else f"{type(owner).__name__!r} object"
+    )
+    message = f"{what} has no attribute {name!r}"
+    if name in hints:
+        return AttributeError(f"{message}; {hints[name]}")
+    return AttributeError(message, name=name, obj=owner)  # Python suggests similar names itself
