@@ -1,4 +1,4 @@
-"""Without an event loop: `python examples/blocking.py MODEL`. No loop is made behind the scenes either."""
+"""Generates text in a plain thread, without an event loop: `python examples/blocking.py MODEL`."""
 
 import sys
 
@@ -6,7 +6,7 @@ import penstock
 
 
 def main(model: str) -> None:
-    """The same words without `await`; any number of threads may do this with one engine."""
+    """`engine.blocking` has the same methods without `await`; any number of threads can share one engine."""
     with penstock.Engine(model) as engine:
         with engine.blocking.stream("Water boils at", max_tokens=32) as request:
             for chunk in request:

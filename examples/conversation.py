@@ -1,4 +1,4 @@
-"""A conversation that computes only what is new in each turn: `python examples/conversation.py MODEL`."""
+"""A conversation that computes only the new tokens of each turn: `python examples/conversation.py MODEL`."""
 
 import sys
 
@@ -10,7 +10,7 @@ QUESTIONS = ("Name a river in Africa.", "Which sea does it flow into?", "Name a 
 
 
 async def main(model: str) -> None:
-    """Every turn repeats all that was said; the prefix cache still has it."""
+    """Every prompt repeats all earlier turns; their KV blocks come from the prefix cache."""
     async with penstock.Engine(model) as engine:
         messages = []
         for question in QUESTIONS:
@@ -19,7 +19,7 @@ async def main(model: str) -> None:
             messages.append({"role": "assistant", "content": result.text})
             usage = result.usage
             print(f"{question} {result.text!r}")
-            print(f"  {usage.prompt_tokens} tokens of prompt, {usage.cached_tokens} of them from the cache")
+            print(f"  {usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached")
 
 
 if __name__ == "__main__":

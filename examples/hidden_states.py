@@ -1,4 +1,4 @@
-"""Hidden states as vectors of meaning: `python examples/hidden_states.py MODEL`."""
+"""Sentence embeddings from hidden states: `python examples/hidden_states.py MODEL`."""
 
 import sys
 
@@ -16,16 +16,16 @@ SENTENCES = (
 
 
 async def embed(engine: penstock.Engine, sentence: str) -> NDArray[np.float32]:
-    """The mean over the positions of a sentence, of length 1."""
+    """The mean hidden state of a sentence, normalised to length 1."""
     result = await engine.generate(sentence, max_tokens=1, output_hidden_states="prompt")
-    states = np.asarray(result.choices[0].hidden_states)  # one row a token; nothing is copied
+    states = np.asarray(result.choices[0].hidden_states)  # one row per token, without a copy
     vector: NDArray[np.float32] = states.mean(axis=0)
     vector /= np.linalg.norm(vector)
     return vector
 
 
 async def main(model: str) -> None:
-    """How alike sentences are, by the cosine of their vectors."""
+    """Prints the cosine similarity of sentences."""
     async with penstock.Engine(model) as engine:
         vectors = [await embed(engine, sentence) for sentence in SENTENCES]
     for sentence, vector in zip(SENTENCES[1:], vectors[1:], strict=True):

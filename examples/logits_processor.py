@@ -1,4 +1,4 @@
-"""A function between the model and the choice of a token: `python examples/logits_processor.py MODEL`."""
+"""A custom logits processor: `python examples/logits_processor.py MODEL`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ Processor = Callable[[Sequence[int], penstock.Tensor], None]
 
 
 def make_processor(engine: penstock.Engine) -> Processor:
-    """Lets no word begin twice with the same letter in a row."""
+    """Returns a processor that bans two consecutive words with the same first letter."""
     first = np.array([engine.decode([token])[:2].lower() for token in range(engine.info.vocabulary_size)])
 
     def never_alliterate(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
@@ -24,7 +24,7 @@ def make_processor(engine: penstock.Engine) -> Processor:
 
 
 async def main(model: str) -> None:
-    """The logits are changed where they lie; nothing is copied."""
+    """The processor modifies the logits in place, without a copy."""
     async with penstock.Engine(model) as engine:
         result = await engine.generate(
             "Six sly snakes", max_tokens=24, temperature=0, logits_processors=[make_processor(engine)]

@@ -1,4 +1,4 @@
-"""The same engine on trio: `python examples/on_trio.py MODEL`."""
+"""Streams text on trio: `python examples/on_trio.py MODEL`."""
 
 import sys
 
@@ -8,7 +8,7 @@ import penstock
 
 
 async def main(model: str) -> None:
-    """Nothing in Penstock knows which event loop it runs on."""
+    """The code is the same on asyncio and uvloop."""
     async with penstock.Engine(model) as engine:
         async with engine.stream("The three primary colours are", max_tokens=32) as request:
             async for chunk in request:

@@ -1,6 +1,6 @@
-"""Which of several continuations a model finds likeliest: `python examples/score.py MODEL`.
+"""Selects the most likely of several continuations: `python examples/score.py MODEL`.
 
-So evaluation harnesses ask: the log likelihood of a continuation is the sum over its own tokens.
+Evaluation harnesses work this way: the log likelihood of a continuation is the sum over its tokens.
 """
 
 import sys
@@ -17,14 +17,14 @@ QUESTIONS = {
 
 
 async def log_likelihood(engine: penstock.Engine, context: Sequence[int], continuation: str) -> float:
-    """Of the continuation, given the context."""
+    """Log likelihood of the continuation, given the context."""
     token_ids = engine.encode(continuation, add_special_tokens=False)
     score = await engine.score([*context, *token_ids])
     return sum(logprob or 0.0 for logprob in score.logprobs[len(context) :])
 
 
 async def main(model: str) -> None:
-    """All texts are computed together; a group of tasks is all it takes."""
+    """Scores all texts concurrently, one task each; the engine batches them."""
     likelihoods: dict[tuple[str, str], float] = {}
 
     async def judge(engine: penstock.Engine, question: str, answer: str) -> None:

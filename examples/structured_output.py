@@ -1,4 +1,4 @@
-"""Answers of a given form: `python examples/structured_output.py MODEL`. They parse, whatever it says."""
+"""Structured output: `python examples/structured_output.py MODEL`. The output is always valid."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ PERSON = {
 
 
 async def main(model: str) -> None:
-    """By a JSON schema, a regular expression, and a list of texts to choose from."""
+    """Constrains the output by a JSON schema, a regular expression and a list of strings."""
     async with penstock.Engine(model) as engine:
         person = await engine.generate(
             [

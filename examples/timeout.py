@@ -1,7 +1,7 @@
-"""A deadline on an answer: `python examples/timeout.py MODEL SECONDS`.
+"""A timeout for a request: `python examples/timeout.py MODEL SECONDS`.
 
-Leaving the `stream` block cancels the request, whatever the reason, and frees its memory within one step: a
-timeout, a lost connection and an exception need no code of their own.
+Leaving the `stream` block cancels the request, whatever the reason, and frees its memory within one step.
+Timeouts, lost connections and exceptions need no extra code.
 """
 
 import sys
@@ -12,13 +12,13 @@ import penstock
 
 
 async def main(model: str, seconds: float) -> None:
-    """Prints what could be said in time."""
+    """Prints the tokens generated before the timeout."""
     async with penstock.Engine(model) as engine:
         with anyio.move_on_after(seconds) as scope:
             async with engine.stream("Once upon a time", max_tokens=512, ignore_eos=True) as request:
                 async for chunk in request:
                     print(chunk.text, end="", flush=True)
-        print("\n-- time is up" if scope.cancelled_caught else "\n-- done in time")
+        print("\n-- timeout" if scope.cancelled_caught else "\n-- complete")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A model that calls a function and gets its answer: `python examples/tool_calls.py MODEL`."""
+"""A model calls a function and receives its result: `python examples/tool_calls.py MODEL`."""
 
 import json
 import sys
@@ -26,14 +26,14 @@ TOOLS = [
 
 
 def weather(city: str) -> dict[str, Any]:
-    """What a real one would ask a service for."""
+    """Returns fixed data; a real function would query a service."""
     return {"city": city, "celsius": 21, "sky": "clear"}
 
 
 async def main(model: str) -> None:
-    """`tool_choice="required"` makes even a model that was never taught to call something do so."""
+    """`tool_choice="required"` forces a call, even by a model that was not trained for tools."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Lisbon?"}]
-    # Where the chat template says how the model writes its calls, `tool_parser` need not be given.
+    # `tool_parser` is needed only if the chat template does not show the format of tool calls.
     async with penstock.Engine(model, tool_parser="hermes") as engine:
         asked = await engine.generate(
             messages,
@@ -48,7 +48,7 @@ async def main(model: str) -> None:
             answer = weather(**json.loads(call.arguments))
             print(f"{call.name}({call.arguments}) -> {answer}")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(answer)})
-        # A model whose chat template shows tools may be given them again, and call once more.
+        # Pass `tools` again to allow further calls.
         answered = await engine.generate(messages, max_tokens=48, temperature=0)
         print(answered.content)
 

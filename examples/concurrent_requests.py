@@ -1,4 +1,4 @@
-"""Many requests, one engine: `python examples/side_by_side.py MODEL`. They share every step."""
+"""Concurrent requests in one batch: `python examples/concurrent_requests.py MODEL`."""
 
 import sys
 
@@ -10,7 +10,7 @@ CITIES = ("Paris", "Lima", "Nairobi", "Osaka", "Oslo", "Quito", "Hanoi", "Accra"
 
 
 async def ask(engine: penstock.Engine, city: str) -> None:
-    """Answers appear in the order in which they are done."""
+    """Prints the output as soon as it is complete."""
     result = await engine.generate(
         [{"role": "user", "content": f"In which country is {city}? One word."}], max_tokens=16, temperature=0
     )
@@ -18,7 +18,7 @@ async def ask(engine: penstock.Engine, city: str) -> None:
 
 
 async def main(model: str) -> None:
-    """The task group ends when the last answer is there."""
+    """One task per request; the engine batches them in every step."""
     async with penstock.Engine(model) as engine, anyio.create_task_group() as group:
         for city in CITIES:
             group.start_soon(ask, engine, city)
