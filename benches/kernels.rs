@@ -1,16 +1,16 @@
-//! How far each kernel is from what this machine can do.
+//! The speed of each kernel relative to the limits of the machine.
 //!
 //!     cargo bench -p penstock-kernels --bench kernels -- [--quick] [--threads N] [--isa NAME] [FILTER]
 //!
-//! Every round measures the machine (read bandwidth, FMA rate) right before and after the kernel, so that a share of
-//! the limit stays meaningful on a machine whose clock or neighbours change by the minute. A line shows the median
-//! rate, the median share of the limit over the rounds, and the best share. The limit of a kernel is the longer of
-//! two times: its bytes at the read bandwidth, its operations at the FMA rate. Decoding over a long past is measured
-//! for all types of the KV cache in turns; there, "reading" is the share of the read bandwidth alone, and the last
-//! column is the median, least and largest ratio to bf16 of one round.
+//! Every iteration measures the machine (read bandwidth, FMA rate) right before and after the kernel, so that the share of
+//! the limit is meaningful on a machine with a varying clock or load. A line shows the median rate, the median share of the
+//! limit over the iterations, and the best share. The limit of a kernel is the longer of two times: its bytes at the read
+//! bandwidth, its operations at the FMA rate. Decoding over a long context alternates between all KV dtypes; there,
+//! "reading" is the share of the read bandwidth alone, and the last column is the median, least and largest ratio to bf16
+//! of one iteration.
 
 #[path = "roofline.rs"]
-#[allow(dead_code, reason = "each benchmark uses a part of it")]
+#[allow(dead_code, reason = "each benchmark uses only a part")]
 mod roofline;
 
 use std::hint::black_box;
@@ -24,7 +24,7 @@ use roofline::{Probe, seconds};
 
 fn main() {
     let options = Options::from_arguments();
-    let kernels = Kernels::for_isa(options.isa).expect("this CPU has no such instruction set");
+    let kernels = Kernels::for_isa(options.isa).expect("an instruction set of this CPU");
     let pool = Pool::new(options.threads).expect("threads");
     let bench = Bench {
         probe: Probe::new(if options.quick { 128 << 20 } else { 256 << 20 }),
@@ -90,9 +90,6 @@ impl Options {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// The kernels
-
 struct Bench {
     options: Options,
     probe: Probe,
@@ -100,20 +97,20 @@ struct Bench {
     pool: Pool,
 }
 
-/// What one call of a kernel has to move and to compute.
+/// The bytes and operations of one kernel call.
 #[derive(Clone, Copy, Default)]
 struct Work {
     bytes: usize,
     flops: usize,
 }
 
-/// The qwen2-0.5b shape: (rows, columns) of a layer's four products, and of the head.
+/// The shapes of qwen2-0.5b: (rows, columns) of a layer's four products, and of the head.
 const LAYER: [(usize, usize); 4] = [(1152, 896), (896, 896), (9728, 896), (896, 4864)];
 const HEAD: (usize, usize) = (151_936, 896);
 const LAYERS: usize = 24;
 
 impl Bench {
-    /// Runs `call` a number of times between probes and prints a line.
+    /// Runs `call` repeatedly between probes and prints a line.
     fn line(&self, name: &str, work: Work, mut call: impl FnMut(&Kernels, &Pool)) {
         if !name.contains(&self.options.filter) {
             return;
@@ -151,7 +148,7 @@ impl Bench {
         }
     }
 
-    /// One pass over the matrices of a model, as a forward pass of that many tokens makes it.
+    /// The matrix products of a forward pass.
     fn products(&self, dtype: Dtype) {
         let tag = format!("{dtype:?}").to_lowercase();
         let names = [1, 8, 32, 512].map(|tokens| format!("matmul {tag} {tokens} tokens"));
@@ -178,7 +175,7 @@ impl Bench {
             })
             .collect();
         for (name, tokens) in names.iter().zip([1, 8, 32, 512]) {
-            // Long prompts need no head, and two layers of it are more than any cache holds.
+            // Long prompts need no head, and two layers exceed every cache.
             let count = if tokens > 32 { 8 } else { layouts.len() };
             let pass: Vec<Matrix<'_>> = layouts
                 .iter()
@@ -200,7 +197,7 @@ impl Bench {
         }
     }
 
-    /// The tile shapes alone: a matrix that stays in L2, on one thread.
+    /// The tile shapes: a matrix that stays in L2, on one thread.
     fn tiles(&self) {
         let alone = Pool::new(1).expect("no threads");
         let layout = MatrixLayout { rows: 96, columns: 896, dtype: Dtype::Bf16 };
@@ -209,7 +206,7 @@ impl Bench {
         for tokens in 1..=8 {
             let x = vec![0.25; tokens * layout.columns];
             let mut out = vec![0.0; tokens * layout.rows];
-            // The limit is that of all threads.
+            // The limit counts all threads.
             let flops = 2 * ROUNDS * tokens * layout.rows * layout.columns * self.pool.threads();
             self.line(
                 &format!("tile bf16 {tokens} tokens x threads"),
@@ -223,8 +220,8 @@ impl Bench {
         }
     }
 
-    /// One token each of sequences with a past of 8k, over as many layers as no cache holds. The types take turns, so
-    /// that what one is to another does not depend on the hour.
+    /// One token each of sequences with a context of 8k, over more layers than a cache holds. The dtypes alternate, so that
+    /// their ratio does not depend on the load of the machine.
     fn attention_decode(&self, heads: usize, kv_heads: usize, head_dim: usize, sequences: usize) {
         const POSITIONS: usize = 8192;
         let title = format!("attention decode {heads}/{kv_heads} x {head_dim}, {sequences} at {POSITIONS}");
@@ -276,7 +273,7 @@ impl Bench {
         let mut out = vec![0.0; tokens * heads * 64];
         let mut scratch = [];
         let row = AttentionRow { first_query: 0, num_queries: tokens, start: 0, blocks: 0..blocks.len() };
-        // Half of the square, with its diagonal.
+        // Half of the square, including its diagonal.
         let work = Work { bytes: cache.len(), flops: 4 * heads * 64 * tokens * (tokens + 1) / 2 };
         let name = format!("attention {} prefill {tokens}", format!("{dtype:?}").to_lowercase());
         self.line(&name, work, |kernels, pool| {
@@ -329,7 +326,7 @@ impl Bench {
         });
     }
 
-    /// The keys and values of a prefill's tokens in one layer.
+    /// The keys and values of a prefill in one layer.
     fn write_kv(&self, dtype: KvDtype) {
         const TOKENS: usize = 512;
         let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, dtype };
@@ -345,7 +342,7 @@ impl Bench {
     }
 }
 
-/// Some sequences that decode with the same past, in as many layers as no cache holds.
+/// Sequences that decode with contexts of equal length, in more layers than a cache holds.
 struct Decode {
     layout: KvLayout,
     heads: usize,
@@ -382,7 +379,7 @@ impl Decode {
         }
     }
 
-    /// One step in every layer; notes the seconds of one layer.
+    /// Runs one step in every layer and records the seconds of one layer.
     fn step(&mut self, kernels: &Kernels, pool: &Pool) {
         let width = self.heads * self.layout.head_dim;
         let time = seconds(|| {

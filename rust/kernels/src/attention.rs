@@ -1,8 +1,8 @@
-//! The safe front of attention: checks a call, cuts it into jobs and gives them to the pool.
+//! The safe interface of attention: checks a call, divides it into jobs and runs them on the pool.
 //!
-//! A job is some query rows of one sequence and one kv head. When there are too few of them to keep the workers
-//! busy (one long sequence decoding), the fixed splits of the jobs are computed apart and merged afterwards; that
-//! takes the same steps in the same order, so it gives the same bits.
+//! A job is a number of query rows of one sequence and one kv head. If there are too few jobs for the workers (one long
+//! sequence that decodes), the fixed splits of the jobs are computed separately and then merged. Both ways take the same
+//! steps in the same order and give the same bits.
 
 use std::mem::MaybeUninit;
 
@@ -18,21 +18,21 @@ use crate::panel::LANES;
 use crate::pool::{Claims, Pool, SharedMut};
 use crate::rows::{Rows, RowsMut};
 
-/// Positions of a split: part of the law, not a tuning knob.
+/// Positions of a split. It is part of the determinism contract and cannot be tuned.
 pub const SPLIT: usize = generic::SPLIT;
 
-/// Floats of scratch that let the splits of one token each of sequences of `positions` positions altogether be computed apart.
-/// Too little scratch costs speed when few sequences decode, nothing else.
+/// Floats of scratch with which the splits of decoding sequences of `positions` positions in total are computed
+/// separately. With less scratch a batch of few sequences decodes slower.
 pub fn attention_scratch(heads: usize, head_dim: usize, positions: usize) -> usize {
     positions.div_ceil(SPLIT) * heads * partial_floats(head_dim)
 }
 
 impl Kernels {
-    /// Attention of `rows` over a layer's paged cache, into the same rows of `out`; rows of `out` that belong to no
-    /// query stay as they are. Keys and values of the queries' own positions are in the cache already.
+    /// Attention of `rows` over a layer's paged cache, into the same rows of `out`; rows of `out` without a query do not
+    /// change. The cache already has the keys and values of the queries' own positions.
     ///
     /// `q` and `out` have `heads * head_dim` columns; `rows` are in ascending order of `first_query` and do not
-    /// overlap. A query's result depends on nothing but itself and the keys and values it sees, bit by bit.
+    /// overlap. The bits of a query's result depend only on the query and on the keys and values that it sees.
     #[allow(clippy::too_many_arguments)]
     pub fn attention(
         &self,
@@ -71,20 +71,20 @@ impl Kernels {
             (heads * layout.head_dim, heads * layout.head_dim),
             "width of q, out"
         );
-        assert!(shape.window > 0, "a window of 0 leaves a query nothing to see");
+        assert!(shape.window > 0, "a window of 0 positions");
         check(&shape, cache.len(), rows, block_table, q.count().min(out.count()));
 
-        let plan = Plan { shape: &shape, rows, block_table };
+        let plan = JobPlan { shape: &shape, rows, block_table };
         let (jobs, splits, floats) = plan.size();
         if jobs < 4 * pool.threads() && splits > jobs && floats <= scratch.len() && pool.threads() > 1 {
-            self.attend_spread(pool, &plan, splits, jobs, scratch);
+            self.attend_by_split(pool, &plan, splits, jobs, scratch);
         } else {
-            self.attend_whole(pool, &plan, jobs);
+            self.attend_by_job(pool, &plan, jobs);
         }
     }
 
-    /// Job by job.
-    fn attend_whole(&self, pool: &Pool, plan: &Plan<'_>, jobs: usize) {
+    /// Computes whole jobs.
+    fn attend_by_job(&self, pool: &Pool, plan: &JobPlan<'_>, jobs: usize) {
         let attend_split = self.table.attend_split.of(plan.shape.layout.dtype);
         let claims = Claims::new(jobs);
         pool.share(&|_| {
@@ -93,7 +93,7 @@ impl Kernels {
             let partial = partial.as_mut_ptr().cast::<f32>();
             while let Some(index) = claims.next() {
                 let job = cursor.seek(index).job;
-                // SAFETY: the table's instruction set is available, `check` looked at shapes and blocks, `partial`
+                // SAFETY: the table's instruction set is available, `check` has verified shapes and blocks, `partial`
                 // has room for any job, and each job is claimed once.
                 unsafe {
                     self.merge_splits(plan.shape, &job, |split| {
@@ -105,28 +105,35 @@ impl Kernels {
         });
     }
 
-    /// Split by split into `partials`, then merged job by job.
-    fn attend_spread(&self, pool: &Pool, plan: &Plan<'_>, splits: usize, jobs: usize, partials: &mut [f32]) {
+    /// Computes every split of every job into `partials`, then merges the splits of each job.
+    fn attend_by_split(
+        &self,
+        pool: &Pool,
+        plan: &JobPlan<'_>,
+        splits: usize,
+        jobs: usize,
+        partials: &mut [f32],
+    ) {
         let attend_split = self.table.attend_split.of(plan.shape.layout.dtype);
         let head_floats = partial_floats(plan.shape.layout.head_dim);
-        let places = SharedMut::new(partials);
+        let results = SharedMut::new(partials);
         let claims = Claims::new(splits);
         pool.share(&|_| {
             let mut cursor = Cursor::new(plan, true);
-            // Neighbouring splits in one go: each prefetches the next.
+            // A share has consecutive splits, because each prefetches the next.
             while let Some(share) = claims.next_share(pool.threads(), 1, usize::MAX) {
                 for index in share {
-                    let Place { job, split, partials } = cursor.seek(index);
+                    let WorkItem { job, split, partials } = cursor.seek(index);
                     let splits = job.splits(plan.shape);
                     if split >= splits.len() {
                         continue;
                     }
                     let floats = job.rows.len() * head_floats;
-                    // SAFETY: the table's instruction set is available, `check` looked at shapes and blocks, and
-                    // every split of every job has a place of its own.
+                    // SAFETY: the table's instruction set is available, `check` has verified shapes and blocks, and
+                    // every split of every job has its own part of `results`.
                     unsafe {
-                        let place = places.slice(partials + split * floats, floats);
-                        attend_split(plan.shape, &job, splits.start + split, place.as_mut_ptr());
+                        let result = results.slice(partials + split * floats, floats);
+                        attend_split(plan.shape, &job, splits.start + split, result.as_mut_ptr());
                     }
                 }
             }
@@ -135,23 +142,24 @@ impl Kernels {
         pool.share(&|_| {
             let mut cursor = Cursor::new(plan, false);
             while let Some(index) = claims.next() {
-                let Place { job, partials, .. } = cursor.seek(index);
+                let WorkItem { job, partials, .. } = cursor.seek(index);
                 let (first, floats) = (job.splits(plan.shape).start, job.rows.len() * head_floats);
                 // SAFETY: as above; the barrier between the two parts has published every split.
                 unsafe {
                     self.merge_splits(plan.shape, &job, |split| {
-                        places.slice(partials + (split - first) * floats, floats).as_ptr()
+                        results.slice(partials + (split - first) * floats, floats).as_ptr()
                     });
                 }
             }
         });
     }
 
-    /// Merges the splits of a job in ascending order, each where `partial` says, and writes the job's output.
+    /// Merges the splits of a job in ascending order, `partial(split)` being the result of a split, and writes the job's
+    /// output.
     ///
     /// # Safety
-    /// The table's instruction set is available; `shape` and `job` are as their types say; `partial` leads to the
-    /// results of `attend_split`; nobody else touches the job's output.
+    /// The table's instruction set is available; `shape` and `job` are as their types require; `partial` returns results
+    /// of `attend_split`; no other thread accesses the job's output.
     unsafe fn merge_splits(
         &self,
         shape: &Shape,
@@ -171,7 +179,7 @@ impl Kernels {
     }
 }
 
-/// Panics unless `rows` are in order, inside q and out, and see only blocks of the cache.
+/// Panics unless `rows` are in order, inside q and out, and their visible blocks inside the cache.
 fn check(shape: &Shape, cache_bytes: usize, rows: &[AttentionRow], block_table: &[u32], queries: usize) {
     let block_size = shape.layout.block_size;
     let blocks_in_cache = cache_bytes / shape.block_bytes;
@@ -190,15 +198,15 @@ fn check(shape: &Shape, cache_bytes: usize, rows: &[AttentionRow], block_table: 
     }
 }
 
-/// The jobs of one call. Sequence by sequence, kv head by kv head, then the query rows in groups as equal as can be.
-struct Plan<'a> {
+/// The jobs of one call: by sequence, then by kv head, then by groups of query rows of nearly equal size.
+struct JobPlan<'a> {
     shape: &'a Shape,
     rows: &'a [AttentionRow],
     block_table: &'a [u32],
 }
 
-impl Plan<'_> {
-    /// Jobs, splits of jobs, and floats for the partial results of all splits.
+impl JobPlan<'_> {
+    /// The number of jobs, of splits of jobs, and of floats for the partial results of all splits.
     fn size(&self) -> (usize, usize, usize) {
         self.rows.iter().fold((0, 0, 0), |(jobs, splits, floats), row| {
             let own = self.jobs(row).count * self.shape.layout.kv_heads;
@@ -206,13 +214,13 @@ impl Plan<'_> {
         })
     }
 
-    /// How the query rows of one kv head are grouped.
+    /// The groups of query rows of one kv head.
     fn jobs(&self, row: &AttentionRow) -> Tiles {
         let padded = self.shape.layout.head_dim.next_multiple_of(LANES);
         Tiles::new(row.num_queries * self.shape.group, JOB_ROWS.min(JOB_FLOATS / padded))
     }
 
-    /// Splits that some query of a sequence sees into; a job may see into fewer.
+    /// The number of splits that are visible to a sequence's queries; fewer may be visible to one job.
     fn splits(&self, row: &AttentionRow) -> usize {
         let first = self.shape.visible(row.start, 0).start / SPLIT;
         (row.start + row.num_queries).div_ceil(SPLIT) - first
@@ -224,16 +232,16 @@ impl Plan<'_> {
     }
 }
 
-/// A job, one of its splits, and where the first of its partial results lies.
-struct Place<'a> {
+/// A job, one of its splits, and the offset of its first partial result.
+struct WorkItem<'a> {
     job: Job<'a>,
     split: usize,
     partials: usize,
 }
 
-/// Finds the job behind an index, for indices that only grow.
+/// Finds the job of an index; the indices must ascend.
 struct Cursor<'a> {
-    plan: &'a Plan<'a>,
+    plan: &'a JobPlan<'a>,
     by_split: bool,
     sequence: usize,
     items_before: usize,
@@ -241,11 +249,11 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    fn new(plan: &'a Plan<'a>, by_split: bool) -> Self {
+    fn new(plan: &'a JobPlan<'a>, by_split: bool) -> Self {
         Self { plan, by_split, sequence: 0, items_before: 0, floats_before: 0 }
     }
 
-    fn seek(&mut self, index: usize) -> Place<'a> {
+    fn seek(&mut self, index: usize) -> WorkItem<'a> {
         let (plan, kv_heads) = (self.plan, self.plan.shape.layout.kv_heads);
         loop {
             let row = &plan.rows[self.sequence];
@@ -265,7 +273,7 @@ impl<'a> Cursor<'a> {
                 self.floats_before + rows_before * all_splits * partial_floats(plan.shape.layout.head_dim);
             let blocks = &plan.block_table[row.blocks.clone()];
             let job = Job { kv_head, rows, first_query: row.first_query, start: row.start, blocks };
-            return Place { job, split, partials };
+            return WorkItem { job, split, partials };
         }
     }
 }

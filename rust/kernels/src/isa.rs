@@ -1,13 +1,10 @@
-//! Which instruction set the kernels use: what this CPU has, and what `PENSTOCK_ISA` asks for.
-//!
-//! Detection happens here and nowhere else; everything below a [`crate::Kernels`] table trusts it.
+//! The instruction set of the kernels: detected here, or named by `PENSTOCK_ISA`.
 
 use std::{error, fmt};
 
-/// An instruction set that a kernel table exists for, from the least to the most capable.
+/// An instruction set with a kernel table, from the least to the most capable.
 ///
-/// A new one (AVX-512/VNNI, AMX, NEON) is a variant here, a `Simd` implementation in `arch/`, and a line in
-/// [`Isa::ALL`].
+/// To add one (AVX-512/VNNI, AMX, NEON): a variant here, a `Simd` implementation in `arch/`, and a line in [`Isa::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Isa {
@@ -18,10 +15,10 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Every instruction set there is a table for, in ascending order.
+    /// Every instruction set, in ascending order.
     pub const ALL: &[Isa] = &[Isa::Portable, Isa::Avx2];
 
-    /// The word that `PENSTOCK_ISA` knows it by.
+    /// The value of `PENSTOCK_ISA` that selects it.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
@@ -54,7 +51,7 @@ impl Isa {
         Isa::available().next_back().unwrap_or(Isa::Portable)
     }
 
-    /// What `PENSTOCK_ISA` asks for; unset or empty means [`Isa::best`].
+    /// The instruction set that `PENSTOCK_ISA` names; unset or empty means [`Isa::best`].
     pub fn from_environment() -> Result<Isa, IsaError> {
         match std::env::var_os("PENSTOCK_ISA") {
             None => Ok(Isa::best()),
@@ -85,19 +82,13 @@ impl fmt::Display for Isa {
 #[non_exhaustive]
 pub enum IsaError {
     /// No kernel table has this name.
-    Unknown {
-        /// The value as found.
-        value: String,
-    },
-    /// There is such a table, but this CPU cannot run it.
-    Unavailable {
-        /// The instruction set asked for.
-        isa: Isa,
-    },
+    Unknown { value: String },
+    /// This CPU cannot run the named instruction set.
+    Unavailable { isa: Isa },
 }
 
 impl IsaError {
-    /// What was asked for.
+    /// The value of `PENSTOCK_ISA`.
     pub fn value(&self) -> &str {
         match self {
             IsaError::Unknown { value } => value,
@@ -105,7 +96,7 @@ impl IsaError {
         }
     }
 
-    /// What could be asked for on this CPU.
+    /// The allowed values on this CPU.
     pub fn limit(&self) -> String {
         let names: Vec<&str> = Isa::available().map(Isa::name).collect();
         format!("an instruction set of this CPU: {}", names.join(" or "))
@@ -115,7 +106,7 @@ impl IsaError {
 impl fmt::Display for IsaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            IsaError::Unknown { value } => write!(f, "PENSTOCK_ISA={value} names no instruction set")?,
+            IsaError::Unknown { value } => write!(f, "PENSTOCK_ISA={value} is not an instruction set")?,
             IsaError::Unavailable { isa } => write!(f, "PENSTOCK_ISA={isa} is not available on this CPU")?,
         }
         write!(f, "; it must be {}", self.limit())
@@ -129,26 +120,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn portable_is_always_there_and_the_best_is_available() {
+    fn portable_and_best_are_available() {
         assert!(Isa::Portable.is_available());
         assert!(Isa::best().is_available());
         assert!(Isa::best() >= Isa::Portable);
     }
 
     #[test]
-    fn an_unset_or_empty_override_means_the_best() {
+    fn empty_name_selects_the_best() {
         assert_eq!(Isa::from_name(""), Ok(Isa::best()));
     }
 
     #[test]
-    fn a_name_selects_its_instruction_set() {
+    fn name_selects_its_instruction_set() {
         for isa in Isa::available() {
             assert_eq!(Isa::from_name(isa.name()), Ok(isa));
         }
     }
 
     #[test]
-    fn an_unknown_name_is_an_error_that_says_what_there_is() {
+    fn unknown_name_error_lists_the_available_ones() {
         let error = Isa::from_name("sse9").expect_err("no such name");
         assert_eq!(error, IsaError::Unknown { value: "sse9".into() });
         let text = error.to_string();
@@ -156,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unavailable_one_is_an_error_that_says_what_there_is() {
+    fn unavailable_instruction_set_error_lists_the_available_ones() {
         let text = IsaError::Unavailable { isa: Isa::Avx2 }.to_string();
         assert!(text.contains("PENSTOCK_ISA=avx2") && text.contains("this CPU: portable"), "{text}");
     }

@@ -1,7 +1,8 @@
-//! The safe front: a table of kernels for one instruction set, behind checked slices.
+//! The safe interface: the kernel table of one instruction set, with checked slices.
 //!
-//! Every method checks its shapes (a mismatch is a caller's bug and panics with the numbers), divides the work over
-//! the pool, and calls the table. What it divides never shows in the result, see the law in the crate's root.
+//! Every method checks the shapes (a mismatch is a bug of the caller and panics with the numbers), divides the work over
+//! the pool, and calls the table. The division does not affect the result: see the determinism contract in the crate's
+//! documentation.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use penstock_types::Epilogue;
 
 use crate::arch::{self, Table};
 use crate::generic::matmul::{BLOCK_TILES, Product, SHARE_TILES};
-use crate::generic::row_ops::Gate;
+use crate::generic::row_ops::Activation;
 use crate::generic::tile::{MAX_ROWS, Tiles, panels_at_once};
 use crate::isa::{Isa, IsaError};
 use crate::kv::KvLayout;
@@ -18,7 +19,7 @@ use crate::matrix::Matrix;
 use crate::pool::{Claims, Pool};
 use crate::rows::{Rows, RowsMut};
 
-/// The kernels of one instruction set. Cheap to copy; there is no state behind it.
+/// The kernels of one instruction set. It has no state and is cheap to copy.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     isa: Isa,
@@ -31,22 +32,21 @@ impl fmt::Debug for Kernels {
     }
 }
 
-/// Floats that one worker should have at least before a row operation is divided: less is done sooner than a
-/// barrier is passed.
+/// The least number of floats per worker for which a row operation is divided; a smaller share costs less than a barrier.
 const ROW_SHARE: usize = 4096;
 
 impl Kernels {
-    /// The most capable instruction set of this CPU.
+    /// The kernels of the most capable instruction set of this CPU.
     pub fn best() -> Kernels {
         Self::new_unchecked(Isa::best())
     }
 
-    /// `isa`, if this CPU has it.
+    /// The kernels of `isa`, if this CPU has it.
     pub fn for_isa(isa: Isa) -> Option<Kernels> {
         isa.is_available().then(|| Self::new_unchecked(isa))
     }
 
-    /// What the environment variable `PENSTOCK_ISA` asks for (`portable`, `avx2`), or the best if it is not set.
+    /// The kernels that the environment variable `PENSTOCK_ISA` names (`portable`, `avx2`); the best if it is not set.
     pub fn from_environment() -> Result<Kernels, IsaError> {
         Isa::from_environment().map(Self::new_unchecked)
     }
@@ -92,7 +92,7 @@ impl Kernels {
         };
         let tiles = product.tokens;
         let run = self.table.matmul.of(layout.dtype);
-        // Work is (token block, panel), panels fastest: a block's activations stay in L2 while panels pass by.
+        // The unit of work is (token block, panel), panels fastest: the activations of a block stay in L2.
         let blocks = Tiles::new(tiles.count, BLOCK_TILES);
         let panels = layout.panels();
         let claims = Claims::new(blocks.count * panels);
@@ -104,7 +104,7 @@ impl Kernels {
                     let block = share.start / panels;
                     let end = share.end.min((block + 1) * panels);
                     // SAFETY: the table's instruction set is available; the pointers come from slices of the right
-                    // lengths that are borrowed here; every (block, panel) is claimed once; shares are within limits.
+                    // lengths, which are borrowed here; every (block, panel) is claimed once; shares are within limits.
                     unsafe {
                         run(&product, share.start - block * panels..end - block * panels, blocks.rows(block))
                     };
@@ -131,8 +131,8 @@ impl Kernels {
         });
     }
 
-    /// [`rms_norm`](Self::rms_norm) in place, of each stretch of `weight.len()` floats: a row of heads is normed head
-    /// by head.
+    /// [`rms_norm`](Self::rms_norm) in place of each group of `weight.len()` floats: each head of a row is normalised
+    /// separately.
     pub fn rms_norm_in_place(&self, pool: &Pool, mut x: RowsMut<'_>, weight: &[f32], eps: f32) {
         let (width, stride, count) = (x.width(), x.stride(), x.count());
         assert!(
@@ -153,18 +153,17 @@ impl Kernels {
         });
     }
 
-    /// `out = silu(gate) * up`, where a row of `gate_up` is the gate's half and then the other.
+    /// `out = silu(gate) * up`, where a row of `gate_up` is the gate followed by up.
     pub fn silu_mul(&self, pool: &Pool, gate_up: Rows<'_>, out: RowsMut<'_>) {
-        self.gated(pool, Gate::Silu, gate_up, out);
+        self.gated(pool, Activation::Silu, gate_up, out);
     }
 
-    /// `out = gelu(gate) * up` with the tanh form of gelu, where a row of `gate_up` is the gate's half and then the
-    /// other.
+    /// `out = gelu(gate) * up` with the tanh approximation of gelu, where a row of `gate_up` is the gate followed by up.
     pub fn gelu_tanh_mul(&self, pool: &Pool, gate_up: Rows<'_>, out: RowsMut<'_>) {
-        self.gated(pool, Gate::GeluTanh, gate_up, out);
+        self.gated(pool, Activation::GeluTanh, gate_up, out);
     }
 
-    fn gated(&self, pool: &Pool, gate: Gate, gate_up: Rows<'_>, mut out: RowsMut<'_>) {
+    fn gated(&self, pool: &Pool, activation: Activation, gate_up: Rows<'_>, mut out: RowsMut<'_>) {
         assert_eq!(gate_up.width(), 2 * out.width(), "width of gate_up and twice that of out");
         assert_eq!(gate_up.count(), out.count(), "rows of gate_up and out");
         let (width, stride, count) = (out.width(), out.stride(), out.count());
@@ -174,15 +173,15 @@ impl Kernels {
                 // SAFETY: the table's instruction set is available; each row is visited once.
                 unsafe {
                     let to = target.slice(row * stride, width);
-                    (self.table.gated)(gate, gate_up.row(row).as_ptr(), width, to.as_mut_ptr());
+                    (self.table.gated)(activation, gate_up.row(row).as_ptr(), width, to.as_mut_ptr());
                 }
             }
         });
     }
 
-    /// Rotary embedding in the half-rotated order of Hugging Face: in every head, float i turns with float
-    /// i + r/2, for i below r/2, where r/2 is the width of `cos` and `sin` (a row for each row of `x`). Floats of a head
-    /// past r stay as they are.
+    /// Rotary embedding in the half-rotated order of Hugging Face: in every head, float i is rotated with float i + r/2,
+    /// for i below r/2, where r/2 is the width of `cos` and `sin` (one row for each row of `x`). The floats of a head from
+    /// r on do not change.
     pub fn rope(&self, pool: &Pool, mut x: RowsMut<'_>, head_dim: usize, cos: Rows<'_>, sin: Rows<'_>) {
         let (width, stride, count) = (x.width(), x.stride(), x.count());
         assert!(head_dim > 0 && width.is_multiple_of(head_dim), "heads of {head_dim} in rows of {width}");
@@ -208,46 +207,46 @@ impl Kernels {
         unsafe { (self.table.add)(x, y) }
     }
 
-    /// `x[i] = -inf` where bit `i % 32` of word `i / 32` is not set, or there is no such word.
+    /// `x[i] = -inf` where bit `i % 32` of word `i / 32` is not set or does not exist.
     pub fn mask(&self, x: &mut [f32], words: &[u32]) {
         // SAFETY: the table's instruction set is available.
         unsafe { (self.table.mask)(x, words) }
     }
 
-    /// The largest element, NaN left aside; -inf if there is none.
+    /// The largest element that is not NaN; -inf if there is none.
     pub fn max(&self, x: &[f32]) -> f32 {
         // SAFETY: the table's instruction set is available.
         unsafe { (self.table.max)(x) }
     }
 
-    /// The lowest index of the largest element, NaN left aside; 0 if there is none.
+    /// The lowest index of the largest element that is not NaN; 0 if there is none.
     pub fn argmax(&self, x: &[f32]) -> usize {
         // SAFETY: the table's instruction set is available.
         unsafe { (self.table.argmax)(x) }
     }
 
-    /// The sum, added in f32: for stretches of some hundreds.
+    /// The sum, accumulated in f32; for some hundreds of elements.
     pub fn sum(&self, x: &[f32]) -> f32 {
         // SAFETY: the table's instruction set is available.
         unsafe { (self.table.sum)(x) }
     }
 
-    /// `out = exp((x - shift) * factor)`, for a positive `factor` and a finite `shift` that no element exceeds. An
-    /// exp below the normal floats is 0, and that of a NaN is. Returns what [`sum`](Self::sum) would of `out`.
-    pub fn weigh(&self, x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 {
+    /// `out = exp((x - shift) * factor)`, for a positive `factor` and a finite `shift` that no element exceeds. A subnormal
+    /// result is 0, and so is the result of a NaN. Returns the [`sum`](Self::sum) of `out`.
+    pub fn exp_weights(&self, x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 {
         assert_eq!(x.len(), out.len(), "lengths of x and out");
         // SAFETY: the table's instruction set is available.
-        unsafe { (self.table.weigh)(x, shift, factor, out) }
+        unsafe { (self.table.exp_weights)(x, shift, factor, out) }
     }
 
-    /// The sum of what [`weigh`](Self::weigh) computes, for any length.
+    /// The sum of the values that [`exp_weights`](Self::exp_weights) computes, for any length.
     pub fn sum_of_exp(&self, x: &[f32], shift: f32, factor: f32) -> f64 {
         // SAFETY: the table's instruction set is available.
         unsafe { (self.table.sum_of_exp)(x, shift, factor) }
     }
 
-    /// Writes one token's keys and values, `[kv_heads * head_dim]` each, into place `offset` of block `block`.
-    /// `cache` is all blocks of the layer. The bytes of other tokens stay as they are.
+    /// Writes one token's keys and values, `[kv_heads * head_dim]` each, to position `offset` of block `block`. `cache` has
+    /// all blocks of the layer. The bytes of other tokens do not change.
     pub fn write_kv(
         &self,
         layout: &KvLayout,
@@ -261,7 +260,7 @@ impl Kernels {
     }
 }
 
-/// Divides `count` rows of `width` floats among the workers, or does them here if they are few.
+/// Runs `run` over `count` rows of `width` floats: divided among the workers, or on this thread if there are few.
 fn share_rows(pool: &Pool, count: usize, width: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
     let shares = pool.threads().min(count * width / ROW_SHARE).max(1);
     let rows = Tiles::new(count, count.div_ceil(shares).max(1));

@@ -1,7 +1,7 @@
 //! CPU kernels of Penstock: SIMD leaf functions over slices, and the worker pool that runs them.
 //!
-//! Slices go in, slices come out. Nothing here knows tensors, models or requests, and nothing allocates on a call
-//! path. Callers pick a [`Kernels`] table once, build one [`Pool`], and pass both down:
+//! The functions read and write slices; the crate does not depend on tensors, models or requests, and a call does not
+//! allocate. A caller selects a [`Kernels`] table once, builds one [`Pool`], and passes both to every operation:
 //!
 //! ```
 //! use penstock_kernels::{Kernels, Matrix, MatrixLayout, Pool};
@@ -18,16 +18,19 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! # The law
+//! # Determinism contract
 //!
-//! For a given [`Isa`] every output element is one fixed sequence of roundings. It does not depend on how many
-//! tokens share a call, on tiles, blocks or chunks, or on the number of threads; so a request gets the same bits
-//! alone and in any company. Each kernel's header says which sequence it is.
+//! For a given [`Isa`], every output element is one fixed sequence of operations and roundings. It does not depend on the
+//! number of tokens in the call, on tiles, blocks or chunks, or on the number of threads. So a request gets the same bits
+//! alone and in any batch. The header of each kernel states its sequence.
 //!
-//! # The code
+//! # Modules
 //!
-//! `simd` is the vector alphabet (always 16 lanes), `generic` holds each algorithm once, `arch` turns the algorithms
-//! into a function table per instruction set, and [`mod@reference`] is the slow twin that every table is tested against.
+//! `simd` is the vector trait (always 16 lanes), `generic` has each algorithm once, `arch` compiles the algorithms into a
+//! function table per instruction set, and [`mod@reference`] is the reference implementation that every table is tested
+//! against.
+
+#![allow(missing_docs)]
 
 mod arch;
 mod attention;

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! matrix  [rows / 16] panels, the last one padded with zero rows
-//! panel   16 lanes are output rows, `columns` steps; the order inside is Dtype's
+//! panel   16 lanes are output rows, `columns` steps; `panel` defines the order inside
 //! ```
 //!
-//! Because lanes are output rows, one token and a thousand tokens add their products in the same order, and a
-//! matrix-vector product reads memory strictly forward. Packing happens once, at load.
+//! Because lanes are output rows, products of one token and of a thousand tokens add in the same order, and a
+//! matrix-vector product reads memory sequentially. A matrix is packed once, when it is loaded.
 
 use std::ops::Range;
 
 use penstock_types::Dtype;
 
-use crate::panel::{LANES, panel_bytes, panel_index, read_number, write_numbers};
+use crate::panel::{LANES, panel_bytes, panel_index, read_float, write_floats};
 use crate::pool::{Claims, Pool, SharedMut};
 
 /// The shape of a packed weight matrix.
@@ -22,7 +22,6 @@ pub struct MatrixLayout {
     pub rows: usize,
     /// Input features.
     pub columns: usize,
-    /// Storage type.
     pub dtype: Dtype,
 }
 
@@ -55,7 +54,7 @@ impl MatrixLayout {
         panel * LANES..self.rows.min((panel + 1) * LANES)
     }
 
-    /// Packs one panel: `rows` are its rows (16, fewer in the last panel) one after the other, `out` its
+    /// Packs one panel: `rows` has its rows (16, fewer in the last panel) one after the other, `out` its
     /// [`panel_bytes`](Self::panel_bytes) bytes, all of which are written.
     pub fn pack_panel(&self, panel: usize, rows: &[f32], out: &mut [u8]) {
         assert!(panel < self.panels(), "panel {panel} of {self:?}");
@@ -68,14 +67,14 @@ impl MatrixLayout {
         out.fill(0);
         let lanes = self.panel_rows(panel).len();
         for k in 0..self.columns {
-            write_numbers(self.dtype, out, lanes, |dtype, lane| {
+            write_floats(self.dtype, out, lanes, |dtype, lane| {
                 (panel_index(dtype, k, lane), rows[lane * self.columns + k])
             });
         }
     }
 
-    /// Packs a whole matrix on `pool`; `read(rows, into)` supplies the rows asked for as f32. For loading only: each
-    /// worker allocates one panel.
+    /// Packs a whole matrix on `pool`; `read(rows, into)` writes the given rows as f32. For loading only: each worker
+    /// allocates one panel.
     pub fn pack(&self, pool: &Pool, out: &mut [u8], read: impl Fn(Range<usize>, &mut [f32]) + Sync) {
         assert_eq!(out.len(), self.bytes(), "bytes of {self:?}");
         let panel_bytes = self.panel_bytes();
@@ -95,17 +94,16 @@ impl MatrixLayout {
     }
 }
 
-/// A packed weight matrix. Alignment to 64 bytes is not required, but a panel that straddles cache lines reads slower.
+/// A packed weight matrix. Alignment to 64 bytes is not required, but unaligned panels are slower to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
-    /// Its shape.
     pub layout: MatrixLayout,
-    /// Its panels: [`MatrixLayout::bytes`] bytes.
+    /// The panels: [`MatrixLayout::bytes`] bytes.
     pub bytes: &'a [u8],
 }
 
 impl Matrix<'_> {
-    /// Reads one row back as f32; with tied embeddings the output head is also the embedding table.
+    /// Reads one row as f32; with tied embeddings the output head is also the embedding table.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         let MatrixLayout { rows, columns, dtype } = self.layout;
         assert!(row < rows, "row {row} of {:?}", self.layout);
@@ -113,7 +111,7 @@ impl Matrix<'_> {
         let panel_bytes = self.layout.panel_bytes();
         let panel = &self.bytes[row / LANES * panel_bytes..][..panel_bytes];
         for (k, value) in out.iter_mut().enumerate() {
-            *value = read_number(dtype, panel, panel_index(dtype, k, row % LANES));
+            *value = read_float(dtype, panel, panel_index(dtype, k, row % LANES));
         }
     }
 }

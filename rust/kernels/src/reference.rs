@@ -1,7 +1,6 @@
-//! The slow twin of every kernel: one plain loop per operation, in f64, over plain row-major arrays.
+//! The reference implementation of every kernel: one plain loop per operation, in f64, over row-major arrays.
 //!
-//! This is what the tables in `arch` are tested against, and what a reader should look at first. Nothing at run time
-//! calls it.
+//! The tables in `arch` are tested against it; no other code calls it.
 
 /// `out[t][r] = sum over k of x[t][k] * weights[r][k]`.
 pub fn matmul(x: &[f32], weights: &[f32], columns: usize) -> Vec<f32> {
@@ -25,12 +24,12 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     out
 }
 
-/// `silu(gate) * up` of rows that are the gate's half and then the other.
+/// `silu(gate) * up` of rows that are the gate followed by up.
 pub fn silu_mul(gate_up: &[f32], width: usize) -> Vec<f32> {
     gated(gate_up, width, |x| x / (1.0 + (-x).exp()))
 }
 
-/// `gelu(gate) * up`, with the tanh form of gelu.
+/// `gelu(gate) * up`, with the tanh approximation of gelu.
 pub fn gelu_tanh_mul(gate_up: &[f32], width: usize) -> Vec<f32> {
     gated(gate_up, width, |x| {
         0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
@@ -46,7 +45,7 @@ fn gated(gate_up: &[f32], width: usize, gate: impl Fn(f64) -> f64) -> Vec<f32> {
     out
 }
 
-/// Turns float i of a head with float i + `cos.len()`.
+/// Rotates float i of a head with float i + `cos.len()`.
 pub fn rope(head: &[f32], cos: &[f32], sin: &[f32]) -> Vec<f32> {
     let mut out = head.to_vec();
     for i in 0..cos.len() {
@@ -58,29 +57,29 @@ pub fn rope(head: &[f32], cos: &[f32], sin: &[f32]) -> Vec<f32> {
     out
 }
 
-/// The largest element but for NaN, -inf if there is none.
+/// The largest element that is not NaN, -inf if there is none.
 pub fn max(x: &[f32]) -> f32 {
     x.iter().copied().filter(|x| !x.is_nan()).fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// The lowest index of the largest element but for NaN, 0 if there is none.
+/// The lowest index of the largest element that is not NaN, 0 if there is none.
 pub fn argmax(x: &[f32]) -> usize {
     x.iter().position(|value| *value == max(x)).unwrap_or(0)
 }
 
-/// `exp((x - shift) * factor)`; 0 of NaN.
-pub fn weigh(x: &[f32], shift: f32, factor: f32) -> Vec<f32> {
+/// `exp((x - shift) * factor)`; 0 for NaN.
+pub fn exp_weights(x: &[f32], shift: f32, factor: f32) -> Vec<f32> {
     let weight = |x: f32| ((f64::from(x) - f64::from(shift)) * f64::from(factor)).exp() as f32;
     x.iter().map(|x| if x.is_nan() { 0.0 } else { weight(*x) }).collect()
 }
 
-/// Minus infinity where bit `i % 32` of word `i / 32` is not set, or there is no such word.
+/// Minus infinity where bit `i % 32` of word `i / 32` is not set or does not exist.
 pub fn mask(x: &[f32], words: &[u32]) -> Vec<f32> {
     let is_set = |i: usize| words.get(i / 32).is_some_and(|word| word >> (i % 32) & 1 == 1);
     x.iter().enumerate().map(|(i, x)| if is_set(i) { *x } else { f32::NEG_INFINITY }).collect()
 }
 
-/// One query head over the keys and values it sees, `[positions, q.len()]` each.
+/// One query head over its visible keys and values, `[positions, q.len()]` each.
 pub fn attention(q: &[f32], keys: &[f32], values: &[f32], scale: f32, softcap: Option<f32>) -> Vec<f32> {
     let dot = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
     let cap = |score: f64| softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());

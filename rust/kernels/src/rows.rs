@@ -1,10 +1,10 @@
-//! Rows of f32 inside a wider buffer, so that the q, k and v parts of one fused product need no copies.
+//! Rows of f32 inside a wider buffer: views of the q, k and v parts of one fused product, without copies.
 
 use std::ops::Range;
 
 use crate::pool::SharedMut;
 
-/// Equally spaced rows, read only.
+/// Equally spaced rows, read-only.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
     data: &'a [f32],
@@ -23,7 +23,7 @@ pub struct RowsMut<'a> {
 /// The part of `length` floats that holds columns `columns` of rows `stride` apart.
 fn clip(length: usize, stride: usize, columns: &Range<usize>) -> Range<usize> {
     assert!(columns.start < columns.end && columns.end <= stride, "columns {columns:?} of rows of {stride}");
-    assert_eq!(length % stride, 0, "{length} floats are no whole number of rows of {stride}");
+    assert_eq!(length % stride, 0, "{length} floats are not a whole number of rows of {stride}");
     if length == 0 { 0..0 } else { columns.start..length - stride + columns.end }
 }
 
@@ -32,7 +32,7 @@ fn count(length: usize, stride: usize) -> usize {
 }
 
 impl<'a> Rows<'a> {
-    /// Rows of `width` floats, one right after the other.
+    /// Contiguous rows of `width` floats.
     pub fn dense(data: &'a [f32], width: usize) -> Self {
         Self::columns(data, width, 0..width)
     }
@@ -42,7 +42,6 @@ impl<'a> Rows<'a> {
         Self { data: &data[clip(data.len(), stride, &columns)], width: columns.len(), stride }
     }
 
-    /// How many rows there are.
     pub fn count(&self) -> usize {
         count(self.data.len(), self.stride)
     }
@@ -57,7 +56,6 @@ impl<'a> Rows<'a> {
         self.stride
     }
 
-    /// Row `index`.
     pub fn row(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.stride..][..self.width]
     }
@@ -68,7 +66,7 @@ impl<'a> Rows<'a> {
 }
 
 impl<'a> RowsMut<'a> {
-    /// Rows of `width` floats, one right after the other.
+    /// Contiguous rows of `width` floats.
     pub fn dense(data: &'a mut [f32], width: usize) -> Self {
         Self::columns(data, width, 0..width)
     }
@@ -79,7 +77,6 @@ impl<'a> RowsMut<'a> {
         Self { data: &mut data[part], width: columns.len(), stride }
     }
 
-    /// How many rows there are.
     pub fn count(&self) -> usize {
         count(self.data.len(), self.stride)
     }
@@ -94,7 +91,6 @@ impl<'a> RowsMut<'a> {
         self.stride
     }
 
-    /// Row `index`.
     pub fn row_mut(&mut self, index: usize) -> &mut [f32] {
         &mut self.data[index * self.stride..][..self.width]
     }
@@ -103,7 +99,7 @@ impl<'a> RowsMut<'a> {
         self.data.as_mut_ptr()
     }
 
-    /// For workers that write different rows at once.
+    /// A view for workers that write different rows at the same time.
     pub(crate) fn shared(&mut self) -> SharedMut<'_, f32> {
         SharedMut::new(self.data)
     }
@@ -114,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_of_a_fused_buffer_are_seen_as_rows() {
+    fn columns_of_a_fused_buffer_are_rows() {
         let data: Vec<f32> = (0..15).map(|i| i as f32).collect();
         let rows = Rows::columns(&data, 5, 1..3);
         assert_eq!((rows.count(), rows.width(), rows.stride()), (3, 2, 5));
@@ -122,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_at_all_is_fine() {
+    fn empty_buffer_has_no_rows() {
         assert_eq!(Rows::dense(&[], 4).count(), 0);
         assert_eq!(RowsMut::columns(&mut [], 4, 1..2).count(), 0);
     }
 
     #[test]
-    #[should_panic(expected = "no whole number of rows")]
-    fn a_broken_last_row_is_refused() {
+    #[should_panic(expected = "not a whole number of rows")]
+    fn incomplete_last_row_panics() {
         Rows::dense(&[0.0; 7], 4);
     }
 }

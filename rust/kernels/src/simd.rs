@@ -1,20 +1,20 @@
-//! The vector alphabet that every algorithm in `generic` is written in.
+//! The vector trait over which the algorithms in `generic` are written.
 //!
-//! A vector always has 16 lanes; an instruction set says how many registers that takes (two on AVX2, one with
-//! AVX-512, four on NEON). So the order of every reduction is the same everywhere, and results of two instruction
-//! sets differ only where one fuses a multiplication with an addition and the other cannot.
+//! A vector always has 16 lanes, in as many registers as the instruction set needs (two on AVX2, one with AVX-512, four on
+//! NEON). So the order of every reduction is the same everywhere, and results of two instruction sets differ only if one
+//! fuses multiply-adds and the other does not.
 //!
-//! A value of a `Simd` type is the proof that the CPU has the instructions: it is made only inside the functions that
-//! an available [`crate::Isa`] leads to. That is what makes the arithmetic methods safe. Everything here and in
-//! `generic` is `inline(always)` and free of closures, so that it compiles into the functions of `arch`, which carry
-//! the target features.
+//! A value of a `Simd` type proves that the CPU has the instructions, because only the functions of an available
+//! [`crate::Isa`] construct it. This makes the arithmetic methods safe. All functions here and in `generic` are
+//! `inline(always)` and free of closures, so that they compile into the functions of `arch`, which have the target
+//! features.
 
 use crate::panel::LANES;
 
 pub(crate) trait Simd: Copy {
     /// 16 lanes of f32.
     type V: Copy;
-    /// 16 lanes of 32 bits: an i32, or two halves of 16 bits.
+    /// 16 lanes of 32 bits: an i32, or two 16-bit halves.
     type I: Copy;
 
     fn splat(self, value: f32) -> Self::V;
@@ -39,16 +39,16 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// 64 bytes are readable at `from`; no alignment needed.
     unsafe fn load_bf16_high(self, from: *const u8) -> Self::V;
-    /// Asks for the cache line at `at`, which may be any address.
+    /// Prefetches the cache line at `at`, which may be any address.
     fn prefetch(self, at: *const u8);
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once where the instruction set can.
+    /// `a * b + c`, rounded once if the instruction set has a fused multiply-add.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `row[k] * b + c` in every lane, rounded once where the instruction set can.
+    /// `row[k] * b + c` in every lane, rounded once if the instruction set has a fused multiply-add.
     /// # Safety
     /// `row[k]` is readable.
     #[inline(always)]
@@ -56,17 +56,17 @@ pub(crate) trait Simd: Copy {
         // SAFETY: by contract.
         self.mul_add(self.splat(unsafe { *row.add(k) }), b, c)
     }
-    /// `c - a * b`, rounded once where the instruction set can.
+    /// `c - a * b`, rounded once if the instruction set has a fused multiply-add.
     fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `if a > b { a } else { b }`, so `b` where either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if a < b { a } else { b }`, so `b` where either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Lane i of `a` where bit i is set, of `b` where it is not. Bits from 16 on do not matter.
+    /// Lane i of `a` if bit i is set, else of `b`. Bits from 16 on are ignored.
     fn select(self, bits: u32, a: Self::V, b: Self::V) -> Self::V;
-    /// To the nearest integer, ties to even, for |a| < 2^22.
+    /// Rounds to the nearest integer, ties to even, for |a| < 2^22.
     fn round(self, a: Self::V) -> Self::V;
-    /// 2^n for whole n in -126..=127.
+    /// 2^n for integers n in -126..=127.
     fn exp2(self, n: Self::V) -> Self::V;
 
     fn zeros(self) -> Self::I;
@@ -78,13 +78,14 @@ pub(crate) trait Simd: Copy {
     fn halves(self, words: Self::I, shift: u32, mask: u16) -> Self::I;
     /// `row[2 pair] * low half + row[2 pair + 1] * high half + c` in every lane, modulo 2^32; the halves are signed.
     /// # Safety
-    /// Both numbers of the row are readable.
+    /// Both integers of the row are readable.
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I;
-    /// To the nearest f32, ties to even.
+    /// Rounds to the nearest f32, ties to even.
     fn to_f32(self, i: Self::I) -> Self::V;
-    /// Stores whole numbers from -2^15 to 2^15 - 1; what is stored for anything else depends on nothing but that lane.
+    /// Stores integers from -2^15 to 2^15 - 1. The result for any other value is unspecified, but a function of that lane
+    /// alone.
     /// # Safety
-    /// 16 numbers are writable at `to`; no alignment needed.
+    /// 16 integers are writable at `to`; no alignment needed.
     unsafe fn store_i16(self, to: *mut i16, v: Self::V);
 
     /// The first `count` (at most 16) floats at `from`; the other lanes are `rest`.

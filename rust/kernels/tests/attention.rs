@@ -1,4 +1,4 @@
-//! Paged attention: right (against the slow twin) and lawful (bit by bit, however it is chunked, batched or divided).
+//! Paged attention: correct (against the reference) and deterministic (same bits for every chunking, batch and division).
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use penstock_kernels::{Kernels, KvLayout, Pool, Rows, RowsMut, attention_scratch
 use penstock_types::{AttentionParams, AttentionRow, KvDtype};
 use proptest::prelude::*;
 
-/// A sequence and the cache it lives in. Whatever is not its own bytes there is NaN.
+/// A sequence and its cache. All bytes of the cache that are not the sequence's are NaN.
 struct Case {
     layout: KvLayout,
     heads: usize,
@@ -51,16 +51,16 @@ impl Case {
         let layout = KvLayout { block_size, kv_heads, head_dim, dtype };
         let heads = kv_heads * group;
         let used = positions.div_ceil(block_size);
-        // Every other block of the cache, last one first.
+        // Every other block of the cache, in descending order.
         let blocks: Vec<u32> = (0..used).map(|i| 2 * (used - i) as u32 - 1).collect();
         let mut case = Case {
             layout,
             heads,
             params: AttentionParams { scale: (head_dim as f32).sqrt().recip(), window, softcap },
             positions,
-            q: numbers(seed, positions * heads * head_dim).into_iter().map(|x| 3.0 * x).collect(),
-            k: numbers(seed + 1, positions * kv_heads * head_dim),
-            v: numbers(seed + 2, positions * kv_heads * head_dim),
+            q: random_floats(seed, positions * heads * head_dim).into_iter().map(|x| 3.0 * x).collect(),
+            k: random_floats(seed + 1, positions * kv_heads * head_dim),
+            v: random_floats(seed + 2, positions * kv_heads * head_dim),
             cache: vec![0xff; 2 * used * layout.block_bytes()],
             blocks,
         };
@@ -68,7 +68,7 @@ impl Case {
         case
     }
 
-    /// Writes all keys and values; from here on they are what the cache made of them.
+    /// Writes all keys and values to the cache, and replaces them by the stored values.
     fn fill_cache(&mut self) {
         let layout = self.layout;
         let width = layout.kv_heads * layout.head_dim;
@@ -165,14 +165,14 @@ impl Case {
     }
 }
 
-/// How far attention may be from the slow twin over the very same keys and values.
+/// The tolerance of attention against the reference over the same keys and values.
 fn tolerance(dtype: KvDtype, softcap: Option<f32>) -> f32 {
     let sums = match dtype {
         KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => 3e-6,
-        // The query and the weights have 16 bits: 16 lanes of a split may keep half a step of 2^-15 each.
+        // The query and the weights have 16 bits: each of 16 lanes of a split may be off by half a step of 2^-15.
         KvDtype::Int8 | KvDtype::Uint4 => 3e-4,
     };
-    // A cap multiplies the rounding of the hyperbolic tangent, and a weight is the exponential of that.
+    // The cap multiplies the rounding error of tanh, and a weight is the exponential of the product.
     sums + softcap.unwrap_or(0.0) * f32::EPSILON
 }
 
@@ -200,25 +200,25 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn attention_is_what_the_reference_says(spec in spec(), queries in 1usize..20, seed in 0u64..1000) {
+    fn attention_matches_the_reference(spec in spec(), queries in 1usize..20, seed in 0u64..1000) {
         let case = Case::new(spec, seed);
         let positions = spec.positions.saturating_sub(queries)..spec.positions;
         let want = case.reference(positions.clone());
         let pool = Pool::new(2).unwrap();
-        for kernels in tables() {
+        for kernels in all_kernels() {
             let got = case.outputs(&kernels, &pool, positions.clone(), queries);
             assert_close(&got, &want, tolerance(spec.dtype, spec.softcap), &format!("{spec:?} on {kernels:?}"));
         }
     }
 
     #[test]
-    fn a_query_has_the_same_bits_in_any_chunk(
+    fn query_has_the_same_bits_in_any_chunk(
         spec in spec(), seed in 0u64..1000, chunk in 1usize..100, threads in 1usize..4,
     ) {
         let spec = Spec { positions: spec.positions.min(300), ..spec };
         let case = Case::new(spec, seed);
         let pools = [Pool::new(1).unwrap(), Pool::new(threads).unwrap()];
-        for kernels in tables() {
+        for kernels in all_kernels() {
             let whole = case.outputs(&kernels, &pools[0], 0..spec.positions, spec.positions);
             let got = case.outputs(&kernels, &pools[1], 0..spec.positions, chunk);
             assert_same_bits(&got, &whole, &format!("{spec:?} chunk {chunk}, {threads} threads, {kernels:?}"));
@@ -227,7 +227,7 @@ proptest! {
 }
 
 #[test]
-fn prefill_in_any_chunks_and_decode_on_any_threads_give_the_same_bits() {
+fn prefill_in_chunks_and_decode_have_the_same_bits() {
     let pools: Vec<Pool> = (1..=3).map(|threads| Pool::new(threads).unwrap()).collect();
     for spec in [
         PLAIN,
@@ -240,7 +240,7 @@ fn prefill_in_any_chunks_and_decode_on_any_threads_give_the_same_bits() {
         Spec { softcap: Some(30.0), group: 1, head_dim: 80, dtype: KvDtype::Uint4, ..PLAIN },
     ] {
         let case = Case::new(spec, 3);
-        for kernels in tables() {
+        for kernels in all_kernels() {
             let whole = case.outputs(&kernels, &pools[0], 0..600, 600);
             assert_close(
                 &whole[540 * case.width()..],
@@ -257,35 +257,35 @@ fn prefill_in_any_chunks_and_decode_on_any_threads_give_the_same_bits() {
 }
 
 #[test]
-fn splitting_a_long_decode_over_threads_changes_no_bit() {
+fn long_decode_has_the_same_bits_on_any_thread_count() {
     let case = Case::new(Spec { positions: 2000, ..PLAIN }, 4);
     let width = case.width();
-    for kernels in tables() {
+    for kernels in all_kernels() {
         let one = case.outputs(&kernels, &Pool::new(1).unwrap(), 1999..2000, 1);
         assert_close(&one, &case.reference(1999..2000), 3e-6, "reference");
         for threads in 2..=4 {
             let pool = Pool::new(threads).unwrap();
             assert_same_bits(&case.outputs(&kernels, &pool, 1999..2000, 1), &one, "split over threads");
-            // Without room for partial results it is computed in one piece.
+            // Without scratch it is computed in whole jobs.
             let mut none = [];
             assert_same_bits(
                 &case.outputs_with(&kernels, &pool, 1999..2000, 1, &mut none),
                 &one,
                 "not split",
             );
-            // A few queries at once, split too.
-            let mut room = vec![0.0; attention_scratch(case.heads, case.layout.head_dim, 5 * 2000)];
-            let five = case.outputs_with(&kernels, &pool, 1995..2000, 5, &mut room);
+            // Several queries at once, split too.
+            let mut scratch = vec![0.0; attention_scratch(case.heads, case.layout.head_dim, 5 * 2000)];
+            let five = case.outputs_with(&kernels, &pool, 1995..2000, 5, &mut scratch);
             assert_same_bits(&five[4 * width..], &one, "five queries");
         }
     }
 }
 
 #[test]
-fn neighbours_in_a_batch_and_columns_of_a_fused_buffer_change_no_bit() {
+fn batched_queries_in_a_fused_buffer_have_the_same_bits() {
     let case = Case::new(Spec { positions: 300, ..PLAIN }, 5);
     let (width, n) = (case.width(), case.blocks.len());
-    // The same sequence several times over: prefills and decodes, all mixed.
+    // The same sequence several times: prefills and decodes in one batch.
     let parts = [0..40, 299..300, 40..41, 100..117, 255..258];
     let mut first = 1;
     let mut rows = Vec::new();
@@ -302,7 +302,7 @@ fn neighbours_in_a_batch_and_columns_of_a_fused_buffer_change_no_bit() {
             q[to..to + width].copy_from_slice(&case.q[position * width..][..width]);
         }
     }
-    for kernels in tables() {
+    for kernels in all_kernels() {
         for threads in 1..=3 {
             let pool = Pool::new(threads).unwrap();
             let mut scratch = vec![0.0; attention_scratch(case.heads, case.layout.head_dim, 100_000)];
@@ -334,22 +334,22 @@ fn neighbours_in_a_batch_and_columns_of_a_fused_buffer_change_no_bit() {
             }
             assert!(
                 out.iter().zip(touched).all(|(v, touched)| touched || *v == -7.0),
-                "a foreign float was written"
+                "a float outside the rows was written"
             );
         }
     }
 }
 
 #[test]
-fn later_positions_and_stale_bytes_never_reach_a_query() {
+fn later_positions_and_stale_bytes_do_not_affect_a_query() {
     let pool = Pool::new(2).unwrap();
     for window in [None, Some(37)] {
         for dtype in KvDtype::ALL {
             let mut case = Case::new(Spec { positions: 280, window, dtype: *dtype, ..PLAIN }, 6);
             let width = case.layout.kv_heads * case.layout.head_dim;
-            for kernels in tables() {
+            for kernels in all_kernels() {
                 let clean = case.outputs(&kernels, &pool, 0..280, 280);
-                // The future, and what the window has left behind, turn into garbage one after the other.
+                // Later positions and those before the window are overwritten with garbage.
                 let mut cache = case.cache.clone();
                 let (nan, inf) = (vec![f32::NAN; width], vec![f32::INFINITY; width]);
                 for position in (200..280).rev() {
@@ -361,7 +361,7 @@ fn later_positions_and_stale_bytes_never_reach_a_query() {
                     kernels.write_kv(&case.layout, &mut cache, block, offset, &inf, &nan);
                 }
                 std::mem::swap(&mut case.cache, &mut cache);
-                // All in one chunk: the later queries see garbage, the earlier ones must not.
+                // All in one chunk: garbage is visible to the later queries but not to the earlier ones.
                 let got = case.outputs(&kernels, &pool, 190..280, 90);
                 let own = 10 * case.width();
                 assert_same_bits(
@@ -376,10 +376,10 @@ fn later_positions_and_stale_bytes_never_reach_a_query() {
 }
 
 #[test]
-fn blocks_before_the_window_may_be_gone() {
+fn blocks_before_the_window_are_not_read() {
     let mut case = Case::new(Spec { positions: 500, window: Some(50), ..PLAIN }, 7);
     let pool = Pool::new(2).unwrap();
-    for kernels in tables() {
+    for kernels in all_kernels() {
         let want = case.outputs(&kernels, &pool, 495..500, 5);
         let blocks = case.blocks.clone();
         case.blocks[..(495 + 1 - 50) / 16].fill(u32::MAX);
@@ -390,7 +390,7 @@ fn blocks_before_the_window_may_be_gone() {
 
 #[test]
 #[should_panic(expected = "block 4000000000 of")]
-fn a_block_outside_of_the_cache_is_refused() {
+fn block_outside_the_cache_panics() {
     let mut case = Case::new(PLAIN, 8);
     case.blocks[3] = 4_000_000_000;
     case.outputs(&Kernels::best(), &Pool::new(1).unwrap(), 599..600, 1);
@@ -398,28 +398,28 @@ fn a_block_outside_of_the_cache_is_refused() {
 
 #[test]
 #[should_panic(expected = "too few blocks")]
-fn a_missing_block_is_refused() {
+fn missing_block_panics() {
     let mut case = Case::new(PLAIN, 9);
     case.blocks.pop();
     case.outputs(&Kernels::best(), &Pool::new(1).unwrap(), 599..600, 1);
 }
 
 #[test]
-fn many_heads_on_one_kv_head_are_cut_into_several_jobs() {
+fn many_heads_of_one_kv_head_are_several_jobs() {
     let case = Case::new(Spec { positions: 90, head_dim: 32, kv_heads: 1, group: 71, ..PLAIN }, 10);
     let pool = Pool::new(3).unwrap();
-    for kernels in tables() {
+    for kernels in all_kernels() {
         assert_close(&case.outputs(&kernels, &pool, 0..90, 90), &case.reference(0..90), 3e-6, "71 heads");
     }
 }
 
 #[test]
-fn a_query_or_a_key_that_is_not_finite_spoils_those_who_see_it_and_nobody_else() {
+fn non_finite_query_or_key_affects_only_rows_that_see_it() {
     let pool = Pool::new(2).unwrap();
     for dtype in KvDtype::ALL {
         let mut case = Case::new(Spec { positions: 300, dtype: *dtype, ..PLAIN }, 11);
         let (width, head_dim) = (case.width(), case.layout.head_dim);
-        for kernels in tables() {
+        for kernels in all_kernels() {
             let clean = case.outputs(&kernels, &pool, 0..300, 300);
             // Head 3 at position 100.
             let bad = 100 * width + 3 * head_dim..100 * width + 4 * head_dim;
@@ -444,12 +444,12 @@ fn a_query_or_a_key_that_is_not_finite_spoils_those_who_see_it_and_nobody_else()
 }
 
 #[test]
-fn many_small_weights_beside_a_large_one_are_not_rounded_away() {
+fn many_small_weights_beside_a_large_one_are_kept() {
     let pool = Pool::new(1).unwrap();
     for dtype in [KvDtype::Int8, KvDtype::Uint4] {
         let spec = Spec { positions: 256, head_dim: 16, kv_heads: 1, group: 1, dtype, ..PLAIN };
         let mut case = Case::new(spec, 12);
-        // Position 0 has weight 1, each other e^-11.5: less than half of a 16-bit step, and 0.26 % altogether.
+        // Position 0 has weight 1, each other e^-11.5: less than half of a 16-bit step, and 0.26 % in total.
         case.q[255 * 16..].fill(0.0);
         case.q[255 * 16] = 11.5 * 4.0;
         case.k.fill(0.0);
@@ -461,7 +461,7 @@ fn many_small_weights_beside_a_large_one_are_not_rounded_away() {
         case.fill_cache();
         let want = case.reference(255..256);
         assert!(want[1] > 2e-3, "{want:?}");
-        for kernels in tables() {
+        for kernels in all_kernels() {
             let got = case.outputs(&kernels, &pool, 255..256, 1);
             assert_close(&got, &want, tolerance(dtype, None), &format!("{dtype:?}"));
         }
@@ -469,7 +469,7 @@ fn many_small_weights_beside_a_large_one_are_not_rounded_away() {
 }
 
 #[test]
-fn sums_of_the_largest_codes_and_weights_do_not_overflow() {
+fn sums_of_the_largest_quantised_values_do_not_overflow() {
     let pool = Pool::new(1).unwrap();
     for dtype in [KvDtype::Int8, KvDtype::Uint4] {
         for head_dim in [256, 512] {
@@ -477,7 +477,7 @@ fn sums_of_the_largest_codes_and_weights_do_not_overflow() {
             let mut case = Case::new(spec, 13);
             case.q.fill(1.0);
             case.params.scale = 1.0 / (head_dim as f32 * 255.0);
-            // Every code is the largest but for one of a row, in every second key.
+            // Every quantised value is the largest, except one per row in every second key.
             case.k.fill(255.0);
             case.v.fill(255.0);
             for (position, (k, v)) in
@@ -492,7 +492,7 @@ fn sums_of_the_largest_codes_and_weights_do_not_overflow() {
             }
             case.fill_cache();
             let want = case.reference(255..256);
-            for kernels in tables() {
+            for kernels in all_kernels() {
                 let got = case.outputs(&kernels, &pool, 255..256, 1);
                 assert_close(&got, &want, tolerance(dtype, None), &format!("{dtype:?} x {head_dim}"));
             }

@@ -1,4 +1,4 @@
-//! What the KV cache keeps of a token: near enough, nothing of its neighbours, the same bytes everywhere.
+//! Storage in the KV cache: error bounds, isolation between tokens, the same bytes on every machine.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,13 +9,13 @@ use penstock_kernels::{Kernels, KvLayout};
 use penstock_types::KvDtype;
 use proptest::prelude::*;
 
-const CODES: [(KvDtype, f64); 2] = [(KvDtype::Int8, 255.0), (KvDtype::Uint4, 15.0)];
+const QUANTISED: [(KvDtype, f64); 2] = [(KvDtype::Int8, 255.0), (KvDtype::Uint4, 15.0)];
 
 fn layout(dtype: KvDtype, kv_heads: usize, head_dim: usize) -> KvLayout {
     KvLayout { block_size: 32, kv_heads, head_dim, dtype }
 }
 
-/// One head's numbers after a round trip, as keys and as values.
+/// The values of one head after a round trip, as keys and as values.
 fn round_trip(dtype: KvDtype, row: &[f32]) -> [Vec<f32>; 2] {
     let layout = layout(dtype, 1, row.len());
     let mut cache = vec![0xff; layout.block_bytes()];
@@ -24,37 +24,37 @@ fn round_trip(dtype: KvDtype, row: &[f32]) -> [Vec<f32>; 2] {
     [k, v]
 }
 
-/// Panics unless the numbers come back within half a step of a grid of `levels`, and roundings.
+/// Panics unless a round trip with `levels` levels is exact within half a scale and roundings.
 fn check_error(dtype: KvDtype, levels: f64, row: &[f32]) {
     let (min, max) = row.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), x| {
         (min.min(f64::from(*x)), max.max(f64::from(*x)))
     });
-    // A scale is rounded up to 8 bits, or to a multiple of 2^-133.
+    // The scale is rounded up to 8 bits, or to a multiple of 2^-133.
     let scale = (max - min) / levels * (1.0 + 2.0_f64.powi(-7)) + 2.0_f64.powi(-133);
     let rounding = 2.0_f64.powi(-23) * (max - min).max(min.abs().max(max.abs()));
     for read in round_trip(dtype, row) {
         for (x, y) in row.iter().zip(read) {
             let error = (f64::from(*x) - f64::from(y)).abs();
-            assert!(error <= scale / 2.0 + rounding, "{dtype:?}: {x} came back as {y} in {min}..={max}");
+            assert!(error <= scale / 2.0 + rounding, "{dtype:?}: {x} was restored as {y} in {min}..={max}");
         }
     }
 }
 
 proptest! {
     #[test]
-    fn codes_are_within_half_a_scale(
+    fn quantisation_error_is_within_half_a_scale(
         head_dim in 1usize..150, exponent in -44i32..37, offset in -3.0f32..3.0, seed in 0u64..1_000_000,
     ) {
         let unit = 10.0_f64.powi(exponent) as f32;
-        let row: Vec<f32> = numbers(seed, head_dim).iter().map(|x| (x + offset) * unit).collect();
-        for (dtype, levels) in CODES {
+        let row: Vec<f32> = random_floats(seed, head_dim).iter().map(|x| (x + offset) * unit).collect();
+        for (dtype, levels) in QUANTISED {
             check_error(dtype, levels, &row);
         }
     }
 }
 
 #[test]
-fn extreme_ranges_are_within_half_a_scale_too() {
+fn quantisation_error_of_extreme_ranges_is_within_bound() {
     let least = f32::from_bits(1);
     for row in [
         vec![-1.6e38, 1.6e38, 0.0, 1.0],
@@ -64,16 +64,16 @@ fn extreme_ranges_are_within_half_a_scale_too() {
         vec![f32::MAX, f32::MAX.next_down()],
         vec![-0.0, 0.0, 1.0],
     ] {
-        for (dtype, levels) in CODES {
+        for (dtype, levels) in QUANTISED {
             check_error(dtype, levels, &row);
         }
     }
 }
 
 #[test]
-fn constant_rows_come_back_exactly() {
+fn constant_row_is_restored_exactly() {
     for x in [0.0, 0.1, -7.3, 1e30, -f32::MAX, f32::from_bits(1), -1e-41] {
-        for (dtype, _) in CODES {
+        for (dtype, _) in QUANTISED {
             for read in round_trip(dtype, &[x; 20]) {
                 assert_same_bits(&read, &[x; 20], &format!("{dtype:?}"));
             }
@@ -82,11 +82,11 @@ fn constant_rows_come_back_exactly() {
 }
 
 #[test]
-fn the_ends_of_a_grid_of_whole_steps_and_ties_are_as_written() {
-    // Scale 1, which bf16 has.
+fn range_ends_are_exact_and_ties_round_to_even() {
+    // Scale 1, which is exact in bf16.
     let row = [-3.0, 12.0, 0.0, 1.5, 2.5, -2.5, 11.49];
     for read in round_trip(KvDtype::Uint4, &row) {
-        assert_eq!(read, [-3.0, 12.0, 0.0, 1.0, 3.0, -3.0, 11.0], "ties go to the even code");
+        assert_eq!(read, [-3.0, 12.0, 0.0, 1.0, 3.0, -3.0, 11.0], "ties go to even");
     }
     let row = [-128.0, 127.0, 0.4, 0.5, 1.5];
     for read in round_trip(KvDtype::Int8, &row) {
@@ -95,8 +95,8 @@ fn the_ends_of_a_grid_of_whole_steps_and_ties_are_as_written() {
 }
 
 #[test]
-fn the_bytes_are_the_same_everywhere() {
-    // FNV-1a of a block: written once on one machine, it must come out on every other.
+fn stored_bytes_equal_the_recorded_hash() {
+    // FNV-1a of a block, recorded once; it must be the same on every machine.
     let hash = |bytes: &[u8]| {
         bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -106,10 +106,10 @@ fn the_bytes_are_the_same_everywhere() {
         [(KvDtype::Int8, 5_760_527_099_347_050_121), (KvDtype::Uint4, 10_855_028_050_840_186_805)]
     {
         let layout = layout(dtype, 2, 40);
-        for kernels in tables() {
+        for kernels in all_kernels() {
             let mut cache = vec![0; layout.block_bytes()];
             for offset in 0..32 {
-                let (k, v) = (numbers(offset as u64, 80), numbers(99 - offset as u64, 80));
+                let (k, v) = (random_floats(offset as u64, 80), random_floats(99 - offset as u64, 80));
                 kernels.write_kv(&layout, &mut cache, 0, offset, &k, &v);
             }
             assert_eq!(hash(&cache), want, "{dtype:?} on {kernels:?}");
@@ -118,26 +118,26 @@ fn the_bytes_are_the_same_everywhere() {
 }
 
 #[test]
-fn what_is_not_finite_spoils_its_own_row_and_nothing_else() {
-    for (dtype, _) in CODES {
+fn non_finite_value_affects_only_its_own_row() {
+    for (dtype, _) in QUANTISED {
         let layout = layout(dtype, 2, 20);
         let mut cache = vec![0xff; 3 * layout.block_bytes()];
         let kernels = Kernels::best();
-        let (k, v) = (numbers(1, 40), numbers(2, 40));
+        let (k, v) = (random_floats(1, 40), random_floats(2, 40));
         for offset in 0..32 {
             kernels.write_kv(&layout, &mut cache, 1, offset, &k, &v);
         }
         let clean = layout.read(&cache, 1, 0);
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut spoiled = k.clone();
-            spoiled[23] = bad; // of the second head
-            kernels.write_kv(&layout, &mut cache, 1, 17, &spoiled, &v);
+            let mut non_finite = k.clone();
+            non_finite[23] = bad; // of the second head
+            kernels.write_kv(&layout, &mut cache, 1, 17, &non_finite, &v);
             for offset in 0..32 {
                 let (k, v) = layout.read(&cache, 1, offset);
                 assert_same_bits(&v, &clean.1, "values");
                 assert_same_bits(&k[..20], &clean.0[..20], "the other head");
                 if offset == 17 {
-                    assert!(k[20..].iter().all(|k| k.is_nan()), "{bad} is kept as {k:?}");
+                    assert!(k[20..].iter().all(|k| k.is_nan()), "{bad} was restored as {k:?}");
                 } else {
                     assert_same_bits(&k[20..], &clean.0[20..], "another token");
                 }
@@ -147,7 +147,7 @@ fn what_is_not_finite_spoils_its_own_row_and_nothing_else() {
 }
 
 #[test]
-fn a_token_is_written_without_a_trace_in_any_other() {
+fn writing_a_token_does_not_change_other_tokens() {
     for dtype in KvDtype::ALL {
         for head_dim in [1, 20, 64] {
             let layout = layout(*dtype, 2, head_dim);
@@ -159,21 +159,35 @@ fn a_token_is_written_without_a_trace_in_any_other() {
                 [k, v].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             let width = 2 * head_dim;
-            Kernels::best().write_kv(&layout, &mut cache, 1, 9, &numbers(3, width), &numbers(4, width));
+            Kernels::best().write_kv(
+                &layout,
+                &mut cache,
+                1,
+                9,
+                &random_floats(3, width),
+                &random_floats(4, width),
+            );
             for offset in (0..32).filter(|offset| *offset != 9) {
                 assert_eq!(read(&cache, offset), read(&before, offset), "{dtype:?}, token {offset}");
             }
             assert_eq!((&cache[..bytes], &cache[2 * bytes..]), (&before[..bytes], &before[2 * bytes..]));
-            // And whatever was there before does not matter.
+            // The previous bytes have no effect.
             let mut other = vec![0xff; 3 * bytes];
-            Kernels::best().write_kv(&layout, &mut other, 1, 9, &numbers(3, width), &numbers(4, width));
+            Kernels::best().write_kv(
+                &layout,
+                &mut other,
+                1,
+                9,
+                &random_floats(3, width),
+                &random_floats(4, width),
+            );
             assert_eq!(read(&cache, 9), read(&other, 9), "{dtype:?}");
         }
     }
 }
 
 #[test]
-fn blocks_are_whole_cache_lines_and_as_small_as_promised() {
+fn blocks_are_whole_cache_lines_of_the_documented_size() {
     for dtype in KvDtype::ALL {
         for head_dim in 1..150 {
             assert_eq!(layout(*dtype, 3, head_dim).block_bytes() % 64, 0, "{dtype:?} x {head_dim}");

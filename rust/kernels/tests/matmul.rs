@@ -1,4 +1,4 @@
-//! Products: right (against the slow twin) and lawful (bit by bit, in any company).
+//! Matrix products: correct (against the reference) and deterministic (same bits in every batch).
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,19 +15,19 @@ fn product(kernels: &Kernels, pool: &Pool, x: &[f32], tokens: usize, matrix: Mat
     out
 }
 
-/// Rounding of a chain of `columns` products of numbers below 1.
+/// The rounding error of a chain of `columns` products of floats below 1.
 fn tolerance(columns: usize) -> f32 {
     2e-7 * (columns as f32).max(8.0)
 }
 
 fn check_against_reference(tokens: usize, rows: usize, columns: usize, dtype: Dtype, seed: u64) {
     let layout = MatrixLayout { rows, columns, dtype };
-    let weights = stored(seed, rows * columns, dtype);
-    let x = numbers(seed + 1, tokens * columns);
+    let weights = random_stored(seed, rows * columns, dtype);
+    let x = random_floats(seed + 1, tokens * columns);
     let bytes = pack(layout, &weights);
     let want = reference::matmul(&x, &weights, columns);
     let pool = Pool::new(2).unwrap();
-    for kernels in tables() {
+    for kernels in all_kernels() {
         let what = format!("{tokens} x {rows} x {columns} {dtype:?} on {kernels:?}");
         let got = product(&kernels, &pool, &x, tokens, Matrix { layout, bytes: &bytes });
         assert_close(&got, &want, tolerance(columns), &what);
@@ -38,7 +38,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_product_is_what_the_reference_says(
+    fn product_matches_the_reference(
         tokens in 1usize..40, rows in 1usize..120, columns in 1usize..90,
         dtype in prop::sample::select(Dtype::ALL), seed in 0u64..1000,
     ) {
@@ -47,7 +47,7 @@ proptest! {
 }
 
 #[test]
-fn long_chains_many_panels_and_many_token_blocks_agree_with_the_reference() {
+fn large_products_match_the_reference() {
     for dtype in Dtype::ALL {
         check_against_reference(8, 40, 2500, *dtype, 1);
         check_against_reference(1, 1100, 33, *dtype, 2);
@@ -60,10 +60,10 @@ fn long_chains_many_panels_and_many_token_blocks_agree_with_the_reference() {
 fn epilogues_add_a_bias_the_output_or_both() {
     let pool = Pool::new(2).unwrap();
     let layout = MatrixLayout { rows: 37, columns: 19, dtype: Dtype::Bf16 };
-    let bytes = pack(layout, &stored(1, 37 * 19, Dtype::Bf16));
+    let bytes = pack(layout, &random_stored(1, 37 * 19, Dtype::Bf16));
     let matrix = Matrix { layout, bytes: &bytes };
-    let (x, bias, old) = (numbers(2, 7 * 19), numbers(3, 37), numbers(4, 7 * 37));
-    for kernels in tables() {
+    let (x, bias, old) = (random_floats(2, 7 * 19), random_floats(3, 37), random_floats(4, 7 * 37));
+    for kernels in all_kernels() {
         let plain = product(&kernels, &pool, &x, 7, matrix);
         let mut out = vec![f32::NAN; 7 * 37];
         kernels.matmul(&pool, &x, 7, matrix, Epilogue::Bias(&bias), &mut out);
@@ -81,21 +81,21 @@ fn epilogues_add_a_bias_the_output_or_both() {
 }
 
 #[test]
-fn a_token_has_the_same_bits_alone_and_in_any_company_on_any_number_of_threads() {
+fn token_has_the_same_bits_in_any_batch_and_thread_count() {
     let pools: Vec<Pool> = (1..=3).map(|threads| Pool::new(threads).unwrap()).collect();
     // Several K blocks, a partial panel, an odd number of columns.
     for (rows, columns, dtype) in
         [(75, 2051, Dtype::Bf16), (75, 1030, Dtype::F16), (50, 1200, Dtype::F32), (4200, 3, Dtype::Bf16)]
     {
         let layout = MatrixLayout { rows, columns, dtype };
-        let bytes = pack(layout, &stored(7, rows * columns, dtype));
+        let bytes = pack(layout, &random_stored(7, rows * columns, dtype));
         let matrix = Matrix { layout, bytes: &bytes };
-        let x = numbers(8, 120 * columns);
-        for kernels in tables() {
+        let x = random_floats(8, 120 * columns);
+        for kernels in all_kernels() {
             let alone: Vec<f32> =
                 x.chunks_exact(columns).flat_map(|x| product(&kernels, &pools[0], x, 1, matrix)).collect();
             for tokens in (1..=40).chain([96, 97, 120]) {
-                // The first tokens, and the last ones: other places in the batch, other tiles.
+                // The first and the last tokens: other positions in the batch, other tiles.
                 for first in [0, 120 - tokens] {
                     let x = &x[first * columns..(first + tokens) * columns];
                     let pool = &pools[tokens % 3];
@@ -120,15 +120,15 @@ fn a_token_has_the_same_bits_alone_and_in_any_company_on_any_number_of_threads()
 }
 
 #[test]
-fn padding_and_neighbours_never_reach_a_result() {
+fn padding_and_other_tokens_do_not_affect_a_result() {
     // With an odd number of columns the second half of a token's last pair is the next token.
     let pool = Pool::new(1).unwrap();
     for dtype in Dtype::ALL {
         let layout = MatrixLayout { rows: 5, columns: 7, dtype: *dtype };
-        let bytes = pack(layout, &stored(1, 35, *dtype));
-        let mut x = numbers(2, 3 * 7);
+        let bytes = pack(layout, &random_stored(1, 35, *dtype));
+        let mut x = random_floats(2, 3 * 7);
         x[7..14].fill(f32::NAN);
-        for kernels in tables() {
+        for kernels in all_kernels() {
             let out = product(&kernels, &pool, &x, 3, Matrix { layout, bytes: &bytes });
             assert!(out[..5].iter().chain(&out[10..]).all(|v| v.is_finite()), "{out:?}");
             assert!(out[5..10].iter().all(|v| v.is_nan()), "{out:?}");
@@ -137,19 +137,19 @@ fn padding_and_neighbours_never_reach_a_result() {
 }
 
 #[test]
-fn no_tokens_is_no_work() {
+fn product_of_no_tokens_is_empty() {
     let layout = MatrixLayout { rows: 5, columns: 7, dtype: Dtype::F32 };
-    let bytes = pack(layout, &numbers(1, 35));
+    let bytes = pack(layout, &random_floats(1, 35));
     product(&Kernels::best(), &Pool::new(2).unwrap(), &[], 0, Matrix { layout, bytes: &bytes });
 }
 
 proptest! {
     #[test]
-    fn rows_come_back_out_of_the_panels(
+    fn read_row_returns_the_packed_row(
         rows in 1usize..50, columns in 1usize..50, dtype in prop::sample::select(Dtype::ALL), seed in 0u64..1000,
     ) {
         let layout = MatrixLayout { rows, columns, dtype };
-        let weights = stored(seed, rows * columns, dtype);
+        let weights = random_stored(seed, rows * columns, dtype);
         let bytes = pack(layout, &weights);
         let mut row = vec![f32::NAN; columns];
         for (index, want) in weights.chunks_exact(columns).enumerate() {
@@ -160,10 +160,10 @@ proptest! {
 }
 
 #[test]
-fn packing_on_a_pool_equals_packing_panel_by_panel() {
+fn packing_on_a_pool_equals_packing_by_panel() {
     let pool = Pool::new(3).unwrap();
     let layout = MatrixLayout { rows: 83, columns: 21, dtype: Dtype::F16 };
-    let weights = numbers(5, 83 * 21);
+    let weights = random_floats(5, 83 * 21);
     let mut bytes = vec![0xff; layout.bytes()];
     let read = |rows: std::ops::Range<usize>, into: &mut [f32]| {
         into.copy_from_slice(&weights[rows.start * 21..rows.end * 21]);

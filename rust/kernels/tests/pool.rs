@@ -1,4 +1,4 @@
-//! The worker pool: every worker once per run, panics to the caller, no CPU when idle.
+//! The worker pool: every worker once per run, panics resume in the caller, no CPU time when idle.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use penstock_kernels::Pool;
 
 fn message(result: std::thread::Result<()>) -> String {
-    *result.expect_err("no panic").downcast::<String>().expect("a text")
+    *result.expect_err("no panic").downcast::<String>().expect("a string")
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn every_worker_runs_once_and_worker_zero_is_the_caller() {
 }
 
 #[test]
-fn for_each_takes_every_index_once() {
+fn for_each_visits_every_index_once() {
     let pool = Pool::new(3).unwrap();
     for count in [0, 1, 2, 100] {
         let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
@@ -42,19 +42,19 @@ fn for_each_takes_every_index_once() {
 }
 
 #[test]
-fn a_panic_surfaces_in_run_after_all_calls_and_the_pool_goes_on() {
+fn panic_resumes_in_run_after_all_calls_and_pool_stays_usable() {
     let pool = Pool::new(3).unwrap();
-    for guilty in 0..3 {
+    for panicking in 0..3 {
         let ended = AtomicUsize::new(0);
         let result = catch_unwind(AssertUnwindSafe(|| {
             pool.run(&|worker| {
-                if worker == guilty {
-                    panic!("worker {worker} fell over");
+                if worker == panicking {
+                    panic!("worker {worker} panicked");
                 }
                 ended.fetch_add(1, Ordering::Relaxed);
             });
         }));
-        assert_eq!(message(result), format!("worker {guilty} fell over"));
+        assert_eq!(message(result), format!("worker {panicking} panicked"));
         assert_eq!(ended.load(Ordering::Relaxed), 2);
         let calls = AtomicUsize::new(0);
         pool.run(&|_| {
@@ -65,7 +65,7 @@ fn a_panic_surfaces_in_run_after_all_calls_and_the_pool_goes_on() {
 }
 
 #[test]
-fn an_idle_pool_sleeps_and_wakes_for_the_next_job() {
+fn idle_pool_sleeps_and_wakes_for_the_next_job() {
     let pool = Pool::new(3).unwrap();
     for _ in 0..3 {
         while pool.sleeping() < 2 {
@@ -80,7 +80,7 @@ fn an_idle_pool_sleeps_and_wakes_for_the_next_job() {
 }
 
 #[test]
-fn a_job_that_uses_the_pool_runs_inline() {
+fn nested_job_runs_inline() {
     let pool = Pool::new(2).unwrap();
     let calls = AtomicUsize::new(0);
     pool.run(&|_| {
@@ -95,7 +95,7 @@ fn a_job_that_uses_the_pool_runs_inline() {
 }
 
 #[test]
-fn two_threads_may_share_a_pool() {
+fn two_threads_can_use_one_pool() {
     let pool = Pool::new(2).unwrap();
     let calls = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -113,7 +113,7 @@ fn two_threads_may_share_a_pool() {
 }
 
 #[test]
-fn dropping_a_pool_ends_its_threads_spinning_or_asleep() {
+fn dropping_a_pool_ends_spinning_and_sleeping_threads() {
     // Thread-local destructors run before a thread can be joined.
     struct Ends(Arc<AtomicUsize>);
     impl Drop for Ends {
@@ -139,11 +139,11 @@ fn dropping_a_pool_ends_its_threads_spinning_or_asleep() {
 }
 
 #[test]
-fn a_shared_job_is_done_when_share_returns_whoever_came_in_time() {
+fn shared_job_is_finished_when_share_returns() {
     for threads in 1..=4 {
         let pool = Pool::new(threads).unwrap();
         for round in 0..5000 {
-            // All of it lives on this stack frame: a worker that came in late or stayed inside would find it gone.
+            // The job is on this stack frame: a worker that joined late or stayed in it would use freed memory.
             let (next, count) = (AtomicUsize::new(0), round % 7);
             let parts: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
             let calls: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
@@ -165,9 +165,9 @@ fn a_shared_job_is_done_when_share_returns_whoever_came_in_time() {
 }
 
 #[test]
-fn share_waits_for_nobody_who_has_not_come() {
-    // More workers than CPUs, all asleep: the caller is done with this long before most of them have woken up. That it
-    // returns is not the point; that `run` after it still calls everyone is.
+fn share_does_not_wait_for_workers_that_have_not_joined() {
+    // More workers than CPUs, all asleep: the caller returns long before most of them have woken up. `run` must still call
+    // every worker afterwards.
     let pool = Pool::new(8).unwrap();
     for _ in 0..500 {
         pool.share(&|_| {});
@@ -180,12 +180,12 @@ fn share_waits_for_nobody_who_has_not_come() {
 }
 
 #[test]
-fn a_panic_in_a_shared_job_surfaces_and_the_pool_goes_on() {
+fn panic_in_a_shared_job_resumes_and_pool_stays_usable() {
     let pool = Pool::new(2).unwrap();
     for _ in 0..100 {
         let result =
-            catch_unwind(AssertUnwindSafe(|| pool.share(&|worker| panic!("worker {worker} fell over"))));
-        assert!(message(result).ends_with("fell over"));
+            catch_unwind(AssertUnwindSafe(|| pool.share(&|worker| panic!("worker {worker} panicked"))));
+        assert!(message(result).ends_with("panicked"));
         pool.share(&|_| {});
     }
 }

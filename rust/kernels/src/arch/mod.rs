@@ -1,9 +1,9 @@
 //! One table of function pointers per instruction set.
 //!
-//! A table is the algorithms of `generic`, compiled for one vector alphabet. The functions in it are the only ones
-//! that carry target features, and [`crate::Kernels`] is the only one that reads a table, after it made sure that the
-//! instruction set is available. An instruction set with a better algorithm for an operation (integer dot products,
-//! matrix tiles) fills that entry with its own function.
+//! A table has the algorithms of `generic`, compiled for one implementation of the vector trait. Only the functions of a
+//! table have target features, and only [`crate::Kernels`] reads a table, after it has checked that the instruction set is
+//! available. An instruction set with a better algorithm for an operation (integer dot products, matrix tiles) sets that
+//! entry to its own function.
 
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -13,41 +13,41 @@ use std::ops::Range;
 
 use crate::generic::attention::{Job, Shape};
 use crate::generic::matmul::Product;
-use crate::generic::row_ops::Gate;
+use crate::generic::row_ops::Activation;
 use crate::isa::Isa;
 use penstock_types::{Dtype, KvDtype};
 
 pub(crate) type MatmulFn = unsafe fn(&Product<'_>, Range<usize>, Range<usize>);
 pub(crate) type AttendSplitFn = unsafe fn(&Shape, &Job<'_>, usize, *mut f32);
 
-/// The operations of one instruction set. Each asks for what the function of `generic` by its name asks for, and for
-/// the instruction set.
+/// The operations of one instruction set. The safety requirements of each are those of the function of the same name in
+/// `generic`, and that the instruction set is available.
 pub(crate) struct Table {
-    pub(crate) matmul: PerElement<MatmulFn>,
-    pub(crate) attend_split: PerKvElement<AttendSplitFn>,
+    pub(crate) matmul: PerDtype<MatmulFn>,
+    pub(crate) attend_split: PerKvDtype<AttendSplitFn>,
     pub(crate) attention_clear: unsafe fn(&Shape, &Job<'_>, *mut f32),
     pub(crate) attention_merge: unsafe fn(&Shape, &Job<'_>, usize, *const f32, *mut f32),
     pub(crate) attention_finish: unsafe fn(&Shape, &Job<'_>, *const f32),
     pub(crate) rms_norm: unsafe fn(*const f32, usize, &[f32], f32, *mut f32),
-    pub(crate) gated: unsafe fn(Gate, *const f32, usize, *mut f32),
+    pub(crate) gated: unsafe fn(Activation, *const f32, usize, *mut f32),
     pub(crate) rope: unsafe fn(*mut f32, usize, usize, &[f32], &[f32]),
     pub(crate) add: unsafe fn(&mut [f32], &[f32]),
     pub(crate) mask: unsafe fn(&mut [f32], &[u32]),
     pub(crate) max: unsafe fn(&[f32]) -> f32,
     pub(crate) argmax: unsafe fn(&[f32]) -> usize,
     pub(crate) sum: unsafe fn(&[f32]) -> f32,
-    pub(crate) weigh: unsafe fn(&[f32], f32, f32, &mut [f32]) -> f32,
+    pub(crate) exp_weights: unsafe fn(&[f32], f32, f32, &mut [f32]) -> f32,
     pub(crate) sum_of_exp: unsafe fn(&[f32], f32, f32) -> f64,
 }
 
-/// One function for each element type.
-pub(crate) struct PerElement<F> {
+/// One function for each dtype of weights.
+pub(crate) struct PerDtype<F> {
     f32: F,
     f16: F,
     bf16: F,
 }
 
-impl<F: Copy> PerElement<F> {
+impl<F: Copy> PerDtype<F> {
     pub(crate) fn of(&self, dtype: Dtype) -> F {
         match dtype {
             Dtype::F32 => self.f32,
@@ -57,8 +57,8 @@ impl<F: Copy> PerElement<F> {
     }
 }
 
-/// One function for each way of storing keys and values.
-pub(crate) struct PerKvElement<F> {
+/// One function for each dtype of the KV cache.
+pub(crate) struct PerKvDtype<F> {
     f32: F,
     f16: F,
     bf16: F,
@@ -66,7 +66,7 @@ pub(crate) struct PerKvElement<F> {
     uint4: F,
 }
 
-impl<F: Copy> PerKvElement<F> {
+impl<F: Copy> PerKvDtype<F> {
     pub(crate) fn of(&self, dtype: KvDtype) -> F {
         match dtype {
             KvDtype::F32 => self.f32,
@@ -85,29 +85,29 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => &x86_64::avx2::TABLE,
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 => unreachable!("AVX2 outside of x86-64; this is a bug"),
+        Isa::Avx2 => unreachable!("AVX2 on another architecture than x86-64; this is a bug"),
     }
 }
 
-/// Compiles every algorithm for one alphabet: `TABLE`, and a module of functions with the target features given.
+/// Compiles every algorithm for one vector type: `TABLE`, and a module of functions with the given target features.
 macro_rules! compile_table {
     ($simd:ident from $new:expr, $(#[$features:meta])?) => {
         pub(crate) static TABLE: $crate::arch::Table = {
-            use $crate::arch::{PerElement, PerKvElement, Table};
-            use $crate::generic::attention::{codes::Codes, numbers::Numbers};
+            use $crate::arch::{PerDtype, PerKvDtype, Table};
+            use $crate::generic::attention::{floats::Floats, quantised::Quantised};
             use $crate::generic::storage::{Bf16, F16, F32};
             Table {
-                matmul: PerElement {
+                matmul: PerDtype {
                     f32: entry::matmul::<F32>,
                     f16: entry::matmul::<F16>,
                     bf16: entry::matmul::<Bf16>,
                 },
-                attend_split: PerKvElement {
-                    f32: entry::attend_split::<Numbers<F32>>,
-                    f16: entry::attend_split::<Numbers<F16>>,
-                    bf16: entry::attend_split::<Numbers<Bf16>>,
-                    int8: entry::attend_split::<Codes<8>>,
-                    uint4: entry::attend_split::<Codes<4>>,
+                attend_split: PerKvDtype {
+                    f32: entry::attend_split::<Floats<F32>>,
+                    f16: entry::attend_split::<Floats<F16>>,
+                    bf16: entry::attend_split::<Floats<Bf16>>,
+                    int8: entry::attend_split::<Quantised<8>>,
+                    uint4: entry::attend_split::<Quantised<4>>,
                 },
                 attention_clear: entry::attention_clear,
                 attention_merge: entry::attention_merge,
@@ -120,7 +120,7 @@ macro_rules! compile_table {
                 max: entry::max,
                 argmax: entry::argmax,
                 sum: entry::sum,
-                weigh: entry::weigh,
+                exp_weights: entry::exp_weights,
                 sum_of_exp: entry::sum_of_exp,
             }
         };
@@ -128,7 +128,7 @@ macro_rules! compile_table {
         /// The algorithms, compiled with the features of this instruction set.
         mod entry {
             use super::*;
-            use $crate::generic::attention::Format;
+            use $crate::generic::attention::KvFormat;
             use $crate::generic::storage::Storage;
             use $crate::generic::{attention, matmul as product, reduce, row_ops};
 
@@ -136,7 +136,7 @@ macro_rules! compile_table {
                 $simd, $new, $(#[$features])?
                 fn matmul<E: Storage>(p: &product::Product<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = product::matmul;
-                fn attend_split<F: Format>(
+                fn attend_split<F: KvFormat>(
                     shape: &attention::Shape, job: &attention::Job<'_>, split: usize, partial: *mut f32
                 ) = attention::attend_split;
                 fn attention_clear(shape: &attention::Shape, job: &attention::Job<'_>, total: *mut f32)
@@ -148,14 +148,14 @@ macro_rules! compile_table {
                 fn attention_finish(shape: &attention::Shape, job: &attention::Job<'_>, total: *const f32)
                     = attention::finish;
                 fn rms_norm(x: *const f32, width: usize, weight: &[f32], eps: f32, out: *mut f32) = row_ops::rms_norm;
-                fn gated(gate: row_ops::Gate, x: *const f32, f: usize, out: *mut f32) = row_ops::gated;
+                fn gated(activation: row_ops::Activation, x: *const f32, f: usize, out: *mut f32) = row_ops::gated;
                 fn rope(x: *mut f32, width: usize, head_dim: usize, cos: &[f32], sin: &[f32]) = row_ops::rope;
                 fn add(x: &mut [f32], y: &[f32]) = row_ops::add;
                 fn mask(x: &mut [f32], words: &[u32]) = row_ops::mask;
                 fn max(x: &[f32]) -> f32 = reduce::max;
                 fn argmax(x: &[f32]) -> usize = reduce::argmax;
                 fn sum(x: &[f32]) -> f32 = reduce::sum;
-                fn weigh(x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 = reduce::weigh;
+                fn exp_weights(x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 = reduce::exp_weights;
                 fn sum_of_exp(x: &[f32], shift: f32, factor: f32) -> f64 = reduce::sum_of_exp;
             }
         }
@@ -170,7 +170,7 @@ macro_rules! compile_entries {
      fn $name:ident<$kind:ident: $bound:ident>($($argument:ident: $type:ty),*) = $module:ident::$algorithm:ident; $($rest:tt)*) => {
         $(#[$features])?
         pub(super) unsafe fn $name<$kind: $bound>($($argument: $type),*) {
-            // SAFETY: the caller keeps the algorithm's contract, and promises the instruction set.
+            // SAFETY: the caller meets the algorithm's requirements, and the instruction set is available.
             unsafe { $module::$algorithm::<$simd, $kind>($new, $($argument),*) }
         }
         $crate::arch::compile_entries! { $simd, $new, $(#[$features])? $($rest)* }
@@ -180,7 +180,7 @@ macro_rules! compile_entries {
      $($rest:tt)*) => {
         $(#[$features])?
         pub(super) unsafe fn $name($($argument: $type),*) $(-> $output)? {
-            // SAFETY: the caller keeps the algorithm's contract, and promises the instruction set.
+            // SAFETY: the caller meets the algorithm's requirements, and the instruction set is available.
             #[allow(unused_unsafe)]
             unsafe { $module::$algorithm::<$simd>($new, $($argument),*) }
         }

@@ -1,7 +1,7 @@
-//! The vector alphabet in plain Rust: arrays that the compiler vectorises for the target's baseline.
+//! The vector trait in plain Rust: arrays that the compiler vectorises for the target's baseline.
 //!
-//! Multiply-add is fused where the baseline has the instruction (aarch64, or x86-64 built for FMA) and two roundings
-//! elsewhere: a fused one without hardware is a library call per lane.
+//! Multiply-add is fused if the baseline has the instruction (aarch64, or x86-64 built for FMA) and rounded twice
+//! otherwise: without hardware support a fused multiply-add is a library call per lane.
 
 use half::f16;
 
@@ -21,7 +21,7 @@ pub(crate) struct V([f32; LANES]);
 #[repr(align(64))]
 pub(crate) struct I([u32; LANES]);
 
-/// Adding and subtracting it rounds a number below 2^22 to the nearest integer, ties to even.
+/// Adding and subtracting it rounds a float below 2^22 to the nearest integer, ties to even.
 const ROUND: f32 = 1.5 * (1 << 23) as f32;
 
 #[inline(always)]
@@ -29,7 +29,7 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// Lane by lane over one, two or three vectors. A macro, because a closure would not inherit target features.
+/// A vector whose lane `$i` is `$lane`. A macro, because a closure would not inherit target features.
 macro_rules! lanes {
     ($i:ident => $lane:expr) => {{
         let mut out = [0.0; LANES];
@@ -61,13 +61,13 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> V {
-        // SAFETY: 16 floats are readable by contract; read_unaligned asks for no more.
+        // SAFETY: 16 floats are readable by contract; read_unaligned requires nothing else.
         V(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, v: V) {
-        // SAFETY: 16 floats are writable by contract; write_unaligned asks for no more.
+        // SAFETY: 16 floats are writable by contract; write_unaligned requires nothing else.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(v.0) }
     }
 
@@ -92,7 +92,7 @@ impl Simd for Portable {
         lanes!(i => f32::from_bits(u32::from_le(pairs[i]) & 0xffff_0000))
     }
 
-    /// There is no portable prefetch; the hardware's has to do.
+    /// There is no portable prefetch.
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
 
@@ -190,11 +190,11 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn store_i16(self, to: *mut i16, v: V) {
-        let mut whole = [0; LANES];
-        for (whole, v) in whole.iter_mut().zip(v.0) {
-            *whole = v as i16;
+        let mut integers = [0; LANES];
+        for (integer, v) in integers.iter_mut().zip(v.0) {
+            *integer = v as i16;
         }
-        // SAFETY: 16 numbers are writable by contract; write_unaligned asks for no more.
-        unsafe { to.cast::<[i16; LANES]>().write_unaligned(whole) }
+        // SAFETY: 16 integers are writable by contract; write_unaligned requires nothing else.
+        unsafe { to.cast::<[i16; LANES]>().write_unaligned(integers) }
     }
 }

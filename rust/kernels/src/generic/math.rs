@@ -1,17 +1,17 @@
 //! exp and tanh of 16 lanes.
 //!
-//! `exp`: x = n ln 2 + r with |r| <= ln 2 / 2, then e^r by a polynomial, then times 2^n. The error is at most 1 ulp
-//! where the multiply-add is fused and 2 ulp where it is not (a test goes through the range); exp(0) is 1 exactly,
-//! exp(-inf) is 0, too large is inf, NaN stays NaN.
+//! `exp`: x = n ln 2 + r with |r| <= ln 2 / 2, then e^r by a polynomial, then times 2^n. The error is at most 1 ulp with
+//! fused multiply-adds and 2 ulp without (a test covers the range); exp(0) is exactly 1, exp(-inf) is 0, an overflow is
+//! inf, NaN stays NaN.
 
 use crate::simd::Simd;
 
-/// ln 2 as two floats; the first ends in zeros, so that n times it is exact.
+/// ln 2 as two floats; the first ends in zero bits, so that its product with n is exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
-/// e^r on [-ln 2 / 2, ln 2 / 2]: the first two are Taylor's, the others give the least largest relative error,
-/// 3.1e-9. One degree less would be 1.1e-7, twice as much as the roundings.
+/// e^r on [-ln 2 / 2, ln 2 / 2]: two Taylor coefficients, then those of the least maximal relative error, 3.1e-9. One
+/// degree less gives 1.1e-7, twice the rounding error.
 const EXP: [f32; 7] = [1.0, 1.0, 0.499_999_94, 0.166_665_2, 0.041_668_4, 0.008_368_851, 0.001_381_432];
 
 /// n and e^r.
@@ -32,21 +32,21 @@ fn reduce_exp<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
 /// e^x.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    // Past these bounds the result is inf or 0 anyway; the second argument wins where x is NaN.
+    // Beyond these bounds the result is inf or 0; min and max return the second argument if x is NaN.
     let (n, p) = reduce_exp(s, s.min(s.splat(89.0), s.max(s.splat(-105.0), x)));
-    // 2^n is no float for n = 128 or below -126, its two halves are.
+    // 2^n is not a normal float for n = 128 and below -126; both factors are.
     let half = s.round(s.mul(n, s.splat(0.5)));
     s.mul(s.mul(p, s.exp2(half)), s.exp2(s.sub(n, half)))
 }
 
-/// e^x for x <= 0; what would be subnormal is 0. A third cheaper than [`exp`].
+/// e^x for x <= 0; a subnormal result is 0. A third cheaper than [`exp`].
 #[inline(always)]
 pub(crate) fn exp_of_nonpositive<S: Simd>(s: S, x: S::V) -> S::V {
     let (n, p) = reduce_exp(s, s.max(s.splat(-105.0), x));
     s.mul(p, s.exp2(s.max(s.splat(-127.0), n)))
 }
 
-/// 1 - 2 / (exp(2x) + 1): within 2e-7 of tanh, absolutely.
+/// 1 - 2 / (exp(2x) + 1); the absolute error is at most 2e-7.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let e = exp(s, s.add(x, x));
@@ -61,7 +61,7 @@ pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
     s.div(x, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }
 
-/// The tanh form of gelu: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), written as x sigmoid(2 ...).
+/// The tanh approximation of gelu: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), written as x sigmoid(2 ...).
 #[inline(always)]
 pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let cubic = s.mul_add(s.mul(s.splat(0.044_715), s.mul(x, x)), x, x);
@@ -99,8 +99,8 @@ mod tests {
         })
     }
 
-    /// Every alphabet of this CPU, and how many ulp exp may be off in it.
-    fn alphabets() -> Vec<(Apply, f64)> {
+    /// Every vector type that this CPU supports, with the error bound of exp in ulp.
+    fn vector_types() -> Vec<(Apply, f64)> {
         let fused = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
         let mut all: Vec<(Apply, f64)> =
             vec![(|function, x| apply(Portable, function, x), if fused { 1.0 } else { 2.0 })];
@@ -111,19 +111,19 @@ mod tests {
                 // SAFETY: this function has the features.
                 apply(unsafe { crate::arch::x86_64::avx2::Avx2::new_unchecked() }, function, x)
             }
-            // SAFETY: it was just detected.
+            // SAFETY: the instruction set is available.
             all.push((|function, x| unsafe { avx2(function, x) }, 1.0));
         }
         all
     }
 
-    /// The distance from the truth in units of the last place (of 2^-149 where the truth is subnormal).
-    fn ulps(got: f32, truth: f64) -> f64 {
-        let exponent = truth.abs().log2().floor().max(-126.0);
-        (f64::from(got) - truth).abs() / (exponent - 23.0).exp2()
+    /// The error in units of the last place (of 2^-149 if `exact` is subnormal).
+    fn ulps(got: f32, exact: f64) -> f64 {
+        let exponent = exact.abs().log2().floor().max(-126.0);
+        (f64::from(got) - exact).abs() / (exponent - 23.0).exp2()
     }
 
-    /// The largest error of an exp over 2^20 places of a range.
+    /// The largest error of an exp over 2^20 points of a range.
     fn worst(apply: Apply, function: Function, range: std::ops::Range<f32>) -> f64 {
         let steps = 1 << 16;
         let mut worst = 0.0_f64;
@@ -138,8 +138,8 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_within_its_bound_over_the_whole_range() {
-        for (apply, bound) in alphabets() {
+    fn exp_error_is_within_bound_over_the_range() {
+        for (apply, bound) in vector_types() {
             for range in [-103.0..-87.0, -87.0..88.7, -1.0..1.0] {
                 let error = worst(apply, Function::Exp, range.clone());
                 assert!(error <= bound, "{error} ulp in {range:?}");
@@ -153,7 +153,7 @@ mod tests {
     fn exp_of_special_values_is_exact() {
         let mut x = [0.0; LANES];
         x[..6].copy_from_slice(&[-0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, -1e30, 90.0]);
-        for (apply, _) in alphabets() {
+        for (apply, _) in vector_types() {
             let y = apply(Function::Exp, x);
             assert_eq!(
                 [y[0], y[1], y[2], y[4], y[5], y[6]],
@@ -167,8 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn tanh_and_the_gates_are_close_and_saturate() {
-        for (apply, _) in alphabets() {
+    fn tanh_and_activations_are_close_and_saturate() {
+        for (apply, _) in vector_types() {
             let close = |function, x: f32, want: f64| {
                 let got = f64::from(apply(function, [x; LANES])[3]);
                 let tolerance = 4e-7 * want.abs().max(1.0);

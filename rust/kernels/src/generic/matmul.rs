@@ -1,17 +1,17 @@
-//! Tokens times packed weights.
+//! The product of tokens and packed weights.
 //!
 //! ```text
 //! for a K block                     activations of the token block stay in L2
-//!   for a few panels                their K block stays in L1 or L2, the next ones are prefetched meanwhile
-//!     for each tile of tokens       accumulators in registers, parked in `acc` between K blocks
+//!   for a few panels                their K block stays in L1 or L2, the next ones are prefetched
+//!     for each tile of tokens       accumulators in registers, stored in `acc` between K blocks
 //! epilogue: acc -> out
 //! ```
 //!
-//! `out[t][r]` is the chain 0, `fma(x[t][0], w[r][0], .)`, `fma(x[t][1], w[r][1], .)`, ... and then one addition for a
-//! bias or a residual. Neither tiles nor blocks nor the share a worker got appear in it.
+//! `out[t][r]` is the chain 0, `fma(x[t][0], w[r][0], .)`, `fma(x[t][1], w[r][1], .)`, ... and then one addition each for a
+//! residual and a bias. Tiles, blocks and the share of a worker do not affect it.
 //!
-//! With a single tile the weights are read once from memory, so the panels of a group are walked as several streams,
-//! each contiguous through its part of the group. What gave nothing: unpacking a panel to f32 first, K blocks or token
+//! With a single tile the weights are read once from memory, so the panels of a group are read as several streams, each
+//! contiguous through its part of the group. Measured without a gain: unpacking a panel to f32 first, K blocks or token
 //! blocks of half the size, prefetching two passes ahead.
 
 use std::mem::MaybeUninit;
@@ -25,19 +25,19 @@ use super::tile::{self, Prefetch, Tiles, panels_at_once, with_tile_shape};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
 
-/// Columns of a K block; balanced, so the actual blocks are somewhat smaller.
+/// The most columns of a K block; the blocks are balanced, so usually smaller.
 const K_BLOCK: usize = 1024;
 /// Tiles of a token block: 96 rows of a K block are 384 KiB of L2.
 pub(crate) const BLOCK_TILES: usize = 16;
-/// Tiles times panels of a share, at most; their accumulators are 48 KiB.
+/// The most tiles times panels of a share; their accumulators are 48 KiB.
 pub(crate) const SHARE_TILES: usize = 128;
-/// How far ahead of its use a stream is prefetched, in bytes.
+/// The prefetch distance of a stream, in bytes.
 const STREAM_AHEAD: isize = 1536;
 
 const ACC_FLOATS: usize = SHARE_TILES * tile::MAX_ROWS * LANES;
 
-/// One product. Its pointers are valid for what the shapes say, and `out` is not read or written by anyone else
-/// where this product's panels and tokens lead.
+/// One product. Its pointers are valid for its shapes, and no other code accesses the part of `out` that its panels and
+/// tokens cover.
 pub(crate) struct Product<'a> {
     pub(crate) x: *const f32,
     pub(crate) columns: usize,
@@ -54,7 +54,7 @@ unsafe impl Sync for Product<'_> {}
 /// Computes the panels `panels` for the token tiles `tiles`.
 ///
 /// # Safety
-/// - `product` is as its type says, for element type `E`;
+/// - `product` is as its type requires, for dtype `E`;
 /// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most [`SHARE_TILES`].
 #[inline(always)]
 pub(crate) unsafe fn matmul<S: Simd, E: Storage>(
@@ -67,7 +67,7 @@ pub(crate) unsafe fn matmul<S: Simd, E: Storage>(
     let acc = acc.as_mut_ptr().cast::<f32>();
     let columns = product.columns;
     let tokens = product.tokens.rows(tiles.start).start..product.tokens.rows(tiles.end - 1).end;
-    let walk = Walk::new(panels.len(), product.tokens.rows(tiles.end - 1).len(), tiles.len() == 1);
+    let order = PanelOrder::new(panels.len(), product.tokens.rows(tiles.end - 1).len(), tiles.len() == 1);
     let panel_bytes = panel_bytes(E::DTYPE, columns);
 
     let k_blocks = if tiles.len() == 1 { 1 } else { columns.div_ceil(K_BLOCK) };
@@ -77,15 +77,15 @@ pub(crate) unsafe fn matmul<S: Simd, E: Storage>(
         let steps = k..columns.min(k + k_block);
         let block_start = k / 2 * E::PAIR;
         let block_bytes = steps.len() / 2 * E::PAIR;
-        for pass in 0..walk.passes {
-            let (first, count) = walk.panels(pass);
+        for pass in 0..order.passes {
+            let (first, count) = order.panels(pass);
             for tile in tiles.clone() {
                 let rows = product.tokens.rows(tile);
                 let (prefetch, prefetch_advance) = if tiles.len() == 1 {
                     (STREAM_AHEAD, E::PAIR)
                 } else {
-                    // Each tile asks for its share of what the next pass reads.
-                    let next = if pass + 1 < walk.passes || steps.end == columns {
+                    // Each tile prefetches its share of the bytes that the next pass reads.
+                    let next = if pass + 1 < order.passes || steps.end == columns {
                         (block_start + count * panel_bytes).cast_signed()
                     } else {
                         (block_start + block_bytes).cast_signed() - (first * panel_bytes).cast_signed()
@@ -95,22 +95,22 @@ pub(crate) unsafe fn matmul<S: Simd, E: Storage>(
                 };
                 let mut done = 0;
                 while done < count {
-                    let panel = first + done * walk.spacing;
-                    let call = Call {
+                    let panel = first + done * order.spacing;
+                    let call = TileCall {
                         // SAFETY: the tile's tokens lie inside the product.
                         x: unsafe { product.x.add(rows.start * columns) },
                         x_stride: columns,
-                        // SAFETY: the walk stays inside `panels`.
+                        // SAFETY: the panel is one of `panels`.
                         panel: unsafe { product.weights.add((panels.start + panel) * panel_bytes) },
-                        panel_stride: walk.spacing * panel_bytes,
+                        panel_stride: order.spacing * panel_bytes,
                         steps: steps.clone(),
                         // SAFETY: `acc` has room for every panel and token by contract.
                         acc: unsafe { acc.add((panel * tokens.len() + rows.start - tokens.start) * LANES) },
-                        acc_stride: walk.spacing * tokens.len() * LANES,
+                        acc_stride: order.spacing * tokens.len() * LANES,
                         prefetch,
                         prefetch_advance,
                     };
-                    // SAFETY: the call's parts were just derived from the product; `acc` is set after the first block.
+                    // SAFETY: the call's pointers are those of the product; `acc` is set after the first block.
                     done += unsafe { with_tile_shape!(rows.len(), count - done, run_tile::<S, E>(s, &call)) };
                 }
             }
@@ -123,23 +123,24 @@ pub(crate) unsafe fn matmul<S: Simd, E: Storage>(
     }
 }
 
-/// The order in which a share's panels are taken.
+/// The order of a share's panels.
 ///
 /// ```text
-/// one tile, 4 streams, 9 panels     0 2 4 6 | 1 3 5 7 | 8        each stream reads forward through its own part
+/// one tile, 4 streams, 9 panels     0 2 4 6 | 1 3 5 7 | 8        each stream reads its own part sequentially
 /// several tiles, pairs, 5 panels    0 1 | 2 3 | 4
 /// ```
-struct Walk {
+struct PanelOrder {
     passes: usize,
-    /// Passes that take `lanes` panels; the later ones take what is left, one by one.
+    /// Passes of `lanes` panels; the remaining panels get one pass each.
     full: usize,
     lanes: usize,
-    /// Panels from one pass to the next, and from one panel of a pass to the next.
+    /// Panels between the first panels of two passes.
     step: usize,
+    /// Panels between two panels of a pass.
     spacing: usize,
 }
 
-impl Walk {
+impl PanelOrder {
     #[inline(always)]
     fn new(panels: usize, smallest_tile: usize, streamed: bool) -> Self {
         let lanes = if panels < panels_at_once(smallest_tile) { 1 } else { panels_at_once(smallest_tile) };
@@ -148,7 +149,7 @@ impl Walk {
         Self { passes: full + panels % lanes, full, lanes, step, spacing }
     }
 
-    /// The first panel of a pass, and how many it takes.
+    /// The first panel of a pass, and its number of panels.
     #[inline(always)]
     fn panels(&self, pass: usize) -> (usize, usize) {
         if pass < self.full {
@@ -159,7 +160,7 @@ impl Walk {
     }
 }
 
-struct Call {
+struct TileCall {
     x: *const f32,
     x_stride: usize,
     panel: *const u8,
@@ -167,15 +168,15 @@ struct Call {
     steps: Range<usize>,
     acc: *mut f32,
     acc_stride: usize,
-    /// From each panel, see [`Prefetch`].
+    /// Relative to each panel, see [`Prefetch`].
     prefetch: isize,
     prefetch_advance: usize,
 }
 
 /// # Safety
-/// `call` describes `T` rows, `P` panels and their accumulators, which are set unless `steps` begins at 0.
+/// `call` describes `T` rows, `P` panels and their accumulators, which are set unless `steps` starts at 0.
 #[inline(always)]
-unsafe fn run_tile<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, call: &Call) {
+unsafe fn run_tile<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, call: &TileCall) {
     let mut panels = [call.panel; P];
     for (p, panel) in panels.iter_mut().enumerate() {
         // SAFETY: the call has P panels this far apart.
@@ -195,7 +196,7 @@ unsafe fn run_tile<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, ca
 }
 
 /// # Safety
-/// `acc` holds 16 chains for each of `tokens`, which with `panel` lie inside the product.
+/// `acc` has 16 chains for each of `tokens`; `tokens` and `panel` lie inside the product.
 #[inline(always)]
 unsafe fn finish<S: Simd>(s: S, product: &Product<'_>, panel: usize, tokens: Range<usize>, acc: *const f32) {
     let row = panel * LANES;

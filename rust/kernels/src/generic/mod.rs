@@ -1,7 +1,7 @@
-//! Every algorithm once, over any instruction set and any element type.
+//! Every algorithm once, generic over the instruction set and the dtype.
 //!
-//! `arch` compiles these into functions with target features. They take raw parts that `kernels` and `attention`
-//! (the safe fronts) have checked, and they never decide who runs what.
+//! `arch` compiles these into functions with target features. They take raw pointers that the safe interfaces (`kernels`
+//! and `attention`) have checked. Scheduling the work on threads is not their concern.
 
 pub(crate) mod attention;
 pub(crate) mod math;

@@ -1,17 +1,17 @@
-//! Reductions of one row, each in one fixed order, and the soft-max helpers of the sampler.
+//! Reductions of one row, each in one fixed order, and the softmax helpers of the sampler.
 //!
-//! Sums take 16 lanes over 512 floats at a time in f32, the sum of those lanes is added to an f64: as accurate as
-//! f64 throughout for the purpose, at the speed of f32.
+//! Long sums accumulate 512 floats in 16 lanes of f32 and add the sum of those lanes to an f64: about the accuracy of f64 at
+//! the speed of f32.
 
 use super::math;
 use crate::panel::LANES;
 use crate::simd::Simd;
 
-/// Floats that are summed in f32 before the sum goes to f64, or searched before the best is looked at.
+/// Floats that are summed in f32 before the sum is added to an f64, or searched before the maximum is compared.
 const CHUNK: usize = 512;
 
-/// Calls `$body` with each vector `$v` of `$x`, the last one filled up with `$rest`. A macro for want of closures
-/// that inherit target features.
+/// Runs `$body` with each vector `$v` of `$x`, the last one padded with `$rest`. A macro, because a closure would not
+/// inherit target features.
 macro_rules! for_vectors {
     ($s:expr, $x:expr, $rest:expr, $v:ident => $body:expr) => {
         let (s, x): (S, &[f32]) = ($s, $x);
@@ -31,7 +31,7 @@ macro_rules! for_vectors {
     };
 }
 
-/// The largest element; -inf of nothing. A NaN counts as -inf.
+/// The largest element; -inf for an empty slice. NaN counts as -inf.
 #[inline(always)]
 pub(crate) fn max<S: Simd>(s: S, x: &[f32]) -> f32 {
     let mut best = s.splat(f32::NEG_INFINITY);
@@ -39,7 +39,7 @@ pub(crate) fn max<S: Simd>(s: S, x: &[f32]) -> f32 {
     s.largest(best)
 }
 
-/// The lowest index of the largest element; 0 if there is none but NaN.
+/// The lowest index of the largest element; 0 if every element is NaN.
 #[inline(always)]
 pub(crate) fn argmax<S: Simd>(s: S, x: &[f32]) -> usize {
     let (mut best, mut chunk) = (f32::NEG_INFINITY, 0);
@@ -76,7 +76,7 @@ pub(crate) fn sum_of_squares<S: Simd>(s: S, x: &[f32]) -> f64 {
     total
 }
 
-/// The sum, of 16 lanes and then of those: for short stretches.
+/// The sum of 16 lanes, then of the lanes; for short slices.
 #[inline(always)]
 pub(crate) fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
     let mut sum = s.splat(0.0);
@@ -84,17 +84,17 @@ pub(crate) fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
     s.sum(sum)
 }
 
-/// exp((x - shift) * factor) of 16 lanes, none above `shift`. A NaN counts as -inf.
+/// exp((x - shift) * factor) of 16 lanes, none above `shift`. NaN counts as -inf.
 #[inline(always)]
-fn weight<S: Simd>(s: S, x: S::V, shift: f32, factor: f32) -> S::V {
+fn exp_weight<S: Simd>(s: S, x: S::V, shift: f32, factor: f32) -> S::V {
     let exponent = s.mul(s.sub(x, s.splat(shift)), s.splat(factor));
-    // The second argument wins where the exponent is NaN, and is far enough down for 0.
+    // `max` returns the second argument if the exponent is NaN; its exp is 0.
     math::exp_of_nonpositive(s, s.max(exponent, s.splat(-105.0)))
 }
 
-/// `out = exp((x - shift) * factor)`, both equally long; returns the sum, in the order of [`sum`].
+/// `out = exp((x - shift) * factor)` for slices of equal length; returns the sum, in the order of [`sum`].
 #[inline(always)]
-pub(crate) fn weigh<S: Simd>(s: S, x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 {
+pub(crate) fn exp_weights<S: Simd>(s: S, x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 {
     let length = x.len().min(out.len());
     let mut sum = s.splat(0.0);
     let mut i = 0;
@@ -104,11 +104,11 @@ pub(crate) fn weigh<S: Simd>(s: S, x: &[f32], shift: f32, factor: f32, out: &mut
         unsafe {
             let (from, to) = (x.as_ptr().add(i), out.as_mut_ptr().add(i));
             if count == LANES {
-                let v = weight(s, s.load(from), shift, factor);
+                let v = exp_weight(s, s.load(from), shift, factor);
                 s.store(to, v);
                 sum = s.add(sum, v);
             } else {
-                let v = weight(s, s.load_part(from, count, f32::NEG_INFINITY), shift, factor);
+                let v = exp_weight(s, s.load_part(from, count, f32::NEG_INFINITY), shift, factor);
                 s.store_part(to, count, v);
                 sum = s.add(sum, v);
             }
@@ -127,7 +127,7 @@ pub(crate) fn sum_of_exp<S: Simd>(s: S, x: &[f32], shift: f32, factor: f32) -> f
         let end = x.len().min(start + CHUNK);
         let mut sum = s.splat(0.0);
         for_vectors!(s, &x[start..end], f32::NEG_INFINITY,
-            v => sum = s.add(sum, weight(s, v, shift, factor)));
+            v => sum = s.add(sum, exp_weight(s, v, shift, factor)));
         total += f64::from(s.sum(sum));
         start = end;
     }

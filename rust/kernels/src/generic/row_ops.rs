@@ -1,16 +1,16 @@
 //! Operations on one row: norms, gated activations, rotary embedding, the sampler's mask.
 //!
-//! Dtype-wise but for the sum of squares, whose order is `reduce`'s.
+//! All are elementwise but the sum of squares, whose order `reduce` defines.
 
 use super::{math, reduce};
 use crate::panel::LANES;
 use crate::simd::Simd;
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight`, for each stretch of `weight.len()` floats.
+/// `out = x / sqrt(mean(x^2) + eps) * weight`, for each group of `weight.len()` floats.
 ///
 /// # Safety
-/// `x` is readable and `out` writable for `width` floats, a multiple of `weight.len()`; they are the same place or
-/// do not overlap.
+/// `x` is readable and `out` writable for `width` floats, a multiple of `weight.len()`; they are equal or do not
+/// overlap.
 #[inline(always)]
 pub(crate) unsafe fn rms_norm<S: Simd>(
     s: S,
@@ -29,7 +29,7 @@ pub(crate) unsafe fn rms_norm<S: Simd>(
         let mut i = 0;
         while i < length {
             let count = LANES.min(length - i);
-            // SAFETY: `count` floats from i on exist in the stretch and in `weight`.
+            // SAFETY: `count` floats from i on exist in the group and in `weight`.
             unsafe {
                 let v = s.mul(load(s, x.add(start + i), count), factor);
                 store(s, out.add(start + i), count, s.mul(v, load(s, weight.as_ptr().add(i), count)));
@@ -40,28 +40,28 @@ pub(crate) unsafe fn rms_norm<S: Simd>(
     }
 }
 
-/// Which function gates.
+/// The function applied to the gate.
 #[derive(Clone, Copy)]
-pub(crate) enum Gate {
+pub(crate) enum Activation {
     Silu,
     GeluTanh,
 }
 
-/// `out = gate(x[..f]) * x[f..]`.
+/// `out = activation(x[..f]) * x[f..]`.
 ///
 /// # Safety
 /// `2 f` floats are readable at `x` and `f` writable at `out`, without overlap.
 #[inline(always)]
-pub(crate) unsafe fn gated<S: Simd>(s: S, gate: Gate, x: *const f32, f: usize, out: *mut f32) {
+pub(crate) unsafe fn gated<S: Simd>(s: S, activation: Activation, x: *const f32, f: usize, out: *mut f32) {
     let mut i = 0;
     while i < f {
         let count = LANES.min(f - i);
         // SAFETY: `count` floats from i on exist in both halves and in `out`.
         unsafe {
             let v = load(s, x.add(i), count);
-            let v = match gate {
-                Gate::Silu => math::silu(s, v),
-                Gate::GeluTanh => math::gelu_tanh(s, v),
+            let v = match activation {
+                Activation::Silu => math::silu(s, v),
+                Activation::GeluTanh => math::gelu_tanh(s, v),
             };
             store(s, out.add(i), count, s.mul(v, load(s, x.add(f + i), count)));
         }
@@ -103,7 +103,7 @@ pub(crate) unsafe fn rope<S: Simd>(
     }
 }
 
-/// `x += y`; both are equally long.
+/// `x += y` for slices of equal length.
 #[inline(always)]
 pub(crate) fn add<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
     let length = x.len().min(y.len());
@@ -119,7 +119,7 @@ pub(crate) fn add<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// `x[i] = -inf` where bit i % 32 of word i / 32 is not set, or there is no such word.
+/// `x[i] = -inf` where bit i % 32 of word i / 32 is not set or does not exist.
 #[inline(always)]
 pub(crate) fn mask<S: Simd>(s: S, x: &mut [f32], words: &[u32]) {
     let out = s.splat(f32::NEG_INFINITY);

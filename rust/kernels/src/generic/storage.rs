@@ -1,11 +1,11 @@
-//! How two steps of a panel become vectors, one marker type per [`Dtype`].
+//! Loading of two steps of a panel as vectors; one marker type per [`Dtype`].
 
 use penstock_types::Dtype;
 
 use crate::panel::panel_bytes;
 use crate::simd::Simd;
 
-/// Panels hold steps in pairs, see [`Dtype`]: `even` reads the first of a pair, `odd` the second.
+/// Panels store steps in pairs, see `panel`: `even` reads the first of a pair, `odd` the second.
 pub(crate) trait Storage: Copy {
     const DTYPE: Dtype;
     /// Bytes of a pair of steps.

@@ -4,31 +4,31 @@
 //! acc[t][p] = fma(x[t][k], panel[p][k], acc[t][p])      for k ascending
 //! ```
 //!
-//! Weights, keys and values are all panels, so this loop is where nearly all time goes. The law rests on it: each
-//! lane of each accumulator is one chain over ascending k, and storing the chain to memory and taking it up again
-//! (at a K block, at a tile of a split) changes no bit.
+//! Weights, keys and values are all panels, so nearly all time is spent in this loop. The determinism contract follows from
+//! it: each lane of each accumulator is one chain over ascending k, and storing and reloading the chain (at a K block, at a
+//! tile of a split) does not change its bits.
 //!
-//! T x P is chosen for 16 registers of 8 lanes. Two registers per accumulator make 12 of them at T x P = 6, which
-//! leaves two for the panel, one for the broadcast and one for the bf16 mask; fewer than 8 would wait for the
-//! latency of the fused multiply-add (4 cycles, two per cycle). So 1 row takes 4 panels at a time, 2 rows 3, 3 rows 2.
+//! T x P is chosen for 16 registers of 8 lanes. At T x P = 6 the accumulators take 12 registers, which leaves two for the
+//! panel, one for the broadcast and one for the bf16 mask; fewer than 8 accumulator registers would expose the latency of
+//! the fused multiply-add (4 cycles, two per cycle). So 1 row takes 4 panels at a time, 2 rows take 3, 3 rows take 2.
 
-#![allow(clippy::needless_range_loop, reason = "t and p number registers of several arrays at once")]
+#![allow(clippy::needless_range_loop, reason = "t and p index several arrays")]
 
 use std::ops::Range;
 
 use super::storage::Storage;
 use crate::simd::Simd;
 
-/// The most rows of one tile.
+/// The most rows of a tile.
 pub(crate) const MAX_ROWS: usize = 6;
 
-/// How many panels a tile of `rows` rows works on at a time.
+/// The number of panels that a tile of `rows` rows processes at a time.
 pub(crate) const fn panels_at_once(rows: usize) -> usize {
     [0, 4, 3, 2, 1, 1, 1][rows]
 }
 
-/// `count` rows cut into as few tiles as possible, of nearly equal height: 32 is 6 6 5 5 5 5 and not 6 6 6 6 6 2,
-/// whose last tile would run at a third of the speed.
+/// A division of rows into as few tiles as possible, of nearly equal height: 32 is 6 6 5 5 5 5 and not 6 6 6 6 6 2, whose
+/// last tile would run at a third of the speed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiles {
     pub(crate) count: usize,
@@ -56,8 +56,8 @@ impl Tiles {
     }
 }
 
-/// Calls a function generic over T and P for `$rows` in 1..=6 rows, with as many panels at once as that height takes
-/// or, where fewer are `$left`, with one. The value is how many panels were done.
+/// Calls a function generic over T and P for `$rows` in 1..=6 rows and `panels_at_once($rows)` panels, or one panel if
+/// fewer are `$left`. The value is the number of panels processed.
 macro_rules! with_tile_shape {
     ($rows:expr, $left:expr, $f:ident::<$($generic:ident),+>($($argument:expr),* $(,)?)) => {
         match ($rows, $left >= $crate::generic::tile::panels_at_once($rows)) {
@@ -76,8 +76,8 @@ macro_rules! with_tile_shape {
 }
 pub(crate) use with_tile_shape;
 
-/// What to ask of memory while a tile computes: at each pair of steps, the lines of a pair at `offsets[p]` from panel
-/// p; the offsets then move on by `advance` bytes.
+/// The prefetches of a tile: at each pair of steps, the cache lines of a pair at `offsets[p]` from panel p; the offsets
+/// then grow by `advance` bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Prefetch<const P: usize> {
     pub(crate) offsets: [isize; P],
@@ -93,7 +93,7 @@ pub(crate) fn zero<S: Simd, const T: usize, const P: usize>(s: S) -> Acc<S, T, P
 }
 
 /// # Safety
-/// `T` rows of 16 floats, `row_stride` floats apart, are readable at each of the `P` places `panel_stride` floats apart.
+/// `T` rows of 16 floats, `row_stride` floats apart, are readable at each of `P` positions `panel_stride` floats apart.
 #[inline(always)]
 pub(crate) unsafe fn load<S: Simd, const T: usize, const P: usize>(
     s: S,
@@ -129,7 +129,7 @@ pub(crate) unsafe fn store<S: Simd, const T: usize, const P: usize>(
     }
 }
 
-/// Takes the chains on over `steps`, which may begin and end in the middle of a pair.
+/// Continues the chains over `steps`, which may start and end in the middle of a pair.
 ///
 /// # Safety
 /// - `x` has `T` rows, `x_stride` floats apart, with `steps` readable in each;

@@ -1,19 +1,19 @@
-//! The worker pool: one closure, run by every worker or by whoever is there in time.
+//! The worker pool: runs one closure on every worker, or on the workers that are ready in time.
 //!
 //! ```text
-//! caller    open the door ── generation + 1 ── f(0) ── close the door ── wait until nobody is inside ── return
-//! worker i                   wait for it ── enter, if it is open ── f(i) ── leave ── wait for the next generation
+//! caller    open ── generation + 1 ── f(0) ── close ── wait until no worker is in the job ── return
+//! worker i          wait for it ── join, if open ── f(i) ── leave ── wait for the next generation
 //! ```
 //!
-//! With [`Pool::run`] the door stays open until every worker has come in. With [`Pool::share`] it closes when the caller
-//! has run out of work: the workers claim their parts, so one that the system has not let run in time is not waited for.
-//! On a busy machine that is most of a decode step's time.
+//! [`Pool::run`] keeps the job open until every worker has joined. [`Pool::share`] closes it when the caller's own call
+//! has returned: the workers claim their parts, so the caller does not wait for a worker that the system has not scheduled
+//! in time. On a busy machine that wait would be most of a decode step.
 //!
-//! Worker 0 is the caller. Waiting means spinning for a moment, then sleeping, so an idle pool uses no CPU. A panic
-//! in `f` is carried to the caller of [`Pool::run`] once every worker has returned, and the pool stays usable.
-//! Nothing allocates after construction (a panic aside).
+//! Worker 0 is the caller. A waiting worker spins briefly, then sleeps, so an idle pool does not use the CPU. A panic in `f`
+//! resumes in the caller of [`Pool::run`] after every worker has returned; the pool stays usable. The pool does not
+//! allocate after its construction, panics aside.
 
-mod gate;
+mod counter;
 mod share;
 
 use std::any::Any;
@@ -24,63 +24,63 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use gate::{Gate, SPINS};
+use counter::{SPINS, WaitableCounter};
 pub(crate) use share::{Claims, SharedMut};
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
 type Panic = Box<dyn Any + Send>;
 
-/// Threads that run one closure at a time, together with the thread that asks for it.
+/// Threads that run one closure at a time, together with the calling thread.
 #[derive(Debug)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    state: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
-    /// Every change of it is one job, or the end.
-    generation: Gate,
-    /// Who may come in, and how many are inside: see [`Door`].
-    door: Gate,
-    /// Workers that have come in since it was opened.
-    entered: Gate,
-    /// Whether somebody is inside `run`.
+struct PoolState {
+    /// Incremented for every job, and when the pool is closed.
+    generation: WaitableCounter,
+    /// A [`JoinState`]: whether workers may join, and how many are in the job.
+    join_state: WaitableCounter,
+    /// Workers that have joined the current job.
+    joined: WaitableCounter,
+    /// Whether a thread is inside `run` or `share`.
     busy: AtomicBool,
     closed: AtomicBool,
     job: UnsafeCell<Option<Job<'static>>>,
     panic: Mutex<Option<Panic>>,
 }
 
-/// The value of the door: the generation it was opened for, whether it still is open, and how many workers are inside.
-struct Door(usize);
+/// The generation of the current job, whether workers may still join it, and the number of workers in it.
+struct JoinState(usize);
 
-impl Door {
+impl JoinState {
     const OPEN: usize = 1 << 15;
     const SHIFT: u32 = 16;
 
-    fn opened_for(generation: usize) -> usize {
+    fn open_for(generation: usize) -> usize {
         generation << Self::SHIFT | Self::OPEN
     }
 
-    fn lets_in(&self, generation: usize) -> bool {
-        self.0 & !(Self::OPEN - 1) == Self::opened_for(generation)
+    fn admits(&self, generation: usize) -> bool {
+        self.0 & !(Self::OPEN - 1) == Self::open_for(generation)
     }
 
-    fn num_inside(&self) -> usize {
+    fn num_active(&self) -> usize {
         self.0 & (Self::OPEN - 1)
     }
 }
 
-// SAFETY: `job` is the only part that is not Sync by itself. The thread that holds `busy` writes it while the door is
-// closed and nobody is inside, then opens the door (release); a worker reads it after it went in (acquire), and the next
-// write waits until the last one has left (release and acquire of the door again).
-unsafe impl Sync for Shared {}
+// SAFETY: `job` is the only part that is not Sync by itself. The thread that has set `busy` writes it while the job is
+// closed and no worker is in it, then opens it (release of `join_state`); a worker reads it after joining (acquire), and the
+// next write waits until the last worker has left (release and acquire of `join_state` again).
+unsafe impl Sync for PoolState {}
 // SAFETY: the closure behind `job` is Sync, so a reference to it may move to another thread.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for PoolState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("PoolState").finish_non_exhaustive()
     }
 }
 
@@ -88,43 +88,47 @@ impl Pool {
     /// A pool of `threads` workers, the caller of [`run`](Self::run) included; it starts `threads - 1` of them.
     /// Fails if the system refuses a thread.
     pub fn new(threads: usize) -> io::Result<Pool> {
-        assert!(threads < Door::OPEN, "{threads} workers: the door counts fewer");
-        // More workers than CPUs: whoever spins takes the time of the one it waits for.
+        assert!(
+            threads < JoinState::OPEN,
+            "{threads} workers; at most {} are supported",
+            JoinState::OPEN - 1
+        );
+        // With more workers than CPUs, a spinning worker delays the one it waits for.
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if threads <= cpus { SPINS } else { 0 };
-        let shared = Arc::new(Shared {
-            generation: Gate::new(spins),
-            door: Gate::new(spins),
-            entered: Gate::new(spins),
+        let state = Arc::new(PoolState {
+            generation: WaitableCounter::new(spins),
+            join_state: WaitableCounter::new(spins),
+            joined: WaitableCounter::new(spins),
             busy: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
         });
-        // From here on dropping `pool` ends the threads that were started.
-        let mut pool = Pool { shared, workers: Vec::with_capacity(threads.saturating_sub(1)) };
+        // From here on, dropping `pool` ends the started threads.
+        let mut pool = Pool { state, workers: Vec::with_capacity(threads.saturating_sub(1)) };
         for worker in 1..threads {
-            let shared = Arc::clone(&pool.shared);
+            let state = Arc::clone(&pool.state);
             let builder = std::thread::Builder::new().name(format!("penstock-worker-{worker}"));
-            pool.workers.push(builder.spawn(move || shared.work(worker))?);
+            pool.workers.push(builder.spawn(move || state.work(worker))?);
         }
         Ok(pool)
     }
 
-    /// How many workers [`run`](Self::run) calls, the caller included.
+    /// The number of workers, the caller included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Workers asleep now: `threads() - 1` once an idle pool has stopped spinning.
+    /// The number of sleeping workers: `threads() - 1` once an idle pool has stopped spinning.
     pub fn sleeping(&self) -> usize {
-        self.shared.generation.sleepers()
+        self.state.generation.sleepers()
     }
 
     /// Calls `job(worker)` once for every worker and returns when all calls have returned; worker 0 runs here.
     ///
-    /// While the pool is already at work (a job that calls `run`, or a second thread) the calls are made one after
-    /// the other on the calling thread: same result, no deadlock.
+    /// If the pool is busy (a job that calls `run`, or a second thread), the calls are made one after the other on the
+    /// calling thread: same result, no deadlock.
     ///
     /// # Panics
     /// With the payload of a call that panicked, after all calls have ended.
@@ -134,47 +138,47 @@ impl Pool {
         }
     }
 
-    /// Calls `job(worker)` here (worker 0) and at most once on each worker that comes before the call here has returned.
-    /// For jobs that claim their parts: when one call returns, every part is done or being done by another call.
+    /// Calls `job(worker)` here (worker 0) and at most once on each worker that joins before the call here has returned.
+    /// For jobs that claim their parts: when one call returns, every part is finished or in progress in another call.
     ///
-    /// Concurrent use and panics are as with [`run`](Self::run).
+    /// Concurrent use and panics are as for [`run`](Self::run).
     pub fn share(&self, job: Job<'_>) {
         if !self.try_work(job, false) {
             job(0);
         }
     }
 
-    /// Puts the workers to work, unless there are none or they are at it.
+    /// Runs `job` on the workers; returns false if there are none or they are busy.
     fn try_work(&self, job: Job<'_>, needs_all: bool) -> bool {
-        let shared = &*self.shared;
+        let state = &*self.state;
         // Acquire and the release below order one caller's use of `job` before the next one's.
-        if self.workers.is_empty() || shared.busy.swap(true, Ordering::Acquire) {
+        if self.workers.is_empty() || state.busy.swap(true, Ordering::Acquire) {
             return false;
         }
-        // SAFETY: only the lifetime changes. Workers use the reference while they are inside, and this function does not
-        // leave (not even by a panic) before the door is closed and everybody out.
+        // SAFETY: only the lifetime changes. Workers use the reference while they are in the job, and this function does not
+        // return (not even by a panic) before the job is closed and every worker has left it.
         let forever = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-        // SAFETY: `busy` is ours, the door is closed and nobody is inside.
-        unsafe { *shared.job.get() = Some(forever) };
-        shared.entered.set(0);
-        shared.door.set(Door::opened_for(shared.generation.value().wrapping_add(1)));
-        shared.generation.increment();
-        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        // SAFETY: this thread has set `busy`, the job is closed and no worker is in it.
+        unsafe { *state.job.get() = Some(forever) };
+        state.joined.set(0);
+        state.join_state.set(JoinState::open_for(state.generation.value().wrapping_add(1)));
+        state.generation.increment();
+        let own_result = catch_unwind(AssertUnwindSafe(|| job(0)));
         if needs_all {
-            shared.entered.wait(|entered| entered == self.workers.len());
+            state.joined.wait(|joined| joined == self.workers.len());
         }
-        shared.door.clear_bits(Door::OPEN);
-        shared.door.wait(|door| Door(door).num_inside() == 0);
-        let theirs = shared.take_panic();
-        shared.busy.store(false, Ordering::Release);
-        if let Some(panic) = mine.err().or(theirs) {
+        state.join_state.clear_bits(JoinState::OPEN);
+        state.join_state.wait(|join_state| JoinState(join_state).num_active() == 0);
+        let worker_panic = state.take_panic();
+        state.busy.store(false, Ordering::Release);
+        if let Some(panic) = own_result.err().or(worker_panic) {
             resume_unwind(panic);
         }
         true
     }
 
-    /// Calls `each(i)` once for every `i` in `0..count`; workers claim the next index when they are free, in
-    /// ascending order. Panics as [`run`](Self::run) does; the panicking worker's share is taken over by the others.
+    /// Calls `each(i)` once for every `i` in `0..count`; workers claim indices in ascending order. Panics as
+    /// [`run`](Self::run) does; the other workers take over the rest of the panicking worker's share.
     pub fn for_each(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
         if count <= 1 {
             return (0..count).for_each(each);
@@ -190,35 +194,35 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // The generation's release makes it visible to the workers that it wakes.
-        self.shared.closed.store(true, Ordering::Relaxed);
-        self.shared.generation.increment();
+        // The release of `generation` publishes it to the workers.
+        self.state.closed.store(true, Ordering::Relaxed);
+        self.state.generation.increment();
         for worker in self.workers.drain(..) {
-            // A worker catches its jobs' panics, so it cannot have ended by one.
+            // A worker catches the panics of its jobs, so it has not panicked.
             let _ = worker.join();
         }
     }
 }
 
-impl Shared {
+impl PoolState {
     fn work(&self, worker: usize) {
         let mut seen = 0;
         loop {
             seen = self.generation.wait(|generation| generation != seen);
-            // Relaxed: the generation carried it.
+            // Relaxed: `generation` has published it.
             if self.closed.load(Ordering::Relaxed) {
                 return;
             }
-            if !self.door.try_increment(|door| Door(door).lets_in(seen)) {
-                continue; // too late for this one
+            if !self.join_state.try_increment(|join_state| JoinState(join_state).admits(seen)) {
+                continue; // the job is closed
             }
-            self.entered.increment();
-            // SAFETY: this worker is inside, so the job is set and stays until it has left.
+            self.joined.increment();
+            // SAFETY: this worker has joined, so the job is set and stays until it leaves.
             let job = unsafe { *self.job.get() }.expect("a generation without a job; this is a bug");
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
                 self.panic.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(panic);
             }
-            self.door.decrement(|door| Door(door).num_inside() == 0);
+            self.join_state.decrement(|join_state| JoinState(join_state).num_active() == 0);
         }
     }
 

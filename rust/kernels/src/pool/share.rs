@@ -1,10 +1,10 @@
-//! How workers divide a job: claims on a range, and disjoint parts of one mutable buffer.
+//! The division of a job among workers: claims on a range, and disjoint parts of one mutable buffer.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A range of work that workers take piece by piece, in ascending order.
+/// A range of work that workers claim in pieces, in ascending order.
 #[derive(Debug)]
 pub(crate) struct Claims {
     next: AtomicUsize,
@@ -18,13 +18,13 @@ impl Claims {
 
     /// The next unclaimed index.
     pub(crate) fn next(&self) -> Option<usize> {
-        // Relaxed: the counter hands out numbers; the pool's barriers order the data.
+        // Relaxed: the counter only assigns indices; the pool's barriers order the data.
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         (index < self.count).then_some(index)
     }
 
-    /// The next unclaimed indices: `1 / (2 threads)` of what is left, rounded up to a multiple of `unit`, at most
-    /// `limit`. The pieces shrink towards the end, so that workers of unequal speed finish together.
+    /// The next unclaimed indices: `1 / (2 threads)` of the rest, rounded up to a multiple of `unit`, at most `limit`. The
+    /// pieces shrink towards the end, so that workers of unequal speed finish together.
     pub(crate) fn next_share(&self, threads: usize, unit: usize, limit: usize) -> Option<Range<usize>> {
         let share = |next: usize| {
             let left = self.count.checked_sub(next).filter(|left| *left > 0)?;
@@ -37,7 +37,7 @@ impl Claims {
     }
 }
 
-/// A mutable slice whose disjoint parts are written by several workers at once.
+/// A mutable slice whose disjoint parts several workers write at the same time.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedMut<'a, T> {
     start: *mut T,
@@ -45,7 +45,7 @@ pub(crate) struct SharedMut<'a, T> {
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for `&mut [T]`; `slice` leaves it to its caller that parts are disjoint.
+// SAFETY: it represents `&mut [T]`; the callers of `slice` keep the parts disjoint.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
@@ -61,7 +61,7 @@ impl<'a, T> SharedMut<'a, T> {
     pub(crate) unsafe fn slice(&self, start: usize, length: usize) -> &'a mut [T] {
         assert!(
             start <= self.length && length <= self.length - start,
-            "part outside of the slice; this is a bug"
+            "part outside the slice; this is a bug"
         );
         // SAFETY: in bounds as just checked; unshared by contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), length) }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_shrink_keep_their_limit_and_cover_everything_once() {
+    fn shares_shrink_keep_the_limit_and_cover_the_range_once() {
         for (count, threads, unit, limit) in
             [(1000, 1, 3, 128), (1000, 2, 4, 16), (7, 3, 4, 64), (0, 2, 1, 8)]
         {

@@ -1,17 +1,17 @@
-//! What the tests share: every table there is, and numbers that are the same on every run.
+//! Helpers of the tests: every kernel table, reproducible random floats, comparisons.
 
 #![allow(dead_code)]
 
 use penstock_kernels::{Isa, Kernels, MatrixLayout};
 use penstock_types::Dtype;
 
-/// One table for each instruction set of this CPU.
-pub fn tables() -> impl Iterator<Item = Kernels> {
+/// The kernels of each instruction set of this CPU.
+pub fn all_kernels() -> impl Iterator<Item = Kernels> {
     Isa::available().map(|isa| Kernels::for_isa(isa).unwrap())
 }
 
-/// `count` numbers in -1..1 drawn from `seed` (splitmix64).
-pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
+/// `count` floats in -1..1 drawn from `seed` (splitmix64).
+pub fn random_floats(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -22,9 +22,9 @@ pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// [`numbers`] that `dtype` stores exactly.
-pub fn stored(seed: u64, count: usize, dtype: Dtype) -> Vec<f32> {
-    numbers(seed, count).into_iter().map(|x| dtype.round(x)).collect()
+/// [`random_floats`] that `dtype` stores exactly.
+pub fn random_stored(seed: u64, count: usize, dtype: Dtype) -> Vec<f32> {
+    random_floats(seed, count).into_iter().map(|x| dtype.round(x)).collect()
 }
 
 /// `weights`, row-major, as panels.
@@ -37,7 +37,7 @@ pub fn pack(layout: MatrixLayout, weights: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// Panics unless every number of `got` is within `tolerance` (absolute, or relative where numbers are large).
+/// Panics unless every float of `got` is within `tolerance` (relative above 1, absolute below).
 pub fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {

@@ -34,7 +34,7 @@ impl<'a> Kept<'a> {
         for span in spans.up_to(last) {
             let ids = spans::ids(span, weights.len());
             let (scores, weights) = (&spans.scores[ids.clone()], &mut weights[ids]);
-            sums[span] = kernels.weigh(scores, spans.best(), factor, weights);
+            sums[span] = kernels.exp_weights(scores, spans.best(), factor, weights);
         }
         Self { kernels, spans, factor, weights, sums }
     }

@@ -1,4 +1,4 @@
-//! The vector alphabet on AVX2 + FMA + F16C: 16 lanes are two registers.
+//! The vector trait with AVX2, FMA and F16C: 16 lanes are two registers.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -27,10 +27,10 @@ pub(crate) struct V(__m256, __m256);
 #[derive(Clone, Copy)]
 pub(crate) struct I(__m256i, __m256i);
 
-/// `f(half of each argument)` for both halves.
+/// Applies the intrinsic to both registers.
 macro_rules! both {
     ($f:ident($($v:ident),+)) => {
-        // SAFETY: these intrinsics ask only for AVX2 and FMA, which `self` proves.
+        // SAFETY: these intrinsics require only AVX2 and FMA, which `self` proves.
         unsafe { V($f($($v.0),+), $f($($v.1),+)) }
     };
     ($f:ident::<$mode:ident>($v:ident)) => {
@@ -39,15 +39,15 @@ macro_rules! both {
     };
 }
 
-/// One piece of assembly, because the compiler would tear it apart: it likes to load the broadcasts of a whole step
-/// early, runs out of registers, and spills accumulators; the tile then takes twice its time.
+/// Assembly, because the compiler schedules the broadcasts of a whole step early, runs out of registers and spills
+/// accumulators, which doubles the time of a tile.
 ///
 /// # Safety
 /// `row[k]` is readable.
 #[inline]
 #[target_feature(enable = "avx,fma")]
 unsafe fn mul_add_broadcast(row: *const f32, k: usize, b: V, mut c: V) -> V {
-    // SAFETY: reads `row[k]` and nothing else of memory, writes its output registers and nothing else.
+    // SAFETY: reads only `row[k]` and writes only its output registers.
     unsafe {
         asm!(
             "vbroadcastss {x}, dword ptr [{row} + 4 * {k}]",
@@ -66,14 +66,14 @@ unsafe fn mul_add_broadcast(row: *const f32, k: usize, b: V, mut c: V) -> V {
     c
 }
 
-/// The same for integers, and for the same reason.
+/// The same for integers, in assembly for the same reason.
 ///
 /// # Safety
 /// `row[2 pair]` and `row[2 pair + 1]` are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn add_products(row: *const i16, pair: usize, halves: I, mut c: I) -> I {
-    // SAFETY: reads the two numbers and nothing else of memory, writes its output registers and nothing else.
+    // SAFETY: reads only the two integers and writes only its output registers.
     unsafe {
         asm!(
             "vpbroadcastd {x}, dword ptr [{row} + 4 * {pair}]",
@@ -95,7 +95,7 @@ unsafe fn add_products(row: *const i16, pair: usize, halves: I, mut c: I) -> I {
     c
 }
 
-/// Assembly for the same reason: the compiler would load the pairs once for both halves, and keep them.
+/// Assembly for the same reason: the compiler would load the pairs once for both halves and keep them in registers.
 ///
 /// # Safety
 /// 64 bytes are readable at `from`.
@@ -104,7 +104,7 @@ unsafe fn add_products(row: *const i16, pair: usize, halves: I, mut c: I) -> I {
 unsafe fn load_bf16_high(from: *const u8) -> V {
     let (low, high);
     let mask = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
-    // SAFETY: reads 64 bytes at `from`, writes its output registers and nothing else.
+    // SAFETY: reads only 64 bytes at `from` and writes only its output registers.
     unsafe {
         asm!(
             "vpand {low}, {mask}, ymmword ptr [{from}]",
@@ -298,7 +298,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: I, c: I) -> I {
-        // SAFETY: `self` proves AVX2; both numbers are readable by contract.
+        // SAFETY: `self` proves AVX2; both integers are readable by contract.
         unsafe { add_products(row, pair, halves, c) }
     }
 
@@ -310,9 +310,9 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn store_i16(self, to: *mut i16, v: V) {
-        // SAFETY: `self` proves AVX2; 16 numbers are writable by contract.
+        // SAFETY: `self` proves AVX2; 16 integers are writable by contract.
         unsafe {
-            // Packs within 128 bits: quarters 0 and 2 come from the low register.
+            // The pack works within 128 bits: quarters 0 and 2 are from the low register.
             let packed = _mm256_packs_epi32(_mm256_cvtps_epi32(v.0), _mm256_cvtps_epi32(v.1));
             _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
         }

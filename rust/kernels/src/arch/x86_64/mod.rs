@@ -1,3 +1,3 @@
-//! x86-64. AVX-512 (with VNNI and BF16) and AMX get a file each beside `avx2`.
+//! The instruction sets of x86-64, one file each.
 
 pub(crate) mod avx2;

@@ -1,7 +1,7 @@
 //! Attention of a few query rows of one kv head over paged keys and values.
 //!
-//! A *query row* is one query head at one position; the rows of a job share a kv head (the heads of its group times
-//! some neighbouring positions), so that keys and values are read from memory once for all of them.
+//! A *query row* is one query head at one position; the rows of a job share a kv head (the heads of its group times some
+//! consecutive positions), so that keys and values are read from memory once for all of them.
 //!
 //! ```text
 //! for a split of 256 positions            the splits start at 0, 256, 512, ... for every query
@@ -13,16 +13,16 @@
 //! out = acc / sum
 //! ```
 //!
-//! How the two products are made depends on how keys and values are stored: see [`numbers`] and [`codes`].
+//! The two products depend on the KV dtype: see [`floats`] and [`quantised`].
 //!
-//! The law: what a row gets is a function of its own query and of the keys and values it sees. Its scores are functions
-//! of its query and one key each; its maximum does not depend on an order; lane i of its sum adds the weights of
-//! positions i, i + 16, ... of the split; its acc takes nothing but the positions it sees, in an order that its company
-//! cannot change; splits are merged in ascending order. Nothing is added for a position it does not see, so whatever
-//! lies there (NaN included) cannot matter.
+//! Determinism contract: the output of a row is a function of its own query and of the keys and values visible to it. A
+//! score is a function of the query and one key; the maximum does not depend on an order; lane i of the sum adds the
+//! weights of positions i, i + 16, ... of the split; acc adds only the visible positions, in an order that does not depend
+//! on the batch; splits are merged in ascending order. An invisible position adds nothing, so its bytes (NaN included) have
+//! no effect.
 
-pub(crate) mod codes;
-pub(crate) mod numbers;
+pub(crate) mod floats;
+pub(crate) mod quantised;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -34,23 +34,23 @@ use crate::kv::KvLayout;
 use crate::panel::LANES;
 use crate::simd::Simd;
 
-/// Positions of a split. Part of the law: another number gives other bits.
+/// Positions of a split. Part of the determinism contract: another value changes the bits.
 pub(crate) const SPLIT: usize = 256;
 const SPLIT_TILES: usize = SPLIT / LANES;
 
-/// Floats that the query rows of one job, padded to 16, may take.
+/// The most floats of the query rows of one job, padded to 16.
 pub(crate) const JOB_FLOATS: usize = 48 * 128;
 /// The most query rows of one job.
 pub(crate) const JOB_ROWS: usize = 48;
 
-/// Floats of a row's (max, sum, acc).
+/// Floats of the (max, sum, acc) of a row.
 pub(crate) const fn partial_floats(head_dim: usize) -> usize {
     head_dim.next_multiple_of(LANES) + LANES
 }
-/// Floats of (max, sum, acc) of all rows of a job, at most.
+/// The most floats of the (max, sum, acc) of all rows of a job.
 pub(crate) const PARTIAL_FLOATS: usize = JOB_FLOATS + JOB_ROWS * LANES;
 
-/// What all jobs of one call share. Its pointers are valid for what the shapes say.
+/// The inputs that all jobs of a call share. Its pointers are valid for its shapes.
 pub(crate) struct Shape {
     pub(crate) layout: KvLayout,
     pub(crate) block_bytes: usize,
@@ -59,7 +59,7 @@ pub(crate) struct Shape {
     pub(crate) q_stride: usize,
     pub(crate) out: *mut f32,
     pub(crate) out_stride: usize,
-    /// Query heads of a kv head.
+    /// Query heads per kv head.
     pub(crate) group: usize,
     pub(crate) scale: f32,
     pub(crate) window: usize,
@@ -75,22 +75,22 @@ unsafe impl Sync for Shape {}
 pub(crate) struct Job<'a> {
     pub(crate) kv_head: usize,
     pub(crate) rows: Range<usize>,
-    /// Where the sequence's first query lies in q and out, and which position it has.
+    /// The row of the sequence's first query in q and out.
     pub(crate) first_query: usize,
+    /// The position of the first query.
     pub(crate) start: usize,
-    /// The sequence's blocks.
     pub(crate) blocks: &'a [u32],
 }
 
 impl Shape {
-    /// The positions that query row `row` of a sequence sees.
+    /// The positions visible to query row `row` of a sequence.
     #[inline(always)]
     pub(crate) fn visible(&self, start: usize, row: usize) -> Range<usize> {
         let end = start + row / self.group + 1;
         end.saturating_sub(self.window)..end
     }
 
-    /// Where the query of row `row` of a job lies.
+    /// The query of row `row` of a job.
     #[inline(always)]
     fn query(&self, job: &Job<'_>, row: usize) -> *const f32 {
         let row = job.rows.start + row;
@@ -101,7 +101,7 @@ impl Shape {
 }
 
 impl Job<'_> {
-    /// The splits in which some row of the job sees something.
+    /// The splits with a position visible to the job.
     #[inline(always)]
     pub(crate) fn splits(&self, shape: &Shape) -> Range<usize> {
         let first = shape.visible(self.start, self.rows.start);
@@ -110,36 +110,36 @@ impl Job<'_> {
     }
 }
 
-/// How keys and values are read: as [`numbers`], or as [`codes`] that are multiplied as integers.
-pub(crate) trait Format: Copy {
-    /// Copies a query, times the scale, in the form that [`score`](Self::score) wants it.
+/// The arithmetic on keys and values: on [`floats`], or on [`quantised`] integers.
+pub(crate) trait KvFormat: Copy {
+    /// Copies a query, times the scale, in the form that [`score`](Self::score) takes.
     ///
     /// # Safety
     /// `head_dim` floats are readable at `from`; `to` has room for head_dim padded to 16.
     unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, from: *const f32, to: *mut f32);
 
-    /// Scores of the rows of `pass` with the positions of `tiles`; what lies where no key is gets one too.
+    /// Computes the scores of the rows of `pass` with the positions of `tiles`, those without a key included.
     ///
     /// # Safety
-    /// `pass` has these tiles, in this format, and its queries are [`copy_query`](Self::copy_query)'s.
+    /// `pass` has these tiles, in this format; its queries were written by [`copy_query`](Self::copy_query).
     unsafe fn score<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>);
 
-    /// Writes the sums of values of the rows of `pass` that see something.
+    /// Writes the weighted sums of values of the rows of `pass` that have a visible position.
     ///
     /// # Safety
-    /// As for [`score`](Self::score); the scores of every row are weights where it sees something.
+    /// As for [`score`](Self::score); the scores of every row are its weights at its visible positions.
     unsafe fn sum_values<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>);
 }
 
-/// One split of a job: writes (max, sum, acc) of every row that sees something in it.
+/// Computes one split of a job: writes (max, sum, acc) of every row with a visible position in it.
 ///
 /// # Safety
-/// - `shape` and `job` are as their types say, for a layout of format `F`;
+/// - `shape` and `job` are as their types require, for a layout of format `F`;
 /// - the job's rows take at most [`JOB_FLOATS`] and are at most [`JOB_ROWS`];
-/// - its blocks cover what its rows see and lie inside the cache;
+/// - its blocks cover the visible positions and lie inside the cache;
 /// - `partial` has room for [`partial_floats`] for each row.
 #[inline(always)]
-pub(crate) unsafe fn attend_split<S: Simd, F: Format>(
+pub(crate) unsafe fn attend_split<S: Simd, F: KvFormat>(
     s: S,
     shape: &Shape,
     job: &Job<'_>,
@@ -153,9 +153,9 @@ pub(crate) unsafe fn attend_split<S: Simd, F: Format>(
     let mut scores = MaybeUninit::<[f32; MAX_ROWS * SPLIT]>::uninit();
     let scores = scores.as_mut_ptr().cast::<f32>();
 
-    // What the last row sees after this split, to be fetched while this one is computed.
+    // The tiles of the next split that are visible to the last row are prefetched while this split is computed.
     let end = shape.visible(job.start, job.rows.end - 1).end.saturating_sub((split + 1) * SPLIT).min(SPLIT);
-    let following = tile_pointers(shape, job, (split + 1) * SPLIT, 0..end.div_ceil(LANES));
+    let next_tiles = tile_pointers(shape, job, (split + 1) * SPLIT, 0..end.div_ceil(LANES));
 
     let tiles = Tiles::new(job.rows.len(), MAX_ROWS);
     for index in 0..tiles.count {
@@ -178,8 +178,8 @@ pub(crate) unsafe fn attend_split<S: Simd, F: Format>(
         let pass = Pass {
             layout: &shape.layout,
             tiles: tile_pointers(shape, job, split * SPLIT, touched.clone()),
-            following,
-            turn: index,
+            next_tiles,
+            index,
             line_share: 64 / tiles.count,
             visible: &visible[..rows.len()],
             // SAFETY: the tile's rows were just written.
@@ -188,13 +188,13 @@ pub(crate) unsafe fn attend_split<S: Simd, F: Format>(
             // SAFETY: `partial` has room for every row.
             partial: unsafe { partial.add(rows.start * partial_floats(head_dim)) },
         };
-        // SAFETY: the pass describes these rows; K and V tiles of `union` are valid by contract.
+        // SAFETY: the pass describes these rows; the K and V tiles of `union` are valid by contract.
         unsafe {
             F::score(s, &pass, touched.clone());
             for (row, seen) in pass.visible.iter().enumerate() {
                 if seen.start < seen.end {
                     let partial = pass.partial.add(row * partial_floats(head_dim));
-                    weigh(s, shape.softcap, *seen, scores.add(row * SPLIT), partial);
+                    softmax_weights(s, shape.softcap, *seen, scores.add(row * SPLIT), partial);
                 }
             }
             F::sum_values(s, &pass, touched);
@@ -202,7 +202,7 @@ pub(crate) unsafe fn attend_split<S: Simd, F: Format>(
     }
 }
 
-/// Positions counted from the start of a split.
+/// A range of visible positions, relative to the start of a split.
 #[derive(Clone, Copy, Default)]
 struct Visible {
     start: usize,
@@ -223,26 +223,25 @@ impl Visible {
 /// One tile of query rows in one split.
 pub(crate) struct Pass<'a> {
     layout: &'a KvLayout,
-    /// Where the split's tiles of 16 positions lie; null where no row sees anything.
+    /// The split's tiles of 16 positions; null if a tile has no visible position.
     tiles: [*const u8; SPLIT_TILES],
-    /// The same for the split after this one.
-    following: [*const u8; SPLIT_TILES],
-    /// Which tile of rows of the job this is: each prefetches its share.
-    turn: usize,
-    /// The bytes of a cache line that one turn stands for: with every line that a turn reads, it asks for memory that
-    /// many bytes further.
+    /// The same for the next split.
+    next_tiles: [*const u8; SPLIT_TILES],
+    /// The index of this tile of rows in its job; each prefetches its share of the next split.
+    index: usize,
+    /// The share of a cache line that one tile of rows prefetches for every line that it reads, in bytes.
     line_share: usize,
-    /// What each row sees.
+    /// The visible positions of each row.
     visible: &'a [Visible],
     /// `[row][head_dim padded to 16]`, in the format's form.
     queries: *const f32,
     /// `[row][256]`
     scores: *mut f32,
-    /// `[row][max, sum and two floats of the format's in 16, head_dim padded to 16]`
+    /// `[row][16 floats: max, sum and two of the format; head_dim padded to 16]`
     partial: *mut f32,
 }
 
-/// Where the tiles `tiles` lie, counted from position `start`.
+/// Pointers to the tiles `tiles`, counted from position `start`.
 #[inline(always)]
 fn tile_pointers(
     shape: &Shape,
@@ -260,14 +259,14 @@ fn tile_pointers(
     pointers
 }
 
-/// Turns one row's scores into weights, and writes its max and sum.
+/// Replaces one row's scores by weights, and writes its max and sum.
 ///
 /// # Safety
 /// `scores` has 256 floats, set for the tiles that `seen` touches; `partial` is the row's.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(s: S, softcap: f32, seen: Visible, scores: *mut f32, partial: *mut f32) {
+unsafe fn softmax_weights<S: Simd>(s: S, softcap: f32, seen: Visible, scores: *mut f32, partial: *mut f32) {
     let (from, to) = (seen.start / LANES * LANES, seen.end.next_multiple_of(LANES));
-    // SAFETY (all blocks): from..to lies inside the 256 scores, and so do the single lanes.
+    // SAFETY (all blocks): from..to lies inside the 256 scores, and so does every single lane.
     let mut i = from;
     if softcap > 0.0 {
         while i < to {
@@ -317,7 +316,7 @@ unsafe fn weigh<S: Simd>(s: S, softcap: f32, seen: Visible, scores: *mut f32, pa
     }
 }
 
-/// Begins the totals of a job: nothing seen.
+/// Initialises the totals of a job.
 ///
 /// # Safety
 /// `total` has room for the job's rows.
@@ -336,10 +335,10 @@ pub(crate) unsafe fn clear<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, total: *
     }
 }
 
-/// Merges one split into the totals of the rows that see something in it.
+/// Merges one split into the totals of the rows with a visible position in it.
 ///
 /// # Safety
-/// `partial` and `total` have the job's rows, `partial` as [`attend_split`] left them.
+/// `partial` and `total` have the job's rows; [`attend_split`] has written `partial`.
 #[inline(always)]
 pub(crate) unsafe fn merge<S: Simd>(
     s: S,
@@ -379,7 +378,7 @@ pub(crate) unsafe fn merge<S: Simd>(
 /// Writes the output of a job.
 ///
 /// # Safety
-/// `total` has the job's rows, each with at least one split merged; nobody else touches their output.
+/// `total` has the job's rows, each with at least one split merged; no other thread accesses their output.
 #[inline(always)]
 pub(crate) unsafe fn finish<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, total: *const f32) {
     let head_dim = shape.layout.head_dim;

@@ -1,16 +1,16 @@
-//! One number that threads wait on: first by spinning, then asleep.
+//! A counter that threads wait on: they spin first, then sleep.
 //!
-//! Waking a sleeping thread costs tens of microseconds and a decode step has some hundred parallel regions, so a
-//! waiter spins for about a millisecond; an idle pool must use no CPU, so after that it sleeps.
+//! Waking a sleeping thread takes tens of microseconds and a decode step has some hundred parallel regions, so a waiter
+//! spins for about a millisecond; an idle pool must not use the CPU, so it sleeps after that.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 
-/// Rounds of `spin_loop` before a waiter sleeps: about a millisecond.
+/// Iterations of `spin_loop` before a waiter sleeps: about a millisecond.
 pub(super) const SPINS: u32 = 40_000;
 
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(super) struct WaitableCounter {
     value: AtomicUsize,
     spins: u32,
     sleepers: AtomicUsize,
@@ -18,8 +18,8 @@ pub(super) struct Gate {
     changed: Condvar,
 }
 
-impl Gate {
-    /// A gate at 0 whose waiters look `spins` times before they sleep.
+impl WaitableCounter {
+    /// A counter at 0 whose waiters spin `spins` times before they sleep.
     pub(super) const fn new(spins: u32) -> Self {
         Self {
             value: AtomicUsize::new(0),
@@ -30,29 +30,29 @@ impl Gate {
         }
     }
 
-    /// Waits until `passes` likes the value, and returns it. Everything written before the change is visible.
-    pub(super) fn wait(&self, passes: impl Fn(usize) -> bool) -> usize {
+    /// Waits until `condition` holds for the value, and returns the value. Writes before the change are visible.
+    pub(super) fn wait(&self, condition: impl Fn(usize) -> bool) -> usize {
         for _ in 0..self.spins {
             // Acquire pairs with the writer's SeqCst (which is also a release).
             let value = self.value.load(Ordering::Acquire);
-            if passes(value) {
+            if condition(value) {
                 return value;
             }
             std::hint::spin_loop();
         }
-        self.sleep(passes)
+        self.sleep(condition)
     }
 
     #[cold]
-    fn sleep(&self, passes: impl Fn(usize) -> bool) -> usize {
+    fn sleep(&self, condition: impl Fn(usize) -> bool) -> usize {
         let mut guard = self.lock.lock().unwrap_or_else(|poison| poison.into_inner());
-        // SeqCst on both sides, in opposite order: a sleeper announces itself and then reads the value; a writer
-        // changes the value and then reads the count. At least one of them sees the other, so no wake is lost: a
-        // writer that sees the sleeper takes the lock, which is free only once the sleeper waits (or has left).
+        // SeqCst on both sides, in opposite order: a sleeper increments `sleepers` and then reads the value; a writer
+        // changes the value and then reads `sleepers`. At least one of them sees the other, so no wake-up is lost: a
+        // writer that sees the sleeper takes the lock, which is free only while the sleeper waits or after it has left.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let value = loop {
             let value = self.value.load(Ordering::SeqCst);
-            if passes(value) {
+            if condition(value) {
                 break value;
             }
             guard = self.changed.wait(guard).unwrap_or_else(|poison| poison.into_inner());
@@ -66,38 +66,38 @@ impl Gate {
         self.wake();
     }
 
-    /// Adds one and wakes whoever waits.
+    /// Adds one and wakes the waiters.
     pub(super) fn increment(&self) {
         self.value.fetch_add(1, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Adds one if the value `allows` it. Nobody waits for that, so nobody is woken.
-    pub(super) fn try_increment(&self, allows: impl Fn(usize) -> bool) -> bool {
-        // Acquire: whoever is let in sees what was written before the value that let him in. Release is not needed: what he
-        // writes is published when he subtracts again.
-        let increment = |value| allows(value).then_some(value + 1);
+    /// Adds one if `allowed` holds for the value. Does not wake the waiters: none waits for this change.
+    pub(super) fn try_increment(&self, allowed: impl Fn(usize) -> bool) -> bool {
+        // Acquire: the caller sees the writes before the value that allowed the increment. Release is not needed: the
+        // decrement publishes the caller's own writes.
+        let increment = |value| allowed(value).then_some(value + 1);
         self.value.fetch_update(Ordering::Acquire, Ordering::Relaxed, increment).is_ok()
     }
 
-    /// Subtracts one; waiters are woken if `matters` likes what that leaves.
-    pub(super) fn decrement(&self, matters: impl Fn(usize) -> bool) {
-        if matters(self.value.fetch_sub(1, Ordering::SeqCst) - 1) {
+    /// Subtracts one; wakes the waiters if `wakes` holds for the new value.
+    pub(super) fn decrement(&self, wakes: impl Fn(usize) -> bool) {
+        if wakes(self.value.fetch_sub(1, Ordering::SeqCst) - 1) {
             self.wake();
         }
     }
 
-    /// Clears bits. Nobody waits for that, so nobody is woken.
+    /// Clears bits. Does not wake the waiters: none waits for this change.
     pub(super) fn clear_bits(&self, bits: usize) {
         self.value.fetch_and(!bits, Ordering::SeqCst);
     }
 
-    /// The value now, for the only thread that changes it.
+    /// The value, for the only thread that changes it.
     pub(super) fn value(&self) -> usize {
         self.value.load(Ordering::Relaxed)
     }
 
-    /// Threads asleep at this gate now.
+    /// The number of sleeping threads.
     pub(super) fn sleepers(&self) -> usize {
         self.sleepers.load(Ordering::SeqCst)
     }

@@ -1,12 +1,12 @@
-//! Keys and values as numbers: both products are chains of f32 multiply-adds of the microkernel.
+//! Attention over floating-point keys and values: both products are chains of f32 multiply-adds of the microkernel.
 //!
-//! A score is a chain over dimensions. An acc is a chain over exactly the positions that its row sees, in ascending
-//! order: rows of a tile that see different ends are taken on one by one there.
+//! A score is a chain over dimensions. An acc is a chain over exactly the positions visible to its row, in ascending order;
+//! positions that are not visible to all rows of a tile are added row by row.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{Format, Pass, SPLIT, Shape, Visible, partial_floats};
+use super::{KvFormat, Pass, SPLIT, Shape, Visible, partial_floats};
 use crate::generic::row_ops::load as load_lanes;
 use crate::generic::storage::Storage;
 use crate::generic::tile::{self, Prefetch, with_tile_shape};
@@ -14,9 +14,9 @@ use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Numbers<E>(PhantomData<E>);
+pub(crate) struct Floats<E>(PhantomData<E>);
 
-impl<E: Storage> Format for Numbers<E> {
+impl<E: Storage> KvFormat for Floats<E> {
     #[inline(always)]
     unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, from: *const f32, to: *mut f32) {
         let head_dim = shape.layout.head_dim;
@@ -52,15 +52,15 @@ impl<E: Storage> Format for Numbers<E> {
             }
         }
         let panels = pass.layout.head_dim.div_ceil(LANES);
-        for part in Parts::new(pass.visible) {
+        for segment in Segments::new(pass.visible) {
             let mut panel = 0;
             while panel < panels {
                 // SAFETY: by contract; the sums were just set.
                 unsafe {
                     panel += with_tile_shape!(
-                        part.rows.len(),
+                        segment.rows.len(),
                         panels - panel,
-                        sum_values::<S, E>(s, pass, &part, panel)
+                        sum_values::<S, E>(s, pass, &segment, panel)
                     );
                 }
             }
@@ -69,8 +69,8 @@ impl<E: Storage> Format for Numbers<E> {
 }
 
 impl Pass<'_> {
-    /// For `panels` that are `bytes` bytes at offset `offsets[p]` of tile `tiles[p]`: this turn's share of the same
-    /// bytes of the following split. That far ahead, memory is busy all the time and at an even rate.
+    /// The prefetches for `panels`, `bytes` bytes each at offset `offsets[p]` of tile `tiles[p]`: this pass's share of the
+    /// same bytes of the next split. At this distance the load on the memory is constant.
     #[inline(always)]
     fn prefetch<E: Storage, const P: usize>(
         &self,
@@ -81,10 +81,10 @@ impl Pass<'_> {
     ) -> Prefetch<P> {
         let mut prefetch = Prefetch { offsets: [0; P], advance: E::PAIR / 64 * self.line_share };
         for p in 0..P {
-            let following = self.following[tiles[p]];
-            if !following.is_null() {
-                let share = offsets[p] + self.turn * (bytes / 64) * self.line_share;
-                let address = following.addr().wrapping_add(share);
+            let next = self.next_tiles[tiles[p]];
+            if !next.is_null() {
+                let share = offsets[p] + self.index * (bytes / 64) * self.line_share;
+                let address = next.addr().wrapping_add(share);
                 prefetch.offsets[p] = address.wrapping_sub(panels[p].addr()).cast_signed();
             }
         }
@@ -107,7 +107,7 @@ unsafe fn score<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, pass:
     }
     let prefetch = pass.prefetch::<E, P>(panels, tiles, [0; P], pass.layout.key_bytes());
     let mut acc = tile::zero::<S, T, P>(s);
-    // SAFETY: the queries have `head_dim` floats and each K panel as many steps; 256 scores are writable in each row.
+    // SAFETY: the queries have `head_dim` floats and each K panel has `head_dim` steps; each row has 256 scores.
     unsafe {
         let stride = head_dim.next_multiple_of(LANES);
         tile::advance::<S, E, T, P>(s, &mut acc, pass.queries, stride, panels, 0..head_dim, prefetch);
@@ -115,20 +115,20 @@ unsafe fn score<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, pass:
     }
 }
 
-/// Which rows take which positions into their sums together: what every row sees is done for all at once; the ragged
-/// ends before and after belong to single rows.
-struct Parts<'a> {
+/// The order in which rows add positions to their sums: positions visible to every row are added for all rows together,
+/// those before and after them row by row.
+struct Segments<'a> {
     visible: &'a [Visible],
     common: Visible,
     next: usize,
 }
 
-struct Part {
+struct Segment {
     rows: Range<usize>,
     positions: Range<usize>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> Segments<'a> {
     #[inline(always)]
     fn new(visible: &'a [Visible]) -> Self {
         let mut common = Visible { start: 0, end: SPLIT };
@@ -142,11 +142,11 @@ impl<'a> Parts<'a> {
     }
 }
 
-impl Iterator for Parts<'_> {
-    type Item = Part;
+impl Iterator for Segments<'_> {
+    type Item = Segment;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Part> {
+    fn next(&mut self) -> Option<Segment> {
         let (count, common) = (self.visible.len(), self.common);
         while self.next <= 2 * count {
             let index = self.next;
@@ -162,14 +162,14 @@ impl Iterator for Parts<'_> {
                 (row..row + 1, seen.start.max(common.end)..seen.end)
             };
             if positions.start < positions.end {
-                return Some(Part { rows, positions });
+                return Some(Segment { rows, positions });
             }
         }
         None
     }
 }
 
-/// Takes the weighted sums of the `T` rows of `part` over `P` V panels (16 dimensions each) from `panel` on.
+/// Continues the weighted sums of the `T` rows of `segment` over `P` V panels (16 dimensions each) from `panel` on.
 ///
 /// # Safety
 /// `pass` has these rows and panels, and weights and values for these positions; the sums are set.
@@ -177,7 +177,7 @@ impl Iterator for Parts<'_> {
 unsafe fn sum_values<S: Simd, E: Storage, const T: usize, const P: usize>(
     s: S,
     pass: &Pass<'_>,
-    part: &Part,
+    segment: &Segment,
     panel: usize,
 ) {
     let stride = partial_floats(pass.layout.head_dim);
@@ -186,21 +186,22 @@ unsafe fn sum_values<S: Simd, E: Storage, const T: usize, const P: usize>(
     for (p, offset) in offsets.iter_mut().enumerate() {
         *offset += p * panel_bytes;
     }
-    // SAFETY: each row has its acc after the max and the sum, 16 floats for each panel; the panels lie inside the
-    // tiles; 16 weights of each row lie at each tile's place.
+    // SAFETY: the acc of each row follows its first 16 floats, 16 floats for each panel; the panels lie inside the tiles;
+    // each row has 16 weights for each tile.
     unsafe {
-        let acc_at = pass.partial.add(part.rows.start * stride + LANES + panel * LANES);
+        let acc_at = pass.partial.add(segment.rows.start * stride + LANES + panel * LANES);
         let mut acc = tile::load::<S, T, P>(s, acc_at, stride, LANES);
-        let mut at = part.positions.start;
-        while at < part.positions.end {
+        let mut at = segment.positions.start;
+        while at < segment.positions.end {
             let base = at / LANES * LANES;
-            let end = part.positions.end.min(base + LANES);
+            let end = segment.positions.end.min(base + LANES);
             let mut panels = [pass.tiles[at / LANES]; P];
             for (panel, offset) in panels.iter_mut().zip(offsets) {
                 *panel = panel.add(offset);
             }
             let prefetch = pass.prefetch::<E, P>(panels, [at / LANES; P], offsets, panel_bytes);
-            let (weights, steps) = (pass.scores.add(part.rows.start * SPLIT + base), at - base..end - base);
+            let (weights, steps) =
+                (pass.scores.add(segment.rows.start * SPLIT + base), at - base..end - base);
             tile::advance::<S, E, T, P>(s, &mut acc, weights, SPLIT, panels, steps, prefetch);
             at = end;
         }

@@ -1,39 +1,39 @@
-//! Keys and values as codes: both products are sums of integers, and the grids of the tokens come in afterwards.
+//! Attention over quantised keys and values: both products are sums of integers; the quantisation parameters of the tokens
+//! are applied to the sums.
 //!
 //! ```text
-//! query of a row     q[d] ~ unit * whole[d]                      whole: 16 bits, unit = max |q| / limit
-//! score of token t   unit * (scale[t] * (whole . codes[t]) + offset[t] * sum of whole)
-//! weights of a row   w[t] * scale[t] ~ unit * whole[t]           whole: 16 bits, unit = max (w * scale) / limit
-//! acc of dim d       unit * (whole . codes[d]) + sum of w[t] * offset[t]
+//! query of a row     q[d] ~ unit * int[d]                      int: 16 bits, unit = max |q| / limit
+//! score of token t   unit * (scale[t] * (int . k[t]) + offset[t] * sum of int)
+//! weights of a row   w[t] * scale[t] ~ unit * int[t]           int: 16 bits, unit = max (w * scale) / limit
+//! acc of dim d       unit * (int . v[d]) + sum of w[t] * offset[t]
 //! ```
 //!
-//! Nothing is expanded to f32: two codes in 16-bit halves are multiplied and added by one instruction, twice as many at
-//! once as f32 multiply-adds do. The limits are such that no sum of 32 bits overflows, so every sum is exact and has no
-//! order; a position that a row does not see has weight 0, and a code is never NaN.
+//! k and v are the quantised values. They are not expanded to f32: one instruction multiplies and adds two of them in
+//! 16-bit halves, twice as many as f32 multiply-adds process. The limits exclude an overflow of the 32-bit sums, so every
+//! sum is exact and independent of the order; an invisible position has weight 0, and a quantised value is never NaN.
 //!
-//! The query is rounded to 16 bits (an error of 2^-16 of its largest number, where bf16 keys have one of 2^-9 of
-//! each), and so are the weights of a split. What the rounding of a weight leaves over is carried to the next position
-//! of the same lane; so many small weights beside a large one do not vanish, and no more than half a step a lane,
-//! 8 of 32766, is missing from their sum.
+//! The query is rounded to 16 bits (an error of 2^-16 of its largest value; bf16 keys have 2^-9 of each value), and so are
+//! the weights of a split. The rounding error of a weight is carried to the next position of the same lane, so many small
+//! weights beside a large one do not vanish: their sum is off by at most half a step per lane, 8 of 32766.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::{Format, Pass, SPLIT, Shape, Visible, partial_floats};
+use super::{KvFormat, Pass, SPLIT, Shape, Visible, partial_floats};
 use crate::generic::row_ops::load as load_lanes;
 use crate::generic::tile::MAX_ROWS;
-use crate::kv::GRID_LINE;
+use crate::kv::PARAMS_LINE;
 use crate::panel::LANES;
 use crate::quantiser::{Quantiser, WORD_BYTES};
 use crate::simd::Simd;
 
-/// Codes of `BITS` bits.
+/// Quantised values of `BITS` bits.
 #[derive(Clone, Copy)]
-pub(crate) struct Codes<const BITS: u32>;
+pub(crate) struct Quantised<const BITS: u32>;
 
-/// The largest weight before a carry of at most a half; 256 of them times codes of 8 bits still fit an i32.
+/// The largest weight before a carry of at most a half; the sum of 256 of them times 8-bit values fits an i32.
 const WEIGHT_LIMIT: f32 = 32_766.0;
-/// Where a row's partial result has the unit of its weights and the sum of its weighted offsets.
+/// The indices, in a row's partial result, of the unit of its weights and of the sum of its weighted offsets.
 const UNIT: usize = 2;
 const OFFSETS: usize = 3;
 
@@ -52,42 +52,42 @@ macro_rules! with_rows {
     };
 }
 
-impl<const BITS: u32> Codes<BITS> {
+impl<const BITS: u32> Quantised<BITS> {
     const QUANTISER: Quantiser = Quantiser { bits: BITS };
 }
 
-impl<const BITS: u32> Format for Codes<BITS> {
-    /// Leaves `[head_dim padded to 16]` i16, then the unit and the unit times the sum of all.
+impl<const BITS: u32> KvFormat for Quantised<BITS> {
+    /// Writes `[head_dim padded to 16]` i16, then the unit and the unit times the sum of all.
     #[inline(always)]
     unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, from: *const f32, to: *mut f32) {
         let head_dim = shape.layout.head_dim;
         let most = i32::MAX as usize / (Self::QUANTISER.levels() as usize * head_dim);
         let limit = most.min(i16::MAX as usize) as f32;
-        let (mut least, mut largest, mut spoiled) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
+        let (mut least, mut largest, mut non_finite) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
         let mut d = 0;
         while d < head_dim {
             // SAFETY: the rest of the head is readable.
             let q = unsafe { load_lanes(s, from.add(d), LANES.min(head_dim - d)) };
             let q = s.mul(q, s.splat(shape.scale));
             (least, largest) = (s.min(q, least), s.max(q, largest));
-            spoiled = s.add(spoiled, s.sub(q, q)); // NaN if q is not finite
+            non_finite = s.add(non_finite, s.sub(q, q)); // NaN if q is not finite
             d += LANES;
         }
         let (unit, inverse) = units(s.largest(s.max(largest, s.sub(s.splat(0.0), least))), limit);
         let mut sum = s.splat(0.0);
         d = 0;
         while d < head_dim {
-            // SAFETY: the rest of the head is readable; two bytes for each padded dimension are half of what `to` has.
+            // SAFETY: the rest of the head is readable; two bytes for each padded dimension are half of `to`.
             unsafe {
                 let q = load_lanes(s, from.add(d), LANES.min(head_dim - d));
-                let whole = s.round(s.mul(s.mul(q, s.splat(shape.scale)), s.splat(inverse)));
-                sum = s.add(sum, whole);
-                s.store_i16(to.cast::<i16>().add(d), whole);
+                let integers = s.round(s.mul(s.mul(q, s.splat(shape.scale)), s.splat(inverse)));
+                sum = s.add(sum, integers);
+                s.store_i16(to.cast::<i16>().add(d), integers);
             }
             d += LANES;
         }
-        let unit = unit + s.sum(spoiled);
-        // SAFETY: the second half of `to` is 8 floats at least.
+        let unit = unit + s.sum(non_finite);
+        // SAFETY: the second half of `to` has at least 8 floats.
         unsafe {
             *query_unit(to, head_dim) = unit;
             *query_unit(to, head_dim).add(1) = unit * s.sum(sum);
@@ -119,43 +119,42 @@ impl<const BITS: u32> Format for Codes<BITS> {
     }
 }
 
-/// Where [`Codes::copy_query`] leaves the two floats.
+/// The two floats that [`Quantised::copy_query`] writes.
 #[inline(always)]
 fn query_unit(query: *mut f32, head_dim: usize) -> *mut f32 {
     query.wrapping_add(head_dim.next_multiple_of(LANES) / 2)
 }
 
-/// The unit in which `largest` is `limit`, and its inverse; both 0 if there is nothing to speak of.
+/// The unit in which `largest` is `limit`, and its inverse; both are 0 if `largest` is negligible.
 #[inline(always)]
 fn units(largest: f32, limit: f32) -> (f32, f32) {
-    const LEAST: f32 = 1e-30; // well above the largest number whose inverse overflows
+    const LEAST: f32 = 1e-30; // well above the largest value whose inverse overflows
     if largest < LEAST { (0.0, 0.0) } else { (largest / limit, limit / largest) }
 }
 
-/// Adds the products of the codes of one panel with `T` rows of whole numbers.
+/// Adds the products of the quantised values of one panel with `T` rows of integers.
 ///
 /// # Safety
-/// `panel` has `words` words, and each row (`stride` numbers apart) as many numbers as they have steps; the address
-/// `ahead` may be any.
+/// `panel` has `words` words, and each row (`stride` integers apart) as many integers as they have steps.
 #[inline(always)]
-unsafe fn add_codes<S: Simd, const BITS: u32, const T: usize>(
+unsafe fn add_panel<S: Simd, const BITS: u32, const T: usize>(
     s: S,
     acc: &mut [S::I; T],
     rows: *const i16,
     stride: usize,
     panel: *const u8,
     words: usize,
-    ahead: Ahead,
+    prefetch: LinePrefetch,
 ) {
-    let pairs = Codes::<BITS>::QUANTISER.steps() / 2;
-    let mask = Codes::<BITS>::QUANTISER.levels() as u16;
+    let pairs = Quantised::<BITS>::QUANTISER.steps() / 2;
+    let mask = Quantised::<BITS>::QUANTISER.levels() as u16;
     for word in 0..words {
-        s.prefetch(ahead.address.wrapping_add(word * ahead.advance));
+        s.prefetch(prefetch.address.wrapping_add(word * prefetch.advance));
         // SAFETY: by contract.
         unsafe {
-            let codes = s.load_words(panel.add(word * WORD_BYTES));
+            let values = s.load_words(panel.add(word * WORD_BYTES));
             for pair in 0..pairs {
-                let halves = s.halves(codes, pair as u32 * BITS, mask);
+                let halves = s.halves(values, pair as u32 * BITS, mask);
                 for (t, acc) in acc.iter_mut().enumerate() {
                     *acc = s.add_products(rows.add(t * stride), word * pairs + pair, halves, *acc);
                 }
@@ -164,23 +163,23 @@ unsafe fn add_codes<S: Simd, const BITS: u32, const T: usize>(
     }
 }
 
-/// What to ask of memory with every word.
+/// The prefetches of a panel: one for every word, `advance` bytes apart. The address need not be valid.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct LinePrefetch {
     address: *const u8,
     advance: usize,
 }
 
 impl Pass<'_> {
-    /// For `words` words at `offset` of tile `tile`: this turn's share of the same of the following split.
+    /// The prefetches for `words` words at `offset` of tile `tile`: this pass's share of the same words of the next split.
     #[inline(always)]
-    fn ahead(&self, tile: usize, offset: usize, words: usize) -> Ahead {
-        let address = self.following[tile];
+    fn line_prefetch(&self, tile: usize, offset: usize, words: usize) -> LinePrefetch {
+        let address = self.next_tiles[tile];
         if address.is_null() {
-            return Ahead { address: self.tiles[tile], advance: 0 };
+            return LinePrefetch { address: self.tiles[tile], advance: 0 };
         }
         let advance = self.line_share;
-        Ahead { address: address.wrapping_add(offset + self.turn * words * advance), advance }
+        LinePrefetch { address: address.wrapping_add(offset + self.index * words * advance), advance }
     }
 }
 
@@ -190,22 +189,22 @@ impl Pass<'_> {
 /// `pass` has these rows and this tile.
 #[inline(always)]
 unsafe fn score<S: Simd, const BITS: u32, const T: usize>(s: S, pass: &Pass<'_>, tile: usize) {
-    let (layout, grids) = (pass.layout, pass.tiles[tile]);
+    let (layout, params) = (pass.layout, pass.tiles[tile]);
     let stride = layout.head_dim.next_multiple_of(LANES);
-    let words = Codes::<BITS>::QUANTISER.words(layout.head_dim);
-    if pass.turn == 0 {
-        for line in 0..layout.grid_bytes() / GRID_LINE {
-            s.prefetch(pass.following[tile].wrapping_add(line * GRID_LINE));
+    let words = Quantised::<BITS>::QUANTISER.words(layout.head_dim);
+    if pass.index == 0 {
+        for line in 0..layout.params_bytes() / PARAMS_LINE {
+            s.prefetch(pass.next_tiles[tile].wrapping_add(line * PARAMS_LINE));
         }
     }
     let mut acc = [s.zeros(); T];
-    let ahead = pass.ahead(tile, layout.grid_bytes(), words);
-    // SAFETY: the tile has its grids and then the K panel; the queries are padded with zeros to whole words; 16 scores
-    // of each row lie at the tile's place.
+    let prefetch = pass.line_prefetch(tile, layout.params_bytes(), words);
+    // SAFETY: the K panel follows the tile's quantisation parameters; the queries are padded with zeros to whole words;
+    // each row has 16 scores for the tile.
     unsafe {
-        let panel = grids.add(layout.grid_bytes());
-        add_codes::<S, BITS, T>(s, &mut acc, pass.queries.cast(), 2 * stride, panel, words, ahead);
-        let (scale, offset) = (s.load_bf16_low(grids), s.load(grids.add(GRID_LINE).cast()));
+        let panel = params.add(layout.params_bytes());
+        add_panel::<S, BITS, T>(s, &mut acc, pass.queries.cast(), 2 * stride, panel, words, prefetch);
+        let (scale, offset) = (s.load_bf16_low(params), s.load(params.add(PARAMS_LINE).cast()));
         for (t, acc) in acc.into_iter().enumerate() {
             let unit = query_unit(pass.queries.add(t * stride).cast_mut(), layout.head_dim);
             let base = s.mul(offset, s.splat(*unit.add(1)));
@@ -215,27 +214,27 @@ unsafe fn score<S: Simd, const BITS: u32, const T: usize>(s: S, pass: &Pass<'_>,
     }
 }
 
-/// Rounds the weights of one row to whole numbers, 0 where it sees nothing, and writes their unit and the sum of the
-/// weighted offsets.
+/// Rounds the weights of one row to integers, 0 at invisible positions, and writes their unit and the sum of the weighted
+/// offsets.
 ///
 /// # Safety
-/// `pass` has this row and these tiles; `whole` has 256 numbers.
+/// `pass` has this row and these tiles; `integers` has 256 elements.
 #[inline(always)]
-unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range<usize>, whole: *mut i16) {
+unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range<usize>, integers: *mut i16) {
     let seen = pass.visible[row];
     let weights = pass.scores.wrapping_add(row * SPLIT);
     let touched = seen.start / LANES..seen.end.div_ceil(LANES);
     let mut offsets = s.splat(0.0);
     let mut largest = s.splat(0.0);
     for tile in touched.clone() {
-        // SAFETY: the tile begins with its grids, and has 16 weights of the row.
+        // SAFETY: the tile starts with its quantisation parameters; the row has 16 weights for it.
         unsafe {
-            let grids = pass.tiles[tile];
-            let (scale, offset) = (s.load_bf16_high(grids), s.load(grids.add(2 * GRID_LINE).cast()));
+            let params = pass.tiles[tile];
+            let (scale, offset) = (s.load_bf16_high(params), s.load(params.add(2 * PARAMS_LINE).cast()));
             let at = weights.add(tile * LANES);
             let weight = s.load(at);
-            offsets = s.add(offsets, seen.only(s, tile, s.mul(weight, offset)));
-            let scaled = seen.only(s, tile, s.mul(weight, scale));
+            offsets = s.add(offsets, seen.masked(s, tile, s.mul(weight, offset)));
+            let scaled = seen.masked(s, tile, s.mul(weight, scale));
             largest = s.max(scaled, largest);
             s.store(at, scaled);
         }
@@ -243,7 +242,7 @@ unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range
     let (unit, inverse) = units(s.largest(largest), WEIGHT_LIMIT);
     let mut carry = s.splat(0.0);
     for tile in tiles {
-        // SAFETY: 16 whole numbers are writable for every tile; where the row sees something, its weights are there.
+        // SAFETY: 16 integers are writable for every tile; the row has weights for the tiles in `touched`.
         unsafe {
             let mut rounded = s.splat(0.0);
             if touched.contains(&tile) {
@@ -251,10 +250,10 @@ unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range
                 rounded = s.round(exact);
                 carry = s.sub(exact, rounded);
             }
-            s.store_i16(whole.add(tile * LANES), rounded);
+            s.store_i16(integers.add(tile * LANES), rounded);
         }
     }
-    // SAFETY: the row's partial result begins with 16 floats.
+    // SAFETY: the row's partial result starts with 16 floats.
     unsafe {
         let partial = pass.partial.add(row * partial_floats(pass.layout.head_dim));
         *partial.add(UNIT) = unit;
@@ -263,9 +262,9 @@ unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range
 }
 
 impl Visible {
-    /// `v` with 0 in the lanes of `tile` that are not seen.
+    /// `v` with 0 in the lanes of `tile` that are not visible.
     #[inline(always)]
-    fn only<S: Simd>(self, s: S, tile: usize, v: S::V) -> S::V {
+    fn masked<S: Simd>(self, s: S, tile: usize, v: S::V) -> S::V {
         let start = tile * LANES;
         if self.start <= start && start + LANES <= self.end {
             return v;
@@ -283,7 +282,7 @@ impl Visible {
 /// Sums of the values of `T` rows in one V panel.
 ///
 /// # Safety
-/// `pass` has these rows, tiles and panel; `weights` has 256 whole numbers of each row.
+/// `pass` has these rows, tiles and panel; `weights` has 256 integers of each row.
 #[inline(always)]
 unsafe fn sum_values<S: Simd, const BITS: u32, const T: usize>(
     s: S,
@@ -293,16 +292,16 @@ unsafe fn sum_values<S: Simd, const BITS: u32, const T: usize>(
     panel: usize,
 ) {
     let layout = pass.layout;
-    let words = Codes::<BITS>::QUANTISER.words(LANES);
-    let offset = layout.grid_bytes() + layout.key_bytes() + panel * layout.value_panel_bytes();
+    let words = Quantised::<BITS>::QUANTISER.words(LANES);
+    let offset = layout.params_bytes() + layout.key_bytes() + panel * layout.value_panel_bytes();
     let mut acc = [s.zeros(); T];
-    // SAFETY: the panels lie inside the tiles; 16 weights of each row lie at each tile's place; a row's acc follows its
-    // first 16 floats.
+    // SAFETY: the panels lie inside the tiles; each row has 16 weights for each tile; a row's acc follows its first 16
+    // floats.
     unsafe {
         for tile in tiles {
-            let (weights, codes) = (weights.add(tile * LANES), pass.tiles[tile].add(offset));
-            let ahead = pass.ahead(tile, offset, words);
-            add_codes::<S, BITS, T>(s, &mut acc, weights, SPLIT, codes, words, ahead);
+            let (weights, values) = (weights.add(tile * LANES), pass.tiles[tile].add(offset));
+            let prefetch = pass.line_prefetch(tile, offset, words);
+            add_panel::<S, BITS, T>(s, &mut acc, weights, SPLIT, values, words, prefetch);
         }
         for (t, acc) in acc.into_iter().enumerate() {
             let partial = pass.partial.add(t * partial_floats(layout.head_dim));
