@@ -1,5 +1,5 @@
-//! Time of an operation of the allocator: ten thousand live blocks, a random one freed and a random size allocated, over and
-//! over. `cargo bench --bench bfc`; prints the median over batches.
+//! The time of an allocator operation: with ten thousand live blocks, repeatedly frees a random one and allocates a random size.
+//! `cargo bench --bench bfc`; prints the median over batches.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use penstock_device::bfc::{Bfc, Block, DEFAULT_ALIGNMENT, Placement};
 
 const NUM_LIVE: usize = 10_000;
 const BATCHES: usize = 301;
-/// Pairs of free and allocate in a batch.
+/// Pairs of free and allocate per batch.
 const PAIRS: usize = 2_000;
 
 /// SplitMix64.
@@ -30,13 +30,13 @@ impl Random {
     }
 }
 
-/// From 256 bytes to 1 MiB, every power of two as likely.
+/// From 256 bytes to 1 MiB, every power of two with the same probability.
 fn any_size(random: &mut Random) -> usize {
     let base = 256 << random.below(12);
     base + random.below(base)
 }
 
-/// All of one power of two, so that few bins have all there is to search.
+/// Within one power of two, so that few bins have all free chunks.
 fn one_power(random: &mut Random) -> usize {
     (256 << 10) + random.below(256 << 10)
 }
@@ -51,23 +51,23 @@ fn measure(title: &str, size: fn(&mut Random) -> usize) {
     let mut replace = |num_pairs: usize| {
         let start = Instant::now();
         for _ in 0..num_pairs {
-            let victim = random.below(NUM_LIVE);
-            bfc.free(live[victim].id).expect("a live block");
-            live[victim] = allocate(&mut bfc, &mut random);
+            let index = random.below(NUM_LIVE);
+            bfc.free(live[index].id).expect("a live block");
+            live[index] = allocate(&mut bfc, &mut random);
         }
         start.elapsed().as_nanos() as f64 / (2 * num_pairs) as f64
     };
-    replace(30 * NUM_LIVE); // until there are as many holes as there will be
+    replace(30 * NUM_LIVE); // until the number of free chunks is stationary
     let mut times: Vec<f64> = (0..BATCHES).map(|_| replace(PAIRS)).collect();
     times.sort_by(f64::total_cmp);
     bfc.check_integrity();
     let stats = bfc.stats();
     println!(
-        "{title:<16} {:>6.1} ns/op median {:>6.1} best   {} live, {} holes",
+        "{title:<16} {:>6.1} ns/op median {:>6.1} best   {} live, {} free chunks",
         times[BATCHES / 2],
         times[0],
         stats.num_live,
-        stats.num_holes,
+        stats.num_free_chunks,
     );
 }
 

@@ -1,4 +1,4 @@
-//! A checkpoint for benchmarks: random weights in the shape of a 0.5B Qwen2.
+//! A checkpoint for benchmarks: random weights with the shapes of Qwen2 0.5B.
 
 use std::error::Error;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// Writes the random 0.5B checkpoint, unless it is there.
+/// Writes the random 0.5B checkpoint, unless it exists.
 pub fn write() -> Result<PathBuf, Box<dyn Error>> {
     const HIDDEN: usize = 896;
     const WIDE: usize = 4864;
@@ -47,7 +47,7 @@ pub fn write() -> Result<PathBuf, Box<dyn Error>> {
         "vocab_size": 151_936, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
         "tie_word_embeddings": true, "hidden_act": "silu",
     });
-    // Last, so that a broken run leaves nothing that looks whole.
+    // Written last, so that an interrupted run does not leave a checkpoint that looks complete.
     fs::write(directory.join("config.json"), config.to_string())?;
     Ok(directory)
 }

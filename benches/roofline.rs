@@ -1,22 +1,22 @@
-//! The limits of this machine, for benchmarks to divide by: how fast all threads together read memory, and how fast they
-//! multiply and add. Measured beside every figure, because a shared machine's limits move from minute to minute.
+//! The limits of this machine, to which benchmarks relate their results: the memory read bandwidth and the multiply-add rate of
+//! all threads. They are measured next to every result, because the limits of a shared machine vary.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use penstock_kernels::Pool;
 
-/// What this machine can do at the moment.
+/// The measured limits of the machine.
 #[derive(Clone, Copy)]
 pub struct Machine {
-    /// Read bandwidth of all threads together.
+    /// Read bandwidth of all threads.
     pub bytes_per_second: f64,
-    /// Float32 operations of all threads together, a multiply-add being two.
+    /// Float32 operations of all threads; a multiply-add counts as two.
     pub flops_per_second: f64,
 }
 
 impl Machine {
-    /// The middle of two readings.
+    /// The mean of two measurements.
     pub fn mean(self, other: Self) -> Self {
         Self {
             bytes_per_second: (self.bytes_per_second + other.bytes_per_second) / 2.0,
@@ -25,23 +25,23 @@ impl Machine {
     }
 }
 
-/// Measures the machine.
+/// A probe of the machine's limits.
 pub struct Probe {
     memory: Vec<u64>,
 }
 
 impl Probe {
-    /// A probe that reads `bytes` bytes: several times any cache its threads are likely to have to themselves.
+    /// A probe that reads `bytes` bytes, which should be several times the size of the caches.
     pub fn new(bytes: usize) -> Self {
         Self { memory: vec![1; bytes / 8] }
     }
 
-    /// How much it reads.
+    /// The number of bytes that it reads.
     pub fn bytes(&self) -> usize {
         8 * self.memory.len()
     }
 
-    /// Both limits, now.
+    /// Measures both limits.
     pub fn measure(&self, pool: &Pool) -> Machine {
         let parts = pool.threads();
         let length = self.memory.len() / parts;
@@ -63,11 +63,11 @@ impl Probe {
     }
 }
 
-/// Reads in four streams, each prefetched ahead.
+/// Reads in four streams with prefetches.
 fn read(memory: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: AVX2 was just detected.
+        // SAFETY: AVX2 is available.
         return unsafe { read_avx2(memory) };
     }
     memory.iter().fold(0, |sum, value| sum ^ value)
@@ -101,7 +101,7 @@ const FLOPS_OF_A_STEP: usize = 2 * 12 * 8;
 fn multiply_add(steps: usize, seed: f32) -> f32 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: AVX2 and FMA were just detected.
+        // SAFETY: AVX2 and FMA are available.
         return unsafe { multiply_add_avx2(steps, seed) };
     }
     let mut lanes = [[seed; 8]; 12];
@@ -113,7 +113,7 @@ fn multiply_add(steps: usize, seed: f32) -> f32 {
     lanes.iter().flatten().sum()
 }
 
-/// Twelve independent chains: enough for any latency, few enough for 16 registers.
+/// Twelve independent chains: enough to hide the latency, few enough for 16 registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn multiply_add_avx2(steps: usize, seed: f32) -> f32 {
@@ -128,7 +128,7 @@ fn multiply_add_avx2(steps: usize, seed: f32) -> f32 {
     chains.iter().fold(0.0, |sum, chain| sum + _mm256_cvtss_f32(*chain))
 }
 
-/// How long `run` takes.
+/// The seconds that `run` takes.
 pub fn seconds(run: impl FnOnce()) -> f64 {
     let start = Instant::now();
     run();

@@ -88,7 +88,7 @@ fn every_size_that_is_told_is_the_size_that_is_taken() {
     assert!(matches!(refusal, DeviceError::Exhausted(_)), "{refusal}");
     let message = refusal.to_string();
     assert!(message.starts_with("workspace needs 4 bytes; 0 of "), "{message}");
-    assert!(message.contains("held by KV cache "), "{message}");
+    assert!(message.contains("in use: KV cache "), "{message}");
 }
 
 #[test]

@@ -1,41 +1,40 @@
-//! Where an arena's bytes come from.
+//! The memory of an arena.
 
 use memmap2::MmapMut;
 
-/// Memory that an arena divides; it starts at 0, grows at its end and never moves what is in it to another offset.
+/// Memory that an arena divides. It starts at offset 0 and grows at its end; its content keeps its offsets.
 pub trait Slab {
-    /// Makes the first `bytes` bytes usable; fewer than are usable already is no change. If refused, nothing changes.
-    fn commit(&mut self, bytes: usize) -> Result<(), SlabRefused>;
+    /// Makes the first `bytes` bytes usable; never shrinks. A failure changes nothing.
+    fn commit(&mut self, bytes: usize) -> Result<(), SlabError>;
 }
 
-/// The memory cannot be had.
+/// The memory is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes of memory cannot be had: {reason}")]
-pub struct SlabRefused {
-    /// How much was asked for.
+#[error("cannot reserve {bytes} bytes of memory: {reason}")]
+pub struct SlabError {
     pub bytes: usize,
-    /// Why not.
+    /// The reason, in the words of the operating system.
     pub reason: String,
 }
 
-/// Host memory: one page-aligned mapping, reserved once. Pages are zero, and cost memory, when they are first touched.
+/// Host memory: one page-aligned mapping, reserved once. A page is zero and takes no memory until it is first written.
 #[derive(Debug)]
 pub struct HostSlab(MmapMut);
 
 impl HostSlab {
-    /// Address space for `bytes`. Refusal by the operating system is an error, never an abort.
-    pub fn reserve(bytes: usize) -> Result<Self, SlabRefused> {
-        let refused = |error: std::io::Error| SlabRefused { bytes, reason: error.to_string() };
+    /// Reserves address space for `bytes`. A failure is an error, never an abort.
+    pub fn reserve(bytes: usize) -> Result<Self, SlabError> {
+        let refused = |error: std::io::Error| SlabError { bytes, reason: error.to_string() };
         MmapMut::map_anon(bytes.max(1)).map(Self).map_err(refused)
     }
 }
 
 impl Slab for HostSlab {
-    fn commit(&mut self, bytes: usize) -> Result<(), SlabRefused> {
+    fn commit(&mut self, bytes: usize) -> Result<(), SlabError> {
         if bytes <= self.0.len() {
             return Ok(());
         }
-        Err(SlabRefused { bytes, reason: format!("{} were reserved", self.0.len()) })
+        Err(SlabError { bytes, reason: format!("only {} are reserved", self.0.len()) })
     }
 }
 
@@ -51,12 +50,12 @@ impl AsMut<[u8]> for HostSlab {
     }
 }
 
-/// Plain memory: offsets are aligned, addresses need not be.
+/// Plain memory, for tests: offsets are aligned, addresses need not be.
 #[cfg(test)]
 impl Slab for Vec<u8> {
-    fn commit(&mut self, bytes: usize) -> Result<(), SlabRefused> {
+    fn commit(&mut self, bytes: usize) -> Result<(), SlabError> {
         let more = bytes.saturating_sub(self.len());
-        self.try_reserve(more).map_err(|error| SlabRefused { bytes, reason: error.to_string() })?;
+        self.try_reserve(more).map_err(|error| SlabError { bytes, reason: error.to_string() })?;
         self.resize(self.len() + more, 0);
         Ok(())
     }
@@ -67,22 +66,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_memory_is_zero_page_aligned_and_bounded_by_its_reservation() {
+    fn host_memory_is_zero_page_aligned_and_bounded() {
         let mut slab = HostSlab::reserve(10_000).expect("three pages");
         assert_eq!((slab.commit(10_000), slab.as_ref()[9_999]), (Ok(()), 0));
         assert_eq!(slab.as_mut().as_ptr().align_offset(4096), 0);
-        let refusal = slab.commit(10_001).expect_err("beyond the reservation").to_string();
-        assert_eq!(refusal, "10001 bytes of memory cannot be had: 10000 were reserved");
+        let error = slab.commit(10_001).expect_err("beyond the reservation").to_string();
+        assert_eq!(error, "cannot reserve 10001 bytes of memory: only 10000 are reserved");
     }
 
     #[test]
-    fn memory_no_machine_has_is_refused_with_its_size() {
+    fn excessive_size_is_an_error_with_the_size() {
         assert_eq!(HostSlab::reserve(1 << 60).expect_err("refused").bytes, 1 << 60);
         assert_eq!(Vec::new().commit(usize::MAX).expect_err("refused").bytes, usize::MAX);
     }
 
     #[test]
-    fn a_vector_never_shrinks() {
+    fn vector_slab_never_shrinks() {
         let mut slab = vec![1, 2, 3];
         assert_eq!((slab.commit(1), slab.commit(4)), (Ok(()), Ok(())));
         assert_eq!(slab, [1, 2, 3, 0]);

@@ -1,56 +1,63 @@
-//! The audit: every invariant of the allocator, by looking at everything.
+//! A check of every invariant of the allocator.
 
 use super::Bfc;
-use super::books::Books;
+use super::accounting::Accounting;
 
 impl Bfc {
-    /// Panics unless every invariant holds. For tests and for idle moments of builds with debug assertions: its time grows
-    /// with the number of chunks.
+    /// Panics unless every invariant holds. For tests and debug builds: the time is linear in the number of chunks.
     pub fn check_integrity(&self) {
         let num_chunks = self.chunks.check_integrity(self.capacity, self.alignment);
-        let (mut books, mut num_used, mut num_waiting) = (Books::default(), 0, 0);
+        let (mut accounting, mut num_used, mut num_waiting) = (Accounting::default(), 0, 0);
         for (_, chunk) in self.chunks.in_order() {
-            books.enter(chunk);
-            let Some(tenant) = &chunk.tenant else { continue };
-            assert!(tenant.serial < self.next_serial, "a block from the future; this is a bug: {chunk:?}");
+            accounting.add(chunk);
+            let Some(allocation) = &chunk.allocation else { continue };
+            assert!(allocation.serial < self.next_serial, "an invalid serial; this is a bug: {chunk:?}");
             num_used += 1;
-            num_waiting += usize::from(tenant.is_retired);
+            num_waiting += usize::from(allocation.is_retired);
         }
-        assert_eq!(books, self.books, "books differ from the sums over the chunks; this is a bug");
+        assert_eq!(
+            accounting, self.accounting,
+            "accounting differs from the sums over the chunks; this is a bug"
+        );
         assert!(
-            (books.in_use..=self.capacity).contains(&self.peak),
+            (accounting.in_use..=self.capacity).contains(&self.peak),
             "a peak of {}; this is a bug",
             self.peak
         );
 
         for (&(fence, serial), &slot) in &self.retired {
-            let tenant = self.chunks.get(slot).tenant.as_ref();
-            let is_waiting = tenant.is_some_and(|tenant| tenant.is_retired && tenant.serial == serial);
+            let allocation = self.chunks.get(slot).allocation.as_ref();
+            let is_waiting =
+                allocation.is_some_and(|allocation| allocation.is_retired && allocation.serial == serial);
             assert!(is_waiting, "block {serial} does not wait for {fence}; this is a bug");
         }
-        assert_eq!(self.retired.len(), num_waiting, "a block waits for nothing; this is a bug");
+        assert_eq!(self.retired.len(), num_waiting, "a retired block without a fence; this is a bug");
 
-        let (mut num_holes, mut free) = (0, 0);
-        self.holes.check_integrity(|side, hole| {
-            assert!(self.chunks.is_free(hole.slot), "a used chunk is in a bin; this is a bug: {hole:?}");
-            assert_eq!(self.chunks.hole(hole.slot), (side, hole), "a hole is filed wrongly; this is a bug");
-            num_holes += 1;
-            free += hole.size;
+        let (mut num_free_chunks, mut free) = (0, 0);
+        self.free_chunks.check_integrity(|side, chunk| {
+            assert!(self.chunks.is_free(chunk.slot), "a used chunk is in a bin; this is a bug: {chunk:?}");
+            assert_eq!(self.chunks.free_chunk(chunk.slot), (side, chunk), "a wrong bin entry; this is a bug");
+            num_free_chunks += 1;
+            free += chunk.size;
         });
-        // Bins are sorted by offset within a size and every entry is a chunk's own, so equal counts mean: each once.
-        assert_eq!(num_holes + num_used, num_chunks, "a free chunk is in no bin, or in two; this is a bug");
-        assert_eq!(free + books.in_use, self.capacity, "bytes were lost; this is a bug");
+        // Bin entries are distinct, because bins are sorted by size and offset; so equal counts mean that each chunk is in one.
+        assert_eq!(
+            num_free_chunks + num_used,
+            num_chunks,
+            "a free chunk is in no bin, or in two; this is a bug"
+        );
+        assert_eq!(free + accounting.in_use, self.capacity, "bytes were lost; this is a bug");
     }
 }
 
-/// Each breaks one thing and must be found out by name.
+/// Each test breaks one invariant; the check must name it.
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bfc::bins::Hole;
-    use crate::bfc::{Placement, Tenant};
+    use crate::bfc::free_chunks::FreeChunk;
+    use crate::bfc::{Allocation, Placement};
 
-    /// `| used | hole | used | gap |`, the last one used being retired.
+    /// `| used | free | retired | gap |`
     fn busy() -> Bfc {
         let mut bfc = Bfc::new(16 << 10, 256).expect("a valid size");
         let blocks =
@@ -62,16 +69,16 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "books differ")]
-    fn a_wrong_sum_is_noticed() {
+    #[should_panic(expected = "accounting differ")]
+    fn wrong_sum_is_detected() {
         let mut bfc = busy();
-        bfc.books.requested += 1;
+        bfc.accounting.requested += 1;
         bfc.check_integrity();
     }
 
     #[test]
     #[should_panic(expected = "a peak of")]
-    fn a_peak_below_what_is_in_use_is_noticed() {
+    fn peak_below_usage_is_detected() {
         let mut bfc = busy();
         bfc.peak = 1;
         bfc.check_integrity();
@@ -79,34 +86,34 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "is in no bin")]
-    fn a_hole_that_was_not_filed_is_noticed() {
+    fn missing_bin_entry_is_detected() {
         let mut bfc = busy();
-        bfc.unfile(bfc.chunks.top_hole().expect("the gap"));
+        bfc.remove_free(bfc.chunks.top_free().expect("the gap"));
         bfc.check_integrity();
     }
 
     #[test]
-    #[should_panic(expected = "is filed wrongly")]
-    fn a_hole_filed_with_an_old_size_is_noticed() {
+    #[should_panic(expected = "wrong bin entry")]
+    fn bin_entry_with_a_wrong_size_is_detected() {
         let mut bfc = busy();
-        let (side, hole) = bfc.chunks.hole(bfc.chunks.top_hole().expect("the gap"));
-        bfc.holes.remove(side, hole);
-        bfc.holes.insert(side, Hole { size: hole.size - 256, ..hole });
+        let (side, chunk) = bfc.chunks.free_chunk(bfc.chunks.top_free().expect("the gap"));
+        bfc.free_chunks.remove(side, chunk);
+        bfc.free_chunks.insert(side, FreeChunk { size: chunk.size - 256, ..chunk });
         bfc.check_integrity();
     }
 
     #[test]
     #[should_panic(expected = "adjacent free chunks")]
-    fn a_hole_cut_in_two_is_noticed() {
+    fn adjacent_free_chunks_are_detected() {
         let mut bfc = busy();
-        let gap = bfc.chunks.top_hole().expect("the gap");
+        let gap = bfc.chunks.top_free().expect("the gap");
         bfc.chunks.split(gap, 256);
         bfc.check_integrity();
     }
 
     #[test]
     #[should_panic(expected = "do not tile")]
-    fn a_chunk_that_grew_over_its_neighbour_is_noticed() {
+    fn overlapping_chunk_is_detected() {
         let mut bfc = busy();
         bfc.chunks.get_mut(0).size += 256;
         bfc.check_integrity();
@@ -114,15 +121,15 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "before or after the region")]
-    fn a_region_of_another_size_is_noticed() {
+    fn wrong_capacity_is_detected() {
         let mut bfc = busy();
         bfc.capacity += 256;
         bfc.check_integrity();
     }
 
     #[test]
-    #[should_panic(expected = "waits for nothing")]
-    fn a_retired_block_without_a_fence_is_noticed() {
+    #[should_panic(expected = "without a fence")]
+    fn retired_block_without_a_fence_is_detected() {
         let mut bfc = busy();
         bfc.retired.clear();
         bfc.check_integrity();
@@ -130,13 +137,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "does not wait for 7")]
-    fn a_fence_without_a_retired_block_is_noticed() {
+    fn fence_without_a_retired_block_is_detected() {
         let mut bfc = busy();
-        let slot = *bfc.retired.values().next().expect("one waits");
+        let slot = *bfc.retired.values().next().expect("a retired block");
         let chunk = bfc.chunks.get_mut(slot);
-        bfc.books.strike(chunk);
-        chunk.tenant = chunk.tenant.take().map(|tenant| Tenant { is_retired: false, ..tenant });
-        bfc.books.enter(chunk);
+        bfc.accounting.remove(chunk);
+        chunk.allocation =
+            chunk.allocation.take().map(|allocation| Allocation { is_retired: false, ..allocation });
+        bfc.accounting.add(chunk);
         bfc.check_integrity();
     }
 }

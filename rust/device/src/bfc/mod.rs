@@ -1,58 +1,62 @@
 //! Best fit with coalescing, as arithmetic over offsets.
 //!
-//! A [`Bfc`] divides a region `0..capacity` that it never touches: no pointer, no lock, no device, no clock. So it serves
-//! host and device memory alike, is tested with neither, and the same requests give the same offsets on every rank. It is
-//! for blocks of any size that come and go (workspaces, adapters, images); blocks of one size (the KV cache) have a pool.
+//! A [`Bfc`] divides a region `0..capacity` without accessing it: no pointer, no lock, no device, no clock. So it works for host
+//! and device memory, is tested without either, and the same requests give the same offsets on every rank. It is for blocks of
+//! any size and lifetime (workspaces, adapters, images); blocks of one size (the KV cache) have a pool.
 //!
 //! ```text
 //!     0                                                                        capacity
-//!     | weights | adapter | hole | adapter |     the gap      | image | hole | workspace |
-//!       Low: each from the bottom of a hole ->              <- High: each from its top
+//!     | weights | adapter | free | adapter |       gap        | image | free | workspace |
+//!       Low: from the bottom of a free chunk ->            <- High: from its top
 //! ```
 //!
-//! The rules, in full:
-//! - **Unit.** Sizes are rounded up to the alignment, so every offset is aligned. Zero bytes get one unit, so every block has
-//!   an offset of its own.
-//! - **Place.** What lives long takes the bottom of a hole and what lives briefly its top, so the two grow towards each other
-//!   from the ends of the region. A hole belongs to the side whose blocks it lies between.
-//! - **Fit.** The smallest hole that suffices, the lowest of equals: on the block's own side, else in the gap, else on the
-//!   other side. On days of serving (`tests/bfc/serving.rs`) the mean fragmentation is from a half to two thirds of what best
-//!   fit over all holes has.
-//! - **Split.** Always, unless the hole fits exactly. The rest is whole units, hence a hole of its own, and nobody holds more
-//!   than he asked for but for the rounding. On the same days, to leave rests below a sixteenth unsplit changed nothing, and
-//!   to leave rests of up to half wasted the gap on the largest block.
-//! - **Coalesce.** At once and with both neighbours: two holes never touch.
+//! The rules:
+//! - **Unit.** Sizes are rounded up to the alignment, so every offset is aligned. A request of zero bytes gets one unit, so every
+//!   block has its own offset.
+//! - **Placement.** Long-lived blocks take the bottom of a free chunk, short-lived blocks its top, so that they grow towards each
+//!   other from the ends of the region. A free chunk belongs to the side of its neighbours.
+//! - **Fit.** The smallest sufficient free chunk, the lowest of equals: on the block's own side, else the gap, else on the other
+//!   side. In the serving workload of `tests/bfc/serving.rs` the mean fragmentation is a half to two thirds of that of best fit
+//!   over all free chunks.
+//! - **Split.** Always, unless the free chunk fits exactly. The rest is a multiple of the unit and becomes a free chunk, so a
+//!   block exceeds its request only by the rounding. In the same workload, not splitting off rests below a sixteenth made no
+//!   difference, and not splitting off rests up to a half gave the gap to the largest block.
+//! - **Coalesce.** A freed chunk is joined with both neighbours immediately: free chunks are never adjacent.
 
-mod bins;
-mod books;
+#![allow(missing_docs)]
+
+mod accounting;
 mod chunk;
 mod error;
+mod free_chunks;
 mod integrity;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bins::Holes;
-use books::Books;
-pub use books::{Exhausted, Extent, Holder, Stats};
-use chunk::{Chunk, Chunks, Tenant};
-pub use error::{InvalidSize, StaleBlock};
+use penstock_types::FieldError;
 
-/// Alignment that suits every device.
+use accounting::Accounting;
+pub use accounting::{AllocatorStats, Exhausted, Extent, Usage};
+use chunk::{Allocation, Chunk, Chunks};
+pub use error::StaleBlock;
+use free_chunks::FreeChunks;
+
+/// An alignment that is sufficient for every device.
 pub const DEFAULT_ALIGNMENT: usize = 256;
-/// The most a region can have, as for any allocation: an offset plus a size never overflows.
-const MOST_CAPACITY: usize = isize::MAX as usize;
+/// The largest capacity: an offset plus a size cannot overflow.
+const MAX_CAPACITY: usize = isize::MAX as usize;
 
-/// From which end of the region a block is placed.
+/// The end of the region from which a block is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// The bottom: for what lives long.
+    /// The bottom, for long-lived blocks.
     Low,
-    /// The top: for what lives briefly.
+    /// The top, for short-lived blocks.
     High,
 }
 
-/// Names a block to the allocator it came from; to no other, and not beyond the block's life.
+/// The id of a block, valid for its allocator and its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AllocationId {
     allocator: u64,
@@ -60,132 +64,131 @@ pub struct AllocationId {
     slot: u32,
 }
 
-/// A stretch of the region that is its holder's alone until he gives it back.
+/// An allocated part of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// To give it back with.
     pub id: AllocationId,
-    /// Where it starts; a multiple of the alignment.
+    /// A multiple of the alignment.
     pub offset: usize,
-    /// Bytes granted: what was asked for, rounded up to the alignment.
+    /// The requested bytes, rounded up to the alignment.
     pub size: usize,
 }
 
 /// The allocator.
 ///
-/// Invariants: the chunks tile the region; no two free chunks touch; every free chunk is in the bin of its side and size, and
-/// nothing else is in a bin; `books` are the sums over the chunks in use; `retired` lists exactly the chunks that wait.
+/// Invariants: the chunks cover the region; no two free chunks are adjacent; the bins have exactly the free chunks, by side and
+/// size; `accounting` has the sums over the chunks in use; `retired` has exactly the retired chunks.
 #[derive(Debug)]
 pub struct Bfc {
-    /// Distinguishes the allocators of a process, and decides nothing else.
+    /// Distinguishes the allocators of a process.
     identity: u64,
     alignment: usize,
     capacity: usize,
     chunks: Chunks,
-    holes: Holes,
-    books: Books,
+    free_chunks: FreeChunks,
+    accounting: Accounting,
     peak: usize,
-    /// By (fence, serial): the slots of chunks that wait.
+    /// The slots of retired chunks, by (fence, serial).
     retired: BTreeMap<(u64, u64), u32>,
     next_serial: u64,
 }
 
 impl Bfc {
-    /// An empty region. `capacity` is rounded down to whole units; `alignment` is a power of two from 64 to 4096.
-    pub fn new(capacity: usize, alignment: usize) -> Result<Self, InvalidSize> {
+    /// An empty region. `capacity` is rounded down to a multiple of `alignment`, a power of two from 64 to 4096.
+    pub fn new(capacity: usize, alignment: usize) -> Result<Self, FieldError> {
         if !(alignment.is_power_of_two() && (64..=4096).contains(&alignment)) {
-            return Err(InvalidSize::new("alignment", alignment, "a power of two from 64 to 4096"));
+            return Err(FieldError::new("alignment", alignment, "a power of two from 64 to 4096"));
         }
-        if !(alignment..=MOST_CAPACITY).contains(&capacity) {
-            let limit = format!("from {alignment} to {MOST_CAPACITY} bytes");
-            return Err(InvalidSize::new("capacity", capacity, limit));
+        if !(alignment..=MAX_CAPACITY).contains(&capacity) {
+            let limit = format!("from {alignment} to {MAX_CAPACITY} bytes");
+            return Err(FieldError::new("capacity", capacity, limit));
         }
         let capacity = capacity - capacity % alignment;
-        // Relaxed: only the numbers must differ.
+        // Relaxed: the numbers only have to differ.
         static NEXT_IDENTITY: AtomicU64 = AtomicU64::new(0);
         let mut bfc = Self {
             identity: NEXT_IDENTITY.fetch_add(1, Ordering::Relaxed),
             alignment,
             capacity,
             chunks: Chunks::new(capacity),
-            holes: Holes::default(),
-            books: Books::default(),
+            free_chunks: FreeChunks::default(),
+            accounting: Accounting::default(),
             peak: 0,
             retired: BTreeMap::new(),
             next_serial: 0,
         };
-        bfc.file(chunk::LOWEST);
+        bfc.insert_free(chunk::LOWEST);
         Ok(bfc)
     }
 
-    /// Size of the region.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// What offsets and sizes are multiples of.
+    /// The unit of offsets and sizes.
     pub fn alignment(&self) -> usize {
         self.alignment
     }
 
-    /// Bytes that a request for `requested` takes: whole units, at least one; `None` if no machine has as many.
+    /// The size of a block for `requested` bytes: a multiple of the alignment, at least one unit; `None` on overflow.
     pub fn granted(&self, requested: usize) -> Option<usize> {
         requested.max(1).checked_next_multiple_of(self.alignment)
     }
 
-    /// A block of at least `requested` bytes, `name` saying what for. Without a hole that suffices nothing changes, and the
-    /// error says who has the memory.
+    /// Allocates a block of at least `requested` bytes for the purpose `name`. If no free chunk is large enough, nothing changes
+    /// and the error lists the largest usages.
     pub fn allocate(
         &mut self,
         requested: usize,
         placement: Placement,
         name: &'static str,
     ) -> Result<Block, Exhausted> {
-        let fit =
-            self.granted(requested).and_then(|size| Some((size, self.holes.take_best(size, placement)?)));
-        let Some((size, hole)) = fit else { return Err(self.exhausted(requested, name)) };
+        let fit = self
+            .granted(requested)
+            .and_then(|size| Some((size, self.free_chunks.take_best(size, placement)?)));
+        let Some((size, free)) = fit else { return Err(self.exhausted(requested, name)) };
 
-        let (slot, rest) = match (placement, hole.size - size) {
-            (_, 0) => (hole.slot, None),
-            (Placement::Low, _) => (hole.slot, Some(self.chunks.split(hole.slot, size))),
-            (Placement::High, rest) => (self.chunks.split(hole.slot, rest), Some(hole.slot)),
+        let (slot, rest) = match (placement, free.size - size) {
+            (_, 0) => (free.slot, None),
+            (Placement::Low, _) => (free.slot, Some(self.chunks.split(free.slot, size))),
+            (Placement::High, rest) => (self.chunks.split(free.slot, rest), Some(free.slot)),
         };
         let serial = self.next_serial;
         self.next_serial += 1;
         let chunk = self.chunks.get_mut(slot);
-        chunk.tenant = Some(Tenant { serial, requested, name, placement, is_retired: false });
-        self.books.enter(chunk);
-        self.peak = self.peak.max(self.books.in_use);
+        chunk.allocation = Some(Allocation { serial, requested, name, placement, is_retired: false });
+        self.accounting.add(chunk);
+        self.peak = self.peak.max(self.accounting.in_use);
         let id = AllocationId { allocator: self.identity, serial, slot };
         let block = Block { id, offset: chunk.offset, size };
-        // Only now, as it is the neighbours that tell a hole's side.
+        // Inserted last, because the neighbours determine the side of a free chunk.
         if let Some(rest) = rest {
-            self.file(rest);
+            self.insert_free(rest);
         }
         Ok(block)
     }
 
-    /// Takes a block back. It may be handed out again at once.
+    /// Frees a block. Its memory can be reused immediately.
     pub fn free(&mut self, id: AllocationId) -> Result<(), StaleBlock> {
         self.find(id)?;
         self.release(id.slot);
         Ok(())
     }
 
-    /// Takes a block back that the device may still be using: it is handed out again only after
-    /// [`reclaim`](Self::reclaim) was told that `fence` has passed. Fences are points on a line that the caller numbers, such
-    /// as steps submitted to a stream.
+    /// Frees a block that the device may still use: its memory is reused only after [`reclaim`](Self::reclaim) has been called
+    /// with `fence` or a later one. The caller numbers the fences, for example by the steps submitted to a stream.
     pub fn retire(&mut self, id: AllocationId, fence: u64) -> Result<(), StaleBlock> {
         self.find(id)?;
         let chunk = self.chunks.get_mut(id.slot);
-        self.books.strike(chunk);
-        chunk.tenant = chunk.tenant.take().map(|tenant| Tenant { is_retired: true, ..tenant });
-        self.books.enter(chunk);
+        self.accounting.remove(chunk);
+        chunk.allocation =
+            chunk.allocation.take().map(|allocation| Allocation { is_retired: true, ..allocation });
+        self.accounting.add(chunk);
         self.retired.insert((fence, id.serial), id.slot);
         Ok(())
     }
 
-    /// Frees the retired blocks whose fence is at most `passed`, and says how many.
+    /// Frees the retired blocks whose fence is at most `passed`, and returns their number.
     pub fn reclaim(&mut self, passed: u64) -> usize {
         let before = self.retired.len();
         while let Some(first) = self.retired.first_entry().filter(|first| first.key().0 <= passed) {
@@ -195,100 +198,99 @@ impl Bfc {
         before - self.retired.len()
     }
 
-    /// Adds `bytes`, rounded down to whole units, at the top of the region and returns how many those are. A hole at the top
-    /// grows; offsets stay.
-    pub fn extend(&mut self, bytes: usize) -> Result<usize, InvalidSize> {
-        let room = MOST_CAPACITY - self.capacity;
-        if !(self.alignment..=room).contains(&bytes) {
-            let limit = format!("from {} to {room} bytes", self.alignment);
-            return Err(InvalidSize::new("extension", bytes, limit));
+    /// Adds `bytes`, rounded down to a multiple of the alignment, at the top of the region and returns the added bytes. Offsets
+    /// do not change.
+    pub fn extend(&mut self, bytes: usize) -> Result<usize, FieldError> {
+        let most = MAX_CAPACITY - self.capacity;
+        if !(self.alignment..=most).contains(&bytes) {
+            let limit = format!("from {} to {most} bytes", self.alignment);
+            return Err(FieldError::new("extension", bytes, limit));
         }
         let added = bytes - bytes % self.alignment;
-        if let Some(top) = self.chunks.top_hole() {
-            self.unfile(top);
+        if let Some(top) = self.chunks.top_free() {
+            self.remove_free(top);
         }
         let top = self.chunks.extend(added);
-        self.file(top);
+        self.insert_free(top);
         self.capacity += added;
         Ok(added)
     }
 
-    /// The block's place, if it is in use.
+    /// The block of an id.
     pub fn get(&self, id: AllocationId) -> Result<Block, StaleBlock> {
         let chunk = self.find(id)?;
         Ok(Block { id, offset: chunk.offset, size: chunk.size })
     }
 
-    /// The numbers of this moment.
-    pub fn stats(&self) -> Stats {
-        let Books { in_use, requested, retired, num_live } = self.books;
-        let (largest_hole, num_holes) = (self.holes.largest(), self.holes.len());
-        Stats {
+    pub fn stats(&self) -> AllocatorStats {
+        let Accounting { in_use, requested, retired, num_live } = self.accounting;
+        let (largest_free, num_free_chunks) = (self.free_chunks.largest(), self.free_chunks.len());
+        AllocatorStats {
             capacity: self.capacity,
             in_use,
             requested,
             retired,
             peak: self.peak,
-            largest_hole,
-            num_holes,
+            largest_free,
+            num_free_chunks,
             num_live,
         }
     }
 
-    /// The region from bottom to top, without gap: what a map of it shows.
+    /// The chunks of the region from bottom to top, without gaps.
     pub fn extents(&self) -> impl Iterator<Item = Extent> {
         self.chunks.in_order().map(|(_, chunk)| {
-            let name = chunk.tenant.as_ref().map(|tenant| tenant.name);
+            let name = chunk.allocation.as_ref().map(|allocation| allocation.name);
             Extent { offset: chunk.offset, size: chunk.size, name }
         })
     }
 
-    /// The chunk of a block in use. Two allocations of one slot differ in their serial.
+    /// The chunk of a block in use. The serial distinguishes the allocations of one slot.
     fn find(&self, id: AllocationId) -> Result<&Chunk, StaleBlock> {
         if id.allocator != self.identity {
             return Err(StaleBlock::Foreign);
         }
         let chunk = self.chunks.get(id.slot);
-        let is_it = |tenant: &Tenant| tenant.serial == id.serial && !tenant.is_retired;
-        chunk.tenant.as_ref().is_some_and(is_it).then_some(chunk).ok_or(StaleBlock::GivenBack)
+        let is_current = |allocation: &Allocation| allocation.serial == id.serial && !allocation.is_retired;
+        chunk.allocation.as_ref().is_some_and(is_current).then_some(chunk).ok_or(StaleBlock::Freed)
     }
 
-    /// Makes a chunk in use a hole, one with those it touches.
+    /// Frees a chunk in use and joins it with its free neighbours.
     fn release(&mut self, slot: u32) {
         let Chunk { lower, upper, .. } = *self.chunks.get(slot);
         let (joins_lower, joins_upper) = (self.chunks.is_free(lower), self.chunks.is_free(upper));
-        // They leave their bins while this chunk is still in use, as it was when they were filed.
+        // The neighbours leave their bins while this chunk is in use, because it determines their sides.
         if joins_lower {
-            self.unfile(lower);
+            self.remove_free(lower);
         }
         if joins_upper {
-            self.unfile(upper);
+            self.remove_free(upper);
         }
         let chunk = self.chunks.get_mut(slot);
-        self.books.strike(chunk);
-        chunk.tenant = None;
+        self.accounting.remove(chunk);
+        chunk.allocation = None;
         if joins_upper {
             self.chunks.absorb_upper(slot);
         }
         if joins_lower {
             self.chunks.absorb_upper(lower);
         }
-        self.file(if joins_lower { lower } else { slot });
+        self.insert_free(if joins_lower { lower } else { slot });
     }
 
-    fn file(&mut self, slot: u32) {
-        let (side, hole) = self.chunks.hole(slot);
-        self.holes.insert(side, hole);
+    fn insert_free(&mut self, slot: u32) {
+        let (side, chunk) = self.chunks.free_chunk(slot);
+        self.free_chunks.insert(side, chunk);
     }
 
-    fn unfile(&mut self, slot: u32) {
-        let (side, hole) = self.chunks.hole(slot);
-        self.holes.remove(side, hole);
+    fn remove_free(&mut self, slot: u32) {
+        let (side, chunk) = self.chunks.free_chunk(slot);
+        self.free_chunks.remove(side, chunk);
     }
 
     #[cold]
     fn exhausted(&self, requested: usize, name: &'static str) -> Exhausted {
-        let holders = books::top_holders(self.chunks.in_order().map(|(_, chunk)| chunk));
-        Exhausted { name, requested, stats: self.stats(), holders }
+        let usages = accounting::largest_usages(self.chunks.in_order().map(|(_, chunk)| chunk));
+        Exhausted { name, requested, stats: self.stats(), usages }
     }
 }

@@ -17,7 +17,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use penstock_kernels::{Kernels, Matrix, MatrixLayout, Pool, Rows, RowsMut, SPLIT, attention_scratch};
 use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
 
-use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabRefused};
+use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabError};
 use crate::backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
 use crate::bfc::Placement;
 use crate::sample::{SampleParams, Sampled};
@@ -109,7 +109,7 @@ fn arena(bytes: usize) -> Result<Arena<HostSlab>, DeviceError> {
         bytes: bytes as u64,
         reason,
     };
-    let slab = HostSlab::reserve(bytes).map_err(|SlabRefused { reason, .. }| refused(reason))?;
+    let slab = HostSlab::reserve(bytes).map_err(|SlabError { reason, .. }| refused(reason))?;
     Arena::new(slab, bytes, PAGE).map_err(|error: ArenaError| refused(error.to_string()))
 }
 

@@ -1,6 +1,6 @@
-//! The rules of the allocator, one example each.
+//! One example of each rule of the allocator.
 
-use penstock_device::bfc::{Bfc, Block, DEFAULT_ALIGNMENT, Extent, Holder, Placement, StaleBlock};
+use penstock_device::bfc::{Bfc, Block, DEFAULT_ALIGNMENT, Extent, Placement, StaleBlock, Usage};
 
 use Placement::{High, Low};
 
@@ -14,14 +14,14 @@ fn take(bfc: &mut Bfc, bytes: usize, placement: Placement) -> Block {
     block
 }
 
-fn give_back<const N: usize>(bfc: &mut Bfc, blocks: [Block; N]) {
+fn free<const N: usize>(bfc: &mut Bfc, blocks: [Block; N]) {
     for block in blocks {
         bfc.free(block.id).expect("a live block");
         bfc.check_integrity();
     }
 }
 
-/// The region in units: positive sizes are in use, negative ones free.
+/// The chunks of the region in units: positive sizes are in use, negative sizes free.
 fn map(bfc: &Bfc) -> Vec<isize> {
     let units = |extent: Extent| {
         let units = (extent.size / DEFAULT_ALIGNMENT) as isize;
@@ -31,7 +31,7 @@ fn map(bfc: &Bfc) -> Vec<isize> {
 }
 
 #[test]
-fn what_lives_long_grows_from_below_and_what_lives_briefly_from_above() {
+fn low_blocks_grow_from_the_bottom_and_high_ones_from_the_top() {
     let mut bfc = bfc(256 * 20);
     let offsets = [(1, Low), (2, High), (3, Low), (4, High)]
         .map(|(units, end)| take(&mut bfc, 256 * units, end).offset);
@@ -40,10 +40,10 @@ fn what_lives_long_grows_from_below_and_what_lives_briefly_from_above() {
 }
 
 #[test]
-fn the_smallest_hole_that_suffices_is_taken_and_the_rest_of_it_stays_a_hole() {
+fn smallest_sufficient_chunk_is_split_and_the_rest_stays_free() {
     let mut bfc = bfc(256 * 30);
     let blocks = [5, 1, 3, 1, 4, 1].map(|units| take(&mut bfc, 256 * units, Low));
-    give_back(&mut bfc, [0, 2, 4].map(|index: usize| blocks[index]));
+    free(&mut bfc, [0, 2, 4].map(|index: usize| blocks[index]));
     assert_eq!(map(&bfc), [-5, 1, -3, 1, -4, 1, -15]);
     assert_eq!(take(&mut bfc, 256 * 2, Low).offset, blocks[2].offset);
     assert_eq!(map(&bfc), [-5, 1, 2, -1, 1, -4, 1, -15]);
@@ -52,18 +52,18 @@ fn the_smallest_hole_that_suffices_is_taken_and_the_rest_of_it_stays_a_hole() {
 }
 
 #[test]
-fn a_block_keeps_to_its_side_while_there_is_room_and_crosses_over_when_there_is_none() {
+fn block_is_placed_on_its_side_while_there_is_room() {
     let mut bfc = bfc(256 * 10);
     let blocks =
         [(2, Low), (1, Low), (1, High), (3, High)].map(|(units, end)| take(&mut bfc, 256 * units, end));
     bfc.free(blocks[0].id).expect("a live block");
     assert_eq!(map(&bfc), [-2, 1, -3, 3, 1]);
-    assert_eq!(take(&mut bfc, 256 * 2, High).offset, 256 * 4, "the hole on the other side fits better");
-    assert_eq!(take(&mut bfc, 256 * 2, High).offset, 0, "the gap is too small by now");
+    assert_eq!(take(&mut bfc, 256 * 2, High).offset, 256 * 4, "not the better fit on the other side");
+    assert_eq!(take(&mut bfc, 256 * 2, High).offset, 0, "the gap has become too small");
 }
 
 #[test]
-fn a_freed_block_becomes_one_with_the_holes_on_both_sides() {
+fn freed_block_is_joined_with_both_free_neighbours() {
     let mut bfc = bfc(256 * 8);
     let blocks = [1, 2, 3].map(|units| take(&mut bfc, 256 * units, Low));
     let mut maps = Vec::new();
@@ -76,7 +76,7 @@ fn a_freed_block_becomes_one_with_the_holes_on_both_sides() {
 }
 
 #[test]
-fn offsets_are_aligned_and_sizes_rounded_up_to_it() {
+fn offsets_are_aligned_and_sizes_rounded_up() {
     for alignment in [64, 128, 256, 512, 1024, 2048, 4096] {
         let mut bfc = Bfc::new(1 << 20, alignment).expect("a valid size");
         for bytes in [1, alignment - 1, alignment, alignment + 1] {
@@ -91,7 +91,7 @@ fn offsets_are_aligned_and_sizes_rounded_up_to_it() {
 }
 
 #[test]
-fn zero_bytes_get_a_block_of_their_own() {
+fn zero_byte_requests_get_distinct_blocks() {
     let mut bfc = bfc(1024);
     let (one, other) = (take(&mut bfc, 0, Low), take(&mut bfc, 0, Low));
     assert_eq!((one.offset, one.size, other.offset), (0, 256, 256));
@@ -99,16 +99,16 @@ fn zero_bytes_get_a_block_of_their_own() {
 }
 
 #[test]
-fn a_size_that_no_machine_has_is_refused_and_not_wrapped_round() {
+fn excessive_size_is_an_error_without_overflow() {
     let mut bfc = bfc(1024);
     for bytes in [1025, isize::MAX as usize, usize::MAX - 255, usize::MAX] {
-        assert_eq!(bfc.allocate(bytes, Low, "test").expect_err("refused").requested, bytes);
+        assert_eq!(bfc.allocate(bytes, Low, "test").expect_err("out of range").requested, bytes);
     }
     assert_eq!(map(&bfc), [-4]);
 }
 
 #[test]
-fn exhaustion_says_what_was_asked_what_is_free_and_who_has_the_rest() {
+fn exhausted_error_reports_request_free_bytes_and_usages() {
     let mut bfc = bfc(256 * 100);
     for (units, name) in
         [(40, "weights"), (10, "adapter"), (3, "logits"), (2, "image"), (1, "scales"), (10, "adapter")]
@@ -117,40 +117,36 @@ fn exhaustion_says_what_was_asked_what_is_free_and_who_has_the_rest() {
     }
     let retired = bfc.allocate(256 * 20, High, "workspace").expect("there is room");
     bfc.retire(retired.id, 3).expect("a live block");
-    let refusal = bfc.allocate(256 * 14 + 1, High, "image").expect_err("14 units are free");
-    let holder = |name, units: usize, num_blocks| Holder { name, bytes: 256 * units, num_blocks };
-    let most = [
-        holder("weights", 40, 1),
-        holder("adapter", 20, 2),
-        holder("workspace", 20, 1),
-        holder("logits", 3, 1),
-    ];
-    assert_eq!(refusal.holders, most);
+    let error = bfc.allocate(256 * 14 + 1, High, "image").expect_err("14 units are free");
+    let usage = |name, units: usize, num_blocks| Usage { name, bytes: 256 * units, num_blocks };
+    let most =
+        [usage("weights", 40, 1), usage("adapter", 20, 2), usage("workspace", 20, 1), usage("logits", 3, 1)];
+    assert_eq!(error.usages, most);
     assert_eq!(
-        refusal.to_string(),
-        "image needs 3585 bytes; 3584 of 25600 bytes are free, 3584 in one piece, and 5120 wait for the device; \
-         held by weights 10240 (1 block), adapter 5120 (2 blocks), workspace 5120 (1 block), logits 768 (1 block)"
+        error.to_string(),
+        "image needs 3585 bytes; 3584 of 25600 bytes are free, 3584 of them contiguous, and 5120 are in use by the \
+         device; in use: weights 10240 (1 block), adapter 5120 (2 blocks), workspace 5120 (1 block), logits 768 (1 block)"
     );
     bfc.reclaim(3);
-    bfc.allocate(256 * 14 + 1, High, "image").expect("what waited is free");
+    bfc.allocate(256 * 14 + 1, High, "image").expect("the retired block is free");
 }
 
 #[test]
-fn a_block_is_given_back_once_and_only_to_its_own_allocator() {
+fn block_is_freed_once_and_only_by_its_own_allocator() {
     let (mut bfc, mut other) = (bfc(1024), bfc(1024));
     let (block, foreign) = (take(&mut bfc, 1, Low), take(&mut other, 1, Low));
     assert_eq!(bfc.free(foreign.id), Err(StaleBlock::Foreign));
     assert_eq!(bfc.retire(foreign.id, 0), Err(StaleBlock::Foreign));
     assert_eq!(bfc.free(block.id), Ok(()));
-    assert_eq!(bfc.free(block.id), Err(StaleBlock::GivenBack));
+    assert_eq!(bfc.free(block.id), Err(StaleBlock::Freed));
     let next = take(&mut bfc, 1, Low);
     assert_eq!(next.offset, block.offset);
-    assert_eq!(bfc.free(block.id), Err(StaleBlock::GivenBack), "though the place is in use again");
+    assert_eq!(bfc.free(block.id), Err(StaleBlock::Freed), "its memory is in use again");
     assert_eq!(bfc.get(next.id), Ok(next));
 }
 
 #[test]
-fn a_retired_block_is_not_handed_out_before_its_fence() {
+fn retired_block_is_not_reused_before_its_fence() {
     let mut bfc = bfc(1024);
     let (early, late) = (take(&mut bfc, 256, Low), take(&mut bfc, 768, Low));
     bfc.retire(late.id, 9).expect("a live block");
@@ -162,7 +158,7 @@ fn a_retired_block_is_not_handed_out_before_its_fence() {
 }
 
 #[test]
-fn a_region_grows_at_its_top_into_the_hole_that_is_there() {
+fn extension_grows_the_free_chunk_at_the_top() {
     let mut bfc = bfc(1024 + 255);
     assert_eq!((bfc.capacity(), bfc.alignment()), (1024, 256), "whole units only");
     take(&mut bfc, 512, Low);
@@ -177,30 +173,30 @@ fn a_region_grows_at_its_top_into_the_hole_that_is_there() {
 }
 
 #[test]
-fn a_size_out_of_range_is_refused_with_field_value_and_limit() {
+fn size_out_of_range_error_names_field_value_and_limit() {
     for alignment in [0, 32, 192, 8192] {
-        let error = Bfc::new(1 << 20, alignment).expect_err("refused");
+        let error = Bfc::new(1 << 20, alignment).expect_err("out of range");
         assert_eq!((error.field, error.value), ("alignment", alignment.to_string()));
         assert_eq!(error.limit, "a power of two from 64 to 4096");
     }
     let error = Bfc::new(255, 256).expect_err("less than one unit").to_string();
-    assert_eq!(error, format!("capacity is 255; it must be from 256 to {} bytes", isize::MAX));
-    assert_eq!(Bfc::new(usize::MAX, 256).expect_err("refused").field, "capacity");
+    assert_eq!(error, format!("capacity=255 is not allowed: it must be from 256 to {} bytes", isize::MAX));
+    assert_eq!(Bfc::new(usize::MAX, 256).expect_err("out of range").field, "capacity");
     let mut bfc = bfc(1024);
     assert_eq!(bfc.extend(255).expect_err("less than one unit").field, "extension");
     assert_eq!(
-        bfc.extend(usize::MAX).expect_err("refused").limit,
+        bfc.extend(usize::MAX).expect_err("out of range").limit,
         format!("from 256 to {} bytes", isize::MAX - 1024)
     );
     assert_eq!(map(&bfc), [-4]);
 }
 
 #[test]
-fn fragmentation_is_the_share_of_free_bytes_outside_the_largest_hole() {
+fn fragmentation_is_the_free_share_outside_the_largest_chunk() {
     let mut bfc = bfc(256 * 8);
     assert_eq!(bfc.stats().fragmentation(), 0.0);
     let blocks = [1, 1, 3, 3].map(|units| take(&mut bfc, 256 * units, Low));
     assert_eq!((bfc.stats().free(), bfc.stats().fragmentation()), (0, 0.0));
-    give_back(&mut bfc, [0, 2].map(|index: usize| blocks[index]));
+    free(&mut bfc, [0, 2].map(|index: usize| blocks[index]));
     assert_eq!((bfc.stats().free(), bfc.stats().fragmentation()), (1024, 0.25));
 }

@@ -1,4 +1,4 @@
-//! The allocator from outside: its rules by example, the same against a naive model on random requests, and a day of serving.
+//! The allocator: examples of its rules, random requests against a reference model, and a serving workload.
 
 mod examples;
 mod model;

@@ -1,4 +1,4 @@
-//! Random requests, the allocator and its model side by side.
+//! Random requests to the allocator and its model.
 
 use penstock_device::bfc::Placement;
 use proptest::collection::vec;
@@ -17,7 +17,7 @@ enum Request {
 
 fn any_request() -> impl Strategy<Value = Request> {
     let placement = || prop_oneof![Just(Placement::Low), Just(Placement::High)];
-    // Small against the region, so that it fills with many; sometimes about all of it; rarely absurd.
+    // Mostly small relative to the region, sometimes about its size, rarely near the largest integer.
     let bytes = prop_oneof![
         12 => 0..3_000_usize,
         3 => 3_000..40_000_usize,
@@ -37,31 +37,31 @@ fn any_region() -> impl Strategy<Value = (usize, usize)> {
         .prop_flat_map(|alignment| (alignment..40_000_usize, Just(alignment)))
 }
 
-/// Every step is compared inside; what is returned is what the caller saw.
+/// Runs the requests and returns the outcomes of the allocations. The pair compares every step.
 fn run(pair: &mut Pair, requests: &[Request]) -> Vec<Outcome> {
-    let mut seen = Vec::new();
+    let mut outcomes = Vec::new();
     for request in requests {
         match *request {
-            Request::Allocate(bytes, placement) => seen.push(pair.allocate(bytes, placement)),
+            Request::Allocate(bytes, placement) => outcomes.push(pair.allocate(bytes, placement)),
             Request::Free(which) => pair.free(which),
             Request::Retire(which, fence) => pair.retire(which, fence),
             Request::Reclaim(passed) => pair.reclaim(passed),
             Request::Extend(bytes) => pair.extend(bytes),
         }
     }
-    seen
+    outcomes
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_step_agrees_with_the_model((capacity, alignment) in any_region(), requests in vec(any_request(), 1..120)) {
+    fn every_step_matches_the_model((capacity, alignment) in any_region(), requests in vec(any_request(), 1..120)) {
         run(&mut Pair::new(capacity, alignment), &requests);
     }
 
     #[test]
-    fn giving_everything_back_in_any_order_leaves_one_hole(
+    fn freeing_everything_in_any_order_leaves_one_free_chunk(
         (capacity, alignment) in any_region(),
         requests in vec(any_request(), 1..80),
         seed in any::<usize>(),
@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_requests_get_the_same_offsets(
+    fn same_requests_get_the_same_offsets(
         (capacity, alignment) in any_region(),
         requests in vec(any_request(), 1..80),
     ) {

@@ -1,5 +1,5 @@
-//! Days of serving, as the allocator sees them: weights and one KV region at the start, workspaces beside them, then adapters
-//! that are loaded and evicted and images that come and go, thousands of times. Every day has a fixed seed.
+//! Serving workloads with fixed seeds: weights, one KV region and workspaces at the start, then thousands of adapters that are
+//! loaded and evicted and images that are allocated and freed.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -15,9 +15,8 @@ const VOCABULARY: usize = 128_256;
 const MOST_ADAPTERS: usize = 12;
 const MOST_IMAGES: usize = 12;
 const NUM_EVENTS: usize = 4_000;
-/// The days.
 const SEEDS: RangeInclusive<u64> = 1..=6;
-/// What the model, its cache and the workspaces take, rounded up.
+/// The size of the model, its cache and the workspaces, rounded up.
 const RESIDENT: usize = 40 << 30;
 
 /// SplitMix64.
@@ -32,23 +31,23 @@ impl Random {
     }
 }
 
-/// An allocator at work and what was seen of it.
+/// An allocator under a workload, and its recorded statistics.
 struct Server {
     bfc: Bfc,
     random: Random,
-    /// Where what lives briefly goes.
-    brief: Placement,
+    /// The placement of short-lived blocks.
+    short_lived: Placement,
     offsets: Vec<usize>,
     peaks: Vec<usize>,
     fragmentation: Vec<f64>,
 }
 
 impl Server {
-    /// A day on a region with `room` bytes besides what is resident.
-    fn serve(room: usize, seed: u64, brief: Placement) -> Self {
+    /// Runs the workload on a region of `room` bytes in addition to the resident blocks.
+    fn serve(room: usize, seed: u64, short_lived: Placement) -> Self {
         let bfc = Bfc::new(RESIDENT + room, DEFAULT_ALIGNMENT).expect("a valid size");
         let (offsets, peaks, fragmentation) = Default::default();
-        let mut server = Self { bfc, random: Random(seed), brief, offsets, peaks, fragmentation };
+        let mut server = Self { bfc, random: Random(seed), short_lived, offsets, peaks, fragmentation };
         server.start();
         server.bfc.check_integrity();
         server.run();
@@ -56,7 +55,7 @@ impl Server {
         server
     }
 
-    /// An 8B model in bf16, 24 GiB for its KV cache, and what one step needs.
+    /// Allocates an 8B model in bf16, a KV cache of 24 GiB, and the workspace of a step.
     fn start(&mut self) {
         let mlp = [HIDDEN * 2 * MLP_WIDTH, MLP_WIDTH * HIDDEN];
         for _ in 0..LAYERS {
@@ -70,10 +69,10 @@ impl Server {
         self.allocate(24 << 30, Placement::Low, "KV cache");
         for tokens in [1, 8, 64, 512, 2048] {
             for width in [HIDDEN, QKV_WIDTH, 2 * MLP_WIDTH] {
-                self.allocate(4 * tokens * width, self.brief, "workspace");
+                self.allocate(4 * tokens * width, self.short_lived, "workspace");
             }
         }
-        self.allocate(4 * 256 * VOCABULARY, self.brief, "logits");
+        self.allocate(4 * 256 * VOCABULARY, self.short_lived, "logits");
         assert!((RESIDENT - (1 << 30)..=RESIDENT).contains(&self.bfc.stats().in_use));
     }
 
@@ -83,8 +82,8 @@ impl Server {
             match self.random.below(10) {
                 0 => {
                     if adapters.len() == MOST_ADAPTERS {
-                        let hardly_used = self.random.below(4);
-                        self.free(adapters.remove(hardly_used).expect("all are loaded"));
+                        let least_used = self.random.below(4);
+                        self.free(adapters.remove(least_used).expect("all are loaded"));
                     }
                     adapters.push_back(self.load_adapter());
                 }
@@ -111,24 +110,24 @@ impl Server {
         let patches = (8 + self.random.below(64)) * (8 + self.random.below(64));
         let sizes =
             [patches * 14 * 14 * 3 * 4, patches * 1280 * 4, patches * 5120 * 4, patches / 4 * HIDDEN * 2];
-        sizes.map(|bytes| self.allocate(bytes, self.brief, "image")).to_vec()
+        sizes.map(|bytes| self.allocate(bytes, self.short_lived, "image")).to_vec()
     }
 
     fn allocate(&mut self, bytes: usize, placement: Placement, name: &'static str) -> AllocationId {
-        let block = self.bfc.allocate(bytes, placement, name).unwrap_or_else(|refusal| panic!("{refusal}"));
+        let block = self.bfc.allocate(bytes, placement, name).unwrap_or_else(|error| panic!("{error}"));
         self.offsets.push(block.offset);
-        self.watch();
+        self.record();
         block.id
     }
 
     fn free(&mut self, blocks: Vec<AllocationId>) {
         for id in blocks {
             self.bfc.free(id).expect("a live block");
-            self.watch();
+            self.record();
         }
     }
 
-    fn watch(&mut self) {
+    fn record(&mut self) {
         let stats = self.bfc.stats();
         assert!(stats.peak >= stats.in_use, "{stats:?}");
         self.peaks.push(stats.peak);
@@ -141,18 +140,18 @@ impl Server {
 }
 
 #[test]
-fn a_day_of_serving_leaves_the_free_memory_in_one_piece() {
+fn serving_leaves_the_free_memory_contiguous() {
     for seed in SEEDS {
         let server = Server::serve(6 << 30, seed, Placement::High);
         let (stats, mean) = (server.bfc.stats(), server.mean_fragmentation());
-        println!("day {seed}: {:.3} at the end, {mean:.3} on average; {stats:?}", stats.fragmentation());
+        println!("seed {seed}: {:.3} at the end, {mean:.3} on average; {stats:?}", stats.fragmentation());
         assert!(stats.fragmentation() < 0.1 && mean < 0.05, "{mean}: {stats:?}");
         assert!(stats.num_live > 2_000 && stats.peak > stats.in_use && server.peaks.is_sorted(), "{stats:?}");
     }
 }
 
 #[test]
-fn a_day_of_serving_fits_where_a_fifth_of_the_room_is_to_spare() {
+fn serving_fits_with_a_fifth_of_slack() {
     for seed in SEEDS {
         let roomy = Server::serve(6 << 30, seed, Placement::High);
         let needed = roomy.bfc.stats().peak - RESIDENT;
@@ -162,9 +161,10 @@ fn a_day_of_serving_fits_where_a_fifth_of_the_room_is_to_spare() {
 }
 
 #[test]
-fn two_ends_fragment_less_than_one() {
+fn two_placements_fragment_less_than_one() {
     for seed in SEEDS {
-        let [two, one] = [Placement::High, Placement::Low].map(|brief| Server::serve(6 << 30, seed, brief));
+        let [two, one] =
+            [Placement::High, Placement::Low].map(|placement| Server::serve(6 << 30, seed, placement));
         assert!(
             two.mean_fragmentation() < 0.75 * one.mean_fragmentation(),
             "{} {}",
@@ -175,7 +175,7 @@ fn two_ends_fragment_less_than_one() {
 }
 
 #[test]
-fn two_runs_of_a_day_place_everything_alike() {
+fn two_runs_of_a_workload_have_the_same_offsets() {
     let [one, other] = [(); 2].map(|()| Server::serve(6 << 30, 1, Placement::High));
     assert_eq!(one.offsets, other.offsets);
 }
