@@ -90,11 +90,11 @@ fn arguments() -> (Option<PathBuf>, usize, usize) {
     read
 }
 
-fn request(num_prompt: usize, reports: RequestedOutputs, is_guided: bool) -> Arc<Request> {
+fn request(num_prompt: usize, outputs: RequestedOutputs, is_guided: bool) -> Arc<Request> {
     let prompt: Vec<u32> = (0..num_prompt as u32).map(|index| index * 7919 % 30_000).collect();
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let grammar = is_guided.then(|| Arc::new(Sieves) as Arc<dyn Grammar>);
-    Arc::new(Request { reports, grammar, ..Request::new(prompt, 1 << 20, sampling) })
+    Arc::new(Request { outputs, grammar, ..Request::new(prompt, 1 << 20, sampling) })
 }
 
 /// A grammar that allows about half of the ids, others after each token, and looks at each of them for it.
@@ -182,7 +182,7 @@ impl Model {
             let table_start = plan.blocks.len() as u32;
             plan.blocks.extend(blocks.map(|block| BlockId(block as u32)));
             plan.new_sequences.push(NewSequence { slot, request: Arc::clone(&row.request), generated: 0..0 });
-            let reported = if row.request.reports.has_prompt() { end as u32 - 1 } else { 0 };
+            let prompt_outputs = if row.request.outputs.has_prompt() { end as u32 - 1 } else { 0 };
             plan.rows.push(ScheduledRow {
                 slot,
                 start: row.start as u32,
@@ -192,7 +192,7 @@ impl Model {
                 follows_sample: false,
                 blocks: table_start..plan.blocks.len() as u32,
                 num_drafts: row.num_drafts as u32,
-                reported: 0..reported,
+                prompt_outputs: 0..prompt_outputs,
                 sample: Some(Sample { index: 0 }),
             });
         }

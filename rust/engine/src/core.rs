@@ -21,10 +21,10 @@ use crate::mailbox::{Attention, Gate};
 use crate::message::{Message, Outbox, Start};
 use crate::port::{PortIndex, Ringer};
 use crate::prefix::{BlockHasher, Chain, Namespace};
-use crate::request::{Finish, FinishReason, Refusal, Request, RequestId, StopCause};
+use crate::request::{Finish, FinishReason, Rejection, Request, RequestId, StopCause};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Arrival, GENERATED_AHEAD, Sequence, Turn};
-use crate::stats::{Board, Stats};
+use crate::stats::SharedStats;
 
 /// See the module. To be shut down before it is dropped.
 pub struct Core {
@@ -41,8 +41,7 @@ pub struct Core {
     cancelled: Vec<Sequence>,
     attention: Arc<Attention>,
     gate: Arc<Gate>,
-    board: Arc<Board>,
-    counters: Counters,
+    stats: Arc<SharedStats>,
     num_arrivals: u64,
     is_stopped: bool,
 }
@@ -65,19 +64,6 @@ struct Flight {
     owners: Vec<RequestId>,
 }
 
-/// Counted since the start.
-#[derive(Default)]
-struct Counters {
-    requests_admitted: u64,
-    requests_finished: u64,
-    prompt_tokens: u64,
-    recomputed_tokens: u64,
-    generation_tokens: u64,
-    drafted_tokens: u64,
-    accepted_tokens: u64,
-    steps: u64,
-}
-
 impl Core {
     /// An engine with nothing to do. `limits` have been validated; `hasher` is the prefix cache's.
     pub fn new(
@@ -85,7 +71,7 @@ impl Core {
         hasher: BlockHasher,
         attention: Arc<Attention>,
         gate: Arc<Gate>,
-        board: Arc<Board>,
+        stats: Arc<SharedStats>,
     ) -> Self {
         let core = Self {
             scheduler: Scheduler::new(&limits, hasher),
@@ -97,8 +83,7 @@ impl Core {
             cancelled: Vec::new(),
             attention,
             gate,
-            board,
-            counters: Counters::default(),
+            stats,
             num_arrivals: 0,
             is_stopped: false,
         };
@@ -122,7 +107,7 @@ impl Core {
 
     fn start(&mut self, mut starts: Vec<Start>, now: Instant) {
         if self.is_stopped {
-            return self.refuse(starts, Refusal::Stopped(self.gate.cause()));
+            return self.refuse(starts, Rejection::Stopped(self.gate.cause()));
         }
         let others = starts.split_off(1.min(starts.len()));
         let Some(first) = starts.pop() else { return };
@@ -131,7 +116,7 @@ impl Core {
         let turn = first.turn;
         if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
             let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
-            let refusal = Refusal::Overloaded { waiting, limit };
+            let refusal = Rejection::Overloaded { waiting, limit };
             outbox.refuse(refusal.clone());
             self.ringer.disconnect(port);
             return self.refuse(others, refusal);
@@ -141,7 +126,7 @@ impl Core {
             let sequence = self.sequence(other, now);
             self.scheduler.add_choice(leader, sequence);
         }
-        self.counters.requests_admitted += 1 + num_others;
+        self.scheduler.counters.requests_admitted += 1 + num_others;
         self.publish(); // first, so that whoever knows he is admitted finds himself counted
         for arrival in turn.arrival..=turn.arrival + num_others {
             let newcomer = self.scheduler.newcomer(arrival);
@@ -173,7 +158,7 @@ impl Core {
         Chain::new(namespace, num_blocks, num_ahead / self.limits.block_size)
     }
 
-    fn refuse(&mut self, starts: Vec<Start>, refusal: Refusal) {
+    fn refuse(&mut self, starts: Vec<Start>, refusal: Rejection) {
         for Start { outbox, .. } in starts {
             let port = self.ringer.connect(outbox.bell());
             outbox.refuse(refusal.clone());
@@ -232,7 +217,7 @@ impl Core {
         let Flight { step, mut owners } =
             self.flights.pop_front().expect("an answer to no plan; this is a bug");
         assert_eq!((plan.step, output.step), (step, step), "answers out of order; this is a bug");
-        self.counters.steps += 1;
+        self.scheduler.counters.steps += 1;
         let check = |()| output.check(&plan, self.limits.vocabulary_size).map_err(StepError::Failed);
         match result.and_then(check) {
             Ok(()) => self.deliver(&plan, &mut output, &owners, now),
@@ -269,18 +254,18 @@ impl Core {
                     num_appended += 1;
                 }
             }
-            self.counters.generation_tokens += num_appended;
-            if work.num_drafts > 0 {
-                self.counters.drafted_tokens += u64::from(work.num_drafts);
-                // The last token is no draft, unless an end came before it.
-                self.counters.accepted_tokens += num_appended.min(u64::from(answer.num_tokens) - 1);
-            }
             if work.sample.is_some() {
                 sequence.look_ahead(&output.forced[answer.forced.start as usize..answer.forced.end as usize]);
             }
+            self.scheduler.counters.generation_tokens += num_appended;
+            if work.num_drafts > 0 {
+                self.scheduler.counters.drafted_tokens += u64::from(work.num_drafts);
+                // The last token is no draft, unless an end came before it.
+                self.scheduler.counters.accepted_tokens += num_appended.min(u64::from(answer.num_tokens) - 1);
+            }
             let computed = self.scheduler.row_computed(work, owner, now);
-            self.counters.prompt_tokens += computed.prompt as u64;
-            self.counters.recomputed_tokens += computed.again as u64;
+            self.scheduler.counters.prompt_tokens += computed.prompt as u64;
+            self.scheduler.counters.recomputed_tokens += computed.again as u64;
             if work.sample.is_some_and(|sample| sample.index == 0) {
                 self.scheduler.release_choices(owner);
             }
@@ -332,7 +317,7 @@ impl Core {
 
     /// Prepares a sequence's last word; it has no place any more.
     fn end(&mut self, sequence: Sequence, reason: FinishReason, now: Instant) {
-        self.counters.requests_finished += 1;
+        self.scheduler.counters.requests_finished += 1;
         self.scheduler.succeed(sequence.id);
         let finish = sequence.finish(reason, now);
         self.last_words.push((sequence.outbox, sequence.port, finish));
@@ -348,32 +333,7 @@ impl Core {
     }
 
     fn publish(&self) {
-        let (pool, host) = (self.scheduler.memory().pool(), self.scheduler.memory().host());
-        let counters = self.scheduler.counters();
-        self.board.publish(Stats {
-            running: self.scheduler.num_running(),
-            waiting: self.scheduler.num_waiting(),
-            paused: self.scheduler.num_paused(),
-            blocks_total: pool.num_blocks(),
-            blocks_used: pool.num_used(),
-            blocks_cached: pool.num_kept(),
-            blocks_reserved: pool.num_reserved(),
-            host_blocks_total: host.num_blocks(),
-            host_blocks_used: host.num_blocks() - host.num_free(),
-            requests_admitted: self.counters.requests_admitted,
-            requests_finished: self.counters.requests_finished,
-            prompt_tokens: self.counters.prompt_tokens,
-            recomputed_tokens: self.counters.recomputed_tokens,
-            generation_tokens: self.counters.generation_tokens,
-            drafted_tokens: self.counters.drafted_tokens,
-            accepted_tokens: self.counters.accepted_tokens,
-            prefix_query_tokens: counters.prefix_query_tokens,
-            prefix_hit_tokens: counters.prefix_hit_tokens,
-            prefix_host_hit_tokens: counters.prefix_host_hit_tokens,
-            preemptions: counters.preemptions,
-            swaps: counters.swaps,
-            steps: self.counters.steps,
-        });
+        self.stats.publish(self.scheduler.stats());
     }
 
     /// When something in the prefix cache will have expired, so that a turn is due though nobody sent a message.
@@ -403,7 +363,8 @@ impl Core {
         assert!(self.flights.len() <= DEPTH, "too many plans in flight; this is a bug");
         assert!(self.flights.len() + self.spare.len() <= DEPTH, "plan buffers multiply; this is a bug");
         assert!(self.last_words.is_empty(), "a request was left without its last word; this is a bug");
-        let open = self.counters.requests_admitted - self.counters.requests_finished;
+        let counters = &self.scheduler.counters;
+        let open = counters.requests_admitted - counters.requests_finished;
         let held = self.scheduler.num_running() + self.scheduler.num_waiting();
         assert_eq!(open, held as u64, "requests lost or doubled; this is a bug");
     }

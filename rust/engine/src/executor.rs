@@ -41,8 +41,8 @@ pub struct ScheduledRow {
     pub blocks: Range<u32>,
     /// How many of the last of its tokens are drafts. Only a row that samples has some.
     pub num_drafts: u32,
-    /// Positions of the prompt that are reported on, within the row's own.
-    pub reported: Range<u32>,
+    /// Positions of the prompt that are prompt_outputs on, within the row's own.
+    pub prompt_outputs: Range<u32>,
     /// Whether a token is sampled after this row's last position that is no draft, and after each draft that turns out
     /// right; and how.
     pub sample: Option<Sample>,
@@ -72,7 +72,7 @@ pub struct NewSequence {
 pub struct RowOutput {
     /// Number of tokens in [`StepOutput::sampled`]: 0 if the row does not sample, else the accepted drafts and one more.
     pub num_tokens: u32,
-    /// Number of entries in [`StepOutput::positions`]: the length of [`ScheduledRow::reported`].
+    /// Number of entries in [`StepOutput::positions`]: the length of [`ScheduledRow::prompt_outputs`].
     pub num_positions: u32,
     /// Range of [`StepOutput::forced`] with the only tokens the grammar allows next; the engine drafts them.
     pub forced: Range<u32>,
@@ -173,7 +173,7 @@ impl StepOutput {
             let forced_is_in_range =
                 output.forced.end as usize <= self.forced.len() && output.forced.start <= output.forced.end;
             (1.min(most)..=most).contains(&output.num_tokens)
-                && output.num_positions == row.reported.len() as u32
+                && output.num_positions == row.prompt_outputs.len() as u32
                 && forced_is_in_range
         };
         let is_out_of_range = |id: &u32| *id as usize >= vocabulary_size;

@@ -8,17 +8,19 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use penstock_types::FieldError;
+
 use crate::actor;
 use crate::core::Core;
 use crate::executor::Executor;
-use crate::limits::{InvalidLimits, InvalidRequest, Limits};
+use crate::limits::{InvalidRequest, Limits};
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{Outbox, Start};
 use crate::port::Port;
 use crate::prefix::BlockHasher;
 use crate::request::{Event, Request, RequestId, StopCause};
 use crate::result_queue::{CancelFlag, Reader, result_queue};
-use crate::stats::{Board, Stats};
+use crate::stats::{SharedStats, Stats};
 
 /// A running engine. Clones are the same engine; it shuts down when told to or when the last clone is dropped.
 #[derive(Clone)]
@@ -28,7 +30,7 @@ pub struct Engine {
 
 struct Inner {
     limits: Limits,
-    board: Arc<Board>,
+    stats: Arc<SharedStats>,
     letterbox: Letterbox,
     next_id: AtomicU64,
     /// Joins the engine thread when first looked at; whoever comes meanwhile waits for it.
@@ -40,14 +42,14 @@ struct Inner {
 pub enum EngineError {
     /// A size makes no sense.
     #[error(transparent)]
-    Limits(#[from] InvalidLimits),
+    Limits(#[from] FieldError),
     /// The system gave no thread.
     #[error("the engine thread did not start: {0}")]
     Thread(#[from] std::io::Error),
 }
 
 /// Why a request was not even handed to the engine. An engine that takes the message may still refuse the request,
-/// by [`Event::Refused`].
+/// by [`Event::Rejected`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StartError {
     /// It could never run here.
@@ -70,10 +72,10 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         limits.validate()?;
         let (mailbox, letterbox, completions) = mailbox(&limits);
-        let board = Arc::new(Board::default());
+        let stats = Arc::new(SharedStats::default());
         let hasher = BlockHasher::new(random_key());
         let gate = Arc::clone(letterbox.gate());
-        let core = Core::new(limits.clone(), hasher, letterbox.attention(), gate, Arc::clone(&board));
+        let core = Core::new(limits.clone(), hasher, letterbox.attention(), gate, Arc::clone(&stats));
         let thread = actor::spawn(core, mailbox, make_executor(completions))?;
         let join = move || {
             // The thread catches its own panics, so there is no error to look at.
@@ -81,7 +83,7 @@ impl Engine {
         };
         let joined = LazyLock::new(Box::new(join) as Box<dyn FnOnce() + Send>);
         let next_id = AtomicU64::new(1);
-        Ok(Self { inner: Arc::new(Inner { limits, board, letterbox, next_id, joined }) })
+        Ok(Self { inner: Arc::new(Inner { limits, stats, letterbox, next_id, joined }) })
     }
 
     /// The sizes it was started with.
@@ -91,7 +93,7 @@ impl Engine {
 
     /// What it is doing, without asking it.
     pub fn stats(&self) -> Stats {
-        self.inner.board.read()
+        self.inner.stats.read()
     }
 
     /// Whether requests can still be started.

@@ -37,12 +37,12 @@ pub use executor::{
     DEPTH, Executor, NewSequence, RowOutput, Sample, ScheduledRow, StepDone, StepError, StepOutput, StepPlan,
 };
 pub use handle::{Consumer, Engine, EngineError, StartError};
-pub use limits::{InvalidLimits, InvalidRequest, Limits, PreemptionMode};
+pub use limits::{InvalidRequest, Limits, PreemptionMode};
 pub use mailbox::Completions;
 pub use penstock_types::{BlockCopy, BlockId, HostBlockId, OutputScope, RequestedOutputs, Sampling};
 pub use port::Port;
 pub use request::{
     CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor, PromptPosition,
-    Refusal, Request, RequestId, StopCause, Token, TokenDetails,
+    Rejection, Request, RequestId, StopCause, Token, TokenDetails,
 };
-pub use stats::Stats;
+pub use stats::{StatEntry, StatKind, Stats};

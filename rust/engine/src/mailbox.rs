@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounde
 use crate::executor::StepDone;
 use crate::limits::Limits;
 use crate::message::{Message, Start};
-use crate::request::{Refusal, StopCause};
+use crate::request::{Rejection, StopCause};
 use crate::sync::{AtomicBool, Ordering, fence};
 
 /// The bounds between which a mailbox's size follows the number of requests that could be taken.
@@ -159,7 +159,7 @@ impl Drop for Mailbox {
             let Message::Start(starts) = message else { continue };
             for Start { outbox, .. } in starts {
                 let bell = outbox.bell().clone();
-                outbox.refuse(Refusal::Stopped(self.gate.cause()));
+                outbox.refuse(Rejection::Stopped(self.gate.cause()));
                 bell.ring();
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::executor::StepDone;
 use crate::port::Bell;
-use crate::request::{Finish, Refusal, Request, RequestId};
+use crate::request::{Finish, Rejection, Request, RequestId};
 use crate::result_queue::Writer;
 
 /// See the variants.
@@ -64,7 +64,7 @@ impl Outbox {
     }
 
     /// Turns the request away, as its only event. Does not ring.
-    pub fn refuse(mut self, refusal: Refusal) {
+    pub fn refuse(mut self, refusal: Rejection) {
         self.writer.take().expect("refused once; this is a bug").refuse(refusal);
     }
 

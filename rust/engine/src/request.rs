@@ -1,7 +1,7 @@
 //! What a request asks for and what comes back: plain values, no behaviour beyond their validation.
 //!
 //! A request enters as [`Request`], is checked against [`Limits`](crate::limits::Limits) on the caller's thread, and answers
-//! with a stream of [`Event`]s that ends in exactly one [`Event::Refused`] or [`Event::Finished`].
+//! with a stream of [`Event`]s that ends in exactly one [`Event::Rejected`] or [`Event::Finished`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,17 +47,17 @@ pub struct Request {
     /// Token ids that end the request when generated (end-of-sequence ids included, unless the user ignores them).
     pub stop_token_ids: Vec<u32>,
     /// Sequences of ids, none empty, that end the request when its output ends with one.
-    pub stop_sequences: Vec<Vec<u32>>,
+    pub stop_token_sequences: Vec<Vec<u32>>,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// What else is told.
-    pub reports: RequestedOutputs,
+    pub outputs: RequestedOutputs,
     /// What its output must be.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Called one after the other.
     pub processors: Vec<Arc<dyn LogitsProcessor>>,
     /// The lower, the sooner it gets a place and the later it loses it. It buys no place to wait: see
-    /// [`Refusal::Overloaded`].
+    /// [`Rejection::Overloaded`].
     pub priority: i32,
     /// Whether it takes blocks from the prefix cache and leaves its own there.
     pub prefix_cache: bool,
@@ -73,9 +73,9 @@ impl Request {
             max_tokens,
             min_tokens: 0,
             stop_token_ids: Vec::new(),
-            stop_sequences: Vec::new(),
+            stop_token_sequences: Vec::new(),
             sampling,
-            reports: RequestedOutputs::default(),
+            outputs: RequestedOutputs::default(),
             grammar: None,
             processors: Vec::new(),
             priority: 0,
@@ -90,7 +90,7 @@ impl Request {
 pub enum FinishReason {
     /// This stop token was generated (it is the last token of the output).
     Stop(u32),
-    /// The output ends with this one of `stop_sequences`.
+    /// The output ends with this one of `stop_token_sequences`.
     StopSequence(usize),
     /// `max_tokens` or the model's length was reached.
     Length,
@@ -199,7 +199,7 @@ pub enum Event {
     /// The request waits or runs; it will be computed.
     Admitted,
     /// The request was not taken; nothing was computed.
-    Refused(Refusal),
+    Rejected(Rejection),
     /// The next positions of the prompt, of those that are reported on: all but the last, which the first token's details
     /// tell of, or all where no token is generated.
     Prompt(Vec<PromptPosition>),
@@ -211,7 +211,7 @@ pub enum Event {
 
 /// Why the engine did not take a request that was valid in itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum Rejection {
     /// As many requests wait as may wait, and it cannot run at once. Whatever its priority: a request that was admitted
     /// is never dropped for a more urgent arrival.
     Overloaded {

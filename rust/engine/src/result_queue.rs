@@ -19,7 +19,9 @@
 
 use std::mem::MaybeUninit;
 
-use crate::request::{CachedTokens, Event, Finish, FinishReason, PromptPosition, Refusal, StopCause, Token};
+use crate::request::{
+    CachedTokens, Event, Finish, FinishReason, PromptPosition, Rejection, StopCause, Token,
+};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell, fence};
 
 /// What lies in a slot: an [`Event`] in 24 bytes, its two rare large forms boxed.
@@ -27,7 +29,7 @@ enum Entry {
     Admitted,
     Prompt(Vec<PromptPosition>),
     Token(Token),
-    Refused(Box<Refusal>),
+    Rejected(Box<Rejection>),
     Finished(Box<Finish>),
 }
 
@@ -127,8 +129,8 @@ impl Writer {
     }
 
     /// Turns the request away, as its only event.
-    pub fn refuse(mut self, refusal: Refusal) {
-        self.push(Entry::Refused(Box::new(refusal)));
+    pub fn refuse(mut self, refusal: Rejection) {
+        self.push(Entry::Rejected(Box::new(refusal)));
     }
 
     /// Ends the request. There is always room.
@@ -207,9 +209,9 @@ impl Reader {
             Entry::Admitted => Event::Admitted,
             Entry::Prompt(positions) => Event::Prompt(positions),
             Entry::Token(token) => Event::Token(token),
-            Entry::Refused(refusal) => {
+            Entry::Rejected(refusal) => {
                 self.is_ended = true;
-                Event::Refused(*refusal)
+                Event::Rejected(*refusal)
             }
             Entry::Finished(finish) => {
                 self.is_ended = true;
@@ -240,7 +242,7 @@ impl Reader {
     /// Words for an engine that could not speak for itself. Its times are not known here.
     fn obituary(&self) -> Entry {
         if self.head == 0 {
-            return Entry::Refused(Box::new(Refusal::Stopped(StopCause::Crashed)));
+            return Entry::Rejected(Box::new(Rejection::Stopped(StopCause::Crashed)));
         }
         let reason = FinishReason::EngineStopped(StopCause::Crashed);
         Entry::Finished(Box::new(Finish {
@@ -374,7 +376,7 @@ mod tests {
         drop(writer);
         assert_eq!(
             reader.pop(),
-            Some(Event::Refused(Refusal::Stopped(StopCause::Crashed))),
+            Some(Event::Rejected(Rejection::Stopped(StopCause::Crashed))),
             "it never looked at this one"
         );
         assert_eq!(reader.pop(), None);

@@ -13,7 +13,7 @@ use penstock_engine::mailbox::{Attention, Gate};
 use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{Reader, result_queue};
-use penstock_engine::stats::Board;
+use penstock_engine::stats::SharedStats;
 use penstock_engine::{Event, Limits, Port, PreemptionMode, Request, RequestId, RowOutput, StepDone, Token};
 use penstock_types::Sampling;
 
@@ -74,9 +74,9 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         num_speculative_tokens,
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
-    let board = Arc::new(Board::default());
+    let shared_stats = Arc::new(SharedStats::default());
     let (attention, gate) = (Arc::new(Attention::default()), Arc::new(Gate::default()));
-    let mut core = Core::new(limits, BlockHasher::new(1), attention, gate, Arc::clone(&board));
+    let mut core = Core::new(limits, BlockHasher::new(1), attention, gate, Arc::clone(&shared_stats));
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let request = Arc::new(Request::new([1; 8], 8000, sampling));
     let mut readers: Vec<Reader> = (0..num_streams as u64)
@@ -97,7 +97,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
     let num_tokens: usize = (0..200).map(|_| step(&mut core, &mut readers, now)).sum();
     let num_allocations = NUM_ALLOCATIONS.load(Ordering::Relaxed) - before;
     core.handle(Message::Shutdown, now);
-    assert!(board.read().blocks_cached > 0, "blocks were published all the while");
+    assert!(shared_stats.read().blocks_cached > 0, "blocks were published all the while");
     (num_allocations, num_tokens)
 }
 

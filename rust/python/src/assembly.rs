@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use penstock_engine::Consumer;
 use penstock_engine::request::{
-    Event, Finish, FinishReason, PromptPosition, Refusal, Request, RequestId, StopCause, Token, TokenDetails,
+    Event, Finish, FinishReason, PromptPosition, Rejection, Request, RequestId, StopCause, Token,
+    TokenDetails,
 };
 use penstock_types::{OutputScope, RequestedOutputs};
 
@@ -20,7 +21,7 @@ use crate::wording::Wording;
 #[derive(Clone, Debug)]
 pub enum End {
     /// Not taken.
-    Refused(Refusal),
+    Rejected(Rejection),
     /// Ended well, cancelled or interrupted: the finish reason as users know it.
     Finished(&'static str, Option<StopReason>, Finish),
     /// The step it was part of failed, or something that only it asked for.
@@ -58,7 +59,7 @@ impl Assembly {
             id: consumer.id(),
             is_admitted: false,
             end: None,
-            output: Output::new(&request.reports, wording.is_parsed()),
+            output: Output::new(&request.outputs, wording.is_parsed()),
             prompt_logprobs: Vec::new(),
             prompt_top_logprobs: Vec::new(),
             logits: Rows::default(),
@@ -101,12 +102,12 @@ impl Assembly {
 
     /// One for each token of the prompt, but none for the first, if that was asked for.
     pub fn prompt_logprobs(&self) -> Option<Shared<Tuple<Option<f32>>>> {
-        self.request.reports.prompt_logprobs.map(|_| behind_none(&self.prompt_logprobs))
+        self.request.outputs.prompt_logprobs.map(|_| behind_none(&self.prompt_logprobs))
     }
 
     /// Likewise.
     pub fn prompt_top_logprobs(&self) -> Option<Shared<Tuple<Option<TopLogprobs>>>> {
-        let count = self.request.reports.prompt_logprobs.filter(|count| *count > 0);
+        let count = self.request.outputs.prompt_logprobs.filter(|count| *count > 0);
         count.map(|_| behind_none(&self.prompt_top_logprobs))
     }
 
@@ -144,7 +145,7 @@ impl Assembly {
             Event::Admitted => self.is_admitted = true,
             Event::Prompt(positions) => positions.into_iter().for_each(|position| self.report(position)),
             Event::Token(token) => self.push(token),
-            Event::Refused(refusal) => self.end_as(End::Refused(refusal)),
+            Event::Rejected(refusal) => self.end_as(End::Rejected(refusal)),
             Event::Finished(finish) => self.close(finish),
         }
     }
@@ -153,7 +154,7 @@ impl Assembly {
         let mut details = position.details.map_or_else(TokenDetails::default, |details| *details);
         // After the last position, reported where nothing is generated, no token of the prompt follows.
         let is_followed = self.prompt_logprobs.len() + 1 < self.request.prompt.len();
-        if is_followed && self.request.reports.prompt_logprobs.is_some() {
+        if is_followed && self.request.outputs.prompt_logprobs.is_some() {
             self.prompt_logprobs.push(position.logprob);
             self.prompt_top_logprobs.push(Tuple(std::mem::take(&mut details.top)));
         }
@@ -180,7 +181,7 @@ impl Assembly {
 
     /// Memory that the system does not have ends this choice and no other.
     fn keep_rows(&mut self, details: &TokenDetails) {
-        let RequestedOutputs { logits, hidden_states, .. } = self.request.reports;
+        let RequestedOutputs { logits, hidden_states, .. } = self.request.outputs;
         let num_known = |extent: Option<OutputScope>| match extent {
             Some(extent) if extent.has_prompt() => self.request.prompt.len(),
             _ => 0,
@@ -199,7 +200,7 @@ impl Assembly {
             self.wording.begin(&mut self.output);
             self.stopped_by = match &finish.reason {
                 FinishReason::StopSequence(which) if !self.wording.includes_stops() => {
-                    let length = self.request.stop_sequences[*which].len();
+                    let length = self.request.stop_token_sequences[*which].len();
                     self.wording.finish_without(length, &mut self.output);
                     None
                 }
@@ -211,7 +212,7 @@ impl Assembly {
             (Some(text), _) => stop(StopReason::Text(text)),
             (None, FinishReason::Stop(token)) => stop(StopReason::Token(*token)),
             (None, FinishReason::StopSequence(which)) => {
-                stop(StopReason::Sequence(Tuple(self.request.stop_sequences[*which].clone())))
+                stop(StopReason::Sequence(Tuple(self.request.stop_token_sequences[*which].clone())))
             }
             (None, FinishReason::Length) => ("length", None),
             (None, FinishReason::Interrupted) => ("interrupted", None),

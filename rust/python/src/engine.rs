@@ -125,7 +125,7 @@ impl Engine {
         let mut first = self.shaped(py, &step_params, None, step_params.request(prompt, &target), None)?;
         // So many that enough beams go on where others end.
         let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
-        first.reports.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
+        first.outputs.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
         Ok(Beams::new(self.engine.clone(), style, params, step_params, first))
     }
 

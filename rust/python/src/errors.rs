@@ -6,9 +6,10 @@
 use penstock_checkpoint::CheckpointError;
 use penstock_engine::StartError;
 use penstock_engine::limits::InvalidRequest;
-use penstock_engine::request::{Refusal, StopCause};
+use penstock_engine::request::{Rejection, StopCause};
 use penstock_runner::LaunchError;
 use penstock_text::TextError;
+use penstock_types::FieldError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
@@ -40,7 +41,7 @@ pub enum Error {
     /// Starting a request.
     Start(StartError),
     /// A request was refused.
-    Refused(Refusal),
+    Rejected(Rejection),
     /// Too much of something else comes before a request; what, in words.
     Overloaded(String),
     /// The engine has stopped.
@@ -103,10 +104,10 @@ impl From<Error> for PyErr {
                 plain(py, "OverloadedError", "the engine's mailbox is full; try again later".to_owned())
             }
             Error::Start(StartError::Stopped(cause))
-            | Error::Refused(Refusal::Stopped(cause))
+            | Error::Rejected(Rejection::Stopped(cause))
             | Error::Stopped(cause) => plain(py, "EngineStoppedError", cause.to_string()),
             Error::Overloaded(reason) => plain(py, "OverloadedError", format!("{reason}; try again later")),
-            Error::Refused(Refusal::Overloaded { waiting, limit }) => {
+            Error::Rejected(Rejection::Overloaded { waiting, limit }) => {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
                 plain(py, "OverloadedError", message)
             }
@@ -132,7 +133,7 @@ fn invalid(py: Python<'_>, error: &InvalidRequest) -> Problem {
         InvalidRequest::NeverFits { max_tokens, available, .. } => {
             ("max_tokens", number(*max_tokens), format!("what fits {available} KV blocks"))
         }
-        InvalidRequest::OutOfRange { field, value, limit } => {
+        InvalidRequest::Field(FieldError { field, value, limit }) => {
             let value = value.into_pyobject(py).map(|text| text.into_any().unbind()).ok();
             (*field, value, limit.clone())
         }

@@ -45,9 +45,9 @@ fn answer(plan: &StepPlan, output: &mut StepOutput, slots: &mut HashMap<u32, Arc
     output.copies_done = true;
     for work in &plan.rows {
         let request = &*slots[&work.slot];
-        output.positions.extend(work.reported.clone().map(|position| PromptPosition {
+        output.positions.extend(work.prompt_outputs.clone().map(|position| PromptPosition {
             logprob: logprob(position + 1),
-            details: details(request, position, request.reports.prompt_logprobs, OutputScope::has_prompt),
+            details: details(request, position, request.outputs.prompt_logprobs, OutputScope::has_prompt),
         }));
         output.sampled.extend(work.sample.map(|sample| {
             // With the first token comes the last row of the prompt.
@@ -56,12 +56,12 @@ fn answer(plan: &StepPlan, output: &mut StepOutput, slots: &mut HashMap<u32, Arc
             Token {
                 id: position + request.sampling.seed as u32,
                 logprob: logprob(position + 1),
-                details: details(request, position, request.reports.logprobs, is_told),
+                details: details(request, position, request.outputs.logprobs, is_told),
             }
         }));
         output.rows.push(RowOutput {
             num_tokens: u32::from(work.sample.is_some()),
-            num_positions: work.reported.len() as u32,
+            num_positions: work.prompt_outputs.len() as u32,
             ..RowOutput::default()
         });
     }
@@ -91,7 +91,7 @@ fn details(
     };
     Some(Box::new(TokenDetails {
         top: (0..num_likeliest.unwrap_or(0)).map(|id| (id, id as f32 * -0.5)).collect(),
-        logits: row(request.reports.logits, 5),
-        hidden_state: row(request.reports.hidden_states, 3),
+        logits: row(request.outputs.logits, 5),
+        hidden_state: row(request.outputs.hidden_states, 3),
     }))
 }

@@ -73,7 +73,7 @@ impl Live {
         let choices = choices.map(|((request, consumer), wording)| Assembly::new(request, consumer, wording));
         let choices: Vec<_> = choices.collect();
         let id = choices[0].id.0;
-        let RequestedOutputs { logits, hidden_states, .. } = choices[0].request.reports;
+        let RequestedOutputs { logits, hidden_states, .. } = choices[0].request.outputs;
         let state = State {
             choices,
             is_over: false,
@@ -196,7 +196,7 @@ impl State {
     }
 
     fn complete(&mut self) {
-        let RequestedOutputs { logits, hidden_states, .. } = self.choices[0].request.reports;
+        let RequestedOutputs { logits, hidden_states, .. } = self.choices[0].request.outputs;
         let completed =
             complete_rows(&mut self.choices, logits, |choice| &mut choice.logits).and_then(|()| {
                 complete_rows(&mut self.choices, hidden_states, |choice| &mut choice.hidden_states)

@@ -53,7 +53,7 @@ impl Request {
     fn finish_reason(&self) -> Option<&'static str> {
         self.live.end().map(|end| match end {
             End::Finished(reason, ..) => reason,
-            End::Refused(_) | End::Failed(_) | End::Stopped(_) => "error",
+            End::Rejected(_) | End::Failed(_) | End::Stopped(_) => "error",
         })
     }
 
@@ -79,7 +79,7 @@ impl Request {
 
     fn check(&self, py: Python<'_>) -> Result<(), Error> {
         match self.live.end() {
-            Some(End::Refused(refusal)) => Err(Error::Refused(refusal)),
+            Some(End::Rejected(refusal)) => Err(Error::Rejected(refusal)),
             Some(End::Failed(reason)) => {
                 logs::drain(py)?; // more may be said there of what failed
                 Err(Error::Failed(reason))

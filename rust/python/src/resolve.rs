@@ -146,8 +146,8 @@ impl SamplingParams {
         Request {
             min_tokens: self.min_tokens,
             stop_token_ids,
-            stop_sequences: self.stop_sequences(),
-            reports: self.reports(),
+            stop_token_sequences: self.stop_sequences(),
+            outputs: self.reports(),
             priority: self.priority,
             prefix_cache: self.use_prefix_cache,
             cache_salt: self.cache_salt.as_deref().map(Arc::from),
@@ -207,7 +207,7 @@ pub fn choice(first: &Request, index: usize) -> Request {
     let mut request = first.clone();
     if index > 0 {
         request.sampling.seed = first.sampling.seed.wrapping_add(index as u64);
-        request.reports = without_prompt(first.reports);
+        request.outputs = without_prompt(first.outputs);
     }
     request
 }

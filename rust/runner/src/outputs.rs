@@ -76,10 +76,10 @@ impl Outputs {
                 output_rows.push(row);
                 self.rows.push(Output { work: index, slot: work.slot as usize, kind });
             };
-            let Request { prompt, reports, .. } = slot.request();
-            for position in work.reported.clone() {
+            let Request { prompt, outputs, .. } = slot.request();
+            for position in work.prompt_outputs.clone() {
                 let next = prompt.get(position as usize + 1).copied();
-                let given = next.filter(|_| reports.prompt_logprobs.is_some());
+                let given = next.filter(|_| outputs.prompt_logprobs.is_some());
                 push(rows.start + position - work.start, Kind::Prompt { given });
             }
             let Some(sample) = work.sample else { continue };

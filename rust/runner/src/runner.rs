@@ -191,13 +191,13 @@ impl<B: Backend> Runner<B> {
         let Self { backend, decoder, workspace, outputs, slots, spec, .. } = self;
         let hidden_size = decoder.config().hidden_size;
         for (index, output, details) in outputs.told(tile.clone()) {
-            let reports = &slots[output.slot].request().reports;
-            if output.is_within(reports.logits) {
+            let requested = &slots[output.slot].request().outputs;
+            if output.is_within(requested.logits) {
                 let logits = &mut details.get_or_insert_default().logits;
                 logits.resize(spec.vocabulary, 0.0);
                 backend.download(&workspace.logits, (index - tile.start) * spec.vocabulary, logits)?;
             }
-            if output.is_within(reports.hidden_states) {
+            if output.is_within(requested.hidden_states) {
                 let hidden_state = &mut details.get_or_insert_default().hidden_state;
                 hidden_state.resize(hidden_size, 0.0);
                 backend.download(&workspace.normed, index * hidden_size, hidden_state)?;

@@ -113,7 +113,7 @@ impl Slot {
     /// How a position of the prompt is told of, where `given` follows: nothing but the raw logits has a part in that, for
     /// nobody chose what is in a prompt.
     pub fn prompt_params(&self, row: usize, given: Option<u32>) -> SampleParams<'_> {
-        let top = self.request().reports.prompt_logprobs;
+        let top = self.request().outputs.prompt_logprobs;
         let logprobs = top.map(|top| LogprobsRequest { top, processed: false });
         SampleParams { row: row as u32, given, logprobs, ..SampleParams::greedy() }
     }
@@ -121,7 +121,7 @@ impl Slot {
     /// How the next token is chosen, the request's `index`-th.
     pub fn params(&self, row: usize, index: u32) -> SampleParams<'_> {
         let request = self.request();
-        let reports = &request.reports;
+        let outputs = &request.outputs;
         // Field by field, so that none is overlooked.
         let Sampling {
             temperature,
@@ -165,9 +165,9 @@ impl Slot {
             seed,
             index,
             given: None,
-            logprobs: reports
+            logprobs: outputs
                 .logprobs
-                .map(|top| LogprobsRequest { top, processed: reports.processed_logprobs }),
+                .map(|top| LogprobsRequest { top, processed: outputs.processed_logprobs }),
         }
     }
 

@@ -75,10 +75,10 @@ impl<B: Backend> Runner<B> {
         let spec = *self.spec();
         let mut plan = StepPlan::default();
         let sampling = Sampling { top_p: 0.9, ..Sampling::default() };
-        let reports =
+        let outputs =
             RequestedOutputs { logprobs: Some(0), prompt_logprobs: Some(0), ..RequestedOutputs::default() };
         let prompt = vec![0; spec.positions];
-        let request = Arc::new(Request { reports, ..Request::new(prompt, 1, sampling) });
+        let request = Arc::new(Request { outputs, ..Request::new(prompt, 1, sampling) });
         for (slot, (start, num_tokens)) in sequences.iter().enumerate() {
             let (first_token, first_block) = (plan.tokens.len(), plan.blocks.len());
             plan.tokens.resize(first_token + num_tokens, 0);
@@ -92,7 +92,7 @@ impl<B: Backend> Runner<B> {
                 follows_sample: false,
                 blocks: first_block as u32..plan.blocks.len() as u32,
                 num_drafts: 0,
-                reported: if wanted == Wanted::Prompt { 0..*num_tokens as u32 } else { 0..0 },
+                prompt_outputs: if wanted == Wanted::Prompt { 0..*num_tokens as u32 } else { 0..0 },
                 sample: (wanted == Wanted::NextToken).then_some(Sample { index: 0 }),
             });
             plan.new_sequences.push(NewSequence {

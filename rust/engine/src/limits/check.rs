@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
-use penstock_types::{RequestedOutputs, Sampling};
+use penstock_types::{FieldError, RequestedOutputs, Sampling};
 
 use super::Limits;
 use crate::request::Request;
 
-/// Most sequences in `stop_sequences`, and most ids in one: each is compared with the output's end at every token.
+/// Most sequences in `stop_token_sequences`, and most ids in one: each is compared with the output's end at every token.
 const MAX_STOP_SEQUENCES: usize = 64;
 
 /// Most entries of the lists that every token is chosen by: stop ids, biases, and the ids of all bad words.
@@ -60,16 +60,9 @@ pub enum InvalidRequest {
         /// Blocks there are.
         available: usize,
     },
-    /// A number outside its range.
-    #[error("{field}={value} is out of range: {limit}")]
-    OutOfRange {
-        /// The parameter's name as the user spells it.
-        field: &'static str,
-        /// What was given.
-        value: String,
-        /// What is allowed, in words.
-        limit: String,
-    },
+    /// A field with a value that is not allowed.
+    #[error(transparent)]
+    Field(#[from] FieldError),
 }
 
 impl Limits {
@@ -79,20 +72,20 @@ impl Limits {
     /// wide they are.
     pub fn check(&self, request: &Request) -> Result<(), InvalidRequest> {
         self.check_prompt(request)?;
-        if request.max_tokens == 0 && !request.reports.has_prompt() {
-            let limit = "at least 1, for nothing is asked of the prompt";
-            return Err(out_of_range("max_tokens", request.max_tokens, limit));
+        if request.max_tokens == 0 && !request.outputs.has_prompt() {
+            let limit = "at least 1, since no outputs of the prompt are requested";
+            return Err(not_allowed("max_tokens", request.max_tokens, limit));
         }
         if request.min_tokens > request.max_tokens {
             let limit = format!("at most max_tokens={}", request.max_tokens);
-            return Err(out_of_range("min_tokens", request.min_tokens, limit));
+            return Err(not_allowed("min_tokens", request.min_tokens, limit));
         }
         check_count("stop_token_ids", request.stop_token_ids.len(), MAX_LISTED)?;
         self.check_ids("stop_token_ids", &request.stop_token_ids)?;
-        self.check_stop_sequences(&request.stop_sequences)?;
+        self.check_stop_sequences(&request.stop_token_sequences)?;
         check_numbers(&request.sampling)?;
         self.check_vocabulary(&request.sampling)?;
-        self.check_reports(&request.reports)?;
+        self.check_reports(&request.outputs)?;
         let needed = self.blocks_needed(request);
         if needed > self.num_blocks {
             return Err(InvalidRequest::NeverFits {
@@ -131,7 +124,7 @@ impl Limits {
     ) -> Result<(), InvalidRequest> {
         match ids.into_iter().find(|id| **id as usize >= self.vocabulary_size) {
             Some(id) => {
-                Err(out_of_range(field, id, format!("below the vocabulary's {} ids", self.vocabulary_size)))
+                Err(not_allowed(field, id, format!("below the vocabulary's {} ids", self.vocabulary_size)))
             }
             None => Ok(()),
         }
@@ -141,12 +134,12 @@ impl Limits {
         let field = "stop_token_sequences";
         if sequences.len() > MAX_STOP_SEQUENCES {
             let value = format!("{} sequences", sequences.len());
-            return Err(out_of_range(field, value, format!("at most {MAX_STOP_SEQUENCES}")));
+            return Err(not_allowed(field, value, format!("at most {MAX_STOP_SEQUENCES}")));
         }
         let range = 1..=MAX_STOP_SEQUENCES;
         if let Some(sequence) = sequences.iter().find(|sequence| !range.contains(&sequence.len())) {
             let value = format!("a sequence of {} ids", sequence.len());
-            return Err(out_of_range(field, value, format!("from 1 to {MAX_STOP_SEQUENCES} ids each")));
+            return Err(not_allowed(field, value, format!("from 1 to {MAX_STOP_SEQUENCES} ids each")));
         }
         self.check_ids(field, sequences.iter().flatten())
     }
@@ -156,33 +149,33 @@ impl Limits {
         self.check_ids("logit_bias", sampling.logit_bias.iter().map(|(id, _)| id))?;
         let mut biased = HashSet::new();
         if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| !biased.insert(*id)) {
-            return Err(out_of_range("logit_bias", format!("{id} twice"), "each id once"));
+            return Err(not_allowed("logit_bias", format!("{id} twice"), "a map with each id once"));
         }
         if let Some(allowed) = &sampling.allowed_token_ids {
             if allowed.is_empty() {
-                return Err(out_of_range("allowed_token_ids", "[]", "at least one id"));
+                return Err(not_allowed("allowed_token_ids", "[]", "at least one id"));
             }
             self.check_ids("allowed_token_ids", allowed)?;
             if let Some(pair) = allowed.windows(2).find(|pair| pair[0] >= pair[1]) {
                 let value = format!("{} before {}", pair[0], pair[1]);
-                return Err(out_of_range("allowed_token_ids", value, "ascending, each once"));
+                return Err(not_allowed("allowed_token_ids", value, "ascending, each once"));
             }
         }
         check_count("bad_token_ids", sampling.bad_token_ids.len(), self.vocabulary_size)?;
         self.check_ids("bad_token_ids", &sampling.bad_token_ids)?;
         check_count("bad_words", sampling.bad_words.iter().map(Vec::len).sum(), MAX_LISTED)?;
         if sampling.bad_words.iter().any(Vec::is_empty) {
-            return Err(out_of_range("bad_words", "[]", "at least one id each"));
+            return Err(not_allowed("bad_words", "[]", "at least one id each"));
         }
         self.check_ids("bad_words", sampling.bad_words.iter().flatten())
     }
 
-    fn check_reports(&self, reports: &RequestedOutputs) -> Result<(), InvalidRequest> {
-        let counts = [("top_logprobs", reports.logprobs), ("prompt_logprobs", reports.prompt_logprobs)];
+    fn check_reports(&self, outputs: &RequestedOutputs) -> Result<(), InvalidRequest> {
+        let counts = [("top_logprobs", outputs.logprobs), ("prompt_logprobs", outputs.prompt_logprobs)];
         for (field, count) in counts {
             if let Some(count) = count.filter(|count| *count as usize > self.vocabulary_size) {
                 let limit = format!("at most the vocabulary's {} ids", self.vocabulary_size);
-                return Err(out_of_range(field, count, limit));
+                return Err(not_allowed(field, count, limit));
             }
         }
         Ok(())
@@ -208,27 +201,27 @@ fn check_numbers(sampling: &Sampling) -> Result<(), InvalidRequest> {
         ("frequency_penalty", frequency_penalty, frequency_penalty.is_finite(), "finite"),
     ];
     if let Some((field, value, _, limit)) = numbers.into_iter().find(|(.., is_in_range, _)| !is_in_range) {
-        return Err(out_of_range(field, value, limit));
+        return Err(not_allowed(field, value, limit));
     }
     if sampling.no_repeat_ngram_size > MAX_NO_REPEAT_NGRAM_SIZE {
         let limit = format!("at most {MAX_NO_REPEAT_NGRAM_SIZE}");
-        return Err(out_of_range("no_repeat_ngram_size", sampling.no_repeat_ngram_size, limit));
+        return Err(not_allowed("no_repeat_ngram_size", sampling.no_repeat_ngram_size, limit));
     }
     match sampling.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
-        Some((id, bias)) => Err(out_of_range("logit_bias", format!("{bias} for id {id}"), "finite")),
+        Some((id, bias)) => Err(not_allowed("logit_bias", format!("{bias} for id {id}"), "finite")),
         None => Ok(()),
     }
 }
 
 fn check_count(field: &'static str, count: usize, most: usize) -> Result<(), InvalidRequest> {
     match count > most {
-        true => Err(out_of_range(field, format!("{count} entries"), format!("at most {most}"))),
+        true => Err(not_allowed(field, format!("{count} entries"), format!("at most {most}"))),
         false => Ok(()),
     }
 }
 
-fn out_of_range(field: &'static str, value: impl ToString, limit: impl Into<String>) -> InvalidRequest {
-    InvalidRequest::OutOfRange { field, value: value.to_string(), limit: limit.into() }
+fn not_allowed(field: &'static str, value: impl ToString, limit: impl Into<String>) -> InvalidRequest {
+    FieldError::new(field, value, limit).into()
 }
 
 #[cfg(test)]
@@ -259,9 +252,9 @@ mod tests {
         );
         check(
             |r| r.max_tokens = 0,
-            "max_tokens=0 is out of range: at least 1, for nothing is asked of the prompt",
+            "max_tokens=0 is not allowed: it must be at least 1, since no outputs of the prompt are requested",
         );
-        check(|r| r.min_tokens = 9, "min_tokens=9 is out of range: at most max_tokens=8");
+        check(|r| r.min_tokens = 9, "min_tokens=9 is not allowed: it must be at most max_tokens=8");
         check(
             |r| r.max_tokens = 1_000,
             "prompt of 8 tokens and max_tokens=1000 need 4 KV blocks; the cache has 3",
@@ -272,29 +265,35 @@ mod tests {
     fn a_bad_number_is_named_with_its_value_and_the_limit() {
         check(
             |r| r.sampling.temperature = f32::NAN,
-            "temperature=NaN is out of range: finite and at least 0",
+            "temperature=NaN is not allowed: it must be finite and at least 0",
         );
-        check(|r| r.sampling.temperature = -0.5, "temperature=-0.5 is out of range: finite and at least 0");
-        check(|r| r.sampling.top_p = 0.0, "top_p=0 is out of range: above 0 and at most 1");
-        check(|r| r.sampling.top_p = f32::NAN, "top_p=NaN is out of range: above 0 and at most 1");
-        check(|r| r.sampling.min_p = 1.5, "min_p=1.5 is out of range: from 0 to 1");
-        check(|r| r.sampling.typical_p = 0.0, "typical_p=0 is out of range: above 0 and at most 1");
+        check(
+            |r| r.sampling.temperature = -0.5,
+            "temperature=-0.5 is not allowed: it must be finite and at least 0",
+        );
+        check(|r| r.sampling.top_p = 0.0, "top_p=0 is not allowed: it must be above 0 and at most 1");
+        check(|r| r.sampling.top_p = f32::NAN, "top_p=NaN is not allowed: it must be above 0 and at most 1");
+        check(|r| r.sampling.min_p = 1.5, "min_p=1.5 is not allowed: it must be from 0 to 1");
+        check(|r| r.sampling.typical_p = 0.0, "typical_p=0 is not allowed: it must be above 0 and at most 1");
         check(
             |r| r.sampling.repetition_penalty = f32::INFINITY,
-            "repetition_penalty=inf is out of range: finite and above 0",
+            "repetition_penalty=inf is not allowed: it must be finite and above 0",
         );
-        check(|r| r.sampling.presence_penalty = f32::NAN, "presence_penalty=NaN is out of range: finite");
+        check(
+            |r| r.sampling.presence_penalty = f32::NAN,
+            "presence_penalty=NaN is not allowed: it must be finite",
+        );
         check(
             |r| r.sampling.frequency_penalty = f32::NEG_INFINITY,
-            "frequency_penalty=-inf is out of range: finite",
+            "frequency_penalty=-inf is not allowed: it must be finite",
         );
         check(
             |r| r.sampling.no_repeat_ngram_size = 1025,
-            "no_repeat_ngram_size=1025 is out of range: at most 1024",
+            "no_repeat_ngram_size=1025 is not allowed: it must be at most 1024",
         );
         check(
             |r| r.sampling.logit_bias = vec![(1, 0.5), (2, f32::NAN)],
-            "logit_bias=NaN for id 2 is out of range: finite",
+            "logit_bias=NaN for id 2 is not allowed: it must be finite",
         );
     }
 
@@ -302,99 +301,102 @@ mod tests {
     fn an_id_that_the_model_does_not_know_is_named_wherever_it_stands() {
         check(
             |r| r.stop_token_ids = vec![2, 100],
-            "stop_token_ids=100 is out of range: below the vocabulary's 100 ids",
+            "stop_token_ids=100 is not allowed: it must be below the vocabulary's 100 ids",
         );
         check(
-            |r| r.stop_sequences = vec![vec![1], vec![99, 100]],
-            "stop_token_sequences=100 is out of range: below the vocabulary's 100 ids",
+            |r| r.stop_token_sequences = vec![vec![1], vec![99, 100]],
+            "stop_token_sequences=100 is not allowed: it must be below the vocabulary's 100 ids",
         );
         check(
             |r| r.sampling.logit_bias = vec![(100, 1.0)],
-            "logit_bias=100 is out of range: below the vocabulary's 100 ids",
+            "logit_bias=100 is not allowed: it must be below the vocabulary's 100 ids",
         );
         check(
             |r| r.sampling.allowed_token_ids = Some(vec![5, 100]),
-            "allowed_token_ids=100 is out of range: below the vocabulary's 100 ids",
+            "allowed_token_ids=100 is not allowed: it must be below the vocabulary's 100 ids",
         );
         check(
             |r| r.sampling.bad_token_ids = vec![u32::MAX],
-            "bad_token_ids=4294967295 is out of range: below the vocabulary's 100 ids",
+            "bad_token_ids=4294967295 is not allowed: it must be below the vocabulary's 100 ids",
         );
         check(
             |r| r.sampling.bad_words = vec![vec![1, 100]],
-            "bad_words=100 is out of range: below the vocabulary's 100 ids",
+            "bad_words=100 is not allowed: it must be below the vocabulary's 100 ids",
         );
     }
 
     #[test]
     fn lists_that_mean_nothing_are_refused() {
         check(
-            |r| r.stop_sequences = vec![vec![1], vec![]],
-            "stop_token_sequences=a sequence of 0 ids is out of range: from 1 to 64 ids each",
+            |r| r.stop_token_sequences = vec![vec![1], vec![]],
+            "stop_token_sequences=a sequence of 0 ids is not allowed: it must be from 1 to 64 ids each",
         );
         check(
-            |r| r.stop_sequences = vec![vec![1; 65]],
-            "stop_token_sequences=a sequence of 65 ids is out of range: from 1 to 64 ids each",
+            |r| r.stop_token_sequences = vec![vec![1; 65]],
+            "stop_token_sequences=a sequence of 65 ids is not allowed: it must be from 1 to 64 ids each",
         );
         check(
-            |r| r.stop_sequences = vec![vec![1]; 65],
-            "stop_token_sequences=65 sequences is out of range: at most 64",
+            |r| r.stop_token_sequences = vec![vec![1]; 65],
+            "stop_token_sequences=65 sequences is not allowed: it must be at most 64",
         );
         check(
             |r| r.sampling.allowed_token_ids = Some(vec![]),
-            "allowed_token_ids=[] is out of range: at least one id",
+            "allowed_token_ids=[] is not allowed: it must be at least one id",
         );
         check(
             |r| r.sampling.allowed_token_ids = Some(vec![2, 5, 5]),
-            "allowed_token_ids=5 before 5 is out of range: ascending, each once",
+            "allowed_token_ids=5 before 5 is not allowed: it must be ascending, each once",
         );
-        check(|r| r.sampling.bad_words = vec![vec![]], "bad_words=[] is out of range: at least one id each");
+        check(
+            |r| r.sampling.bad_words = vec![vec![]],
+            "bad_words=[] is not allowed: it must be at least one id each",
+        );
     }
 
     #[test]
     fn lists_that_every_token_is_chosen_by_are_bounded() {
         check(
             |r| r.stop_token_ids = vec![2; 1025],
-            "stop_token_ids=1025 entries is out of range: at most 1024",
+            "stop_token_ids=1025 entries is not allowed: it must be at most 1024",
         );
         check(
             |r| r.sampling.logit_bias = vec![(2, 1.0); 1025],
-            "logit_bias=1025 entries is out of range: at most 1024",
+            "logit_bias=1025 entries is not allowed: it must be at most 1024",
         );
         check(
             |r| r.sampling.logit_bias = vec![(2, 1.0), (3, 1.0), (2, 0.5)],
-            "logit_bias=2 twice is out of range: each id once",
+            "logit_bias=2 twice is not allowed: it must be a map with each id once",
         );
         check(
             |r| r.sampling.bad_token_ids = vec![2; 101],
-            "bad_token_ids=101 entries is out of range: at most 100",
+            "bad_token_ids=101 entries is not allowed: it must be at most 100",
         );
         check(
             |r| r.sampling.bad_words = vec![vec![2; 5]; 205],
-            "bad_words=1025 entries is out of range: at most 1024",
+            "bad_words=1025 entries is not allowed: it must be at most 1024",
         );
     }
 
     #[test]
     fn no_more_likely_tokens_are_told_of_than_there_are() {
         check(
-            |r| r.reports.logprobs = Some(101),
-            "top_logprobs=101 is out of range: at most the vocabulary's 100 ids",
+            |r| r.outputs.logprobs = Some(101),
+            "top_logprobs=101 is not allowed: it must be at most the vocabulary's 100 ids",
         );
         check(
-            |r| r.reports.prompt_logprobs = Some(101),
-            "prompt_logprobs=101 is out of range: at most the vocabulary's 100 ids",
+            |r| r.outputs.prompt_logprobs = Some(101),
+            "prompt_logprobs=101 is not allowed: it must be at most the vocabulary's 100 ids",
         );
     }
 
     #[test]
     fn a_prompt_may_fill_the_model_where_it_is_only_reported_on() {
-        let reports =
+        let outputs =
             RequestedOutputs { hidden_states: Some(OutputScope::Prompt), ..RequestedOutputs::default() };
         let limits = Limits { num_blocks: 4, ..limits() };
-        assert_eq!(limits.check(&Request { reports, ..request(64, 0) }), Ok(()));
-        let error = limits.check(&Request { reports, ..request(65, 0) }).unwrap_err();
+        assert_eq!(limits.check(&Request { outputs, ..request(64, 0) }), Ok(()));
+        let error = limits.check(&Request { outputs, ..request(65, 0) }).unwrap_err();
         assert_eq!(error.to_string(), "prompt of 65 tokens exceeds the limit of 64 (max_model_len 64)");
-        assert!(limits.check(&Request { reports, ..request(64, 1) }).is_err(), "a token has no room");
+        assert!(limits.check(&Request { outputs, ..request(64, 1) }).is_err(), "a token has no room");
     }
 }

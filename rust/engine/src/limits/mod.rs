@@ -4,6 +4,8 @@ mod check;
 
 use std::time::Duration;
 
+use penstock_types::FieldError;
+
 use crate::request::Request;
 pub use check::InvalidRequest;
 
@@ -57,22 +59,10 @@ pub struct Limits {
     pub num_speculative_tokens: usize,
 }
 
-/// A size an engine cannot start with.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}={value} is out of range: {limit}")]
-pub struct InvalidLimits {
-    /// The size's name.
-    pub field: &'static str,
-    /// What was given.
-    pub value: usize,
-    /// What is allowed, in words.
-    pub limit: String,
-}
-
 impl Limits {
     /// Whether an engine can run with these sizes.
-    pub fn validate(&self) -> Result<(), InvalidLimits> {
-        let at_least_one = [
+    pub fn validate(&self) -> Result<(), FieldError> {
+        let sizes = [
             ("max_model_len", self.max_model_len),
             ("max_num_seqs", self.max_num_seqs),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
@@ -81,47 +71,33 @@ impl Limits {
             ("vocabulary_size", self.vocabulary_size),
             ("queue_capacity", self.queue_capacity),
         ];
-        for (field, value) in at_least_one {
-            if value == 0 {
-                return Err(InvalidLimits { field, value, limit: "at least 1".into() });
-            }
-            // Positions, slots, blocks and offsets into a plan are 32 bits wide; nothing waits on a longer queue.
-            if value > i32::MAX as usize {
-                return Err(InvalidLimits { field, value, limit: format!("at most {}", i32::MAX) });
-            }
+        if let Some((field, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
+            return Err(FieldError::new(field, value, "at least 1"));
         }
-        if self.host_blocks > i32::MAX as usize {
-            let limit = format!("at most {}", i32::MAX);
-            return Err(InvalidLimits { field: "host_blocks", value: self.host_blocks, limit });
+        // Positions, slots, blocks and offsets into a plan are 32 bits wide.
+        let mut indexed = sizes.into_iter().chain([("host_blocks", self.host_blocks)]);
+        if let Some((field, value)) = indexed.find(|(_, value)| *value > i32::MAX as usize) {
+            return Err(FieldError::new(field, value, format!("at most {}", i32::MAX)));
         }
         if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS {
             let limit = format!("at most {MAX_SPECULATIVE_TOKENS}");
-            let value = self.num_speculative_tokens;
-            return Err(InvalidLimits { field: "num_speculative_tokens", value, limit });
+            return Err(FieldError::new("num_speculative_tokens", self.num_speculative_tokens, limit));
         }
         if self.prefix_cache_ttl.is_some_and(|ttl| ttl.is_zero()) {
-            let limit = "above 0; for no prefix cache, leave it out".into();
-            return Err(InvalidLimits { field: "prefix_cache_ttl", value: 0, limit });
+            return Err(FieldError::new("prefix_cache_ttl", 0, "above 0, or absent for no prefix cache"));
         }
         let is_swapping = self.preemption_mode == PreemptionMode::Swap;
         if is_swapping && self.host_blocks == 0 {
-            let limit = "at least 1, for preemption_mode=swap to save blocks to".into();
-            return Err(InvalidLimits { field: "host_blocks", value: 0, limit });
+            return Err(FieldError::new("host_blocks", 0, "at least 1 with preemption_mode=swap"));
         }
         if self.host_blocks > 0 && !is_swapping && self.prefix_cache_ttl.is_none() {
-            let limit =
-                "0, for without a prefix cache and without preemption_mode=swap nothing is saved".into();
-            return Err(InvalidLimits { field: "host_blocks", value: self.host_blocks, limit });
+            let limit = "0 without a prefix cache and without preemption_mode=swap";
+            return Err(FieldError::new("host_blocks", self.host_blocks, limit));
         }
         if self.max_num_batched_tokens < self.max_num_seqs {
-            return Err(InvalidLimits {
-                field: "max_num_batched_tokens",
-                value: self.max_num_batched_tokens,
-                limit: format!(
-                    "at least max_num_seqs={}, one token per sequence and step",
-                    self.max_num_seqs
-                ),
-            });
+            let limit =
+                format!("at least max_num_seqs={}, one token per sequence and step", self.max_num_seqs);
+            return Err(FieldError::new("max_num_batched_tokens", self.max_num_batched_tokens, limit));
         }
         Ok(())
     }
@@ -149,7 +125,7 @@ impl Limits {
     /// Events of `request` that may wait unread, the last one apart: no more than it can come to have, which are
     /// `Admitted`, one a token, and at most one a position that it is told of.
     pub fn result_capacity(&self, request: &Request) -> usize {
-        let num_reports = if request.reports.has_prompt() { request.prompt.len() } else { 0 };
+        let num_reports = if request.outputs.has_prompt() { request.prompt.len() } else { 0 };
         self.queue_capacity.min(request.max_tokens.saturating_add(num_reports).saturating_add(1))
     }
 }
@@ -201,24 +177,24 @@ mod tests {
     fn a_result_queue_is_no_longer_than_its_request_can_fill_it() {
         assert_eq!(limits().result_capacity(&request(8, 3)), 4);
         assert_eq!(limits().result_capacity(&request(8, usize::MAX)), 8, "queue_capacity");
-        let reports = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
-        assert_eq!(limits().result_capacity(&Request { reports, ..request(3, 0) }), 4);
-        assert_eq!(limits().result_capacity(&Request { reports, ..request(3, usize::MAX) }), 8);
+        let outputs = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
+        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, 0) }), 4);
+        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, usize::MAX) }), 8);
     }
 
     #[test]
     fn sizes_that_cannot_run_are_refused() {
         let error = Limits { block_size: 0, ..limits() }.validate().unwrap_err();
-        assert_eq!(error.to_string(), "block_size=0 is out of range: at least 1");
+        assert_eq!(error.to_string(), "block_size=0 is not allowed: it must be at least 1");
         let error = Limits { max_num_batched_tokens: 3, ..limits() }.validate().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "max_num_batched_tokens=3 is out of range: at least max_num_seqs=4, one token per sequence and step"
+            "max_num_batched_tokens=3 is not allowed: it must be at least max_num_seqs=4, one token per sequence and step"
         );
         assert!(Limits { num_blocks: 1 << 40, ..limits() }.validate().is_err());
         assert!(Limits { host_blocks: 1 << 40, ..limits() }.validate().is_err());
         let error = Limits { num_speculative_tokens: 33, ..limits() }.validate().unwrap_err();
-        assert_eq!(error.to_string(), "num_speculative_tokens=33 is out of range: at most 32");
+        assert_eq!(error.to_string(), "num_speculative_tokens=33 is not allowed: it must be at most 32");
     }
 
     #[test]
@@ -228,15 +204,15 @@ mod tests {
         };
         check(
             Limits { prefix_cache_ttl: Some(Duration::ZERO), ..limits() },
-            "prefix_cache_ttl=0 is out of range: above 0; for no prefix cache, leave it out",
+            "prefix_cache_ttl=0 is not allowed: it must be above 0, or absent for no prefix cache",
         );
         check(
             Limits { preemption_mode: PreemptionMode::Swap, ..limits() },
-            "host_blocks=0 is out of range: at least 1, for preemption_mode=swap to save blocks to",
+            "host_blocks=0 is not allowed: it must be at least 1 with preemption_mode=swap",
         );
         check(
             Limits { host_blocks: 5, ..limits() },
-            "host_blocks=5 is out of range: 0, for without a prefix cache and without preemption_mode=swap nothing is saved",
+            "host_blocks=5 is not allowed: it must be 0 without a prefix cache and without preemption_mode=swap",
         );
         let prefix_cache_ttl = Some(Duration::from_secs(300));
         assert_eq!(Limits { host_blocks: 5, prefix_cache_ttl, ..limits() }.validate(), Ok(()));

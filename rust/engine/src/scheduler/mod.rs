@@ -29,6 +29,7 @@ use crate::limits::{Limits, PreemptionMode};
 use crate::prefix::BlockHasher;
 use crate::request::RequestId;
 use crate::sequence::{Computed, Sequence, Turn};
+use crate::stats::Stats;
 use admission::Pace;
 use budget::Behind;
 use choices::Held;
@@ -66,7 +67,8 @@ pub struct Scheduler {
     is_loading: bool,
     /// Those who were ended to make room, for the core to say so.
     interrupted: Vec<Sequence>,
-    counters: PlaceCounters,
+    /// The counters of the engine; its gauges are zero here.
+    pub(crate) counters: Stats,
     /// Whether the last plan had budget left for drafts.
     has_draft_room: bool,
     /// Scratch of `share_out`: sequences with more than one pending token.
@@ -81,16 +83,6 @@ struct Running {
     blocks: BlockList,
     /// Tokens it computes in the plan that is being made.
     num_granted: usize,
-}
-
-/// Counted since the start; see [`Stats`](crate::stats::Stats).
-#[derive(Clone, Copy, Default)]
-pub(crate) struct PlaceCounters {
-    pub(crate) prefix_query_tokens: u64,
-    pub(crate) prefix_hit_tokens: u64,
-    pub(crate) prefix_host_hit_tokens: u64,
-    pub(crate) preemptions: u64,
-    pub(crate) swaps: u64,
 }
 
 impl Scheduler {
@@ -114,7 +106,7 @@ impl Scheduler {
             admission_is_due: false,
             is_loading: false,
             interrupted: Vec::new(),
-            counters: PlaceCounters::default(),
+            counters: Stats::default(),
             has_draft_room: true,
             behind: Vec::with_capacity(slots),
             drafts: Vec::with_capacity(limits.num_speculative_tokens.max(MAX_FORCED)),
@@ -327,16 +319,25 @@ impl Scheduler {
         self.waiting.len() + self.preempted.len() + self.held.len()
     }
 
-    pub(crate) fn num_paused(&self) -> usize {
-        self.num_paused
-    }
-
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    pub(crate) fn counters(&self) -> PlaceCounters {
-        self.counters
+    /// The counters, and the gauges of this moment.
+    pub(crate) fn stats(&self) -> Stats {
+        let (pool, host) = (self.memory.pool(), self.memory.host());
+        Stats {
+            running: self.num_running() as u64,
+            waiting: self.num_waiting() as u64,
+            paused: self.num_paused as u64,
+            blocks_total: pool.num_blocks() as u64,
+            blocks_used: pool.num_used() as u64,
+            blocks_cached: pool.num_kept() as u64,
+            blocks_reserved: pool.num_reserved() as u64,
+            host_blocks_total: host.num_blocks() as u64,
+            host_blocks_used: (host.num_blocks() - host.num_free()) as u64,
+            ..self.counters
+        }
     }
 
     fn occupied(&self) -> impl Iterator<Item = &Running> + Clone {

@@ -237,7 +237,7 @@ impl Sequence {
         if writer.has_room_for(num_coming + usize::from(!reported.is_empty()) + usize::from(samples)) {
             return end - start;
         }
-        // With room for one event: all but the last token, after which one is sampled; or all, if it only reports.
+        // With room for one event: all but the last token, after which one is sampled; or all, if it only outputs.
         let silent_end = match reported.is_empty() {
             true => end - 1,
             false if writer.has_room_for(num_coming + 1) => end - usize::from(samples),
@@ -308,7 +308,7 @@ impl Sequence {
             follows_sample,
             blocks: first_block as u32..plan.blocks.len() as u32,
             num_drafts: drafts.len() as u32,
-            reported: reported.start as u32..reported.end as u32,
+            prompt_outputs: reported.start as u32..reported.end as u32,
             sample,
         });
     }
@@ -323,7 +323,7 @@ impl Sequence {
         if positions.is_empty() {
             return None;
         }
-        self.reporting.deliver(work.reported.end as usize);
+        self.reporting.deliver(work.prompt_outputs.end as usize);
         let positions = positions.iter_mut().map(PromptPosition::take).collect();
         self.outbox.writer().push_positions(positions);
         let is_end = self.max_new_tokens == 0 && self.reporting.is_all_delivered();
@@ -344,7 +344,7 @@ impl Sequence {
         }
         if self.generated.len() >= self.request.min_tokens {
             let ends_with = |sequence: &Vec<u32>| self.generated.ends_with(sequence);
-            if let Some(sequence) = self.request.stop_sequences.iter().position(ends_with) {
+            if let Some(sequence) = self.request.stop_token_sequences.iter().position(ends_with) {
                 return Some(FinishReason::StopSequence(sequence));
             }
         }

@@ -23,7 +23,7 @@ pub(super) struct Reporting {
 impl Reporting {
     pub(super) fn new(request: &Request) -> Self {
         let end = request.prompt.len() - 1.min(request.max_tokens);
-        let end = if request.reports.has_prompt() { end } else { 0 };
+        let end = if request.outputs.has_prompt() { end } else { 0 };
         Self { end, num_planned: 0, num_delivered: 0, num_rows: 0 }
     }
 
@@ -33,7 +33,7 @@ impl Reporting {
         start..positions.end.min(self.end).max(start)
     }
 
-    /// A row over `positions` is planned: what it reports.
+    /// A row over `positions` is planned: what it outputs.
     pub(super) fn plan(&mut self, positions: Range<usize>) -> Range<usize> {
         let reported = self.within(positions);
         if !reported.is_empty() {
@@ -43,7 +43,7 @@ impl Reporting {
         reported
     }
 
-    /// The oldest row in flight that reports has done so, up to `end`.
+    /// The oldest row in flight that outputs has done so, up to `end`.
     pub(super) fn deliver(&mut self, end: usize) {
         self.num_delivered = end;
         self.num_rows -= 1;
@@ -77,8 +77,8 @@ impl Reporting {
     pub(super) fn check_integrity(&self, id: RequestId, num_rows: usize) {
         let is_ascending = self.num_delivered <= self.num_planned && self.num_planned <= self.end;
         assert!(is_ascending, "{id} is told of positions out of order; this is a bug: {self:?}");
-        assert!(self.num_rows <= num_rows, "{id}: more reports than rows; this is a bug");
+        assert!(self.num_rows <= num_rows, "{id}: more outputs than rows; this is a bug");
         let is_flying = self.num_delivered < self.num_planned;
-        assert_eq!(is_flying, self.num_rows > 0, "{id}: reports got lost; this is a bug");
+        assert_eq!(is_flying, self.num_rows > 0, "{id}: outputs got lost; this is a bug");
     }
 }

@@ -1,7 +1,7 @@
 //! Several answers to one prompt.
 
 use penstock_engine::message::Message;
-use penstock_engine::{Event, FinishReason, Limits, Refusal};
+use penstock_engine::{Event, FinishReason, Limits, Rejection};
 
 use crate::harness::{Client, Harness, caching, check_answered, check_ended, limits, read};
 use crate::oracle::request;
@@ -44,7 +44,7 @@ fn choices_are_admitted_together_and_count_once_among_those_that_wait() {
     for client in &mut refused {
         assert_eq!(
             client.drain(),
-            [Event::Refused(Refusal::Overloaded { waiting: 10, limit: 2 })],
+            [Event::Rejected(Rejection::Overloaded { waiting: 10, limit: 2 })],
             "together, or not at all"
         );
     }
@@ -108,7 +108,7 @@ fn choices_that_nobody_reads_do_not_pile_up_beyond_those_that_were_admitted() {
     harness.run();
     assert_eq!((harness.stats().running, harness.stats().waiting), (1, 4), "each made way for the next");
     let refused = harness.start_choices(&request(4, 4, 1), 0..5).pop().unwrap().drain();
-    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 4, limit: 1 })]);
+    assert_eq!(refused, [Event::Rejected(Rejection::Overloaded { waiting: 4, limit: 1 })]);
     clients.iter().for_each(Client::cancel);
     harness.attend();
     assert!(harness.core.is_idle());

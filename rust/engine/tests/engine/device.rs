@@ -215,12 +215,12 @@ impl Device {
         {
             return self.fail_row(work, output);
         }
-        for position in work.reported.clone() {
+        for position in work.prompt_outputs.clone() {
             assert!((work.start..end as u32).contains(&position), "a position that was not computed");
             let read = self.read(position as usize + 1, &table);
             output.positions.push(oracle::position(&request, position as usize, read.into_iter()));
         }
-        let num_positions = work.reported.len() as u32;
+        let num_positions = work.prompt_outputs.len() as u32;
         let Some(sample) = work.sample else {
             assert_eq!(work.num_drafts, 0, "drafts that are not verified");
             return output.rows.push(RowOutput { num_positions, ..RowOutput::default() });

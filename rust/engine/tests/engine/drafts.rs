@@ -134,7 +134,7 @@ fn the_blocks_of_refused_drafts_go_back_at_once() {
         }
         most = most.max(harness.stats().blocks_used - num_tokens / 2);
         harness.complete();
-        num_tokens += read_some(&mut client);
+        num_tokens += read_some(&mut client) as u64;
         let stats = harness.stats();
         if stats.running > 0 {
             // The last token is not computed yet.
@@ -200,12 +200,14 @@ fn a_stop_among_confirmed_drafts_is_the_end_and_nothing_follows() {
     let ids: Vec<u32> = answer(&plain, &limits()).0.iter().map(|token| token.id).collect();
     let mut num_cut = 0;
     for end in 8..40 {
-        let stop_sequences = vec![ids[end - 7..end].to_vec()];
-        let (tokens, reason) =
-            answer(&Request { stop_sequences: stop_sequences.clone(), ..plain.clone() }, &limits());
+        let stop_token_sequences = vec![ids[end - 7..end].to_vec()];
+        let (tokens, reason) = answer(
+            &Request { stop_token_sequences: stop_token_sequences.clone(), ..plain.clone() },
+            &limits(),
+        );
         assert!(matches!(reason, FinishReason::StopSequence(0)));
         let mut harness = Harness::new(speculating());
-        let mut client = harness.start(Request { stop_sequences, ..plain.clone() });
+        let mut client = harness.start(Request { stop_token_sequences, ..plain.clone() });
         harness.run();
         check_answered(&mut client, &harness.limits);
         let stats = harness.stats();
@@ -273,7 +275,7 @@ fn no_prefix_is_forgotten_for_a_draft() {
     let limits = Limits { num_blocks: 24, block_size: 1, max_num_batched_tokens: 32, ..caching() };
     let plain = request(4, 20, 2);
     let ids: Vec<u32> = answer(&plain, &limits).0.iter().map(|token| token.id).collect();
-    let plain = Request { stop_sequences: vec![ids[..8].to_vec()], ..plain };
+    let plain = Request { stop_token_sequences: vec![ids[..8].to_vec()], ..plain };
     for drafting in [plain.clone(), guided(plain)] {
         let mut harness = Harness::new(limits.clone());
         let first = || request(12, 1, 1);

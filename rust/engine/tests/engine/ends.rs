@@ -34,25 +34,26 @@ fn an_output_ends_with_the_first_stop_sequence_that_it_ends_with() {
     let plain = varied();
     let ids = ids(&plain);
     let never = vec![ids[3], ids[5], ids[4]];
-    let stop_sequences = vec![never.clone(), ids[4..7].to_vec(), ids[6..7].to_vec()];
-    assert_eq!(end(Request { stop_sequences, ..plain.clone() }), (7, FinishReason::StopSequence(1)));
-    assert_eq!(end(Request { stop_sequences: vec![never], ..plain }), (12, FinishReason::Length));
+    let stop_token_sequences = vec![never.clone(), ids[4..7].to_vec(), ids[6..7].to_vec()];
+    assert_eq!(end(Request { stop_token_sequences, ..plain.clone() }), (7, FinishReason::StopSequence(1)));
+    assert_eq!(end(Request { stop_token_sequences: vec![never], ..plain }), (12, FinishReason::Length));
 }
 
 #[test]
 fn a_stop_sequence_does_not_begin_in_the_prompt() {
     let plain = varied();
     let across = vec![plain.prompt[3], ids(&plain)[0]];
-    assert_eq!(end(Request { stop_sequences: vec![across], ..plain }), (12, FinishReason::Length));
+    assert_eq!(end(Request { stop_token_sequences: vec![across], ..plain }), (12, FinishReason::Length));
 }
 
 #[test]
 fn a_stop_sequence_ends_nothing_below_min_tokens() {
     let plain = varied();
     let ids = ids(&plain);
-    let stop_sequences = vec![ids[4..6].to_vec()];
+    let stop_token_sequences = vec![ids[4..6].to_vec()];
     for (min_tokens, expected) in [(6, 6), (7, 12)] {
-        let request = Request { stop_sequences: stop_sequences.clone(), min_tokens, ..plain.clone() };
+        let request =
+            Request { stop_token_sequences: stop_token_sequences.clone(), min_tokens, ..plain.clone() };
         assert_eq!(end(request).0, expected, "min_tokens={min_tokens}");
     }
 }
@@ -61,7 +62,7 @@ fn a_stop_sequence_ends_nothing_below_min_tokens() {
 fn a_stop_id_comes_before_a_stop_sequence_and_both_before_the_length() {
     let plain = Request { max_tokens: 6, ..varied() };
     let last = ids(&plain)[5];
-    let request = Request { stop_sequences: vec![vec![last]], ..plain };
+    let request = Request { stop_token_sequences: vec![vec![last]], ..plain };
     assert_eq!(end(request.clone()), (6, FinishReason::StopSequence(0)));
     assert_eq!(end(Request { stop_token_ids: vec![last], ..request }), (6, FinishReason::Stop(last)));
 }

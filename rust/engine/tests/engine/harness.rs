@@ -10,7 +10,7 @@ use penstock_engine::mailbox::{Attention, Gate};
 use penstock_engine::message::{Message, Outbox, Start};
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
-use penstock_engine::stats::Board;
+use penstock_engine::stats::SharedStats;
 use penstock_engine::{
     CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, Request, RequestId, Stats,
     StepDone, Token,
@@ -27,7 +27,7 @@ pub struct Harness {
     pub port: Port,
     pub now: Instant,
     attention: Arc<Attention>,
-    board: Arc<Board>,
+    shared_stats: Arc<SharedStats>,
     num_started: u64,
 }
 
@@ -70,31 +70,31 @@ impl Harness {
 
     pub fn with_hasher(limits: Limits, hasher: BlockHasher) -> Self {
         limits.validate().unwrap();
-        let (attention, board) = (Arc::new(Attention::default()), Arc::new(Board::default()));
+        let (attention, shared_stats) = (Arc::new(Attention::default()), Arc::new(SharedStats::default()));
         Self {
             core: Core::new(
                 limits.clone(),
                 hasher,
                 Arc::clone(&attention),
                 Arc::new(Gate::default()),
-                Arc::clone(&board),
+                Arc::clone(&shared_stats),
             ),
             device: Device::new(&limits),
             limits,
             port: Port::with_condvar(),
             now: Instant::now(),
             attention,
-            board,
+            shared_stats,
             num_started: 0,
         }
     }
 
-    pub fn board(&self) -> Arc<Board> {
-        Arc::clone(&self.board)
+    pub fn shared_stats(&self) -> Arc<SharedStats> {
+        Arc::clone(&self.shared_stats)
     }
 
     pub fn stats(&self) -> Stats {
-        self.board.read()
+        self.shared_stats.read()
     }
 
     /// Lets time pass.
@@ -240,7 +240,7 @@ pub fn read(client: &mut Client) -> (Vec<Token>, Option<Finish>) {
             Event::Admitted | Event::Prompt(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Finished(finish) => last = Some(finish),
-            Event::Refused(refusal) => panic!("refused: {refusal:?}"),
+            Event::Rejected(refusal) => panic!("refused: {refusal:?}"),
         }
     }
     (tokens, last)

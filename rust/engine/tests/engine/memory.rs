@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use penstock_engine::prefix::BlockHasher;
-use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, Refusal, Request};
+use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, Rejection, Request};
 
 use crate::harness::{Client, Harness, cached, caching, check_answered, limits, read};
 use crate::oracle::{answer, request};
@@ -128,7 +128,7 @@ fn nobody_who_was_admitted_is_dropped_for_a_more_urgent_arrival() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, ..limits() });
     let mut admitted = [-1, 0].map(|priority| harness.start(urgent(priority, request(4, 4, 0))));
     let refused = harness.start(urgent(-1, request(4, 4, 1))).drain();
-    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 1, limit: 1 })]);
+    assert_eq!(refused, [Event::Rejected(Rejection::Overloaded { waiting: 1, limit: 1 })]);
     harness.run();
     admitted.iter_mut().for_each(|client| check_answered(client, &harness.limits));
 }
@@ -167,7 +167,7 @@ fn who_lost_a_place_does_not_count_among_those_who_may_wait() {
     clients.push(harness.start(request(4, 4, 2)));
     assert_eq!(harness.stats().waiting, 2);
     let refused = harness.start(request(4, 4, 3)).drain();
-    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 2, limit: 1 })]);
+    assert_eq!(refused, [Event::Rejected(Rejection::Overloaded { waiting: 2, limit: 1 })]);
     harness.run();
     clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
 }
@@ -182,7 +182,7 @@ fn requests_that_nobody_reads_do_not_pile_up() {
     }
     assert_eq!((harness.stats().running, harness.stats().waiting), (1, 2), "each made way for the next");
     let refused = harness.start(request(4, 4, 3)).drain();
-    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 2, limit: 1 })]);
+    assert_eq!(refused, [Event::Rejected(Rejection::Overloaded { waiting: 2, limit: 1 })]);
     for client in &mut clients {
         for _ in 0..20 {
             client.drain();

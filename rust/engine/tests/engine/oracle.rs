@@ -56,7 +56,7 @@ fn read_prompt(request: &Request, limits: &Limits) -> Vec<u64> {
 /// All that a request is told of its prompt.
 pub fn positions(request: &Request, limits: &Limits) -> Vec<PromptPosition> {
     let told = if request.max_tokens == 0 { request.prompt.len() } else { request.prompt.len() - 1 };
-    let told = if request.reports.has_prompt() { told } else { 0 };
+    let told = if request.outputs.has_prompt() { told } else { 0 };
     let read = read_prompt(request, limits);
     (0..told).map(|index| position(request, index, read[..=index].iter().copied())).collect()
 }
@@ -75,7 +75,7 @@ pub fn answer(request: &Request, limits: &Limits) -> (Vec<Token>, FinishReason) 
             return (tokens, FinishReason::Stop(id));
         }
         let is_end = |sequence: &Vec<u32>| ids.len() >= request.min_tokens && ids.ends_with(sequence);
-        if let Some(sequence) = request.stop_sequences.iter().position(is_end) {
+        if let Some(sequence) = request.stop_token_sequences.iter().position(is_end) {
             return (tokens, FinishReason::StopSequence(sequence));
         }
         read.push(digest(read.last().copied(), read.len(), id, prompt_len, limits));

@@ -7,8 +7,8 @@ use crate::harness::{Client, Harness, cached, caching, found, limits};
 use crate::oracle::{answer, positions, request};
 
 fn told(request: Request) -> Request {
-    let reports = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
-    Request { reports, ..request }
+    let outputs = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
+    Request { outputs, ..request }
 }
 
 /// Everything that was said, in four parts: chunks of positions, tokens, and the end if it has come.
@@ -23,7 +23,7 @@ fn read(client: &mut Client) -> (Vec<Vec<PromptPosition>>, Vec<Token>, Option<Fi
             }
             Event::Token(token) => tokens.push(token),
             Event::Finished(finish) => end = Some(finish.reason),
-            Event::Refused(refusal) => panic!("refused: {refusal:?}"),
+            Event::Rejected(refusal) => panic!("refused: {refusal:?}"),
         }
     }
     (chunks, tokens, end)
@@ -66,8 +66,8 @@ fn what_is_told_of_is_computed_and_not_taken_from_the_cache_but_left_there() {
     let mut harness = Harness::new(caching());
     for (kind, expected) in [(None, 0), (Some(OutputScope::Prompt), 0), (None, 28)] {
         let mut request = request(32, 2, 7);
-        request.reports.hidden_states = kind;
-        request.reports.logits = Some(OutputScope::Generation);
+        request.outputs.hidden_states = kind;
+        request.outputs.logits = Some(OutputScope::Generation);
         let mut client = harness.start(request);
         harness.run();
         let events = client.drain();

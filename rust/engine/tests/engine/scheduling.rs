@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use penstock_engine::message::Message;
-use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Refusal, Request, StopCause};
+use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Rejection, Request, StopCause};
 
 use crate::harness::{Client, Harness, check_answered, check_ended, limits, read};
 use crate::oracle::{answer, request};
@@ -172,7 +172,7 @@ fn who_finds_no_place_to_wait_is_refused_with_the_numbers() {
     let mut harness = Harness::new(Limits { max_waiting: 1, ..limits() });
     let mut clients: Vec<_> = (0..5).map(|seed| harness.start(request(4, 4, seed))).collect();
     let mut refused = harness.start(request(4, 4, 5));
-    assert_eq!(refused.drain(), [Event::Refused(Refusal::Overloaded { waiting: 1, limit: 1 })]);
+    assert_eq!(refused.drain(), [Event::Rejected(Rejection::Overloaded { waiting: 1, limit: 1 })]);
     assert!(refused.is_ended());
     harness.run();
     clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
@@ -183,7 +183,7 @@ fn without_a_place_to_wait_a_free_place_to_run_is_enough() {
     let mut harness = Harness::new(Limits { max_waiting: 0, ..limits() });
     let mut clients: Vec<_> = (0..4).map(|seed| harness.start(request(4, 4, seed))).collect();
     let refused = harness.start(request(4, 4, 9)).drain();
-    assert_eq!(refused, [Event::Refused(Refusal::Overloaded { waiting: 0, limit: 0 })]);
+    assert_eq!(refused, [Event::Rejected(Rejection::Overloaded { waiting: 0, limit: 0 })]);
     harness.run();
     clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
 }
@@ -344,7 +344,7 @@ fn a_shutdown_ends_everything_and_refuses_what_comes_later() {
     assert!(harness.plan().is_empty());
     let (start, mut late) = harness.post(request(4, 20, 9));
     harness.handle(Message::Start(vec![start]));
-    assert_eq!(late.drain(), [Event::Refused(Refusal::Stopped(StopCause::Closed))]);
+    assert_eq!(late.drain(), [Event::Rejected(Rejection::Stopped(StopCause::Closed))]);
     harness.handle(Message::Shutdown);
     assert!(harness.core.is_stopped() && harness.core.is_idle());
 }

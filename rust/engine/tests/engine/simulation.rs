@@ -7,7 +7,7 @@ use std::time::Duration;
 use penstock_engine::message::Message;
 use penstock_engine::prefix::BlockHasher;
 use penstock_engine::{
-    CachedTokens, DEPTH, Event, FinishReason, Limits, PreemptionMode, PromptPosition, Refusal, Request,
+    CachedTokens, DEPTH, Event, FinishReason, Limits, PreemptionMode, PromptPosition, Rejection, Request,
     StopCause, Token,
 };
 use penstock_types::OutputScope;
@@ -47,7 +47,7 @@ struct Observed {
 
 #[derive(Debug)]
 enum End {
-    Refused(Refusal),
+    Rejected(Rejection),
     Finished(FinishReason),
 }
 
@@ -243,13 +243,13 @@ impl World {
             let sequence = |random: &mut Random| {
                 (0..random.between(1, 2)).map(|_| random.below(VOCABULARY as usize) as u32).collect()
             };
-            request.stop_sequences = (0..random.between(1, 8)).map(|_| sequence(random)).collect();
+            request.stop_token_sequences = (0..random.between(1, 8)).map(|_| sequence(random)).collect();
         }
         if random.chance(15) {
             request.grammar = Some(Arc::new(Rails));
         }
         if is_told {
-            request.reports.logits = Some([OutputScope::Prompt, OutputScope::All][random.below(2)]);
+            request.outputs.logits = Some([OutputScope::Prompt, OutputScope::All][random.below(2)]);
         }
         if random.chance(30) {
             request.min_tokens = random.below(max_tokens + 1);
@@ -326,7 +326,8 @@ impl World {
         }
         self.harness.handle(Message::Start(starts));
         self.num_started += num_choices as u64;
-        self.seen.chosen += u64::from(num_choices > 1 && self.harness.stats().waiting >= num_choices - 1);
+        self.seen.chosen +=
+            u64::from(num_choices > 1 && self.harness.stats().waiting >= num_choices as u64 - 1);
         self.observed.append(&mut arrived);
     }
 
@@ -466,9 +467,9 @@ impl World {
                     assert!(!observed.is_admitted, "admitted twice");
                     observed.is_admitted = true;
                 }
-                Event::Refused(refusal) => {
+                Event::Rejected(refusal) => {
                     assert!(!observed.is_admitted, "refused after it was admitted");
-                    observed.end = Some(End::Refused(refusal));
+                    observed.end = Some(End::Rejected(refusal));
                 }
                 Event::Token(token) => {
                     assert!(observed.is_admitted);
@@ -539,11 +540,11 @@ impl World {
             num_prompt.0 += if tokens.is_empty() { 0 } else { client.request.prompt.len() as u64 };
             num_prompt.1 += if *is_admitted { client.request.prompt.len() as u64 } else { 0 };
             match end.as_ref().expect("a request never ended") {
-                End::Refused(Refusal::Overloaded { waiting, limit }) => {
+                End::Rejected(Rejection::Overloaded { waiting, limit }) => {
                     assert!(waiting >= limit && *limit == self.harness.limits.max_waiting);
                     self.seen.overloaded += 1;
                 }
-                End::Refused(Refusal::Stopped(cause)) => assert_eq!(Some(cause), self.stopped.as_ref()),
+                End::Rejected(Rejection::Stopped(cause)) => assert_eq!(Some(cause), self.stopped.as_ref()),
                 End::Finished(FinishReason::EngineStopped(cause)) => {
                     assert_eq!((Some(cause), cause), (self.stopped.as_ref(), &lost()));
                 }

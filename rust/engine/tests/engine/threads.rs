@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use penstock_engine::{
-    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, PreemptionMode, Refusal,
+    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, PreemptionMode, Rejection,
     Request, StartError, StepDone, StepError, StepOutput, StepPlan, StopCause, Token,
 };
 
@@ -102,7 +102,7 @@ struct RowOutput {
     consumer: Consumer,
     tokens: Vec<Token>,
     reason: Option<FinishReason>,
-    refusal: Option<Refusal>,
+    refusal: Option<Rejection>,
 }
 
 impl RowOutput {
@@ -117,7 +117,7 @@ impl RowOutput {
                 Event::Admitted | Event::Prompt(_) => {}
                 Event::Token(token) => self.tokens.push(token),
                 Event::Finished(finish) => self.reason = Some(finish.reason),
-                Event::Refused(refusal) => self.refusal = Some(refusal),
+                Event::Rejected(refusal) => self.refusal = Some(refusal),
             }
         }
     }
@@ -136,7 +136,7 @@ impl RowOutput {
 
     fn has_ended_with(&self, cause: &StopCause) -> bool {
         self.reason == Some(FinishReason::EngineStopped(cause.clone()))
-            || self.refusal == Some(Refusal::Stopped(cause.clone()))
+            || self.refusal == Some(Rejection::Stopped(cause.clone()))
     }
 
     fn check(&self, limits: &Limits) {
@@ -229,7 +229,7 @@ fn who_has_seen_the_end_finds_his_blocks_free() {
     for _ in 0..500 {
         let mut first = harness.start(request(1, 1, 0));
         let _others: Vec<_> = (1..64).map(|seed| harness.start(request(1, 1, seed))).collect();
-        let (board, ready) = (harness.board(), Barrier::new(2));
+        let (shared_stats, ready) = (harness.shared_stats(), Barrier::new(2));
         harness.plan();
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -237,7 +237,7 @@ fn who_has_seen_the_end_finds_his_blocks_free() {
                 while !first.is_ended() {
                     first.pop();
                 }
-                let stats = board.read();
+                let stats = shared_stats.read();
                 assert_eq!((stats.running, stats.blocks_used, stats.blocks_reserved), (0, 0, 0));
             });
             ready.wait();
@@ -400,7 +400,7 @@ fn a_start_left_in_the_mailbox_of_a_dead_engine_is_answered() {
     assert_eq!(open.reason, Some(FinishReason::EngineStopped(StopCause::Crashed)));
     assert!(ports[1].wait(Some(PATIENCE)), "its port was not rung");
     left.read_to_end(&ports[1]);
-    assert_eq!(left.refusal, Some(Refusal::Stopped(StopCause::Crashed)));
+    assert_eq!(left.refusal, Some(Rejection::Stopped(StopCause::Crashed)));
 }
 
 #[test]
@@ -472,7 +472,7 @@ fn requests_that_race_with_a_shutdown_all_end() {
 #[test]
 fn an_engine_does_not_start_with_impossible_sizes() {
     let error = Engine::start(Limits { num_blocks: 0, ..limits() }, |_| unreachable!()).unwrap_err();
-    assert_eq!(error.to_string(), "num_blocks=0 is out of range: at least 1");
+    assert_eq!(error.to_string(), "num_blocks=0 is not allowed: it must be at least 1");
 }
 
 #[test]

@@ -62,8 +62,8 @@ fn rows_of_drafts_can_lie_across_tiles_beside_each_other() {
     let requests = || {
         (0..4).map(|number| {
             let grammar = (number % 2 == 0).then(|| Arc::new(Thirds(Trouble::Never)) as _);
-            let reports = with_everything(number, 10, TOKENS).reports;
-            Request { grammar, reports, ..request(number, 10, TOKENS) }
+            let outputs = with_everything(number, 10, TOKENS).outputs;
+            Request { grammar, outputs, ..request(number, 10, TOKENS) }
         })
     };
     let plain: Vec<Sequence> = requests().map(|request| steps.run_plainly(request)).collect();

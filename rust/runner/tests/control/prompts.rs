@@ -34,7 +34,7 @@ fn prompts_longer_than_a_tile_are_told_of_as_their_logits_say_however_they_are_c
     let prompt = request(1, 100, 0).prompt;
     let expected = logits(&prompt);
     let mut steps = Steps::of_four();
-    let scored = || Request { reports: ALL, ..request(1, 100, 0) };
+    let scored = || Request { outputs: ALL, ..request(1, 100, 0) };
     let whole = steps.run_plainly(scored());
     assert_eq!((whole.positions.len(), whole.tokens.len()), (100, 0));
     for (index, (position, expected)) in whole.positions.iter().zip(&expected).enumerate() {
@@ -58,10 +58,10 @@ fn prompts_longer_than_a_tile_are_told_of_as_their_logits_say_however_they_are_c
 #[test]
 fn scoring_what_was_generated_gives_the_very_bits_that_generating_did() {
     let mut steps = Steps::of_four();
-    let generated = steps.run_plainly(Request { reports: ALL, ..request(2, 40, 30) });
+    let generated = steps.run_plainly(Request { outputs: ALL, ..request(2, 40, 30) });
     assert_eq!(generated.positions.len(), 39, "the last position is told of with the first token");
     let prompt: Vec<u32> = generated.request.prompt.iter().copied().chain(generated.ids()).collect();
-    let scored = steps.run_plainly(Request { reports: ALL, prompt: prompt.into(), ..request(2, 40, 0) });
+    let scored = steps.run_plainly(Request { outputs: ALL, prompt: prompt.into(), ..request(2, 40, 0) });
     let generated: Vec<PromptPosition> = generated
         .positions
         .into_iter()
@@ -78,8 +78,8 @@ fn scoring_what_was_generated_gives_the_very_bits_that_generating_did() {
 #[test]
 fn nothing_is_told_that_was_not_asked_for() {
     let mut steps = Steps::of_four();
-    let mut details = |reports| {
-        let sequence = steps.run_plainly(Request { reports, ..request(3, 5, 2) });
+    let mut details = |outputs| {
+        let sequence = steps.run_plainly(Request { outputs, ..request(3, 5, 2) });
         let lens = |details: &Option<Box<penstock_engine::TokenDetails>>| {
             details
                 .as_ref()

@@ -134,7 +134,7 @@ pub fn with_everything(number: usize, num_prompt: usize, max_tokens: usize) -> R
         bad_words: vec![vec![40], vec![41, 42]],
         ..plain.sampling.clone()
     };
-    let reports = RequestedOutputs {
+    let outputs = RequestedOutputs {
         logprobs: Some(3),
         prompt_logprobs: Some(2),
         processed_logprobs: number % 2 == 1,
@@ -142,5 +142,5 @@ pub fn with_everything(number: usize, num_prompt: usize, max_tokens: usize) -> R
         hidden_states: Some(OutputScope::All),
     };
     let processors = vec![drawn(0.01), drawn(0.02)];
-    Request { sampling, reports, processors, min_tokens: 2, stop_token_ids: vec![50], ..plain }
+    Request { sampling, outputs, processors, min_tokens: 2, stop_token_ids: vec![50], ..plain }
 }

@@ -96,7 +96,7 @@ impl Steps {
                 None => {
                     let num_undrafted = (work.num_tokens - work.num_drafts) as usize;
                     sequence.num_computed += num_undrafted + num_tokens.saturating_sub(1);
-                    assert_eq!(num_positions, work.reported.len());
+                    assert_eq!(num_positions, work.prompt_outputs.len());
                     assert_eq!(num_tokens > 0, work.sample.is_some());
                 }
             }
@@ -137,7 +137,7 @@ impl Steps {
         let last = (start + num_tokens as usize).div_ceil(self.limits.block_size) as u32;
         let blocks_each = (LONGEST / self.limits.block_size) as u32;
         plan.blocks.extend((0..last).map(|block| BlockId(slot * blocks_each + block)));
-        let num_told = if !request.reports.has_prompt() {
+        let num_told = if !request.outputs.has_prompt() {
             0
         } else if request.max_tokens == 0 {
             prompt_len
@@ -154,7 +154,7 @@ impl Steps {
             follows_sample: false,
             blocks: first_block..plan.blocks.len() as u32,
             num_drafts: drafts.len() as u32,
-            reported: start as u32..reported_end,
+            prompt_outputs: start as u32..reported_end,
             sample: chooses.then_some(Sample { index: sequence.tokens.len() as u32 }),
         });
     }
@@ -195,7 +195,7 @@ impl Steps {
             follows_sample: true,
             blocks: 0..plan.blocks.len() as u32,
             num_drafts: 0,
-            reported: 0..0,
+            prompt_outputs: 0..0,
             sample: Some(Sample { index: 1 }),
         });
         let mut output = StepOutput::default();

@@ -14,7 +14,7 @@ use crate::steps::{Steps, told};
 #[test]
 fn a_place_that_was_used_with_everything_on_is_as_good_as_new() {
     let plain = || Request {
-        reports: RequestedOutputs { logprobs: Some(2), ..RequestedOutputs::default() },
+        outputs: RequestedOutputs { logprobs: Some(2), ..RequestedOutputs::default() },
         ..request(20, 30, 20)
     };
     let guided = |number| {
@@ -44,7 +44,7 @@ fn requests() -> impl Iterator<Item = Request> {
             logit_bias: if every(7) { vec![(number as u32, 4.0)] } else { vec![] },
             ..plain.sampling.clone()
         };
-        let reports = RequestedOutputs {
+        let outputs = RequestedOutputs {
             logprobs: every(2).then_some(number as u32 % 4),
             processed_logprobs: every(4),
             hidden_states: every(8).then_some(OutputScope::Generation),
@@ -53,7 +53,7 @@ fn requests() -> impl Iterator<Item = Request> {
         };
         let grammar = (number % 5 == 1).then(|| Arc::new(Thirds(Trouble::Never)) as _);
         let processors = if number % 6 == 1 { vec![drawn(0.02)] } else { vec![] };
-        Request { sampling, reports, grammar, processors, ..plain }
+        Request { sampling, outputs, grammar, processors, ..plain }
     })
 }
 
@@ -77,7 +77,7 @@ fn run(engine: &Engine, requests: Vec<Request>) -> Vec<String> {
                         assert_eq!(finish.reason, FinishReason::Length);
                         open -= 1;
                     }
-                    Event::Refused(refusal) => panic!("{refusal:?}"),
+                    Event::Rejected(refusal) => panic!("{refusal:?}"),
                 }
             }
         }
@@ -113,8 +113,8 @@ fn requests_that_all_ask_for_something_else_get_together_what_they_get_alone_wit
 fn what_repeats_itself_is_guessed_and_told_as_if_it_were_not() {
     let repetitive = || {
         let sampling = Sampling { allowed_token_ids: Some(vec![5]), ..Sampling::default() };
-        let reports = RequestedOutputs { logprobs: Some(2), ..RequestedOutputs::default() };
-        Request { sampling, reports, ..request(40, 10, 60) }
+        let outputs = RequestedOutputs { logprobs: Some(2), ..RequestedOutputs::default() };
+        Request { sampling, outputs, ..request(40, 10, 60) }
     };
     let (plain, guessing) = (engine(0), engine(8));
     assert_eq!(run(&guessing, vec![repetitive()]), run(&plain, vec![repetitive()]));
