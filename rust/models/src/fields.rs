@@ -1,8 +1,11 @@
-//! Typed reading of a configuration: every missing, mistyped or senseless value is an error that names the field.
+//! Typed access to a configuration. A missing or invalid value is an error that names the field.
 
 use serde_json::Value;
 
-use crate::config::ModelError;
+use crate::error::ModelError;
+
+/// The limit of position counts, far above any published model.
+pub(crate) const MAX_POSITIONS: usize = 1 << 30;
 
 /// A JSON object with typed getters.
 #[derive(Clone, Copy)]
@@ -12,12 +15,11 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The configuration itself.
     pub(crate) fn new(object: &'a Value) -> Self {
         Self { object, prefix: "" }
     }
 
-    /// A nested object, if it is there and not null.
+    /// A nested object; `None` if missing or null.
     pub(crate) fn nested(&self, name: &'static str) -> Result<Option<Fields<'a>>, ModelError> {
         match self.get(name) {
             None => Ok(None),
@@ -26,17 +28,17 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The value, unless it is missing or null.
+    /// The value; `None` if missing or null.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         self.object.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whether the name stands there at all, be it with null.
-    pub(crate) fn names(&self, name: &str) -> bool {
+    /// Whether the field exists; its value may be null.
+    pub(crate) fn contains(&self, name: &str) -> bool {
         self.object.get(name).is_some()
     }
 
-    /// A count of at least one and at most `limit`.
+    /// An integer from 1 to `limit`.
     pub(crate) fn count(&self, name: &str, limit: usize) -> Result<usize, ModelError> {
         match self.get(name) {
             None => Err(self.missing(name)),
@@ -44,17 +46,17 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The same with a default.
+    /// An integer from 1 to `limit`, with a default.
     pub(crate) fn count_or(&self, name: &str, limit: usize, default: usize) -> Result<usize, ModelError> {
         self.get(name).map_or(Ok(default), |value| self.as_count(name, value, limit))
     }
 
-    /// The same, or `None` when it is missing or null.
+    /// An integer from 1 to `limit`; `None` if missing or null.
     pub(crate) fn optional_count(&self, name: &str, limit: usize) -> Result<Option<usize>, ModelError> {
         self.get(name).map(|value| self.as_count(name, value, limit)).transpose()
     }
 
-    /// A finite number above zero.
+    /// A finite number above 0.
     pub(crate) fn positive(&self, name: &str) -> Result<f64, ModelError> {
         match self.get(name) {
             None => Err(self.missing(name)),
@@ -62,17 +64,17 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The same with a default.
+    /// A finite number above 0, with a default.
     pub(crate) fn positive_or(&self, name: &str, default: f64) -> Result<f64, ModelError> {
         self.get(name).map_or(Ok(default), |value| self.as_positive(name, value))
     }
 
-    /// The same, or `None` when it is missing or null.
+    /// A finite number above 0; `None` if missing or null.
     pub(crate) fn optional_positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
         self.get(name).map(|value| self.as_positive(name, value)).transpose()
     }
 
-    /// A truth value with a default.
+    /// A boolean, with a default.
     pub(crate) fn flag_or(&self, name: &str, default: bool) -> Result<bool, ModelError> {
         match self.get(name) {
             None => Ok(default),
@@ -81,16 +83,16 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A text, or `None` when it is missing or null.
+    /// A string; `None` if missing or null.
     pub(crate) fn optional_text(&self, name: &str) -> Result<Option<&'a str>, ModelError> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.error(name, other, "a text")),
+            Some(other) => Err(self.error(name, other, "a string")),
         }
     }
 
-    /// A list, or `None` when it is missing or null.
+    /// A list; `None` if missing or null.
     pub(crate) fn optional_list(&self, name: &str) -> Result<Option<&'a [Value]>, ModelError> {
         match self.get(name) {
             None => Ok(None),
@@ -99,7 +101,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An error that names the field, its value and what is allowed.
+    /// An error that names the field, its value and the allowed values.
     pub(crate) fn error(&self, name: &str, value: &Value, limit: impl Into<String>) -> ModelError {
         let mut value = value.to_string();
         if let Some((end, _)) = value.char_indices().nth(80) {
@@ -122,7 +124,7 @@ impl<'a> Fields<'a> {
             .as_u64()
             .and_then(|count| usize::try_from(count).ok())
             .filter(|count| (1..=limit).contains(count))
-            .ok_or_else(|| self.error(name, value, format!("a whole number from 1 to {limit}")))
+            .ok_or_else(|| self.error(name, value, format!("an integer from 1 to {limit}")))
     }
 
     fn as_positive(&self, name: &str, value: &Value) -> Result<f64, ModelError> {

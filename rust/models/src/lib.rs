@@ -1,20 +1,22 @@
-//! Decoder models: a Hugging Face configuration becomes a [`ModelConfig`], a checkpoint's tensors become the weights of a
-//! [`Decoder`], and the decoder's forward pass is written once over [`Backend`](penstock_device::Backend).
+//! Decoder models: [`ModelConfig`] is read from a Hugging Face configuration, [`load`] loads the tensors of a checkpoint into a
+//! [`Decoder`], whose forward pass is written once over [`Backend`](penstock_device::Backend).
 //!
-//! A family's file (`llama.rs`, `mistral.rs`, ...) says only what that family reads from its configuration; it contains no
-//! arithmetic. Which tensors are fused into one matrix is a table in `weights.rs`. Nothing here knows a request.
+//! `registry.rs` lists the supported architectures; a file of `families/` reads the configuration fields that are specific to
+//! its family and has no arithmetic. The tables in `weights.rs` list the tensors that are fused into one matrix.
+
+#![allow(missing_docs)]
 
 mod config;
 mod decoder;
+mod error;
+mod families;
 mod fields;
-mod llama;
-mod mistral;
-mod qwen2;
-mod qwen3;
+mod registry;
 mod rope;
 mod weights;
 
-pub use config::{ModelConfig, ModelError};
+pub use config::ModelConfig;
 pub use decoder::{Decoder, Workspace};
+pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
-pub use weights::{Progress, load, weight_bytes};
+pub use weights::{LoadProgress, load, weight_bytes};

@@ -5,8 +5,8 @@
 //! position of the prompt, the position's own plus one after it. That is what one whole prefill and token-by-token decoding
 //! give, and it depends on the request alone, never on how its prompt was cut into chunks.
 
-use crate::config::{MOST_POSITIONS, ModelError};
-use crate::fields::Fields;
+use crate::error::ModelError;
+use crate::fields::{Fields, MAX_POSITIONS};
 
 /// Inverse frequencies, and the factor on cosines and sines.
 pub(crate) type Frequencies = (Vec<f32>, f32);
@@ -241,9 +241,9 @@ fn read_scaling(
         None => scaling.optional_text("type")?.unwrap_or("default"),
     };
     let original = || -> Result<usize, ModelError> {
-        match scaling.optional_count("original_max_position_embeddings", MOST_POSITIONS)? {
+        match scaling.optional_count("original_max_position_embeddings", MAX_POSITIONS)? {
             Some(original) => Ok(original),
-            None => fields.count_or("original_max_position_embeddings", MOST_POSITIONS, max_positions),
+            None => fields.count_or("original_max_position_embeddings", MAX_POSITIONS, max_positions),
         }
     };
     Ok(match kind {

@@ -1,5 +1,5 @@
-//! From tensors on disk to a decoder's weights. Which tensors make one matrix is a table (`FUSED_*`); how a backend packs it
-//! is the backend's business.
+//! Loads the weights of a decoder from a checkpoint. The tables `FUSED_*` list the tensors that are fused into one matrix; the
+//! backend packs the matrices.
 
 use std::ops::{ControlFlow, Range};
 
@@ -7,26 +7,27 @@ use penstock_checkpoint::{Checkpoint, Tensor};
 use penstock_device::{Backend, RowSource};
 use penstock_types::Dtype;
 
-use crate::config::{ModelConfig, ModelError};
+use crate::config::ModelConfig;
 use crate::decoder::{Decoder, Layer, Linear};
+use crate::error::ModelError;
 
-/// Query, key and value read the same input, so they are one product.
+/// Query, key and value have the same input, so they are one product.
 const FUSED_QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
-/// So are gate and up.
+/// Gate and up have the same input.
 const FUSED_GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
 
-/// Called with the bytes loaded so far and the bytes there will be; `Break` stops the loading.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
+/// Called with the loaded and the total bytes of packed weights; `Break` cancels the load.
+pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 /// Loads every weight of `config` from `checkpoint` onto `backend`, matrices in `dtype`.
 ///
-/// Shapes are checked against the configuration before a tensor is read. Nothing is kept when it fails.
+/// The shape of a tensor is checked against the configuration before it is read.
 pub fn load<B: Backend>(
     backend: &mut B,
     checkpoint: &Checkpoint,
     config: ModelConfig,
     dtype: Dtype,
-    progress: Progress<'_>,
+    progress: LoadProgress<'_>,
 ) -> Result<Decoder<B>, ModelError> {
     let total = weight_bytes(backend, &config, dtype);
     let mut loader = Loader { backend, checkpoint, dtype, progress, done: 0, total };
@@ -45,7 +46,7 @@ pub fn load<B: Backend>(
     Ok(Decoder::new(config, embedding, layers, norm, head))
 }
 
-/// Bytes of all weights on the device.
+/// The bytes of all weights on the device.
 pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, dtype: Dtype) -> u64 {
     let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
     let linear = |rows: usize, columns: usize, bias: bool| {
@@ -66,7 +67,7 @@ struct Loader<'a, B: Backend> {
     backend: &'a mut B,
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
-    progress: Progress<'a>,
+    progress: LoadProgress<'a>,
     done: u64,
     total: u64,
 }
@@ -92,7 +93,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    /// The modules `parts` of a layer side by side, `rows[i]` output features each.
+    /// The modules `parts` of a layer fused into one, with `rows[i]` output features each.
     fn linear(
         &mut self,
         layer: usize,
@@ -156,7 +157,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 }
 
-/// Tensors one below the other.
+/// Tensors concatenated by rows.
 struct Stacked<'a> {
     tensors: Vec<Tensor<'a>>,
     rows: Vec<usize>,
@@ -173,7 +174,7 @@ impl RowSource for Stacked<'_> {
     }
 
     fn read(&self, rows: Range<usize>, out: &mut [f32]) {
-        // [ tensor 0 | tensor 1 | ... ] in row numbers; `rows` may cross borders.
+        // `rows` may span several tensors.
         let (mut first, mut out) = (0, out);
         for (tensor, count) in self.tensors.iter().zip(&self.rows) {
             let inside = rows.start.max(first)..rows.end.min(first + count);

@@ -6,7 +6,7 @@ use penstock_checkpoint::{Checkpoint, FileFormat};
 use penstock_device::cpu::{Cpu, CpuError};
 use penstock_device::{Backend, StepInputs};
 use penstock_engine::{Engine, Limits, PreemptionMode};
-use penstock_models::{ModelConfig, ModelError, RopeScaling};
+use penstock_models::{LoadProgress, ModelConfig, ModelError, RopeScaling};
 use penstock_types::Dtype;
 
 use crate::device_thread::DeviceThread;
@@ -16,7 +16,7 @@ use crate::options::{Allowance, BLOCK_SIZES, Sizes, out_of_range, positive};
 use crate::remedies::remedies;
 use crate::runner::Runner;
 use crate::warm_up::WarmUp;
-use crate::{LaunchError, MemoryInfo, ModelInfo, Options, Progress};
+use crate::{LaunchError, MemoryInfo, ModelInfo, Options};
 
 /// Positions are counted in 32 bits.
 const MOST_POSITIONS: usize = i32::MAX as usize;
@@ -27,7 +27,7 @@ const QUEUE_CAPACITY: usize = 128;
 pub(crate) fn launch(
     checkpoint: &Checkpoint,
     options: &Options,
-    progress: Progress<'_>,
+    progress: LoadProgress<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     let Opened { runner, limits, info } = open(checkpoint, options, progress)?;
     let device = DeviceThread::spawn(runner).map_err(not_started)?;
@@ -47,7 +47,7 @@ pub(crate) struct Opened {
 pub(crate) fn open(
     checkpoint: &Checkpoint,
     options: &Options,
-    progress: Progress<'_>,
+    progress: LoadProgress<'_>,
 ) -> Result<Opened, LaunchError> {
     let sizes = Sizes::check(options)?;
     let config = ModelConfig::from_json(checkpoint.config())?;

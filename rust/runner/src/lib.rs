@@ -27,6 +27,7 @@ use penstock_device::{DeviceError, SampleParams};
 pub use penstock_engine::PreemptionMode;
 use penstock_engine::request::Request;
 use penstock_engine::{Limits, StepOutput, StepPlan};
+pub use penstock_models::LoadProgress;
 use runner::Runner;
 use slot::Slot;
 
@@ -127,14 +128,11 @@ pub struct HostTierInfo {
     pub keeps_prefixes: bool,
 }
 
-/// Progress of loading: bytes of packed weights written, and how many there will be. `Break` stops the loading.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
-
 /// Opens a model and starts its engine. Blocks until the weights are in memory.
 pub fn launch(
     checkpoint: &penstock_checkpoint::Checkpoint,
     options: &Options,
-    progress: Progress<'_>,
+    progress: LoadProgress<'_>,
 ) -> Result<(penstock_engine::Engine, ModelInfo), LaunchError> {
     launch::launch(checkpoint, options, progress)
 }

@@ -1,0 +1,32 @@
+//! The errors of reading a configuration and loading a model.
+
+/// The model is not supported or cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// No family has this architecture.
+    #[error("architecture {found} is not supported; supported are {supported}")]
+    UnknownArchitecture { found: String, supported: String },
+    /// A required field is missing.
+    #[error("config: {field} is missing")]
+    Missing { field: String },
+    /// A field has a value that is not allowed.
+    #[error("config: {field}={value} is not allowed: it must be {limit}")]
+    Field {
+        field: String,
+        value: String,
+        /// The allowed values; completes the sentence "it must be ...".
+        limit: String,
+    },
+    /// The shape of a tensor does not match the configuration.
+    #[error("tensor {tensor} has shape {found:?}; the configuration requires {expected:?}")]
+    Shape { tensor: String, found: Vec<usize>, expected: Vec<usize> },
+    /// A tensor cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] penstock_checkpoint::CheckpointError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] penstock_device::DeviceError),
+    /// The progress callback cancelled the load.
+    #[error("loading was cancelled")]
+    Cancelled,
+}

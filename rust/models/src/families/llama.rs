@@ -1,0 +1,17 @@
+//! Llama 2, 3, 3.1, 3.2, and the models with the same architecture (SmolLM2, TinyLlama, ...).
+
+use super::Family;
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::fields::Fields;
+
+pub(crate) const FAMILY: Family =
+    Family { architecture: "LlamaForCausalLM", model_type: "llama", head_dim: None, read_fields };
+
+fn read_fields(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {
+    let attention_bias = fields.flag_or("attention_bias", false)?;
+    model.qkv_bias = attention_bias;
+    model.output_bias = attention_bias;
+    model.mlp_bias = fields.flag_or("mlp_bias", false)?;
+    Ok(())
+}

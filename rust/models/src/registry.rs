@@ -1,0 +1,165 @@
+//! The supported model families, and the reading of a Hugging Face configuration.
+//!
+//! [`ModelConfig::from_json`] reads a `config.json` (or its equivalent made from GGUF metadata): the fields that all families
+//! share here, the others by the family. It accepts the format of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`)
+//! and 5 (`rope_parameters`, `dtype`).
+
+use penstock_types::HeadShape;
+use serde_json::Value;
+
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::families::{Family, llama, mistral, qwen2, qwen3};
+use crate::fields::{Fields, MAX_POSITIONS};
+use crate::rope::Rope;
+
+/// Limits far above those of any published model; they exclude an overflow with a hostile configuration.
+const MAX_LAYERS: usize = 1 << 12;
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_HEADS: usize = 1 << 12;
+const MAX_HEAD_DIM: usize = 1 << 12;
+const MAX_VOCABULARY: usize = 1 << 24;
+
+/// The supported families.
+const FAMILIES: [Family; 4] = [llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
+
+impl ModelConfig {
+    /// Reads a Hugging Face configuration.
+    pub fn from_json(config: &Value) -> Result<Self, ModelError> {
+        let fields = Fields::new(config);
+        let family = find_family(fields)?;
+        let mut model = read_common_fields(family, fields)?;
+        (family.read_fields)(fields, &mut model)?;
+        Ok(model)
+    }
+}
+
+/// The family named by `architectures`, or else by `model_type`.
+fn find_family(fields: Fields<'_>) -> Result<&'static Family, ModelError> {
+    let architecture = fields.optional_list("architectures")?.and_then(|list| list.first()?.as_str());
+    let model_type = fields.optional_text("model_type")?;
+    FAMILIES
+        .iter()
+        .find(|family| match architecture {
+            Some(name) => name == family.architecture,
+            None => model_type == Some(family.model_type),
+        })
+        .ok_or_else(|| ModelError::UnknownArchitecture {
+            found: architecture.or(model_type).unwrap_or("(none)").to_owned(),
+            supported: FAMILIES.map(|family| family.architecture).join(", "),
+        })
+}
+
+/// Reads the fields that all families share.
+fn read_common_fields(family: &Family, fields: Fields<'_>) -> Result<ModelConfig, ModelError> {
+    if let Some(activation) = fields.optional_text("hidden_act")?.filter(|name| *name != "silu") {
+        return Err(fields.error("hidden_act", &activation.into(), "\"silu\""));
+    }
+    let hidden_size = fields.count("hidden_size", MAX_WIDTH)?;
+    let heads = fields.count("num_attention_heads", MAX_HEADS)?;
+    let kv_heads = fields.count_or("num_key_value_heads", MAX_HEADS, heads)?;
+    if !heads.is_multiple_of(kv_heads) {
+        let limit = format!("a divisor of num_attention_heads={heads}");
+        return Err(fields.error("num_key_value_heads", &kv_heads.into(), limit));
+    }
+    let head_dim = match fields.optional_count("head_dim", MAX_HEAD_DIM)?.or(family.head_dim) {
+        Some(head_dim) => head_dim,
+        None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
+        None => {
+            let limit = format!("a multiple of num_attention_heads={heads} if head_dim is not set");
+            return Err(fields.error("hidden_size", &hidden_size.into(), limit));
+        }
+    };
+    if head_dim % 2 != 0 {
+        return Err(fields.error("head_dim", &head_dim.into(), "even"));
+    }
+    let max_position_embeddings = fields.count("max_position_embeddings", MAX_POSITIONS)?;
+    Ok(ModelConfig {
+        architecture: family.architecture.to_owned(),
+        vocabulary_size: fields.count("vocab_size", MAX_VOCABULARY)?,
+        hidden_size,
+        intermediate_size: fields.count("intermediate_size", MAX_WIDTH)?,
+        heads: HeadShape { heads, kv_heads, head_dim },
+        norm_epsilon: fields.positive_or("rms_norm_eps", 1e-6)? as f32,
+        tied_head: fields.flag_or("tie_word_embeddings", false)?,
+        max_position_embeddings,
+        rope: Rope::from_fields(fields, head_dim, max_position_embeddings)?,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        windows: vec![None; fields.count("num_hidden_layers", MAX_LAYERS)?],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn llama() -> Value {
+        json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 100, "max_position_embeddings": 64,
+        })
+    }
+
+    fn with(field: &str, value: Value) -> Value {
+        let mut config = llama();
+        config[field] = value;
+        config
+    }
+
+    #[test]
+    fn family_reads_its_own_fields() {
+        let qwen3 =
+            ModelConfig::from_json(&with("architectures", json!(["Qwen3ForCausalLM"]))).expect("qwen3");
+        assert!(qwen3.qk_norm && !qwen3.qkv_bias);
+        assert_eq!(qwen3.heads.head_dim, 128, "the default of Qwen3");
+        let mut mistral = with("architectures", json!(["MistralForCausalLM"]));
+        mistral["sliding_window"] = json!(16);
+        assert_eq!(ModelConfig::from_json(&mistral).expect("mistral").windows, [Some(16); 2]);
+        mistral["sliding_window"] = Value::Null;
+        assert_eq!(ModelConfig::from_json(&mistral).expect("mistral").windows, [None; 2]);
+        let unnamed = with("architectures", json!(["MistralForCausalLM"]));
+        assert_eq!(ModelConfig::from_json(&unnamed).expect("mistral").windows, [Some(4096); 2]);
+        let mut qwen2 = with("architectures", json!(["Qwen2ForCausalLM"]));
+        qwen2["use_sliding_window"] = json!(true);
+        qwen2["sliding_window"] = json!(16);
+        qwen2["max_window_layers"] = json!(1);
+        assert_eq!(ModelConfig::from_json(&qwen2).expect("qwen2").windows, [None, Some(16)]);
+    }
+
+    #[test]
+    fn model_type_selects_the_family_without_architectures() {
+        let mut config = llama();
+        config["architectures"] = Value::Null;
+        config["model_type"] = json!("qwen2");
+        assert_eq!(ModelConfig::from_json(&config).expect("qwen2").architecture, "Qwen2ForCausalLM");
+    }
+
+    #[test]
+    fn invalid_field_error_names_field_and_value() {
+        for (field, value) in [
+            ("hidden_size", json!(0)),
+            ("hidden_size", json!("24")),
+            ("hidden_size", json!(25)),
+            ("num_hidden_layers", json!(1_000_000)),
+            ("num_key_value_heads", json!(2)),
+            ("head_dim", json!(7)),
+            ("vocab_size", Value::Null),
+            ("rms_norm_eps", json!(-1e-6)),
+            ("hidden_act", json!("gelu")),
+            ("tie_word_embeddings", json!(1)),
+            ("max_position_embeddings", json!(1e300)),
+        ] {
+            let message = ModelConfig::from_json(&with(field, value.clone())).expect_err(field).to_string();
+            assert!(message.contains(field), "{message} should name {field}");
+            assert!(value.is_null() || message.contains(&value.to_string()), "{message} should show {value}");
+        }
+        let message =
+            ModelConfig::from_json(&with("architectures", json!(["T5"]))).expect_err("T5").to_string();
+        assert!(message.contains("T5") && message.contains("LlamaForCausalLM"), "{message}");
+    }
+}
