@@ -1,4 +1,4 @@
-"""What the tests of the Python API share: engines on the tiny model, and what must be the same afterwards."""
+"""Shared by the tests of the Python API: engines on the tiny model, and checks for leftover resources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import penstock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-#: Deterministic and of a known length, whatever the weights say.
+#: Deterministic, with a length that does not depend on the weights.
 LONG = penstock.SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
 SHORT = LONG.replace(max_tokens=8)
 PROMPT: Sequence[int] = (10, 20, 30, 40)
@@ -31,23 +31,23 @@ BACKENDS: list[dict[str, Any]] = [
 
 
 def make_engine(model: Path, **options: object) -> penstock.Engine:
-    """A small engine; one thread, because that is the quickest for so small a model."""
+    """A small engine with one thread, which is fastest for such a small model."""
     return penstock.Engine(model, **{"threads": 1, **options})  # type: ignore[arg-type]
 
 
 def bits_of(result: penstock.Result) -> tuple[tuple[int, ...], tuple[float, ...] | None, str]:
-    """What must be the same in two results of the same request."""
+    """The fields that are equal in two results of the same request."""
     return result.token_ids, result.logprobs, result.finish_reason
 
 
 def bytes_of_blocks(model: Path, count: int) -> int:
-    """The size of a KV cache of so many blocks."""
+    """The size in bytes of a KV cache of `count` blocks."""
     with make_engine(model) as engine:
         return engine.info.memory.kv_cache // engine.info.num_blocks * count
 
 
 def start_python(code: str, *arguments: object, stdin: int | None = None) -> subprocess.Popen[bytes]:
-    """A Python process that SIGINT interrupts, even where this one ignores it (a shell's background job)."""
+    """A Python process that SIGINT interrupts, even if this process ignores it (as a background job)."""
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", listen + code, *map(str, arguments)],
@@ -58,15 +58,15 @@ def start_python(code: str, *arguments: object, stdin: int | None = None) -> sub
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float = 20) -> None:
-    """For what other threads bring about; fails when they do not in time."""
+    """Wait for a condition that other threads bring about; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_true():
-        assert time.monotonic() < deadline, "it did not come about in time"
+        assert time.monotonic() < deadline, f"still false after {seconds} s"
         os.sched_yield()
 
 
 def run_in_threads(run: Callable[[Any], object], arguments: Iterable[Any]) -> None:
-    """`run` of each argument, all at once; returns when all are done."""
+    """Call `run` with each argument, each in a thread; returns when all are done."""
     threads = [threading.Thread(target=run, args=(argument,)) for argument in arguments]
     for thread in threads:
         thread.start()
@@ -75,24 +75,24 @@ def run_in_threads(run: Callable[[Any], object], arguments: Iterable[Any]) -> No
 
 
 class Resources(NamedTuple):
-    """What engines and requests hold of the system."""
+    """System resources of engines and requests."""
 
     descriptors: int
     threads: list[str]
 
 
 def resources() -> Resources:
-    """What this process holds now, without what only cycles keep alive; of threads the engines' own alone."""
+    """The resources that this process holds, after a garbage collection; only threads of engines count."""
     gc.collect()
     num_descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
     return Resources(num_descriptors, engine_threads())
 
 
 def engine_threads() -> list[str]:
-    """Names of the threads that engines run in this process."""
+    """The names of the engine threads in this process."""
     names = []
     for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             names.append((task / "comm").read_text().strip())
     return sorted(name for name in names if name.startswith("penstock"))
 
@@ -104,10 +104,10 @@ def resident_bytes() -> int:
 
 
 async def assert_at_rest(engine: penstock.Engine) -> None:
-    """Nothing of any request is left, and the next one is normal.
+    """Check that no request is left, and that the next one succeeds.
 
-    What was cancelled before the next request started is gone when that has ended: both went through the same
-    mailbox, and steps complete in order.
+    Requests cancelled before the next one started are gone when it has finished: both use the same mailbox,
+    and steps complete in order.
     """
     result = await engine.generate(PROMPT, SHORT)
     assert result.finish_reason == "length"
@@ -116,13 +116,13 @@ async def assert_at_rest(engine: penstock.Engine) -> None:
 
 
 def assert_at_rest_blocking(engine: penstock.Engine) -> None:
-    """As `assert_at_rest`, without an event loop."""
+    """The same as `assert_at_rest`, without an event loop."""
     assert len(engine.blocking.generate(PROMPT, SHORT).token_ids) == 8
     check_stats(engine)
 
 
 def check_stats(engine: penstock.Engine) -> None:
-    """The engine holds nothing."""
+    """Check that the engine holds no request and no block."""
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.paused) == (0, 0, 0)
     assert (stats.blocks_used, stats.blocks_reserved) == (0, 0)

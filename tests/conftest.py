@@ -1,4 +1,4 @@
-"""Fixtures of all tests: every event loop, the demo model, and a small checkpoint of our own making."""
+"""Fixtures of all tests: the event loops, the demo model, and a small generated checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     ]
 )
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Runs a test marked `anyio` once on each event loop."""
+    """Run a test marked `anyio` once on each event loop."""
     backend: tuple[str, dict[str, Any]] = request.param
     return backend
 
@@ -43,5 +43,5 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the soak goes on."""
+    """The length of the soak test."""
     parser.addoption("--soak-waves", type=int, default=60, help="bursts of requests in the soak test")

@@ -1,4 +1,4 @@
-"""Beam search in an engine: sequences and scores of transformers, ends of any request, nothing left over."""
+"""Beam search in an engine: parity with transformers, finish reasons, cancellation."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
     ("num_beams", "n", "length_penalty", "max_tokens"),
     [(2, 1, 1.0, 12), (4, 4, 1.0, 20), (5, 2, 0.0, 24), (3, 3, 2.0, 16), (8, 5, -1.0, 10), (32, 8, 0.6, 6)],
 )
-def test_sequences_and_scores_are_those_of_transformers(
+def test_beam_search_matches_transformers_sequences_and_scores(
     family: str, num_beams: int, n: int, length_penalty: float, max_tokens: int, tmp_path: Path
 ) -> None:
-    # So many end tokens that beams do end on the way.
+    # Enough end tokens that beams finish before max_tokens.
     ends = [258, *range(0, 256, 9)][:num_beams]
     checkpoint = write_checkpoint(tmp_path, make_config(family, eos_token_id=ends))
     (checkpoint / "generation_config.json").write_text("{}")
@@ -72,7 +72,7 @@ def test_sequences_and_scores_are_those_of_transformers(
 
 
 @pytest.mark.anyio
-async def test_both_faces_find_the_same_whatever_else_runs(engine: penstock.Engine) -> None:
+async def test_blocking_and_async_beam_search_agree_in_any_batch(engine: penstock.Engine) -> None:
     options: dict[str, Any] = {"num_beams": 4, "n": 4, "max_tokens": 20, "logprobs": True, "top_logprobs": 3}
     alone = engine.blocking.generate(PROMPT, **options)
     results: list[penstock.Result] = []
@@ -91,7 +91,7 @@ async def test_both_faces_find_the_same_whatever_else_runs(engine: penstock.Engi
     await assert_at_rest(engine)
 
 
-def test_a_choice_of_a_beam_search_is_told_like_any_other(engine: penstock.Engine) -> None:
+def test_beam_choice_reports_the_fields_of_a_plain_choice(engine: penstock.Engine) -> None:
     result = engine.blocking.generate(
         "to be", num_beams=3, n=2, max_tokens=9, logprobs=True, top_logprobs=2, length_penalty=0.5
     )
@@ -111,17 +111,17 @@ def test_a_choice_of_a_beam_search_is_told_like_any_other(engine: penstock.Engin
     assert result.usage.completion_tokens == sum(len(choice.token_ids) for choice in result.choices)
 
 
-def test_every_step_finds_what_the_step_before_has_computed(tiny_model: Path) -> None:
+def test_beam_step_reuses_the_cached_blocks_of_the_step_before(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         prompt = random_prompt(320)
         engine.blocking.generate(prompt, num_beams=4, max_tokens=8, ignore_eos=True)
         computed = engine.stats().prompt_tokens
-        # The prompt once, and of each later one of 4 * 7 prompts less than two blocks.
+        # The prompt is computed once; each of the 4 * 7 later prompts computes less than two blocks.
         assert 320 <= computed < 320 + 4 * 7 * 32
         assert_at_rest_blocking(engine)
 
 
-def test_a_stop_string_closes_a_beam(engine: penstock.Engine) -> None:
+def test_stop_string_finishes_a_beam(engine: penstock.Engine) -> None:
     free = engine.blocking.generate("to be", num_beams=4, n=4, max_tokens=12, ignore_eos=True)
     stop = free.text[3:5]
     result = engine.blocking.generate("to be", num_beams=4, n=4, max_tokens=12, ignore_eos=True, stop=stop)
@@ -140,7 +140,7 @@ def test_a_stop_string_closes_a_beam(engine: penstock.Engine) -> None:
     assert all(choice.text.endswith(stop) for choice in kept.choices if choice.finish_reason == "stop")
 
 
-def test_a_stop_sequence_and_a_stop_token_close_a_beam(engine: penstock.Engine) -> None:
+def test_stop_sequence_and_stop_token_finish_a_beam(engine: penstock.Engine) -> None:
     free = engine.blocking.generate("to be", num_beams=3, max_tokens=12, ignore_eos=True)
     pair = free.token_ids[4:6]
     result = engine.blocking.generate(
@@ -162,7 +162,7 @@ def test_a_stop_sequence_and_a_stop_token_close_a_beam(engine: penstock.Engine) 
 @pytest.mark.parametrize("min_tokens", [0, 1, 4])
 @pytest.mark.parametrize("kept", ["kept", ""])
 @pytest.mark.parametrize("stops", ["sequence", "string", "both", "long"])
-def test_where_there_is_one_answer_it_ends_as_a_plain_one(
+def test_single_possible_beam_ends_like_a_plain_request(
     engine: penstock.Engine, min_tokens: int, kept: str, stops: str
 ) -> None:
     letter = next(token for token in range(256) if engine.decode([token]) == "A")
@@ -183,20 +183,20 @@ def test_where_there_is_one_answer_it_ends_as_a_plain_one(
 @pytest.mark.parametrize(
     "wrong", [itertools.repeat(1), b"abc", {1: 2}, 3, None, [], "", [1.5], [512], [-1], "\ud800", [1] * 600]
 )
-async def test_a_prompt_is_read_as_that_of_any_other_request(engine: penstock.Engine, wrong: Any) -> None:
-    refusals = []
+async def test_beam_search_prompt_is_tokenised_like_any_other(engine: penstock.Engine, wrong: Any) -> None:
+    errors = []
     for num_beams in (1, 2):
         with pytest.raises(penstock.InvalidRequestError) as raised:
             await engine.generate(wrong, num_beams=num_beams)
-        refusals.append((raised.value.field, raised.value.limit, str(raised.value)))
+        errors.append((raised.value.field, raised.value.limit, str(raised.value)))
         with pytest.raises(penstock.InvalidRequestError) as raised:
             engine.blocking.generate(wrong, num_beams=num_beams)
-        refusals.append((raised.value.field, raised.value.limit, str(raised.value)))
-    assert refusals[0][0] == "prompt"
-    assert refusals == refusals[:1] * 4
+        errors.append((raised.value.field, raised.value.limit, str(raised.value)))
+    assert errors[0][0] == "prompt"
+    assert errors == errors[:1] * 4
 
 
-def test_what_bans_tokens_bans_them_in_every_beam(engine: penstock.Engine) -> None:
+def test_banned_tokens_are_banned_in_every_beam(engine: penstock.Engine) -> None:
     allowed = list(range(30, 60))
     result = engine.blocking.generate(
         PROMPT,
@@ -232,7 +232,7 @@ def test_what_bans_tokens_bans_them_in_every_beam(engine: penstock.Engine) -> No
         ("logits_processors", {"logits_processors": [print]}),
     ],
 )
-async def test_what_a_beam_search_cannot_honour_is_refused(
+async def test_parameters_unsupported_by_beam_search_are_rejected(
     engine: penstock.Engine, field: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(penstock.InvalidRequestError) as raised:
@@ -241,7 +241,7 @@ async def test_what_a_beam_search_cannot_honour_is_refused(
 
 
 @pytest.mark.anyio
-async def test_cancelling_the_task_cancels_every_beam(engine: penstock.Engine) -> None:
+async def test_cancelled_task_cancels_every_beam(engine: penstock.Engine) -> None:
     async def search() -> None:
         await engine.generate(PROMPT, num_beams=8, max_tokens=400, ignore_eos=True)
 
@@ -254,14 +254,14 @@ async def test_cancelling_the_task_cancels_every_beam(engine: penstock.Engine) -
 
 
 @pytest.mark.anyio
-async def test_closing_the_engine_ends_a_search(tiny_model: Path) -> None:
+async def test_closed_engine_ends_a_beam_search(tiny_model: Path) -> None:
     ends: list[str | None] = []
     async with make_engine(tiny_model) as engine, anyio.create_task_group() as group:
 
         async def search() -> None:
             try:
                 result = await engine.generate(PROMPT, num_beams=4, n=2, max_tokens=400, ignore_eos=True)
-            except penstock.EngineStoppedError:  # between two steps
+            except penstock.EngineStoppedError:  # closed between two steps
                 ends.append(None)
             else:
                 ends.extend(choice.finish_reason for choice in result.choices)

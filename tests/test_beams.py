@@ -1,4 +1,4 @@
-"""Beam search against models that are tables: what it finds, asks for and returns, and when it stops."""
+"""The beam search algorithm with table-driven models: results, expanded beams, termination."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ends_at(*ids: int) -> Callable[[Sequence[int]], Ending | None]:
 
 
 def random_model(vocabulary_size: int, seed: int) -> Callable[[tuple[int, ...]], list[float]]:
-    """Log probabilities of the next token, drawn for each beginning."""
+    """A model with random log probabilities of the next token for each prefix."""
 
     def model(token_ids: tuple[int, ...]) -> list[float]:
         chance = random.Random(f"{seed} {token_ids}")
@@ -66,7 +66,7 @@ def run(
 def all_answers(
     model: Callable[[tuple[int, ...]], list[float]], *, max_tokens: int, length_penalty: float
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Every answer there is with its score, best first."""
+    """All possible sequences with their scores, best first."""
     vocabulary = range(len(model(())))
     answers = []
     for length in range(1, max_tokens + 1):
@@ -79,7 +79,7 @@ def all_answers(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_search_as_wide_as_the_tree_finds_what_an_exhaustive_one_finds(seed: int) -> None:
+def test_search_as_wide_as_the_tree_equals_exhaustive_search(seed: int) -> None:
     model = random_model(4, seed)
     best = all_answers(model, max_tokens=4, length_penalty=0.0)
     found = run(model, num_beams=4**4, max_tokens=4, length_penalty=0.0)
@@ -90,7 +90,7 @@ def test_a_search_as_wide_as_the_tree_finds_what_an_exhaustive_one_finds(seed: i
 
 
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
-def test_a_score_is_the_sum_over_the_length_to_the_power_of_the_penalty(length_penalty: float) -> None:
+def test_score_is_the_sum_over_length_to_the_penalty(length_penalty: float) -> None:
     model = random_model(8, 1)
     for answer in run(model, num_beams=3, max_tokens=6, length_penalty=length_penalty):
         ids = answer.beam.token_ids
@@ -99,7 +99,7 @@ def test_a_score_is_the_sum_over_the_length_to_the_power_of_the_penalty(length_p
         assert answer.score == pytest.approx(math.fsum(expected) / len(ids) ** length_penalty)
 
 
-def test_answers_come_best_first_and_none_twice() -> None:
+def test_beams_are_sorted_by_score_and_distinct() -> None:
     for seed in range(20):
         answers = run(random_model(6, seed), num_beams=5, max_tokens=5)
         assert len(answers) == 5
@@ -107,7 +107,7 @@ def test_answers_come_best_first_and_none_twice() -> None:
         assert len({answer.beam.token_ids for answer in answers}) == 5
 
 
-def test_one_beam_is_greedy() -> None:
+def test_one_beam_is_greedy_decoding() -> None:
     model = random_model(50, 3)
     [answer] = run(model, num_beams=1, max_tokens=10, ending_of=lambda _ids: None)
     ids: tuple[int, ...] = ()
@@ -117,7 +117,7 @@ def test_one_beam_is_greedy() -> None:
     assert answer.ending == ("length", None)
 
 
-def test_more_beams_find_what_greed_misses() -> None:
+def test_more_beams_find_a_better_sequence_than_greedy() -> None:
     def model(ids: tuple[int, ...]) -> list[float]:
         if ids == ():
             return [math.log(p) for p in (0.0001, 0.5, 0.4999)]
@@ -132,7 +132,7 @@ def test_more_beams_find_what_greed_misses() -> None:
     assert best.score > greedy.score
 
 
-def test_the_first_step_asks_once_and_every_later_one_for_the_best_beams_alone() -> None:
+def test_first_step_expands_one_beam_and_later_steps_the_best() -> None:
     asked: list[list[Beam]] = []
     run(random_model(20, 5), num_beams=4, max_tokens=6, ending_of=lambda _ids: None, asked=asked)
     assert asked[0] == [Beam()]
@@ -141,7 +141,7 @@ def test_the_first_step_asks_once_and_every_later_one_for_the_best_beams_alone()
         assert [beam.total for beam in batch] == sorted((beam.total for beam in batch), reverse=True)
 
 
-def test_the_search_ends_when_no_running_beam_is_better_than_the_worst_answer() -> None:
+def test_search_stops_when_no_running_beam_beats_the_worst_result() -> None:
     def model(_ids: tuple[int, ...]) -> list[float]:
         return [math.log(p) for p in (0.9, 0.06, 0.04)]
 
@@ -151,8 +151,8 @@ def test_the_search_ends_when_no_running_beam_is_better_than_the_worst_answer() 
     assert len(asked) == 2
 
 
-def test_an_ending_below_the_best_is_dropped_and_not_replaced() -> None:
-    # The end is the third likeliest: with two beams it never closes anything.
+def test_finished_beam_ranked_below_num_beams_is_dropped() -> None:
+    # The end token ranks third: with two beams it never finishes a beam.
     def model(_ids: tuple[int, ...]) -> list[float]:
         return [math.log(p) for p in (0.2, 0.45, 0.35)]
 
@@ -160,7 +160,7 @@ def test_an_ending_below_the_best_is_dropped_and_not_replaced() -> None:
     assert [answer.ending for answer in answers] == [("length", None)] * 2
 
 
-def test_beams_go_on_where_the_likeliest_all_end() -> None:
+def test_search_continues_when_all_top_tokens_finish() -> None:
     def model(_ids: tuple[int, ...]) -> list[float]:
         return [math.log(p) for p in (0.3, 0.3, 0.2, 0.1, 0.1)]
 
@@ -169,7 +169,7 @@ def test_beams_go_on_where_the_likeliest_all_end() -> None:
     assert [beam.token_ids for beam in asked[1]] == [(2,), (3,), (4,)]
 
 
-def test_what_cannot_be_chosen_is_in_no_answer_and_there_may_be_fewer() -> None:
+def test_masked_tokens_are_excluded_and_results_can_be_fewer() -> None:
     def model(_ids: tuple[int, ...]) -> list[float]:
         return [-math.inf, 0.0, -math.inf]
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_chosen_is_in_no_answer_and_there_may_be_fewer() -> None:
     assert [answer.beam.token_ids for answer in answers] == [(1, 1, 1, 1)]
 
 
-def test_of_equals_the_one_found_first_is_better() -> None:
+def test_equal_scores_keep_the_first_found() -> None:
     def model(_ids: tuple[int, ...]) -> list[float]:
         return [math.log(0.25)] * 4
 
@@ -185,14 +185,14 @@ def test_of_equals_the_one_found_first_is_better() -> None:
     assert [answer.beam.token_ids for answer in answers] == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_what_else_could_have_stood_there_is_kept_for_every_token() -> None:
+def test_top_logprobs_are_kept_for_every_token() -> None:
     model = random_model(9, 7)
     for answer in run(model, num_beams=2, max_tokens=5):
         ids = answer.beam.token_ids
         assert answer.beam.tops == tuple(top_of(model(ids[:index]), 4) for index in range(len(ids)))
 
 
-def test_a_search_that_is_broken_off_keeps_what_has_ended_beside_what_runs() -> None:
+def test_interrupted_search_returns_finished_and_running_beams() -> None:
     top = ((END, math.log(0.5)), (1, math.log(0.3)), (2, math.log(0.2)))
     steps = search(num_beams=2, length_penalty=1.0, max_tokens=9, ending_of=ends_at(END))
     assert next(steps) == [Beam()]

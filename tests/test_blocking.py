@@ -1,4 +1,4 @@
-"""The same words without await, in plain threads."""
+"""`engine.blocking`: the API without an event loop, in threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
         yield engine
 
 
-def test_the_words_are_the_same(engine: penstock.Engine) -> None:
+def test_blocking_api_returns_the_async_results(engine: penstock.Engine) -> None:
     whole = engine.blocking.generate(PROMPT, LONG, logprobs=True)
     request = engine.blocking.start_request(PROMPT, LONG, logprobs=True)
     chunks = list(request)
@@ -38,14 +38,14 @@ def test_the_words_are_the_same(engine: penstock.Engine) -> None:
     assert_at_rest_blocking(engine)
 
 
-def test_errors_are_the_same(engine: penstock.Engine) -> None:
+def test_blocking_api_raises_the_async_errors(engine: penstock.Engine) -> None:
     with pytest.raises(penstock.InvalidRequestError):
         engine.blocking.generate("")
     with pytest.raises(penstock.EngineStoppedError):
         penstock.Engine("model").blocking.generate("x")
 
 
-def test_what_is_wrong_with_a_call_says_what_is_right(engine: penstock.Engine) -> None:
+def test_misused_call_error_names_the_correct_use(engine: penstock.Engine) -> None:
     with pytest.raises(penstock.InvalidRequestError, match="pass one prompt per call"):
         engine.blocking.generate(["one", "two"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"with engine\.blocking\.stream\(\.\.\.\) as request"):
@@ -55,7 +55,7 @@ def test_what_is_wrong_with_a_call_says_what_is_right(engine: penstock.Engine) -
 
 
 @pytest.mark.anyio
-async def test_a_stream_that_is_not_entered_says_so(engine: penstock.Engine) -> None:
+async def test_stream_without_context_manager_raises_with_a_hint(engine: penstock.Engine) -> None:
     with pytest.raises(TypeError, match=r"async with engine\.stream"):
         await engine.stream(PROMPT)
     with pytest.raises(TypeError, match=r"async with engine\.stream"):
@@ -63,21 +63,21 @@ async def test_a_stream_that_is_not_entered_says_so(engine: penstock.Engine) -> 
             pass
 
 
-def test_a_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) -> None:
+def test_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) -> None:
     request = engine.blocking.start_request(PROMPT, LONG)
     with pytest.warns(ResourceWarning, match="dropped before it finished"):
         del request
     assert_at_rest_blocking(engine)
 
 
-def test_a_second_reader_is_turned_away(engine: penstock.Engine) -> None:
+def test_second_concurrent_reader_raises(engine: penstock.Engine) -> None:
     request = engine.blocking.start_request(PROMPT, LONG)
     with request._reading(), pytest.raises(RuntimeError, match="one reader at a time"):
         next(request)
     assert request.result().finish_reason == "length"
 
 
-def test_many_threads_share_an_engine(engine: penstock.Engine) -> None:
+def test_many_threads_share_one_engine(engine: penstock.Engine) -> None:
     expected = [
         engine.blocking.generate(PROMPT, LONG, max_tokens=40, seed=seed).token_ids for seed in range(64)
     ]
@@ -93,7 +93,7 @@ def test_many_threads_share_an_engine(engine: penstock.Engine) -> None:
     assert resources() == before
 
 
-def test_another_thread_may_cancel(engine: penstock.Engine) -> None:
+def test_request_is_cancelled_from_another_thread(engine: penstock.Engine) -> None:
     request = engine.blocking.start_request(PROMPT, LONG)
     thread = threading.Thread(target=request.cancel)
     thread.start()
@@ -101,7 +101,7 @@ def test_another_thread_may_cancel(engine: penstock.Engine) -> None:
     assert request.result().finish_reason == "cancelled"
 
 
-def test_closing_wakes_blocked_threads(tiny_model: Path) -> None:
+def test_closed_engine_wakes_blocked_threads(tiny_model: Path) -> None:
     engine = make_engine(tiny_model, max_num_seqs=1)
     engine.blocking.start()
     requests = [engine.blocking.start_request(PROMPT, LONG) for _ in range(8)]
@@ -129,7 +129,7 @@ with penstock.Engine(sys.argv[1], threads=1) as engine:
 """
 
 
-def test_ctrl_c_interrupts_a_wait_and_the_engine_goes_on(tiny_model: Path) -> None:
+def test_ctrl_c_interrupts_a_wait_and_the_engine_continues(tiny_model: Path) -> None:
     process = start_python(CTRL_C, tiny_model)
     assert process.stdout is not None
     assert process.stdout.readline() == b"waiting\n"

@@ -1,4 +1,4 @@
-"""Requests cancelled at every moment and in every way leave nothing behind."""
+"""Requests cancelled at any point and in any way leave no resources behind."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 NUM_STREAMS = 1000
-MOMENTS = ("being admitted", "before a chunk", "in mid-stream", "at the end")
+STATES = ("being admitted", "before a chunk", "in mid-stream", "at the end")
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
-    """Few places, so that most requests wait."""
+    """An engine with few slots, so that most requests wait."""
     with make_engine(tiny_model, max_num_seqs=16, max_waiting=2000) as engine:
         yield engine
 
 
-async def test_cancelling_ends_a_stream_and_keeps_what_came(engine: penstock.Engine) -> None:
+async def test_cancel_ends_a_stream_and_keeps_its_output(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, LONG)
     request = await engine.start_request(PROMPT, LONG)
     first = await anext(request)
@@ -51,7 +51,7 @@ async def test_cancelling_ends_a_stream_and_keeps_what_came(engine: penstock.Eng
     await assert_at_rest(engine)
 
 
-async def test_cancelling_after_the_end_changes_nothing(engine: penstock.Engine) -> None:
+async def test_cancel_after_the_end_changes_nothing(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, SHORT)
     result = await request.result()
     request.cancel()
@@ -59,7 +59,7 @@ async def test_cancelling_after_the_end_changes_nothing(engine: penstock.Engine)
     assert request.finish_reason == "length"
 
 
-async def test_a_waiting_request_is_cancelled_before_it_runs(tiny_model: Path) -> None:
+async def test_waiting_request_is_cancelled_before_it_runs(tiny_model: Path) -> None:
     async with make_engine(tiny_model, max_num_seqs=1) as engine:
         async with engine.stream(PROMPT, LONG) as running:
             await anext(running)
@@ -73,7 +73,7 @@ async def test_a_waiting_request_is_cancelled_before_it_runs(tiny_model: Path) -
         await assert_at_rest(engine)
 
 
-async def test_leaving_a_stream_cancels_it_whatever_the_reason(engine: penstock.Engine) -> None:
+async def test_leaving_a_stream_block_for_any_reason_cancels_it(engine: penstock.Engine) -> None:
     async with engine.stream(PROMPT, LONG) as left:
         await anext(left)
     assert (await left.result()).finish_reason == "cancelled"
@@ -93,7 +93,7 @@ async def test_leaving_a_stream_cancels_it_whatever_the_reason(engine: penstock.
     await assert_at_rest(engine)
 
 
-async def test_cancelling_generate_cancels_the_request(engine: penstock.Engine) -> None:
+async def test_cancelled_generate_cancels_its_request(engine: penstock.Engine) -> None:
     before = engine.stats().requests_admitted
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
@@ -104,7 +104,7 @@ async def test_cancelling_generate_cancels_the_request(engine: penstock.Engine) 
     await assert_at_rest(engine)
 
 
-async def test_a_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) -> None:
+async def test_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, LONG)
     await anext(request)
     with pytest.warns(ResourceWarning, match="dropped before it finished"):
@@ -112,7 +112,7 @@ async def test_a_dropped_request_is_cancelled_with_a_warning(engine: penstock.En
     await assert_at_rest(engine)
 
 
-async def test_a_finished_or_cancelled_request_is_dropped_in_silence(engine: penstock.Engine) -> None:
+async def test_finished_or_cancelled_request_is_dropped_without_warning(engine: penstock.Engine) -> None:
     unread = await engine.start_request(PROMPT, SHORT)
     await assert_at_rest(engine)
     cancelled = await engine.start_request(PROMPT, LONG)
@@ -121,76 +121,76 @@ async def test_a_finished_or_cancelled_request_is_dropped_in_silence(engine: pen
     await assert_at_rest(engine)
 
 
-async def test_a_thousand_streams_that_end_in_every_way_leave_nothing(engine: penstock.Engine) -> None:
+async def test_thousand_streams_ended_in_every_way_leave_no_resources(engine: penstock.Engine) -> None:
     expected = await engine.generate(PROMPT, LONG)
     before = resources()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        crowd = Crowd(engine, seed=7)
-        await crowd.run(NUM_STREAMS)
-        assert crowd.moments.total() == NUM_STREAMS
-        assert min(crowd.moments[moment] for moment in MOMENTS) > NUM_STREAMS // 50, crowd.moments
+        streams = MixedStreams(engine, seed=7)
+        await streams.run(NUM_STREAMS)
+        assert streams.states.total() == NUM_STREAMS
+        assert min(streams.states[state] for state in STATES) > NUM_STREAMS // 50, streams.states
         await assert_at_rest(engine)
         assert resources() == before
     assert (await engine.generate(PROMPT, LONG)).token_ids == expected.token_ids
 
 
-class Crowd:
-    """Streams that are given up at a random count of all chunks received, each in its own way."""
+class MixedStreams:
+    """Many streams, each ended in its own way after a random number of received chunks."""
 
     def __init__(self, engine: penstock.Engine, seed: int) -> None:
         self.engine = engine
         self.chance = random.Random(seed)
         self.num_chunks = 0
         self.due: list[tuple[int, anyio.CancelScope]] = []
-        self.moments: Counter[str] = Counter()
+        self.states: Counter[str] = Counter()
 
     async def run(self, num_streams: int) -> None:
-        """Runs them all at once, and counts the moments at which they were given up."""
+        """Run all streams concurrently; count the states in which they ended."""
         ways = (self.drop, self.leave, self.cancel, self.fail, self.be_cancelled, self.read_to_the_end)
 
         async def live(way: Callable[[], Awaitable[str]]) -> None:
-            self.moments[await way()] += 1
+            self.states[await way()] += 1
 
         async with anyio.create_task_group() as group:
             for way in self.chance.choices(ways, k=num_streams):
                 group.start_soon(live, way)
 
     async def read(self, request: penstock.Request, num_chunks: int) -> str:
-        """Reads so many chunks, cancels whoever is due by then, and says how far it got."""
-        moment = "before a chunk"
+        """Read `num_chunks` chunks, cancel the scopes that are due, and return the state reached."""
+        state = "before a chunk"
         for _ in range(num_chunks):
             try:
                 await anext(request)
             except StopAsyncIteration:
                 break
-            moment = "in mid-stream"
+            state = "in mid-stream"
             self.num_chunks += 1
             while self.due and self.due[0][0] <= self.num_chunks:
                 self.due.pop(0)[1].cancel()
-        return moment
+        return state
 
     async def drop(self) -> str:
-        """Forgets the iterator, read or not."""
+        """Drop the request, read or not."""
         length = self.chance.choice([1, 3, 30, 60])
         request = await self.engine.start_request([self.chance.randrange(200)] * length, LONG)
         return await self.read(request, self.chance.randrange(3))
 
     async def leave(self) -> str:
-        """Leaves the scope."""
+        """Leave the stream block."""
         async with self.engine.stream(PROMPT, LONG) as request:
             return await self.read(request, self.chance.randrange(3))
 
     async def cancel(self) -> str:
-        """Cancels, and then waits for the early end."""
+        """Cancel, then wait for the end."""
         request = await self.engine.start_request(PROMPT, LONG)
-        moment = await self.read(request, self.chance.randrange(3))
+        state = await self.read(request, self.chance.randrange(3))
         request.cancel()
         assert (await request.result()).finish_reason == "cancelled"
-        return moment
+        return state
 
     async def fail(self) -> str:
-        """Raises while reading."""
+        """Raise an exception while reading."""
         with suppress(ZeroDivisionError):
             async with self.engine.stream(PROMPT, LONG) as request:
                 await self.read(request, 1)
@@ -198,8 +198,8 @@ class Crowd:
         return "in mid-stream"
 
     async def be_cancelled(self) -> str:
-        """The task goes away wherever it is: being admitted, waiting, leading, following or reading."""
-        moment = "being admitted"
+        """Cancel the task at any point: during admission, waiting, leading, following or reading."""
+        state = "being admitted"
         with anyio.CancelScope() as scope:
             if self.chance.random() < 0.3:
                 scope.cancel()
@@ -207,13 +207,13 @@ class Crowd:
                 self.due.append((self.num_chunks + self.chance.randrange(200), scope))
                 self.due.sort(key=lambda entry: entry[0])
             async with self.engine.stream(PROMPT, LONG) as request:
-                moment = "before a chunk"
-                moment = await self.read(request, 1)
+                state = "before a chunk"
+                state = await self.read(request, 1)
                 await self.read(request, 400)
-        return moment
+        return state
 
     async def read_to_the_end(self) -> str:
-        """And cancels after that."""
+        """Read to the end, then cancel."""
         request = await self.engine.start_request(PROMPT, SHORT)
         tokens = [token async for chunk in request for token in chunk.token_ids]
         assert len(tokens) == 8
@@ -221,7 +221,7 @@ class Crowd:
         return "at the end"
 
 
-async def test_a_request_is_cancelled_while_its_prompt_is_computed(tiny_model: Path) -> None:
+async def test_request_is_cancelled_during_prefill(tiny_model: Path) -> None:
     async with make_engine(tiny_model, max_num_batched_tokens=64) as engine:
         num_in_time = 0
         while num_in_time < 10:
@@ -236,7 +236,7 @@ async def test_a_request_is_cancelled_while_its_prompt_is_computed(tiny_model: P
         await assert_at_rest(engine)
 
 
-async def test_closing_the_engine_under_a_crowd_ends_every_stream(tiny_model: Path) -> None:
+async def test_closed_engine_ends_many_concurrent_streams(tiny_model: Path) -> None:
     outcomes: list[str] = []
 
     async def stream(engine: penstock.Engine) -> None:
@@ -248,7 +248,7 @@ async def test_closing_the_engine_under_a_crowd_ends_every_stream(tiny_model: Pa
         except (penstock.OverloadedError, penstock.EngineStoppedError) as error:
             outcomes.append(type(error).__name__)
 
-    async def crowd() -> None:
+    async def run_streams() -> None:
         engine = make_engine(tiny_model, max_num_seqs=16, max_waiting=50)
         await engine.start()
         async with anyio.create_task_group() as group:
@@ -257,7 +257,7 @@ async def test_closing_the_engine_under_a_crowd_ends_every_stream(tiny_model: Pa
         check_stats(engine)
 
     before = resources()
-    await crowd()
+    await run_streams()
     assert len(outcomes) == 200
     assert set(outcomes) <= {"cancelled", "OverloadedError", "EngineStoppedError"}
     assert outcomes.count("cancelled") > 0

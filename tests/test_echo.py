@@ -1,4 +1,4 @@
-"""The prompt's text in front of the answer's."""
+"""`echo`: the text begins with the prompt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
         yield engine
 
 
-async def test_the_text_begins_with_the_prompts(engine: penstock.Engine) -> None:
+async def test_echoed_text_begins_with_the_prompt(engine: penstock.Engine) -> None:
     special = [257, *PROMPT]
     prompts: list[tuple[Prompt, str]] = [
         (TEXT, TEXT),
@@ -46,7 +46,7 @@ async def test_the_text_begins_with_the_prompts(engine: penstock.Engine) -> None
     assert shown.text.startswith("<|im_start|>")
 
 
-async def test_the_first_chunk_of_each_choice_begins_with_it(engine: penstock.Engine) -> None:
+async def test_first_chunk_of_each_choice_begins_with_the_echo(engine: penstock.Engine) -> None:
     request = await engine.start_request(TEXT, LONG, echo=True, n=3, temperature=1.0)
     texts = ["", "", ""]
     contents = ["", "", ""]
@@ -62,7 +62,7 @@ async def test_the_first_chunk_of_each_choice_begins_with_it(engine: penstock.En
     assert [TEXT + content for content in contents] == texts
 
 
-async def test_stop_strings_are_not_looked_for_in_it(engine: penstock.Engine) -> None:
+async def test_stop_strings_are_not_matched_in_the_echo(engine: penstock.Engine) -> None:
     plain = await engine.generate(TEXT, LONG)
     assert "Wake" not in plain.text
     result = await engine.generate(TEXT, LONG, echo=True, stop=["Wake me", ". "[:1] + plain.text[:3]])

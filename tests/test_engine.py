@@ -1,4 +1,4 @@
-"""An engine's life: opening, closing, what it says of itself, what it leaves behind."""
+"""The life cycle of an engine: opening, closing, resources, configuration, `info` and tokenizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.anyio
-async def test_an_engine_opens_answers_and_closes(tiny_model: Path) -> None:
+async def test_engine_opens_generates_and_closes(tiny_model: Path) -> None:
     engine = make_engine(tiny_model, max_num_seqs=3)
     assert "new" in repr(engine)
     async with engine as entered:
@@ -47,7 +47,7 @@ async def test_an_engine_opens_answers_and_closes(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_closing_is_idempotent_and_may_come_at_any_time(tiny_model: Path) -> None:
+async def test_close_is_idempotent_at_any_time(tiny_model: Path) -> None:
     never_opened = make_engine(tiny_model)
     await never_opened.aclose()
     never_opened.close()
@@ -65,7 +65,7 @@ async def test_closing_is_idempotent_and_may_come_at_any_time(tiny_model: Path) 
 
 
 @pytest.mark.anyio
-async def test_an_engine_that_is_not_open_takes_no_requests(tiny_model: Path) -> None:
+async def test_engine_that_is_not_open_rejects_requests(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     with pytest.raises(penstock.EngineStoppedError, match="not open"):
         await engine.start_request(PROMPT)
@@ -82,7 +82,7 @@ async def test_an_engine_that_is_not_open_takes_no_requests(tiny_model: Path) ->
 
 
 @pytest.mark.anyio
-async def test_closing_ends_open_requests_as_cancelled_and_nobody_hangs(tiny_model: Path) -> None:
+async def test_closed_engine_cancels_open_requests(tiny_model: Path) -> None:
     engine = make_engine(tiny_model, max_num_seqs=4)
     await engine.start()
     requests = [await engine.start_request(PROMPT, LONG) for _ in range(12)]
@@ -103,7 +103,7 @@ async def test_closing_ends_open_requests_as_cancelled_and_nobody_hangs(tiny_mod
 
 
 @pytest.mark.anyio
-async def test_closing_cannot_be_cancelled(tiny_model: Path) -> None:
+async def test_close_cannot_be_cancelled(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     await engine.start()
     with anyio.CancelScope() as scope:
@@ -116,7 +116,7 @@ async def test_closing_cannot_be_cancelled(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_progress_goes_up_to_the_whole(tiny_model: Path) -> None:
+async def test_progress_rises_to_the_total(tiny_model: Path) -> None:
     seen: list[tuple[int, int]] = []
     async with make_engine(tiny_model, progress=lambda done, total: seen.append((done, total))) as engine:
         weight_bytes = engine.info.memory.weights
@@ -125,12 +125,12 @@ async def test_progress_goes_up_to_the_whole(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_progress_raises_stops_the_loading(tiny_model: Path) -> None:
-    def refuse(_done: int, _total: int) -> None:
+async def test_exception_from_progress_stops_loading(tiny_model: Path) -> None:
+    def fail(_done: int, _total: int) -> None:
         message = "enough"
         raise KeyError(message)
 
-    engine = make_engine(tiny_model, progress=refuse)
+    engine = make_engine(tiny_model, progress=fail)
     with pytest.raises(KeyError, match="enough"):
         await engine.start()
     with pytest.raises(penstock.EngineStoppedError):
@@ -138,7 +138,7 @@ async def test_what_progress_raises_stops_the_loading(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_cancelling_the_task_stops_the_loading(tiny_model: Path) -> None:
+async def test_cancelled_task_stops_loading(tiny_model: Path) -> None:
     reached, release = threading.Event(), threading.Event()
 
     def progress(_done: int, _total: int) -> None:
@@ -162,14 +162,14 @@ async def test_cancelling_the_task_stops_the_loading(tiny_model: Path) -> None:
         await engine.start()
 
 
-def test_a_dropped_engine_warns_and_frees_its_threads(tiny_model: Path) -> None:
+def test_dropped_engine_warns_and_ends_its_threads(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     engine.blocking.start()
     with pytest.warns(ResourceWarning, match="without being closed"):
         del engine
 
 
-def test_ten_engines_leave_nothing_behind(tiny_model: Path) -> None:
+def test_ten_engines_leave_no_resources(tiny_model: Path) -> None:
     def live() -> None:
         with make_engine(tiny_model) as engine:
             assert_at_rest_blocking(engine)
@@ -187,12 +187,12 @@ def test_ten_engines_leave_nothing_behind(tiny_model: Path) -> None:
         for _ in range(10):
             life()
         assert resources() == before
-        # An engine of this model holds 30 MB; ten that leaked would be 300.
+        # An engine of this model uses 30 MB; ten leaked engines would use 300 MB.
         assert resident_bytes() - memory < 20 << 20
 
 
-def test_engines_of_many_loops_and_threads_live_and_end_side_by_side(tiny_model: Path) -> None:
-    """Each is opened by one task, used by others, and closed by yet another, all kinds of loops at once."""
+def test_engines_on_many_loops_and_threads_run_concurrently(tiny_model: Path) -> None:
+    """Each engine is opened, used and closed by different tasks; all kinds of loops run at the same time."""
     with make_engine(tiny_model) as engine:
         expected = [engine.blocking.generate(PROMPT, LONG, seed=seed).token_ids for seed in range(4)]
     answers: list[tuple[int, ...]] = []
@@ -226,7 +226,7 @@ def test_engines_of_many_loops_and_threads_live_and_end_side_by_side(tiny_model:
 
     kinds: list[dict[str, Any] | None] = [None, *BACKENDS]
     for how in kinds:
-        run(how)  # what a kind of loop opens once in a process is open now
+        run(how)  # resources that a kind of loop opens once per process are open now
     answers.clear()
     before = resources()
     run_in_threads(run, kinds * 2)
@@ -236,7 +236,7 @@ def test_engines_of_many_loops_and_threads_live_and_end_side_by_side(tiny_model:
     assert resources() == before
 
 
-def test_an_idle_engine_uses_next_to_no_cpu(tiny_model: Path) -> None:
+def test_idle_engine_uses_almost_no_cpu(tiny_model: Path) -> None:
     with make_engine(tiny_model, threads=2) as engine:
         assert_at_rest_blocking(engine)
         before = time.process_time()
@@ -244,7 +244,7 @@ def test_an_idle_engine_uses_next_to_no_cpu(tiny_model: Path) -> None:
         assert time.process_time() - before < 0.05
 
 
-def test_value_classes_print_as_the_call_that_makes_their_equal(tiny_model: Path) -> None:
+def test_repr_of_value_class_evaluates_to_an_equal_object(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         result = engine.blocking.generate(PROMPT, SHORT, logprobs=True, stop="x")
         request = engine.blocking.start_request(PROMPT, SHORT, logprobs=True)
@@ -262,7 +262,7 @@ def test_value_classes_print_as_the_call_that_makes_their_equal(tiny_model: Path
         ]
         request.result()
     for value in values:
-        printed = eval(repr(value), vars(penstock))  # noqa: S307 - that it can be evaluated is the point
+        printed = eval(repr(value), vars(penstock))  # noqa: S307 - evaluates the repr under test
         pickled = pickle.loads(pickle.dumps(value))  # noqa: S301 - made here
         for other in (printed, pickled, copy.deepcopy(value)):
             assert other == value
@@ -275,7 +275,7 @@ def test_value_classes_print_as_the_call_that_makes_their_equal(tiny_model: Path
             setattr(value, field, None)
 
 
-def test_values_differ_where_a_field_does() -> None:
+def test_value_objects_with_a_different_field_are_unequal() -> None:
     params = penstock.SamplingParams(max_tokens=5)
     assert params.replace(max_tokens=6) != params
     assert params.replace(max_tokens=None) == penstock.SamplingParams()
@@ -287,7 +287,7 @@ def test_values_differ_where_a_field_does() -> None:
     ("options", "fields"),
     [(EngineOptions, penstock.EngineConfig), (SamplingOptions, penstock.SamplingParams)],
 )
-def test_the_typed_keywords_are_the_fields(options: Any, fields: Any) -> None:
+def test_typed_keywords_match_the_fields(options: Any, fields: Any) -> None:
     assert list(options.__annotations__) == list(inspect.signature(fields).parameters)
     defaults = fields()
     for name, parameter in inspect.signature(fields).parameters.items():
@@ -301,8 +301,8 @@ def test_none_means_the_default() -> None:
 
 
 @pytest.mark.anyio
-async def test_options_reach_the_engine(tiny_model: Path) -> None:
-    wanted = {
+async def test_engine_options_are_applied(tiny_model: Path) -> None:
+    expected = {
         "max_model_len": 100,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 48,
@@ -312,16 +312,16 @@ async def test_options_reach_the_engine(tiny_model: Path) -> None:
         "dtype": "bfloat16",
         "kv_cache_dtype": "float16",
     }
-    async with penstock.Engine(tiny_model, config=penstock.EngineConfig(threads=1), **wanted) as engine:  # type: ignore[arg-type]
+    async with penstock.Engine(tiny_model, config=penstock.EngineConfig(threads=1), **expected) as engine:  # type: ignore[arg-type]
         info = engine.info
-        assert {name: getattr(info, name) for name in wanted} == wanted
-        assert info.num_blocks == 2 * 3 * 4  # as much again for the prefix cache
+        assert {name: getattr(info, name) for name in expected} == expected
+        assert info.num_blocks == 2 * 3 * 4  # doubled for the prefix cache
         assert info.memory.kv_cache > 0
         await assert_at_rest(engine)
 
 
 @pytest.mark.anyio
-async def test_the_environment_sets_the_threads_unless_they_are_given(
+async def test_environment_sets_threads_unless_given(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_THREADS", "2")
@@ -334,7 +334,7 @@ async def test_the_environment_sets_the_threads_unless_they_are_given(
         await penstock.Engine(tiny_model).start()
 
 
-def test_a_length_that_the_cache_cuts_short_is_warned_of(
+def test_max_model_len_reduced_by_the_kv_cache_logs_a_warning(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = bytes_of_blocks(tiny_model, 2)
@@ -349,7 +349,7 @@ def test_a_length_that_the_cache_cuts_short_is_warned_of(
     assert "512" in record.getMessage()
 
 
-def test_the_info_says_where_the_memory_is(tiny_model: Path) -> None:
+def test_info_reports_memory_by_use(tiny_model: Path) -> None:
     with make_engine(tiny_model, kv_cache_dtype="float16", memory_ratio=0.5) as engine:
         memory, block_size = engine.info.memory, engine.info.block_size
         assert engine.info.host_tier is None
@@ -363,7 +363,7 @@ def test_the_info_says_where_the_memory_is(tiny_model: Path) -> None:
     assert engine.info.warm_up_seconds > 0
 
 
-def test_the_info_says_what_the_host_tier_costs(tiny_model: Path) -> None:
+def test_info_reports_host_tier_memory(tiny_model: Path) -> None:
     with make_engine(tiny_model, host_cache_bytes=1 << 20) as engine:
         tier, memory = engine.info.host_tier, engine.info.memory
         assert tier is not None
@@ -375,7 +375,7 @@ def test_the_info_says_what_the_host_tier_costs(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"])
-def test_the_environment_sets_the_share_of_memory_unless_it_is_given(
+def test_environment_sets_memory_ratio_unless_given(
     variable: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limit(**options: float) -> int:
@@ -384,7 +384,7 @@ def test_the_environment_sets_the_share_of_memory_unless_it_is_given(
 
     whole = limit(memory_ratio=1.0)
     monkeypatch.setenv(variable, "0.25")
-    # What is available changes while the tests run, but not by so much.
+    # The available memory changes while the tests run, but less than this.
     assert 0.15 < limit() / whole < 0.35
     assert 0.4 < limit(memory_ratio=0.5) / whole < 0.6
     for value in ("0", "1.5", "half", ""):
@@ -393,16 +393,14 @@ def test_the_environment_sets_the_share_of_memory_unless_it_is_given(
             limit()
 
 
-def test_the_first_of_two_names_for_the_share_of_memory_counts(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_of_two_memory_ratio_variables_wins(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_MEMORY_RATIO", "0.5")
     monkeypatch.setenv("BFC_MEM_RATIO", "7")
     with make_engine(tiny_model):
         pass
 
 
-def test_memory_may_be_set_aside_for_others(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserved_memory_is_left_free(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BFC_LEFTOVER_MB", str(1 << 30))
     with pytest.raises(penstock.ConfigError, match=r"BFC_LEFTOVER_MB=\d+ .* available"):
         make_engine(tiny_model).blocking.start()
@@ -412,16 +410,16 @@ def test_memory_may_be_set_aside_for_others(tiny_model: Path, monkeypatch: pytes
 
 
 @pytest.mark.anyio
-async def test_another_tokenizer_may_be_named(tiny_model: Path, tmp_path: Path) -> None:
-    for place in (tiny_model, tiny_model / "tokenizer.json"):
-        async with make_engine(tiny_model, tokenizer=place) as engine:
+async def test_tokenizer_option_replaces_the_models_tokenizer(tiny_model: Path, tmp_path: Path) -> None:
+    for path in (tiny_model, tiny_model / "tokenizer.json"):
+        async with make_engine(tiny_model, tokenizer=path) as engine:
             assert engine.decode(engine.encode("Hello")) == "Hello"
     with pytest.raises(penstock.ConfigError, match="tokenizer"):
         await make_engine(tiny_model, tokenizer=tmp_path).start()
 
 
 @pytest.mark.anyio
-async def test_text_becomes_tokens_and_text_again(tiny_model: Path) -> None:
+async def test_encode_then_decode_restores_the_text(tiny_model: Path) -> None:
     async with make_engine(tiny_model) as engine:
         for text in ("", "Hello", "naïve ☕ 日本", "<|im_end|>"):
             token_ids = engine.encode(text)

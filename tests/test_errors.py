@@ -1,4 +1,4 @@
-"""Every bad input is a typed error that names the field, the value and the limit; and the engine goes on."""
+"""Invalid input raises a typed error with field, value and limit, and the engine continues."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ BAD_CONFIG: list[tuple[str, Any]] = [
     *[("reasoning_parser", value) for value in ("tags", "", 1)],
 ]
 
-#: Options whose limit depends on the model or on each other, found when the engine opens.
+#: Options whose limit depends on the model or on other options; checked when the engine opens.
 BAD_FOR_THIS_MODEL: list[tuple[str, Any]] = [
     ("max_model_len", 513),
 ]
@@ -166,7 +166,7 @@ def describe(case: Any) -> str:
 
 
 @pytest.mark.parametrize(("field", "value"), BAD_PARAMS, ids=describe)
-def test_a_bad_parameter_is_named(field: str, value: Any) -> None:
+def test_invalid_parameter_error_names_the_field(field: str, value: Any) -> None:
     with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**{field: value})
     error = caught.value
@@ -179,7 +179,7 @@ def test_a_bad_parameter_is_named(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), BAD_CONFIG, ids=describe)
-def test_a_bad_option_is_named_before_anything_is_loaded(field: str, value: Any) -> None:
+def test_invalid_option_error_is_raised_before_loading(field: str, value: Any) -> None:
     with pytest.raises(penstock.ConfigError) as caught:
         penstock.Engine("no such model", **{field: value})
     assert caught.value.field == field
@@ -188,7 +188,7 @@ def test_a_bad_option_is_named_before_anything_is_loaded(field: str, value: Any)
     assert isinstance(caught.value, ValueError)
 
 
-def test_sizes_that_contradict_each_other_are_named_before_anything_is_loaded() -> None:
+def test_conflicting_sizes_error_is_raised_before_loading() -> None:
     contradictions: dict[str, dict[str, Any]] = {
         r"max_num_batched_tokens=32 .* block_size=64": {"block_size": 64, "max_num_batched_tokens": 32},
         r"max_num_seqs=65 .* max_num_batched_tokens=64": {"max_num_seqs": 65, "max_num_batched_tokens": 64},
@@ -205,7 +205,7 @@ def test_sizes_that_contradict_each_other_are_named_before_anything_is_loaded() 
 
 
 @pytest.mark.parametrize(("field", "value"), BAD_FOR_THIS_MODEL, ids=describe)
-def test_an_option_that_this_model_cannot_have_is_named(tiny_model: Path, field: str, value: Any) -> None:
+def test_option_unsupported_by_the_model_is_named(tiny_model: Path, field: str, value: Any) -> None:
     with pytest.raises(penstock.ConfigError) as caught:
         make_engine(tiny_model, **{field: value}).blocking.start()
     assert caught.value.field == field
@@ -213,9 +213,7 @@ def test_an_option_that_this_model_cannot_have_is_named(tiny_model: Path, field:
     assert caught.value.limit
 
 
-def test_an_instruction_set_that_does_not_exist_is_named(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_instruction_set_is_named(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_ISA", "avx9")
     with pytest.raises(penstock.ConfigError, match="PENSTOCK_ISA=avx9") as caught:
         make_engine(tiny_model).blocking.start()
@@ -224,7 +222,7 @@ def test_an_instruction_set_that_does_not_exist_is_named(
 
 
 @pytest.mark.parametrize("keyword", ["quantization", "max_tokns", "beam_width"])
-def test_a_keyword_that_does_not_exist_is_named(engine: penstock.Engine, keyword: str) -> None:
+def test_unknown_keyword_is_named(engine: penstock.Engine, keyword: str) -> None:
     with pytest.raises(TypeError, match=keyword):
         penstock.Engine("no such model", **{keyword: 1})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=keyword):
@@ -256,7 +254,7 @@ BAD_PROMPTS: dict[str, Any] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", BAD_PROMPTS)
-async def test_a_bad_prompt_is_named(engine: penstock.Engine, case: str) -> None:
+async def test_invalid_prompt_error_names_the_prompt(engine: penstock.Engine, case: str) -> None:
     with pytest.raises(penstock.InvalidRequestError) as caught:
         await engine.start_request(BAD_PROMPTS[case])
     assert caught.value.field == "prompt"
@@ -266,7 +264,7 @@ async def test_a_bad_prompt_is_named(engine: penstock.Engine, case: str) -> None
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", ["nothing", "number", "bytes", "mapping"])
-async def test_what_is_no_prompt_at_all_is_told_what_one_is(engine: penstock.Engine, case: str) -> None:
+async def test_wrong_prompt_type_error_lists_the_accepted_types(engine: penstock.Engine, case: str) -> None:
     with pytest.raises(penstock.InvalidRequestError, match=r"text, .* token ids .* messages"):
         await engine.start_request(BAD_PROMPTS[case])
 
@@ -282,13 +280,13 @@ BAD_MESSAGES: dict[str, Any] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", BAD_MESSAGES)
-async def test_malformed_messages_are_named(engine: penstock.Engine, case: str) -> None:
+async def test_malformed_message_error_names_the_message(engine: penstock.Engine, case: str) -> None:
     with pytest.raises(penstock.InvalidRequestError, match="messages"):
         await engine.start_request(BAD_MESSAGES[case])
 
 
 @pytest.mark.anyio
-async def test_what_this_model_cannot_do_is_refused_with_the_numbers(engine: penstock.Engine) -> None:
+async def test_request_beyond_the_models_limits_error_has_the_numbers(engine: penstock.Engine) -> None:
     with pytest.raises(penstock.InvalidRequestError) as caught:
         await engine.start_request(PROMPT, stop_token_ids=[512])
     assert caught.value.field == "stop_token_ids"
@@ -298,7 +296,7 @@ async def test_what_this_model_cannot_do_is_refused_with_the_numbers(engine: pen
 
 
 @pytest.mark.anyio
-async def test_bad_requests_leave_the_engine_as_it_was(engine: penstock.Engine) -> None:
+async def test_rejected_requests_leave_the_engine_unchanged(engine: penstock.Engine) -> None:
     async with engine.stream(PROMPT, LONG) as request:
         for prompt in BAD_PROMPTS.values():
             with pytest.raises(penstock.InvalidRequestError):
@@ -308,7 +306,7 @@ async def test_bad_requests_leave_the_engine_as_it_was(engine: penstock.Engine) 
 
 
 @pytest.mark.anyio
-async def test_too_many_waiting_requests_are_refused_and_the_others_are_served(tiny_model: Path) -> None:
+async def test_full_waiting_queue_rejects_new_requests_only(tiny_model: Path) -> None:
     async with make_engine(tiny_model, max_num_seqs=1, max_waiting=2) as engine:
         outcomes: list[str] = []
 
@@ -330,7 +328,7 @@ async def test_too_many_waiting_requests_are_refused_and_the_others_are_served(t
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"),
+    ("name", "hint"),
     [
         ("no/such/path", "no such file"),
         ("missing.gguf", "no such file"),
@@ -340,36 +338,36 @@ async def test_too_many_waiting_requests_are_refused_and_the_others_are_served(t
         ("a model", "no such file"),
     ],
 )
-def test_a_path_that_is_not_there_is_named(name: str, remedy: str) -> None:
-    with pytest.raises(penstock.ModelLoadError, match=remedy) as caught:
+def test_missing_path_is_named(name: str, hint: str) -> None:
+    with pytest.raises(penstock.ModelLoadError, match=hint) as caught:
         penstock.Engine(name).blocking.start()
     assert name in str(caught.value)
 
 
-def test_files_that_are_no_model_are_named(tiny_model: Path, tmp_path: Path) -> None:
+def test_invalid_model_file_is_named(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.gguf").write_text("not a GGUF file, only its name")
     (tmp_path / "nothing.gguf").touch()
-    for place in (
+    for path in (
         tmp_path / "empty",
         tmp_path / "text.gguf",
         tmp_path / "nothing.gguf",
         tiny_model / "config.json",
     ):
         with pytest.raises(penstock.ModelLoadError) as caught:
-            penstock.Engine(place).blocking.start()
-        assert place.name in str(caught.value)
+            penstock.Engine(path).blocking.start()
+        assert path.name in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
-def test_a_hub_model_needs_the_extra_or_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_model_without_extra_or_network_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(penstock.ModelLoadError, match=r"pip install 'penstock\[hub\]'"):
         penstock.Engine("owner/name").blocking.start()
 
 
 @pytest.mark.anyio
-async def test_messages_without_a_chat_template_say_so(tiny_model: Path, tmp_path: Path) -> None:
+async def test_messages_without_a_chat_template_raise(tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "tokenizer_config.json").unlink()
     async with make_engine(model) as engine:
@@ -377,14 +375,14 @@ async def test_messages_without_a_chat_template_say_so(tiny_model: Path, tmp_pat
             await engine.generate([{"role": "user", "content": "hi"}])
 
 
-def test_more_memory_than_there_is_is_refused_with_the_numbers(tiny_model: Path) -> None:
+def test_insufficient_memory_error_has_the_numbers(tiny_model: Path) -> None:
     with pytest.raises(penstock.OutOfMemoryError, match="kv_cache_bytes"):
         make_engine(tiny_model, kv_cache_bytes=1 << 50).blocking.start()
     with pytest.raises(penstock.OutOfMemoryError, match="max_model_len"):
         make_engine(tiny_model, kv_cache_bytes=1 << 17, max_model_len=512).blocking.start()
 
 
-def test_errors_form_one_tree() -> None:
+def test_errors_form_one_hierarchy() -> None:
     assert issubclass(penstock.RequestError, penstock.PenstockError)
     for error in (penstock.InvalidRequestError, penstock.OverloadedError, penstock.GenerationError):
         assert issubclass(error, penstock.RequestError)

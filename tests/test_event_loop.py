@@ -1,4 +1,4 @@
-"""What takes long is done beside the event loop, and what does not is done on it."""
+"""Slow work runs in worker threads, short work on the event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 class Held:
-    """Stands for a function that takes as long as the test wants."""
+    """Blocks a function until the test releases it."""
 
     def __init__(self) -> None:
         self.has_begun = threading.Event()
@@ -34,10 +34,10 @@ class Held:
         self.threads: set[int] = set()
 
     def hold(self) -> None:
-        """Called in its place, first."""
+        """Called at the start of the function."""
         self.threads.add(threading.get_ident())
         self.has_begun.set()
-        assert self.release.wait(20), "the event loop waits for what should wait for it"
+        assert self.release.wait(20), "the event loop is blocked"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
 
 @pytest.fixture
 def held_template(monkeypatch: pytest.MonkeyPatch) -> Held:
-    """Every rendering of a template waits to be released."""
+    """Every template rendering waits until it is released."""
     held = Held()
     render = _chat_sandbox.render
 
@@ -65,7 +65,7 @@ async def until(event: threading.Event) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def test_a_template_that_takes_its_time_holds_up_nobody_else(
+async def test_slow_template_does_not_block_the_event_loop(
     engine: penstock.Engine, held_template: Held
 ) -> None:
     answers: list[penstock.Result] = []
@@ -84,7 +84,7 @@ async def test_a_template_that_takes_its_time_holds_up_nobody_else(
     )
 
 
-async def test_whoever_is_cancelled_does_not_wait_for_the_template(
+async def test_cancelled_task_does_not_wait_for_the_template(
     engine: penstock.Engine, held_template: Held
 ) -> None:
     before = engine.stats().requests_admitted
@@ -100,12 +100,12 @@ async def test_whoever_is_cancelled_does_not_wait_for_the_template(
         stats = engine.stats()
         return before < stats.requests_admitted == stats.requests_finished
 
-    # The abandoned thread starts its request after all, and drops it, which is a cancel.
+    # The abandoned thread still starts its request, then drops it, which cancels it.
     wait_until(all_ended)
     await assert_at_rest(engine)
 
 
-async def test_messages_are_read_when_they_are_given(engine: penstock.Engine, held_template: Held) -> None:
+async def test_messages_are_copied_when_submitted(engine: penstock.Engine, held_template: Held) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     answers: list[penstock.Result] = []
 
@@ -122,7 +122,7 @@ async def test_messages_are_read_when_they_are_given(engine: penstock.Engine, he
     assert "else" not in engine.decode(answers[0].prompt_token_ids)
 
 
-async def test_a_hostile_template_is_refused_while_streams_go_on(
+async def test_hostile_template_is_rejected_while_streams_continue(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 1.0)
@@ -130,25 +130,25 @@ async def test_a_hostile_template_is_refused_while_streams_go_on(
     settings = json.loads((model / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    refusals: list[str] = []
+    errors: list[str] = []
     async with make_engine(model) as engine:
 
         async def ask() -> None:
             with pytest.raises(penstock.InvalidRequestError) as caught:
                 await engine.generate(MESSAGES, SHORT)
-            refusals.append(str(caught.value))
+            errors.append(str(caught.value))
 
         num_meanwhile = 0
         async with anyio.create_task_group() as group:
             group.start_soon(ask)
-            while not refusals:
+            while not errors:
                 await engine.generate(PROMPT, SHORT)
                 num_meanwhile += 1
-        assert "refuses" in refusals[0]
+        assert "refuses" in errors[0]
         assert num_meanwhile > 5
 
 
-async def test_a_short_prompt_costs_no_thread(
+async def test_short_prompt_uses_no_worker_thread(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(anyio.to_thread, "run_sync")
@@ -156,14 +156,14 @@ async def test_a_short_prompt_costs_no_thread(
         assert (await engine.generate(prompt, SHORT)).finish_reason == "length"
 
 
-async def test_a_long_text_is_tokenised_beside_the_loop(
+async def test_long_text_is_tokenised_in_a_worker_thread(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held()
     native = engine._session.native
 
     class Slow:
-        """The native engine, taking its time over a request."""
+        """A native engine whose `start_request` blocks."""
 
         def start_request(self, *arguments: Any, **options: Any) -> _core.Request:
             held.hold()

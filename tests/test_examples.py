@@ -1,4 +1,4 @@
-"""Every example runs as its first line says, and prints something."""
+"""Every example runs with the command in its first line, and prints something."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MORE_ARGUMENTS = {"stream": ["Why is the sky blue?"], "timeout": ["0.5"]}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_the_example_runs(example: Path, demo_model: Path) -> None:
+def test_example_runs(example: Path, demo_model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", example, demo_model, *MORE_ARGUMENTS.get(example.stem, [])],
         check=True,

@@ -1,4 +1,4 @@
-"""The public names are exactly these, and importing them imports nothing heavy."""
+"""The public names of the package, and the modules that importing it loads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-def test_all_names_what_is_public_and_nothing_else() -> None:
+def test_all_lists_exactly_the_public_names() -> None:
     assert len(penstock.__all__) == len(PUBLIC)
     assert set(penstock.__all__) == PUBLIC
     unlisted = {
@@ -69,7 +69,7 @@ def test_all_names_what_is_public_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
-def test_a_public_class_is_documented_and_at_home_in_the_package(name: str) -> None:
+def test_public_class_has_a_docstring_and_a_public_module(name: str) -> None:
     value = getattr(penstock, name)
     assert inspect.isclass(value)
     assert value.__doc__
@@ -84,9 +84,9 @@ def test_every_error_is_a_penstock_error() -> None:
     assert all(issubclass(error, penstock.PenstockError) for error in errors)
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
+def test_import_of_the_package_imports_nothing_heavy() -> None:
     assert not HEAVY & modules_after("import penstock")
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_version_is_that_of_the_installed_package() -> None:
     assert importlib.metadata.version("penstock") == penstock.__version__

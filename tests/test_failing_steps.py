@@ -1,4 +1,4 @@
-"""A step that fails ends the requests that were in it, says why, and harms nobody else."""
+"""A failing step ends the requests in it with an error; other requests continue."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ POISON = [*PROMPT, FAILING_TOKEN]
 
 
 def make_failing_engine(model: Path, **options: object) -> penstock.Engine:
-    """An open engine whose steps fail where they compute `FAILING_TOKEN`."""
+    """An open engine whose steps fail if they compute `FAILING_TOKEN`."""
     engine = make_engine(model, **options)
     engine._session._native = _core.testing_failing_engine(model, engine.config, FAILING_TOKEN)
     return engine
 
 
 @pytest.mark.anyio
-async def test_a_failed_step_raises_for_its_request_and_for_every_way_of_reading_it(tiny_model: Path) -> None:
+async def test_failed_step_raises_for_every_way_of_reading(tiny_model: Path) -> None:
     async with make_failing_engine(tiny_model) as engine:
         request = await engine.start_request(POISON, SHORT)
         with pytest.raises(penstock.GenerationError, match="token 77 was to fail its step"):
@@ -42,7 +42,7 @@ async def test_a_failed_step_raises_for_its_request_and_for_every_way_of_reading
 
 
 @pytest.mark.anyio
-async def test_a_choice_that_fails_ends_alone_and_is_raised_at_the_end(tiny_model: Path) -> None:
+async def test_failed_choice_ends_alone_and_raises_at_the_end(tiny_model: Path) -> None:
     params = LONG.replace(max_tokens=40, temperature=1.0, n=100)
     async with make_engine(tiny_model) as engine:
         choices = (await engine.generate(PROMPT, params)).choices
@@ -68,14 +68,14 @@ async def test_a_choice_that_fails_ends_alone_and_is_raised_at_the_end(tiny_mode
 
 
 @pytest.mark.anyio
-async def test_what_waits_while_a_step_fails_is_answered(tiny_model: Path) -> None:
+async def test_waiting_request_completes_after_a_failed_step(tiny_model: Path) -> None:
     expected: list[penstock.Result] = []
     outcomes: dict[int, object] = {}
     async with make_engine(tiny_model) as engine:
         for seed in range(12):
             expected.append(await engine.generate(PROMPT, LONG, max_tokens=20, seed=seed))
             if FAILING_TOKEN in expected[-1].token_ids[:-1]:
-                expected.pop()  # it would fail itself
+                expected.pop()  # it would fail, too
     assert len(expected) > 6
     async with make_failing_engine(tiny_model, max_num_seqs=1) as engine:
 
@@ -101,8 +101,8 @@ async def read_into(tokens: list[int], request: penstock.Request) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_failure_in_mid_stream_comes_after_what_was_generated(tiny_model: Path) -> None:
-    """The step fails for all that are in it: also for a stream that did not ask for the token."""
+async def test_mid_stream_failure_is_raised_after_the_output(tiny_model: Path) -> None:
+    """The step fails for every request in it, also for a stream without the failing token."""
     async with make_failing_engine(tiny_model, max_num_seqs=2) as engine:
         bystander = await engine.start_request(PROMPT, LONG)
         tokens = list((await anext(bystander)).token_ids)
@@ -118,7 +118,7 @@ async def test_a_failure_in_mid_stream_comes_after_what_was_generated(tiny_model
     assert tuple(tokens) == whole.token_ids[: len(tokens)]
 
 
-def test_a_thread_hears_of_a_failed_step_too(tiny_model: Path) -> None:
+def test_failed_step_raises_in_a_blocking_request(tiny_model: Path) -> None:
     with make_failing_engine(tiny_model) as engine:
         with pytest.raises(penstock.GenerationError, match="token 77"):
             engine.blocking.generate(POISON, SHORT)

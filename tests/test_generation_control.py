@@ -1,4 +1,4 @@
-"""Everything a request can ask for, in one batch: nobody's answer changes by a bit for what others ask."""
+"""All request parameters mixed in one batch: no output depends on the other requests."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PERSON}
 
 
 def halve(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
-    """A processor that looks at all it is given, and changes it in place."""
+    """A processor that reads its arguments and changes the logits in place."""
     view = np.asarray(logits)
     view[: 256 - len(token_ids)] /= 2
     view[token_ids[-1]] -= 3
 
 
 def double(token_ids: Sequence[int], logits: penstock.Tensor) -> Any:
-    """One that returns an array of its own."""
+    """A processor that returns a new array."""
     return np.asarray(logits) * np.float32(2 if len(token_ids) % 2 else 1)
 
 
-#: Thirty-two requests that have nothing in common.
+#: Thirty-two requests with different parameters.
 MIXES: list[tuple[Any, dict[str, Any]]] = [
     (PROMPT, {"temperature": 0.0}),
     (TEXT, {"temperature": 1.3, "top_k": 40, "seed": 1}),
@@ -88,7 +88,7 @@ ENDLESS = {
 
 
 def params_of(options: dict[str, Any]) -> penstock.SamplingParams:
-    """Whatever may go on does, so that lengths do not hide anything."""
+    """The parameters, without early stops where possible, so that outputs are long enough to compare."""
     return penstock.SamplingParams(
         **{
             "max_tokens": 24,
@@ -101,7 +101,7 @@ def params_of(options: dict[str, Any]) -> penstock.SamplingParams:
 
 
 def bits_of(result: penstock.Result) -> tuple[Any, ...]:
-    """All there is of a result that must be the same; ids of calls are drawn."""
+    """All fields of a result that must be equal; ids of tool calls are random."""
     choices = tuple(
         (
             choice.index,
@@ -136,7 +136,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
 
 @pytest.fixture(scope="module")
 def alone(engine: penstock.Engine) -> list[tuple[Any, ...]]:
-    """What each of the mixes gives when nobody else is there and nothing is cached."""
+    """The result of each request alone, without a prefix cache."""
     results = []
     for prompt, options in MIXES:
         engine.reset_prefix_cache()
@@ -145,7 +145,7 @@ def alone(engine: penstock.Engine) -> list[tuple[Any, ...]]:
 
 
 async def together(engine: penstock.Engine, seed: int) -> list[tuple[Any, ...]]:
-    """The same, all at once, in an order of chance."""
+    """The results of all requests, started concurrently in random order."""
     results: dict[int, tuple[Any, ...]] = {}
 
     async def ask(index: int) -> None:
@@ -166,7 +166,7 @@ def assert_same(results: list[tuple[Any, ...]], expected: list[tuple[Any, ...]])
 
 
 @pytest.mark.anyio
-async def test_thirty_two_mixes_in_one_batch_are_what_they_are_alone(
+async def test_mixed_parameters_in_a_batch_of_32_keep_their_bits(
     engine: penstock.Engine, alone: list[tuple[Any, ...]]
 ) -> None:
     engine.reset_prefix_cache()
@@ -185,9 +185,9 @@ async def test_thirty_two_mixes_in_one_batch_are_what_they_are_alone(
         {"max_num_batched_tokens": 16, "max_num_seqs": 16},
         {"threads": 2, "prefix_cache": False},
     ],
-    ids=["three places", "short chunks", "two threads"],
+    ids=["three slots", "short chunks", "two threads"],
 )
-async def test_neither_places_nor_chunks_nor_threads_show(
+async def test_output_is_independent_of_slots_chunks_and_threads(
     tiny_model: Path, alone: list[tuple[Any, ...]], config: dict[str, Any]
 ) -> None:
     async with make_engine(tiny_model, tool_parser="hermes", **config) as engine:
@@ -198,7 +198,7 @@ async def test_neither_places_nor_chunks_nor_threads_show(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
-async def test_preemption_does_not_show(
+async def test_output_is_independent_of_preemption(
     tiny_model: Path, alone: list[tuple[Any, ...]], preemption_mode: str
 ) -> None:
     num_bytes = bytes_of_blocks(tiny_model, 16)
@@ -214,7 +214,7 @@ async def test_preemption_does_not_show(
         await assert_at_rest(engine)
 
 
-def test_the_next_user_of_a_place_sees_nothing_of_the_one_before(
+def test_reused_slot_keeps_no_state_of_its_last_request(
     tiny_model: Path, alone: list[tuple[Any, ...]]
 ) -> None:
     with make_engine(tiny_model, tool_parser="hermes", max_num_seqs=1, prefix_cache=False) as engine:
@@ -226,11 +226,11 @@ def test_the_next_user_of_a_place_sees_nothing_of_the_one_before(
                 assert bits_of(engine.blocking.generate(prompt, params_of(options))) == alone[index], options
 
 
-# ---- several answers
+# ---- several choices
 
 
 @pytest.mark.anyio
-async def test_n_answers_are_those_of_n_requests_with_one_seed_after_the_other(
+async def test_n_choices_equal_n_requests_with_consecutive_seeds(
     engine: penstock.Engine,
 ) -> None:
     options: dict[str, Any] = {"max_tokens": 20, "logprobs": True, "top_logprobs": 3, "temperature": 1.0}
@@ -246,7 +246,7 @@ async def test_n_answers_are_those_of_n_requests_with_one_seed_after_the_other(
 
 
 @pytest.mark.anyio
-async def test_chunks_of_several_answers_say_whose_they_are(engine: penstock.Engine) -> None:
+async def test_chunks_of_several_choices_have_their_index(engine: penstock.Engine) -> None:
     async with engine.stream(TEXT, n=4, seed=7, max_tokens=16, logprobs=True) as request:
         texts, token_ids = [""] * 4, [()] * 4
         async for chunk in request:
@@ -258,7 +258,7 @@ async def test_chunks_of_several_answers_say_whose_they_are(engine: penstock.Eng
 
 
 @pytest.mark.anyio
-async def test_the_best_of_several_are_those_of_the_highest_mean_log_probability(
+async def test_best_of_selects_the_highest_mean_logprob(
     engine: penstock.Engine,
 ) -> None:
     options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.5, "seed": 3}
@@ -281,7 +281,7 @@ async def test_the_best_of_several_are_those_of_the_highest_mean_log_probability
 
 
 @pytest.mark.anyio
-async def test_what_is_chosen_at_the_end_cannot_be_streamed(engine: penstock.Engine) -> None:
+async def test_best_of_cannot_be_streamed(engine: penstock.Engine) -> None:
     for field, options in (
         ("best_of", {"best_of": 2}),
         ("best_of", {"best_of": 1}),
@@ -295,7 +295,7 @@ async def test_what_is_chosen_at_the_end_cannot_be_streamed(engine: penstock.Eng
 
 
 @pytest.mark.anyio
-async def test_cancelling_a_request_of_several_answers_frees_all_of_them(engine: penstock.Engine) -> None:
+async def test_cancel_frees_all_choices_of_a_request(engine: penstock.Engine) -> None:
     request = await engine.start_request(TEXT, n=8, max_tokens=400, ignore_eos=True)
     async for _chunk in request:
         break
@@ -321,7 +321,7 @@ async def test_max_tokens_is_exact(engine: penstock.Engine, max_tokens: int) -> 
 
 
 @pytest.mark.anyio
-async def test_echo_puts_the_prompt_in_front(engine: penstock.Engine) -> None:
+async def test_echo_prepends_the_prompt(engine: penstock.Engine) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "seed": 5, "n": 2}
     plain = await engine.generate(TEXT, **options)
     echoed = await engine.generate(TEXT, echo=True, **options)

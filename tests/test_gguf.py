@@ -1,4 +1,4 @@
-"""GGUF files of every weight type, as the `gguf` package and as transformers read them."""
+"""GGUF files of every weight type: parity with the `gguf` package and with transformers."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def read(file: Path, name: str) -> NDArray[np.float32]:
 
 
 def halves_apart(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of q or k with rotation pairs half a head apart; in Llama files they are neighbours."""
+    """Rows of q or k with rotation pairs half a head apart; in Llama GGUF files the pairs are adjacent."""
     pairs = rows.reshape(heads, -1, 2, rows.shape[-1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_every_weight_type_reads_as_the_gguf_package_reads_it(kind: str, tmp_path: Path) -> None:
+def test_every_weight_type_matches_the_gguf_package(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     expected = write_gguf(file, TYPES[kind])
     for name, values in expected.items():
@@ -66,7 +66,7 @@ def test_every_weight_type_reads_as_the_gguf_package_reads_it(kind: str, tmp_pat
         np.testing.assert_array_equal(read(file, published(name)), ours.ravel(), err_msg=name)
 
 
-def test_the_demo_models_tensors_read_as_the_gguf_package_reads_them(demo_model: Path) -> None:
+def test_demo_model_tensors_match_the_gguf_package(demo_model: Path) -> None:
     kinds = set()
     for tensor in gguf.GGUFReader(demo_model).tensors[:12]:
         kinds.add(tensor.tensor_type.name)
@@ -79,15 +79,13 @@ def test_the_demo_models_tensors_read_as_the_gguf_package_reads_them(demo_model:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_model_of_every_weight_type_computes_what_transformers_computes(kind: str, tmp_path: Path) -> None:
+def test_model_of_every_weight_type_matches_transformers(kind: str, tmp_path: Path) -> None:
     check(tmp_path / "model.gguf", kind, "llama")
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
-def test_other_architectures_in_gguf_compute_what_transformers_computes(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_gguf_architectures_match_transformers(architecture: str, tmp_path: Path) -> None:
     check(tmp_path / "model.gguf", "Q8_0", architecture)
 
 
@@ -96,7 +94,7 @@ def check(file: Path, kind: str, architecture: str) -> None:
     oracle = load_oracle(file)
     prompt = random_prompt(100, vocabulary_size=VOCABULARY)
     theirs = oracle.logits(prompt)
-    assert theirs.std() > 1, "logits so flat would hide an error"
+    assert theirs.std() > 1, "flat logits would hide an error"
     assert_close(compute_logits(file, prompt, threads=2), theirs)
     [result] = generate_greedily(file, [prompt], 64, threads=2, kv_cache_dtype="float32")
     assert result.logprobs is not None

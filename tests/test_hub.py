@@ -1,4 +1,4 @@
-"""Models by their hub id: a real download from a local server that speaks the hub's protocol."""
+"""Models by hub id: real downloads from a local server with the hub's protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.oracle  # whose dependencies have huggingface_hub
+pytestmark = pytest.mark.oracle  # that dependency group includes huggingface_hub
 
 MODEL, GATED, BROKEN, BUSY = "acme/tiny", "acme/gated", "acme/broken", "acme/busy"
 DECOYS = (
@@ -39,7 +39,7 @@ DECOYS = (
     "pytorch_model.bin",
 )
 
-#: `huggingface_hub` reads its environment when it is imported: every fetch is a process of its own.
+#: `huggingface_hub` reads its environment at import time, so each download runs in a new process.
 ASK = f"""
 import sys
 import penstock
@@ -60,13 +60,13 @@ class Repository(NamedTuple):
     sha: str
 
     def files(self) -> dict[str, Path]:
-        """Every file, by its name on the hub."""
+        """All files, by their names on the hub."""
         paths = (path for path in self.folder.rglob("*") if path.is_file())
         return {path.relative_to(self.folder).as_posix(): path for path in paths}
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves revisions of `MODEL`; remembers what it was asked for."""
+    """Serves revisions of `MODEL`; records the requests."""
 
     daemon_threads = True
 
@@ -76,28 +76,28 @@ class Hub(ThreadingHTTPServer):
         self.requests: list[tuple[str, str]] = []
 
     def asked_revisions(self) -> set[str]:
-        """The revisions whose commit was asked for."""
+        """The revisions whose commit was requested."""
         found = (re.search(r"/revision/(.+)", path) for _, path in self.requests)
         return {match[1] for match in found if match}
 
     def asked_files(self, method: str) -> list[str]:
-        """The files asked for with this method, in order of their names."""
+        """The files requested with this method, sorted by name."""
         found = (re.search(r"/resolve/[^/]+/(.+)", path) for asked, path in self.requests if asked == method)
         return sorted(match[1] for match in found if match)
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """What `huggingface_hub` needs of the hub: the commit of a revision, its list of files, and the files."""
+    """The part of the hub's API that `huggingface_hub` uses: commits, lists of files, files."""
 
     protocol_version = "HTTP/1.1"
     server: Hub
 
     def do_HEAD(self) -> None:
-        """As for GET, but no body is sent."""
+        """The same as GET, without a body."""
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answers, or refuses as the hub does."""
+        """Send an answer, or an error like the hub's."""
         path = unquote(urlsplit(self.path).path)
         self.server.requests.append((self.command, path))
         api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path)
@@ -108,22 +108,22 @@ class HubHandler(BaseHTTPRequestHandler):
             if hub_id == BROKEN:
                 self.close_connection = True
             elif hub_id == BUSY:
-                self.refuse(HTTPStatus.TOO_MANY_REQUESTS, None)
-            elif hub_id == GATED and file:  # what there is may be seen, what is in it may not
-                self.refuse(HTTPStatus.FORBIDDEN, "GatedRepo")
+                self.send_error_code(HTTPStatus.TOO_MANY_REQUESTS, None)
+            elif hub_id == GATED and file:  # the list of files is public, the files are not
+                self.send_error_code(HTTPStatus.FORBIDDEN, "GatedRepo")
             elif hub_id not in (MODEL, GATED):
-                self.refuse(HTTPStatus.NOT_FOUND, "RepoNotFound")
+                self.send_error_code(HTTPStatus.NOT_FOUND, "RepoNotFound")
             elif revision not in self.server.revisions:
-                self.refuse(HTTPStatus.NOT_FOUND, "RevisionNotFound")
+                self.send_error_code(HTTPStatus.NOT_FOUND, "RevisionNotFound")
             elif file:
                 self.send_file(self.server.revisions[revision], file[3])
             else:
-                self.send_facts(hub_id, self.server.revisions[revision], match[2])
+                self.send_info(hub_id, self.server.revisions[revision], match[2])
         else:
-            self.refuse(HTTPStatus.NOT_FOUND, None)
+            self.send_error_code(HTTPStatus.NOT_FOUND, None)
 
-    def send_facts(self, hub_id: str, repository: Repository, kind: str) -> None:
-        """The commit of a revision, or the list of its files with what is known of each."""
+    def send_info(self, hub_id: str, repository: Repository, kind: str) -> None:
+        """Send the commit of a revision, or the list of its files with their metadata."""
         files = repository.files()
         facts: object
         if kind == "revision":
@@ -137,20 +137,20 @@ class HubHandler(BaseHTTPRequestHandler):
         self.answer(HTTPStatus.OK, json.dumps(facts).encode(), {"Content-Type": "application/json"})
 
     def send_file(self, repository: Repository, name: str) -> None:
-        """A file as it is."""
+        """Send a file."""
         path = repository.files().get(name)
         if path is None:
-            self.refuse(HTTPStatus.NOT_FOUND, "EntryNotFound")
+            self.send_error_code(HTTPStatus.NOT_FOUND, "EntryNotFound")
             return
         headers = {"ETag": f'"{etag(path)}"', "X-Repo-Commit": repository.sha}
         self.answer(HTTPStatus.OK, path.read_bytes(), headers)
 
-    def refuse(self, status: HTTPStatus, code: str | None) -> None:
-        """An error; the client goes by its code."""
+    def send_error_code(self, status: HTTPStatus, code: str | None) -> None:
+        """Send an error; the client reads its code."""
         self.answer(status, b"", {"X-Error-Code": code} if code else {})
 
     def answer(self, status: HTTPStatus, body: bytes, headers: dict[str, str]) -> None:
-        """A whole answer."""
+        """Send a complete response."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -160,7 +160,7 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
-        """Nothing."""
+        """Log nothing."""
 
 
 def etag(path: Path) -> str:
@@ -181,7 +181,7 @@ def serving(revisions: dict[str, Repository]) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def revisions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
-    """The tiny model as `main`, other weights as `refs/pr/1`, none as `gguf`; decoys in all of them."""
+    """The tiny model as `main`, other weights as `refs/pr/1`, none as `gguf`; each has unneeded files."""
     main = tmp_path_factory.mktemp("main")
     shutil.copytree(tiny_model, main, dirs_exist_ok=True)
     other = write_checkpoint(tmp_path_factory.mktemp("other"), make_config("llama"), seed=1)
@@ -208,7 +208,7 @@ def local_answer(folder: Path) -> str:
 
 
 def ask(hub: Hub, model: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Opens `model` in a process with a cache at `home`, which prints its answer or the `ModelLoadError`."""
+    """Open `model` in a process with its cache at `home`, which prints the output or the `ModelLoadError`."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -222,7 +222,7 @@ def ask(hub: Hub, model: str, home: Path, **environment: str) -> subprocess.Comp
     }
     return subprocess.run(
         [sys.executable, "-c", ASK, model],
-        cwd=home,  # where no directory has the name of a model
+        cwd=home,  # no directory there has the name of a model
         env=inherited | environment,
         check=False,
         capture_output=True,
@@ -237,8 +237,8 @@ def answer(hub: Hub, model: str, home: Path, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def refusal(hub: Hub, model: str, home: Path, **environment: str) -> str:
-    """The text of the `ModelLoadError`, which is one line."""
+def error_of(hub: Hub, model: str, home: Path, **environment: str) -> str:
+    """The message of the `ModelLoadError`, which is one line."""
     done = ask(hub, model, home, **environment)
     assert done.returncode == 1, done.stdout
     _, _, text = done.stderr.rpartition("ModelLoadError: ")
@@ -247,7 +247,7 @@ def refusal(hub: Hub, model: str, home: Path, **environment: str) -> str:
     return text.strip()
 
 
-def test_a_hub_id_answers_as_the_directory_does_and_only_what_it_needs_is_fetched(
+def test_hub_id_loads_like_a_directory_with_minimal_downloads(
     hub: Hub, tiny_model: Path, tmp_path: Path
 ) -> None:
     assert answer(hub, MODEL, tmp_path) == local_answer(tiny_model)
@@ -257,27 +257,25 @@ def test_a_hub_id_answers_as_the_directory_does_and_only_what_it_needs_is_fetche
     assert set(hub.asked_files("HEAD")) <= set(needed)
 
 
-def test_what_was_fetched_once_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
+def test_downloaded_files_are_not_downloaded_again(hub: Hub, tmp_path: Path) -> None:
     first = answer(hub, MODEL, tmp_path)
     hub.requests.clear()
     assert answer(hub, MODEL, tmp_path) == first
-    assert hub.asked_revisions() == {"main"}, "whether there is a newer commit is asked"
+    assert hub.asked_revisions() == {"main"}, "the newest commit is requested"
     assert hub.asked_files("GET") == hub.asked_files("HEAD") == []
     hub.requests.clear()
     assert answer(hub, MODEL, tmp_path, HF_HUB_OFFLINE="1") == first
     assert hub.requests == []
 
 
-def test_what_was_fetched_once_opens_without_the_hub(
-    revisions: dict[str, Repository], tmp_path: Path
-) -> None:
+def test_downloaded_model_opens_offline(revisions: dict[str, Repository], tmp_path: Path) -> None:
     with serving(revisions) as hub:
         first = answer(hub, MODEL, tmp_path)
     assert answer(hub, MODEL, tmp_path, HF_HUB_OFFLINE="1") == first
-    assert answer(hub, MODEL, tmp_path) == first, "and nobody has to say that it is gone"
+    assert answer(hub, MODEL, tmp_path) == first, "the offline flag is not needed"
 
 
-def test_an_id_with_a_revision_is_that_revision(
+def test_id_with_a_revision_opens_that_revision(
     hub: Hub, revisions: dict[str, Repository], tmp_path: Path
 ) -> None:
     expected = {name: local_answer(revisions[name].folder) for name in ("main", "refs/pr/1")}
@@ -288,32 +286,32 @@ def test_an_id_with_a_revision_is_that_revision(
 
 
 @pytest.mark.parametrize(
-    ("model", "remedy"),
+    ("model", "hint"),
     [
-        pytest.param("acme/nothing", "neither a path here nor a model on the hub", id="unknown"),
-        pytest.param(GATED, "accept its terms and to log in: hf auth login", id="gated"),
-        pytest.param(f"{MODEL}@v2", "no revision v2", id="unknown revision"),
-        pytest.param(f"{MODEL}@gguf", "hf download one and open its path", id="no model in our format"),
-        pytest.param(BROKEN, "cannot be fetched from the hub: ", id="broken connection"),
+        pytest.param("acme/nothing", "not a local path and not found on the hub", id="unknown"),
+        pytest.param(GATED, "accept the terms on the model's hub page and run: hf auth login", id="gated"),
+        pytest.param(f"{MODEL}@v2", "revision v2 not found on the hub", id="unknown revision"),
+        pytest.param(
+            f"{MODEL}@gguf", "download it with hf download and open its path", id="no supported format"
+        ),
+        pytest.param(BROKEN, "download from the hub failed: ", id="broken connection"),
         pytest.param(BUSY, "429", id="too many requests"),
     ],
 )
-def test_what_the_hub_refuses_is_one_line_with_the_id_and_the_remedy(
-    hub: Hub, tmp_path: Path, model: str, remedy: str
-) -> None:
-    text = refusal(hub, model, tmp_path)
+def test_hub_error_is_one_line_with_id_and_hint(hub: Hub, tmp_path: Path, model: str, hint: str) -> None:
+    text = error_of(hub, model, tmp_path)
     assert text.startswith(f"{model}: ")
-    assert remedy in text
+    assert hint in text
 
 
 @pytest.mark.parametrize(
     ("model", "command"),
     [(MODEL, f"hf download {MODEL}"), (f"{MODEL}@refs/pr/1", f"hf download {MODEL} --revision refs/pr/1")],
 )
-def test_offline_what_is_not_in_the_cache_is_one_line_with_the_id_and_the_remedy(
+def test_offline_cache_miss_is_one_line_with_id_and_hint(
     hub: Hub, tmp_path: Path, model: str, command: str
 ) -> None:
-    text = refusal(hub, model, tmp_path, HF_HUB_OFFLINE="1")
+    text = error_of(hub, model, tmp_path, HF_HUB_OFFLINE="1")
     assert text.startswith(f"{model}: not in the local cache")
-    assert text.endswith(f"first run: {command}")
+    assert text.endswith(f"run this first: {command}")
     assert hub.requests == []

@@ -1,7 +1,7 @@
-"""Opening and closing, interrupted wherever they wait: the engine's threads end and its memory is free.
+"""Opening and closing, interrupted at every wait: the engine's threads end and its memory is freed.
 
-Where a coroutine waits, it is interrupted in the two ways there are: by a cancel scope, and by the native
-cancellation of `asyncio`, from which no scope of anyio's shields.
+Each wait is interrupted in two ways: by a cancel scope, and by the native cancellation of `asyncio`, which
+AnyIO's shielded scopes do not block.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from pathlib import Path
 
-#: More than any way through `start` or `aclose` has.
+#: More suspensions than any path through `start` or `aclose` has.
 MANY_SUSPENSIONS = 100
 
 
 class Interrupted:
-    """Awaits a coroutine, and calls `interrupt` in front of its n-th suspension, counted from 1."""
+    """Awaits a coroutine, and calls `interrupt` before its n-th suspension, counted from 1."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], n: int, interrupt: Callable[[], object]) -> None:
         self.coroutine = coroutine
@@ -47,12 +47,12 @@ class Interrupted:
             value = error = None
             try:
                 value = yield awaited
-            except BaseException as raised:  # noqa: BLE001 - the coroutine's to handle
+            except BaseException as raised:  # noqa: BLE001 - rethrown into the coroutine
                 error = raised
 
 
 async def interrupt(coroutine: Coroutine[Any, Any, None], n: int, how: str) -> bool:
-    """Interrupts `coroutine` at its n-th suspension; false if it ended without that many."""
+    """Interrupt `coroutine` at its n-th suspension; false if it ended earlier."""
     if how == "scope":
         with anyio.CancelScope() as scope:
             interrupted = Interrupted(coroutine, n, scope.cancel)
@@ -83,7 +83,7 @@ LOOPS = {"asyncio": ("asyncio", {"use_uvloop": False}), "uvloop": ("asyncio", {"
     ]
 )
 def interruption(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any], str]:
-    """An event loop and a way in which it interrupts a task."""
+    """An event loop and a way of interrupting a task on it."""
     interruption: tuple[str, dict[str, Any], str] = request.param
     return interruption
 
@@ -99,14 +99,14 @@ def how(interruption: tuple[str, dict[str, Any], str]) -> str:
 
 
 @pytest.mark.anyio
-async def test_opening_may_be_interrupted_wherever_it_waits(tiny_model: Path, how: str) -> None:
+async def test_opening_can_be_interrupted_at_every_wait(tiny_model: Path, how: str) -> None:
     memory = 0
     for n in range(1, MANY_SUSPENSIONS):
         engine = make_engine(tiny_model)
         if not await interrupt(engine.start(), n, how):
             await engine.aclose()
             break
-        if "open" in repr(engine):  # the interruption came too late to be heard of in there
+        if "open" in repr(engine):  # the interruption came too late to stop it
             await engine.aclose()
         wait_until(lambda: not engine_threads())
         with pytest.raises(penstock.EngineStoppedError, match="closed"):
@@ -114,12 +114,12 @@ async def test_opening_may_be_interrupted_wherever_it_waits(tiny_model: Path, ho
         del engine
         memory = memory or resident_bytes()
     assert n > 3
-    # An engine of this model holds 30 MB.
+    # An engine of this model uses 30 MB.
     assert resident_bytes() - memory < 20 << 20
 
 
 @pytest.mark.anyio
-async def test_closing_may_be_interrupted_wherever_it_waits(tiny_model: Path, how: str) -> None:
+async def test_closing_can_be_interrupted_at_every_wait(tiny_model: Path, how: str) -> None:
     memory = 0
     for n in range(1, MANY_SUSPENSIONS):
         engine = make_engine(tiny_model)
@@ -138,7 +138,7 @@ async def test_closing_may_be_interrupted_wherever_it_waits(tiny_model: Path, ho
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("stage", ["fetching", "loading"])
-async def test_an_interruption_stops_the_opening_where_it_is(
+async def test_interruption_stops_opening_immediately(
     tiny_model: Path, how: str, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_begun, release = threading.Event(), threading.Event()
@@ -187,7 +187,7 @@ async def test_an_interruption_stops_the_opening_where_it_is(
 
 
 @pytest.mark.anyio
-async def test_other_engines_do_not_notice(tiny_model: Path, how: str) -> None:
+async def test_interruption_does_not_affect_other_engines(tiny_model: Path, how: str) -> None:
     async with make_engine(tiny_model) as other, other.stream(PROMPT, LONG) as request:
         engine = make_engine(tiny_model)
         await engine.start()

@@ -1,4 +1,4 @@
-"""Narrower types of the KV cache: what they save, and what they cost in accuracy."""
+"""KV-cache types: memory savings and accuracy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from support.running import compute_logits, random_prompt
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Real English of about this many tokens.
+#: Number of tokens of English text.
 TEXT = Path(__file__).parent.parent / "LICENSE"
 NUM_TOKENS = 600
 
 
 def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
-    """Of every token after the first, given those before it."""
+    """The perplexity of the tokens after the first, given their predecessors."""
     rows = logits[:-1].astype(np.float64)
     peak = rows.max(axis=1, keepdims=True)
     log_sums = peak[:, 0] + np.log(np.exp(rows - peak).sum(axis=1))
@@ -30,8 +30,8 @@ def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
     return float(np.exp(np.mean(log_sums - chosen)))
 
 
-#: About twice what was measured: the error of the logits (root mean square, relative to their standard
-#: deviation), and the relative change of perplexity.
+#: Bounds, about twice the measured values: the RMS error of the logits relative to their standard deviation,
+#: and the relative change of the perplexity.
 BOUNDS = {
     "float16": (0.001, 0.0005),
     "bfloat16": (0.012, 0.003),
@@ -42,14 +42,14 @@ BOUNDS = {
 
 @pytest.fixture(scope="module")
 def exact(demo_model: Path) -> tuple[list[int], NDArray[np.float32]]:
-    """The text, and the demo model's logits with a float32 cache."""
+    """The token ids of the text, and the demo model's logits with a float32 KV cache."""
     with make_engine(demo_model) as engine:
         token_ids = engine.encode(TEXT.read_text())[:NUM_TOKENS]
     return token_ids, compute_logits(demo_model, token_ids)
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_the_demo_model_hardly_notices(
+def test_quantised_kv_cache_stays_close_on_the_demo_model(
     name: str, demo_model: Path, exact: tuple[list[int], NDArray[np.float32]]
 ) -> None:
     token_ids, expected = exact
@@ -64,7 +64,9 @@ def test_the_demo_model_hardly_notices(
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("name", BOUNDS)
-def test_random_models_stay_within_the_bounds(name: str, family: str, tmp_path: Path) -> None:
+def test_quantised_kv_cache_stays_within_bounds_on_random_models(
+    name: str, family: str, tmp_path: Path
+) -> None:
     checkpoint = write_checkpoint(
         tmp_path / "model", make_config(family, head_dim=80 if family == "qwen3" else 32)
     )
@@ -76,7 +78,7 @@ def test_random_models_stay_within_the_bounds(name: str, family: str, tmp_path: 
     assert 0 < error < BOUNDS[name][0]
 
 
-def test_the_same_bytes_hold_more_blocks(demo_model: Path) -> None:
+def test_smaller_kv_type_gives_more_blocks_per_byte(demo_model: Path) -> None:
     def blocks(name: str) -> int:
         config = {"dtype": "bfloat16", "max_num_seqs": 64, "kv_cache_bytes": 64 << 20}
         with make_engine(demo_model, kv_cache_dtype=name, **config) as engine:
@@ -90,6 +92,6 @@ def test_the_same_bytes_hold_more_blocks(demo_model: Path) -> None:
     assert blocks("uint4") / model_type > 3.2
 
 
-def test_an_unknown_type_is_refused_with_those_there_are(tiny_model: Path) -> None:
+def test_unknown_kv_type_error_lists_the_types(tiny_model: Path) -> None:
     with pytest.raises(penstock.ConfigError, match=r"int8.*uint4"):
         make_engine(tiny_model, kv_cache_dtype="int3")

@@ -1,4 +1,4 @@
-"""The house's walls: which crate may know which, and what must not appear where."""
+"""The architecture's rules: dependencies between crates, and code that must not appear in some places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS = {
     "python": {"types", "runner", "engine", "text", "checkpoint", "guidance"},
 }
 
-# Safe Rust everywhere else.
+# The only places with unsafe code.
 MAY_BE_UNSAFE = (
     "kernels/src/",
     "engine/src/result_queue",
@@ -66,40 +66,42 @@ def test_every_crate_is_in_the_layering() -> None:
 
 
 @pytest.mark.parametrize("crate", LAYERS)
-def test_a_crate_depends_on_the_layers_below_it_alone(crate: str) -> None:
+def test_crate_depends_only_on_its_listed_layers(crate: str) -> None:
     assert ours(dependencies(crate, KINDS[:2])) == LAYERS[crate]
 
 
 @pytest.mark.parametrize("crate", LAYERS)
-def test_tests_and_benchmarks_reach_no_layer_above_their_crate(crate: str) -> None:
+def test_dev_dependencies_reach_no_layer_above_their_crate(crate: str) -> None:
     below = set(LAYERS[crate])
     while more := {deeper for layer in below for deeper in LAYERS[layer]} - below:
         below |= more
     assert ours(dependencies(crate)) <= below
 
 
-def test_python_is_known_to_the_outermost_crate_alone() -> None:
+def test_only_the_python_crate_depends_on_pyo3() -> None:
     assert [crate for crate in LAYERS if "pyo3" in dependencies(crate)] == ["python"]
 
 
-def test_unsafe_code_stays_in_its_few_places() -> None:
+def test_unsafe_code_is_only_in_listed_places() -> None:
     unsafe = {
         source.relative_to(RUST).as_posix()
         for source in RUST.glob("*/src/**/*.rs")
         if re.search(r"\bunsafe\b", code_of(source))
     }
     assert {source for source in unsafe if not source.startswith(MAY_BE_UNSAFE)} == set()
-    assert any(source.startswith("kernels/src/") for source in unsafe), "the search itself finds nothing"
+    assert any(source.startswith("kernels/src/") for source in unsafe), (
+        "the search finds no unsafe code at all"
+    )
 
 
-def test_no_token_is_handed_to_an_event_loop_by_a_call() -> None:
+def test_no_token_is_delivered_by_an_event_loop_callback() -> None:
     for source in PACKAGE.rglob("*.py"):
         assert "call_soon_threadsafe" not in source.read_text(), source
     for source in RUST.rglob("*.rs"):
         assert "future_into_py" not in code_of(source), source
 
 
-def test_no_module_imports_a_heavy_library_when_it_is_imported() -> None:
+def test_no_module_imports_a_heavy_library_at_import_time() -> None:
     for source in PACKAGE.rglob("*.py"):
         for node in ast.parse(source.read_text()).body:
             names = []

@@ -1,4 +1,4 @@
-"""What the engine's threads log arrives at Python's logger `penstock`, without their ever waiting for it."""
+"""Records of the engine's threads reach the Python logger `penstock`; the threads never wait for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPACITY = 256
 
 @pytest.fixture
 def engine(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> Iterator[penstock.Engine]:
-    """Opened while the logger lets warnings through; nothing is left in the queue."""
+    """An engine opened at log level WARNING, with an empty record queue."""
     caplog.set_level(logging.WARNING, logger="penstock")
     with make_engine(tiny_model) as engine:
         engine.stats()
@@ -42,7 +42,7 @@ def generate_in_a_thread(engine: penstock.Engine) -> None:
 
 
 @pytest.mark.parametrize("occasion", [read_stats, generate_in_a_thread, close])
-def test_records_arrive_when_python_calls(
+def test_records_arrive_on_the_next_python_call(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture, occasion: Callable[[penstock.Engine], None]
 ) -> None:
     _core.testing_log("warn", 2)
@@ -67,7 +67,7 @@ async def test_records_arrive_while_a_loop_waits_for_requests(
     assert [record.getMessage() for record in caplog.records] == ["record 0 of a test"]
 
 
-def test_too_many_records_are_dropped_and_counted(
+def test_excess_records_are_dropped_and_counted(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     _core.testing_log("error", CAPACITY + 1000)
@@ -81,15 +81,13 @@ def test_too_many_records_are_dropped_and_counted(
     assert len(caplog.records) == 1
 
 
-def test_a_level_that_is_off_is_not_even_queued(
-    engine: penstock.Engine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_disabled_level_is_not_queued(engine: penstock.Engine, caplog: pytest.LogCaptureFixture) -> None:
     _core.testing_log("info", CAPACITY + 1000)
     engine.stats()
     assert caplog.records == []
 
 
-def test_the_level_is_that_of_the_logger_when_an_engine_opens(
+def test_level_is_that_of_the_logger_when_an_engine_opens(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for level, expected in ((logging.DEBUG, 3), (logging.INFO, 2), (logging.CRITICAL, 0)):
@@ -105,25 +103,25 @@ def test_the_level_is_that_of_the_logger_when_an_engine_opens(
             )
 
 
-def test_a_handler_that_raises_harms_nobody(
+def test_raising_handler_has_no_effect_on_requests(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(_record: logging.LogRecord) -> bool:
+    def fail(_record: logging.LogRecord) -> bool:
         raise ZeroDivisionError
 
     unraised: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", lambda unraisable: unraised.append(unraisable.exc_type))
-    logging.getLogger("penstock").addFilter(refuse)
+    logging.getLogger("penstock").addFilter(fail)
     try:
         _core.testing_log("error", 1)
         engine.stats()
     finally:
-        logging.getLogger("penstock").removeFilter(refuse)
+        logging.getLogger("penstock").removeFilter(fail)
     assert unraised == [ZeroDivisionError]
     assert caplog.records == []
 
 
-def test_what_others_log_about_a_prompt_does_not_arrive(
+def test_dependency_records_about_a_prompt_are_not_delivered(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(1, logger="penstock")
@@ -135,7 +133,7 @@ def test_what_others_log_about_a_prompt_does_not_arrive(
     assert not [record for record in caplog.records if "'s'" in record.getMessage()]
 
 
-def test_ctrl_c_in_a_handler_is_not_swallowed(engine: penstock.Engine) -> None:
+def test_ctrl_c_in_a_handler_propagates(engine: penstock.Engine) -> None:
     def interrupt(_record: logging.LogRecord) -> bool:
         raise KeyboardInterrupt
 

@@ -1,5 +1,5 @@
-# ruff: noqa: ARG001 - a processor gets both, whatever it makes of them
-"""Processors of the user: what they get, what they may do, and that their failures are one request's."""
+# ruff: noqa: ARG001 - a processor takes both arguments, used or not
+"""Custom logits processors: their arguments, their results, their failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def choose(logits: Any, token_id: int) -> None:
     logits[token_id] = 0
 
 
-def test_a_processor_sees_the_tokens_so_far_and_writes_to_the_logits(engine: penstock.Engine) -> None:
+def test_processor_gets_tokens_and_writes_logits(engine: penstock.Engine) -> None:
     seen: list[Sequence[int]] = []
 
     def count(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
@@ -55,7 +55,7 @@ def test_a_processor_sees_the_tokens_so_far_and_writes_to_the_logits(engine: pen
     assert seen == [[*PROMPT], [*PROMPT, 104], [*PROMPT, 104, 105]]
 
 
-def test_what_is_returned_takes_the_place_of_the_logits_and_the_next_one_sees_it(
+def test_returned_logits_replace_and_reach_the_next_processor(
     engine: penstock.Engine,
 ) -> None:
     def first(token_ids: Sequence[int], logits: penstock.Tensor) -> Any:
@@ -65,7 +65,7 @@ def test_what_is_returned_takes_the_place_of_the_logits_and_the_next_one_sees_it
 
     def second(token_ids: Sequence[int], logits: penstock.Tensor) -> Any:
         assert np.asarray(logits)[7] == 1
-        return np.asarray(logits)[::-1]  # a view with a stride of its own
+        return np.asarray(logits)[::-1]  # a view with a negative stride
 
     result = engine.blocking.generate(
         PROMPT, SHORT, max_tokens=2, temperature=0, logits_processors=[first, second]
@@ -73,7 +73,7 @@ def test_what_is_returned_takes_the_place_of_the_logits_and_the_next_one_sees_it
     assert result.token_ids == (504, 504)
 
 
-def test_a_processor_that_changes_nothing_changes_nothing(engine: penstock.Engine) -> None:
+def test_identity_processor_changes_no_bit(engine: penstock.Engine) -> None:
     def nothing(token_ids: Sequence[int], logits: penstock.Tensor) -> penstock.Tensor:
         return logits
 
@@ -82,7 +82,7 @@ def test_a_processor_that_changes_nothing_changes_nothing(engine: penstock.Engin
     assert bits_of(processed) == bits_of(plain)
 
 
-def test_logits_that_are_kept_after_the_call_are_memory_of_their_own(engine: penstock.Engine) -> None:
+def test_logits_kept_after_the_call_own_their_memory(engine: penstock.Engine) -> None:
     kept: list[Any] = []
 
     def keep(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
@@ -116,7 +116,7 @@ FAILURES: dict[str, Any] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("reason", FAILURES)
-async def test_a_failure_ends_its_request_and_no_other(engine: penstock.Engine, reason: str) -> None:
+async def test_failing_processor_ends_only_its_request(engine: penstock.Engine, reason: str) -> None:
     alone = await engine.generate(PROMPT, SHORT)
     async with engine.stream(PROMPT, SHORT) as other:
         with pytest.raises(penstock.GenerationError, match=reason):
@@ -138,9 +138,7 @@ WAITS: dict[str, Callable[[penstock.Engine, Any], object]] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("way", WAITS)
-async def test_waiting_for_the_engine_inside_a_processor_is_an_error(
-    engine: penstock.Engine, way: str
-) -> None:
+async def test_engine_call_inside_a_processor_raises(engine: penstock.Engine, way: str) -> None:
     with engine.blocking.stream(PROMPT, LONG) as other:
 
         def wait(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
@@ -152,7 +150,7 @@ async def test_waiting_for_the_engine_inside_a_processor_is_an_error(
 
 
 @pytest.mark.anyio
-async def test_what_a_processor_raised_is_logged_with_its_place(
+async def test_processor_exception_is_logged_with_its_traceback(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = fail.__code__.co_firstlineno + 2
@@ -163,7 +161,7 @@ async def test_what_a_processor_raised_is_logged_with_its_place(
     assert f'{__file__}", line {line}, in fail' in record.getMessage()
 
 
-def test_a_processor_is_let_go_of_after_its_request(engine: penstock.Engine) -> None:
+def test_processor_is_released_after_its_request(engine: penstock.Engine) -> None:
     class Processor:
         def __call__(self, token_ids: Sequence[int], logits: penstock.Tensor) -> None: ...
 
@@ -176,7 +174,7 @@ def test_a_processor_is_let_go_of_after_its_request(engine: penstock.Engine) -> 
     assert reference() is None
 
 
-def test_the_interpreter_exits_in_the_middle_of_a_call(tiny_model: Path) -> None:
+def test_interpreter_exits_during_a_processor_call(tiny_model: Path) -> None:
     code = f"""
 import penstock, sys
 entered = __import__("threading").Event()
@@ -194,7 +192,7 @@ entered.wait()
 
 
 def begin_a_request_of_itself(engine: penstock.Engine) -> weakref.ref[Any]:
-    """Leaves nothing behind but a processor that refers to its request."""
+    """Start a request whose processor refers to the request, and drop it."""
     box: list[penstock.BlockingRequest] = []
 
     def processor(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
@@ -206,7 +204,7 @@ def begin_a_request_of_itself(engine: penstock.Engine) -> weakref.ref[Any]:
     return weakref.ref(processor)
 
 
-def test_a_processor_that_refers_to_its_own_request_goes_with_it(tiny_model: Path) -> None:
+def test_processor_referring_to_its_request_is_collected(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     engine.blocking.start()
     processor = begin_a_request_of_itself(engine)
@@ -233,13 +231,13 @@ entered.wait()
 """
 
 
-def test_the_interpreter_exits_though_a_call_never_returns(tiny_model: Path) -> None:
+def test_interpreter_exits_though_a_processor_never_returns(tiny_model: Path) -> None:
     with start_python(STUCK, tiny_model) as process:
         process.communicate(timeout=60)
     assert process.returncode is not None
 
 
-def test_a_fork_in_the_middle_of_a_call_exits_at_once(tiny_model: Path) -> None:
+def test_fork_during_a_processor_call_exits_at_once(tiny_model: Path) -> None:
     fork = """
 child = os.fork()
 if child == 0:
@@ -255,7 +253,7 @@ os._exit(0)
 
 
 @pytest.mark.oracle
-def test_torch_tensors_are_taken(engine: penstock.Engine) -> None:
+def test_torch_tensor_result_is_accepted(engine: penstock.Engine) -> None:
     import torch
 
     def add(token_ids: Sequence[int], logits: penstock.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""One engine, any number of event loops and threads; and how tasks of one loop wait together."""
+"""One engine with many event loops and threads; the shared wait of the tasks of one loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
         yield engine
 
 
-def test_loops_of_all_kinds_share_an_engine_side_by_side(engine: penstock.Engine) -> None:
+def test_loops_of_all_kinds_share_an_engine(engine: penstock.Engine) -> None:
     expected = [
         engine.blocking.generate(PROMPT, LONG, max_tokens=40, seed=seed).token_ids for seed in range(16)
     ]
@@ -57,7 +57,7 @@ def test_loops_of_all_kinds_share_an_engine_side_by_side(engine: penstock.Engine
         answers.append(mine)
 
     for how in BACKENDS:
-        serve(how)  # what a kind of loop opens once in a process is open now
+        serve(how)  # resources that a kind of loop opens once per process are open now
     answers.clear()
     before = resources()
     run_in_threads(serve, BACKENDS * 2)
@@ -68,21 +68,21 @@ def test_loops_of_all_kinds_share_an_engine_side_by_side(engine: penstock.Engine
     assert resources() == before
 
 
-def test_one_loop_after_another_uses_an_engine_that_neither_opened(engine: penstock.Engine) -> None:
+def test_consecutive_loops_use_an_engine_neither_opened(engine: penstock.Engine) -> None:
     before = resources()
     for how in BACKENDS * 2:
         anyio.run(assert_at_rest, engine, **how)
     assert resources() == before
 
 
-def test_an_engine_opened_on_one_loop_closes_on_another(tiny_model: Path) -> None:
+def test_engine_opened_on_one_loop_closes_on_another(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     anyio.run(engine.start, backend="asyncio")
     anyio.run(assert_at_rest, engine, backend="trio")
     anyio.run(engine.aclose, backend="trio")
 
 
-def test_a_loop_that_dies_with_open_requests_leaves_nothing(engine: penstock.Engine) -> None:
+def test_loop_that_ends_with_open_requests_leaves_no_resources(engine: penstock.Engine) -> None:
     async def abandon() -> None:
         requests = [await engine.start_request(PROMPT, LONG) for _ in range(5)]
         await anext(requests[0])
@@ -97,7 +97,7 @@ def test_a_loop_that_dies_with_open_requests_leaves_nothing(engine: penstock.Eng
 
 
 @pytest.mark.anyio
-async def test_a_request_of_another_thread_is_not_read_here(engine: penstock.Engine) -> None:
+async def test_request_of_another_loop_cannot_be_read(engine: penstock.Engine) -> None:
     async with engine.stream(PROMPT, LONG) as request:
         errors: list[str] = []
 
@@ -117,14 +117,14 @@ async def test_a_request_of_another_thread_is_not_read_here(engine: penstock.Eng
 
 
 @pytest.mark.anyio
-async def test_a_task_that_only_collects_is_not_woken_for_every_token(
+async def test_task_awaiting_a_result_is_not_woken_per_token(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named: list[int] = []
     drains = 0
 
     class Spy:
-        """A port that notes whom it names."""
+        """A port that records the request ids it returns."""
 
         def __init__(self, port: Any) -> None:
             self.port = port
@@ -145,8 +145,8 @@ async def test_a_task_that_only_collects_is_not_woken_for_every_token(
 
 
 @pytest.mark.anyio
-async def test_whoever_leads_may_leave_at_any_time(engine: penstock.Engine) -> None:
-    """The leader is cancelled again and again while others follow; everyone else gets everything."""
+async def test_leader_can_leave_at_any_time(engine: penstock.Engine) -> None:
+    """The leader is cancelled repeatedly while other tasks follow; the followers get all of their output."""
     expected = (await engine.generate(PROMPT, LONG)).token_ids
     answers: list[tuple[int, ...]] = []
 
@@ -173,8 +173,8 @@ async def test_whoever_leads_may_leave_at_any_time(engine: penstock.Engine) -> N
 
 
 @pytest.mark.anyio
-async def test_a_pump_never_leaves_followers_without_a_leader() -> None:
-    """Random waits, wake-ups and cancellations on a bare pump; somebody leads whenever anybody waits."""
+async def test_pump_never_leaves_followers_without_a_leader() -> None:
+    """Random waits, wake-ups and cancellations on a bare pump; a waiting task implies a leader."""
     pump = Pump()
     chance = random.Random(3)
     ready: set[int] = set()
@@ -199,7 +199,7 @@ async def test_a_pump_never_leaves_followers_without_a_leader() -> None:
                     for number in chance.sample(sorted(scopes), chance.randint(1, len(scopes))):
                         scopes[number].cancel()
                 case "satisfy" if scopes:
-                    # News that nobody was told of: the next leader's own look must find it.
+                    # Output without a wake-up: the next leader must find it by itself.
                     ready.update(chance.sample(sorted(scopes), 1))
                     for followers in pump._followers.values():
                         for event in followers:
@@ -213,7 +213,7 @@ async def test_a_pump_never_leaves_followers_without_a_leader() -> None:
 
 
 @pytest.mark.anyio
-async def test_short_and_long_requests_end_each_at_its_own_time(engine: penstock.Engine) -> None:
+async def test_short_and_long_requests_end_independently(engine: penstock.Engine) -> None:
     done: list[int] = []
 
     async def ask(max_tokens: int) -> None:

@@ -61,25 +61,25 @@ def tokenizer(demo_model: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def results(demo_model: Path) -> list[penstock.Result]:
-    """All twenty answers, generated side by side."""
+    """All twenty results, generated concurrently."""
     return generate_greedily(demo_model, CONVERSATIONS, NUM_TOKENS, threads=2, max_model_len=1024)
 
 
-def test_rendered_templates_are_those_of_transformers(demo_model: Path, tokenizer: Any) -> None:
+def test_rendered_templates_match_transformers(demo_model: Path, tokenizer: Any) -> None:
     with penstock.Engine(str(demo_model)) as engine:
         for conversation in CONVERSATIONS:
             expected = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
             assert engine.apply_chat_template(conversation) == expected
 
 
-def test_prompt_ids_are_those_of_transformers(results: list[penstock.Result], tokenizer: Any) -> None:
+def test_prompt_ids_match_transformers(results: list[penstock.Result], tokenizer: Any) -> None:
     for conversation, result in zip(CONVERSATIONS, results, strict=True):
         expected = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
         assert list(result.prompt_token_ids) == expected
 
 
 @pytest.mark.parametrize("index", range(len(CONVERSATIONS)))
-def test_two_hundred_greedy_tokens_are_those_of_transformers(
+def test_two_hundred_greedy_tokens_match_transformers(
     index: int, results: list[penstock.Result], oracle: Oracle
 ) -> None:
     result = results[index]
@@ -90,12 +90,12 @@ def test_two_hundred_greedy_tokens_are_those_of_transformers(
     assert_greedy(result.token_ids, result.logprobs, theirs)
 
 
-def test_text_is_what_transformers_decodes(results: list[penstock.Result], tokenizer: Any) -> None:
+def test_decoded_text_matches_transformers(results: list[penstock.Result], tokenizer: Any) -> None:
     for result in results:
         assert result.text == tokenizer.decode(result.token_ids, skip_special_tokens=True)
 
 
-def test_logits_of_a_long_prompt_are_those_of_transformers(
+def test_logits_of_a_long_prompt_match_transformers(
     demo_model: Path, results: list[penstock.Result], oracle: Oracle
 ) -> None:
     token_ids = [token for result in results[:3] for token in (*result.prompt_token_ids, *result.token_ids)]

@@ -1,12 +1,12 @@
-"""From logits to probabilities against transformers' own processors, and naive ones of what it has not.
+"""From logits to probabilities: parity with the processors of transformers, or with naive implementations.
 
-The order is that of its `generate`. transformers computes in float64 here, so that rounding decides no
-border. We differ in three ways, each with a test:
+The order is that of its `generate`. transformers computes in float64 here, so that no cutoff depends on
+rounding. There are three differences, each with a test:
 
-- Where equals stand at the border of a cut, ours keeps the fewest, the lowest ids first: `top_k=5` is five
-  tokens. transformers keeps all of them in `top_k` and `typical_p`, and any of them in `top_p`.
-- A logit that is not a number counts as minus infinity, where transformers' cuts fail.
-- A temperature of 0 is greedy; transformers refuses it.
+- For ties at a cutoff, Penstock keeps the fewest tokens, the lowest ids first: `top_k=5` keeps five tokens.
+  transformers keeps all ties in `top_k` and `typical_p`, and arbitrary ones in `top_p`.
+- A NaN logit counts as minus infinity; the filters of transformers fail.
+- A temperature of 0 is greedy; transformers rejects it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.oracle
 
 VOCABULARY = 1000
-#: Neutral but for what a test says, whatever the defaults are.
+#: Neutral values of all parameters, whatever the defaults are.
 PLAIN = {"temperature": 1.0, "max_tokens": 64}
-#: No special case in any processor.
+#: A history without special cases.
 HISTORY = [*range(20), 7, 8, 9, 3, 3, 999]
 ENDS = (5, 17, 998)
 
 
 class Row(NamedTuple):
-    """What a token is chosen from: logits, and the tokens so far."""
+    """The input of sampling: logits, and the tokens so far."""
 
     logits: NDArray[np.float32]
     prompt: Sequence[int]
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def random_row(seed: int, *, num_infinite: int = 0, history: Sequence[int] = HISTORY) -> Row:
-    """Of logits as a model has them; some of them minus infinity."""
+    """A row with realistic logits, `num_infinite` of them minus infinity."""
     random = np.random.default_rng(seed)
     logits = random.normal(0, 3, VOCABULARY).astype(np.float32)
     logits[random.choice(VOCABULARY, num_infinite, replace=False)] = -np.inf
@@ -58,7 +58,7 @@ def random_row(seed: int, *, num_infinite: int = 0, history: Sequence[int] = HIS
 
 
 def ours(row: Row, *, bad_words: Any = (), mask: Any = None, **options: Any) -> NDArray[np.float64]:
-    """The probabilities that the engine would draw with."""
+    """The probabilities that the engine samples from."""
     params = penstock.SamplingParams(**{**PLAIN, **options})
     raw = _core.testing_probabilities(
         row.logits.astype("<f4").tobytes(),
@@ -72,7 +72,7 @@ def ours(row: Row, *, bad_words: Any = (), mask: Any = None, **options: Any) -> 
 
 
 def theirs(row: Row, **options: Any) -> NDArray[np.float64]:
-    """Those of transformers: each option through the processor of its kind, in the order of `generate`."""
+    """The probabilities of transformers: each option with its processor, in the order of `generate`."""
     torch = import_torch()
     from transformers import generation as hf
 
@@ -105,12 +105,12 @@ def theirs(row: Row, **options: Any) -> NDArray[np.float64]:
     return probabilities
 
 
-def assert_same(got: NDArray[np.float64], wanted: NDArray[np.float64]) -> None:
-    """The same tokens are left, with the same probabilities but for single precision."""
-    assert not np.isnan(wanted).any(), "transformers defines nothing here"
-    # What has vanished in single precision is no difference.
-    np.testing.assert_array_equal(got > 1e-30, wanted > 1e-30)
-    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-9)
+def assert_same(got: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
+    """The same tokens remain, with the same probabilities up to single precision."""
+    assert not np.isnan(expected).any(), "undefined in transformers"
+    # Probabilities that underflow in single precision are equal to 0.
+    np.testing.assert_array_equal(got > 1e-30, expected > 1e-30)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-9)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -140,15 +140,15 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("num_infinite", [0, 30, 960], ids="{} infinite".format)
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
-def test_each_processor_is_that_of_transformers(options: dict[str, Any], num_infinite: int) -> None:
+def test_each_processor_matches_transformers(options: dict[str, Any], num_infinite: int) -> None:
     for seed in range(3):
         row = random_row(seed, num_infinite=num_infinite)
-        row.logits[[20, 21]] = [0.0, 4.0]  # something is always left
+        row.logits[[20, 21]] = [0.0, 4.0]  # some tokens always remain
         assert_same(ours(row, **options), theirs(row, **options))
 
 
 def random_options(random: np.random.Generator) -> dict[str, Any]:
-    """Any number of processors, of all sorts."""
+    """A random set of processors."""
 
     def ids(count: int) -> list[int]:
         return [int(token) for token in random.integers(0, VOCABULARY, count)]
@@ -178,23 +178,23 @@ def random_options(random: np.random.Generator) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_mixes_of_processors_are_applied_in_the_order_of_transformers(seed: int) -> None:
+def test_mixed_processors_apply_in_the_order_of_transformers(seed: int) -> None:
     random = np.random.default_rng(seed)
     row, options = random_row(seed, num_infinite=int(random.integers(0, 500))), random_options(random)
     assert_same(ours(row, **options), theirs(row, **options))
 
 
-def test_the_least_length_counts_from_the_prompt() -> None:
+def test_min_length_counts_from_the_prompt() -> None:
     row = random_row(1)
     for missing in (0, 1):
         minimum = len(row.generated) + missing
-        wanted = theirs(row, min_length=len(row.prompt) + minimum, stop_token_ids=ENDS)
-        assert_same(ours(row, min_tokens=minimum, stop_token_ids=ENDS), wanted)
-        assert (wanted[list(ENDS)] == 0).all() == bool(missing)
+        expected = theirs(row, min_length=len(row.prompt) + minimum, stop_token_ids=ENDS)
+        assert_same(ours(row, min_tokens=minimum, stop_token_ids=ENDS), expected)
+        assert (expected[list(ENDS)] == 0).all() == bool(missing)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_no_number_is_banned_like_any_other(value: float) -> None:
+def test_nan_logit_is_banned_like_any_other(value: float) -> None:
     row = random_row(2)
     row.logits[[4, 77, 998]] = value
     assert_same(ours(row, bad_token_ids=[4, 77, 998]), theirs(row, bad_token_ids=[4, 77, 998]))
@@ -204,7 +204,7 @@ def test_what_is_no_number_is_banned_like_any_other(value: float) -> None:
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
-def test_what_is_no_number_counts_as_minus_infinity(options: dict[str, Any]) -> None:
+def test_nan_logit_counts_as_minus_infinity(options: dict[str, Any]) -> None:
     row = random_row(3)
     no_numbers = [2, 30, 31, 32, 600]
     row.logits[no_numbers] = np.nan
@@ -213,7 +213,7 @@ def test_what_is_no_number_counts_as_minus_infinity(options: dict[str, Any]) -> 
     assert_same(got, theirs(row, **options))
 
 
-def test_a_temperature_of_0_takes_the_first_of_the_likeliest() -> None:
+def test_temperature_0_takes_the_first_of_equal_maxima() -> None:
     row = random_row(4)
     row.logits[[200, 300, 400]] = 50.0
     assert ours(row, temperature=0.0).nonzero()[0].tolist() == [200]
@@ -221,63 +221,63 @@ def test_a_temperature_of_0_takes_the_first_of_the_likeliest() -> None:
 
 
 def tied_row(seed: int) -> Row:
-    """Of logits of which each comes many times."""
+    """A row with many equal logits."""
     row = random_row(seed)
     return row._replace(logits=np.minimum(np.round(row.logits), 7))
 
 
 def assert_first_of_equals(got: NDArray[np.float64], row: Row) -> None:
-    """Of the least likely that are left, those with lower ids are too."""
+    """Among the least likely tokens that remain, all lower ids remain, too."""
     last = row.logits[got > 0].min()
     kept = got[row.logits == last] > 0
-    assert (np.sort(kept)[::-1] == kept).all(), "a higher id is left and a lower one is not"
+    assert (np.sort(kept)[::-1] == kept).all(), "a higher id remains and a lower one does not"
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 57, 300])
-def test_top_k_is_so_many_among_equals_too(count: int) -> None:
+def test_top_k_keeps_exactly_k_among_ties(count: int) -> None:
     row = tied_row(count)
-    got, wanted = ours(row, top_k=count), theirs(row, top_k=count)
-    assert np.count_nonzero(got) == count < np.count_nonzero(wanted)
+    got, expected = ours(row, top_k=count), theirs(row, top_k=count)
+    assert np.count_nonzero(got) == count < np.count_nonzero(expected)
     assert_first_of_equals(got, row)
     kept = got > 0
-    assert_same(got, np.where(kept, wanted, 0) / wanted[kept].sum())
+    assert_same(got, np.where(kept, expected, 0) / expected[kept].sum())
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.95])
-def test_top_p_leaves_as_many_of_equals_and_the_first(share: float) -> None:
+def test_top_p_keeps_the_fewest_and_first_among_ties(share: float) -> None:
     row = tied_row(6)
-    got, wanted = ours(row, top_p=share), theirs(row, top_p=share)
+    got, expected = ours(row, top_p=share), theirs(row, top_p=share)
     assert_first_of_equals(got, row)
-    assert_same(np.sort(got), np.sort(wanted))
+    assert_same(np.sort(got), np.sort(expected))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7, 0.95])
-def test_typical_p_leaves_the_fewest_and_first_of_equals(share: float) -> None:
+def test_typical_p_keeps_the_fewest_and_first_among_ties(share: float) -> None:
     row = tied_row(7)
-    got, wanted, all_of_it = ours(row, typical_p=share), theirs(row, typical_p=share), theirs(row)
+    got, expected, all_of_it = ours(row, typical_p=share), theirs(row, typical_p=share), theirs(row)
     kept = got > 0
-    assert (wanted[kept] > 0).all(), "more is left than transformers leaves"
-    assert_same(got, np.where(kept, wanted, 0) / wanted[kept].sum())
-    (left_out,) = np.nonzero((wanted > 0) & ~kept)
-    border = np.unique(row.logits[left_out])
-    assert len(border) == 1, "what else transformers leaves is tied"
-    (equals,) = np.nonzero(kept & (row.logits == border))
+    assert (expected[kept] > 0).all(), "more tokens remain than in transformers"
+    assert_same(got, np.where(kept, expected, 0) / expected[kept].sum())
+    (left_out,) = np.nonzero((expected > 0) & ~kept)
+    cutoff = np.unique(row.logits[left_out])
+    assert len(cutoff) == 1, "the other tokens that transformers keeps are ties"
+    (equals,) = np.nonzero(kept & (row.logits == cutoff))
     assert equals.max(initial=-1) < left_out.min()
     mass = all_of_it[kept].sum()
     assert mass - all_of_it[equals[0]] < share <= mass
 
 
-def test_min_p_keeps_all_equals_as_transformers_does() -> None:
+def test_min_p_keeps_all_ties_like_transformers() -> None:
     row = tied_row(8)
     for share in (0.01, 0.2, 1.0):
         assert_same(ours(row, min_p=share), theirs(row, min_p=share))
 
 
-# ---- what transformers has not
+# ---- processors that transformers does not have
 
 
 def naive(row: Row, *, presence: float = 0, frequency: float = 0, allowed: Any = None) -> NDArray[np.float64]:
-    """Penalties as OpenAI defines them, then a list of ids."""
+    """Penalties as defined by OpenAI, then a list of allowed ids."""
     scores = row.logits.astype(np.float64)
     for token in set(row.generated):
         scores[token] -= presence + frequency * list(row.generated).count(token)
@@ -289,20 +289,20 @@ def naive(row: Row, *, presence: float = 0, frequency: float = 0, allowed: Any =
 
 
 @pytest.mark.parametrize(("presence", "frequency"), [(1.5, 0), (0, 0.75), (2, 2), (-2, -0.5)])
-def test_presence_and_frequency_penalties_count_what_was_generated(presence: float, frequency: float) -> None:
+def test_presence_and_frequency_penalties_count_output_tokens(presence: float, frequency: float) -> None:
     row = random_row(9)._replace(generated=[1, 1, 1, 50, 999, 50, 700])
     got = ours(row, presence_penalty=presence, frequency_penalty=frequency)
     assert_same(got, naive(row, presence=presence, frequency=frequency))
 
 
 @pytest.mark.parametrize("allowed", [[0], [999], [3, 1, 2, 3], range(0, 1000, 7), range(1000)])
-def test_only_allowed_ids_are_left(allowed: Sequence[int]) -> None:
+def test_allowed_ids_mask_all_others(allowed: Sequence[int]) -> None:
     row = random_row(10)
     assert_same(ours(row, allowed_token_ids=allowed), naive(row, allowed=allowed))
 
 
 @pytest.mark.parametrize("num_words", [1, 20, 31, 32])
-def test_a_mask_leaves_the_ids_of_its_bits(num_words: int) -> None:
+def test_mask_keeps_the_ids_of_its_bits(num_words: int) -> None:
     row = random_row(11)
     words = np.random.default_rng(num_words).integers(0, 2**32, num_words, dtype=np.uint64)
     allowed = [token for token in range(num_words * 32) if int(words[token // 32]) >> (token % 32) & 1]
@@ -310,13 +310,13 @@ def test_a_mask_leaves_the_ids_of_its_bits(num_words: int) -> None:
     assert_same(ours(row, mask=words.tolist()), naive(row, allowed=allowed))
 
 
-def test_penalties_come_before_bans_and_bans_before_temperature() -> None:
+def test_penalties_precede_bans_and_bans_precede_temperature() -> None:
     row = random_row(12)._replace(generated=[4, 4, 6])
     options: dict[str, Any] = {"presence_penalty": -2.0, "frequency_penalty": -2.0, "temperature": 0.5}
     got = ours(row, allowed_token_ids=[4, 5, 6, 8], bad_token_ids=[6], **options)
-    wanted = naive(row, presence=-2.0, frequency=-2.0, allowed=[4, 5, 8]) ** 2
-    assert_same(got, wanted / wanted.sum())
+    expected = naive(row, presence=-2.0, frequency=-2.0, allowed=[4, 5, 8]) ** 2
+    assert_same(got, expected / expected.sum())
 
 
-def test_nothing_has_a_probability_where_everything_is_banned() -> None:
+def test_all_banned_row_has_no_probabilities() -> None:
     assert not ours(random_row(13), allowed_token_ids=[40], mask=[2**32 - 1]).any()

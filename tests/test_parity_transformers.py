@@ -1,4 +1,4 @@
-"""Every family, shape, rope flavour, spelling and dtype against transformers in float32; random weights."""
+"""Parity with transformers in float32: families, shapes, rope scalings, config formats, dtypes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.checkpoints import in_old_spelling, make_config, write_checkpoint
+from support.checkpoints import in_old_format, make_config, write_checkpoint
 from support.oracle import Oracle, assert_close, assert_greedy, load_oracle
 from support.running import compute_logits, generate_greedily, random_prompt
 
@@ -56,7 +56,7 @@ SHAPES = {
     "qwen3 with biases": make_config("qwen3", attention_bias=True),
 }
 
-# Each is run well past the length it was trained on, where its scaling shows.
+# Each runs well past its trained length, where the scaling has an effect.
 ROPES = {
     "a large theta": make_config("llama", **rope("default", rope_theta=1e6)),
     "linear": make_config("llama", **rope("linear", factor=4.0)),
@@ -91,7 +91,7 @@ ROPES = {
 
 
 def check(checkpoint: Path, *, prompt_length: int = 150, relative: float = 1e-4, **config: Any) -> None:
-    """Logits of a prompt, then 64 greedy tokens and their logprobs, are those of transformers."""
+    """Compare the logits of a prompt, then 64 greedy tokens and their logprobs, with transformers."""
     oracle = load_oracle(checkpoint)
     prompt = random_prompt(prompt_length)
     ours = compute_logits(checkpoint, prompt, threads=2, chunk=64)
@@ -112,21 +112,21 @@ def check_greedy(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_and_greedy_tokens_match_transformers(name: str, tmp_path: Path) -> None:
     check(write_checkpoint(tmp_path, SHAPES[name]))
 
 
-@pytest.mark.parametrize("spelling", ["transformers 5", "transformers 4"])
+@pytest.mark.parametrize("config_format", ["transformers 5", "transformers 4"])
 @pytest.mark.parametrize("name", [name for name in ROPES if name != "dynamic"])
-def test_rope_scaling_is_that_of_transformers_in_both_spellings(
-    name: str, spelling: str, tmp_path: Path
+def test_rope_scaling_in_both_formats_matches_transformers(
+    name: str, config_format: str, tmp_path: Path
 ) -> None:
-    config = ROPES[name] if spelling == "transformers 5" else in_old_spelling(ROPES[name])
+    config = ROPES[name] if config_format == "transformers 5" else in_old_format(ROPES[name])
     check(write_checkpoint(tmp_path, config), prompt_length=300)
 
 
 @pytest.mark.parametrize("prompt_length", [40, 300])
-def test_dynamic_rope_follows_the_length_so_far(prompt_length: int, tmp_path: Path) -> None:
+def test_dynamic_rope_follows_the_current_length(prompt_length: int, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, ROPES["dynamic"])
     prompt = random_prompt(prompt_length)
     ours = compute_logits(checkpoint, prompt, threads=2, chunk=64)
@@ -139,18 +139,18 @@ def test_dynamic_rope_follows_the_length_so_far(prompt_length: int, tmp_path: Pa
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_weights_compute_as_their_own_values_in_float32(
+def test_half_precision_weights_compute_like_their_float32_values(
     family: str, dtype: str, tmp_path: Path
 ) -> None:
     checkpoint = write_checkpoint(tmp_path, make_config(family, dtype=dtype))
     check(checkpoint, kv_cache_dtype="float32")
 
 
-def test_a_sharded_checkpoint_is_read_like_a_single_file(tmp_path: Path) -> None:
+def test_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
     check(write_checkpoint(tmp_path, make_config("qwen2"), shards=3))
 
 
-def test_many_prompts_at_once_each_get_the_oracles_tokens(tmp_path: Path) -> None:
+def test_concurrent_prompts_match_transformers(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, make_config("qwen3"))
     oracle = load_oracle(checkpoint)
     prompts = [random_prompt(length, seed=length) for length in (1, 2, 15, 16, 17, 63, 64, 65, 150, 256)]

@@ -1,4 +1,4 @@
-"""What the text of a chat means: content, reasoning and tool calls, in the result and piece by piece."""
+"""Parsed chat output: content, reasoning and tool calls, in results and in chunks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Script(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tiny_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same weights behind a template that shows tools."""
+    """The same weights with a chat template that renders tools."""
     model = shutil.copytree(tiny_model, tmp_path_factory.mktemp("showing") / "model")
     file = model / "tokenizer_config.json"
     config = json.loads(file.read_text())
@@ -67,7 +67,7 @@ def script(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Script
 
 @pytest.fixture
 def model_saying(script: Script, tiny_model: Path, tmp_path: Path) -> Callable[..., penstock.Engine]:
-    """Engines whose model answers `MESSAGES` with given pieces, a token each."""
+    """Engines whose model answers `MESSAGES` with the given pieces, one token each."""
 
     def make(pieces: Sequence[str], special: Collection[str] = (), **options: object) -> penstock.Engine:
         texts = dict(zip(script.token_ids, pieces, strict=False))
@@ -80,11 +80,11 @@ def model_saying(script: Script, tiny_model: Path, tmp_path: Path) -> Callable[.
 
 @pytest.fixture
 def params(script: Script) -> Callable[[Sequence[str]], penstock.SamplingParams]:
-    """To say these pieces and no more."""
+    """Parameters that generate exactly these pieces."""
     return lambda pieces: DRAWN.replace(seed=script.seed, max_tokens=len(pieces))
 
 
-async def test_reasoning_and_calls_are_told_from_content(
+async def test_reasoning_and_tool_calls_are_separated_from_content(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     pieces = [*THINKING, "I ", "ask.", *CALLING]
@@ -105,7 +105,7 @@ async def test_reasoning_and_calls_are_told_from_content(
 
 
 def joined(chunks: Sequence[penstock.Chunk]) -> list[penstock.ToolCall]:
-    """The calls that the pieces of calls in some chunks make; id and name come with the first of each."""
+    """The tool calls joined from the deltas in chunks; the first delta of each has the id and the name."""
     calls: list[penstock.ToolCall] = []
     for delta in (delta for chunk in chunks for delta in chunk.tool_calls):
         if delta.index == len(calls):
@@ -121,7 +121,7 @@ def joined(chunks: Sequence[penstock.Chunk]) -> list[penstock.ToolCall]:
     return calls
 
 
-async def test_arguments_come_piece_by_piece(
+async def test_tool_call_arguments_are_streamed(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     pieces = [*CALLING, "\n", '<tool_call>\n{"name": "other", "arguments"', ": {}}\n</tool_call> "]
@@ -134,7 +134,7 @@ async def test_arguments_come_piece_by_piece(
     assert first.id != second.id
 
 
-async def test_what_follows_the_only_call_that_may_be_made_is_content(
+async def test_text_after_the_only_allowed_call_is_content(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     second = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
@@ -145,7 +145,7 @@ async def test_what_follows_the_only_call_that_may_be_made_is_content(
     assert result.content == second + "."
 
 
-async def test_special_tokens_that_mark_calls_are_read_though_the_text_leaves_them_out(
+async def test_special_tokens_around_calls_are_parsed_when_skipped_in_text(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     pieces = [*THINKING, "I ", "<|other|>", "ask.", *CALLING]
@@ -168,7 +168,7 @@ async def test_special_tokens_that_mark_calls_are_read_though_the_text_leaves_th
     assert untold.content == "I ask." + "".join(plain[plain.index("ask.") + 1 :])
 
 
-async def test_a_text_that_is_no_chat_is_not_parsed(
+async def test_plain_text_prompt_output_is_not_parsed(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     pieces = [*THINKING, *CALLING]
@@ -183,7 +183,7 @@ async def test_a_text_that_is_no_chat_is_not_parsed(
     assert all((chunk.reasoning, chunk.tool_calls) == ("", ()) for chunk in chunks)
 
 
-async def test_a_call_cut_short_is_told_as_far_as_it_came(
+async def test_truncated_tool_call_is_returned_partially(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     pieces = ["Well:", *CALLING]
@@ -195,7 +195,7 @@ async def test_a_call_cut_short_is_told_as_far_as_it_came(
     assert hidden.tool_calls[0].arguments == "{"
 
 
-async def test_formats_are_those_of_the_configuration(
+async def test_parsers_follow_the_configuration(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     pieces = [*THINKING, *CALLING]
@@ -208,7 +208,7 @@ async def test_formats_are_those_of_the_configuration(
         assert (result.reasoning, len(result.tool_calls)) == ("", 1)
 
 
-async def test_an_echo_is_no_part_of_what_is_parsed(
+async def test_echo_is_not_parsed(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     pieces = [*THINKING, "Hot."]

@@ -1,4 +1,4 @@
-"""Prompts that begin alike share what was computed of their beginnings, and nothing else changes."""
+"""Prompts with a common prefix share its blocks; no output changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BLOCK = 16
 PROMPT = random_prompt(150)
-#: Full blocks before the last token, which is always computed.
+#: Number of full blocks before the last token, which is always computed.
 CACHED = (len(PROMPT) - 1) // BLOCK * BLOCK
 PARAMS = penstock.SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True, logprobs=True)
 CHECKPOINTS = {
@@ -29,7 +29,7 @@ CHECKPOINTS = {
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "uint4"])
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_hit_gives_the_bits_of_a_miss(name: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+def test_cache_hit_gives_the_bits_of_a_miss(name: str, kv_cache_dtype: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model", CHECKPOINTS[name])
     with make_engine(checkpoint, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=64) as engine:
         miss = engine.blocking.generate(PROMPT, PARAMS)
@@ -41,18 +41,18 @@ def test_a_hit_gives_the_bits_of_a_miss(name: str, kv_cache_dtype: str, tmp_path
     assert bits_of(miss) == bits_of(hit) == bits_of(alone)
 
 
-def test_what_was_generated_is_found_again(tiny_model: Path) -> None:
+def test_generated_tokens_are_cached(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         first = engine.blocking.generate(PROMPT, PARAMS)
         longer = [*PROMPT, *first.token_ids, 7, 8, 9]
         second = engine.blocking.generate(longer, PARAMS)
-    # The last generated token is never computed.
+    # The last generated token is never computed, so it is not cached.
     computed = len(PROMPT) + len(first.token_ids) - 1
     assert second.usage.cached_tokens == computed // BLOCK * BLOCK
     assert second.usage.cached_tokens > len(PROMPT)
 
 
-def test_the_statistics_tell_hits_from_computed_tokens(tiny_model: Path) -> None:
+def test_stats_separate_cached_from_computed_tokens(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         engine.blocking.generate(PROMPT, PARAMS)
         before = engine.stats()
@@ -65,7 +65,7 @@ def test_the_statistics_tell_hits_from_computed_tokens(tiny_model: Path) -> None
     assert after.blocks_cached >= CACHED // BLOCK
 
 
-def test_another_salt_is_another_cache(tiny_model: Path) -> None:
+def test_different_salts_share_no_blocks(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
 
         def cached(**options: Any) -> int:
@@ -75,7 +75,7 @@ def test_another_salt_is_another_cache(tiny_model: Path) -> None:
         assert [cached(cache_salt="a"), cached(cache_salt="b"), cached()] == [CACHED] * 3
 
 
-def test_a_request_may_stay_out_of_the_cache(tiny_model: Path) -> None:
+def test_request_can_opt_out_of_the_cache(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
 
         def cached(**options: Any) -> int:
@@ -88,7 +88,7 @@ def test_a_request_may_stay_out_of_the_cache(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"prefix_cache": False}, {"prefix_cache_ttl": 1e-6}], ids=["off", "expired"]
 )
-def test_an_engine_may_have_no_cache_or_forget_at_once(tiny_model: Path, options: dict[str, Any]) -> None:
+def test_engine_without_cache_or_with_zero_ttl_has_no_hits(tiny_model: Path, options: dict[str, Any]) -> None:
     with make_engine(tiny_model, **options) as engine:
         usages = [engine.blocking.generate(PROMPT, max_tokens=1).usage for _ in range(3)]
         assert [usage.cached_tokens for usage in usages] == [0, 0, 0]
@@ -96,7 +96,7 @@ def test_an_engine_may_have_no_cache_or_forget_at_once(tiny_model: Path, options
 
 
 @pytest.mark.anyio
-async def test_flush_forgets_everything_and_disturbs_nobody(tiny_model: Path) -> None:
+async def test_reset_removes_all_blocks_and_leaves_requests_running(tiny_model: Path) -> None:
     async with make_engine(tiny_model) as engine:
         expected = await engine.generate(PROMPT, PARAMS)
         request = await engine.start_request(PROMPT, PARAMS)
@@ -110,7 +110,7 @@ async def test_flush_forgets_everything_and_disturbs_nobody(tiny_model: Path) ->
         assert bits_of(again) == bits_of(expected)
 
 
-def test_flushing_a_closed_engine_says_so(tiny_model: Path) -> None:
+def test_reset_of_a_closed_engine_raises(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     with pytest.raises(penstock.EngineStoppedError):
         engine.reset_prefix_cache()
@@ -121,8 +121,8 @@ def test_flushing_a_closed_engine_says_so(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_ten_turn_chat_computes_only_what_is_new(tiny_model: Path) -> None:
-    """Each turn adds a message; all before it was computed in earlier turns, but for a block's rest."""
+async def test_ten_turn_chat_computes_only_new_tokens(tiny_model: Path) -> None:
+    """Each turn adds a message; everything before it was cached in earlier turns, up to a full block."""
     async with make_engine(tiny_model) as engine:
         history: list[int] = []
         for turn in range(10):
@@ -132,13 +132,13 @@ async def test_a_ten_turn_chat_computes_only_what_is_new(tiny_model: Path) -> No
             result = await engine.generate(prompt, PARAMS.replace(max_tokens=17, seed=turn))
             computed = engine.stats().prompt_tokens - before
             assert computed == len(prompt) - result.usage.cached_tokens
-            # New: the message, the answer's last token (never computed), and a block that was not full.
+            # Computed: the message, the last output token (not cached), and the last partial block.
             assert computed <= len(message) + 1 + BLOCK
             history = [*prompt, *result.token_ids]
         assert len(history) == 10 * 40
 
 
-def test_dynamic_rope_shares_only_what_does_not_depend_on_the_prompts_length(tmp_path: Path) -> None:
+def test_dynamic_rope_shares_only_length_independent_blocks(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     config = make_config("qwen2", max_position_embeddings=100, rope_parameters=rope)
     checkpoint = write_checkpoint(tmp_path / "model", config)
@@ -150,13 +150,13 @@ def test_dynamic_rope_shares_only_what_does_not_depend_on_the_prompts_length(tmp
             assert bits_of(result) == bits_of(expected)
             return result.usage.cached_tokens
 
-        # Keys of a prompt beyond the trained length are rotated by that very length.
+        # Beyond the trained length, the rotation of the keys depends on the length of the prompt.
         assert [compare(long), compare(PROMPT), compare(short)] == [0, 0, 0]
         assert [compare(long), compare(PROMPT), compare(short)] == [0, 0, 80]
 
 
 @pytest.mark.anyio
-async def test_many_at_once_share_one_beginning(tiny_model: Path) -> None:
+async def test_concurrent_requests_share_one_prefix(tiny_model: Path) -> None:
     prompts = [[*PROMPT, *random_prompt(20, seed=seed)] for seed in range(24)]
     async with make_engine(tiny_model, prefix_cache=False) as engine:
         expected = [await engine.generate(prompt, PARAMS) for prompt in prompts]
@@ -175,8 +175,8 @@ async def test_many_at_once_share_one_beginning(tiny_model: Path) -> None:
     assert all(results[index].usage.cached_tokens >= CACHED for index in range(24))
 
 
-def test_the_host_tier_keeps_what_the_cache_has_no_room_for(tiny_model: Path) -> None:
-    """Two prompts that do not fit the cache together, in turn: the second time each comes from the host."""
+def test_host_tier_keeps_blocks_evicted_from_the_cache(tiny_model: Path) -> None:
+    """Two prompts that do not fit into the cache together, in turn: the second time both are on the host."""
     block_bytes = bytes_of_blocks(tiny_model, 1)
     with make_engine(tiny_model) as engine:
         expected = [engine.blocking.generate(random_prompt(300, seed=seed), PARAMS) for seed in (1, 2)]
@@ -186,6 +186,6 @@ def test_the_host_tier_keeps_what_the_cache_has_no_room_for(tiny_model: Path) ->
         check_stats(engine)
         stats = engine.stats()
     assert [bits_of(result) for result in results] == [bits_of(result) for result in expected] * 2
-    # Computing this model's blocks again takes longer than copying them, on any machine.
+    # Recomputing this model's blocks takes longer than copying them, on any machine.
     assert all(result.usage.cached_host_tokens > 100 for result in results[2:])
     assert stats.prefix_host_hit_tokens == sum(result.usage.cached_host_tokens for result in results)

@@ -1,4 +1,4 @@
-"""More requests than the KV cache can hold: each is served as if it were alone, or ends as was agreed."""
+"""More requests than the KV cache can hold: preemption, priority, interruption, rejection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCKS_OF_ONE = MAX_LEN // 16
 
 
 def requests(count: int) -> list[tuple[list[int], penstock.SamplingParams]]:
-    """Prompts and outputs of random lengths; the same every time."""
+    """Prompts and parameters with random but reproducible lengths."""
     chance = random.Random(5)
     drawn = []
     for seed in range(count):
@@ -34,7 +34,7 @@ def requests(count: int) -> list[tuple[list[int], penstock.SamplingParams]]:
 
 
 async def serve(engine: penstock.Engine, count: int) -> list[penstock.Result]:
-    """All at once; each one's stream agrees with its result."""
+    """Run all requests concurrently; the chunks of each agree with its result."""
     results: dict[int, penstock.Result] = {}
 
     async def ask(index: int, prompt: list[int], params: penstock.SamplingParams) -> None:
@@ -51,7 +51,7 @@ async def serve(engine: penstock.Engine, count: int) -> list[penstock.Result]:
 
 
 async def press(engine: penstock.Engine, count: int) -> list[penstock.Result]:
-    """As `serve`, and again where the requests came so slowly that nobody had to make way."""
+    """The same as `serve`, repeated if the requests arrived too slowly to cause a preemption."""
     for _ in range(20):
         results = await serve(engine, count)
         if engine.stats().preemptions > 0:
@@ -62,7 +62,7 @@ async def press(engine: penstock.Engine, count: int) -> list[penstock.Result]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
-async def test_a_cache_for_four_serves_sixty_four_as_if_each_were_alone(
+async def test_cache_for_4_serves_64_requests_with_the_same_bits(
     tiny_model: Path, preemption_mode: str, *, prefix_cache: bool
 ) -> None:
     sizes = {"max_model_len": MAX_LEN, "max_num_seqs": 16}
@@ -83,7 +83,7 @@ async def test_a_cache_for_four_serves_sixty_four_as_if_each_were_alone(
 
 
 @pytest.mark.anyio
-async def test_interrupted_requests_keep_what_they_have_and_free_their_memory(tiny_model: Path) -> None:
+async def test_interrupted_requests_keep_output_and_free_memory(tiny_model: Path) -> None:
     sizes = {"max_model_len": MAX_LEN, "max_num_seqs": 16}
     async with make_engine(tiny_model, prefix_cache=False, **sizes) as engine:
         expected = await serve(engine, 64)
@@ -96,7 +96,7 @@ async def test_interrupted_requests_keep_what_they_have_and_free_their_memory(ti
     ) as engine:
         results = await press(engine, 64)
         assert engine.stats().blocks_used == 0
-        # The engine is as good as new.
+        # The engine holds nothing of them.
         again = await engine.generate(*requests(1)[0])
     assert bits_of(again) == bits_of(expected[0])
     reasons = {result.finish_reason for result in results}
@@ -110,8 +110,8 @@ async def test_interrupted_requests_keep_what_they_have_and_free_their_memory(ti
 
 
 @pytest.mark.anyio
-async def test_the_urgent_are_served_first(demo_model: Path) -> None:
-    """One place, taken for as long as the others arrive; then whoever has the lowest number gets it next."""
+async def test_urgent_requests_are_served_first(demo_model: Path) -> None:
+    """One slot, occupied while the others arrive; then the lowest priority number runs first."""
     ended: list[int] = []
     async with make_engine(demo_model, max_num_seqs=1) as engine:
 
@@ -129,7 +129,7 @@ async def test_the_urgent_are_served_first(demo_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_an_urgent_request_takes_the_place_of_a_patient_one(demo_model: Path) -> None:
+async def test_urgent_request_preempts_a_lower_priority_one(demo_model: Path) -> None:
     params = penstock.SamplingParams(max_tokens=50, temperature=1.0, seed=1, ignore_eos=True, logprobs=True)
     prompt = random_prompt(30)
     async with make_engine(demo_model, max_num_seqs=1) as engine:
@@ -143,7 +143,7 @@ async def test_an_urgent_request_takes_the_place_of_a_patient_one(demo_model: Pa
         assert engine.stats().preemptions == 1
 
 
-def test_what_can_never_fit_is_refused_at_once_with_the_numbers(tiny_model: Path) -> None:
+def test_request_that_can_never_fit_is_rejected_with_numbers(tiny_model: Path) -> None:
     size = bytes_of_blocks(tiny_model, 4)
     with (
         make_engine(tiny_model, kv_cache_bytes=size) as engine,
@@ -153,8 +153,8 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers(tiny_model: Path
 
 
 @pytest.mark.anyio
-async def test_too_many_waiting_requests_are_refused_and_the_others_unharmed(demo_model: Path) -> None:
-    """On a model so large that the first is still running when the last arrives."""
+async def test_full_waiting_queue_rejects_and_keeps_the_accepted(demo_model: Path) -> None:
+    """A model large enough that the first request still runs when the last arrives."""
     async with make_engine(demo_model, max_num_seqs=1, max_waiting=2) as engine:
         params = penstock.SamplingParams(max_tokens=4, ignore_eos=True)
         running = await engine.start_request("One", params, max_tokens=100)

@@ -1,4 +1,4 @@
-"""What a request gives: chunks, results, parameters, ends."""
+"""Requests: chunks, results, parameters, finish reasons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
         yield engine
 
 
-async def test_chunks_put_together_are_the_result(engine: penstock.Engine) -> None:
+async def test_joined_chunks_equal_the_result(engine: penstock.Engine) -> None:
     request = await engine.start_request("Hello", LONG, logprobs=True)
     chunks = [chunk async for chunk in request]
     result = await request.result()
@@ -52,7 +52,7 @@ async def test_chunks_put_together_are_the_result(engine: penstock.Engine) -> No
     assert 0 <= result.timings.queued <= result.timings.first_token <= result.timings.total
 
 
-async def test_a_result_holds_everything_whenever_it_is_asked_for(engine: penstock.Engine) -> None:
+async def test_result_is_complete_whenever_it_is_requested(engine: penstock.Engine) -> None:
     expected = await engine.generate(PROMPT, LONG)
     request = await engine.start_request(PROMPT, LONG)
     first = await anext(request)
@@ -65,7 +65,7 @@ async def test_a_result_holds_everything_whenever_it_is_asked_for(engine: pensto
     assert [chunk async for chunk in request] == []
 
 
-async def test_one_task_may_iterate_while_another_collects(engine: penstock.Engine) -> None:
+async def test_one_task_iterates_while_another_awaits_the_result(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, LONG)
     results = []
 
@@ -79,7 +79,7 @@ async def test_one_task_may_iterate_while_another_collects(engine: penstock.Engi
     assert [result.token_ids for result in results] == [tuple(tokens)] * 2
 
 
-async def test_a_second_reader_is_turned_away(engine: penstock.Engine) -> None:
+async def test_second_concurrent_reader_raises(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, LONG)
     errors = []
 
@@ -98,7 +98,7 @@ async def test_a_second_reader_is_turned_away(engine: penstock.Engine) -> None:
     assert request.finish_reason == "length"
 
 
-async def test_the_same_seed_gives_the_same_answer_and_is_reported(engine: penstock.Engine) -> None:
+async def test_same_seed_gives_the_same_output_and_is_reported(engine: penstock.Engine) -> None:
     drawn = await engine.generate(PROMPT, max_tokens=50, temperature=1.0, ignore_eos=True)
     again = await engine.generate(PROMPT, max_tokens=50, temperature=1.0, ignore_eos=True, seed=drawn.seed)
     other = await engine.generate(PROMPT, max_tokens=50, temperature=1.0, ignore_eos=True)
@@ -109,14 +109,14 @@ async def test_the_same_seed_gives_the_same_answer_and_is_reported(engine: penst
     assert largest.params.seed == (await largest.result()).seed == 2**64 - 1
 
 
-async def test_temperature_zero_takes_the_likeliest_token_whatever_the_seed(engine: penstock.Engine) -> None:
+async def test_temperature_0_is_greedy_for_any_seed(engine: penstock.Engine) -> None:
     answers = {
         (await engine.generate(PROMPT, SHORT, temperature=0.0, seed=seed)).token_ids for seed in range(5)
     }
     assert len(answers) == 1
 
 
-async def test_a_stop_string_ends_the_text_in_front_of_it(engine: penstock.Engine) -> None:
+async def test_stop_string_is_removed_from_the_text(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, LONG)
     stop = whole.text[60:64]
     cut = whole.text.index(stop)
@@ -131,7 +131,7 @@ async def test_a_stop_string_ends_the_text_in_front_of_it(engine: penstock.Engin
     assert "".join([chunk.text async for chunk in request]) == whole.text[:cut]
 
 
-async def test_a_stop_token_is_in_the_tokens_and_not_in_the_text(engine: penstock.Engine) -> None:
+async def test_stop_token_is_in_token_ids_but_not_in_text(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, LONG)
     token = whole.token_ids[20]
     length = whole.token_ids.index(token) + 1
@@ -144,7 +144,7 @@ async def test_a_stop_token_is_in_the_tokens_and_not_in_the_text(engine: penstoc
     assert token not in late.token_ids[:100]
 
 
-async def test_the_models_end_token_ends_unless_it_is_ignored(engine: penstock.Engine) -> None:
+async def test_eos_token_ends_the_output_unless_ignored(engine: penstock.Engine) -> None:
     for seed in range(50):
         ignoring = await engine.generate(PROMPT, LONG, temperature=2.0, seed=seed)
         if END_OF_TURN in ignoring.token_ids:
@@ -157,7 +157,7 @@ async def test_the_models_end_token_ends_unless_it_is_ignored(engine: penstock.E
     assert ending.token_ids == ignoring.token_ids[: ignoring.token_ids.index(END_OF_TURN) + 1]
 
 
-async def test_special_tokens_are_shown_when_asked_for(engine: penstock.Engine) -> None:
+async def test_special_tokens_are_shown_on_request(engine: penstock.Engine) -> None:
     for seed in range(50):
         hidden = await engine.generate(PROMPT, LONG, temperature=2.0, seed=seed)
         if END_OF_TURN in hidden.token_ids:
@@ -167,7 +167,7 @@ async def test_special_tokens_are_shown_when_asked_for(engine: penstock.Engine) 
     assert "<|im_end|>" not in hidden.text
 
 
-async def test_messages_go_through_the_chat_template_and_get_no_special_tokens_twice(
+async def test_messages_use_the_template_without_extra_special_tokens(
     engine: penstock.Engine,
 ) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -178,7 +178,7 @@ async def test_messages_go_through_the_chat_template_and_get_no_special_tokens_t
     assert result.prompt_token_ids == tuple(engine.encode(rendered, add_special_tokens=False))
 
 
-async def test_a_chat_template_may_be_chosen_by_its_name(tiny_model: Path, tmp_path: Path) -> None:
+async def test_chat_template_can_be_selected_by_name(tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "additional_chat_templates").mkdir()
     (model / "additional_chat_templates" / "shout.jinja").write_text("{{ messages[0].content | upper }}!")
@@ -200,7 +200,7 @@ async def test_a_chat_template_may_be_chosen_by_its_name(tiny_model: Path, tmp_p
             await engine.generate(messages, SHORT)
 
 
-async def test_a_long_text_is_tokenised_in_a_thread_to_the_same_ids(
+async def test_long_text_in_a_worker_thread_gives_the_same_ids(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = await engine.generate("Some words and some more", SHORT)
@@ -210,7 +210,7 @@ async def test_a_long_text_is_tokenised_in_a_thread_to_the_same_ids(
     assert there.token_ids == here.token_ids
 
 
-async def test_defaults_are_the_models_and_what_is_given_wins(tiny_model: Path, tmp_path: Path) -> None:
+async def test_model_defaults_apply_and_given_values_override(tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 2]}
     (model / "generation_config.json").write_text(json.dumps(settings))
@@ -230,9 +230,7 @@ async def test_defaults_are_the_models_and_what_is_given_wins(tiny_model: Path, 
         await request.result()
 
 
-async def test_who_says_how_to_sample_samples_whatever_the_model_prefers(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_given_sampling_parameters_override_a_greedy_model(tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     settings = {"do_sample": False, "temperature": 0.6}
     (model / "generation_config.json").write_text(json.dumps(settings))
@@ -255,7 +253,7 @@ async def test_who_says_how_to_sample_samples_whatever_the_model_prefers(
         assert len(answers) == 5
 
 
-async def test_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Path, tmp_path: Path) -> None:
+async def test_end_tokens_beyond_the_vocabulary_are_ignored(tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     async with make_engine(model) as engine:
         token = (await engine.generate(PROMPT, SHORT)).token_ids[3]
@@ -265,10 +263,10 @@ async def test_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Path, t
         result = await engine.generate(PROMPT, SHORT, ignore_eos=False)
         assert (result.finish_reason, result.stop_reason) == ("stop", token)
         with pytest.raises(penstock.InvalidRequestError, match="512"):
-            await engine.generate(PROMPT, SHORT, stop_token_ids=[512])  # asked for, so worth an error
+            await engine.generate(PROMPT, SHORT, stop_token_ids=[512])  # given explicitly, so an error
 
 
-async def test_as_many_stop_ids_as_allowed_stop_beside_the_models_own(engine: penstock.Engine) -> None:
+async def test_maximum_stop_ids_work_beside_the_models_own(engine: penstock.Engine) -> None:
     token = (await engine.generate(PROMPT, SHORT)).token_ids[3]
     others = [other for other in range(300) if other not in (token, END_OF_TURN)][:255]
     result = await engine.generate(PROMPT, SHORT, stop_token_ids=[*others, token], ignore_eos=False)
@@ -276,9 +274,9 @@ async def test_as_many_stop_ids_as_allowed_stop_beside_the_models_own(engine: pe
     assert result.token_ids[-1] == result.stop_reason
 
 
-async def test_a_special_token_written_in_a_prompt_is_one_token(tiny_model: Path, tmp_path: Path) -> None:
+async def test_special_token_in_a_prompt_text_is_one_token(tiny_model: Path, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", make_config("llama", vocab_size=520))
-    shutil.copy(tiny_model / "tokenizer.json", model)  # of 512 tokens
+    shutil.copy(tiny_model / "tokenizer.json", model)  # it has 512 tokens
     (model / "added_tokens.json").write_text(json.dumps({"<|tool|>": 512}))
     settings = json.loads((model / "tokenizer_config.json").read_text())
     settings["added_tokens_decoder"] = {"513": {"content": "<|think|>", "special": True}}
@@ -296,27 +294,27 @@ async def test_a_special_token_written_in_a_prompt_is_one_token(tiny_model: Path
         assert chat.prompt_token_ids.count(513) == 1
 
 
-async def test_params_and_keywords_go_together_and_keywords_win(engine: penstock.Engine) -> None:
+async def test_keywords_override_params(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, penstock.SamplingParams(max_tokens=5, top_k=7), top_k=3)
     assert (request.params.max_tokens, request.params.top_k) == (5, 3)
     await request.result()
     await assert_at_rest(engine)
 
 
-async def test_an_answer_ends_where_the_models_length_does(engine: penstock.Engine) -> None:
+async def test_output_ends_at_max_model_len(engine: penstock.Engine) -> None:
     request = await engine.start_request([1] * 500, max_tokens=10**6, ignore_eos=True)
     assert request.params.max_tokens == 12
     result = await request.result()
     assert (result.finish_reason, len(result.token_ids)) == ("length", 12)
 
 
-async def test_a_timeout_around_one_chunk_loses_nothing(engine: penstock.Engine) -> None:
+async def test_timeout_around_one_chunk_loses_no_output(engine: penstock.Engine) -> None:
     expected = await engine.generate(PROMPT, LONG)
     request = await engine.start_request(PROMPT, LONG)
     tokens: list[int] = []
 
     async def read(scope: anyio.CancelScope) -> None:
-        with scope, suppress(StopAsyncIteration):  # the engine may be done sooner
+        with scope, suppress(StopAsyncIteration):  # the engine may finish earlier
             tokens.extend((await anext(request)).token_ids)
 
     for num_checkpoints in range(50):

@@ -1,7 +1,7 @@
-"""Same request, same answer: the tokens and the bits of their logprobs depend on nothing but the request.
+"""Tokens and the bits of their logprobs depend only on the request.
 
-Not on what else runs, on how the prompt is cut into chunks, on the number of threads. Each instruction set is
-compared with itself: between them the order of additions may differ, and nothing is promised.
+They are independent of batch composition, chunked prefill and thread count. Each instruction set is compared
+with itself: different instruction sets may add in different orders.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHECKPOINTS = {
 
 
 class Answer(NamedTuple):
-    """What must not change by a bit."""
+    """The fields that must have the same bits."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -51,7 +51,7 @@ def answer_of(result: penstock.Result) -> Answer:
 
 
 async def answer(engine: penstock.Engine, sampling: dict[str, Any], *, neighbours: int = 0) -> Answer:
-    """The one request's answer, while `neighbours` others arrive, leave and are cancelled around it."""
+    """The answer of the request, while `neighbours` other requests start, finish and are cancelled."""
     chance = random.Random(neighbours)
     arrivals = sorted(chance.randrange(40) for _ in range(neighbours))
 
@@ -102,7 +102,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_neither_neighbours_nor_chunks_nor_threads_change_a_bit(checkpoint: Path, sampling: str) -> None:
+def test_batch_chunks_and_threads_change_no_bit(checkpoint: Path, sampling: str) -> None:
     alone = observe(checkpoint, SAMPLING[sampling], threads=1)
     assert len(alone.token_ids) == 48
     for threads in (1, 2):
@@ -119,7 +119,7 @@ def test_neither_neighbours_nor_chunks_nor_threads_change_a_bit(checkpoint: Path
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["float16", "bfloat16", "int8", "uint4"])
-def test_no_type_of_the_kv_cache_changes_that(checkpoint: Path, kv_cache_dtype: str) -> None:
+def test_batch_changes_no_bit_with_any_kv_type(checkpoint: Path, kv_cache_dtype: str) -> None:
     alone = observe(checkpoint, SAMPLING["sampled"], threads=1, kv_cache_dtype=kv_cache_dtype)
     for threads, chunk, neighbours in ((1, 16, 31), (2, 64, 31), (2, 16, 0)):
         other = observe(
@@ -133,13 +133,13 @@ def test_no_type_of_the_kv_cache_changes_that(checkpoint: Path, kv_cache_dtype: 
         assert other == alone, f"{threads} threads, chunks of {chunk}, {neighbours} neighbours"
 
 
-def test_the_block_size_does_not_change_a_bit(checkpoint: Path) -> None:
+def test_block_size_changes_no_bit(checkpoint: Path) -> None:
     first, *others = [observe(checkpoint, SAMPLING["greedy"], block_size=size) for size in (16, 32, 64, 128)]
     assert others == [first] * 3
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
-def test_each_instruction_set_agrees_with_itself(checkpoint: Path, isa: str) -> None:
+def test_each_instruction_set_is_reproducible(checkpoint: Path, isa: str) -> None:
     if isa == "avx2" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX2")
     done = subprocess.run(
@@ -155,7 +155,7 @@ def test_each_instruction_set_agrees_with_itself(checkpoint: Path, isa: str) -> 
 
 
 def main() -> None:
-    """Prints the same request's answers in four very different settings; run under one `PENSTOCK_ISA`."""
+    """Print the answers of the same request in four different settings, for the current `PENSTOCK_ISA`."""
     checkpoint = Path(sys.argv[1])
     settings: list[dict[str, Any]] = [
         {"threads": 1},

@@ -1,4 +1,4 @@
-"""What a request may ask for: how fields go together, how values are kept, what hostile ones come to."""
+"""`SamplingParams`: conflicts between fields, stored values, hostile values, model defaults."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("limit", CONTRADICTIONS)
-def test_a_contradiction_is_named(limit: str) -> None:
+def test_conflicting_parameters_are_named(limit: str) -> None:
     field, options = CONTRADICTIONS[limit]
     with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**options)
@@ -138,7 +138,7 @@ HINTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", HINTS)
-def test_what_is_wrong_says_what_is_right(case: str) -> None:
+def test_invalid_value_error_names_the_correct_form(case: str) -> None:
     options, hint = HINTS[case]
     with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**options)
@@ -158,7 +158,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("keyword", UNKNOWN)
-def test_an_unknown_keyword_is_named_with_what_was_meant(keyword: str) -> None:
+def test_unknown_request_keyword_error_has_a_hint(keyword: str) -> None:
     options: dict[str, Any] = {keyword: 1}
     for call in (
         partial(penstock.SamplingParams, **options),
@@ -168,7 +168,7 @@ def test_an_unknown_keyword_is_named_with_what_was_meant(keyword: str) -> None:
             call()
 
 
-def test_an_unknown_keyword_of_an_engine_is_named_with_what_was_meant() -> None:
+def test_unknown_engine_keyword_error_has_a_hint() -> None:
     for keyword, hint in {
         "gpu_memory_utilization": "no keyword 'gpu_memory_utilization': did you mean memory_ratio?",
         "max_num_seq": "did you mean max_num_seqs?",
@@ -180,12 +180,12 @@ def test_an_unknown_keyword_of_an_engine_is_named_with_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize("options", TOGETHER, ids=str)
-def test_what_goes_together_is_taken(options: dict[str, Any]) -> None:
+def test_compatible_parameters_are_accepted(options: dict[str, Any]) -> None:
     assert penstock.SamplingParams(**options) != penstock.SamplingParams()
 
 
 @pytest.mark.parametrize("field", VALUES)
-def test_a_value_is_kept_as_given_and_makes_an_equal_object(field: str) -> None:
+def test_value_is_kept_and_copies_are_equal(field: str) -> None:
     options = {field: VALUES[field]} | ({"tools": [TOOL]} if field == "tool_choice" else {})
     params = penstock.SamplingParams(**options)
     kept = getattr(params, field)
@@ -194,14 +194,14 @@ def test_a_value_is_kept_as_given_and_makes_an_equal_object(field: str) -> None:
     )
     copies = [pickle.loads(pickle.dumps(params)), copy.deepcopy(params), params.replace()]  # noqa: S301
     if field != "logits_processors":
-        copies.append(eval(repr(params), vars(penstock)))  # noqa: S307 - that it can be evaluated is the point
+        copies.append(eval(repr(params), vars(penstock)))  # noqa: S307 - evaluates the repr under test
     for other in copies:
         assert other == params
         assert hash(other) == hash(params)
     assert params != penstock.SamplingParams()
 
 
-def test_mappings_are_copied_when_given_and_when_read() -> None:
+def test_mappings_are_copied_on_write_and_read() -> None:
     given: dict[str, Any] = copy.deepcopy({"response_format": SCHEMA, "logit_bias": {1: 1.0}})
     params = penstock.SamplingParams(**given)
     given["response_format"]["type"] = "text"
@@ -211,7 +211,7 @@ def test_mappings_are_copied_when_given_and_when_read() -> None:
     assert params.logit_bias == {1: 1.0}
 
 
-def test_the_order_of_a_schema_is_part_of_it_and_that_of_biases_is_not() -> None:
+def test_schema_order_matters_and_bias_order_does_not() -> None:
     def schema(*names: str) -> penstock.SamplingParams:
         properties: dict[str, Any] = {name: {} for name in names}
         wrapped = {"type": "json_schema", "json_schema": {"schema": {"properties": properties}}}
@@ -223,7 +223,7 @@ def test_the_order_of_a_schema_is_part_of_it_and_that_of_biases_is_not() -> None
     assert hash(penstock.SamplingParams(logit_bias=one)) == hash(penstock.SamplingParams(logit_bias=other))
 
 
-def test_processors_are_compared_as_python_compares_them() -> None:
+def test_processors_are_compared_by_python_equality() -> None:
     class Bias:
         def apply(self, token_ids: Any, logits: Any) -> None: ...
 
@@ -248,14 +248,14 @@ def test_processors_are_compared_as_python_compares_them() -> None:
         ("logits_processors", itertools.repeat(print)),
     ],
 )
-def test_what_never_ends_is_cut_off_at_the_bound(field: str, value: Any) -> None:
+def test_endless_iterable_is_read_only_up_to_the_limit(field: str, value: Any) -> None:
     with pytest.raises(penstock.InvalidRequestError, match="at most") as caught:
         penstock.SamplingParams(**{field: value})
     assert caught.value.field == field
 
 
 def shared(depth: int) -> Any:
-    """A value that is tiny in memory and doubles with each level when written out."""
+    """A value that is small in memory and doubles with each level when serialised."""
     value: Any = ["x"]
     for _ in range(depth):
         value = [value, value]
@@ -271,7 +271,7 @@ def shared(depth: int) -> Any:
     ],
     ids=["shared", "long text", "many"],
 )
-def test_a_schema_larger_than_the_bound_is_refused_before_it_is_written_out(schema: Any) -> None:
+def test_oversized_schema_is_rejected_before_serialisation(schema: Any) -> None:
     wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
     tracemalloc.start()
     try:
@@ -283,14 +283,14 @@ def test_a_schema_larger_than_the_bound_is_refused_before_it_is_written_out(sche
     assert len(str(caught.value)) < 400
 
 
-def test_a_schema_that_holds_itself_is_refused() -> None:
+def test_recursive_schema_object_is_rejected() -> None:
     schema: dict[str, Any] = {}
     schema["properties"] = schema
     with pytest.raises(penstock.InvalidRequestError, match="64 arrays and objects within each other"):
         penstock.SamplingParams(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
 
 
-def test_a_large_value_is_not_written_out_for_the_message() -> None:
+def test_large_value_is_abbreviated_in_the_message() -> None:
     class Large(list[int]):
         def __repr__(self) -> str:
             raise AssertionError
@@ -303,7 +303,7 @@ def test_a_large_value_is_not_written_out_for_the_message() -> None:
         penstock.SamplingParams(temperature=Large())  # type: ignore[arg-type]
 
 
-def test_what_a_value_raises_while_it_is_read_is_raised() -> None:
+def test_exception_while_reading_a_value_propagates() -> None:
     def ids() -> Iterator[int]:
         yield 1
         raise LookupError
@@ -312,7 +312,7 @@ def test_what_a_value_raises_while_it_is_read_is_raised() -> None:
         penstock.SamplingParams(stop_token_ids=ids())  # type: ignore[arg-type]
 
 
-# ---- what the model and the prompt have to say
+# ---- limits and defaults of the model and the prompt
 
 
 def write_generation_config(model: Path, **fields: object) -> None:
@@ -322,7 +322,7 @@ def write_generation_config(model: Path, **fields: object) -> None:
 def resolved(
     engine: penstock.Engine, prompt: Sequence[int] = PROMPT, **options: Any
 ) -> penstock.SamplingParams:
-    """The parameters of a request with every default filled in."""
+    """The parameters of a request with all defaults filled in."""
     request = engine.blocking.start_request(prompt, **options)
     request.cancel()
     return request.params
@@ -333,7 +333,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_model, tmp_path / "model")
 
 
-def test_the_models_defaults_hold_where_nothing_is_said(model: Path) -> None:
+def test_model_defaults_apply_to_unset_parameters(model: Path) -> None:
     own: dict[str, Any] = {
         "temperature": 0.9,
         "top_k": 7,
@@ -362,8 +362,8 @@ def test_max_length_counts_the_prompt(model: Path) -> None:
         assert resolved(engine, max_length=7, max_tokens=9).max_tokens == 3
         assert resolved(engine, max_length=7, max_tokens=1).max_tokens == 1
         assert resolved(engine, max_tokens=9).max_tokens == 9
-        refused: list[dict[str, Any]] = [{"max_length": 4}, {"max_length": 3, "max_tokens": 5}]
-        for options in refused:
+        rejected: list[dict[str, Any]] = [{"max_length": 4}, {"max_length": 3, "max_tokens": 5}]
+        for options in rejected:
             with pytest.raises(
                 penstock.InvalidRequestError, match="more than the 4 tokens of the prompt"
             ) as caught:
@@ -371,8 +371,8 @@ def test_max_length_counts_the_prompt(model: Path) -> None:
             assert caught.value.field == "max_length"
 
 
-def test_more_logits_than_fit_are_refused_with_the_bytes(tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path, make_config("llama", vocab_size=8192))  # 32 KiB of logits a position
+def test_oversized_logits_request_error_has_the_bytes(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, make_config("llama", vocab_size=8192))  # 32 KiB of logits per position
     with make_engine(model) as engine:
         resolved(engine, [1], n=64, max_tokens=511, output_logits="generation")
         with pytest.raises(penstock.InvalidRequestError, match="would take 1088389120 bytes") as caught:
@@ -380,7 +380,7 @@ def test_more_logits_than_fit_are_refused_with_the_bytes(tmp_path: Path) -> None
         assert caught.value.field == "output_logits"
 
 
-def test_a_prompt_that_never_ends_is_cut_off(tiny_model: Path) -> None:
+def test_endless_prompt_is_read_only_up_to_the_limit(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         with pytest.raises(penstock.InvalidRequestError, match="at most 511 ids") as caught:
             engine.blocking.start_request(itertools.repeat(1))  # type: ignore[arg-type]
@@ -388,14 +388,14 @@ def test_a_prompt_that_never_ends_is_cut_off(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"best_of": 3}, {"num_beams": 3}], ids=str)
-def test_what_chooses_in_the_end_cannot_be_streamed(tiny_model: Path, options: Any) -> None:
+def test_best_of_and_beams_cannot_be_streamed(tiny_model: Path, options: Any) -> None:
     with make_engine(tiny_model) as engine:
         with pytest.raises(penstock.InvalidRequestError, match="generate") as caught:
             engine.blocking.start_request(PROMPT, **options)
         assert caught.value.field in options
 
 
-def test_tools_are_for_chats(tiny_model: Path) -> None:
+def test_tools_require_messages(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         with pytest.raises(penstock.InvalidRequestError) as caught:
             engine.blocking.start_request(PROMPT, tools=[TOOL])
@@ -415,7 +415,7 @@ def test_tools_are_for_chats(tiny_model: Path) -> None:
         ),
     ],
 )
-def test_a_form_that_cannot_be_followed_is_named_with_the_reason(
+def test_invalid_grammar_error_names_field_and_reason(
     tiny_model: Path, field: str, value: Any, reason: str
 ) -> None:
     with make_engine(tiny_model) as engine:
@@ -424,7 +424,7 @@ def test_a_form_that_cannot_be_followed_is_named_with_the_reason(
         assert caught.value.field == field
 
 
-def test_bad_words_of_too_many_tokens_are_refused(tiny_model: Path) -> None:
+def test_bad_words_of_too_many_tokens_are_rejected(tiny_model: Path) -> None:
     words = [f"{number:03}{'x' * 20}" for number in range(60)]
     with make_engine(tiny_model) as engine:
         with pytest.raises(penstock.InvalidRequestError, match="at most 1024 tokens in all") as caught:
@@ -433,7 +433,7 @@ def test_bad_words_of_too_many_tokens_are_refused(tiny_model: Path) -> None:
 
 
 class Meddling(list[int]):
-    """Iterating over it changes the dict it is part of."""
+    """Iteration changes the dict that contains it."""
 
     schema: ClassVar[dict[str, Any]] = {}
 
@@ -442,7 +442,7 @@ class Meddling(list[int]):
         return iter([1, 2])
 
 
-def test_what_a_class_makes_of_iterating_does_not_matter_to_json() -> None:
+def test_custom_iteration_does_not_affect_json_serialisation() -> None:
     schema = Meddling.schema
     schema.update({"type": "object", "enum": Meddling([1]), "title": "x"})
     params = penstock.SamplingParams(
@@ -453,7 +453,7 @@ def test_what_a_class_makes_of_iterating_does_not_matter_to_json() -> None:
 
 
 class Interrupted:
-    """A number whose conversion the user interrupts."""
+    """A number whose conversion raises `KeyboardInterrupt`."""
 
     def __index__(self) -> int:
         raise KeyboardInterrupt
@@ -464,14 +464,14 @@ class Interrupted:
 @pytest.mark.parametrize(
     "field", ["max_tokens", "temperature", "top_k", "priority", "seed", "stop_token_ids"]
 )
-def test_an_interrupt_while_a_number_is_read_is_no_wrong_number(field: str) -> None:
+def test_interrupt_while_reading_a_number_propagates(field: str) -> None:
     value: Any = [Interrupted()] if field == "stop_token_ids" else Interrupted()
     with pytest.raises(KeyboardInterrupt):
         penstock.SamplingParams(**{field: value})
 
 
 @pytest.mark.parametrize(
-    ("options", "place"),
+    ("options", "prefix"),
     [
         ({"stop_token_ids": [1, 2, 1.5]}, "stop_token_ids[2]=1.5"),
         ({"stop": ["a", ""]}, "stop[1]=''"),
@@ -480,14 +480,14 @@ def test_an_interrupt_while_a_number_is_read_is_no_wrong_number(field: str) -> N
     ],
     ids=str,
 )
-def test_what_is_wrong_in_a_sequence_is_named_with_its_place(options: dict[str, Any], place: str) -> None:
+def test_invalid_sequence_item_error_names_its_index(options: dict[str, Any], prefix: str) -> None:
     with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**options)
-    assert str(caught.value).startswith(place)
+    assert str(caught.value).startswith(prefix)
     assert caught.value.field == next(iter(options))
 
 
-def test_many_bad_words_are_tokenised_in_another_thread() -> None:
+def test_many_bad_words_are_tokenised_in_a_worker_thread() -> None:
     words = ["x" * 200] * 12
     assert should_offload(PROMPT, penstock.SamplingParams(bad_words=words))
     assert not should_offload(PROMPT, penstock.SamplingParams(bad_words=words[:2]))

@@ -1,4 +1,4 @@
-"""Scoring a text: the log probability of what is there, to the bit what generating it would have reported."""
+"""`engine.score`: logprobs with the same bits as those of generated tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 150])
-async def test_a_score_is_the_log_softmax_of_the_models_own_logits(
+async def test_score_is_the_log_softmax_of_the_logits(
     engine: penstock.Engine, tiny_model: Path, length: int
 ) -> None:
     token_ids = random_prompt(length, seed=length)
@@ -44,7 +44,7 @@ async def test_a_score_is_the_log_softmax_of_the_models_own_logits(
 
 
 @pytest.mark.anyio
-async def test_scoring_what_was_generated_gives_the_very_bits(engine: penstock.Engine) -> None:
+async def test_scoring_generated_text_gives_the_same_bits(engine: penstock.Engine) -> None:
     prompt = random_prompt(40)
     result = await engine.generate(
         prompt, max_tokens=60, ignore_eos=True, logprobs=True, temperature=1.0, seed=9
@@ -54,7 +54,7 @@ async def test_scoring_what_was_generated_gives_the_very_bits(engine: penstock.E
 
 
 @pytest.mark.anyio
-async def test_and_so_it_does_on_the_demo_model(demo_model: Path) -> None:
+async def test_scoring_on_the_demo_model_gives_the_same_bits(demo_model: Path) -> None:
     async with penstock.Engine(demo_model, max_model_len=256) as engine:
         result = await engine.generate(
             [{"role": "user", "content": "Name three colours."}], max_tokens=24, temperature=0, logprobs=True
@@ -69,7 +69,7 @@ async def test_and_so_it_does_on_the_demo_model(demo_model: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_perplexity_is_the_exponential_of_the_mean_and_nothing_for_a_single_token(
+async def test_perplexity_is_exp_of_mean_and_none_for_one_token(
     engine: penstock.Engine,
 ) -> None:
     score = await engine.score("to be or not to be")
@@ -80,7 +80,7 @@ async def test_perplexity_is_the_exponential_of_the_mean_and_nothing_for_a_singl
 
 
 @pytest.mark.anyio
-async def test_many_texts_at_once_each_get_their_own_score(engine: penstock.Engine) -> None:
+async def test_concurrent_texts_get_their_own_scores(engine: penstock.Engine) -> None:
     texts = [random_prompt(length, seed=length) for length in range(1, 120, 7)]
     expected = [engine.blocking.score(text) for text in texts]
     scores: dict[int, penstock.Score] = {}
@@ -97,7 +97,7 @@ async def test_many_texts_at_once_each_get_their_own_score(engine: penstock.Engi
 
 
 @pytest.mark.anyio
-async def test_a_text_as_long_as_the_model_can_be_scored(engine: penstock.Engine) -> None:
+async def test_text_of_max_model_len_tokens_can_be_scored(engine: penstock.Engine) -> None:
     length = engine.info.max_model_len
     assert len((await engine.score(random_prompt(length))).logprobs) == length
     with pytest.raises(penstock.InvalidRequestError) as raised:
@@ -106,7 +106,7 @@ async def test_a_text_as_long_as_the_model_can_be_scored(engine: penstock.Engine
 
 
 @pytest.mark.anyio
-async def test_what_is_no_text_is_refused(engine: penstock.Engine) -> None:
+async def test_score_of_invalid_input_is_rejected(engine: penstock.Engine) -> None:
     for wrong in ("", [], [{"role": "user", "content": "x"}], 7):
         with pytest.raises(penstock.InvalidRequestError) as raised:
             await engine.score(wrong)  # type: ignore[arg-type]
@@ -116,14 +116,14 @@ async def test_what_is_no_text_is_refused(engine: penstock.Engine) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_score_leaves_nothing(engine: penstock.Engine) -> None:
+async def test_cancelled_score_leaves_no_resources(engine: penstock.Engine) -> None:
     with anyio.move_on_after(0):
         await engine.score(random_prompt(500))
     await assert_at_rest(engine)
 
 
 @pytest.mark.anyio
-async def test_closing_the_engine_raises_from_scores_that_are_not_whole(tiny_model: Path) -> None:
+async def test_closed_engine_raises_from_incomplete_scores(tiny_model: Path) -> None:
     engine = make_engine(tiny_model, max_num_batched_tokens=16)
     whole: list[bool] = []
     stopped: list[penstock.EngineStoppedError] = []
@@ -151,7 +151,7 @@ async def test_closing_the_engine_raises_from_scores_that_are_not_whole(tiny_mod
     ("finish_reason", "error"),
     [("cancelled", penstock.EngineStoppedError), ("interrupted", penstock.GenerationError)],
 )
-def test_what_was_broken_off_has_no_score(
+def test_interrupted_text_has_no_score(
     engine: penstock.Engine, finish_reason: str, error: type[penstock.PenstockError]
 ) -> None:
     prompt = random_prompt(12)
@@ -166,6 +166,6 @@ def test_what_was_broken_off_has_no_score(
 
 
 def changed(value: Any, **changes: object) -> Any:
-    """A value of the native half with some fields changed."""
+    """A value object with some fields changed."""
     _none, fields = value.__getnewargs_ex__()
     return type(value)(**{**fields, **changes})

@@ -1,4 +1,4 @@
-"""Whatever comes, for long: `pytest tests/test_soak.py --soak-waves 2000` goes on for as long as you like."""
+"""Random requests for a long time: `pytest tests/test_soak.py --soak-waves 2000`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import penstock
 
 MAX_LEN = 160
-#: What a wave may leave behind for good: allocators round, caches of the interpreter fill.
+#: Memory growth allowed per run: allocators round, and caches of the interpreter fill.
 SLACK = 8 << 20
 
 
 async def wave(engine: penstock.Engine, chance: random.Random) -> set[str]:
-    """Requests of every kind at once, until the engine is idle; how they ended."""
+    """Run requests of every kind concurrently until the engine is idle; returns their finish reasons."""
     reasons: set[str] = set()
 
     async def ask(seed: int) -> None:
@@ -55,7 +55,7 @@ async def wave(engine: penstock.Engine, chance: random.Random) -> set[str]:
 
 
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
-def test_books_balance_and_memory_stays_flat(
+def test_soak_counters_balance_and_memory_is_flat(
     preemption_mode: str, tiny_model: Path, request: pytest.FixtureRequest
 ) -> None:
     num_waves: int = request.config.getoption("--soak-waves")

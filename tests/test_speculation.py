@@ -1,4 +1,4 @@
-"""Speculation saves steps and changes nothing: tokens, bits of logprobs, texts and ends are the same."""
+"""Speculation saves steps and changes no token, no bit of a logprob, no text and no finish reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.running import random_prompt
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: What repeats itself gives drafts that come true, what does not drafts that do not.
+#: Repetitive prompts give drafts that are accepted, others give drafts that are rejected.
 REPEATING = [*random_prompt(24)] * 4
 REQUESTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "greedy": (REPEATING, {"temperature": 0.0}),
@@ -60,7 +60,7 @@ def bits_of(result: penstock.Result) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def plain(tiny_model: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """The answers of an engine that does not speculate."""
+    """The results of an engine without speculation."""
     with make_engine(tiny_model) as engine:
         return {
             name: bits_of(engine.blocking.generate(prompt, params_of(options)))
@@ -69,7 +69,7 @@ def plain(tiny_model: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [1, 3, 8])
-def test_each_request_has_the_same_bits(
+def test_speculation_changes_no_bit_of_a_request(
     tiny_model: Path, plain: dict[str, list[tuple[Any, ...]]], num_speculative_tokens: int
 ) -> None:
     with make_engine(
@@ -80,7 +80,7 @@ def test_each_request_has_the_same_bits(
 
 
 @pytest.mark.anyio
-async def test_all_of_them_at_once_have_the_same_bits_too(
+async def test_speculation_changes_no_bit_of_a_batch(
     tiny_model: Path, plain: dict[str, list[tuple[Any, ...]]]
 ) -> None:
     answers: dict[str, list[tuple[Any, ...]]] = {}
@@ -98,7 +98,7 @@ async def test_all_of_them_at_once_have_the_same_bits_too(
 
 
 def count(model: Path, *, max_tokens: int = 100, **config: Any) -> tuple[int, int, int]:
-    """Steps, drafted and accepted tokens of an answer that repeats one token."""
+    """Steps, draft tokens and accepted tokens of an output that repeats one token."""
     with make_engine(model, **config) as engine:
         # Only this token is allowed, whatever the weights say.
         engine.blocking.generate(
@@ -108,27 +108,27 @@ def count(model: Path, *, max_tokens: int = 100, **config: Any) -> tuple[int, in
         return stats.steps, stats.drafted_tokens, stats.accepted_tokens
 
 
-def test_drafts_that_come_true_save_steps(tiny_model: Path) -> None:
+def test_accepted_drafts_save_steps(tiny_model: Path) -> None:
     num_plain, *_ = count(tiny_model)
     num_steps, num_drafted, num_accepted = count(tiny_model, speculation="ngram")
     assert num_steps < num_plain / 2
     assert 70 < num_accepted <= num_drafted
-    assert num_plain - num_steps == num_accepted, "each saves a step of its own"
+    assert num_plain - num_steps == num_accepted, "each accepted token saves one step"
 
 
-def test_nobody_guesses_unless_asked_to(tiny_model: Path) -> None:
+def test_speculation_is_off_by_default(tiny_model: Path) -> None:
     assert penstock.EngineConfig().speculation is None
     assert count(tiny_model, max_tokens=20)[1:] == (0, 0)
 
 
-def test_what_a_grammar_forces_saves_steps_without_speculation(tiny_model: Path) -> None:
+def test_grammar_forced_tokens_save_steps_without_speculation(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         before = engine.stats().steps
         result = engine.blocking.generate("x", regex="the very same words( and again){6}")
         assert engine.stats().steps - before < len(result.token_ids) / 2
 
 
-def test_a_number_of_drafts_needs_a_way_to_guess_them() -> None:
+def test_num_speculative_tokens_requires_speculation() -> None:
     with pytest.raises(penstock.ConfigError) as raised:
         penstock.EngineConfig(num_speculative_tokens=4)
     assert raised.value.field == "num_speculative_tokens"

@@ -1,4 +1,4 @@
-"""What ends a choice, and what is left of that in its text: strings, tokens and sequences of them."""
+"""Stop strings, stop tokens and stop token sequences, and their effect on the text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
 
 
 async def streamed(engine: penstock.Engine, **options: Unpack[SamplingOptions]) -> penstock.Result:
-    """The result, after a look at what its chunks make together."""
+    """The result, after checking that its chunks join to the same."""
     request = await engine.start_request(PROMPT, DRAWN, **options)
     chunks = [chunk async for chunk in request]
     result = await request.result()
@@ -40,7 +40,7 @@ async def streamed(engine: penstock.Engine, **options: Unpack[SamplingOptions]) 
 
 
 def end_of_first(tokens: Sequence[int], sequence: Sequence[int]) -> int:
-    """Where the first occurrence of `sequence` ends."""
+    """The end of the first occurrence of `sequence`."""
     length = len(sequence)
     return next(
         end for end in range(length, len(tokens) + 1) if tuple(tokens[end - length : end]) == tuple(sequence)
@@ -49,7 +49,7 @@ def end_of_first(tokens: Sequence[int], sequence: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 @pytest.mark.parametrize("kept", ["kept", ""])
-async def test_a_stop_sequence_stays_in_the_tokens_and_leaves_the_text(
+async def test_stop_sequence_is_in_token_ids_but_not_in_text(
     engine: penstock.Engine, length: int, kept: str
 ) -> None:
     whole = await engine.generate(PROMPT, DRAWN)
@@ -64,7 +64,7 @@ async def test_a_stop_sequence_stays_in_the_tokens_and_leaves_the_text(
         assert result.text == engine.decode(whole.token_ids[: end if kept else end - length])
 
 
-async def test_what_only_begins_like_a_stop_sequence_is_text(engine: penstock.Engine) -> None:
+async def test_partial_stop_sequence_is_text(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, DRAWN)
     tokens = whole.token_ids
     begun = [[*tokens[start : start + length], 511] for start in range(0, 90, 7) for length in (1, 2, 3, 9)]
@@ -73,7 +73,7 @@ async def test_what_only_begins_like_a_stop_sequence_is_text(engine: penstock.En
     assert (result.text, result.token_ids, result.finish_reason) == (whole.text, tokens, "length")
 
 
-async def test_a_sequence_that_overlaps_itself_is_found_at_its_first_end(engine: penstock.Engine) -> None:
+async def test_self_overlapping_stop_sequence_matches_at_its_first_end(engine: penstock.Engine) -> None:
     tokens = (await engine.generate(PROMPT, DRAWN, temperature=0.0)).token_ids
     start = next(start for start in range(100) if len({*tokens[start : start + 4]}) == 1)
     end = next(end for end in range(start, 120) if tokens[end] != tokens[start])
@@ -86,7 +86,7 @@ async def test_a_sequence_that_overlaps_itself_is_found_at_its_first_end(engine:
         assert result.text == engine.decode(result.token_ids[: -length - 1])
 
 
-async def test_a_stop_string_is_found_where_a_sequence_might_begin(engine: penstock.Engine) -> None:
+async def test_stop_string_matches_where_a_stop_sequence_may_begin(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, DRAWN)
     for start in range(10, 60, 7):
         stop = engine.decode(whole.token_ids[start : start + 1])
@@ -99,7 +99,7 @@ async def test_a_stop_string_is_found_where_a_sequence_might_begin(engine: penst
         assert (held.finish_reason, held.stop_reason) == ("stop", stop)
 
 
-async def test_stop_strings_and_tokens_are_kept_where_that_is_asked_for(engine: penstock.Engine) -> None:
+async def test_include_stop_str_keeps_stop_strings_and_tokens(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, DRAWN)
     stop = whole.text[40:44]
     result = await streamed(engine, stop=stop, include_stop_str_in_output=True)
@@ -112,7 +112,7 @@ async def test_stop_strings_and_tokens_are_kept_where_that_is_asked_for(engine: 
     assert result.text == engine.decode(whole.token_ids[:end])
 
 
-async def test_a_special_token_that_ends_a_choice_is_kept_only_where_such_are_shown(
+async def test_special_stop_token_is_kept_only_if_special_tokens_shown(
     engine: penstock.Engine,
 ) -> None:
     choices = (await engine.generate(PROMPT, DRAWN, temperature=2.0, n=32)).choices
@@ -131,7 +131,7 @@ async def test_a_special_token_that_ends_a_choice_is_kept_only_where_such_are_sh
         assert (result.text, result.stop_reason) == (before + text, END_OF_TURN)
 
 
-async def test_characters_that_end_where_a_stop_sequence_begins_are_kept(
+async def test_characters_before_a_stop_sequence_are_kept(
     engine: penstock.Engine, tiny_model: Path, tmp_path: Path
 ) -> None:
     for seed in range(100):

@@ -1,4 +1,4 @@
-"""Answers of a given form: each one parses and is valid, whatever the weights; hostile forms are refused."""
+"""Structured output: every output is valid, and hostile grammars are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.checkpoints import make_config, write_checkpoint
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: `true` and `false` are schemas too, but not of a response.
+#: `true` and `false` are schemas, too, but not allowed in a response format.
 SCHEMAS = [
     entry
     for entry in json.loads((Path(__file__).parent / "data" / "json_schemas.json").read_text())
@@ -35,8 +35,8 @@ CHAT = [{"role": "user", "content": "Answer in JSON."}]
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[penstock.Engine]:
-    """Random weights, and the vocabulary of a real model."""
-    del demo_model  # it must be there
+    """An engine with random weights and the vocabulary of a real model."""
+    del demo_model  # it must be installed
     config = make_config("llama", vocab_size=49152, max_position_embeddings=4096, eos_token_id=2)
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("random"), config)
     with make_engine(checkpoint, tokenizer=model_path(), max_num_seqs=64, tool_parser="none") as engine:
@@ -48,7 +48,7 @@ def as_format(schema: Any) -> dict[str, Any]:
 
 
 async def ask_all(engine: penstock.Engine, requests: list[dict[str, Any]]) -> list[penstock.Result]:
-    """All at once."""
+    """Run all requests concurrently."""
     results: dict[int, penstock.Result] = {}
 
     async def ask(index: int) -> None:
@@ -64,14 +64,14 @@ async def ask_all(engine: penstock.Engine, requests: list[dict[str, Any]]) -> li
 
 @pytest.fixture(scope="module")
 def closers(engine: penstock.Engine) -> dict[int, float]:
-    """A liking for what ends strings, lists and objects: random weights would go on for ever."""
+    """A logit bias towards tokens that close strings, lists and objects; random weights rarely close them."""
     liked = ['"', '"}', '"]', "}", "]", "}}", "]}", '",', "0"]
     ids = {tuple(engine.encode(text, add_special_tokens=False)) for text in liked}
     return {token: 6.0 for (token, *rest) in ids if not rest}
 
 
 @pytest.mark.anyio
-async def test_every_answer_is_valid_under_its_schema(
+async def test_every_output_is_valid_under_its_schema(
     engine: penstock.Engine, closers: dict[int, float]
 ) -> None:
     results = await ask_all(
@@ -82,7 +82,7 @@ async def test_every_answer_is_valid_under_its_schema(
         ],
     )
     ended = [result.finish_reason == "stop" for result in results]
-    assert sum(ended) >= 150, "too many were cut short"
+    assert sum(ended) >= 150, "too many outputs were truncated"
     for entry, result in zip(SCHEMAS, results, strict=True):
         if result.finish_reason == "stop":
             jsonschema.validate(json.loads(result.text), entry["schema"])
@@ -90,7 +90,7 @@ async def test_every_answer_is_valid_under_its_schema(
 
 
 @pytest.mark.anyio
-async def test_a_strict_schema_is_closed_at_every_level(engine: penstock.Engine) -> None:
+async def test_strict_schema_is_closed_at_every_level(engine: penstock.Engine) -> None:
     inner = {"type": "object", "properties": {"properties": {"enum": [1]}}, "required": ["properties"]}
     one_of = {"type": "array", "items": inner, "minItems": 1, "maxItems": 1}
     schema = {
@@ -106,7 +106,9 @@ async def test_a_strict_schema_is_closed_at_every_level(engine: penstock.Engine)
 
 
 @pytest.mark.anyio
-async def test_json_object_means_any_object(engine: penstock.Engine, closers: dict[int, float]) -> None:
+async def test_json_object_format_allows_any_object(
+    engine: penstock.Engine, closers: dict[int, float]
+) -> None:
     request = {"response_format": {"type": "json_object"}, "max_tokens": 400, "logit_bias": closers}
     for result in await ask_all(engine, [request] * 8):
         assert result.finish_reason == "stop"
@@ -114,7 +116,7 @@ async def test_json_object_means_any_object(engine: penstock.Engine, closers: di
 
 
 @pytest.mark.anyio
-async def test_a_regular_expression_matches_the_whole_answer(engine: penstock.Engine) -> None:
+async def test_regex_matches_the_whole_output(engine: penstock.Engine) -> None:
     patterns = [
         r"[0-9]{4}-(0[1-9]|1[0-2])-[0-9]{2}",
         r"(yes|no), (because|although) [a-z]{3,20}\.",
@@ -128,7 +130,7 @@ async def test_a_regular_expression_matches_the_whole_answer(engine: penstock.En
 
 
 @pytest.mark.anyio
-async def test_a_choice_is_one_of_the_texts(engine: penstock.Engine) -> None:
+async def test_choice_output_is_one_of_the_texts(engine: penstock.Engine) -> None:
     texts = ["yes", "no", "yes and no", "(a|b)*", "ünï 👩‍🚀"]
     results = await ask_all(engine, [{"choice": texts}] * 24)
     assert {result.text for result in results} <= set(texts)
@@ -137,7 +139,7 @@ async def test_a_choice_is_one_of_the_texts(engine: penstock.Engine) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_grammar_is_followed(engine: penstock.Engine) -> None:
+async def test_output_follows_the_grammar(engine: penstock.Engine) -> None:
     source = 'start: pair ("," pair){0,5}\npair: /[a-z]{1,5}/ "=" /[0-9]{1,3}/\n'
     for result in await ask_all(engine, [{"grammar": source, "max_tokens": 300}] * 8):
         assert result.finish_reason == "stop"
@@ -159,9 +161,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_what_is_hostile_or_wrong_is_refused_and_streams_flow_on(
-    engine: penstock.Engine, name: str
-) -> None:
+async def test_hostile_grammar_is_rejected_while_streams_continue(engine: penstock.Engine, name: str) -> None:
     field = next(iter(HOSTILE[name]))
     async with engine.stream(PROMPT, max_tokens=300, ignore_eos=True) as request:
         await anext(aiter(request))
@@ -176,7 +176,7 @@ async def test_what_is_hostile_or_wrong_is_refused_and_streams_flow_on(
 
 
 @pytest.mark.anyio
-async def test_what_explodes_only_while_it_is_followed_ends_its_own_request(engine: penstock.Engine) -> None:
+async def test_grammar_that_explodes_while_matching_ends_its_request(engine: penstock.Engine) -> None:
     params = penstock.SamplingParams(max_tokens=200, ignore_eos=True, seed=1, logprobs=True)
     alone = await engine.generate(PROMPT, params)
     async with engine.stream(PROMPT, params) as request:
@@ -190,7 +190,7 @@ async def test_what_explodes_only_while_it_is_followed_ends_its_own_request(engi
 
 
 @pytest.mark.anyio
-async def test_the_loop_goes_on_while_a_grammar_is_compiled(engine: penstock.Engine) -> None:
+async def test_event_loop_runs_while_a_grammar_compiles(engine: penstock.Engine) -> None:
     schema = {
         "type": "object",
         "properties": {f"field{index}": {"type": "string", "pattern": "[a-z]{1,40}"} for index in range(60)},
@@ -214,7 +214,7 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled(engine: penstock.Eng
 
 
 @pytest.mark.anyio
-async def test_an_answer_that_is_cut_short_is_the_beginning_of_a_valid_one(engine: penstock.Engine) -> None:
+async def test_truncated_output_is_a_prefix_of_a_valid_one(engine: penstock.Engine) -> None:
     options: dict[str, Any] = {"regex": "[0-9]{200}", "temperature": 1.0, "seed": 4}
     short = await engine.generate("x", max_tokens=20, **options)
     whole = await engine.generate("x", max_tokens=400, **options)
@@ -227,19 +227,19 @@ _numbers = itertools.count()
 
 
 def slow_format() -> dict[str, Any]:
-    """Takes a while to compile, and is another one each time."""
+    """A new response format that compiles slowly."""
     number = next(_numbers)
     return as_format({"properties": {f"{number}_{index}": {"type": "null"} for index in range(900)}})
 
 
 def num_submitting() -> int:
-    """Threads that hand a request over."""
+    """The number of worker threads that are submitting a request."""
     stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()]
     return sum(any(frame.f_code.co_name == "submit" for frame, _ in stack) for stack in stacks)
 
 
 @pytest.mark.anyio
-async def test_who_gives_up_keeps_neither_a_thread_nor_a_place(engine: penstock.Engine) -> None:
+async def test_cancelled_compilation_keeps_no_thread_and_no_slot(engine: penstock.Engine) -> None:
     await engine.generate("x", max_tokens=1, regex="a+")
     async with anyio.create_task_group() as group:
         for _ in range(30):
@@ -247,12 +247,12 @@ async def test_who_gives_up_keeps_neither_a_thread_nor_a_place(engine: penstock.
         while num_submitting() < 20:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
-    wait_until(lambda: num_submitting() == 0, seconds=2)  # far less than compiling them takes
+    wait_until(lambda: num_submitting() == 0, seconds=2)  # much less than the compilation takes
     assert (await engine.generate("x", max_tokens=9, regex="[bc]{3}")).finish_reason == "stop"
     await assert_at_rest(engine)
 
 
-def test_closing_ends_the_threads_that_compile(tiny_model: Path) -> None:
+def test_closed_engine_ends_its_compile_threads(tiny_model: Path) -> None:
     def threads() -> int:
         return sum(name.startswith("penstock-guidan") for name in engine_threads())
 

@@ -1,4 +1,4 @@
-"""Tensors: other libraries read them where they lie, as long as they like, and write where they may."""
+"""`Tensor`: zero-copy access by other libraries, lifetime, read-only and writable memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-#: Name of a capsule, by the `max_version` that asks for it.
+#: The name of the capsule for each `max_version`.
 CAPSULES = [
     (None, b"dltensor"),
     ((0, 8), b"dltensor"),
@@ -39,7 +39,7 @@ def is_named(capsule: object, name: bytes) -> bool:
 
 @pytest.mark.parametrize("read", [np.asarray, np.from_dlpack, lambda tensor: np.asarray(memoryview(tensor))])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (24,), (1, 24), (4, 0), ()])
-def test_the_values_are_read_without_a_copy_and_not_written(
+def test_tensor_is_read_without_a_copy_and_read_only(
     read: Callable[[Any], Any], shape: tuple[int, ...]
 ) -> None:
     values = VALUES[0, 0, 0] if shape == () else VALUES.ravel()[: int(np.prod(shape))]
@@ -48,20 +48,20 @@ def test_the_values_are_read_without_a_copy_and_not_written(
     np.testing.assert_array_equal(array, values.reshape(shape))
     assert array.dtype == np.float32
     assert array.shape == tensor.shape == shape
-    if array.size:  # NumPy keeps no array of no values
+    if array.size:  # NumPy does not keep the memory of an empty array
         assert not array.flags.writeable
         assert array.ctypes.data == np.asarray(tensor).ctypes.data
 
 
 @pytest.mark.parametrize("read", [np.asarray, np.from_dlpack, memoryview])
-def test_who_reads_keeps_the_memory(read: Callable[[Any], Any]) -> None:
+def test_reader_keeps_the_memory_alive(read: Callable[[Any], Any]) -> None:
     views = [read(make(VALUES + number)) for number in range(50)]
     gc.collect()
     for number, view in enumerate(views):
         np.testing.assert_array_equal(np.asarray(view), VALUES + number)
 
 
-def test_a_view_is_refused_what_the_tensor_is_not() -> None:
+def test_unsupported_buffer_request_is_rejected() -> None:
     tensor = make()
     view: Any = memoryview(tensor)
     assert (view.readonly, view.format, view.itemsize, view.nbytes) == (True, "f", 4, 96)
@@ -75,7 +75,7 @@ def test_a_view_is_refused_what_the_tensor_is_not() -> None:
 
 
 @pytest.mark.parametrize(("max_version", "name"), CAPSULES)
-def test_the_capsule_is_of_the_version_that_is_asked_for(max_version: Any, name: bytes) -> None:
+def test_capsule_has_the_requested_dlpack_version(max_version: Any, name: bytes) -> None:
     copied = make().__dlpack__(max_version=max_version, copy=True)
     assert is_named(copied, name)
     if name == b"dltensor_versioned":
@@ -85,16 +85,16 @@ def test_the_capsule_is_of_the_version_that_is_asked_for(max_version: Any, name:
             make().__dlpack__(max_version=max_version)
 
 
-def test_a_capsule_that_nobody_takes_gives_its_memory_back() -> None:
+def test_unconsumed_capsule_frees_its_memory() -> None:
     values = np.zeros(1 << 20, dtype=np.float32)
     tensor = make(values)
-    for _ in range(1000):  # 4 GB, were they kept
+    for _ in range(1000):  # 4 GB if they leaked
         tensor.__dlpack__(max_version=(1, 0), copy=True)
-    with open("/proc/self/statm") as statm:  # noqa: PTH123 - no path of the user's
+    with open("/proc/self/statm") as statm:  # noqa: PTH123 - a fixed path
         assert int(statm.read().split()[1]) * 4096 < 3 << 30
 
 
-def test_a_copy_is_ones_own() -> None:
+def test_copy_owns_its_memory() -> None:
     tensor = make()
     array = np.from_dlpack(tensor, copy=True)
     assert array.flags.writeable
@@ -103,14 +103,14 @@ def test_a_copy_is_ones_own() -> None:
 
 
 @pytest.mark.parametrize("options", [{"stream": 1}, {"dl_device": (2, 0)}])
-def test_another_device_is_refused(options: Any) -> None:
+def test_other_device_is_rejected(options: Any) -> None:
     assert make().__dlpack_device__() == (1, 0)
     with pytest.raises(BufferError, match="CPU"):
         make().__dlpack__(max_version=(1, 0), **options)
     assert make().__dlpack__(max_version=(1, 0), dl_device=(1, 0), stream=None)
 
 
-def test_equal_tensors_have_the_same_shape_and_the_same_bits() -> None:
+def test_equal_tensors_have_equal_shapes_and_bits() -> None:
     tensor = make()
     others = [make(), copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))]  # noqa: S301 - made here
     for other in others:
@@ -125,13 +125,13 @@ def test_equal_tensors_have_the_same_shape_and_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2,), (1, 2), (2**63, 2), (0,)])
-def test_bytes_that_are_not_of_the_shape_are_refused(shape: tuple[int, ...]) -> None:
+def test_bytes_that_do_not_match_the_shape_are_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="bytes are no float32 of shape"):
         penstock.Tensor(shape=shape, data=b"\0" * 9 if shape == (2,) else b"\0" * 4)
 
 
 @pytest.mark.oracle
-def test_torch_reads_and_writes_where_it_may() -> None:
+def test_torch_reads_and_writes_tensors() -> None:
     import torch
 
     tensor = make()
@@ -144,7 +144,7 @@ def test_torch_reads_and_writes_where_it_may() -> None:
 
 
 class Endless(tuple[int, ...]):
-    """Longer than it is."""
+    """A tuple with a wrong length."""
 
     __slots__ = ()
 
@@ -157,12 +157,12 @@ class Endless(tuple[int, ...]):
     [(1,) * 65, (2**62, 2**62), (2**40, 0, 2**40), (0, 2**63), (2**32, 2**32, 0), (0, 2**61), (2, 3), (25,)],
     ids=str,
 )
-def test_a_shape_that_the_values_are_not_of_is_refused(shape: tuple[int, ...]) -> None:
+def test_shape_that_does_not_match_the_values_is_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="shape"):
         penstock.Tensor(shape=shape, data=VALUES.tobytes() if 0 not in shape else b"")
 
 
-def test_a_shape_that_is_none_is_refused_and_one_that_lies_is_read_as_it_is() -> None:
+def test_invalid_shape_is_rejected_and_misleading_one_read() -> None:
     others: list[Any] = [[24], range(2**62), {24}, None]
     for other in others:
         with pytest.raises(TypeError):

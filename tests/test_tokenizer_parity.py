@@ -1,4 +1,4 @@
-"""Token ids are those of the Hugging Face tokenizers, on text people wrote and on text nobody would."""
+"""Token ids match Hugging Face tokenizers, on written text and on hostile strings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenizers import (
 import penstock
 from support.checkpoints import make_config, write_checkpoint
 from support.oracle import load_tokenizer
-from support.texts import FAMILY, HOSTILE, any_code_points, written_by_people
+from support.texts import FAMILY, HOSTILE, any_code_points, python_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ WORDS = (
 
 
 def byte_level() -> Tokenizer:
-    """In the manner of Qwen and Llama 3: composed characters, words by a pattern, bytes for letters."""
+    """A tokenizer like those of Qwen and Llama 3: NFC, a word pattern, byte-level BPE."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -50,12 +50,12 @@ def byte_level() -> Tokenizer:
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(written_by_people(1_000_000), trainer)
+    tokenizer.train_from_iterator(python_sources(1_000_000), trainer)
     return tokenizer
 
 
 def sentence_pieces() -> Tokenizer:
-    """In the manner of Llama 2 and Mistral: a mark for spaces, bytes where a character is unknown."""
+    """A tokenizer like those of Llama 2 and Mistral: a symbol for spaces, byte fallback."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))  # noqa: S106
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -68,7 +68,7 @@ def sentence_pieces() -> Tokenizer:
         max_token_length=12,
         special_tokens=["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))],
     )
-    words = (word for text in written_by_people(1_000_000) for word in text.split(" "))
+    words = (word for text in python_sources(1_000_000) for word in text.split(" "))
     tokenizer.train_from_iterator(words, trainer)
     return tokenizer
 
@@ -77,7 +77,7 @@ def sentence_pieces() -> Tokenizer:
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[penstock.Engine, Tokenizer]]:
-    """An engine with a tokenizer.json, and the Python library's reading of the same file."""
+    """An engine with a tokenizer.json, and the same file loaded by the Python library."""
     tokenizer: Tokenizer = request.param()
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
@@ -101,19 +101,21 @@ def demo_engine(demo_model: Path) -> Iterator[penstock.Engine]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_strings_become_the_same_ids(name: str, trained: tuple[penstock.Engine, Tokenizer]) -> None:
+def test_hostile_strings_give_the_ids_of_tokenizers(
+    name: str, trained: tuple[penstock.Engine, Tokenizer]
+) -> None:
     engine, tokenizer = trained
     for special in (True, False):
         expected = tokenizer.encode(HOSTILE[name], add_special_tokens=special).ids
         assert list(engine.encode(HOSTILE[name], add_special_tokens=special)) == expected
 
 
-def test_megabytes_of_text_become_the_same_ids_and_text_again(
+def test_megabytes_of_text_round_trip_with_the_same_ids(
     trained: tuple[penstock.Engine, Tokenizer],
 ) -> None:
     engine, tokenizer = trained
     total = 0
-    for text in written_by_people(3_000_000):
+    for text in python_sources(3_000_000):
         ids = tokenizer.encode(text).ids
         assert list(engine.encode(text)) == ids
         assert engine.decode(ids) == tokenizer.decode(ids)
@@ -121,7 +123,7 @@ def test_megabytes_of_text_become_the_same_ids_and_text_again(
     assert total > 3_000_000
 
 
-def test_any_code_points_become_the_same_ids(trained: tuple[penstock.Engine, Tokenizer]) -> None:
+def test_arbitrary_code_points_give_the_same_ids(trained: tuple[penstock.Engine, Tokenizer]) -> None:
     engine, tokenizer = trained
     for seed in range(200):
         text = any_code_points(100, seed)
@@ -129,29 +131,27 @@ def test_any_code_points_become_the_same_ids(trained: tuple[penstock.Engine, Tok
 
 
 @pytest.mark.oracle
-def test_the_demo_models_ids_are_those_of_transformers(
-    demo_model: Path, demo_engine: penstock.Engine
-) -> None:
+def test_demo_model_ids_match_transformers(demo_model: Path, demo_engine: penstock.Engine) -> None:
     tokenizer = load_tokenizer(demo_model)
-    # The file names its pre-tokenizer, `smollm`: transformers does not look and takes GPT-2's, which keeps
-    # numbers whole.
+    # The file names its pre-tokenizer, `smollm`; transformers ignores that and uses the one of GPT-2, which
+    # does not split numbers.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     texts = [*HOSTILE.values(), *(any_code_points(100, seed) for seed in range(200))]
-    for text in [*texts, *written_by_people(3_000_000)]:
+    for text in [*texts, *python_sources(3_000_000)]:
         expected = tokenizer(text, add_special_tokens=False).input_ids
         assert list(demo_engine.encode(text)) == expected, ascii(text[:200])
 
 
 @pytest.mark.parametrize("text", ["\ud800", "before \udc80 after", "\ud83d alone", "\udfff\ud800"])
-def test_lone_surrogates_are_refused(text: str, demo_engine: penstock.Engine) -> None:
+def test_lone_surrogates_are_rejected(text: str, demo_engine: penstock.Engine) -> None:
     with pytest.raises(penstock.InvalidRequestError, match="prompt"):
         demo_engine.encode(text)
 
 
 @pytest.mark.parametrize("unit", ["a", "ab", "7", " ", "\n", "日", FAMILY, "x!", "\u0301", "Aa1"])
-def test_work_grows_with_the_text_and_not_with_its_square(unit: str, demo_engine: penstock.Engine) -> None:
+def test_tokenisation_time_is_linear_in_the_text(unit: str, demo_engine: penstock.Engine) -> None:
     def work(length: int) -> float:
         text = unit * (length // len(unit))
         times = []
@@ -161,5 +161,5 @@ def test_work_grows_with_the_text_and_not_with_its_square(unit: str, demo_engine
             times.append(time.thread_time() - start)
         return min(times)
 
-    # Four times the text: 4 where work is linear, 16 where it is quadratic.
+    # Four times the text: a ratio of 4 if the time is linear, 16 if it is quadratic.
     assert work(1_000_000) < 9 * work(250_000) + 0.01

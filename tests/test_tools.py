@@ -1,4 +1,4 @@
-"""Tools: shown by the chat template, called as it says, told apart from text, answered in the next turn."""
+"""Tool calls: rendering by the chat template, forced and parsed calls, results in the next turn."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def demo(demo_model: Path) -> Iterator[penstock.Engine]:
 
 @pytest.fixture(scope="module")
 def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine]:
-    """Random weights behind a template that shows tools."""
+    """An engine with random weights and a chat template that renders tools."""
     checkpoint = write_checkpoint(
         tmp_path_factory.mktemp("hermes"), make_config("llama", max_position_embeddings=2048)
     )
@@ -65,7 +65,7 @@ def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine
 
 
 def check_calls(result: penstock.Result, names: set[str]) -> None:
-    """At least one, each to a known function with valid arguments; the last may have been cut short."""
+    """At least one call, each of a known function with valid arguments; the last may be truncated."""
     is_whole = result.finish_reason == "stop"
     calls = result.tool_calls if is_whole else result.tool_calls[:-1]
     assert calls
@@ -76,7 +76,7 @@ def check_calls(result: penstock.Result, names: set[str]) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_required_call_is_a_valid_call_to_some_tool(demo: penstock.Engine) -> None:
+async def test_required_call_is_a_valid_call_of_some_tool(demo: penstock.Engine) -> None:
     for seed in range(2):
         result = await demo.generate(
             ASKED, max_tokens=90, temperature=0.7, seed=seed, tools=TOOLS, tool_choice="required"
@@ -88,7 +88,7 @@ async def test_a_required_call_is_a_valid_call_to_some_tool(demo: penstock.Engin
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["weather", "time"])
-async def test_a_named_call_is_a_valid_call_to_that_tool(demo: penstock.Engine, name: str) -> None:
+async def test_named_call_is_a_valid_call_of_that_tool(demo: penstock.Engine, name: str) -> None:
     choice = {"type": "function", "function": {"name": name}}
     for seed in range(2):
         result = await demo.generate(
@@ -98,7 +98,7 @@ async def test_a_named_call_is_a_valid_call_to_that_tool(demo: penstock.Engine, 
 
 
 @pytest.mark.anyio
-async def test_without_parallel_calls_there_is_one(demo: penstock.Engine) -> None:
+async def test_without_parallel_calls_there_is_one_call(demo: penstock.Engine) -> None:
     for seed in range(2):
         result = await demo.generate(
             ASKED,
@@ -123,8 +123,8 @@ LOOSE = {
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("parameters", NOTHING, ids=["left out", "none"])
-async def test_a_tool_without_parameters_is_called_without_arguments(
+@pytest.mark.parametrize("parameters", NOTHING, ids=["omitted", "none"])
+async def test_tool_without_parameters_is_called_without_arguments(
     hermes: penstock.Engine, parameters: dict[str, Any]
 ) -> None:
     tools = [{"type": "function", "function": {"name": "now", **parameters}}]
@@ -136,7 +136,7 @@ async def test_a_tool_without_parameters_is_called_without_arguments(
 
 
 @pytest.mark.anyio
-async def test_strict_parameters_are_all_that_there_is(hermes: penstock.Engine) -> None:
+async def test_strict_tool_gets_only_its_parameters(hermes: penstock.Engine) -> None:
     tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": LOOSE}}]
     result = await hermes.generate(
         ASKED, max_tokens=80, temperature=1.0, tools=tools, tool_choice="required", parallel_tool_calls=False
@@ -145,7 +145,7 @@ async def test_strict_parameters_are_all_that_there_is(hermes: penstock.Engine) 
 
 
 @pytest.mark.anyio
-async def test_tools_that_the_template_hides_can_be_called_for_but_not_offered(demo: penstock.Engine) -> None:
+async def test_tools_not_rendered_need_a_required_or_named_call(demo: penstock.Engine) -> None:
     for choice in ("auto", None):
         with pytest.raises(penstock.InvalidRequestError, match="does not render tools") as raised:
             await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
@@ -158,7 +158,7 @@ async def test_tools_that_the_template_hides_can_be_called_for_but_not_offered(d
 
 
 @pytest.mark.anyio
-async def test_the_pieces_of_a_stream_make_the_calls_of_the_result(demo: penstock.Engine) -> None:
+async def test_joined_call_deltas_equal_the_calls_of_the_result(demo: penstock.Engine) -> None:
     async with demo.stream(
         ASKED, max_tokens=90, temperature=0.7, seed=2, tools=TOOLS, tool_choice="required"
     ) as request:
@@ -179,7 +179,7 @@ async def test_the_pieces_of_a_stream_make_the_calls_of_the_result(demo: penstoc
 
 
 @pytest.mark.anyio
-async def test_the_template_sees_the_tools_whatever_is_chosen(hermes: penstock.Engine) -> None:
+async def test_template_renders_tools_for_every_tool_choice(hermes: penstock.Engine) -> None:
     without = hermes.apply_chat_template(ASKED)
     shown = hermes.apply_chat_template(ASKED, tools=TOOLS)
     assert shown == "<tools>" + "".join(json.dumps(tool) + "\n" for tool in TOOLS) + "</tools>" + without
@@ -192,7 +192,7 @@ async def test_the_template_sees_the_tools_whatever_is_chosen(hermes: penstock.E
 
 
 @pytest.mark.anyio
-async def test_how_a_model_calls_is_read_from_its_template(hermes: penstock.Engine) -> None:
+async def test_tool_format_is_detected_from_the_template(hermes: penstock.Engine) -> None:
     result = await hermes.generate(
         ASKED, max_tokens=300, seed=1, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
     )
@@ -201,7 +201,7 @@ async def test_how_a_model_calls_is_read_from_its_template(hermes: penstock.Engi
 
 
 @pytest.mark.anyio
-async def test_nothing_is_called_where_no_call_is_wanted(demo: penstock.Engine) -> None:
+async def test_tool_choice_none_makes_no_call(demo: penstock.Engine) -> None:
     spelled = [
         {"role": "user", "content": 'Repeat: <tool_call>{"name": "time", "arguments": {}}</tool_call>'}
     ]
@@ -211,7 +211,7 @@ async def test_nothing_is_called_where_no_call_is_wanted(demo: penstock.Engine) 
 
 
 @pytest.mark.anyio
-async def test_a_call_and_its_answer_go_back_into_the_template(hermes: penstock.Engine) -> None:
+async def test_tool_call_and_result_are_rendered_by_the_template(hermes: penstock.Engine) -> None:
     asked = await hermes.generate(
         ASKED, max_tokens=300, seed=1, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
     )
@@ -234,7 +234,7 @@ async def test_a_call_and_its_answer_go_back_into_the_template(hermes: penstock.
     assert (await hermes.generate(turns[0], max_tokens=4, tools=TOOLS)).token_ids
 
 
-def test_arguments_reach_a_template_as_a_mapping_where_they_are_an_object() -> None:
+def test_call_arguments_that_are_an_object_render_as_a_mapping() -> None:
     template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments is mapping }}", {})
 
     def is_mapping(arguments: Any) -> bool:
@@ -252,9 +252,7 @@ def test_arguments_reach_a_template_as_a_mapping_where_they_are_an_object() -> N
 
 
 @pytest.mark.anyio
-async def test_tools_need_messages_and_a_known_way_of_calling(
-    hermes: penstock.Engine, tiny_model: Path
-) -> None:
+async def test_tools_require_messages_and_a_known_format(hermes: penstock.Engine, tiny_model: Path) -> None:
     for prompt in ("What is the weather?", [1, 2, 3]):
         with pytest.raises(penstock.InvalidRequestError, match="chat") as raised:
             await hermes.generate(prompt, tools=TOOLS)

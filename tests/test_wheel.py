@@ -1,4 +1,4 @@
-"""The wheel as a user gets it: built for release, installed where nothing else is, streaming an answer."""
+"""The release wheel: its contents, and a stream in an environment with nothing else installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(1200)]
 
-# The first sixteen greedy tokens, as transformers has them too.
+# The first sixteen greedy tokens, equal to those of transformers.
 ANSWER = "The answer to this question lies in the intricate dance of light and color. The"
 STREAM = """
 import json, sys
@@ -32,20 +32,20 @@ anyio.run(main)
 
 
 def output_of(*command: str | Path) -> str:
-    """Run where no checkout is in sight."""
+    """Run a command outside the checkout."""
     return subprocess.run(command, cwd="/", check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `make wheel` builds it, so that a build made there is not made again."""
+    """The wheel, built like `make wheel`, whose build is reused."""
     folder = tmp_path_factory.mktemp("dist")
     maturin = Path(sys.executable).with_name("maturin")
     subprocess.run([maturin, "build", "--release", "--locked", "--out", folder], cwd=ROOT, check=True)
     return next(folder.glob("*.whl"))
 
 
-def test_the_wheel_serves_every_python_and_holds_what_it_should(wheel: Path) -> None:
+def test_wheel_is_abi3_and_holds_the_expected_files(wheel: Path) -> None:
     assert "-cp311-abi3-" in wheel.name
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"penstock/__init__.py", "penstock/_core.pyi", "penstock/py.typed"} <= names
@@ -54,7 +54,7 @@ def test_the_wheel_serves_every_python_and_holds_what_it_should(wheel: Path) -> 
     assert not any(name.startswith("tests/") or name.endswith(".gguf") for name in names)
 
 
-def test_the_wheel_streams_from_an_empty_environment(wheel: Path, demo_model: Path, tmp_path: Path) -> None:
+def test_wheel_streams_in_an_empty_environment(wheel: Path, demo_model: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     python = environment / "bin" / "python"

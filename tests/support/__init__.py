@@ -1,1 +1,1 @@
-"""What the tests share: checkpoints they write, the engine run to a result, and the independent oracle."""
+"""Shared by the tests: generated checkpoints, helpers that run the engine, and the transformers oracle."""

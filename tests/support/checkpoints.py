@@ -1,9 +1,8 @@
-"""Random Hugging Face checkpoints, written with numpy alone so that no torch is needed to make one.
+"""Random Hugging Face checkpoints, written with numpy, without torch.
 
-Weights are drawn so that logits mean something: every projection has unit gain on normed activations, the
-head gives logits a standard deviation near 3, norm weights and biases are far enough from 1 and 0 that
-dropping one shows. The tokenizer knows every byte and nothing else: any text can be a prompt, and any token
-id decodes.
+The weights give meaningful logits: every projection has unit gain on normalised activations, the head gives
+logits with a standard deviation near 3, and norm weights and biases are far enough from 1 and 0 that omitting
+one is detected. The tokenizer has one token per byte: any text can be a prompt, and any token id decodes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ARCHITECTURES = {
 
 
 def make_config(family: str, **changes: Any) -> dict[str, Any]:
-    """A small configuration of `family` in the spelling of transformers 5, with `changes` applied."""
+    """A small configuration of `family` in the format of transformers 5, with `changes` applied."""
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
@@ -67,8 +66,8 @@ def make_config(family: str, **changes: Any) -> dict[str, Any]:
     return config | changes
 
 
-def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration as transformers 4 wrote it: `rope_theta`, `rope_scaling`, `torch_dtype`."""
+def in_old_format(config: dict[str, Any]) -> dict[str, Any]:
+    """The same configuration in the format of transformers 4: `rope_theta`, `rope_scaling`, `torch_dtype`."""
     old = dict(config)
     rope = dict(old.pop("rope_parameters"))
     old["torch_dtype"] = old.pop("dtype")
@@ -78,7 +77,7 @@ def in_old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_checkpoint(directory: Path, config: dict[str, Any], *, seed: int = 0, shards: int = 1) -> Path:
-    """Writes config, weights in the config's dtype, tokenizer, generation defaults; returns `directory`."""
+    """Write config, weights in the config's dtype, tokenizer and generation defaults; returns `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": END_OF_TURN}))
@@ -90,7 +89,7 @@ def write_checkpoint(directory: Path, config: dict[str, Any], *, seed: int = 0, 
 
 
 def make_weights(config: dict[str, Any], seed: int) -> Iterator[tuple[str, Floats]]:
-    """Every tensor of the configuration by its published name."""
+    """Every tensor of the configuration, with its Hugging Face name."""
     generator = np.random.default_rng(seed)
     for name, shape in tensor_shapes(config):
         values = generator.standard_normal(shape, dtype=np.float32)
@@ -104,7 +103,7 @@ def make_weights(config: dict[str, Any], seed: int) -> Iterator[tuple[str, Float
 
 
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The published name and shape of every tensor."""
+    """The Hugging Face name and the shape of every tensor."""
     family, hidden, inner = config["model_type"], config["hidden_size"], config["intermediate_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
@@ -138,7 +137,7 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def encode(values: Floats, dtype: str) -> NDArray[Any]:
-    """`values` rounded to `dtype`; bfloat16 as its bits, which numpy has no type for."""
+    """`values` rounded to `dtype`; bfloat16 as bits, because numpy has no type for it."""
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
         to_nearest_even = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
@@ -162,7 +161,7 @@ def _write_weights(directory: Path, tensors: dict[str, NDArray[Any]], dtype: str
 
 
 def write_safetensors(file: Path, tensors: dict[str, NDArray[Any]], dtype: str) -> None:
-    """The format in full: length of the header, header, bytes."""
+    """Write a safetensors file: length of the header, header, data."""
     name_of_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,7 +1,7 @@
 """Small GGUF files, written with the `gguf` package: metadata and a random model with weights of any type.
 
-Types the package can quantise to are quantised from sensible weights. For the others every block is drawn at
-random, which is a valid file all the same, with scales small enough for the model to compute something.
+Types that the package can quantise to are quantised from random weights. For the other types, the blocks
+themselves are random, with scales small enough that the activations stay finite.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ TYPES = {
         Type.Q6_K,
     )
 }
-# Where the half-precision scales of a block lie, for types that are drawn at random.
+# Offsets of the half-precision scales in a block, for types with random blocks.
 SCALES = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)}
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 2, 4, 2, 320
 
 
 def head_dim_of(architecture: str) -> int:
-    """Qwen 3's heads are wider than its width would have them."""
+    """The head dimension; for Qwen 3 it is larger than the width divided by the heads."""
     return 128 if architecture == "qwen3" else HIDDEN // HEADS
 
 
 def encode(values: NDArray[np.float32], kind: Type, generator: np.random.Generator) -> NDArray[Any]:
-    """`values` in the blocks of `kind`, or random blocks of that kind where nobody can quantise."""
+    """`values` quantised to `kind`, or random blocks of that kind if the package cannot quantise to it."""
     if kind not in SCALES:
         return gguf.quants.quantize(values, kind)
     columns, size = gguf.GGML_QUANT_SIZES[kind]
@@ -61,7 +61,7 @@ def encode(values: NDArray[np.float32], kind: Type, generator: np.random.Generat
 def write_gguf(
     file: Path, kind: Type, *, architecture: str = "llama", seed: int = 0
 ) -> dict[str, NDArray[np.float32]]:
-    """Writes a model whose matrices are of `kind`; returns every tensor as the `gguf` package reads it."""
+    """Write a model whose matrices have type `kind`; returns every tensor as the `gguf` package reads it."""
     generator = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(file, architecture)
     _add_metadata(writer, head_dim_of(architecture))
@@ -129,7 +129,7 @@ def _add_metadata(writer: gguf.GGUFWriter, head_dim: int) -> None:
 
 
 def _byte_tokens() -> list[str]:
-    """The 256 characters that byte-level vocabularies write bytes as, in the order of the characters."""
+    """The 256 characters that stand for bytes in byte-level vocabularies, sorted."""
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())

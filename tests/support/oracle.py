@@ -1,6 +1,6 @@
-"""The independent oracle: transformers and torch in float32, driven token ids in, logits out.
+"""The oracle: transformers and torch in float32, from token ids to logits.
 
-torch is imported when the first test asks for it, never by importing this module: the quick loop has none.
+torch is imported on first use, not with this module: the quick tests run without it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Two logits closer than this may change places by rounding alone; the better of them is then nobody's fault.
+# Two logits closer than this may be swapped by rounding; either token is then correct.
 TIE = 1e-3
 
 
 class Oracle(NamedTuple):
-    """A model as transformers reads it, always in float32."""
+    """A model loaded by transformers in float32."""
 
     model: Any
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """`[tokens, vocabulary]`: what follows each prefix of `token_ids`, in one forward pass."""
+        """`[tokens, vocabulary]`: the logits after each prefix of `token_ids`, in one forward pass."""
         torch = import_torch()
         with torch.inference_mode():
             logits: NDArray[np.float32] = self.model(torch.tensor([token_ids])).logits[0].numpy()
         return logits
 
     def stepwise_logits(self, prompt: Sequence[int], output: Sequence[int]) -> NDArray[np.float32]:
-        """`[len(output), vocabulary]`: the same as while generating, the prompt at once, then token by token.
+        """`[len(output), vocabulary]`: logits as in generation, the prompt in one pass, then token by token.
 
-        It differs from `logits` only where the rotation depends on the length of the sequence so far.
+        Differs from `logits` only if the rotation depends on the current length of the sequence.
         """
         torch = import_torch()
         rows, cache, inputs = [], None, list(prompt)
@@ -50,7 +50,7 @@ class Oracle(NamedTuple):
 
 @functools.cache
 def import_torch() -> Any:
-    """Torch, on as many threads as the machine has and without what its import warns about."""
+    """Import torch, without the warnings of its import, and use all CPUs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
@@ -62,7 +62,7 @@ def import_torch() -> Any:
 
 
 def load_oracle(checkpoint: Path) -> Oracle:
-    """Reads a Hugging Face directory, or a GGUF file."""
+    """Load a Hugging Face directory or a GGUF file."""
     torch = import_torch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def load_oracle(checkpoint: Path) -> Oracle:
 
 
 def load_tokenizer(checkpoint: Path) -> Any:
-    """The tokenizer as transformers reads it."""
+    """Load the tokenizer with transformers."""
     import_torch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -90,7 +90,7 @@ def load_tokenizer(checkpoint: Path) -> Any:
 
 
 def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32], *, relative: float = 1e-4) -> None:
-    """Every logit within `relative` of the largest: what rounding does, and no wrong weight would."""
+    """Check that no logit differs by more than `relative` times the largest one."""
     assert ours.shape == theirs.shape
     limit = relative * float(np.abs(theirs).max())
     worst = float(np.abs(ours - theirs).max())
@@ -105,10 +105,10 @@ def assert_greedy(
     *,
     relative: float = 1e-4,
 ) -> None:
-    """Each of `token_ids` is the oracle's own choice given those before it, and its logprob the oracle's.
+    """Check that each of `token_ids` is the oracle's greedy token after its predecessors, logprobs included.
 
-    `theirs` are the oracle's logits after the prompt and all earlier `token_ids`, so agreement at every
-    position is agreement of both greedy texts, by induction. Where the oracle's best two tie, either will do.
+    `theirs` are the oracle's logits after the prompt and all earlier `token_ids`; by induction, both greedy
+    outputs are equal. If the oracle's top two tokens tie, either is accepted.
     """
     assert len(token_ids) == len(theirs)
     limit = relative * float(np.abs(theirs).max())

@@ -1,4 +1,4 @@
-"""The engine, run from token ids to a result; all that the parity tests know of the API."""
+"""Runs the engine from token ids to a result, for the parity tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def compute_logits(checkpoint: Path, token_ids: Sequence[int], **options: Any) -> NDArray[np.float32]:
-    """`[tokens, vocabulary]` after each prefix of `token_ids`, straight from the model."""
+    """`[tokens, vocabulary]`: the model's logits after each prefix of `token_ids`."""
     raw = _core.testing_logits(str(checkpoint), list(token_ids), **options)
     return np.frombuffer(raw, dtype="<f4").reshape(len(token_ids), -1)
 
@@ -26,7 +26,7 @@ def compute_logits(checkpoint: Path, token_ids: Sequence[int], **options: Any) -
 def generate_greedily(
     checkpoint: Path, prompts: Sequence[Any], max_tokens: int, **config: Any
 ) -> list[penstock.Result]:
-    """The engine's own choice of `max_tokens` tokens after each prompt, all prompts at once."""
+    """The greedy output of `max_tokens` tokens for each prompt, all prompts concurrently."""
     results: dict[int, penstock.Result] = {}
 
     async def generate(engine: penstock.Engine, index: int) -> None:
@@ -44,6 +44,6 @@ def generate_greedily(
 
 
 def random_prompt(length: int, *, vocabulary_size: int = 512, seed: int = 0) -> list[int]:
-    """Token ids that mean nothing."""
+    """Random token ids."""
     ids: list[int] = np.random.default_rng(seed).integers(vocabulary_size, size=length).tolist()
     return ids

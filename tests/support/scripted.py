@@ -1,4 +1,4 @@
-"""A tokenizer with which a model says what a test wants: the ids it generates anyway get the wanted texts."""
+"""A tokenizer that maps the token ids a random model generates to the texts that a test needs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-#: What every word of a prompt is, whatever the script.
+#: The token of every word of a prompt.
 UNKNOWN = 0
 
 
 def write_tokenizer(
     file: Path, vocabulary_size: int, pieces: Mapping[int, str], special: Collection[str] = ()
 ) -> Path:
-    """Writes a `tokenizer.json` in which ids say `pieces`, and those in `special` are special tokens.
+    """Write a `tokenizer.json` that decodes ids to `pieces`; those in `special` are special tokens.
 
     A piece such as `<0xC3>` is one byte.
     """

@@ -1,4 +1,4 @@
-"""Text to tokenize: megabytes that people wrote, found wherever Python is, and strings nobody would write."""
+"""Texts for tokenizer tests: megabytes of Python sources, and hostile strings."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ HOSTILE = {
 }
 
 
-def written_by_people(limit: int) -> Iterator[str]:
-    """Python's own sources, tests in many languages among them, until `limit` characters are reached."""
+def python_sources(limit: int) -> Iterator[str]:
+    """Python's own sources, including tests in many languages, up to `limit` characters."""
     library = Path(sysconfig.get_paths()["stdlib"])
     total = 0
     for file in sorted(library.glob("test/cjkencodings/*utf8.txt")) + sorted(library.rglob("*.py")):
@@ -61,7 +61,7 @@ def written_by_people(limit: int) -> Iterator[str]:
 
 
 def any_code_points(length: int, seed: int) -> str:
-    """A string of assigned code points of all planes, a space now and then."""
+    """A string of assigned code points of all planes, with occasional spaces."""
     generator = np.random.default_rng(seed)
     planes = ((0x20, 0x250), (0x250, 0x3000), (0x3000, 0xD800), (0xE000, 0x10000), (0x10000, 0x20000))
     characters: list[str] = []

@@ -1,8 +1,7 @@
-"""What a request is told besides its text: how every number finds its way, from an executor that makes it up.
+"""Logprobs, logits and hidden states in results, from an executor that returns synthetic values.
 
-That executor's rules: the log probability of a token is minus a hundredth of its position, the likeliest
-tokens are the ids from 0, half a unit apart, and a row of logits or of a hidden state says its position and
-the seed of the choice it was computed for.
+Its values: the logprob of a token is -0.01 times its position, the top tokens are the ids from 0 with
+logprobs 0.5 apart, and a row of logits or of hidden states contains its position and the seed of its choice.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
 
 
 def made_up_logprobs(first: int, end: int) -> tuple[float, ...]:
-    """Of the tokens at these positions."""
+    """The logprobs of the tokens at these positions."""
     return tuple(float(np.float32(position) * np.float32(-0.01)) for position in range(first, end))
 
 
 def rows(tensor: penstock.Tensor | None) -> NDArray[np.float32]:
-    """The numbers of a tensor, where they lie."""
+    """The values of a tensor, without a copy."""
     assert tensor is not None
     return np.asarray(tensor)
 
 
-async def test_tokens_have_their_log_probabilities_and_the_likeliest(engine: penstock.Engine) -> None:
+async def test_tokens_have_logprobs_and_top_logprobs(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, PARAMS, logprobs=True, top_logprobs=2)
     chunks = [chunk async for chunk in request]
     result = await request.result()
@@ -63,7 +62,7 @@ async def test_tokens_have_their_log_probabilities_and_the_likeliest(engine: pen
 
 
 @pytest.mark.parametrize("length", [1, 2, 100])
-async def test_the_prompts_tokens_have_theirs_but_for_the_first(engine: penstock.Engine, length: int) -> None:
+async def test_prompt_tokens_except_the_first_have_logprobs(engine: penstock.Engine, length: int) -> None:
     for n in (1, 3):
         result = await engine.generate(range(length), PARAMS, n=n, prompt_logprobs=1)
         assert result.prompt_logprobs == (None, *made_up_logprobs(1, length))
@@ -76,7 +75,7 @@ async def test_the_prompts_tokens_have_theirs_but_for_the_first(engine: penstock
 @pytest.mark.parametrize("name", ["logits", "hidden_states"])
 @pytest.mark.parametrize("length", [1, 4, 100])
 @pytest.mark.parametrize("n", [1, 3])
-async def test_rows_are_those_of_the_positions_asked_for(
+async def test_tensor_rows_match_the_requested_positions(
     engine: penstock.Engine, name: str, length: int, n: int
 ) -> None:
     end = length + 6 - 1
@@ -95,17 +94,17 @@ async def test_rows_are_those_of_the_positions_asked_for(
         assert (result.hidden_states is None) == (name == "logits")
 
 
-async def test_a_result_gives_the_same_memory_every_time(engine: penstock.Engine) -> None:
+async def test_result_returns_the_same_memory_each_time(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, PARAMS, output_logits="prompt", n=2)
     results = [await request.result(), await request.result()]
     choices = [choice for result in results for choice in result.choices]
-    places = {rows(choice.logits).__array_interface__["data"] for choice in choices}
-    assert len(places) == 1
-    ((_, is_read_only),) = places
+    addresses = {rows(choice.logits).__array_interface__["data"] for choice in choices}
+    assert len(addresses) == 1
+    ((_, is_read_only),) = addresses
     assert is_read_only
 
 
-async def test_what_follows_a_stop_string_is_not_told_of(engine: penstock.Engine) -> None:
+async def test_output_after_a_stop_string_has_no_rows(engine: penstock.Engine) -> None:
     whole = await engine.generate(PROMPT, PARAMS, max_tokens=100)
     stop = engine.decode(whole.token_ids[4:5])
     result = await engine.generate(
@@ -119,7 +118,7 @@ async def test_what_follows_a_stop_string_is_not_told_of(engine: penstock.Engine
     assert len(rows(result.logits)) == LENGTH + length - 1
 
 
-async def test_a_cancelled_request_has_the_rows_of_its_tokens(engine: penstock.Engine) -> None:
+async def test_cancelled_request_has_the_rows_of_its_tokens(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, PARAMS, max_tokens=400, output_hidden_states="all", n=2)
     await anext(request)
     request.cancel()
@@ -128,7 +127,7 @@ async def test_a_cancelled_request_has_the_rows_of_its_tokens(engine: penstock.E
         assert len(rows(choice.hidden_states)) == LENGTH - 1 + len(choice.token_ids)
 
 
-async def test_what_is_told_is_what_the_model_computes(tiny_model: Path) -> None:
+async def test_logits_and_hidden_states_match_transformers(tiny_model: Path) -> None:
     async with make_engine(tiny_model, dtype="float32") as engine:
         result = await engine.generate(
             PROMPT,
@@ -144,9 +143,9 @@ async def test_what_is_told_is_what_the_model_computes(tiny_model: Path) -> None
         assert len(rows(choice.hidden_states)) == len(logits)
         wide = logits.astype(np.float64)
         logprobs = wide - np.logaddexp.reduce(wide, axis=1, keepdims=True)
-        told = [*(result.prompt_logprobs or ())[1:], *(choice.logprobs or ())]
+        reported = [*(result.prompt_logprobs or ())[1:], *(choice.logprobs or ())]
         chosen = logprobs[range(len(logits)), token_ids[1:]]
-        np.testing.assert_allclose(np.array(told, np.float64), chosen, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(np.array(reported, np.float64), chosen, rtol=0, atol=1e-5)
         tops = [*(result.prompt_top_logprobs or ())[1:], *(choice.top_logprobs or ())]
         for row, top in zip(logits, tops, strict=True):
             assert top is not None
