@@ -1,17 +1,18 @@
-# `make` alone explains itself. Everything lands in .venv/ and target/; nothing needs root, and nothing but the package
-# registries is contacted. One Cargo profile (`dev`, optimised) serves daily work, tests and demo; `wheel` uses `release`.
+# `make` prints the list of targets. All output is in .venv/ and target/. Nothing needs root, and only the package
+# registries are contacted. One Cargo profile (`dev`, optimised) is for development, tests and the demo; `wheel` uses
+# `release`.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
 
-# Rust installed a moment ago may not be on the PATH of this shell yet.
+# A fresh Rust installation is not on the PATH of running shells.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# An environment is made again when what it is made from changes, whatever the files' dates say.
+# The environment is rebuilt when the content of these files changes; modification times are ignored.
 BASE   := $(VENV)/.base-$(shell cat pyproject.toml Cargo.toml | cksum | cut -d' ' -f1)
 DEV    := $(BASE)-dev
 ORACLE := $(BASE)-oracle
@@ -19,8 +20,8 @@ DEMO   := $(VENV)/.demo-$(shell cksum < examples/demo-model.txt | cut -d' ' -f1)
 
 CORE    := python/penstock/_core.abi3.so
 SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-# The extension module is built by maturin, everything else by Cargo alone: PyO3's build script is never run in two
-# environments that differ, so neither undoes the other's work. Clippy, rustdoc and loom have folders of their own.
+# maturin builds the extension module, Cargo the other crates: running PyO3's build script in two different environments
+# would rebuild it each time. Clippy, rustdoc and loom use separate target folders for the same reason.
 CRATES  := --workspace --exclude penstock-python
 
 .DEFAULT_GOAL := help
@@ -29,22 +30,22 @@ CRATES  := --workspace --exclude penstock-python
 .PHONY: help demo test check build wheel bench generate format lint lint-rust lint-python test-rust test-rust-all test-python \
         test-python-all rust clean
 
-help:  ## This list
+help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(CORE) $(DEMO)  ## Set everything up, get the demo model, stream its answer (QUESTION="...")
+demo: $(CORE) $(DEMO)  ## Build, install the demo model and stream its answer (QUESTION="...")
 	@$(BIN)/penstock demo "$(QUESTION)"
 
-test: lint test-rust-all test-python-all  ## Everything: lint, Rust tests, loom models, doc tests, pytest with the torch oracle
+test: lint test-rust-all test-python-all  ## All checks: lint, Rust tests, loom models, doc tests, pytest with the torch oracle
 
-check: lint test-rust test-python  ## The quick loop: the same without torch, loom models, doc tests and the wheel
+check: lint test-rust test-python  ## Quick checks: the same without torch, loom models, doc tests and the wheel
 
-build: $(CORE)  ## The extension module, in place, ready for `.venv/bin/python -c 'import penstock'`
+build: $(CORE)  ## Build the extension module in place, for `.venv/bin/python -c 'import penstock'`
 
-wheel: $(BASE)  ## A release wheel in dist/
+wheel: $(BASE)  ## Build a release wheel in dist/
 	$(BIN)/maturin build --release --locked --out dist
 
-bench:  ## Kernels and a random 0.5B model against the limits of this machine (BENCH="--rounds 5")
+bench:  ## Benchmark kernels and a random 0.5B model (BENCH="--rounds 5")
 	cargo bench -p penstock-device --bench bfc
 	cargo bench -p penstock-device --bench sampling -- --quick
 	cargo bench -p penstock-guidance --bench guidance
@@ -52,7 +53,7 @@ bench:  ## Kernels and a random 0.5B model against the limits of this machine (B
 	cargo bench -p penstock-runner --bench model -- $(BENCH)
 	cargo bench -p penstock-runner --bench control
 
-generate:  ## Everything that follows from rust/frontend/definitions
+generate:  ## Rewrite the files generated from rust/frontend/definitions
 	$(PYTHON) tools/generate.py
 
 format: $(DEV)  ## Format all sources
@@ -60,9 +61,9 @@ format: $(DEV)  ## Format all sources
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-lint: lint-rust lint-python  ## Formatters, linters, types and stub; warnings are errors
+lint: lint-rust lint-python  ## Check formatting, lints, types and the stub; warnings are errors
 
-lint-rust: $(VENV)/bin/python | rust  # PyO3's build script asks the environment's interpreter
+lint-rust: $(VENV)/bin/python | rust  # PyO3's build script runs the environment's interpreter
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
 	    { echo "rustfmt or clippy is missing: rustup component add rustfmt clippy" >&2; exit 1; }
 	cargo fmt --all --check
@@ -89,13 +90,13 @@ test-python: $(CORE) $(DEV) $(DEMO)
 test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO) wheel
 	$(BIN)/pytest
 
-clean:  ## Remove everything that make made
+clean:  ## Remove all build output
 	rm -rf $(VENV) target dist $(CORE) .pytest_cache .mypy_cache .ruff_cache
 
-# ---- what the above is made of
+# ---- internal targets
 
 rust:
-	@command -v cargo >/dev/null || { echo "Rust is missing: install it from https://rustup.rs, then run make again" >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "Rust is missing: install it from https://rustup.rs and run make again" >&2; exit 1; }
 
 $(CORE): $(SOURCES) $(BASE) | rust
 	$(BIN)/maturin develop --profile dev --skip-install
@@ -103,7 +104,7 @@ $(CORE): $(SOURCES) $(BASE) | rust
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	    { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
+	    { echo "Python 3.11 or newer is required: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	    { echo "Python's venv module is missing: install your system's python3-venv package" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)

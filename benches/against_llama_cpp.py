@@ -1,12 +1,12 @@
-"""Penstock and llama.cpp on the demo model's one GGUF file, in turn, so that both meet the same machine.
+"""Compares Penstock and llama.cpp on the GGUF file of the demo model, alternating between them.
 
-    .venv/bin/pip install xllamacpp                     # llama.cpp, built for Python; needed here alone
+    .venv/bin/pip install xllamacpp                     # llama.cpp for Python; only needed here
     .venv/bin/python benches/against_llama_cpp.py [--rounds 5] [--threads 2]
 
-Each figure is a process of its own: the model is loaded, one prompt of 512 tokens is computed to touch the
-memory, then one is measured, and 64 tokens decoded after a prompt of 16. llama.cpp computes with the file's
-4-bit weights, Penstock unpacks them to float32, which is exact; so decoding compares 98 MB a token with 538.
-Prints medians and ranges of tokens per second, and of the ratio round by round.
+Each measurement is a new process: it loads the model, computes one prompt of 512 tokens as a warm-up,
+measures a second one, then 64 decoded tokens after a prompt of 16. llama.cpp computes with the file's
+4-bit weights and reads 98 MB per decoded token; Penstock dequantises them to float32 and reads 538 MB. Prints
+medians and ranges of tokens per second, and of the ratio per round.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ OUTPUT = 64
 
 
 def prompt_of(length: int, first: int) -> list[int]:
-    """Token ids that mean nothing; another `first` keeps a cache from helping."""
+    """Arbitrary token ids; a different `first` prevents cache hits."""
     return [first, *((7919 * position) % 40_000 for position in range(1, length))]
 
 
 def measure_penstock(threads: int) -> dict[str, float]:
-    """Tokens per second of prefill and of decoding."""
+    """Tokens per second of prefill and decode."""
     import penstock
     from penstock.demo import model_path
 
@@ -42,7 +42,7 @@ def measure_penstock(threads: int) -> dict[str, float]:
         run(prompt_of(PROMPT, 5), 1)
         prefill = run(prompt_of(PROMPT, 6), 1)
         decode = run(prompt_of(16, 7), OUTPUT)
-    assert prefill.first_token is not None  # noqa: S101 - both have tokens
+    assert prefill.first_token is not None  # noqa: S101 - both generated tokens
     assert decode.first_token is not None  # noqa: S101
     return {
         "prefill": PROMPT / prefill.first_token,
@@ -51,7 +51,7 @@ def measure_penstock(threads: int) -> dict[str, float]:
 
 
 def measure_llama_cpp(threads: int) -> dict[str, float]:
-    """Tokens per second of prefill and of decoding, by llama.cpp's own clock."""
+    """Tokens per second of prefill and decode, as reported by llama.cpp."""
     import xllamacpp  # type: ignore[import-not-found,unused-ignore]
 
     from penstock.demo import model_path
@@ -78,15 +78,15 @@ ENGINES = {"penstock": measure_penstock, "llama.cpp": measure_llama_cpp}
 
 
 def in_process(engine: str, threads: int) -> dict[str, float]:
-    """One engine's figures, measured by a process of its own."""
+    """Measure one engine in a new process."""
     command = [sys.executable, __file__, "--threads", str(threads), "--only", engine]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - ourselves
-    figures: dict[str, float] = json.loads(output.splitlines()[-1])
-    return figures
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - this script
+    results: dict[str, float] = json.loads(output.splitlines()[-1])
+    return results
 
 
 def main() -> None:
-    """Runs the rounds and prints the figures."""
+    """Run the rounds and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -100,13 +100,13 @@ def main() -> None:
     ]
     for kind in ("prefill", "decode"):
         for engine in ENGINES:
-            print_line(f"{kind}, {engine}", "tokens/s", [figures[engine][kind] for figures in rounds])
-        ratios = [figures["penstock"][kind] / figures["llama.cpp"][kind] for figures in rounds]
+            print_line(f"{kind}, {engine}", "tokens/s", [results[engine][kind] for results in rounds])
+        ratios = [results["penstock"][kind] / results["llama.cpp"][kind] for results in rounds]
         print_line(f"{kind}, ratio", "", ratios)
 
 
 def print_line(name: str, unit: str, values: list[float]) -> None:
-    """Median and range."""
+    """Print median and range."""
     low, middle, high = min(values), statistics.median(values), max(values)
     print(f"{name:20} {middle:8.2f} {unit:8} ({low:.2f} to {high:.2f})")
 

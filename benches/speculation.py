@@ -1,12 +1,11 @@
-"""Decoding with n-gram speculation against decoding without, on the demo model.
+"""Compares decoding with and without n-gram speculation, on the demo model.
 
     .venv/bin/python benches/speculation.py [--rounds 9] [--threads 2] [--tokens 96] [--only WORKLOAD]
 
-Two engines of the same sizes are open in one process, and only one works at a time. A round asks both for the
-same answers, now one first and now the other, so that both meet the same machine, and checks that the answers
-are the same. The first round is not counted: it leaves the prompts in the prefix caches. Of each workload it
-prints the time without speculation over the time with it, as median, quartiles and range over the rounds, and
-what became of the drafts.
+Two engines of the same size are open in one process; only one works at a time. Each round runs a workload on
+both, in alternating order, and checks that the outputs are equal. The first round is a warm-up that fills the
+prefix caches. For each workload it prints the time without speculation divided by the time with it (median,
+quartiles and range over the rounds), and how many draft tokens were accepted.
 """
 
 from __future__ import annotations
@@ -51,33 +50,33 @@ QUESTIONS = [
 
 
 class Workload(NamedTuple):
-    """Requests that are made all at once."""
+    """Concurrent requests."""
 
     prompts: Sequence[Any]
     options: dict[str, Any]
 
 
 def chats(count: int) -> list[Any]:
-    """The first questions, as messages."""
+    """The first `count` questions, as messages."""
     return [[{"role": "user", "content": question}] for question in QUESTIONS[:count]]
 
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
-DRAWN: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 1}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 1}
 WORKLOADS = {
     "copying, a list": Workload([INVENTORY * 3], GREEDY),
     "copying, a letter": Workload([LETTER * 3], GREEDY),
     "answers, greedy": Workload(chats(1), GREEDY),
-    "answers, drawn": Workload(chats(1), DRAWN),
+    "answers, sampled": Workload(chats(1), SAMPLED),
     "story, greedy": Workload(chats(2)[1:], GREEDY),
-    "story, drawn": Workload(chats(2)[1:], DRAWN),
+    "story, sampled": Workload(chats(2)[1:], SAMPLED),
     "8 answers, greedy": Workload(chats(8), GREEDY),
-    "8 answers, drawn": Workload(chats(8), DRAWN),
+    "8 answers, sampled": Workload(chats(8), SAMPLED),
 }
 
 
-class Turn(NamedTuple):
-    """One engine's part of a round."""
+class Run(NamedTuple):
+    """The measurements of one engine in a round."""
 
     seconds: float
     token_ids: list[tuple[int, ...]]
@@ -86,8 +85,8 @@ class Turn(NamedTuple):
     accepted: int
 
 
-async def take_turn(engine: penstock.Engine, workload: Workload, tokens: int) -> Turn:
-    """All answers, and the time until the last is whole."""
+async def run_workload(engine: penstock.Engine, workload: Workload, tokens: int) -> Run:
+    """Run all requests, and measure the time until the last one has finished."""
     answers: list[tuple[int, ...]] = [()] * len(workload.prompts)
 
     async def ask(index: int, prompt: Any) -> None:
@@ -99,7 +98,7 @@ async def take_turn(engine: penstock.Engine, workload: Workload, tokens: int) ->
         for index, prompt in enumerate(workload.prompts):
             group.start_soon(ask, index, prompt)
     seconds, after = time.perf_counter() - start, engine.stats()
-    return Turn(
+    return Run(
         seconds,
         answers,
         after.generation_tokens - before.generation_tokens,
@@ -109,28 +108,28 @@ async def take_turn(engine: penstock.Engine, workload: Workload, tokens: int) ->
 
 
 async def measure(engines: dict[bool, penstock.Engine], name: str, rounds: int, tokens: int) -> None:
-    """Rounds of one workload, and their line."""
+    """Run the rounds of one workload and print the results."""
     ratios = []
     for number in range(rounds + 1):
         order = [False, True] if number % 2 else [True, False]
-        turns = {kind: await take_turn(engines[kind], WORKLOADS[name], tokens) for kind in order}
-        if turns[True].token_ids != turns[False].token_ids:
-            raise SystemExit(f"{name}: speculation has changed an answer")
+        runs = {kind: await run_workload(engines[kind], WORKLOADS[name], tokens) for kind in order}
+        if runs[True].token_ids != runs[False].token_ids:
+            raise SystemExit(f"{name}: speculation changed an output")
         if number > 0:
-            ratios.append(turns[False].seconds / turns[True].seconds)
+            ratios.append(runs[False].seconds / runs[True].seconds)
     low, middle, high = statistics.quantiles(ratios, n=4)
-    plain, drafting = turns[False], turns[True]
+    plain, drafting = runs[False], runs[True]
     print(
         f"{name:18} {middle:5.2f} x  ({low:.2f} to {high:.2f}, of {min(ratios):.2f} to {max(ratios):.2f})"
         f"  {plain.generated / plain.seconds:6.1f} tokens/s without;"
-        f" {drafting.accepted} of {drafting.drafted} drafts confirmed,"
+        f" {drafting.accepted} of {drafting.drafted} draft tokens accepted,"
         f" {drafting.accepted / drafting.generated:.0%} of the tokens",
         flush=True,
     )
 
 
 async def run(options: argparse.Namespace) -> None:
-    """All workloads."""
+    """Run all workloads."""
     config: dict[str, Any] = {
         "threads": options.threads,
         "max_num_seqs": 8,
@@ -147,12 +146,12 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Runs the rounds and prints the figures."""
+    """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9, help="at least 2")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=96, help="generated by each request")
-    parser.add_argument("--only", help="how the names of the workloads to measure begin")
+    parser.add_argument("--tokens", type=int, default=96, help="tokens generated per request")
+    parser.add_argument("--only", help="prefix of the names of the workloads to run")
     anyio.run(run, parser.parse_args())
 
 

@@ -1,0 +1,48 @@
+"""Words of the project's former private vocabulary do not come back; ARCHITECTURE.md has a glossary."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("benches", "docs", "examples", "python", "rust", "tests")
+SUFFIXES = {".md", ".py", ".pyi", ".rs", ".toml"}
+
+#: Identifiers, matched with their case, and words of prose, matched in any case.
+IDENTIFIERS = ("takes_long",)
+WORDS = ("spoiled", "waiting room")
+
+
+def sources() -> list[Path]:
+    files = [*ROOT.iterdir(), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*"))]
+    return [file for file in files if file.suffix in SUFFIXES and file != Path(__file__)]
+
+
+def lines_with(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in sources()
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+@pytest.mark.parametrize("identifier", IDENTIFIERS)
+def test_former_identifier_is_absent(identifier: str) -> None:
+    assert lines_with(re.compile(rf"\b{identifier}\b")) == []
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_former_word_is_absent(word: str) -> None:
+    words = word.replace(" ", r"[\s_]+")
+    assert lines_with(re.compile(rf"(?i)(?<![a-z]){words}(?:s|es|ed|ing)?(?![a-z])")) == []
+
+
+def test_search_covers_code_and_docs() -> None:
+    names = {file.relative_to(ROOT).as_posix() for file in sources()}
+    assert {"README.md", "Cargo.toml", "docs/guide.md", "python/penstock/_core.pyi"} <= names
+    assert {"rust/engine/src/lib.rs", "tests/conftest.py", "benches/speculation.py"} <= names
+    assert lines_with(re.compile(r"\bEngineStoppedError\b"))
