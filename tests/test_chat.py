@@ -1,4 +1,4 @@
-"""Chat templates: Hugging Face's text, errors that name the field, and templates that cannot do harm."""
+"""Chat templates: parity with Hugging Face, errors that name the field, and limits on hostile templates."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ QWEN = """\
 {%- endif %}
 """
 
-# Blocks on lines of their own, comments, macros, captured blocks, filters of many kinds.
+# Blocks on separate lines, comments, macros, captured blocks, filters of many kinds.
 ODD = """\
 {# a comment #}
 {%- macro entry(key, value, depth=0) -%}
@@ -189,11 +189,17 @@ WITH_TOOLS = [
 ]
 
 
-# The beginning of a loop that makes `n.x` longer, and a list that holds itself twice, many times over.
+# The start of a loop that makes `n.x` longer, and a list whose two items are the same list, repeatedly.
 DOUBLE = "{% set n = namespace(x='0123456789') %}{% for i in range(99) %}"
 NEST = (
     "{{% set n = namespace(x=['0123456789']) %}}"
     "{{% for i in range({}) %}}{{% set n.x = [n.x, n.x] %}}{{% endfor %}}"
+)
+
+# Keeps many copies of a value.
+KEEP = (
+    "{{% set v = {} %}}{{% set n = namespace(x=[]) %}}"
+    "{{% for i in range(99999) %}}{{% set n.x = [n.x, {}] %}}{{% endfor %}}"
 )
 
 
@@ -218,7 +224,7 @@ def render(source: str, messages: Any = None, **variables: Any) -> str:
         (PLAIN[2:3], {}),
     ],
 )
-def test_the_text_is_that_of_transformers(
+def test_text_is_equal_to_transformers(
     source: str, *, add_generation_prompt: bool, messages: list[dict[str, Any]], variables: dict[str, Any]
 ) -> None:
     from tokenizers import Tokenizer, models
@@ -227,7 +233,7 @@ def test_the_text_is_that_of_transformers(
     theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
     expected = None
     silent = [{**message, "content": message["content"] or ""} for message in messages]
-    # Whatever the template raises there, it must raise here, but for the want of content beside calls.
+    # Errors must be the same, except for missing content beside tool calls.
     for given in (messages, silent):
         with contextlib.suppress(jinja2.TemplateError, TypeError):
             expected = theirs.apply_chat_template(
@@ -240,25 +246,25 @@ def test_the_text_is_that_of_transformers(
             break
     if expected is None:
         assert source in {CHATML, LLAMA3, MISTRAL}
-        with pytest.raises(InvalidRequestError, match="refuses these messages"):
+        with pytest.raises(InvalidRequestError, match="rejects these messages"):
             render(source, messages, add_generation_prompt=add_generation_prompt, **variables)
     else:
         assert render(source, messages, add_generation_prompt=add_generation_prompt, **variables) == expected
 
 
-def test_a_conversation_in_chatml() -> None:
+def test_chatml_conversation() -> None:
     assert render(CHATML, PLAIN[1:2]) == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n  What is 1+1?\n\n<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
-def test_blocks_take_their_line_with_them() -> None:
+def test_block_lines_are_removed() -> None:
     source = "  {% for message in messages %}\n{{ message.role }}\n  {% endfor %}\nend\n"
     assert render(source) == "user\nend"
 
 
-def test_json_is_written_as_hugging_face_writes_it() -> None:
+def test_tojson_is_equal_to_hugging_face() -> None:
     assert render("{{ tools | tojson }}", tools=[{"ä": "<&'>", "n": None}]) == '[{"ä": "<&\'>", "n": null}]'
     value = {"b": [1, 2], "a": "x"}
     assert render("{{ tools | tojson(indent=2, sort_keys=true) }}", tools=value) == json.dumps(
@@ -266,7 +272,7 @@ def test_json_is_written_as_hugging_face_writes_it() -> None:
     )
 
 
-def test_special_tokens_and_variables_reach_the_template() -> None:
+def test_template_sees_special_tokens_and_variables() -> None:
     assert render("{{ bos_token }}{{ answer }}{{ eos_token }}", answer=42) == "<s>42</s>"
     assert (
         render("{{ tools is none }} {{ documents is none }} {{ pad_token is defined }}") == "True True False"
@@ -274,13 +280,13 @@ def test_special_tokens_and_variables_reach_the_template() -> None:
     assert render("{{ strftime_now('%%') }}") == "%"
 
 
-def test_reasoning_is_found_under_each_of_its_names() -> None:
+def test_reasoning_is_read_from_each_key() -> None:
     for name in ("reasoning_content", "thinking", "reasoning"):
         message = {"role": "assistant", "content": "", name: "hm"}
         assert render("{{ messages[0].reasoning_content }}", [message]) == "hm"
 
 
-def test_a_call_without_content_has_an_empty_one() -> None:
+def test_tool_call_without_content_gets_empty_content() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [PLAIN[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert "<|im_start|>assistant\n<|im_end|>\n" in render(CHATML, messages)
@@ -300,20 +306,22 @@ IMAGE = [{"role": "user", "content": [{"type": "text", "text": "Look"}, {"type":
         "{{ messages[0]['content'] ~ '' }}",
     ],
 )
-def test_parts_of_text_are_joined_where_a_template_knows_no_parts(source: str) -> None:
+def test_text_parts_are_joined_if_template_lacks_parts(source: str) -> None:
     whole = [{"role": "user", "content": "It's me"}]
     assert render(source, PARTS) == render(source, whole)
-    with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[1\] is .* takes no other parts"):
+    with pytest.raises(
+        InvalidRequestError, match=r"messages\[0\].content\[1\] is .* supports no other parts"
+    ):
         render(source, IMAGE)
 
 
-def test_parts_are_left_to_a_template_that_knows_them() -> None:
+def test_parts_are_passed_to_a_template_that_supports_them() -> None:
     source = "{% for part in messages[0].content %}<{{ part.type }}>{{ part.text }}{% endfor %}"
     assert render(source, PARTS) == "<text>It's <text>me"
     assert render(source, IMAGE) == "<text>Look<image>"
 
 
-def test_the_callers_messages_are_left_alone() -> None:
+def test_messages_of_the_caller_are_unchanged() -> None:
     message = {"role": "user", "content": None, "reasoning": "hm", "extra": [1]}
     render("{{ messages[0] }}", [message])
     assert message == {"role": "user", "content": None, "reasoning": "hm", "extra": [1]}
@@ -348,14 +356,14 @@ def test_the_callers_messages_are_left_alone() -> None:
         ([{"role": "user", "content": "a", "x": {1: 2}}], "a key of messages[0].x is 1; it must be a string"),
     ],
 )
-def test_a_malformed_message_is_named(messages: Any, expected: str) -> None:
+def test_malformed_message_error_names_the_field(messages: Any, expected: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         ChatTemplate(CHATML, TOKENS).render(messages)
     assert str(raised.value).startswith(expected)
     assert raised.value.field is not None
 
 
-def test_endless_nesting_is_refused() -> None:
+def test_endless_nesting_is_rejected() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(InvalidRequestError, match="is nested deeper than 100"):
@@ -363,14 +371,14 @@ def test_endless_nesting_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["bos_token", "raise_exception", "range"])
-def test_variables_cannot_replace_what_is_the_templates_own(name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{name!r} is the template's own"):
+def test_variables_cannot_replace_reserved_names(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name!r} is reserved by the template"):
         render("x", **{name: "y"})
 
 
-def test_what_a_template_objects_to_is_told() -> None:
+def test_template_errors_are_reported() -> None:
     with pytest.raises(
-        InvalidRequestError, match="refuses these messages: Conversation roles must alternate"
+        InvalidRequestError, match="rejects these messages: Conversation roles must alternate"
     ):
         render(MISTRAL, [PLAIN[1], PLAIN[1]])
     with pytest.raises(InvalidRequestError, match="'nothing' is undefined"):
@@ -379,7 +387,7 @@ def test_what_a_template_objects_to_is_told() -> None:
         render("{{ messages[0].content + 1 }}")
 
 
-def test_a_broken_template_names_its_line() -> None:
+def test_syntax_error_names_the_line() -> None:
     with pytest.raises(InvalidRequestError, match="chat_template: line 2: ") as raised:
         ChatTemplate("a\n{% if %}", {})
     assert raised.value.field == "chat_template"
@@ -401,7 +409,7 @@ def test_a_broken_template_names_its_line() -> None:
         "{{ '{x.__class__}'.format_map({'x': ''}) }}",
     ],
 )
-def test_what_is_unsafe_is_not_there(source: str) -> None:
+def test_unsafe_attributes_are_undefined(source: str) -> None:
     assert not render(source)
 
 
@@ -426,8 +434,8 @@ def test_what_is_unsafe_is_not_there(source: str) -> None:
         "{{ lipsum(n=1000000) }}",
     ],
 )
-def test_no_template_gets_out(source: str) -> None:
-    with pytest.raises(InvalidRequestError, match="refuses these messages"):
+def test_sandbox_escapes_are_rejected(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="rejects these messages"):
         render(source)
 
 
@@ -471,9 +479,25 @@ def test_no_template_gets_out(source: str) -> None:
         "{{ [1]|batch(999999999, 0)|list }}",
         "{{ [1]|slice(999999999)|list }}",
         "{% for i in range(999999999) %}{% endfor %}",
+        "{{ 'x'.encode().ljust(999999999) }}",
+        "{{ (1).to_bytes(999999999, 'big') }}",
+        "{{ 1|round(99999999, 'ceil') }}",
+        "{{ ([[0] * 1000000] * 1000)|sum(start=[]) }}",
+        "{{ ('x' * 100000).join(range(99999)|map('string')) }}",
+        "{{ (range(99999)|map('string'))|join('x' * 100000) }}",
+        "{{ ([1] * 100000)|tojson(indent='x' * 100000) }}",
+        "{{ ([1] * 100000)|tojson(separators=('x' * 100000, ':')) }}",
+        "{{ ('x' * 100000)|replace(new='y' * 100000, old='x') }}",
+        "{{ ([1] * 100000)|replace('1', 'y' * 100000) }}",
+        KEEP.format("'x' * 4000000", "v[loop.index:]"),
+        KEEP.format("[0] * 4000000", "v|list"),
+        KEEP.format("[0] * 4000000", "v.copy()"),
+        KEEP.format("dict(range(99998)|batch(2))", "dict(v)"),
+        "{% macro f() %}" + "x" * 99999 + "{% endmacro %}" + KEEP.format("0", "f()"),
+        "{% block b %}" + "x" * 99999 + "{% endblock %}" + KEEP.format("0", "self.b()"),
     ],
 )
-def test_no_template_makes_much_out_of_little(source: str) -> None:
+def test_memory_use_is_limited(source: str) -> None:
     limits = (
         r"it makes (a )?texts? of more than|integers of more than|is not available|Range too big|TypeError"
     )
@@ -489,19 +513,19 @@ def test_no_template_makes_much_out_of_little(source: str) -> None:
         "{% for n in [60] recursive %}{% if n %}{{ loop([n - 1, n - 1]) }}{% endif %}{% endfor %}",
     ],
 )
-def test_no_template_runs_for_long(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duration_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 0.05)
     with pytest.raises(InvalidRequestError, match=r"it runs for more than 0\.05 seconds"):
         render(source)
 
 
-def test_a_long_conversation_is_well_within_the_limits() -> None:
+def test_long_conversation_stays_within_the_limits() -> None:
     messages = [{"role": ("user", "assistant")[turn % 2], "content": "word " * 200} for turn in range(2000)]
     assert len(render(QWEN, messages)) > 2_000_000
     assert len(render(MISTRAL, messages)) > 2_000_000
 
 
-def test_templates_are_compiled_once_and_the_cache_is_bounded() -> None:
+def test_templates_are_cached_within_a_limit() -> None:
     chat._compiled.cache_clear()
     for index in range(2 * chat.CACHED_TEMPLATES):
         ChatTemplate(f"{index}", {})
@@ -510,6 +534,6 @@ def test_templates_are_compiled_once_and_the_cache_is_bounded() -> None:
     assert (cache.hits, cache.currsize) == (2 * chat.CACHED_TEMPLATES, chat.CACHED_TEMPLATES)
 
 
-def test_importing_the_module_does_not_import_jinja() -> None:
+def test_import_does_not_import_jinja() -> None:
     code = "import sys, penstock.chat, penstock._chat_sandbox; sys.exit('jinja2' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

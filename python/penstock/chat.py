@@ -1,8 +1,8 @@
-"""Chat templates: messages to the text that a model was trained to answer.
+"""Chat templates: render messages as the prompt text that a model was trained on.
 
-A template is a small program in Jinja that comes with the model. It runs as Hugging Face runs it, so that its
-text is the same to the letter, and as the untrusted code that it is: sandboxed, on plain copies of the
-caller's data, with limits on its time and on the text it makes.
+A template is a Jinja program that comes with the model. Its output is the same as Hugging Face's, character
+for character. It is untrusted code, so it runs in a sandbox, on plain copies of the caller's data, with
+limits on time and memory.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 __all__ = ["ChatTemplate", "checked"]
 
 MAX_TEMPLATE_CHARS = 1 << 20
-"""Longest source of a template; real ones have up to 20,000 characters."""
+"""Maximum length of a template. Real templates have up to 20,000 characters."""
 
 MAX_NESTING = 100
-"""Deepest nesting of a message or a variable."""
+"""Maximum nesting depth of a message or a variable."""
 
 CACHED_TEMPLATES = 32
-"""Compiled templates kept, the least recently used one dropped first."""
+"""Number of compiled templates in the cache, from which the least recently used one is evicted."""
 
-# A text that no template has.
+# A text that occurs in no template.
 _PROBE = "\ue0a7penstock\ue0a7"
 
-# Names under which reasoning is passed. Templates read the first; gpt-oss's reads the second.
+# Keys of reasoning in messages. Templates read the first one; the template of gpt-oss reads the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
-    """A chat template, ready to render conversations.
+    """A compiled chat template.
 
-    `special_tokens` are the texts that the template knows as `bos_token`, `eos_token` and so on.
+    `special_tokens` are the template's variables `bos_token`, `eos_token` and so on.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -59,16 +59,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The text of a conversation, special tokens included: encode it without adding any.
+        """Render a conversation. The text contains the special tokens, so encode it without adding any.
 
-        `variables` reach the template by their names: `tools`, `documents`, `enable_thinking` and what else
-        it knows. They cannot replace special tokens or the template's functions.
+        `variables` are passed to the template: `tools`, `documents`, `enable_thinking` and others. They
+        cannot replace special tokens or the template's functions.
 
-        Raises `InvalidRequestError` if a message is malformed or the template refuses the conversation.
+        Raises `InvalidRequestError` if a message is malformed or the template rejects the conversation.
         """
         taken = self._special_tokens.keys() | self._template.environment.globals.keys()
         if clash := sorted(taken & variables.keys()):
-            message = f"chat template variable {clash[0]!r} is the template's own"
+            message = f"chat template variable {clash[0]!r} is reserved by the template"
             raise InvalidRequestError(message, clash[0], variables[clash[0]], "another name")
         values: dict[str, Any] = {"tools": None, "documents": None}
         values.update({name: _plain(value, name) for name, value in variables.items()})
@@ -76,11 +76,11 @@ class ChatTemplate:
         values["messages"] = checked(messages)
         values["add_generation_prompt"] = add_generation_prompt
         if any(isinstance(message.get("content"), list) for message in values["messages"]):
-            values["messages"] = self._with_content_as_known(values["messages"])
+            values["messages"] = self._with_joined_parts(values["messages"])
         try:
             return self._render(values)
         except InvalidRequestError:
-            # A message that calls has no content, which a template may want to add to.
+            # Some templates require the content of a message with tool calls, which has none.
             with_content = [_with_content(message) for message in values["messages"]]
             if with_content == values["messages"]:
                 raise
@@ -91,13 +91,13 @@ class ChatTemplate:
 
         try:
             return _chat_sandbox.render(self._template, values)
-        except _chat_sandbox.TemplateFailure as error:
-            message = f"the chat template refuses these messages: {error}"
+        except _chat_sandbox.RenderError as error:
+            message = f"the chat template rejects these messages: {error}"
             raise InvalidRequestError(message, "messages") from error.__cause__
 
-    def _with_content_as_known(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages; where the template knows no parts, with those of text joined."""
-        if self._knows_parts:
+    def _with_joined_parts(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages, with text parts joined if the template does not support parts."""
+        if self._supports_parts:
             return messages
         return [
             {**message, "content": _joined(message["content"], f"messages[{index}].content")}
@@ -107,8 +107,8 @@ class ChatTemplate:
         ]
 
     @functools.cached_property
-    def _knows_parts(self) -> bool:
-        """Whether the text of a part is written as text; many templates would write the whole list."""
+    def _supports_parts(self) -> bool:
+        """Whether the template writes the text of parts. Many templates write the list instead."""
         probe = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
         values = {"tools": None, "documents": None, **self._special_tokens}
         try:
@@ -124,14 +124,14 @@ def _compiled(source: str) -> jinja2.Template:
 
     try:
         return _chat_sandbox.compile_template(source)
-    except _chat_sandbox.TemplateFailure as error:
+    except _chat_sandbox.RenderError as error:
         raise InvalidRequestError(f"chat_template: {error}", "chat_template") from error.__cause__
 
 
 def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Plain copies of the messages, with what templates rely on made sure of.
+    """Return plain copies of the messages in the form that templates expect.
 
-    `tool_calls` may be those of a result.
+    `tool_calls` may be the `ToolCall` objects of a result.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
         raise _wrong("messages", messages, "a list of messages, each a mapping with role and content")
@@ -144,7 +144,7 @@ def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _wrong(field, message, "a mapping with role and content")
-    # A key without a value is left out: templates ask whether a key is there.
+    # Keys with the value None are removed, because templates test whether a key exists.
     plain = {key: value for key, value in _plain(message, field).items() if value is not None}
     role = plain.get("role")
     if not isinstance(role, str) or not role:
@@ -157,7 +157,7 @@ def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
     elif not isinstance(content, str):
         raise _wrong(f"{field}.content", content, "a string or a list of parts")
     if isinstance(calls := plain.pop("tool_calls", None), list):
-        # An empty list is left out, too.
+        # An empty list is removed, too.
         plain |= {"tool_calls": [_tool_call(call) for call in calls]} if calls else {}
     elif calls is not None:
         raise _wrong(f"{field}.tool_calls", calls, "a list of calls")
@@ -168,22 +168,24 @@ def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def _with_content(message: dict[str, Any]) -> dict[str, Any]:
-    """The message; where it calls and says nothing, with the content that says nothing."""
+    """The message, with empty content if it has tool calls and no content."""
     return {"content": "", **message} if "tool_calls" in message else message
 
 
 def _joined(parts: list[dict[str, Any]], field: str) -> str:
-    """The text of parts that are nothing but text."""
+    """The joined text of parts, which must all be text."""
     for index, part in enumerate(parts):
         if part["type"] != "text" or not isinstance(part.get("text"), str):
-            raise _wrong(f"{field}[{index}]", part, "a text: the model's chat template takes no other parts")
+            raise _wrong(
+                f"{field}[{index}]", part, "a text: the model's chat template supports no other parts"
+            )
     return "".join(part["text"] for part in parts)
 
 
 def _tool_call(call: Any) -> Any:
-    """A call as templates expect it: its arguments, which OpenAI's interface writes as JSON, are a mapping.
+    """A call in the form that templates expect: OpenAI's JSON text of the arguments becomes a mapping.
 
-    Arguments that are no JSON object stay the text that they are.
+    Arguments that are not a JSON object remain text.
     """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
@@ -198,7 +200,7 @@ def _tool_call(call: Any) -> Any:
 
 
 def _plain(value: object, field: str, depth: int = 0) -> Any:
-    """A copy made of JSON's types: no object of the caller's, with methods of its own, reaches a template."""
+    """A copy made of JSON's types, so that no object of the caller reaches a template."""
     if depth > MAX_NESTING:
         raise InvalidRequestError(
             f"{field} is nested deeper than {MAX_NESTING}", field, None, str(MAX_NESTING)
@@ -231,9 +233,9 @@ def _plain(value: object, field: str, depth: int = 0) -> Any:
         return {"id": value.id, "type": "function", "function": function}
     if isinstance(value, (list, tuple)):
         return [_plain(inner, f"{field}[{index}]", depth + 1) for index, inner in enumerate(value)]
-    raise _wrong(field, value, "a value that JSON knows: a string, number, boolean, list, mapping or None")
+    raise _wrong(field, value, "a JSON value: a string, number, boolean, list, mapping or None")
 
 
-def _wrong(field: str, value: object, wanted: str) -> InvalidRequestError:
+def _wrong(field: str, value: object, expected: str) -> InvalidRequestError:
     given = "is missing" if value is None else f"is {reprlib.repr(value)}"
-    return InvalidRequestError(f"{field} {given}; it must be {wanted}", field, value, wanted)
+    return InvalidRequestError(f"{field} {given}; it must be {expected}", field, value, expected)
