@@ -36,7 +36,7 @@ def resolve(model: str) -> str:
         return str(path)
     hub_id = _HUB_ID.fullmatch(model)
     if hub_id is None or path.suffix == ".gguf":
-        message = f"{model}: no such file or directory"
+        message = f"{model or repr(model)}: no such file or directory"
         raise ModelLoadError(message)
     return _fetch(hub_id["id"], hub_id["revision"])
 

@@ -29,6 +29,8 @@ INTERRUPTED = 130
 BENCH_PROMPT = 512
 BENCH_OUTPUT = 64
 BENCH_BATCHES = (1, 8, 32)
+#: The types of options that can be given several times, and of their items.
+SEQUENCES: dict[Any, type] = {Sequence[int]: int, Sequence[str]: str}
 
 
 class _InvalidUsage(click.ClickException):
@@ -71,10 +73,9 @@ def _options_of(fields: type) -> Callable[[Function], Function]:
             *kinds, _none = get_args(kind)
             if bool in kinds:
                 option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=help_text)
-            elif Sequence[int] in kinds:
-                option = click.option(f"--{flag}", name, type=int, multiple=True, help=help_text)
-            elif Sequence[str] in kinds:
-                option = click.option(f"--{flag}", name, multiple=True, help=help_text)
+            elif item := next((SEQUENCES[kind] for kind in kinds if kind in SEQUENCES), None):
+                repeated = f"{help_text} Can be given several times."
+                option = click.option(f"--{flag}", name, type=item, multiple=True, help=repeated)
             else:
                 plain = next((kind for kind in (int, float) if kind in kinds), str)
                 option = click.option(f"--{flag}", name, type=plain, help=help_text)
@@ -161,7 +162,7 @@ def _one_line(error: BaseException) -> str:
 @_engine_options
 @_sampling_options
 def _demo(question: str, **options: Any) -> None:
-    """Ask the demo model a QUESTION and stream its answer."""
+    """Ask the demo model a QUESTION."""
     if options["max_tokens"] is None:
         options["max_tokens"] = 256
     if not any(options[name] is not None for name in ("temperature", "top_k", "top_p", "min_p")):
@@ -175,7 +176,7 @@ def _demo(question: str, **options: Any) -> None:
 @_engine_options
 @_sampling_options
 def _generate(model: str, prompt: str, **options: Any) -> None:
-    """Generate an answer to PROMPT, sent as one chat message; `-` reads it from standard input."""
+    """Answer PROMPT as a chat message. `-` reads it from standard input."""
     _answer_once(model, [{"role": "user", "content": _text_of(prompt)}], options)
 
 
@@ -185,7 +186,7 @@ def _generate(model: str, prompt: str, **options: Any) -> None:
 @_engine_options
 @_sampling_options
 def _complete(model: str, prompt: str, **options: Any) -> None:
-    """Generate a completion of the text PROMPT; `-` reads it from standard input."""
+    """Continue the text PROMPT. `-` reads it from standard input."""
     _answer_once(model, _text_of(prompt), options)
 
 
@@ -250,7 +251,7 @@ def _info(model: str) -> None:
 @click.argument("model")
 @_engine_options
 def _bench(model: str, **options: Any) -> None:
-    """Measure tokens per second of MODEL: prefill of 512 tokens, and decode at batch sizes 1, 8 and 32."""
+    """Benchmark MODEL. Prints tokens per second of a 512-token prefill, and of decode batches 1, 8 and 32."""
     with _open(model, options) as engine:
         info = engine.info
         click.echo(f"{info.architecture}, {info.dtype}, {info.threads} threads, {info.isa}")
