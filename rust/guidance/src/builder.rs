@@ -46,8 +46,8 @@ impl GrammarBuilder {
         Ok(builder)
     }
 
-    /// Compiles a grammar. The time is not limited; recursion stays within
-    /// [`STACK_BYTES`](crate::compiler::STACK_BYTES); a bug of the library panics.
+    /// Compiles a grammar. The time is not limited; recursion stays within the stack of a worker thread; a bug of the
+    /// library panics.
     pub(crate) fn build(&self, spec: &GrammarSpec) -> Result<CompiledGrammar, GuidanceError> {
         let kind = spec.kind();
         let source = GrammarInit::Serialized(self.write_source(spec)?);

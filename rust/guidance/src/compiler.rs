@@ -16,7 +16,7 @@ use crate::{CompiledGrammar, GrammarSpec, GuidanceError, GuidanceLimits, Vocabul
 
 /// Stack size of a worker thread. [`GuidanceLimits::recursion`] keeps the library within it. The system commits only the
 /// pages in use.
-pub(crate) const STACK_BYTES: usize = 256 << 20;
+const STACK_BYTES: usize = 256 << 20;
 
 /// Interval at which a waiting caller is asked whether to continue.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
