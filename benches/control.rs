@@ -124,6 +124,10 @@ impl GrammarState for Sieve {
     }
 
     fn forced(&mut self, _: &mut Vec<u32>) {}
+
+    fn fork(&self) -> Result<Box<dyn GrammarState>, String> {
+        Ok(Box::new(Self(self.0)))
+    }
 }
 
 /// What each sequence of a step does.

@@ -1,17 +1,20 @@
-//! Time to choose a token from a row of logits, for what a request can ask.
+//! Time to sample a token from a row of logits, for the parameters of a request.
 //!
 //!     cargo bench -p penstock-device --bench sampling -- [--quick] [--threads N] [FILTER]
 //!
 //! Rows have the vocabulary of a Qwen2, in two shapes: peaked, like those of a text, and flat, like those of random weights,
-//! where nearly every id is in the running. A line has the median time of a row in a batch of 1 and in a batch of 32. All
-//! cases take turns, so that what one is to another does not depend on the hour.
+//! where nearly every id is a candidate. A line has the median time of a row in a batch of 1 and in a batch of 32. All
+//! cases take turns, so that their ratios do not depend on other load.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_device::cpu::Cpu;
-use penstock_device::{Backend, RowSource, SampleParams, Sampled, StepInputs, StepSpec, TokenCounts};
-use penstock_types::{Dtype, HeadShape, LogprobsRequest};
+use penstock_device::{
+    Backend, RowSource, Sampled, SamplingBatch, SamplingEntry, SlotParams, StepInputs, StepSpec,
+};
+use penstock_types::{Dtype, HeadShape, LogprobsRequest, Sampling};
 
 const VOCABULARY: usize = 151_936;
 const BATCH: usize = 32;
@@ -27,19 +30,19 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Nearly normal, of deviation 1.
+    /// Nearly normal, with deviation 1.
     fn normal(&mut self) -> f32 {
         let sum: f32 = (0..6).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32).sum();
         (sum - 3.0) * std::f32::consts::SQRT_2
     }
 }
 
-/// How logits are spread: all of one deviation, and a few above the others.
+/// A distribution of logits: all with one deviation, and a few above the others.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
     deviation: f32,
-    /// How far each of the few is below the one before, from the first on.
+    /// The highest of the few, and the distance from each to the next.
     few: Option<(f32, f32)>,
 }
 
@@ -70,6 +73,17 @@ impl RowSource for Shape {
     }
 }
 
+/// The parameters of a line.
+struct Case {
+    name: &'static str,
+    sampling: Sampling,
+    /// The prompt and the generated tokens.
+    history: (Arc<[u32]>, Vec<u32>),
+    mask: bool,
+    given: Option<u32>,
+    logprobs: Option<LogprobsRequest>,
+}
+
 fn main() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (mut threads, mut rounds, mut filter) = (threads, 60, String::new());
@@ -84,64 +98,17 @@ fn main() {
             _ => filter = argument,
         }
     }
-    let mut random = Random(7);
-    let mut counts = TokenCounts::new();
-    let prompt: Vec<u32> = (0..2000).map(|_| random.next() as u32 % VOCABULARY as u32).collect();
-    counts.push_prompt(&prompt);
-    prompt.iter().step_by(4).for_each(|id| counts.push(*id));
-    let mask: Vec<u32> = (0..VOCABULARY.div_ceil(32)).map(|_| random.next() as u32).collect();
-
-    let greedy = SampleParams::greedy();
-    let drawn = SampleParams { temperature: 0.8, seed: 1, ..greedy };
-    let penalised = SampleParams {
-        repetition_penalty: 1.1,
-        presence_penalty: 0.5,
-        frequency_penalty: 0.5,
-        counts: &counts,
-        ..drawn
-    };
-    let raw = |top| Some(LogprobsRequest { top, processed: false });
-    let cases = [
-        ("greedy", greedy),
-        ("drawn", drawn),
-        ("top_k 50", SampleParams { top_k: 50, ..drawn }),
-        ("top_p 0.9", SampleParams { top_p: 0.9, ..drawn }),
-        ("min_p 0.05", SampleParams { min_p: 0.05, ..drawn }),
-        ("typical_p 0.9", SampleParams { typical_p: 0.9, ..drawn }),
-        ("top_k 50, top_p 0.9, min_p 0.05", SampleParams { top_k: 50, top_p: 0.9, min_p: 0.05, ..drawn }),
-        ("penalties, 2000 distinct ids", penalised),
-        (
-            "no_repeat_ngram 3, 2000 tokens",
-            SampleParams { no_repeat_ngram_size: 3, prompt: &prompt, ..drawn },
-        ),
-        ("grammar mask", SampleParams { mask: Some(&mask), ..drawn }),
-        ("grammar mask, greedy", SampleParams { mask: Some(&mask), ..greedy }),
-        ("log probability", SampleParams { logprobs: raw(0), ..drawn }),
-        ("log probability, top 20", SampleParams { logprobs: raw(20), ..drawn }),
-        ("log probability given", SampleParams { logprobs: raw(0), given: Some(5), ..drawn }),
-        (
-            "everything",
-            SampleParams {
-                top_k: 1000,
-                top_p: 0.95,
-                typical_p: 0.9,
-                mask: Some(&mask),
-                logprobs: Some(LogprobsRequest { top: 20, processed: true }),
-                ..penalised
-            },
-        ),
-    ];
     println!("{VOCABULARY} ids, {threads} threads; microseconds a row\n");
     println!("{:<42}{:>12}{:>12}{:>16}", "", "batch of 1", "batch of 32", "least, of 32");
     for shape in SHAPES {
-        let titles = cases.map(|(name, params)| (format!("{}, {name}", shape.name), params));
-        let cases: Vec<_> = titles.into_iter().filter(|(title, _)| title.contains(&filter)).collect();
+        let titles = cases().into_iter().map(|case| (format!("{}, {}", shape.name, case.name), case));
+        let cases: Vec<_> = titles.filter(|(title, _)| title.contains(&filter)).collect();
         let mut rows = Rows::new(shape, threads);
         let mut times = vec![(Vec::new(), Vec::new()); cases.len()];
         for round in 0..rounds {
-            for ((_, params), (alone, batch)) in cases.iter().zip(&mut times) {
-                alone.push(rows.microseconds(params, 1, round));
-                batch.push(rows.microseconds(params, BATCH, round));
+            for ((_, case), (alone, batch)) in cases.iter().zip(&mut times) {
+                alone.push(rows.microseconds(case, 1, round));
+                batch.push(rows.microseconds(case, BATCH, round));
             }
         }
         for ((title, _), (alone, batch)) in cases.iter().zip(&mut times) {
@@ -153,11 +120,59 @@ fn main() {
     }
 }
 
+fn cases() -> Vec<Case> {
+    let mut random = Random(7);
+    let prompt: Arc<[u32]> = (0..2000).map(|_| random.next() as u32 % VOCABULARY as u32).collect();
+    let generated: Vec<u32> = prompt.iter().step_by(4).copied().collect();
+    let greedy = || Sampling { temperature: 0.0, ..Sampling::default() };
+    let plain = || Sampling { temperature: 0.8, seed: 1, ..Sampling::default() };
+    let penalised =
+        || Sampling { repetition_penalty: 1.1, presence_penalty: 0.5, frequency_penalty: 0.5, ..plain() };
+    let case = |name, sampling| Case {
+        name,
+        sampling,
+        history: (Arc::from([0]), vec![]),
+        mask: false,
+        given: None,
+        logprobs: None,
+    };
+    let raw = |top| Some(LogprobsRequest { top, processed: false });
+    let both = (Arc::clone(&prompt), generated);
+    vec![
+        case("greedy", greedy()),
+        case("random", plain()),
+        case("top_k 50", Sampling { top_k: 50, ..plain() }),
+        case("top_p 0.9", Sampling { top_p: 0.9, ..plain() }),
+        case("min_p 0.05", Sampling { min_p: 0.05, ..plain() }),
+        case("typical_p 0.9", Sampling { typical_p: 0.9, ..plain() }),
+        case("top_k 50, top_p 0.9, min_p 0.05", Sampling { top_k: 50, top_p: 0.9, min_p: 0.05, ..plain() }),
+        Case { history: both.clone(), ..case("penalties, 2000 distinct ids", penalised()) },
+        Case {
+            history: (prompt, vec![]),
+            ..case("no_repeat_ngram 3, 2000 tokens", Sampling { no_repeat_ngram_size: 3, ..plain() })
+        },
+        Case { mask: true, ..case("grammar mask", plain()) },
+        Case { mask: true, ..case("grammar mask, greedy", greedy()) },
+        Case { logprobs: raw(0), ..case("log probability", plain()) },
+        Case { logprobs: raw(20), ..case("log probability, top 20", plain()) },
+        Case { logprobs: raw(0), given: Some(5), ..case("log probability given", plain()) },
+        Case {
+            history: both,
+            mask: true,
+            logprobs: Some(LogprobsRequest { top: 20, processed: true }),
+            ..case("everything", Sampling { top_k: 1000, top_p: 0.95, typical_p: 0.9, ..penalised() })
+        },
+    ]
+}
+
 /// A backend with a batch of logits.
 struct Rows {
     cpu: Cpu,
     logits: <Cpu as Backend>::Buffer,
+    slots: <Cpu as Backend>::Slots,
     scratch: <Cpu as Backend>::Scratch,
+    mask: Vec<u32>,
+    batch: SamplingBatch,
     sampled: Vec<Sampled>,
 }
 
@@ -165,34 +180,57 @@ impl Rows {
     fn new(shape: Shape, threads: usize) -> Self {
         let mut cpu = Cpu::new(threads).expect("a CPU");
         cpu.reserve(1 << 28).expect("memory");
-        let table = cpu.load_matrix(&shape, Dtype::F32).expect("memory");
-        let mut logits = cpu.allocate(BATCH * VOCABULARY).expect("memory");
-        let inputs = StepInputs { tokens: (0..BATCH as u32).collect(), ..StepInputs::default() };
-        cpu.embed(&inputs, &table, &mut logits).expect("no failure");
         let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 1 };
         let spec = StepSpec {
             tokens: 1,
-            sequences: 1,
+            sequences: BATCH,
             logits_rows: 1,
             positions: 1,
             block_size: 16,
             heads,
             vocabulary: VOCABULARY,
         };
+        let slots = cpu.allocate_slots(&spec).expect("memory");
         let scratch = cpu.allocate_scratch(&spec).expect("memory");
-        Self { cpu, logits, scratch, sampled: vec![Sampled::default(); BATCH] }
+        let table = cpu.load_matrix(&shape, Dtype::F32).expect("memory");
+        let mut logits = cpu.allocate(BATCH * VOCABULARY).expect("memory");
+        let inputs = StepInputs { tokens: (0..BATCH as u32).collect(), ..StepInputs::default() };
+        cpu.embed(&inputs, &slots, &table, &mut logits).expect("no failure");
+        let mut random = Random(8);
+        let mask = (0..VOCABULARY.div_ceil(32)).map(|_| random.next() as u32).collect();
+        let (batch, sampled) = (SamplingBatch::default(), Vec::new());
+        Self { cpu, logits, slots, scratch, mask, batch, sampled }
     }
 
     /// Time of a row in a batch of `count`, the first of which is row `round`.
-    fn microseconds(&mut self, params: &SampleParams<'_>, count: usize, round: usize) -> f64 {
-        let params = |place| SampleParams {
-            row: ((round + place) % BATCH) as u32,
-            index: (round * BATCH + place) as u32,
-            ..*params
+    fn microseconds(&mut self, case: &Case, count: usize, round: usize) -> f64 {
+        let Self { cpu, logits, slots, scratch, mask, batch, sampled } = self;
+        let (prompt, generated) = &case.history;
+        let params = SlotParams {
+            generated,
+            logprobs: case.logprobs,
+            prompt_logprobs: case.logprobs.map(|request| request.top),
+            ..SlotParams::new(&case.sampling, prompt)
         };
+        for slot in 0..count as u32 {
+            cpu.admit_slot(slots, slot, &params).expect("no failure");
+        }
         let start = Instant::now();
-        let Self { cpu, logits, scratch, sampled } = self;
-        cpu.sample(VOCABULARY, logits, &params, scratch, &mut sampled[..count]).expect("no failure");
+        batch.clear();
+        for slot in 0..count {
+            let mask = case.mask.then(|| batch.push_mask(mask));
+            batch.push(SamplingEntry {
+                row: ((round + slot) % BATCH) as u32,
+                slot: slot as u32,
+                index: (round * BATCH + slot) as u32,
+                draft: None,
+                given: case.given,
+                mask,
+                processed: None,
+            });
+        }
+        let ticket = cpu.sample(logits, batch, slots, scratch).expect("no failure");
+        cpu.collect(ticket, sampled).expect("no failure");
         1e6 * start.elapsed().as_secs_f64() / count as f64
     }
 }

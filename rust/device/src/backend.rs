@@ -1,21 +1,26 @@
 //! The contract between a model and a device.
 //!
 //! A backend owns its device; one thread drives it. Weights, activations and caches are associated types that only the
-//! backend looks into, so a model is written once and never asks where it runs. Step metadata (tokens, positions, block
-//! tables) is uploaded once per step and shared by every layer.
+//! backend looks into, so a model is written once and does not depend on the device. The inputs of a step (tokens,
+//! positions, block tables) are uploaded once and shared by every layer.
 //!
-//! The law of every operation: an output row depends on its own input row (and, for attention, on the sequence's own cache)
-//! alone, never on how many rows are computed together or by how many threads.
+//! Operations take effect in the order of the calls, but may return before they have: only [`Backend::collect`],
+//! [`Backend::download`] and [`Backend::synchronize`] wait for the device. Host arguments may be reused as soon as a call
+//! returns.
+//!
+//! Every operation is deterministic: an output row depends on its own input row (and, for attention, on the sequence's own
+//! cache) alone, never on the number of rows or of threads.
 
 use std::ops::Range;
+use std::task::{Poll, Waker};
 
 use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape, KvDtype};
 
 use crate::bfc::Exhausted;
-use crate::sample::{SampleParams, Sampled};
+use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{StepInputs, StepSpec};
 
-/// Rows of one weight, in order, as float32: how a backend pulls a weight from wherever it is stored.
+/// The rows of a table, in order, as float32, wherever they are stored or computed.
 pub trait RowSource: Sync {
     /// Number of rows (output features).
     fn rows(&self) -> usize;
@@ -25,25 +30,31 @@ pub trait RowSource: Sync {
     fn read(&self, rows: Range<usize>, out: &mut [f32]);
 }
 
-/// The device failed.
+/// An operation or an allocation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// The memory that was reserved is taken.
+    /// The reserved memory is full.
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    /// Memory cannot be had at all.
+    /// The device has no such memory.
     #[error("{what} needs {bytes} bytes and the device refused them: {reason}")]
     OutOfMemory {
         /// What the memory was for.
         what: &'static str,
-        /// How much was asked for.
+        /// How much was requested.
         bytes: u64,
-        /// The device's own words.
+        /// The device's message.
         reason: String,
     },
     /// The device or its threads could not be set up.
     #[error("the device could not be started: {0}")]
     Start(String),
+    /// The inputs of a step contradict each other or exceed what was allocated.
+    #[error("invalid step: {0}; this is a bug")]
+    InvalidStep(String),
+    /// The device cannot be used any more, nor anything that was on it.
+    #[error("{0}")]
+    Lost(String),
 }
 
 /// The KV cache of all layers: `blocks` blocks of `block_size` tokens, each with a part in every layer.
@@ -63,51 +74,62 @@ pub struct CacheSpec {
     pub dtype: KvDtype,
 }
 
-/// What a backend's memory holds.
+/// Use of a backend's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Bytes in use.
     pub in_use: u64,
-    /// The most that ever were.
+    /// The highest value that `in_use` has had.
     pub peak: u64,
 }
 
-/// A device that can carry out a decoder. See the module's law.
+/// A device that can run a decoder. See the module's contract.
 ///
-/// All its memory is reserved once, divided while a model is loaded, and given back with the backend; so what is asked for
-/// must be known, and each size can be asked for before anything is reserved.
+/// All its memory is reserved once, divided while a model is loaded, and released with the backend. So every size must be
+/// known before, and can be asked for before anything is reserved.
 pub trait Backend: Send + 'static {
-    /// A weight matrix `[rows, columns]`, packed as the backend likes it.
+    /// A weight matrix `[rows, columns]`, in a layout of the backend's choice.
     type Matrix: Send;
     /// A short float32 weight (a norm, a bias).
     type Vector: Send;
     /// Float32 activations, `[rows, width]` as the caller keeps track of.
     type Buffer: Send;
-    /// What operations need for themselves while they run.
+    /// Memory that operations need while they run.
     type Scratch: Send;
     /// The KV cache of all layers, and its host tier.
     type Cache: Send;
-    /// A step's metadata on the device, valid while the host arrays are.
+    /// A table of rotary position embeddings, and the rotations of the current step.
+    type Rope: Send;
+    /// For each sequence, its sampling parameters, its tokens so far and all other state that sampling depends on.
+    type Slots: Send;
+    /// The inputs of a step on the device.
     type Step<'a>: Copy;
+    /// The tokens of a [`sample`](Self::sample) call, which may still be computed.
+    type Ticket: Send;
 
-    /// Bytes of memory that can still be had.
+    /// Bytes of memory that are available.
     fn available_memory(&self) -> u64;
 
-    /// Sets `bytes` aside for everything that is allocated afterwards, in place of what was set aside before. Called before
-    /// the first allocation.
+    /// Reserves `bytes` for all later allocations and releases the former reservation. Called before the first allocation.
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
 
-    /// What is allocated of it.
+    /// Use of the reserved memory.
     fn memory(&self) -> MemoryUse;
 
-    /// Bytes that [`load_matrix`](Self::load_matrix) will take.
+    /// Bytes that [`load_matrix`](Self::load_matrix) takes.
     fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64;
 
-    /// Bytes that [`load_vector`](Self::load_vector) or [`allocate`](Self::allocate) will take.
+    /// Bytes that [`load_vector`](Self::load_vector) or [`allocate`](Self::allocate) takes.
     fn buffer_bytes(&self, len: usize) -> u64;
 
-    /// Bytes that [`allocate_scratch`](Self::allocate_scratch) will take.
+    /// Bytes that [`load_rope`](Self::load_rope) takes for a table of `positions`.
+    fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64;
+
+    /// Bytes that [`allocate_scratch`](Self::allocate_scratch) takes.
     fn scratch_bytes(&self, spec: &StepSpec) -> u64;
+
+    /// Bytes that [`allocate_slots`](Self::allocate_slots) takes.
+    fn slots_bytes(&self, spec: &StepSpec) -> u64;
 
     /// Bytes one block takes in all layers together.
     fn block_bytes(&self, spec: &CacheSpec) -> u64;
@@ -121,11 +143,17 @@ pub trait Backend: Send + 'static {
     /// Loads a vector.
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
 
+    /// Loads a rope table. A row of `table` is a position: the cosines of its `head_dim / 2` angles, then the sines.
+    fn load_rope(&mut self, table: &dyn RowSource, spec: &StepSpec) -> Result<Self::Rope, DeviceError>;
+
     /// Zeroed activations.
     fn allocate(&mut self, len: usize) -> Result<Self::Buffer, DeviceError>;
 
-    /// What steps up to the largest need besides.
+    /// Scratch for steps up to the largest.
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Self::Scratch, DeviceError>;
+
+    /// Empty slots, one for each sequence of the largest step.
+    fn allocate_slots(&mut self, spec: &StepSpec) -> Result<Self::Slots, DeviceError>;
 
     /// A zeroed KV cache and its host tier.
     fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError>;
@@ -137,13 +165,31 @@ pub trait Backend: Send + 'static {
         copies: &mut dyn Iterator<Item = BlockCopy>,
     ) -> Result<(), DeviceError>;
 
-    /// Brings a step's metadata to the device.
-    fn upload<'a>(&mut self, inputs: &'a StepInputs) -> Result<Self::Step<'a>, DeviceError>;
+    /// Replaces all state of a slot by that of a new sequence.
+    fn admit_slot(
+        &mut self,
+        slots: &mut Self::Slots,
+        slot: u32,
+        params: &SlotParams<'_>,
+    ) -> Result<(), DeviceError>;
 
-    /// `out[row] = table[token of row]`
+    /// Drops all state of a slot.
+    fn free_slot(&mut self, slots: &mut Self::Slots, slot: u32) -> Result<(), DeviceError>;
+
+    /// Checks the inputs of a step and copies them to the device. Later operations take them as valid.
+    fn upload<'a>(
+        &mut self,
+        inputs: &'a StepInputs,
+        rope: &mut Self::Rope,
+        slots: &Self::Slots,
+        cache: &Self::Cache,
+    ) -> Result<Self::Step<'a>, DeviceError>;
+
+    /// `out[row] = table[token of row]`. A token `FOLLOWS | slot` is the one sampled last for that slot.
     fn embed(
         &mut self,
         step: Self::Step<'_>,
+        slots: &Self::Slots,
         table: &Self::Matrix,
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
@@ -168,11 +214,13 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// Rows of `qkv` hold query, key and value heads side by side. Normalises the heads of q and k where `norms` (of q, of k,
+    /// Rows of `qkv` hold query, key and value heads side by side. Normalises the heads of q and k if `norms` (of q, of k,
     /// epsilon) are given, rotates them in place, and writes k and v into the layer's cache.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn rope_write_kv(
         &mut self,
         step: Self::Step<'_>,
+        rope: &Self::Rope,
         shape: HeadShape,
         norms: Option<(&Self::Vector, &Self::Vector, f32)>,
         qkv: &mut Self::Buffer,
@@ -212,17 +260,26 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// Chooses a token for each place of `out` from a row of `logits` (rows of `vocabulary`), as `params(place)` asks. It
-    /// is called once for each place, on any thread; several places may share a row.
-    fn sample<'a>(
+    /// Samples every entry of `batch` from its row of `logits` and appends the tokens to the slots. See
+    /// [`SamplingBatch`] for entries that verify drafts.
+    fn sample(
         &mut self,
-        vocabulary: usize,
         logits: &Self::Buffer,
-        params: &(dyn Fn(usize) -> SampleParams<'a> + Sync),
+        batch: &SamplingBatch,
+        slots: &mut Self::Slots,
         scratch: &mut Self::Scratch,
-        out: &mut [Sampled],
-    ) -> Result<(), DeviceError>;
+    ) -> Result<Self::Ticket, DeviceError>;
 
-    /// Copies `out.len()` values, from the one at `start` on, to the host.
+    /// Ready if [`collect`](Self::collect) does not wait for the device. Otherwise `waker` is woken when it may have become
+    /// ready.
+    fn poll(&mut self, ticket: &mut Self::Ticket, waker: &Waker) -> Poll<()>;
+
+    /// Replaces `out` by the results of a [`sample`](Self::sample) call, one for each entry. Waits for the device.
+    fn collect(&mut self, ticket: Self::Ticket, out: &mut Vec<Sampled>) -> Result<(), DeviceError>;
+
+    /// Copies `out.len()` values, beginning at index `start`, to the host. Waits for the device.
     fn download(&mut self, x: &Self::Buffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError>;
+
+    /// Waits until the effects of all earlier calls are complete.
+    fn synchronize(&mut self) -> Result<(), DeviceError>;
 }

@@ -1,125 +1,211 @@
-//! What a request may ask of the choice of a token, and what it gets.
+//! Sampling as a backend sees it: the parameters of a slot, a batch of positions to sample, and the tokens.
 //!
 //! The order of application, which every backend follows:
 //!
-//! 1. the raw logits, or what processors outside of the device made of them;
+//! 1. the raw logits, or the processed logits of the batch entry;
 //! 2. logit bias;
 //! 3. repetition penalty, then frequency and presence penalties;
-//! 4. bans, which are minus infinity, so nothing resurrects a banned id;
-//! 5. temperature; the log-softmax here is that of "processed" log probabilities;
-//! 6. `top_k`, `top_p`, `min_p`, `typical_p`, each a cut of what the one before left;
-//! 7. the draw, which is keyed by (seed, index) and has no state.
+//! 4. masks, which set logits to minus infinity, so no later step brings a masked id back;
+//! 5. temperature; "processed" log probabilities are those of the log-softmax at this point;
+//! 6. `top_k`, `top_p`, `min_p`, `typical_p`, each applied to the candidates that the one before left;
+//! 7. the random draw, which is keyed by (seed, index) and has no state.
 //!
-//! The law: a row's token and log probabilities depend on its logits and its own parameters alone. Log probabilities are
-//! one function of a distribution and an id, so they have the same bits whichever way they were asked for.
+//! The token and the log probabilities of a position depend on its logits, its slot and its own entry alone. A log
+//! probability is one function of a distribution and an id, so it has the same bits whether the id was sampled, given or
+//! among the most likely.
 
-use penstock_types::{LogprobsRequest, PenaltyScope};
+use std::sync::Arc;
 
-use crate::counts::TokenCounts;
+use penstock_types::{LogprobsRequest, Sampling};
 
-/// How one row of logits becomes a token. `SampleParams { .., ..SampleParams::greedy() }` names only what is wanted.
-///
-/// Ids outside of the vocabulary have no effect in any list.
+/// What a slot is admitted with. Ids outside the vocabulary have no effect in any list.
 #[derive(Clone, Copy, Debug)]
-pub struct SampleParams<'a> {
-    /// The row of the logits.
-    pub row: u32,
-    /// Divides the logits; 0 is greedy, which takes the lowest id among the most likely.
-    pub temperature: f32,
-    /// Keep exactly so many of the most likely, the lowest ids first among equals; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the fewest of the most likely that hold this share of the probability, the lowest ids first among equals; 1
-    /// keeps all.
-    pub top_p: f32,
-    /// Keep those at least this share as likely as the most likely; 0 keeps all.
-    pub min_p: f32,
-    /// Keep the fewest that hold this share of the probability, first those whose surprise (minus the log of their
-    /// probability) is nearest to its mean, the entropy; the lowest ids first among equals; 1 keeps all. Probabilities are
-    /// those that the cuts before left. This is locally typical sampling (Meister et al. 2022, section 4).
-    pub typical_p: f32,
-    /// Divides positive logits of ids seen, multiplies negative ones; 1 changes nothing.
-    pub repetition_penalty: f32,
-    /// The tokens that `repetition_penalty` counts.
-    pub repetition_penalty_scope: PenaltyScope,
-    /// Subtracted once from the logit of each id that was generated.
-    pub presence_penalty: f32,
-    /// Subtracted from it as often as it was generated.
-    pub frequency_penalty: f32,
-    /// The tokens so far, as penalties ask for them.
-    pub counts: &'a TokenCounts,
-    /// Bans the id that would repeat a run of so many tokens of prompt and output; 0 bans none.
-    pub no_repeat_ngram_size: u32,
-    /// The prompt's tokens, for n-grams and bad words.
-    pub prompt: &'a [u32],
-    /// The tokens generated so far, likewise.
+pub struct SlotParams<'a> {
+    /// How tokens are sampled.
+    pub sampling: &'a Sampling,
+    /// The prompt's tokens.
+    pub prompt: &'a Arc<[u32]>,
+    /// The tokens generated so far; the backend appends those it samples.
     pub generated: &'a [u32],
-    /// Added to the logits of these ids.
-    pub logit_bias: &'a [(u32, f32)],
-    /// Only these ids, ascending.
-    pub allowed: Option<&'a [u32]>,
-    /// Never these.
-    pub banned: &'a [u32],
-    /// Sequences that must not come to be: the last id of each is banned where prompt and output end with the rest.
-    pub bad_words: &'a [Vec<u32>],
-    /// Never these either: what would end the text too early.
-    pub suppressed: &'a [u32],
-    /// Only ids whose bit is set, bit `id % 32` of word `id / 32`; those beyond the last word are not allowed.
-    pub mask: Option<&'a [u32]>,
-    /// The logits as processors left them, in place of the row. Raw log probabilities are still those of the row.
-    pub processed: Option<&'a [f32]>,
-    /// Key of the draw, with `index`.
-    pub seed: u64,
-    /// Number of the token within its request.
-    pub index: u32,
-    /// The token is known and only its log probability is wanted.
-    pub given: Option<u32>,
-    /// Which log probabilities are wanted.
+    /// The number of generated tokens before which `stop_token_ids` are masked.
+    pub min_tokens: usize,
+    /// The ids that end the request: no position after one of them is sampled.
+    pub stop_token_ids: &'a [u32],
+    /// The log probabilities of generated tokens.
     pub logprobs: Option<LogprobsRequest>,
+    /// The number of most likely ids returned for each position of the prompt, besides its own log probability.
+    pub prompt_logprobs: Option<u32>,
 }
 
-impl SampleParams<'static> {
-    /// The most likely id of row 0, and nothing else.
-    pub fn greedy() -> Self {
+impl<'a> SlotParams<'a> {
+    /// Parameters of a request without generated tokens, stop ids or log probabilities.
+    pub fn new(sampling: &'a Sampling, prompt: &'a Arc<[u32]>) -> Self {
         Self {
-            row: 0,
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            typical_p: 1.0,
-            repetition_penalty: 1.0,
-            repetition_penalty_scope: PenaltyScope::All,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            counts: TokenCounts::none(),
-            no_repeat_ngram_size: 0,
-            prompt: &[],
+            sampling,
+            prompt,
             generated: &[],
-            logit_bias: &[],
-            allowed: None,
-            banned: &[],
-            bad_words: &[],
-            suppressed: &[],
-            mask: None,
-            processed: None,
-            seed: 0,
-            index: 0,
-            given: None,
+            min_tokens: 0,
+            stop_token_ids: &[],
             logprobs: None,
+            prompt_logprobs: None,
         }
     }
 }
 
-/// A chosen token.
+/// In the optional arrays of a [`SamplingBatch`], the entry has no such value.
+const NONE: u32 = u32::MAX;
+
+/// The positions sampled by one call, as parallel arrays with one element per entry.
+///
+/// The entries of a slot are adjacent and in the order of their positions. An entry without a draft is sampled. An entry
+/// with a draft is sampled if the position before it was sampled, gave exactly this draft, and the draft does not end the
+/// request; so all drafts of a sequence are verified in one call, or across the calls of one step.
+#[derive(Debug, Default)]
+pub struct SamplingBatch {
+    rows: Vec<u32>,
+    slots: Vec<u32>,
+    indices: Vec<u32>,
+    drafts: Vec<u32>,
+    given: Vec<u32>,
+    masks: Vec<u32>,
+    processed: Vec<u32>,
+    bitmaps: Vec<u32>,
+    processed_logits: Vec<f32>,
+}
+
+/// One entry of a [`SamplingBatch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SamplingEntry {
+    /// The row of the logits.
+    pub row: u32,
+    /// The slot whose parameters apply and to which the token is appended.
+    pub slot: u32,
+    /// The number of tokens generated before this one: with the seed, the key of the random draw.
+    pub index: u32,
+    /// The draft token that was the input of this position.
+    pub draft: Option<u32>,
+    /// The token is known, and only its log probability is computed, from the raw logits. The slot does not change.
+    pub given: Option<u32>,
+    /// The bitmap of the allowed ids, by its number in the batch.
+    pub mask: Option<u32>,
+    /// The logits that replace the row, by their number in the batch. Raw log probabilities are still those of the row.
+    pub processed: Option<u32>,
+}
+
+impl SamplingBatch {
+    /// An empty batch with room for `entries` entries.
+    pub fn with_capacity(entries: usize) -> Self {
+        let array = || Vec::with_capacity(entries);
+        Self {
+            rows: array(),
+            slots: array(),
+            indices: array(),
+            drafts: array(),
+            given: array(),
+            masks: array(),
+            processed: array(),
+            bitmaps: Vec::new(),
+            processed_logits: Vec::new(),
+        }
+    }
+
+    /// Removes all entries and keeps the memory.
+    pub fn clear(&mut self) {
+        let Self { rows, slots, indices, drafts, given, masks, processed, bitmaps, processed_logits } = self;
+        [rows, slots, indices, drafts, given, masks, processed, bitmaps].into_iter().for_each(Vec::clear);
+        processed_logits.clear();
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Appends an entry.
+    pub fn push(&mut self, entry: SamplingEntry) {
+        let SamplingEntry { row, slot, index, draft, given, mask, processed } = entry;
+        self.rows.push(row);
+        self.slots.push(slot);
+        self.indices.push(index);
+        self.drafts.push(draft.unwrap_or(NONE));
+        self.given.push(given.unwrap_or(NONE));
+        self.masks.push(mask.unwrap_or(NONE));
+        self.processed.push(processed.unwrap_or(NONE));
+    }
+
+    /// Appends a bitmap, bit `id % 32` of word `id / 32`, and returns its number. All bitmaps of a batch have the same
+    /// number of words; ids beyond the last word are not allowed.
+    pub fn push_mask(&mut self, bitmap: &[u32]) -> u32 {
+        let number = self.bitmaps.len() / bitmap.len().max(1);
+        self.bitmaps.extend_from_slice(bitmap);
+        number as u32
+    }
+
+    /// Appends `vocabulary` logits, written by `fill`, and returns their number. Nothing is appended if `fill` fails.
+    pub fn push_processed<E>(
+        &mut self,
+        vocabulary: usize,
+        fill: impl FnOnce(&mut [f32]) -> Result<(), E>,
+    ) -> Result<u32, E> {
+        let start = self.processed_logits.len();
+        self.processed_logits.resize(start + vocabulary, 0.0);
+        let filled = fill(&mut self.processed_logits[start..]);
+        filled.inspect_err(|_| self.processed_logits.truncate(start))?;
+        Ok((start / vocabulary.max(1)) as u32)
+    }
+
+    /// The entry at `index`.
+    pub fn entry(&self, index: usize) -> SamplingEntry {
+        let optional = |value: u32| (value != NONE).then_some(value);
+        SamplingEntry {
+            row: self.rows[index],
+            slot: self.slots[index],
+            index: self.indices[index],
+            draft: optional(self.drafts[index]),
+            given: optional(self.given[index]),
+            mask: optional(self.masks[index]),
+            processed: optional(self.processed[index]),
+        }
+    }
+
+    /// The bitmap with this number; `words` is the length of each.
+    pub fn mask(&self, number: u32, words: usize) -> &[u32] {
+        &self.bitmaps[number as usize * words..][..words]
+    }
+
+    /// The processed logits with this number.
+    pub fn processed(&self, number: u32, vocabulary: usize) -> &[f32] {
+        &self.processed_logits[number as usize * vocabulary..][..vocabulary]
+    }
+}
+
+/// The result of a batch entry.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sampled {
-    /// Its id; no token where `is_exhausted`.
+    /// The token's id, or 0 if there is none.
     pub token: u32,
-    /// Log of its probability, or NaN if not asked for.
+    /// Log of its probability, or NaN if not requested.
     pub logprob: f32,
     /// The most likely ids of the same distribution with theirs, the most likely first, the lowest id first among equals.
-    /// Ids that the distribution rules out are not among them, so there may be fewer than asked for.
+    /// Ids with probability zero are left out, so there may be fewer than requested.
     pub top: Vec<(u32, f32)>,
-    /// Whether there was nothing to choose from: every logit is minus infinity after the bans.
-    pub is_exhausted: bool,
+    /// Whether there is a token.
+    pub outcome: SampleOutcome,
+}
+
+/// Whether a batch entry gave a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SampleOutcome {
+    /// A token was sampled, or was given.
+    #[default]
+    Token,
+    /// Every logit is minus infinity after the masks. The slot does not change.
+    NoCandidates,
+    /// The draft was not confirmed. The slot does not change.
+    Rejected,
 }

@@ -1,4 +1,4 @@
-//! What a step is made of besides weights: flat host arrays, and how large they can get.
+//! The inputs of a step besides weights: flat host arrays, their largest size, and their validation.
 
 use std::mem::size_of;
 
@@ -6,14 +6,14 @@ use penstock_types::{AttentionRow, HeadShape};
 
 use crate::backend::DeviceError;
 
-/// The largest step that will ever come: what memory is set aside for.
+/// The largest step, for which memory is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepSpec {
     /// Rows (tokens).
     pub tokens: usize,
-    /// Sequences.
+    /// Sequences, and slots.
     pub sequences: usize,
-    /// Rows whose logits are there at once; any row's can be wanted.
+    /// Rows of logits that are computed at once.
     pub logits_rows: usize,
     /// Positions of the longest sequence.
     pub positions: usize,
@@ -21,7 +21,7 @@ pub struct StepSpec {
     pub block_size: usize,
     /// Query, key and value heads.
     pub heads: HeadShape,
-    /// Ids that a token is chosen from.
+    /// Ids from which a token is sampled.
     pub vocabulary: usize,
 }
 
@@ -32,38 +32,60 @@ impl StepSpec {
     }
 }
 
-/// Everything a step needs besides weights, as flat host arrays; one row per token.
+/// In [`StepInputs::tokens`], `FOLLOWS | slot` stands for the token that was sampled last for the slot.
+pub const FOLLOWS: u32 = 1 << 31;
+
+/// In [`StepInputs::positions`], `EXTRA | index` stands for a rotation that is not in the rope table.
+pub const EXTRA: u32 = 1 << 31;
+
+/// The inputs of a step besides weights, as flat host arrays; one row per token.
 #[derive(Clone, Debug, Default)]
 pub struct StepInputs {
-    /// Input token of each row.
+    /// Input token of each row, or [`FOLLOWS`] and a slot.
     pub tokens: Vec<u32>,
-    /// Block of the KV cache each row's key and value go to.
+    /// Position of each row, whose rotation is in the rope table, or [`EXTRA`] and an index into `extra_rotations`.
+    pub positions: Vec<u32>,
+    /// Block of the KV cache to which each row's key and value are written.
     pub write_blocks: Vec<u32>,
     /// Offset inside that block.
     pub write_offsets: Vec<u32>,
-    /// Cosines of each row's rotation angles, `head_dim / 2` a row, attention scaling included.
-    pub cosines: Vec<f32>,
-    /// Sines, likewise.
-    pub sines: Vec<f32>,
+    /// Rotations of rows whose frequencies depend on more than the position, as rows of a rope table.
+    pub extra_rotations: Vec<f32>,
     /// The sequences, in row order.
     pub sequences: Vec<AttentionRow>,
     /// Block tables of all sequences.
     pub blocks: Vec<u32>,
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose logits are computed, ascending.
     pub output_rows: Vec<u32>,
 }
 
+/// The sizes that the indices of a step are checked against.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLimits {
+    /// Rows of the embedding.
+    pub vocabulary: usize,
+    /// Slots.
+    pub slots: usize,
+    /// Positions of the rope table.
+    pub rope_positions: usize,
+    /// Values of a rotation.
+    pub head_dim: usize,
+    /// Blocks of the KV cache.
+    pub blocks: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+}
+
 impl StepInputs {
-    /// Empty, with room for the largest step.
+    /// Empty arrays with room for the largest step.
     pub fn with_room(spec: &StepSpec) -> Result<Self, DeviceError> {
         let &StepSpec { tokens, sequences, .. } = spec;
-        let angles = tokens.saturating_mul(spec.heads.head_dim / 2);
         Ok(Self {
             tokens: room(tokens)?,
+            positions: room(tokens)?,
             write_blocks: room(tokens)?,
             write_offsets: room(tokens)?,
-            cosines: room(angles)?,
-            sines: room(angles)?,
+            extra_rotations: Vec::new(),
             sequences: room(sequences)?,
             blocks: room(spec.blocks())?,
             output_rows: room(tokens)?,
@@ -72,24 +94,70 @@ impl StepInputs {
 
     /// Bytes that [`with_room`](Self::with_room) takes.
     pub fn bytes(spec: &StepSpec) -> u64 {
-        let row = 4 * size_of::<u32>() + spec.heads.head_dim / 2 * 2 * size_of::<f32>();
-        let sequence = size_of::<AttentionRow>();
+        let (row, sequence) = (5 * size_of::<u32>(), size_of::<AttentionRow>());
         let parts = [(spec.tokens, row), (spec.sequences, sequence), (spec.blocks(), size_of::<u32>())];
         parts
             .into_iter()
             .fold(0, |sum, (count, bytes)| sum.saturating_add((count as u64).saturating_mul(bytes as u64)))
     }
 
-    /// Forgets the last step, keeps the memory.
+    /// Removes all rows and keeps the memory.
     pub fn clear(&mut self) {
-        self.tokens.clear();
-        self.write_blocks.clear();
-        self.write_offsets.clear();
-        self.cosines.clear();
-        self.sines.clear();
-        self.sequences.clear();
-        self.blocks.clear();
-        self.output_rows.clear();
+        let Self {
+            tokens,
+            positions,
+            write_blocks,
+            write_offsets,
+            extra_rotations,
+            sequences,
+            blocks,
+            output_rows,
+        } = self;
+        [tokens, positions, write_blocks, write_offsets, blocks, output_rows]
+            .into_iter()
+            .for_each(Vec::clear);
+        extra_rotations.clear();
+        sequences.clear();
+    }
+
+    /// Checks every index. For [`Backend::upload`](crate::Backend::upload).
+    pub fn validate(&self, limits: &StepLimits) -> Result<(), DeviceError> {
+        let rows = self.tokens.len();
+        let check = |is_valid: bool, what: &str| match is_valid {
+            true => Ok(()),
+            false => Err(DeviceError::InvalidStep(what.to_owned())),
+        };
+        let all = |values: &[u32], limit: usize| values.iter().all(|value| (*value as usize) < limit);
+        let token_is_valid = |token: &u32| match token & FOLLOWS {
+            0 => (*token as usize) < limits.vocabulary,
+            _ => ((token ^ FOLLOWS) as usize) < limits.slots,
+        };
+        let extra = self.extra_rotations.len() / limits.head_dim.max(1);
+        let position_is_valid = |position: &u32| match position & EXTRA {
+            0 => (*position as usize) < limits.rope_positions,
+            _ => ((position ^ EXTRA) as usize) < extra,
+        };
+        check(self.tokens.iter().all(token_is_valid), "a token or a slot is out of range")?;
+        check(self.positions.len() == rows, "each row has one position")?;
+        check(self.positions.iter().all(position_is_valid), "a position is out of range")?;
+        check(
+            self.write_blocks.len() == rows && self.write_offsets.len() == rows,
+            "each row is written once",
+        )?;
+        check(all(&self.write_blocks, limits.blocks), "a written block is out of range")?;
+        check(all(&self.write_offsets, limits.block_size), "an offset in a block is out of range")?;
+        check(all(&self.blocks, limits.blocks), "a block is out of range")?;
+        check(all(&self.output_rows, rows), "an output row is out of range")?;
+        let mut next = 0;
+        for AttentionRow { first_query, num_queries, start, blocks } in &self.sequences {
+            check(*first_query == next, "the rows of the sequences are not adjacent")?;
+            next += num_queries;
+            let has_blocks = start
+                .checked_add(*num_queries)
+                .is_some_and(|end| end.div_ceil(limits.block_size) <= blocks.len());
+            check(has_blocks && blocks.end <= self.blocks.len(), "a block table is too short")?;
+        }
+        check(next == rows, "a row belongs to no sequence")
     }
 }
 

@@ -27,6 +27,8 @@ pub trait GrammarState: Send {
     fn accept(&mut self, token: u32) -> Result<(), String>;
     /// Appends the tokens that can only come next, one after the other; most often none.
     fn forced(&mut self, tokens: &mut Vec<u32>);
+    /// A copy of the state that advances apart from this one.
+    fn fork(&self) -> Result<Box<dyn GrammarState>, String>;
 }
 
 /// Changes logits before anything else does. Called on the device thread, where it keeps everybody waiting.

@@ -107,6 +107,25 @@ impl GrammarMatcher {
         Ok(matcher)
     }
 
+    /// Copies the matcher. The copies do not influence each other.
+    ///
+    /// # Errors
+    /// [`GuidanceError::Library`] if the library fails.
+    pub fn fork(&self) -> Result<Self, GuidanceError> {
+        let parser = library::call(|| Box::new(self.parser.deep_clone()))
+            .map_err(|reason| GuidanceError::Library { kind: self.initial.kind, reason })?;
+        Ok(Self {
+            initial: Arc::clone(&self.initial),
+            parser,
+            forced: self.forced.clone(),
+            complete: self.complete,
+            failed: self.failed.clone(),
+            accepted: self.accepted.clone(),
+            has_mask: self.has_mask,
+            has_skipped_mask: self.has_skipped_mask,
+        })
+    }
+
     /// Sets the bits of the allowed tokens and clears all others: token `id` is bit `id % 32` of word `id / 32`. Words
     /// beyond the vocabulary are cleared; tokens beyond the words are left out. If text is forced, its next token, as the
     /// tokenizer splits it, is the only one allowed.

@@ -9,7 +9,7 @@ use penstock_device::{Backend, DeviceError, StepInputs, StepSpec};
 use penstock_types::{AttentionParams, AttentionRow, Epilogue};
 
 use crate::config::ModelConfig;
-use crate::rope::{Frequencies, append_rotation};
+use crate::rope::{ExtraRotations, RopeTable};
 
 /// A weight and its bias.
 pub(crate) struct Linear<B: Backend> {
@@ -29,7 +29,7 @@ pub(crate) struct Layer<B: Backend> {
     pub(crate) window: Option<usize>,
 }
 
-/// A loaded model. Immutable; the cache and the workspace belong to whoever runs it.
+/// A loaded model. Immutable; the caller owns the cache and the workspace.
 pub struct Decoder<B: Backend> {
     config: ModelConfig,
     embedding: B::Matrix,
@@ -37,11 +37,9 @@ pub struct Decoder<B: Backend> {
     norm: B::Vector,
     /// `None` where the embedding is the head.
     head: Option<B::Matrix>,
-    /// Rope frequencies of every position but those that a dynamic scaling stretches.
-    frequencies: Frequencies,
 }
 
-/// Activations of one step, allocated once for the largest.
+/// Activations of one step and all other state of the device but weights and cache, allocated once for the largest step.
 pub struct Workspace<B: Backend> {
     hidden: B::Buffer,
     /// The last hidden states of the output rows, after [`Decoder::forward`].
@@ -53,10 +51,13 @@ pub struct Workspace<B: Backend> {
     /// Residual stream and attention output of the output rows.
     output_hidden: B::Buffer,
     output_attended: B::Buffer,
-    /// What [`Decoder::logits`] computed last.
+    /// The output of the last [`Decoder::logits`].
     pub logits: B::Buffer,
-    /// What operations need while they run.
+    /// Memory that operations need while they run.
     pub scratch: B::Scratch,
+    /// The sampling state of each sequence.
+    pub slots: B::Slots,
+    rope: B::Rope,
 }
 
 impl<B: Backend> Workspace<B> {
@@ -75,13 +76,17 @@ impl<B: Backend> Workspace<B> {
             output_attended: backend.allocate(output_attended)?,
             logits: backend.allocate(logits)?,
             scratch: backend.allocate_scratch(spec)?,
+            slots: backend.allocate_slots(spec)?,
+            rope: backend.load_rope(&RopeTable::new(&config.rope, spec.positions), spec)?,
         })
     }
 
     /// Bytes that [`new`](Self::new) takes.
     pub fn bytes(backend: &B, config: &ModelConfig, spec: &StepSpec) -> u64 {
+        let rope = backend.rope_bytes(config.rope.table_len(spec.positions), spec);
         let buffers = buffer_lens(config, spec).map(|len| backend.buffer_bytes(len));
-        buffers.into_iter().fold(backend.scratch_bytes(spec), u64::saturating_add)
+        let others = [backend.scratch_bytes(spec), backend.slots_bytes(spec), rope];
+        buffers.into_iter().chain(others).fold(0, u64::saturating_add)
     }
 }
 
@@ -110,8 +115,7 @@ impl<B: Backend> Decoder<B> {
         norm: B::Vector,
         head: Option<B::Matrix>,
     ) -> Self {
-        let frequencies = config.rope.frequencies(config.rope.frequency_len(0, 0));
-        Self { config, embedding, layers, norm, head, frequencies }
+        Self { config, embedding, layers, norm, head }
     }
 
     /// What the model is.
@@ -119,8 +123,8 @@ impl<B: Backend> Decoder<B> {
         &self.config
     }
 
-    /// Appends one sequence's rows to a step: its tokens at positions from `start`, their rotation angles, and where their
-    /// keys and values go. The sequence's block table must already be the last `num_blocks` entries of `inputs.blocks`.
+    /// Appends one sequence's rows to a step: its tokens at positions from `start`, their rotations, and where their keys and
+    /// values are written. The sequence's block table must already be the last `num_blocks` entries of `inputs.blocks`.
     pub fn push_sequence(
         &self,
         inputs: &mut StepInputs,
@@ -130,21 +134,12 @@ impl<B: Backend> Decoder<B> {
         num_blocks: usize,
         block_size: usize,
     ) {
-        let (rope, num_tokens) = (&self.config.rope, tokens.len());
-        let first_row = inputs.tokens.len();
+        let (first_row, num_tokens) = (inputs.tokens.len(), tokens.len());
         let blocks = inputs.blocks.len() - num_blocks..inputs.blocks.len();
         inputs.tokens.extend(tokens);
-        let usual_len = rope.frequency_len(0, 0);
-        let mut stretched: Option<(usize, Frequencies)> = None;
+        let mut extra = ExtraRotations::new(&self.config.rope);
         for position in start..start + num_tokens {
-            let wanted = rope.frequency_len(position, prompt_len);
-            let frequencies = if wanted == usual_len {
-                &self.frequencies
-            } else {
-                let current = stretched.take_if(|(len, _)| *len == wanted);
-                &stretched.insert(current.unwrap_or_else(|| (wanted, rope.frequencies(wanted)))).1
-            };
-            append_rotation(position, frequencies, &mut inputs.cosines, &mut inputs.sines);
+            inputs.positions.push(extra.rotation(position, prompt_len, &mut inputs.extra_rotations));
             inputs.write_blocks.push(inputs.blocks[blocks.start + position / block_size]);
             inputs.write_offsets.push((position % block_size) as u32);
         }
@@ -168,9 +163,8 @@ impl<B: Backend> Decoder<B> {
         self.forward_through(&self.layers, backend, inputs, cache, workspace)
     }
 
-    /// The step through no more than `num_layers` layers, and what follows the layers: uses all the memory that
-    /// [`forward`](Self::forward) does, because its layers share it, in a fraction of the time. For warming up; what comes
-    /// out means nothing.
+    /// The step through at most `num_layers` layers and the final norm. Uses all the memory that [`forward`](Self::forward)
+    /// does, because its layers share it, in a fraction of the time. For the warm-up; the results are meaningless.
     pub fn forward_through_some(
         &self,
         num_layers: usize,
@@ -195,25 +189,25 @@ impl<B: Backend> Decoder<B> {
         cache: &mut B::Cache,
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
-        let step = backend.upload(inputs)?;
         let (tokens, outputs) = (inputs.tokens.len(), inputs.output_rows.len());
         let (config, w) = (&self.config, workspace);
+        let step = backend.upload(inputs, &mut w.rope, &w.slots, cache)?;
         let epsilon = config.norm_epsilon;
         let scale = 1.0 / (config.heads.head_dim as f32).sqrt();
-        backend.embed(step, &self.embedding, &mut w.hidden)?; // [t, h]
+        backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?; // [t, h]
         for (index, layer) in layers.iter().enumerate() {
             backend.rms_norm(tokens, &w.hidden, &layer.attention_norm, epsilon, &mut w.normed)?;
             product(backend, tokens, &w.normed, &layer.qkv, &mut w.qkv)?; // [t, q + 2 kv]
             let norms = layer.qk_norm.as_ref().map(|(q, k)| (q, k, epsilon));
-            backend.rope_write_kv(step, config.heads, norms, &mut w.qkv, index, cache)?;
+            backend.rope_write_kv(step, &w.rope, config.heads, norms, &mut w.qkv, index, cache)?;
             let last = index + 1 == layers.len();
             if last && outputs == 0 {
-                return Ok(()); // a chunk in the middle of a prompt: only its keys and values were wanted
+                return Ok(()); // a chunk in the middle of a prompt: only its keys and values are needed
             }
             let params = AttentionParams { scale, window: layer.window, softcap: None };
             let (scratch, attended) = (&mut w.scratch, &mut w.attended);
             backend.attention(step, config.heads, params, index, cache, &w.qkv, scratch, attended)?; // [t, q]
-            // Behind the last attention a row needs nothing from the others: go on with the wanted ones alone.
+            // After the last attention rows are independent: continue with the output rows.
             let (rows, hidden, attended) = if last {
                 backend.gather(step, config.hidden_size, &w.hidden, &mut w.output_hidden)?; // [o, h]
                 backend.gather(step, config.heads.query_width(), &w.attended, &mut w.output_attended)?;
@@ -230,8 +224,8 @@ impl<B: Backend> Decoder<B> {
         backend.rms_norm(outputs, &w.output_hidden, &self.norm, epsilon, &mut w.normed) // [o, h]
     }
 
-    /// Logits of `outputs`, some of the output rows of the last step, no more than `StepSpec::logits_rows`: to
-    /// `workspace.logits`, the first one's first.
+    /// Writes the logits of `outputs`, at most `StepSpec::logits_rows` of the output rows of the last step, to
+    /// `workspace.logits`.
     pub fn logits(
         &self,
         backend: &mut B,

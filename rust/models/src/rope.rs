@@ -5,11 +5,15 @@
 //! position of the prompt, the position's own plus one after it. That is what one whole prefill and token-by-token decoding
 //! give, and it depends on the request alone, never on how its prompt was cut into chunks.
 
+use std::ops::Range;
+
+use penstock_device::{EXTRA, RowSource};
+
 use crate::error::ModelError;
 use crate::fields::{Fields, MAX_POSITIONS};
 
 /// Inverse frequencies, and the factor on cosines and sines.
-pub(crate) type Frequencies = (Vec<f32>, f32);
+type Frequencies = (Vec<f32>, f32);
 
 /// Frequencies of one model.
 #[derive(Clone, Debug, PartialEq)]
@@ -122,22 +126,27 @@ impl Rope {
         }
     }
 
+    /// Positions of the rope table of a model that computes `positions`: those for which the position is enough.
+    pub(crate) fn table_len(&self, positions: usize) -> usize {
+        positions.min(self.shared_len())
+    }
+
     /// Angles per position.
-    pub(crate) fn num_frequencies(&self) -> usize {
+    fn num_frequencies(&self) -> usize {
         self.head_dim / 2
     }
 
-    /// The length that the frequencies of `position` depend on, in a request with a prompt of `prompt_len` tokens. Rows of
-    /// equal length share their frequencies.
-    pub(crate) fn frequency_len(&self, position: usize, prompt_len: usize) -> usize {
+    /// The length on which the frequencies of `position` depend, in a request with a prompt of `prompt_len` tokens. Rows
+    /// with the same length have the same frequencies.
+    fn frequency_len(&self, position: usize, prompt_len: usize) -> usize {
         match self.scaling {
             RopeScaling::Dynamic { .. } => prompt_len.max(position + 1).max(self.max_position_embeddings),
             _ => 0,
         }
     }
 
-    /// Those of a [`frequency_len`](Self::frequency_len).
-    pub(crate) fn frequencies(&self, frequency_len: usize) -> Frequencies {
+    /// The frequencies for a [`frequency_len`](Self::frequency_len).
+    fn frequencies(&self, frequency_len: usize) -> Frequencies {
         let (mut frequencies, factor) = self.scaled(frequency_len);
         if let Some(divisors) = &self.divisors {
             for (frequency, divisor) in frequencies.iter_mut().zip(divisors) {
@@ -215,19 +224,74 @@ impl Rope {
     }
 }
 
-/// Appends the cosines and sines of one position.
-pub(crate) fn append_rotation(
-    position: usize,
-    (frequencies, factor): &Frequencies,
-    cosines: &mut Vec<f32>,
-    sines: &mut Vec<f32>,
-) {
-    for frequency in frequencies {
-        // The product is rounded to float32 first, as the oracle does; its sine and cosine are exact to the last bit.
+/// Writes the cosines of one position to the first half of `out`, and the sines to the second.
+fn write_rotation(position: usize, (frequencies, factor): &Frequencies, out: &mut [f32]) {
+    let (cosines, sines) = out.split_at_mut(frequencies.len());
+    for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
+        // The product is rounded to float32 first, as `transformers` does; its sine and cosine are exact to the last bit.
         let angle = f64::from(position as f32 * frequency);
-        let (sine, cosine) = angle.sin_cos();
-        cosines.push(cosine as f32 * factor);
-        sines.push(sine as f32 * factor);
+        let (exact_sine, exact_cosine) = angle.sin_cos();
+        *cosine = exact_cosine as f32 * factor;
+        *sine = exact_sine as f32 * factor;
+    }
+}
+
+/// The rotations of the positions whose frequencies depend on nothing but the model.
+pub(crate) struct RopeTable {
+    frequencies: Frequencies,
+    positions: usize,
+}
+
+impl RopeTable {
+    /// The table of a model that computes `positions`.
+    pub(crate) fn new(rope: &Rope, positions: usize) -> Self {
+        let frequencies = rope.frequencies(rope.frequency_len(0, 0));
+        Self { frequencies, positions: rope.table_len(positions) }
+    }
+}
+
+impl RowSource for RopeTable {
+    fn rows(&self) -> usize {
+        self.positions
+    }
+
+    fn columns(&self) -> usize {
+        2 * self.frequencies.0.len()
+    }
+
+    fn read(&self, rows: Range<usize>, out: &mut [f32]) {
+        for (position, out) in rows.zip(out.chunks_exact_mut(self.columns())) {
+            write_rotation(position, &self.frequencies, out);
+        }
+    }
+}
+
+/// The rotations of one sequence that are not in the table: with dynamic scaling, those of long sequences.
+pub(crate) struct ExtraRotations<'a> {
+    rope: &'a Rope,
+    usual_len: usize,
+    /// The frequencies computed last, with their length.
+    current: Option<(usize, Frequencies)>,
+}
+
+impl<'a> ExtraRotations<'a> {
+    pub(crate) fn new(rope: &'a Rope) -> Self {
+        Self { rope, usual_len: rope.frequency_len(0, 0), current: None }
+    }
+
+    /// The entry of `StepInputs::positions` for a position. Appends its rotation to `extra` if it is not in the table.
+    pub(crate) fn rotation(&mut self, position: usize, prompt_len: usize, extra: &mut Vec<f32>) -> u32 {
+        let len = self.rope.frequency_len(position, prompt_len);
+        if len == self.usual_len {
+            return position as u32;
+        }
+        let current = self.current.take_if(|(current, _)| *current == len);
+        let (_, frequencies) =
+            self.current.insert(current.unwrap_or_else(|| (len, self.rope.frequencies(len))));
+        let (start, width) = (extra.len(), 2 * self.rope.num_frequencies());
+        extra.resize(start + width, 0.0);
+        write_rotation(position, frequencies, &mut extra[start..]);
+        EXTRA | (start / width) as u32
     }
 }
 
@@ -321,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn both_spellings_give_the_same_frequencies() {
+    fn both_config_formats_give_the_same_frequencies() {
         let old = rope(&json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}))
             .expect("old");
         let new =
@@ -331,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn dynamic_scaling_leaves_short_sequences_alone_and_depends_on_the_request_only() {
+    fn dynamic_scaling_depends_only_on_the_request() {
         let config = json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}});
         let (dynamic, plain) = (rope(&config).expect("dynamic"), rope(&json!({})).expect("default"));
         assert_eq!(dynamic.frequencies(dynamic.frequency_len(3, 40)), plain.frequencies(0));
@@ -346,7 +410,28 @@ mod tests {
     }
 
     #[test]
-    fn senseless_scalings_are_refused_by_name() {
+    fn positions_outside_the_table_have_extra_rotations() {
+        let dynamic =
+            rope(&json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})).expect("dynamic");
+        assert_eq!((dynamic.table_len(1000), dynamic.table_len(20)), (64, 20));
+        assert_eq!(rope(&json!({})).expect("default").table_len(1000), 1000);
+        let (mut rotations, mut extra) = (ExtraRotations::new(&dynamic), vec![]);
+        let mut rotation = |position, prompt_len| rotations.rotation(position, prompt_len, &mut extra);
+        assert_eq!([rotation(63, 64), rotation(0, 1)], [63, 0]);
+        assert_eq!([rotation(0, 65), rotation(1, 65), rotation(65, 65)], [EXTRA, EXTRA | 1, EXTRA | 2]);
+        let expect = |position, len| {
+            let mut row = vec![0.0; 8];
+            write_rotation(position, &dynamic.frequencies(len), &mut row);
+            row
+        };
+        assert_eq!(extra, [expect(0, 65), expect(1, 65), expect(65, 66)].concat());
+        let (table, mut row) = (RopeTable::new(&dynamic, 1000), vec![0.0; 8]);
+        table.read(63..64, &mut row);
+        assert_eq!(row, expect(63, 64));
+    }
+
+    #[test]
+    fn invalid_scaling_error_names_the_field() {
         for (config, field) in [
             (json!({"rope_theta": -1.0}), "rope_theta"),
             (json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}), "rope_scaling.factor"),

@@ -211,4 +211,10 @@ impl GrammarState for Walk {
     fn forced(&mut self, tokens: &mut Vec<u32>) {
         self.matcher.forced_tokens(tokens);
     }
+
+    fn fork(&self) -> Result<Box<dyn GrammarState>, String> {
+        let matcher = self.matcher.fork().map_err(|error| error.to_string())?;
+        let (vocabulary, stop_ids) = (Arc::clone(&self.vocabulary), Arc::clone(&self.stop_ids));
+        Ok(Box::new(Self { matcher, vocabulary, stop_ids }))
+    }
 }

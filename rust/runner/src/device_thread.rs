@@ -1,21 +1,26 @@
-//! The device thread: computes plans in the order they come, and answers each. A failure inside a step, a panic too, is that
-//! step's result; the thread goes on.
+//! The device thread: launches plans in order and returns each when it is finished.
+//!
+//! Up to [`DEPTH`] steps are in flight. A queued plan is launched without waiting for the tokens of the step before it,
+//! unless its sampling needs the host. A failure inside a step, a panic too, is that step's result; the thread continues.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Wake, Waker};
 use std::thread;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use penstock_device::Backend;
+use crossbeam_channel::{Receiver, Sender, bounded, select};
+use penstock_device::{Backend, DeviceError};
 use penstock_engine::Completions;
 use penstock_engine::executor::{DEPTH, Executor, StepDone, StepError, StepOutput, StepPlan};
 
-use crate::guard::panic_text;
-use crate::runner::Runner;
+use crate::runner::{Flight, Runner};
+use crate::user_code::panic_text;
 
 /// A plan and the buffer of its output.
 type Step = (Box<StepPlan>, Box<StepOutput>);
 
-/// The engine's side of the device thread. Dropping it ends the thread once its plans are computed, and waits for that.
+/// The engine's side of the device thread. Dropping it ends the thread after its plans are finished, and waits for that.
 pub(crate) struct DeviceThread {
     steps: Option<Sender<Step>>,
     completions: Sender<Completions>,
@@ -23,7 +28,7 @@ pub(crate) struct DeviceThread {
 }
 
 impl DeviceThread {
-    /// Starts the thread, which first waits to be connected.
+    /// Starts the thread.
     pub(crate) fn spawn<B: Backend>(runner: Runner<B>) -> std::io::Result<Self> {
         let (steps, incoming) = bounded(DEPTH);
         let (completions, connection) = bounded(1);
@@ -33,7 +38,7 @@ impl DeviceThread {
         Ok(Self { steps: Some(steps), completions, thread: Some(thread) })
     }
 
-    /// Says where answers go.
+    /// Sets the destination of finished steps. Called before the first plan is submitted.
     pub(crate) fn connect(self, completions: Completions) -> Self {
         self.completions.send(completions).expect("the device thread waits to be connected; this is a bug");
         self
@@ -53,28 +58,118 @@ impl Drop for DeviceThread {
     fn drop(&mut self) {
         drop(self.steps.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there has already been reported as a step's result.
+            // A panic has already been reported as a step's result.
             let _ = thread.join();
         }
     }
 }
 
-fn serve<B: Backend>(mut runner: Runner<B>, incoming: &Receiver<Step>, connection: &Receiver<Completions>) {
-    let mut completions = None;
-    for (plan, mut output) in incoming {
-        let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(&plan, &mut output)));
-        let result = match outcome {
-            Ok(result) => result.map_err(|error| StepError::Failed(error.to_string())),
-            Err(panic) => {
-                Err(StepError::Failed(format!("a defect in the step: {}", panic_text(panic.as_ref()))))
+/// A step between its launch and its end.
+struct InFlight<B: Backend> {
+    plan: Box<StepPlan>,
+    output: Box<StepOutput>,
+    /// `Err` if the step has failed and waits for the steps before it.
+    flight: Result<Flight<B>, StepError>,
+}
+
+impl<B: Backend> InFlight<B> {
+    fn launch(runner: &mut Runner<B>, (plan, mut output): Step, is_behind: bool) -> Self {
+        let flight = catch(|| runner.launch(&plan, &mut output, is_behind));
+        Self { plan, output, flight }
+    }
+
+    /// Whether another step may be launched behind this one.
+    fn is_sampled(&self) -> bool {
+        self.flight.as_ref().is_ok_and(Flight::is_sampled)
+    }
+
+    /// Submits what is left, and returns whether the step is ready to be finished. Called for the oldest step only.
+    fn advance(&mut self, runner: &mut Runner<B>, waker: &Waker) -> bool {
+        let Ok(flight) = &mut self.flight else { return true };
+        let advanced = catch(|| {
+            if !flight.is_sampled() {
+                runner.resume(flight)?;
             }
-        };
-        // Connected before the first plan can be submitted, so this waits for nothing.
-        if completions.is_none() {
-            completions = connection.recv().ok();
+            Ok(runner.poll(flight, waker).is_ready())
+        });
+        match advanced {
+            Ok(is_ready) => is_ready,
+            Err(error) => {
+                self.flight = Err(error);
+                true
+            }
         }
-        if let Some(completions) = &completions {
-            completions.send(StepDone { plan, output, result });
+    }
+
+    fn finish(self, runner: &mut Runner<B>) -> StepDone {
+        let Self { plan, mut output, flight } = self;
+        let result = flight.and_then(|flight| catch(|| runner.finish(flight, &plan, &mut output)));
+        StepDone { plan, output, result }
+    }
+}
+
+fn catch<T>(run: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, StepError> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|error| match error {
+            DeviceError::Lost(reason) => StepError::DeviceLost(reason),
+            error => StepError::Failed(error.to_string()),
+        }),
+        Err(panic) => Err(StepError::Failed(format!("the step panicked: {}", panic_text(panic.as_ref())))),
+    }
+}
+
+/// Wakes the device thread when a step may have become ready.
+struct Wakeup(Sender<()>);
+
+impl Wake for Wakeup {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let _ = self.0.try_send(()); // full if it has been woken already
+    }
+}
+
+fn serve<B: Backend>(mut runner: Runner<B>, incoming: &Receiver<Step>, connection: &Receiver<Completions>) {
+    let (wakeup, wakeups) = bounded(1);
+    let waker = Waker::from(Arc::new(Wakeup(wakeup)));
+    let mut completions = None;
+    let mut is_open = true; // until the engine drops its side
+    let mut in_flight: VecDeque<InFlight<B>> = VecDeque::with_capacity(DEPTH);
+    loop {
+        while in_flight.front_mut().is_some_and(|oldest| oldest.advance(&mut runner, &waker)) {
+            let Some(oldest) = in_flight.pop_front() else { break };
+            let done = oldest.finish(&mut runner);
+            // Connected before the first plan is submitted, so this does not wait.
+            if completions.is_none() {
+                completions = connection.recv().ok();
+            }
+            if let Some(completions) = &completions {
+                completions.send(done);
+            }
+        }
+        let can_launch = in_flight.len() < DEPTH && in_flight.iter().all(InFlight::is_sampled);
+        let step = if in_flight.is_empty() {
+            match incoming.recv() {
+                Ok(step) => Some(step),
+                Err(_) => return,
+            }
+        } else if can_launch && is_open {
+            select! {
+                recv(incoming) -> step => {
+                    is_open = step.is_ok();
+                    step.ok()
+                }
+                recv(wakeups) -> _ => None,
+            }
+        } else {
+            let _ = wakeups.recv();
+            None
+        };
+        if let Some(step) = step {
+            let launched = InFlight::launch(&mut runner, step, !in_flight.is_empty());
+            in_flight.push_back(launched);
         }
     }
 }

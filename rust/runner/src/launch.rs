@@ -10,7 +10,7 @@ use penstock_models::{LoadProgress, ModelConfig, ModelError, RopeScaling};
 use penstock_types::Dtype;
 
 use crate::device_thread::DeviceThread;
-use crate::guide::MaskThreads;
+use crate::grammar::MaskThreads;
 use crate::memory::{Demand, Division, HostShare, KvShare, divide, largest};
 use crate::options::{Allowance, BLOCK_SIZES, Sizes, out_of_range, positive};
 use crate::remedies::remedies;

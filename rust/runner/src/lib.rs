@@ -3,16 +3,16 @@
 //! buffers, a forward pass and sampled tokens here; what to compute is decided in `penstock-engine` alone.
 
 mod device_thread;
-mod guard;
-mod guide;
+mod grammar;
 mod inputs;
 mod launch;
+mod logits_rows;
 mod memory;
 mod options;
-mod outputs;
 mod remedies;
 mod runner;
 mod slot;
+mod user_code;
 mod warm_up;
 
 use std::ops::ControlFlow;
@@ -22,14 +22,14 @@ use std::time::Duration;
 use penstock_types::{Dtype, KvDtype};
 
 pub use launch::logits;
+use penstock_device::DeviceError;
 use penstock_device::cpu::Cpu;
-use penstock_device::{DeviceError, SampleParams};
 pub use penstock_engine::PreemptionMode;
 use penstock_engine::request::Request;
 use penstock_engine::{Limits, StepOutput, StepPlan};
 pub use penstock_models::LoadProgress;
 use runner::Runner;
-use slot::Slot;
+use slot::{Slot, slot_params};
 
 /// What the user may choose when a model is opened; `None` means the default that its comment gives.
 #[derive(Clone, Debug, Default)]
@@ -150,28 +150,28 @@ impl BareRunner {
         Ok((Self(opened.runner), opened.limits))
     }
 
-    /// Carries out a plan and writes its output.
+    /// Runs a plan and writes its output.
     pub fn run(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), DeviceError> {
-        self.0.run(plan, output)
+        let flight = self.0.launch(plan, output, false)?;
+        self.0.finish(flight, plan, output)
     }
 }
 
-/// The probabilities that the next token of a request, `generated` so far, would be drawn with from `logits`, 0 for ids that
-/// were cut; `mask` is its grammar's. A private hook for tests: no model, and all that a sequence's place does but the draw.
+/// The probabilities from which the next token of a request is sampled, `generated` so far, 0 for masked and filtered ids;
+/// `mask` is its grammar's. A private hook for tests: no model, and everything that sampling does but the random draw.
 pub fn probabilities(
     request: Request,
     generated: &[u32],
     logits: &[f32],
     mask: Option<&[u32]>,
-) -> Result<Vec<f32>, DeviceError> {
+) -> Result<Vec<f32>, String> {
+    let request = Arc::new(request);
+    let mut processed = logits.to_vec();
     let mut slot = Slot::default();
-    slot.seat(&Arc::new(request), generated, logits.len());
-    slot.process(|row| {
-        row.copy_from_slice(logits);
-        Ok(())
-    })?;
-    let params = SampleParams { mask, ..slot.params(0, generated.len() as u32) };
-    Ok(penstock_device::probabilities_for_testing(logits, &params))
+    slot.admit(&request, generated, logits.len());
+    slot.process(&mut processed)?;
+    let params = slot_params(&request, generated);
+    Ok(penstock_device::probabilities_for_testing(logits, &params, mask, Some(&processed)))
 }
 
 /// Why a model could not be opened.

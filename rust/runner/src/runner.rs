@@ -1,20 +1,26 @@
-//! Carries out plans: owns the backend, the model, the KV cache, the workspace and what is known of each slot. It decides
-//! nothing about who is computed when.
+//! Runs plans: owns the backend, the model, the KV cache, the workspace and the slots. What is computed when is decided by
+//! the engine.
+//!
+//! A step has two halves. [`Runner::launch`] submits everything the device needs for it and does not wait for the tokens of
+//! earlier steps; [`Runner::finish`] waits for its tokens and does the host's part. If sampling needs the host (a grammar's
+//! mask, processors) and an earlier step is not finished, only the forward pass is launched, and [`Runner::resume`] submits
+//! the rest once it is.
 
 use std::ops::Range;
+use std::task::{Poll, Waker};
 
-use penstock_device::{Backend, CacheSpec, DeviceError, MemoryUse, Sampled, StepInputs, StepSpec};
+use penstock_device::{Backend, CacheSpec, DeviceError, MemoryUse, Sampled, SamplingBatch, SamplingEntry};
+use penstock_device::{StepInputs, StepSpec};
 use penstock_engine::executor::{NewSequence, StepOutput, StepPlan};
-use penstock_engine::request::{Token, TokenDetails};
 use penstock_models::{Decoder, Workspace};
 use penstock_types::BlockCopy;
 
-use crate::guide::MaskThreads;
+use crate::grammar::MaskThreads;
 use crate::inputs;
-use crate::outputs::{Kind, Output, Outputs};
-use crate::slot::Slot;
+use crate::logits_rows::{Kind, LogitsRow, LogitsRows};
+use crate::slot::{HostInputs, Slot, slot_params};
 
-/// Everything a step needs, in one place and on one thread.
+/// Everything a step needs, on one thread.
 pub(crate) struct Runner<B: Backend> {
     backend: B,
     decoder: Decoder<B>,
@@ -22,21 +28,41 @@ pub(crate) struct Runner<B: Backend> {
     workspace: Workspace<B>,
     spec: StepSpec,
     inputs: StepInputs,
-    outputs: Outputs,
-    /// What was chosen in a round.
+    batch: SamplingBatch,
+    /// The results of one batch.
     sampled: Vec<Sampled>,
     slots: Vec<Slot>,
     masks: MaskThreads,
+    /// The buffers of finished steps.
+    spare_flights: Vec<Flight<B>>,
     /// See [`crate::Options::failing_token`].
     pub(crate) failing_token: Option<u32>,
 }
 
-/// How far a step goes.
+/// A step that was launched and is not finished.
+pub(crate) struct Flight<B: Backend> {
+    rows: LogitsRows,
+    /// The tokens of its batches, in order.
+    tickets: Vec<B::Ticket>,
+    is_sampled: bool,
+}
+
+impl<B: Backend> Flight<B> {
+    fn with_room(tokens: usize) -> Self {
+        Self { rows: LogitsRows::with_room(tokens), tickets: Vec::new(), is_sampled: false }
+    }
+
+    /// Whether all of the step was submitted. If not, it waits for [`Runner::resume`], and no other step may be launched.
+    pub(crate) fn is_sampled(&self) -> bool {
+        self.is_sampled
+    }
+}
+
+/// The number of layers that a step computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// All the way.
     AllLayers,
-    /// Through so many layers, and the first tile of output rows through the head, for warming up.
+    /// Some layers, and the first tile of output rows through the head, for the warm-up.
     Layers(usize),
 }
 
@@ -54,10 +80,11 @@ impl<B: Backend> Runner<B> {
             workspace: Workspace::new(&mut backend, decoder.config(), spec)?,
             cache: backend.allocate_cache(cache)?,
             inputs,
-            outputs: Outputs::with_room(spec.tokens),
+            batch: SamplingBatch::with_capacity(spec.logits_rows),
             sampled: Vec::with_capacity(spec.logits_rows),
             masks,
             slots: (0..spec.sequences).map(|_| Slot::default()).collect(),
+            spare_flights: vec![Flight::with_room(spec.tokens)],
             spec: *spec,
             failing_token: None,
             backend,
@@ -70,20 +97,25 @@ impl<B: Backend> Runner<B> {
         &self.spec
     }
 
-    /// What the backend's memory holds.
+    /// Use of the backend's memory.
     pub(crate) fn memory(&self) -> MemoryUse {
         self.backend.memory()
     }
 
-    /// Carries out a plan and writes its output.
-    pub(crate) fn run(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), DeviceError> {
-        // Before anything can fail: the rows of a plan that was made already rely on it.
-        self.seat(plan);
+    /// Launches a step. `is_behind` says that an earlier step is not finished; it must have been sampled.
+    pub(crate) fn launch(
+        &mut self,
+        plan: &StepPlan,
+        output: &mut StepOutput,
+        is_behind: bool,
+    ) -> Result<Flight<B>, DeviceError> {
+        // First, because the rows of the next plan rely on it even if this one fails.
+        self.change_slots(plan)?;
         if !plan.copies.is_empty() {
             self.copy(&mut plan.copies.iter().copied())?;
         }
         output.copies_done = true;
-        self.compute(plan, output, Depth::AllLayers)
+        self.compute(plan, is_behind, Depth::AllLayers)
     }
 
     /// Makes copies between the cache and the host tier.
@@ -91,113 +123,187 @@ impl<B: Backend> Runner<B> {
         self.backend.copy_blocks(&mut self.cache, copies)
     }
 
-    /// Has everybody leave and take the places that the plan says.
-    pub(crate) fn seat(&mut self, plan: &StepPlan) {
-        self.collect_masks(); // of a step that failed, if there are any
-        for slot in &plan.freed_slots {
-            self.slots[*slot as usize].vacate();
+    /// Waits until everything that was launched is complete.
+    pub(crate) fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.backend.synchronize()
+    }
+
+    /// Frees and admits the slots of a plan.
+    pub(crate) fn change_slots(&mut self, plan: &StepPlan) -> Result<(), DeviceError> {
+        self.collect_masks(); // if a step failed before it did
+        for &slot in &plan.freed_slots {
+            self.slots[slot as usize].free();
+            self.backend.free_slot(&mut self.workspace.slots, slot)?;
         }
         for NewSequence { slot, request, generated } in &plan.new_sequences {
             let generated = &plan.tokens[generated.start as usize..generated.end as usize];
-            self.slots[*slot as usize].seat(request, generated, self.spec.vocabulary);
+            self.slots[*slot as usize].admit(request, generated, self.spec.vocabulary);
+            let params = slot_params(request, generated);
+            self.backend.admit_slot(&mut self.workspace.slots, *slot, &params)?;
         }
+        Ok(())
     }
 
-    /// Computes the rows of those who have their seats.
+    /// Submits the rows of a plan, as far as they do not wait for the host.
     pub(crate) fn compute(
         &mut self,
         plan: &StepPlan,
-        output: &mut StepOutput,
+        is_behind: bool,
         depth: Depth,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Flight<B>, DeviceError> {
+        let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.spec.tokens));
+        flight.tickets.clear();
+        flight.is_sampled = false;
+        inputs::build(&self.decoder, plan, self.spec.block_size, &mut self.inputs);
+        flight.rows.find(plan, &self.slots, &mut self.inputs.output_rows);
+        if let Some(token) = self.failing_token {
+            self.fail_on(token, plan);
+        }
+        let depends_on_host = plan.rows.iter().any(|row| {
+            row.follows_sample && row.sample.is_some() && self.slots[row.slot as usize].needs_host()
+        });
+        let must_wait = is_behind && depends_on_host;
+        if !must_wait {
+            self.start_masks(&flight.rows);
+        }
         let Self { backend, decoder, inputs, cache, workspace, .. } = self;
-        inputs::build(decoder, plan, &self.slots, self.spec.block_size, inputs);
-        self.outputs.find(plan, &self.slots, &mut inputs.output_rows);
-        if let Some(token) = self.failing_token.filter(|token| inputs.tokens.contains(token)) {
-            panic!("token {token} was to fail its step");
-        }
-        for slot in self.outputs.choosing() {
-            start_mask(&mut self.masks, &mut self.slots, slot);
-        }
         match depth {
             Depth::AllLayers => decoder.forward(backend, inputs, cache, workspace)?,
             Depth::Layers(count) => decoder.forward_through_some(count, backend, inputs, cache, workspace)?,
         }
-        let num_tiles = if depth == Depth::AllLayers { usize::MAX } else { 1 };
-        for tile in tiles(self.outputs.len(), self.spec.logits_rows).take(num_tiles) {
-            self.run_tile(tile)?;
+        if !must_wait {
+            let num_tiles = if depth == Depth::AllLayers { usize::MAX } else { 1 };
+            self.sample(&mut flight, num_tiles)?;
         }
-        self.outputs.answer(plan, output, &mut self.slots, self.spec.vocabulary);
+        Ok(flight)
+    }
+
+    /// Submits the sampling of a step whose earlier steps are finished now.
+    pub(crate) fn resume(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
+        self.start_masks(&flight.rows);
+        self.sample(flight, usize::MAX)
+    }
+
+    /// Ready if [`finish`](Self::finish) does not wait for the device. Otherwise `waker` is woken when it may have become so.
+    pub(crate) fn poll(&mut self, flight: &mut Flight<B>, waker: &Waker) -> Poll<()> {
+        // Tickets complete in order.
+        flight.tickets.last_mut().map_or(Poll::Ready(()), |ticket| self.backend.poll(ticket, waker))
+    }
+
+    /// Waits for the tokens of a step and writes its output. Steps are finished in the order in which they were launched.
+    pub(crate) fn finish(
+        &mut self,
+        mut flight: Flight<B>,
+        plan: &StepPlan,
+        output: &mut StepOutput,
+    ) -> Result<(), DeviceError> {
+        for ticket in flight.tickets.drain(..) {
+            self.backend.collect(ticket, &mut self.sampled)?;
+            flight.rows.record(&mut self.sampled);
+        }
+        flight.rows.finish(plan, output, &mut self.slots, self.spec.vocabulary);
+        self.spare_flights.push(flight);
         Ok(())
     }
 
-    /// The logits of some output rows, and what they tell.
-    fn run_tile(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
-        self.decoder.logits(&mut self.backend, tile.clone(), &mut self.workspace)?;
-        if let Some(slot) = self.outputs.begin(tile.clone(), &self.slots) {
-            start_mask(&mut self.masks, &mut self.slots, slot);
-        }
-        while self.outputs.round().len() > 0 {
-            self.run_round(tile.start)?;
-            self.outputs.go_on(tile.clone(), &self.slots);
-            for (_, output) in self.outputs.round() {
-                start_mask(&mut self.masks, &mut self.slots, output.slot);
-            }
-        }
-        self.add_details(tile)
+    /// Panics if a row of the plan computes `token`.
+    fn fail_on(&self, token: u32, plan: &StepPlan) {
+        let follows = |slot: u32| self.slots[slot as usize].last_token() == Some(token);
+        let follows = plan.rows.iter().any(|row| row.follows_sample && follows(row.slot));
+        assert!(!follows && !self.inputs.tokens.contains(&token), "token {token} was to fail its step");
     }
 
-    /// Chooses the tokens of a round.
-    fn run_round(&mut self, tile_start: usize) -> Result<(), DeviceError> {
+    /// Starts computing the masks of the slots that sample a token.
+    fn start_masks(&mut self, rows: &LogitsRows) {
+        for (slot, drafts) in rows.sampled_slots() {
+            if let Some(grammar) = self.slots[slot].take_grammar(drafts) {
+                self.masks.start(slot, grammar);
+            }
+        }
+    }
+
+    fn collect_masks(&mut self) {
+        let slots = &mut self.slots;
+        self.masks.collect(|slot, grammar| slots[slot].return_grammar(grammar));
+    }
+
+    /// Submits the head and the sampling of a step, tile by tile.
+    fn sample(&mut self, flight: &mut Flight<B>, num_tiles: usize) -> Result<(), DeviceError> {
         self.collect_masks();
-        let Self { backend, workspace, outputs, sampled, slots, spec, .. } = self;
-        let Workspace { logits, scratch, .. } = workspace;
-        for (index, Output { slot, kind, .. }) in outputs.round() {
-            if let Kind::Next { .. } = kind {
-                let start = (index - tile_start) * spec.vocabulary;
-                slots[slot].process(|row| backend.download(logits, start, row))?;
+        for tile in tiles(flight.rows.len(), self.spec.logits_rows).take(num_tiles) {
+            self.decoder.logits(&mut self.backend, tile.clone(), &mut self.workspace)?;
+            self.build_batch(tile.clone(), &mut flight.rows)?;
+            let Self { backend, batch, workspace, .. } = self;
+            if !batch.is_empty() {
+                let Workspace { logits, slots, scratch, .. } = workspace;
+                flight.tickets.push(backend.sample(logits, batch, slots, scratch)?);
+            }
+            if self.has_details(tile.clone(), &flight.rows) {
+                // The logits are overwritten by the next tile, so details are read now.
+                for ticket in flight.tickets.drain(..) {
+                    self.backend.collect(ticket, &mut self.sampled)?;
+                    flight.rows.record(&mut self.sampled);
+                }
+                self.read_details(tile, &mut flight.rows)?;
             }
         }
-        outputs.drop_failed(slots);
-        sampled.resize_with(outputs.round().len(), Sampled::default);
-        let params = |place: usize| {
-            let (index, Output { slot, kind, .. }) = outputs.in_round(place);
-            let (slot, row) = (&slots[slot], index - tile_start);
+        flight.is_sampled = true;
+        Ok(())
+    }
+
+    /// Fills the batch with the entries of a tile.
+    fn build_batch(&mut self, tile: Range<usize>, rows: &mut LogitsRows) -> Result<(), DeviceError> {
+        let Self { backend, workspace, batch, slots, spec, .. } = self;
+        batch.clear();
+        for index in tile.clone() {
+            let LogitsRow { slot, kind, .. } = rows.row(index);
+            let row = (index - tile.start) as u32;
+            let plain = SamplingEntry {
+                row,
+                slot: slot as u32,
+                index: 0,
+                draft: None,
+                given: None,
+                mask: None,
+                processed: None,
+            };
             match kind {
-                Kind::Prompt { given } => slot.prompt_params(row, given),
-                Kind::Next { index, .. } => slot.params(row, index),
-            }
-        };
-        backend.sample(spec.vocabulary, logits, &params, scratch, sampled)?;
-        for (place, sampled) in sampled.iter_mut().enumerate() {
-            let (index, Output { slot, kind, .. }) = outputs.in_round(place);
-            if let Kind::Next { index, .. } = kind {
-                if sampled.is_exhausted {
-                    slots[slot].exhaust(index);
-                    continue;
+                Kind::Prompt { given: None } => continue,
+                Kind::Prompt { given } => batch.push(SamplingEntry { given, ..plain }),
+                Kind::Sample { index, position, draft } => {
+                    let start = row as usize * spec.vocabulary;
+                    let read = |out: &mut [f32]| backend.download(&workspace.logits, start, out);
+                    let host = slots[slot].prepare(position as usize, draft, spec.vocabulary, batch, read)?;
+                    let Some(HostInputs { mask, processed }) = host else { continue };
+                    batch.push(SamplingEntry { index, draft, mask, processed, ..plain });
                 }
-                slots[slot].accept(sampled.token);
             }
-            let top = std::mem::take(&mut sampled.top);
-            let details =
-                (!top.is_empty()).then(|| Box::new(TokenDetails { top, ..TokenDetails::default() }));
-            outputs.tell(index, Token { id: sampled.token, logprob: sampled.logprob, details });
+            rows.push_entry(index);
         }
         Ok(())
     }
 
-    /// Raw logits and last hidden states of the rows of a tile, where they are asked for.
-    fn add_details(&mut self, tile: Range<usize>) -> Result<(), DeviceError> {
-        let Self { backend, decoder, workspace, outputs, slots, spec, .. } = self;
+    /// Whether a row of the tile reports logits or hidden states.
+    fn has_details(&self, mut tile: Range<usize>, rows: &LogitsRows) -> bool {
+        tile.any(|index| {
+            let row = rows.row(index);
+            let requested = &self.slots[row.slot].request().outputs;
+            row.is_within(requested.logits) || row.is_within(requested.hidden_states)
+        })
+    }
+
+    /// Reads the raw logits and the last hidden states of the rows of a tile that report them.
+    fn read_details(&mut self, tile: Range<usize>, rows: &mut LogitsRows) -> Result<(), DeviceError> {
+        let Self { backend, decoder, workspace, slots, spec, .. } = self;
         let hidden_size = decoder.config().hidden_size;
-        for (index, output, details) in outputs.told(tile.clone()) {
-            let requested = &slots[output.slot].request().outputs;
-            if output.is_within(requested.logits) {
+        for (index, row, details) in rows.details(tile.clone()) {
+            let requested = &slots[row.slot].request().outputs;
+            if row.is_within(requested.logits) {
                 let logits = &mut details.get_or_insert_default().logits;
                 logits.resize(spec.vocabulary, 0.0);
                 backend.download(&workspace.logits, (index - tile.start) * spec.vocabulary, logits)?;
             }
-            if output.is_within(requested.hidden_states) {
+            if row.is_within(requested.hidden_states) {
                 let hidden_state = &mut details.get_or_insert_default().hidden_state;
                 hidden_state.resize(hidden_size, 0.0);
                 backend.download(&workspace.normed, index * hidden_size, hidden_state)?;
@@ -206,12 +312,7 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
-    fn collect_masks(&mut self) {
-        let slots = &mut self.slots;
-        self.masks.collect(|slot, guide| slots[slot].give_back_guide(guide));
-    }
-
-    /// Logits of every row of `tokens` as one sequence computed in chunks of `chunk`, row after row: for tests.
+    /// Logits of every row of `tokens` as one sequence, computed in chunks of `chunk`, row after row: for tests.
     pub(crate) fn logits(&mut self, tokens: &[u32], chunk: usize) -> Result<Vec<f32>, DeviceError> {
         let vocabulary = self.spec.vocabulary;
         let mut logits = vec![0.0; tokens.len() * vocabulary];
@@ -246,11 +347,4 @@ impl<B: Backend> Runner<B> {
 /// The output rows, as many at a time as have their logits at once.
 fn tiles(num_outputs: usize, logits_rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..num_outputs).step_by(logits_rows).map(move |start| start..num_outputs.min(start + logits_rows))
-}
-
-/// Has the mask of a slot's next token worked out, where it is to keep within a grammar.
-fn start_mask(masks: &mut MaskThreads, slots: &mut [Slot], slot: usize) {
-    if let Some(guide) = slots[slot].take_guide() {
-        masks.start(slot, guide);
-    }
 }

@@ -1,204 +1,222 @@
-//! A sequence's place between steps: whose it is, what was generated, and all that choosing the next token depends on.
-//! A seat makes all of it anew.
+//! The host's state of each slot: the request, its grammar and processors, and why it failed. All other state that sampling
+//! depends on is in the backend's slots.
 
 use std::sync::Arc;
 
-use penstock_device::{DeviceError, SampleParams, TokenCounts};
+use penstock_device::{DeviceError, SamplingBatch, SlotParams};
 use penstock_engine::request::Request;
-use penstock_types::{LogprobsRequest, Sampling};
+use penstock_types::LogprobsRequest;
 
-use crate::guard::guarded;
-use crate::guide::Guide;
+use crate::grammar::SequenceGrammar;
+use crate::user_code::catch_user_code;
 
-/// A place. Once it has a failure, no more tokens are chosen there until somebody else is seated; what is still computed
-/// for it, because it was planned before that was known, is told to nobody.
+/// A slot. After a failure no more tokens are sampled until a new sequence is admitted.
 #[derive(Default)]
 pub(crate) struct Slot {
-    /// What the sequence is generated for; `None` while nobody is here.
+    /// `None` while the slot is free.
     request: Option<Arc<Request>>,
-    /// Its tokens so far.
-    generated: Vec<u32>,
-    /// How often each token came, where the request has penalties.
-    counts: TokenCounts,
-    /// Where it stands in the request's grammar; `None` also while its mask is worked out, and when nothing follows.
-    guide: Option<Box<Guide>>,
-    /// Logits as the request's processors leave them; empty where it has none.
-    processed: Vec<f32>,
+    /// Counts the sequences of the slot, so that rows of an earlier one are recognised.
+    generation: u64,
+    /// The token that came last, if one did since the sequence was admitted.
+    last_token: Option<u32>,
+    /// The state in the request's grammar. `None` also while its masks are computed, and after a token that ends the
+    /// request.
+    grammar: Option<Box<SequenceGrammar>>,
+    /// The generated tokens, if the request has processors. While a step is prepared, its drafts follow.
+    history: Vec<u32>,
+    num_generated: usize,
+    /// The first position of this step that cannot be sampled.
+    failing_position: Option<FailingPosition>,
     failure: Option<String>,
 }
 
+/// A position of a step at which the request fails, if it is reached.
+#[derive(Debug, PartialEq)]
+pub(crate) struct FailingPosition {
+    pub position: usize,
+    /// The draft before it, unless it is the first.
+    pub draft: Option<u32>,
+    pub failure: String,
+}
+
+/// What sampling a position takes from the host: numbers in the batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HostInputs {
+    pub mask: Option<u32>,
+    pub processed: Option<u32>,
+}
+
 impl Slot {
-    /// Forgets who was here.
-    pub fn seat(&mut self, request: &Arc<Request>, generated: &[u32], vocabulary: usize) {
-        // Field by field, so that none is overlooked.
-        let Self { request: owner, generated: history, counts, guide, processed, failure } = self;
-        *owner = Some(Arc::clone(request));
-        history.clear();
-        history.extend_from_slice(generated);
-        counts.clear();
-        if is_counted(request) {
-            counts.push_prompt(&request.prompt);
-            generated.iter().for_each(|token| counts.push(*token));
+    /// Replaces all state.
+    pub fn admit(&mut self, request: &Arc<Request>, generated: &[u32], vocabulary: usize) {
+        *self = Self {
+            request: Some(Arc::clone(request)),
+            generation: self.generation + 1,
+            num_generated: generated.len(),
+            ..Self::default()
+        };
+        if !request.processors.is_empty() {
+            self.history.extend_from_slice(generated);
         }
-        *processed = vec![0.0; if request.processors.is_empty() { 0 } else { vocabulary }];
-        (*guide, *failure) = (None, None);
         if let Some(grammar) = &request.grammar {
-            match Guide::new(grammar.as_ref(), generated, vocabulary) {
-                Ok(guide) => self.guide = Some(guide),
+            match SequenceGrammar::new(grammar.as_ref(), generated, vocabulary) {
+                Ok(grammar) => self.grammar = Some(grammar),
                 Err(failure) => self.fail(failure),
             }
         }
     }
 
-    /// Nobody is here any more: nothing that belonged to somebody is kept, nor room for it.
-    pub fn vacate(&mut self) {
-        *self = Self::default();
+    /// Drops all state.
+    pub fn free(&mut self) {
+        *self = Self { generation: self.generation + 1, ..Self::default() };
     }
 
-    /// Whose it is.
+    /// The number of the slot's sequence.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The request of a slot that is not free.
     pub fn request(&self) -> &Request {
-        self.request.as_ref().expect("a row has a seat; this is a bug")
+        self.request.as_ref().expect("a row has an admitted slot; this is a bug")
     }
 
-    /// The token that came last; of the prompt, if none was generated because the request has failed.
-    pub fn last_token(&self) -> u32 {
-        let last = self.generated.last().or_else(|| self.request().prompt.last());
-        *last.expect("prompts are not empty; this is a bug")
+    /// The token that came last, if one did since the sequence was admitted.
+    pub fn last_token(&self) -> Option<u32> {
+        self.last_token
     }
 
-    /// Why its request cannot go on.
+    /// Whether sampling depends on the host: on a grammar's mask or on processors.
+    pub fn needs_host(&self) -> bool {
+        let request = self.request();
+        request.grammar.is_some() || !request.processors.is_empty()
+    }
+
+    /// Why the request failed.
     pub fn failure(&self) -> Option<&String> {
         self.failure.as_ref()
     }
 
     fn fail(&mut self, failure: String) {
         self.failure = Some(failure);
-        self.guide = None;
+        self.grammar = None;
     }
 
-    /// Lends the guide out, if there is one.
-    pub fn take_guide(&mut self) -> Option<Box<Guide>> {
-        self.guide.take()
+    /// Takes the grammar, if there is one, to compute the masks of a step with these drafts.
+    pub fn take_grammar(&mut self, drafts: impl Iterator<Item = u32>) -> Option<Box<SequenceGrammar>> {
+        let mut grammar = self.grammar.take()?;
+        grammar.set_drafts(drafts.take_while(|draft| !self.is_ended_by(*draft)));
+        Some(grammar)
     }
 
-    /// The guide is back from having its mask worked out.
-    pub fn give_back_guide(&mut self, guide: Box<Guide>) {
-        match guide.outcome() {
-            Ok(()) => self.guide = Some(guide),
-            Err(failure) => self.fail(failure.clone()),
+    /// Returns the grammar with its masks.
+    pub fn return_grammar(&mut self, mut grammar: Box<SequenceGrammar>) {
+        let failure = grammar.take_failure();
+        self.grammar = Some(grammar);
+        if let Some(failure) = failure {
+            self.fail_at(failure);
         }
     }
 
-    /// Has the request's processors, if it has some, change the next token's logits, which `read` reads.
-    pub fn process(
+    fn fail_at(&mut self, failing: FailingPosition) {
+        match failing.position {
+            0 => self.fail(failing.failure),
+            _ => self.failing_position = Some(failing),
+        }
+    }
+
+    /// Adds what the host contributes to a position of the step to `batch`; `read` reads the position's logits. `None` if
+    /// the position is not sampled. Called once for each position, in order.
+    pub fn prepare(
         &mut self,
+        position: usize,
+        draft: Option<u32>,
+        vocabulary: usize,
+        batch: &mut SamplingBatch,
         read: impl FnOnce(&mut [f32]) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        if self.processed.is_empty() {
-            return Ok(());
+    ) -> Result<Option<HostInputs>, DeviceError> {
+        let fails = self.failing_position.as_ref().is_some_and(|failing| failing.position <= position);
+        if self.failure.is_some() || fails {
+            return Ok(None);
         }
-        read(&mut self.processed)?;
-        let request = self.request.as_ref().expect("a row has a seat; this is a bug");
-        let (generated, logits) = (&self.generated, &mut self.processed);
-        let mut processors = request.processors.iter();
-        let outcome = guarded("logits processor", || {
-            processors.try_for_each(|processor| processor.process(&request.prompt, generated, logits))
-        });
-        if let Err(failure) = outcome {
-            self.fail(failure);
+        let mut inputs = HostInputs::default();
+        if let Some(grammar) = &self.grammar {
+            if position >= grammar.num_masks() {
+                return Ok(None);
+            }
+            inputs.mask = Some(batch.push_mask(grammar.mask(position)));
         }
-        Ok(())
+        if !self.request().processors.is_empty() {
+            self.history.truncate(self.num_generated + position.saturating_sub(1));
+            self.history.extend(draft);
+            let mut read_error = None;
+            let processed = batch.push_processed(vocabulary, |logits| match read(logits) {
+                Ok(()) => self.process(logits),
+                Err(error) => {
+                    read_error = Some(error);
+                    Err(String::new())
+                }
+            });
+            if let Some(error) = read_error {
+                return Err(error);
+            }
+            match processed {
+                Ok(processed) => inputs.processed = Some(processed),
+                Err(failure) => {
+                    self.fail_at(FailingPosition { position, draft, failure });
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(inputs))
     }
 
-    /// How a position of the prompt is told of, where `given` follows: nothing but the raw logits has a part in that, for
-    /// nobody chose what is in a prompt.
-    pub fn prompt_params(&self, row: usize, given: Option<u32>) -> SampleParams<'_> {
-        let top = self.request().outputs.prompt_logprobs;
-        let logprobs = top.map(|top| LogprobsRequest { top, processed: false });
-        SampleParams { row: row as u32, given, logprobs, ..SampleParams::greedy() }
-    }
-
-    /// How the next token is chosen, the request's `index`-th.
-    pub fn params(&self, row: usize, index: u32) -> SampleParams<'_> {
+    /// Calls the request's processors with the logits of the position after `history`.
+    pub fn process(&self, logits: &mut [f32]) -> Result<(), String> {
         let request = self.request();
-        let outputs = &request.outputs;
-        // Field by field, so that none is overlooked.
-        let Sampling {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            typical_p,
-            repetition_penalty,
-            repetition_penalty_scope,
-            presence_penalty,
-            frequency_penalty,
-            no_repeat_ngram_size,
-            ref logit_bias,
-            ref allowed_token_ids,
-            ref bad_token_ids,
-            ref bad_words,
-            seed,
-        } = request.sampling;
-        SampleParams {
-            row: row as u32,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            typical_p,
-            repetition_penalty,
-            repetition_penalty_scope,
-            presence_penalty,
-            frequency_penalty,
-            counts: &self.counts,
-            no_repeat_ngram_size,
-            prompt: &request.prompt,
-            generated: &self.generated,
-            logit_bias,
-            allowed: allowed_token_ids.as_deref(),
-            banned: bad_token_ids,
-            bad_words,
-            suppressed: if (index as usize) < request.min_tokens { &request.stop_token_ids } else { &[] },
-            mask: self.guide.as_ref().map(|guide| guide.mask()),
-            processed: (!self.processed.is_empty()).then_some(&*self.processed),
-            seed,
-            index,
-            given: None,
-            logprobs: outputs
-                .logprobs
-                .map(|top| LogprobsRequest { top, processed: outputs.processed_logprobs }),
-        }
+        catch_user_code("logits processor", || {
+            let mut processors = request.processors.iter();
+            processors.try_for_each(|processor| processor.process(&request.prompt, &self.history, logits))
+        })
     }
 
-    /// A token was chosen. Nothing in the output follows one that ends it, so that concerns no grammar.
-    pub fn accept(&mut self, token: u32) {
-        self.generated.push(token);
-        if is_counted(self.request()) {
-            self.counts.push(token);
+    /// Advances by the tokens of a step, of which all but the last are drafts. A token that ends the request does not
+    /// concern its grammar.
+    pub fn accept(&mut self, tokens: &[u32]) {
+        let failing = self.failing_position.take();
+        let Some(&last) = tokens.last() else { return };
+        self.last_token = Some(last);
+        if !self.request().processors.is_empty() {
+            self.history.truncate(self.num_generated);
+            self.history.extend_from_slice(tokens);
         }
-        if self.is_ended_by(token) {
-            self.guide = None;
-        } else if let Some(guide) = &mut self.guide
-            && let Err(failure) = guide.accept(token)
+        self.num_generated += tokens.len();
+        if self.is_ended_by(last) {
+            self.grammar = None;
+        } else if let Some(failing) = failing
+            && (tokens.len(), Some(last)) == (failing.position, failing.draft)
+        {
+            self.fail(failing.failure);
+        } else if let Some(grammar) = &mut self.grammar
+            && let Err(failure) = grammar.accept(tokens)
         {
             self.fail(failure);
         }
     }
 
-    /// No token could be chosen, the request's `index`-th.
-    pub fn exhaust(&mut self, index: u32) {
+    /// Fails the request because its `index`-th token has no candidates.
+    pub fn mark_no_candidates(&mut self, index: u32) {
         let request = self.request();
         let sampling = &request.sampling;
         let causes = [
-            (request.grammar.is_some(), "the answer's form"),
+            (request.grammar.is_some(), "the grammar"),
             (!request.processors.is_empty(), "logits_processors"),
             (sampling.no_repeat_ngram_size > 0, "no_repeat_ngram_size"),
             (!sampling.bad_words.is_empty(), "bad_words"),
             (!sampling.bad_token_ids.is_empty(), "bad_token_ids"),
             (sampling.allowed_token_ids.is_some(), "allowed_token_ids"),
             ((index as usize) < request.min_tokens, "min_tokens"),
-            // Finite as these are, they may push a logit beyond what is.
+            // Finite values can still push a logit beyond the range of float32.
             (!sampling.logit_bias.is_empty(), "logit_bias"),
             (sampling.repetition_penalty != 1.0, "repetition_penalty"),
             (sampling.presence_penalty != 0.0, "presence_penalty"),
@@ -213,21 +231,15 @@ impl Slot {
         self.fail(format!("no token is left to choose from: {cause}"));
     }
 
-    /// Whether another token is chosen after this one, which has just been.
-    pub fn goes_on_after(&self, token: u32) -> bool {
-        self.failure.is_none() && !self.is_ended_by(token)
-    }
-
     fn is_ended_by(&self, token: u32) -> bool {
         self.request().stop_token_ids.contains(&token)
     }
 
-    /// Appends the tokens that the grammar leaves no choice about. From the first one that the model does not know on they
-    /// are of no use.
+    /// Appends the only tokens that the grammar allows next, up to the first that is not in the vocabulary.
     pub fn forced(&mut self, vocabulary: usize, tokens: &mut Vec<u32>) {
-        let Some(guide) = &mut self.guide else { return };
+        let Some(grammar) = &mut self.grammar else { return };
         let start = tokens.len();
-        match guide.forced(tokens) {
+        match grammar.forced(tokens) {
             Ok(()) => {
                 let is_unknown = |token: &u32| *token as usize >= vocabulary;
                 if let Some(unknown) = tokens[start..].iter().position(is_unknown) {
@@ -239,24 +251,33 @@ impl Slot {
     }
 }
 
-/// Whether it matters to a request how often each token came.
-fn is_counted(request: &Request) -> bool {
-    let sampling = &request.sampling;
-    sampling.repetition_penalty != 1.0
-        || sampling.presence_penalty != 0.0
-        || sampling.frequency_penalty != 0.0
+/// The parameters of the backend's slot for a request that has generated these tokens.
+pub(crate) fn slot_params<'a>(request: &'a Request, generated: &'a [u32]) -> SlotParams<'a> {
+    let outputs = &request.outputs;
+    let logprobs = outputs.logprobs.map(|top| LogprobsRequest { top, processed: outputs.processed_logprobs });
+    SlotParams {
+        sampling: &request.sampling,
+        prompt: &request.prompt,
+        generated,
+        min_tokens: request.min_tokens,
+        stop_token_ids: &request.stop_token_ids,
+        logprobs,
+        prompt_logprobs: outputs.prompt_logprobs,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use penstock_types::Sampling;
+
     use super::*;
 
     #[test]
-    fn whoever_has_no_token_left_is_told_of_all_that_may_have_done_it_and_of_nothing_else() {
+    fn no_candidates_error_lists_every_filter_in_use() {
         let failure = |sampling: Sampling| {
             let mut slot = Slot::default();
-            slot.seat(&Arc::new(Request::new(vec![1], 4, sampling)), &[], 8);
-            slot.exhaust(0);
+            slot.admit(&Arc::new(Request::new(vec![1], 4, sampling)), &[], 8);
+            slot.mark_no_candidates(0);
             slot.failure.expect("a failure")
         };
         assert_eq!(

@@ -101,8 +101,15 @@ impl<B: Backend> Runner<B> {
                 generated: 0..0,
             });
         }
-        self.seat(&plan);
-        self.compute(&plan, &mut StepOutput::default(), Depth::Layers(num_layers))
+        self.change_slots(&plan)?;
+        let flight = self.compute(&plan, false, Depth::Layers(num_layers))?;
+        self.finish(flight, &plan, &mut StepOutput::default())?;
+        self.synchronize()
+    }
+
+    fn copy_and_wait(&mut self, copies: &mut dyn Iterator<Item = BlockCopy>) -> Result<(), DeviceError> {
+        self.copy(copies)?;
+        self.synchronize()
     }
 
     fn weigh_host_tier(&mut self, cache: &CacheSpec) -> Result<Costs, DeviceError> {
@@ -112,8 +119,8 @@ impl<B: Backend> Runner<B> {
         let loads =
             || (0..copies).map(|block| BlockCopy::Load { from: HostBlockId(block), to: BlockId(block) });
         self.copy(&mut saves().chain(loads()))?; // the system gives the pages
-        let save = quickest(|| seconds(|| self.copy(&mut saves())))? / f64::from(copies);
-        let load = quickest(|| seconds(|| self.copy(&mut loads())))? / f64::from(copies);
+        let save = quickest(|| seconds(|| self.copy_and_wait(&mut saves())))? / f64::from(copies);
+        let load = quickest(|| seconds(|| self.copy_and_wait(&mut loads())))? / f64::from(copies);
         let chunk = self.spec().tokens.min(self.spec().positions);
         // A chunk in the middle of a prompt samples nothing, and its last layer ends with its keys and values: so does the
         // only layer of the one, and the other has a whole layer more.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cache       [layer][block]       attention walks through one layer
-//! host tier   [block][layer]       a block is saved and loaded as a whole
+//! host tier   [block][layer]       all layers of a block are adjacent
 //! ```
 //!
 //! So a copy is one run of bytes per layer, and the host's side of it is one run altogether.
@@ -16,6 +16,7 @@ use crate::backend::CacheSpec;
 /// The regions, and where in them a block lies.
 pub struct CpuCache {
     pub(super) layout: KvLayout,
+    pub(super) num_blocks: usize,
     pub(super) blocks: Region,
     pub(super) host_blocks: Option<Region>,
     pub(super) shape: CacheShape,

@@ -1,68 +1,60 @@
 //! The CPU backend: weights as packed panels, activations as plain float32, every operation a call into
 //! `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling/`).
 //!
-//! Every buffer is a region of one arena, which lends the bytes to an operation for as long as it runs. No region is freed
-//! before the backend ends, so fresh memory is zero, and costs nothing before it is written.
+//! Every operation is complete when its call returns. No region of the arena is freed before the backend is dropped, so
+//! fresh memory is zero, and takes no physical memory before it is written.
 
+mod buffers;
 mod cache;
 mod groups;
 mod memory;
+mod rope;
 mod sampling;
 
 use std::mem::size_of;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::task::{Poll, Waker};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use penstock_kernels::{Kernels, Matrix, MatrixLayout, Pool, Rows, RowsMut, SPLIT, attention_scratch};
 use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
 
-use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabError};
+use crate::arena::{Arena, HostSlab, Region};
 use crate::backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
 use crate::bfc::Placement;
-use crate::sample::{SampleParams, Sampled};
-use crate::step::{StepInputs, StepSpec};
+use crate::sample::{Sampled, SamplingBatch, SlotParams};
+use crate::step::{FOLLOWS, StepInputs, StepLimits, StepSpec};
+pub use buffers::{CpuBuffer, CpuMatrix, CpuScratch};
+use buffers::{PAGE, arena, lend};
 pub use cache::CpuCache;
 use cache::{CacheShape, kv_layout};
 pub use penstock_kernels::IsaError;
-pub use sampling::probabilities_for_testing;
+pub use rope::CpuRope;
+pub use sampling::{CpuSlots, probabilities_for_testing};
 
-/// Alignment of every buffer: a panel of weights lies in as few pages as can be.
-const PAGE: usize = 4096;
-/// Positions for which splits of a long sequence's attention can be computed apart.
+/// Positions for which splits of a long sequence's attention can be computed in parallel.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
 
 /// The CPU.
 pub struct Cpu {
     kernels: Kernels,
     pool: Pool,
-    /// As small as can be until memory is reserved.
+    /// One page until memory is reserved.
     arena: Arena<HostSlab>,
+    /// Result buffers that were collected, for reuse.
+    spare_results: Vec<Vec<Sampled>>,
 }
 
-/// A weight in panels.
-pub struct CpuMatrix {
-    layout: MatrixLayout,
-    region: Region,
-}
-
-/// Float32 values.
-pub struct CpuBuffer(Region);
-
-/// What operations need while they run.
-pub struct CpuScratch {
-    /// Partial results of attention.
-    attention: Region,
-    /// What each worker needs to sample a row.
-    sampling: Region,
-}
+/// The results of a `sample` call.
+pub struct CpuTicket(Vec<Sampled>);
 
 impl Cpu {
-    /// A backend on `threads` threads, the one that calls it included, with the instruction set that `PENSTOCK_ISA` names or
-    /// else the best there is.
+    /// A backend on `threads` threads, the calling one included, with the instruction set that `PENSTOCK_ISA` names or else
+    /// the best there is.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
         let pool = Pool::new(threads).map_err(|error| DeviceError::Start(error.to_string()))?;
-        Ok(Self { kernels: Kernels::from_environment()?, pool, arena: arena(PAGE)? })
+        let (kernels, arena) = (Kernels::from_environment()?, arena(PAGE)?);
+        Ok(Self { kernels, pool, arena, spare_results: Vec::new() })
     }
 
     /// Compute threads.
@@ -75,7 +67,7 @@ impl Cpu {
         self.kernels.isa().name()
     }
 
-    /// Bytes that `bytes` take in the arena.
+    /// Bytes that an allocation of `bytes` takes in the arena.
     fn granted(&self, bytes: usize) -> u64 {
         self.arena.bfc().granted(bytes).map_or(u64::MAX, |granted| granted as u64)
     }
@@ -94,31 +86,12 @@ impl Cpu {
     /// Floats of the scratch regions: for attention, and for sampling.
     fn scratch_lens(&self, spec: &StepSpec) -> (usize, usize) {
         let HeadShape { heads, kv_heads, head_dim } = spec.heads;
-        // Attention is spread only while it has fewer than four jobs a thread, and a sequence has one for each kv head.
+        // Attention is split only while it has fewer than four jobs a thread, and a sequence has one for each kv head.
         let spread = spec.sequences.min((4 * self.threads()).div_ceil(kv_heads));
         let positions = spread.saturating_mul(spec.positions.div_ceil(SPLIT)).saturating_mul(SPLIT);
         let attention = attention_scratch(heads, head_dim, positions.min(MOST_SCRATCH_POSITIONS));
-        (attention, self.threads().saturating_mul(sampling::Scratch::len(spec.vocabulary)))
+        (attention, self.threads().saturating_mul(sampling::Workspace::len(spec.vocabulary)))
     }
-}
-
-/// An empty arena of `bytes`.
-fn arena(bytes: usize) -> Result<Arena<HostSlab>, DeviceError> {
-    let refused = |reason: String| DeviceError::OutOfMemory {
-        what: "the model with its KV cache",
-        bytes: bytes as u64,
-        reason,
-    };
-    let slab = HostSlab::reserve(bytes).map_err(|SlabError { reason, .. }| refused(reason))?;
-    Arena::new(slab, bytes, PAGE).map_err(|error: ArenaError| refused(error.to_string()))
-}
-
-const FOREIGN: &str = "a buffer of another backend; this is a bug";
-
-/// The bytes of buffers, which are all of this arena, because nobody else can make one, and all different, because some are
-/// borrowed for writing.
-fn lend<'a, const N: usize>(arena: &'a mut Arena<HostSlab>, regions: [&Region; N]) -> [&'a mut [u8]; N] {
-    arena.split_mut(regions).expect(FOREIGN)
 }
 
 /// Why there is no CPU backend.
@@ -138,9 +111,9 @@ fn parts(shape: HeadShape) -> [Range<usize>; 3] {
     [0..query, query..query + kv, query + kv..query + 2 * kv]
 }
 
-/// The next of what several workers take from.
-fn next<I: Iterator>(shared: &Mutex<I>) -> Option<I::Item> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner).next()
+/// Values of a row of the rope table.
+fn rotation_width(spec: &StepSpec) -> usize {
+    spec.heads.head_dim / 2 * 2
 }
 
 impl Backend for Cpu {
@@ -149,7 +122,10 @@ impl Backend for Cpu {
     type Buffer = CpuBuffer;
     type Scratch = CpuScratch;
     type Cache = CpuCache;
+    type Rope = CpuRope;
+    type Slots = CpuSlots;
     type Step<'a> = &'a StepInputs;
+    type Ticket = CpuTicket;
 
     fn available_memory(&self) -> u64 {
         memory::available()
@@ -157,7 +133,7 @@ impl Backend for Cpu {
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         assert_eq!(self.memory().peak, 0, "memory is reserved after the first allocation; this is a bug");
-        self.arena = arena(PAGE)?; // first gives back what is not wanted any more
+        self.arena = arena(PAGE)?; // releases the former reservation first
         self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         Ok(())
     }
@@ -175,9 +151,19 @@ impl Backend for Cpu {
         self.granted(len.saturating_mul(size_of::<f32>()))
     }
 
+    fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
+        let bytes = |rows: usize| self.buffer_bytes(rows.saturating_mul(rotation_width(spec)));
+        bytes(positions).saturating_add(bytes(spec.tokens))
+    }
+
     fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
         let (attention, sampling) = self.scratch_lens(spec);
         self.buffer_bytes(attention).saturating_add(self.buffer_bytes(sampling))
+    }
+
+    /// Slots are on the host's heap: their size depends on the requests.
+    fn slots_bytes(&self, _: &StepSpec) -> u64 {
+        0
     }
 
     fn block_bytes(&self, spec: &CacheSpec) -> u64 {
@@ -206,6 +192,18 @@ impl Backend for Cpu {
         Ok(CpuBuffer(region))
     }
 
+    fn load_rope(&mut self, table: &dyn RowSource, spec: &StepSpec) -> Result<CpuRope, DeviceError> {
+        let (positions, width) = (table.rows(), rotation_width(spec));
+        assert_eq!(table.columns(), width, "values of a rotation; this is a bug");
+        let mut region = |rows: usize| {
+            self.region(rows.saturating_mul(width), size_of::<f32>(), Placement::High, "workspace")
+        };
+        let rope = CpuRope { table: region(positions)?, step: region(spec.tokens)?, positions, width };
+        let [bytes] = lend(&mut self.arena, [&rope.table]);
+        rope::fill(&self.pool, table, &mut cast_slice_mut(bytes)[..positions * width]);
+        Ok(rope)
+    }
+
     fn allocate(&mut self, len: usize) -> Result<CpuBuffer, DeviceError> {
         self.region(len, size_of::<f32>(), Placement::High, "workspace").map(CpuBuffer)
     }
@@ -218,13 +216,17 @@ impl Backend for Cpu {
         })
     }
 
+    fn allocate_slots(&mut self, spec: &StepSpec) -> Result<CpuSlots, DeviceError> {
+        Ok(CpuSlots::new(spec.sequences, spec.vocabulary))
+    }
+
     fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<CpuCache, DeviceError> {
         let shape = CacheShape::new(spec);
         let mut blocks = |count, name| self.region(count, shape.block_bytes(), Placement::Low, name);
         let cache = blocks(spec.blocks, "KV cache")?;
         let host_blocks =
             (spec.host_blocks > 0).then(|| blocks(spec.host_blocks, "host cache")).transpose()?;
-        Ok(CpuCache { layout: kv_layout(spec), blocks: cache, host_blocks, shape })
+        Ok(CpuCache { layout: kv_layout(spec), num_blocks: spec.blocks, blocks: cache, host_blocks, shape })
     }
 
     fn copy_blocks(
@@ -238,13 +240,45 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn upload<'a>(&mut self, inputs: &'a StepInputs) -> Result<&'a StepInputs, DeviceError> {
+    fn admit_slot(
+        &mut self,
+        slots: &mut CpuSlots,
+        slot: u32,
+        params: &SlotParams<'_>,
+    ) -> Result<(), DeviceError> {
+        slots.admit(slot as usize, params);
+        Ok(())
+    }
+
+    fn free_slot(&mut self, slots: &mut CpuSlots, slot: u32) -> Result<(), DeviceError> {
+        slots.free(slot as usize);
+        Ok(())
+    }
+
+    fn upload<'a>(
+        &mut self,
+        inputs: &'a StepInputs,
+        rope: &mut CpuRope,
+        slots: &CpuSlots,
+        cache: &CpuCache,
+    ) -> Result<&'a StepInputs, DeviceError> {
+        inputs.validate(&StepLimits {
+            vocabulary: slots.vocabulary,
+            slots: slots.len(),
+            rope_positions: rope.positions,
+            head_dim: rope.width,
+            blocks: cache.num_blocks,
+            block_size: cache.layout.block_size,
+        })?;
+        let [table, step] = lend(&mut self.arena, [&rope.table, &rope.step]);
+        rope::gather(inputs, cast_slice(table), cast_slice_mut(step), rope.width);
         Ok(inputs)
     }
 
     fn embed(
         &mut self,
         step: &StepInputs,
+        slots: &CpuSlots,
         table: &CpuMatrix,
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
@@ -252,7 +286,11 @@ impl Backend for Cpu {
         let table = Matrix { layout: table.layout, bytes };
         for (token, row) in step.tokens.iter().zip(cast_slice_mut(out).chunks_exact_mut(table.layout.columns))
         {
-            table.read_row(*token as usize, row);
+            let token = match token & FOLLOWS {
+                0 => *token,
+                _ => slots.last_token((token ^ FOLLOWS) as usize),
+            };
+            table.read_row(token as usize, row);
         }
         Ok(())
     }
@@ -310,14 +348,15 @@ impl Backend for Cpu {
     fn rope_write_kv(
         &mut self,
         step: &StepInputs,
+        rope: &CpuRope,
         shape: HeadShape,
         norms: Option<(&CpuBuffer, &CpuBuffer, f32)>,
         qkv: &mut CpuBuffer,
         layer: usize,
         cache: &mut CpuCache,
     ) -> Result<(), DeviceError> {
-        let Self { kernels, pool, arena } = self;
-        let (stride, angles) = (shape.qkv_width(), shape.head_dim / 2);
+        let Self { kernels, pool, arena, .. } = self;
+        let stride = shape.qkv_width();
         let values = step.tokens.len() * stride;
         let [query, key, value] = parts(shape);
         if let Some((query_norm, key_norm, epsilon)) = norms {
@@ -327,9 +366,9 @@ impl Backend for Cpu {
                 kernels.rms_norm_in_place(pool, heads, cast_slice(weight), epsilon);
             }
         }
-        let [qkv, blocks] = lend(arena, [&qkv.0, &cache.blocks]);
+        let [qkv, blocks, rotations] = lend(arena, [&qkv.0, &cache.blocks, &rope.step]);
         let qkv = &mut cast_slice_mut(qkv)[..values];
-        let (cosines, sines) = (Rows::dense(&step.cosines, angles), Rows::dense(&step.sines, angles));
+        let [cosines, sines] = rope::split(cast_slice(rotations), step.tokens.len(), rope.width);
         let rotated = RowsMut::columns(qkv, stride, query.start..key.end);
         kernels.rope(pool, rotated, shape.head_dim, cosines, sines);
         let blocks = cache.shape.layer_mut(blocks, layer);
@@ -352,7 +391,7 @@ impl Backend for Cpu {
         scratch: &mut CpuScratch,
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
-        let Self { kernels, pool, arena } = self;
+        let Self { kernels, pool, arena, .. } = self;
         let (tokens, stride, width) = (step.tokens.len(), shape.qkv_width(), shape.query_width());
         let [blocks, qkv, partials, out] = lend(arena, [&cache.blocks, &qkv.0, &scratch.attention, &out.0]);
         kernels.attention(
@@ -399,41 +438,37 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn sample<'a>(
+    fn sample(
         &mut self,
-        vocabulary: usize,
         logits: &CpuBuffer,
-        params: &(dyn Fn(usize) -> SampleParams<'a> + Sync),
+        batch: &SamplingBatch,
+        slots: &mut CpuSlots,
         scratch: &mut CpuScratch,
-        out: &mut [Sampled],
-    ) -> Result<(), DeviceError> {
-        let Self { kernels, pool, arena } = self;
-        let [logits, floats] = lend(arena, [&logits.0, &scratch.sampling]);
-        let (num_places, logits) = (out.len(), cast_slice::<u8, f32>(logits));
-        let desks = cast_slice_mut::<u8, f32>(floats).chunks_exact_mut(sampling::Scratch::len(vocabulary));
-        let desks = Mutex::new(desks);
-        // Each place goes to one worker; which one shows nowhere.
-        let places_left = Mutex::new(out.iter_mut().enumerate());
-        let share = |_| {
-            let floats = next(&desks).expect("there is one for each worker; this is a bug");
-            let mut scratch = sampling::Scratch::new(floats, vocabulary);
-            while let Some((place, out)) = next(&places_left) {
-                let params = params(place);
-                let logits = &logits[params.row as usize * vocabulary..][..vocabulary];
-                sampling::sample_row(*kernels, logits, &params, &mut scratch, out);
-            }
-        };
-        if num_places > 1 {
-            pool.share(&share)
-        } else {
-            share(0)
-        }
+    ) -> Result<CpuTicket, DeviceError> {
+        let mut results = self.spare_results.pop().unwrap_or_default();
+        results.resize_with(batch.len(), Sampled::default);
+        let [logits, floats] = lend(&mut self.arena, [&logits.0, &scratch.sampling]);
+        let (logits, floats) = (cast_slice(logits), cast_slice_mut(floats));
+        sampling::sample_batch(self.kernels, &self.pool, logits, batch, slots, floats, &mut results);
+        Ok(CpuTicket(results))
+    }
+
+    fn poll(&mut self, _: &mut CpuTicket, _: &Waker) -> Poll<()> {
+        Poll::Ready(())
+    }
+
+    fn collect(&mut self, ticket: CpuTicket, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
+        self.spare_results.push(std::mem::replace(out, ticket.0));
         Ok(())
     }
 
     fn download(&mut self, x: &CpuBuffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError> {
-        let x = self.arena.bytes(&x.0).expect(FOREIGN);
+        let [x] = lend(&mut self.arena, [&x.0]);
         out.copy_from_slice(&cast_slice(x)[start..][..out.len()]);
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 }

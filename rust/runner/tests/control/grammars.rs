@@ -50,13 +50,13 @@ fn a_grammar_that_fails_ends_its_request_alone_and_its_place_is_as_good_as_new()
         (steps.run_plainly(neighbour()), steps.run_plainly(guided(13, Trouble::Never)));
     for (trouble, num_tokens, failure) in [
         (Trouble::Start, 0, "the grammar failed: it cannot start"),
-        (Trouble::StartPanics, 0, "a defect in the grammar: it cannot even fail"),
+        (Trouble::StartPanics, 0, "the grammar panicked: it cannot even fail"),
         (Trouble::Mask(0), 0, "the grammar failed: it is lost"),
         (Trouble::Mask(5), 5, "the grammar failed: it is lost"),
-        (Trouble::MaskPanics(6), 6, "a defect in the grammar: it is beside itself"),
-        (Trouble::Nothing(6), 6, "no token is left to choose from: the answer's form excludes all of them"),
+        (Trouble::MaskPanics(6), 6, "the grammar panicked: it is beside itself"),
+        (Trouble::Nothing(6), 6, "no token is left to choose from: the grammar excludes all of them"),
         (Trouble::Accept(4), 5, "the grammar failed: it does not want that"),
-        (Trouble::ForcedPanics(9), 9, "a defect in the grammar: it is forced"),
+        (Trouble::ForcedPanics(9), 9, "the grammar panicked: it is forced"),
     ] {
         for num_drafts in [0, 8] {
             let mut failing = Sequence::new(guided(13, trouble), 0);

@@ -37,7 +37,7 @@ fn a_processor_that_fails_ends_its_request_alone() {
     for (fails_at, panics_at, failure) in [
         (0, usize::MAX, "the logits processor failed: enough"),
         (3, usize::MAX, "the logits processor failed: enough"),
-        (usize::MAX, 3, "a defect in the logits processor: no more"),
+        (usize::MAX, 3, "the logits processor panicked: no more"),
     ] {
         for num_drafts in [0, 6] {
             let processor = Arc::new(Drawn { strength: 0.5, fails_at, panics_at });

@@ -26,6 +26,7 @@ pub enum Trouble {
 #[derive(Debug)]
 pub struct Thirds(pub Trouble);
 
+#[derive(Clone)]
 struct Third {
     trouble: Trouble,
     count: usize,
@@ -81,6 +82,10 @@ impl GrammarState for Third {
             Trouble::ForcedPanics(count) if count == self.count => panic!("it is forced"),
             _ => {}
         }
+    }
+
+    fn fork(&self) -> Result<Box<dyn GrammarState>, String> {
+        Ok(Box::new(self.clone()))
     }
 }
 

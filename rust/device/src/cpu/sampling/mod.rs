@@ -1,156 +1,175 @@
-//! From one row of logits to one token, on the host: the order of [`crate::sample`], processor by processor.
+//! From one row of logits to one token, on the CPU: the steps of [`crate::sample`], in its order.
 //!
-//! A processor that nobody asked for costs nothing: a greedy row only reads its logits, a drawn one writes its weights once.
-//! The vocabulary is never sorted. Ids lie in spans of some hundred, and the highest logit of each says where not to look
-//! (`spans.rs`); what a cut keeps is found by counting leading digits (`border.rs`). Every sum has one fixed order. A logit
-//! that is NaN counts as minus infinity wherever there is a number.
+//! A parameter that is not set costs nothing: a greedy row only reads its logits, a sampled one writes its weights once.
+//! The vocabulary is never sorted. Ids lie in tiles of 128, and the highest logit of a tile tells whether to look into it
+//! (`tiles.rs`); the end of a filter is found by a radix select (`radix_select.rs`). Every sum has one fixed order. NaN
+//! counts as minus infinity unless there are no numbers.
 
-mod bans;
-mod border;
-mod cuts;
-mod draw;
-mod kept;
+mod candidates;
+mod filters;
+mod history;
 mod logprobs;
+mod masks;
 mod penalties;
 mod philox;
-mod spans;
+mod radix_select;
+mod sample;
+mod slots;
+mod tiles;
 
 use penstock_kernels::Kernels;
+use penstock_types::{LogprobsRequest, Sampling};
 
-use crate::sample::{SampleParams, Sampled};
-use kept::Kept;
-use spans::{SPAN, Spans};
+use crate::counts::TokenCounts;
+use crate::sample::{SampleOutcome, Sampled};
+use candidates::Candidates;
+use history::History;
+pub use slots::CpuSlots;
+pub(super) use slots::sample_batch;
+use tiles::{TILE, Tiles};
 
-/// Temperatures below this are greedy: dividing by them would only overflow.
-const GREEDY_BELOW: f32 = 1e-5;
+/// Lower temperatures are greedy: dividing by them would only overflow.
+const MIN_TEMPERATURE: f32 = 1e-5;
 
-/// Memory that one worker reuses from row to row.
-pub(super) struct Scratch<'a> {
-    /// The logits as processors change them.
-    row: &'a mut [f32],
-    room: Room<'a>,
+/// What the sampling of one position depends on, besides its logits.
+#[derive(Clone, Copy, Debug)]
+struct Input<'a> {
+    sampling: &'a Sampling,
+    history: History<'a>,
+    /// The counts of `history`, if a penalty is set.
+    counts: &'a TokenCounts,
+    /// Stop ids that are masked because `min_tokens` is not reached.
+    suppressed: &'a [u32],
+    mask: Option<&'a [u32]>,
+    processed: Option<&'a [f32]>,
+    index: u32,
+    given: Option<u32>,
+    logprobs: Option<LogprobsRequest>,
 }
 
-/// For what is found out about logits, each overwritten by the next use.
-struct Room<'a> {
+/// The memory that one thread reuses from row to row.
+pub(super) struct Workspace<'a> {
+    /// The logits after bias, penalties and masks.
+    row: &'a mut [f32],
+    tiles: TileSpace<'a>,
+}
+
+/// Memory for weights and for tiles; each use overwrites it.
+struct TileSpace<'a> {
     weights: &'a mut [f32],
-    /// For each span.
     highest: &'a mut [f32],
     sums: &'a mut [f32],
 }
 
-impl<'a> Scratch<'a> {
-    /// Floats of it for rows of `vocabulary`.
+impl<'a> Workspace<'a> {
+    /// Number of floats for rows of `vocabulary`.
     pub fn len(vocabulary: usize) -> usize {
-        2 * vocabulary.saturating_add(vocabulary.div_ceil(SPAN))
+        2 * vocabulary.saturating_add(vocabulary.div_ceil(TILE))
     }
 
-    /// In [`len`](Self::len) floats.
+    /// Divides [`len`](Self::len) floats.
     pub fn new(floats: &'a mut [f32], vocabulary: usize) -> Self {
         let (row, floats) = floats.split_at_mut(vocabulary);
         let (weights, floats) = floats.split_at_mut(vocabulary);
-        let (highest, sums) = floats.split_at_mut(vocabulary.div_ceil(SPAN));
-        Self { row, room: Room { weights, highest, sums } }
+        let (highest, sums) = floats.split_at_mut(vocabulary.div_ceil(TILE));
+        Self { row, tiles: TileSpace { weights, highest, sums } }
     }
 }
 
-/// Chooses a token from `logits` as `params` asks. What `out` held before does not matter but for its memory.
-pub(super) fn sample_row(
+/// Samples a token from `logits`. Of the former value of `out` only the memory is used.
+fn sample_row(
     kernels: Kernels,
     logits: &[f32],
-    params: &SampleParams<'_>,
-    scratch: &mut Scratch<'_>,
+    input: &Input<'_>,
+    workspace: &mut Workspace<'_>,
     out: &mut Sampled,
 ) {
-    let Scratch { row, room } = scratch;
-    let wants_processed = params.logprobs.is_some_and(|logprobs| logprobs.processed);
-    let scores = if params.given.is_none() || wants_processed {
-        process(kernels, logits, params, row)
-    } else {
-        logits
-    };
-    let token = params.given.or_else(|| match distribution(kernels, scores, params, room) {
+    let Workspace { row, tiles } = workspace;
+    let wants_processed = input.logprobs.is_some_and(|logprobs| logprobs.processed);
+    let scores =
+        if input.given.is_none() || wants_processed { process(kernels, logits, input, row) } else { logits };
+    let token = input.given.or_else(|| match distribution(kernels, scores, input.sampling, tiles) {
         Distribution::Certain(token) => token,
-        Distribution::Kept(kept) => Some(draw::draw(&kept, philox::uniform(params.seed, params.index))),
+        Distribution::Candidates(candidates) => {
+            Some(sample::sample(&candidates, philox::uniform(input.sampling.seed, input.index)))
+        }
     });
     out.token = token.unwrap_or_default();
-    out.is_exhausted = token.is_none();
+    out.outcome = if token.is_some() { SampleOutcome::Token } else { SampleOutcome::NoCandidates };
     out.logprob = f32::NAN;
     out.top.clear();
-    if let (Some(token), Some(wanted)) = (token, params.logprobs) {
-        let (scores, factor) = if wanted.processed { (scores, factor(params)) } else { (logits, 1.0) };
-        out.logprob = logprobs::fill(kernels, scores, factor, token, wanted.top, room.highest, &mut out.top);
+    if let (Some(token), Some(request)) = (token, input.logprobs) {
+        let (scores, factor) =
+            if request.processed { (scores, factor(input.sampling)) } else { (logits, 1.0) };
+        out.logprob =
+            logprobs::fill(kernels, scores, factor, token, request.top, tiles.highest, &mut out.top);
     }
 }
 
-/// What is drawn from.
+/// The distribution that a token is sampled from.
 enum Distribution<'a> {
-    /// This one; or nothing is left to choose from.
+    /// One id has all the probability, or there is no candidate.
     Certain(Option<u32>),
-    /// One of these.
-    Kept(Kept<'a>),
+    Candidates(Candidates<'a>),
 }
 
-/// Steps 1 to 4: the logits with bias, penalties and bans. They are the row itself where none is asked for.
-fn process<'a>(
-    kernels: Kernels,
-    logits: &'a [f32],
-    params: &SampleParams<'a>,
-    copy: &'a mut [f32],
-) -> &'a [f32] {
-    let source = params.processed.unwrap_or(logits);
+/// Steps 1 to 4: the logits with bias, penalties and masks. Without any of them this is the row itself.
+fn process<'a>(kernels: Kernels, logits: &'a [f32], input: &Input<'a>, copy: &'a mut [f32]) -> &'a [f32] {
+    let source = input.processed.unwrap_or(logits);
     assert_eq!(source.len(), logits.len(), "processed logits and the vocabulary; this is a bug");
-    if params.logit_bias.is_empty() && !penalties::asked(params) && !bans::asked(params) {
+    let Sampling { logit_bias, .. } = input.sampling;
+    if logit_bias.is_empty() && !penalties::is_set(input.sampling) && !masks::is_set(input) {
         return source;
     }
     copy.copy_from_slice(source);
-    penalties::add_bias(copy, params.logit_bias);
-    penalties::penalise(copy, params);
-    bans::ban(kernels, copy, params);
+    penalties::add_bias(copy, logit_bias);
+    penalties::apply(copy, input.sampling, input.counts);
+    masks::apply(kernels, copy, input);
     copy
 }
 
-/// Steps 5 and 6: temperature, then the cuts, each of what the one before left.
+/// Steps 5 and 6: temperature, then the filters, in their order.
 fn distribution<'a>(
     kernels: Kernels,
     scores: &'a [f32],
-    params: &SampleParams<'_>,
-    room: &'a mut Room<'_>,
+    sampling: &Sampling,
+    space: &'a mut TileSpace<'_>,
 ) -> Distribution<'a> {
-    if is_greedy(params) || params.top_k == 1 {
+    let &Sampling { top_k, top_p, min_p, typical_p, .. } = sampling;
+    if is_greedy(sampling) || top_k == 1 {
         return Distribution::Certain(most_likely(kernels, scores));
     }
-    let spans = Spans::new(kernels, scores, room.highest);
-    if !spans.best().is_finite() {
-        return Distribution::Certain(most_likely(kernels, scores)); // an infinity, if any, has all the probability
+    let tiles = Tiles::new(kernels, scores, space.highest);
+    if !tiles.best().is_finite() {
+        return Distribution::Certain(most_likely(kernels, scores)); // infinity has all the probability
     }
-    let needed = if params.top_k > 0 { spans.rank_needed(params.top_k) } else { u32::MAX };
-    let mut kept = Kept::new(kernels, spans, needed, factor(params), room.weights, room.sums);
-    if params.top_k > 0 {
-        cuts::top_k(&mut kept, params.top_k, needed);
+    let needed = if top_k > 0 { tiles.rank_needed(top_k) } else { u32::MAX };
+    let mut candidates = Candidates::new(kernels, tiles, needed, factor(sampling), space.weights, space.sums);
+    if top_k > 0 {
+        filters::top_k(&mut candidates, top_k, needed);
     }
-    if params.top_p < 1.0 {
-        cuts::top_p(&mut kept, params.top_p);
+    if top_p < 1.0 {
+        filters::top_p(&mut candidates, top_p);
     }
-    if params.min_p > 0.0 {
-        cuts::min_p(&mut kept, params.min_p);
+    if min_p > 0.0 {
+        filters::min_p(&mut candidates, min_p);
     }
-    if params.typical_p < 1.0 {
-        cuts::typical_p(&mut kept, params.typical_p);
+    if typical_p < 1.0 {
+        filters::typical_p(&mut candidates, typical_p);
     }
-    Distribution::Kept(kept)
+    Distribution::Candidates(candidates)
 }
 
-fn is_greedy(params: &SampleParams<'_>) -> bool {
-    params.temperature < GREEDY_BELOW
+fn is_greedy(sampling: &Sampling) -> bool {
+    sampling.temperature < MIN_TEMPERATURE
 }
 
-/// What multiplies the logits.
-fn factor(params: &SampleParams<'_>) -> f32 {
-    if is_greedy(params) { 1.0 } else { 1.0 / params.temperature }
+/// The factor on the logits.
+fn factor(sampling: &Sampling) -> f32 {
+    if is_greedy(sampling) { 1.0 } else { 1.0 / sampling.temperature }
 }
 
-/// The lowest id of the highest score; of NaN where there is no number; none where everything is minus infinity.
+/// The lowest id of the highest score; of NaN if there are no numbers; none if every score is minus infinity.
 fn most_likely(kernels: Kernels, scores: &[f32]) -> Option<u32> {
     let best = kernels.argmax(scores);
     let found = if scores[best] > f32::NEG_INFINITY {
@@ -161,24 +180,36 @@ fn most_likely(kernels: Kernels, scores: &[f32]) -> Option<u32> {
     found.map(|id| id as u32)
 }
 
-/// The probabilities that a token would be drawn with from `logits`, 0 for ids that were cut: the way of
-/// [`crate::Backend::sample`] on this backend as far as the draw, which needs no device. For tests.
-pub fn probabilities_for_testing(logits: &[f32], params: &SampleParams<'_>) -> Vec<f32> {
+/// The probability of each id, 0 for masked and filtered ids.
+fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f32> {
     let kernels = Kernels::best();
-    let mut floats = vec![f32::NAN; Scratch::len(logits.len())];
-    let Scratch { row, mut room } = Scratch::new(&mut floats, logits.len());
-    let scores = process(kernels, logits, params, row);
+    let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
+    let Workspace { row, mut tiles } = Workspace::new(&mut floats, logits.len());
+    let scores = process(kernels, logits, input, row);
     let mut probabilities = vec![0.0; logits.len()];
-    match distribution(kernels, scores, params, &mut room) {
+    match distribution(kernels, scores, input.sampling, &mut tiles) {
         Distribution::Certain(token) => token.into_iter().for_each(|id| probabilities[id as usize] = 1.0),
-        Distribution::Kept(kept) => {
-            let total = kept.total();
-            for (id, weight) in kept.sums().flat_map(|(span, _)| kept.ids(span)) {
+        Distribution::Candidates(candidates) => {
+            let total = candidates.total();
+            for (id, weight) in candidates.sums().flat_map(|(tile, _)| candidates.ids(tile)) {
                 probabilities[id] = (weight / total) as f32;
             }
         }
     }
     probabilities
+}
+
+/// The probabilities from which the next token of a slot with `params` is sampled, 0 for masked and filtered ids, as
+/// [`crate::Backend::sample`] computes them on this backend. Needs no device. For tests.
+pub fn probabilities_for_testing(
+    logits: &[f32],
+    params: &crate::SlotParams<'_>,
+    mask: Option<&[u32]>,
+    processed: Option<&[f32]>,
+) -> Vec<f32> {
+    let slot = slots::Slot::new(params);
+    let index = params.generated.len() as u32;
+    probabilities(logits, &Input { mask, processed, ..slot.input(index) })
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
-//! What moves logits: bias and penalties.
+//! Logit bias and penalties.
 
-use penstock_types::PenaltyScope;
+use penstock_types::{PenaltyScope, Sampling};
 
-use crate::sample::SampleParams;
+use crate::counts::TokenCounts;
 
-/// Adds to the logits of single ids.
 pub(super) fn add_bias(logits: &mut [f32], biases: &[(u32, f32)]) {
     for (id, bias) in biases {
         if let Some(logit) = logits.get_mut(*id as usize) {
@@ -13,29 +12,31 @@ pub(super) fn add_bias(logits: &mut [f32], biases: &[(u32, f32)]) {
     }
 }
 
-/// Whether a penalty is asked for.
-pub(super) fn asked(params: &SampleParams<'_>) -> bool {
-    params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0
+/// Whether a penalty is set.
+pub(super) fn is_set(sampling: &Sampling) -> bool {
+    sampling.repetition_penalty != 1.0
+        || sampling.presence_penalty != 0.0
+        || sampling.frequency_penalty != 0.0
 }
 
-/// Makes ids that were there before less likely.
-pub(super) fn penalise(logits: &mut [f32], params: &SampleParams<'_>) {
-    if !asked(params) {
+/// Penalises the ids that occurred before.
+pub(super) fn apply(logits: &mut [f32], sampling: &Sampling, counts: &TokenCounts) {
+    if !is_set(sampling) {
         return;
     }
-    for seen in params.counts.iter() {
-        let Some(logit) = logits.get_mut(seen.id as usize) else { continue };
-        if seen.generated > 0 || params.repetition_penalty_scope == PenaltyScope::All {
-            *logit = repeated(*logit, params.repetition_penalty);
+    for count in counts.iter() {
+        let Some(logit) = logits.get_mut(count.id as usize) else { continue };
+        if count.generated > 0 || sampling.repetition_penalty_scope == PenaltyScope::All {
+            *logit = repeated(*logit, sampling.repetition_penalty);
         }
-        if seen.generated > 0 {
-            *logit -= params.frequency_penalty * seen.generated as f32;
-            *logit -= params.presence_penalty;
+        if count.generated > 0 {
+            *logit -= sampling.frequency_penalty * count.generated as f32;
+            *logit -= sampling.presence_penalty;
         }
     }
 }
 
-/// Less for a penalty above 1, on either side of zero.
+/// A penalty above 1 lowers the logit on either side of zero.
 fn repeated(logit: f32, penalty: f32) -> f32 {
     if logit > 0.0 { logit / penalty } else { logit * penalty }
 }

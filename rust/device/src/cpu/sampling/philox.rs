@@ -1,7 +1,7 @@
 //! Philox4x32-10, the counter-based generator of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3", section
-//! 3.3): a random number is a pure function of its key and counter, so a draw needs no state.
+//! 3.3). A random number is a pure function of key and counter, so sampling has no generator state.
 
-/// A number in [0, 1) with 53 random bits, for the `index`-th draw of `seed`.
+/// A number in [0, 1) with 53 random bits, for token `index` of `seed`.
 pub(super) fn uniform(seed: u64, index: u32) -> f64 {
     let [low, high, ..] = philox([index, 0, 0, 0], [seed as u32, (seed >> 32) as u32]);
     let bits = (u64::from(high) << 32 | u64::from(low)) >> 11;
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_generator_gives_the_published_answers() {
+    fn generator_matches_known_answers() {
         // Known answers of the authors' Random123 library, philox4x32 with 10 rounds.
         let cases = [
             ([0; 4], [0; 2], [0x6627_E8D5, 0xE169_C58D, 0xBC57_AC4C, 0x9B00_DBD8]),
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn uniform_numbers_fill_the_unit_interval() {
+    fn uniform_numbers_lie_in_unit_interval() {
         let numbers: Vec<f64> = (0..10_000).map(|index| uniform(3, index)).collect();
         let mean = numbers.iter().sum::<f64>() / 10_000.0;
         assert!((mean - 0.5).abs() < 0.02 && numbers.iter().all(|number| (0.0..1.0).contains(number)));

@@ -1,12 +1,12 @@
-//! Sampling against its slow twin, and draws against the probabilities they should have.
+//! Sampling against its reference implementation, and sampled ids against the probabilities they should have.
 
 mod logprobs;
-mod naive;
 mod processors;
+mod reference;
+
+use std::sync::LazyLock;
 
 use super::*;
-use crate::counts::TokenCounts;
-use penstock_types::LogprobsRequest;
 
 /// SplitMix64.
 pub(super) struct Random(pub u64);
@@ -32,12 +32,12 @@ impl Random {
         choices[self.below(choices.len())]
     }
 
-    /// `count` ids, a few of them outside of the vocabulary.
+    /// `count` ids, a few of them outside the vocabulary.
     pub fn ids(&mut self, count: usize, vocabulary: usize) -> Vec<u32> {
         (0..count).map(|_| self.below(vocabulary + 2) as u32).collect()
     }
 
-    /// Quarters, so that many are equal, with minus infinities and NaN among them.
+    /// Multiples of a quarter, so that many are equal, with minus infinities and NaN among them.
     pub fn logits(&mut self, vocabulary: usize) -> Vec<f32> {
         let logit = |random: &mut Self| match random.below(20) {
             0 => f32::NEG_INFINITY,
@@ -49,144 +49,170 @@ impl Random {
     }
 }
 
-/// On both sides of the words of a mask and of spans.
+/// On both sides of the words of a mask and of tiles.
 pub(super) const VOCABULARIES: [usize; 10] = [1, 2, 31, 32, 33, 127, 128, 129, 300, 1000];
 
-/// Draws, not yet cut.
-pub(super) fn drawn() -> SampleParams<'static> {
-    SampleParams { temperature: 1.0, seed: 7, ..SampleParams::greedy() }
+/// Random sampling without any filter.
+pub(super) fn random_sampling() -> Sampling {
+    Sampling { seed: 7, ..Sampling::default() }
 }
 
-/// One row alone.
-pub(super) fn sample(logits: &[f32], params: &SampleParams<'_>) -> Sampled {
-    let mut floats = vec![f32::NAN; Scratch::len(logits.len())];
-    // What was there before must not matter.
-    let mut out = Sampled { token: 9, logprob: 1.0, top: vec![(3, 0.5); 2], is_exhausted: true };
-    sample_row(Kernels::best(), logits, params, &mut Scratch::new(&mut floats, logits.len()), &mut out);
+pub(super) fn greedy() -> Sampling {
+    Sampling { temperature: 0.0, ..Sampling::default() }
+}
+
+/// A first token without history, mask and log probabilities.
+pub(super) fn input(sampling: &Sampling) -> Input<'_> {
+    static NO_COUNTS: LazyLock<TokenCounts> = LazyLock::new(TokenCounts::default);
+    Input {
+        sampling,
+        history: History { prompt: &[], generated: &[] },
+        counts: &NO_COUNTS,
+        suppressed: &[],
+        mask: None,
+        processed: None,
+        index: 0,
+        given: None,
+        logprobs: None,
+    }
+}
+
+pub(super) fn sample_one(logits: &[f32], input: &Input<'_>) -> Sampled {
+    let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
+    // The former values do not matter.
+    let mut out =
+        Sampled { token: 9, logprob: 1.0, top: vec![(3, 0.5); 2], outcome: SampleOutcome::Rejected };
+    sample_row(Kernels::best(), logits, input, &mut Workspace::new(&mut floats, logits.len()), &mut out);
     out
 }
 
-/// Panics unless the probabilities of `params` are those of the slow twin.
-pub(super) fn check(logits: &[f32], params: &SampleParams<'_>) {
-    let (got, want) = (probabilities_for_testing(logits, params), naive::probabilities(logits, params));
+/// Panics unless the probabilities are those of the reference.
+pub(super) fn check(logits: &[f32], input: &Input<'_>) {
+    let (got, want) = (probabilities(logits, input), reference::probabilities(logits, input));
     for (id, (got, want)) in got.iter().zip(&want).enumerate() {
         let close = (f64::from(*got) - want).abs() <= 2e-6 && (*got > 0.0) == (*want > 0.0);
-        assert!(close, "{id} has {got}, should have {want}; {logits:?} {params:?}");
+        assert!(close, "{id} has {got}, should have {want}; {logits:?} {input:?}");
     }
 }
 
 #[test]
-fn cuts_keep_what_sorting_says() {
+fn filters_match_reference() {
     let mut random = Random(1);
     for round in 0..4000 {
         let logits = {
             let vocabulary = random.one(&VOCABULARIES);
             random.logits(vocabulary)
         };
-        let params = SampleParams {
+        let all = Sampling {
             temperature: random.one(&[0.3, 1.0, 1.7]),
             top_k: random.one(&[0, 0, 1, 2, 7, 40, 200, 5000]),
             top_p: if random.below(2) == 0 { 1.0 } else { 0.02 + 0.97 * random.unit() },
             min_p: if random.below(2) == 0 { 0.0 } else { random.unit() },
             typical_p: if random.below(2) == 0 { 1.0 } else { 0.02 + 0.97 * random.unit() },
-            ..drawn()
+            ..random_sampling()
         };
-        // Now one cut alone, now all together.
-        let alone = SampleParams { temperature: params.temperature, ..drawn() };
-        let params = match round % 5 {
-            0 => SampleParams { top_k: params.top_k, ..alone },
-            1 => SampleParams { top_p: params.top_p, ..alone },
-            2 => SampleParams { min_p: params.min_p, ..alone },
-            3 => SampleParams { typical_p: params.typical_p, ..alone },
-            _ => params,
+        // One filter alone, then all together.
+        let none = Sampling { temperature: all.temperature, ..random_sampling() };
+        let sampling = match round % 5 {
+            0 => Sampling { top_k: all.top_k, ..none },
+            1 => Sampling { top_p: all.top_p, ..none },
+            2 => Sampling { min_p: all.min_p, ..none },
+            3 => Sampling { typical_p: all.typical_p, ..none },
+            _ => all,
         };
-        check(&logits, &params);
+        check(&logits, &input(&sampling));
     }
 }
 
 #[test]
-fn cuts_of_many_ids_of_any_spread_keep_what_sorting_says() {
+fn filters_match_reference_for_any_spread_of_logits() {
     let mut random = Random(2);
     for deviation in [1e-6, 1e-3, 0.3, 3.0, 30.0] {
-        // Not quarters: neighbours differ by less than any first digit shows.
+        // Not multiples of a quarter: neighbours differ by less than the first digit of a rank.
         let logits: Vec<f32> = (0..5000).map(|_| deviation * (random.unit() + random.unit() - 1.0)).collect();
-        for params in [
-            SampleParams { top_k: 3, ..drawn() },
-            SampleParams { top_k: 1234, ..drawn() },
-            SampleParams { top_k: 4999, ..drawn() },
-            SampleParams { min_p: 0.3, ..drawn() },
+        for sampling in [
+            Sampling { top_k: 3, ..random_sampling() },
+            Sampling { top_k: 1234, ..random_sampling() },
+            Sampling { top_k: 4999, ..random_sampling() },
+            Sampling { min_p: 0.3, ..random_sampling() },
         ] {
-            check(&logits, &params);
+            check(&logits, &input(&sampling));
         }
-        // Of equal weights the lowest ids stay, though their logits differ by what a weight does not show; so compare the
-        // shares that are held, and how many hold them.
+        // Of equal weights the lowest ids stay, though their logits differ by less than a weight shows. So compare the
+        // shares that are held and the number of ids that hold them.
         for share in [0.1_f32, 0.5, 0.9, 0.999] {
-            for params in
-                [SampleParams { top_p: share, ..drawn() }, SampleParams { typical_p: share, ..drawn() }]
-            {
-                let all = naive::probabilities(&logits, &drawn());
-                let kept = probabilities_for_testing(&logits, &params);
+            for sampling in [
+                Sampling { top_p: share, ..random_sampling() },
+                Sampling { typical_p: share, ..random_sampling() },
+            ] {
+                let all = reference::probabilities(&logits, &input(&random_sampling()));
+                let kept = probabilities(&logits, &input(&sampling));
                 let count = kept.iter().filter(|probability| **probability > 0.0).count();
-                let want = naive::probabilities(&logits, &params);
+                let want = reference::probabilities(&logits, &input(&sampling));
                 let expected = want.iter().filter(|probability| **probability > 0.0).count();
-                assert!(count.abs_diff(expected) <= 1, "{count} ids, should be {expected}: {params:?}");
+                assert!(count.abs_diff(expected) <= 1, "{count} ids, should be {expected}: {sampling:?}");
                 let held = all.iter().zip(&kept).filter(|(_, kept)| **kept > 0.0).map(|(all, _)| *all);
                 let (held, largest) = held.fold((0.0, 0.0_f64), |(sum, most), p| (sum + p, most.max(p)));
                 let share = f64::from(share);
-                assert!((share - 1e-6..share + largest + 1e-6).contains(&held), "{held} is held: {params:?}");
+                assert!(
+                    (share - 1e-6..share + largest + 1e-6).contains(&held),
+                    "{held} is held: {sampling:?}"
+                );
             }
         }
     }
 }
 
 #[test]
-fn a_cut_that_ends_among_equals_keeps_the_lowest_ids() {
+fn filter_that_ends_among_equals_keeps_lowest_ids() {
     let logits = [[2.0; 50], [1.0; 50], [2.0; 50], [0.0; 50]].concat();
-    let kept = |params| {
-        let probabilities = probabilities_for_testing(&logits, &params);
+    let kept = |sampling: Sampling| {
+        let probabilities = probabilities(&logits, &input(&sampling));
         (0..logits.len()).filter(|id| probabilities[*id] > 0.0).collect::<Vec<_>>()
     };
-    assert_eq!(kept(SampleParams { top_k: 3, ..drawn() }), [0, 1, 2]);
+    assert_eq!(kept(Sampling { top_k: 3, ..random_sampling() }), [0, 1, 2]);
     assert_eq!(
-        kept(SampleParams { top_k: 52, ..drawn() }),
+        kept(Sampling { top_k: 52, ..random_sampling() }),
         [(0..50).collect::<Vec<_>>(), vec![100, 101]].concat()
     );
-    assert_eq!(kept(SampleParams { top_p: 0.02, ..drawn() }), [0, 1, 2]);
-    // The mean log weight is nearest to that of the likeliest, so they are the most typical.
-    assert_eq!(kept(SampleParams { typical_p: 0.02, ..drawn() }), [0, 1, 2]);
+    assert_eq!(kept(Sampling { top_p: 0.02, ..random_sampling() }), [0, 1, 2]);
+    // The mean log weight is nearest to that of the most likely ids, so they are the most typical.
+    assert_eq!(kept(Sampling { typical_p: 0.02, ..random_sampling() }), [0, 1, 2]);
 }
 
 #[test]
-fn typical_ids_need_not_be_the_likeliest() {
+fn most_likely_id_can_be_untypical() {
     // A third of the probability on one id, the rest on 1000: the entropy is nearer to the surprise of the many.
     let mut logits = vec![0.0; 1001];
     logits[500] = 500_f32.ln();
-    let probabilities = probabilities_for_testing(&logits, &SampleParams { typical_p: 0.3703, ..drawn() });
-    assert_eq!(probabilities[500], 0.0, "the likeliest is not typical");
+    let sampling = Sampling { typical_p: 0.3703, ..random_sampling() };
+    let probabilities = probabilities(&logits, &input(&sampling));
+    assert_eq!(probabilities[500], 0.0, "the most likely id is not typical");
     assert_eq!(probabilities.iter().filter(|probability| **probability > 0.0).count(), 556);
 }
 
-/// 200,000 draws against the probabilities, by the chi-square statistic.
-fn check_draws(logits: &[f32], params: &SampleParams<'_>) {
-    const DRAWS: u32 = 200_000;
-    let expected = naive::probabilities(logits, params);
-    let mut floats = vec![f32::NAN; Scratch::len(logits.len())];
-    let Scratch { row, mut room } = Scratch::new(&mut floats, logits.len());
-    let scores = process(Kernels::best(), logits, params, row);
+/// Compares 200,000 sampled ids with the probabilities, by the chi-square statistic.
+fn check_sampled(logits: &[f32], input: &Input<'_>) {
+    const SAMPLES: u32 = 200_000;
+    let expected = reference::probabilities(logits, input);
+    let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
+    let Workspace { row, mut tiles } = Workspace::new(&mut floats, logits.len());
+    let scores = process(Kernels::best(), logits, input, row);
     let mut counts = vec![0_u32; logits.len()];
-    match distribution(Kernels::best(), scores, params, &mut room) {
-        Distribution::Certain(token) => counts[token.expect("nothing is banned but two") as usize] = DRAWS,
-        Distribution::Kept(kept) => {
-            for index in 0..DRAWS {
-                counts[draw::draw(&kept, philox::uniform(params.seed, index)) as usize] += 1;
+    match distribution(Kernels::best(), scores, input.sampling, &mut tiles) {
+        Distribution::Certain(token) => counts[token.expect("only two ids are masked") as usize] = SAMPLES,
+        Distribution::Candidates(candidates) => {
+            for index in 0..SAMPLES {
+                let uniform = philox::uniform(input.sampling.seed, index);
+                counts[sample::sample(&candidates, uniform) as usize] += 1;
             }
         }
     }
     let (mut statistic, mut cells) = (0.0, 0);
     for (count, probability) in counts.iter().zip(&expected) {
-        let wanted = probability * f64::from(DRAWS);
+        let wanted = probability * f64::from(SAMPLES);
         if *probability == 0.0 {
-            assert_eq!(*count, 0, "an id that was cut was drawn; {params:?}");
+            assert_eq!(*count, 0, "an id without probability was sampled; {input:?}");
         } else if wanted >= 5.0 {
             statistic += (f64::from(*count) - wanted).powi(2) / wanted;
             cells += 1;
@@ -195,27 +221,35 @@ fn check_draws(logits: &[f32], params: &SampleParams<'_>) {
     // The statistic's mean is cells - 1 and its deviation sqrt(2 (cells - 1)); five deviations never happen by chance.
     let freedom = f64::from(cells - 1);
     let most = freedom + 5.0 * (2.0 * freedom).sqrt() + 1e-6;
-    assert!(statistic <= most, "chi-square {statistic} of {freedom}; {params:?}");
+    assert!(statistic <= most, "chi-square {statistic} of {freedom}; {input:?}");
 }
 
 #[test]
-fn draws_follow_the_distribution_for_every_combination_of_samplers() {
-    // Several spans.
+fn sampled_ids_follow_distribution_for_all_filter_combinations() {
+    // Several tiles.
     let logits: Vec<f32> = (0..300).map(|id| ((id * 37 % 300) as f32 * 0.37).sin() * 3.0).collect();
-    let mut counts = TokenCounts::new();
+    let mut counts = TokenCounts::default();
     counts.push_prompt(&[3, 4, 150]);
     (0..40).for_each(|id| counts.push(id * 7));
-    let plain = SampleParams { seed: 3, counts: &counts, ..SampleParams::greedy() };
     for temperature in [0.7, 1.6] {
         for top_k in [0, 1, 20] {
             for top_p in [1.0, 0.85] {
                 for min_p in [0.0, 0.1] {
                     for typical_p in [1.0, 0.8] {
                         for repetition_penalty in [1.0, 1.3] {
-                            for banned in [&[][..], &[8, 33]] {
-                                let cut = SampleParams { top_k, top_p, min_p, typical_p, ..plain };
-                                let params = SampleParams { temperature, repetition_penalty, banned, ..cut };
-                                check_draws(&logits, &params);
+                            for bad_token_ids in [vec![], vec![8, 33]] {
+                                let sampling = Sampling {
+                                    temperature,
+                                    top_k,
+                                    top_p,
+                                    min_p,
+                                    typical_p,
+                                    repetition_penalty,
+                                    bad_token_ids,
+                                    seed: 3,
+                                    ..Sampling::default()
+                                };
+                                check_sampled(&logits, &Input { counts: &counts, ..input(&sampling) });
                             }
                         }
                     }
@@ -226,40 +260,47 @@ fn draws_follow_the_distribution_for_every_combination_of_samplers() {
 }
 
 #[test]
-fn a_row_is_drawn_by_its_own_seed_and_index() {
+fn seed_and_index_determine_the_sampled_id() {
     let logits = vec![0.0; 5000];
+    let sampling = Sampling { seed: 5, ..random_sampling() };
     for index in [0, 1, u32::MAX] {
-        let sampled = sample(&logits, &SampleParams { seed: 5, index, ..drawn() });
-        // All weigh the same, so the inverse of the cumulative distribution is a multiplication.
+        let sampled = sample_one(&logits, &Input { index, ..input(&sampling) });
+        // All weights are equal, so the inverse of the cumulative distribution is a multiplication.
         assert_eq!(sampled.token, (philox::uniform(5, index) * 5000.0) as u32);
-        assert!(!sampled.is_exhausted && sampled.logprob.is_nan() && sampled.top.is_empty());
+        assert!(
+            sampled.outcome == SampleOutcome::Token && sampled.logprob.is_nan() && sampled.top.is_empty()
+        );
     }
 }
 
 #[test]
-fn the_last_id_of_weight_is_drawn_where_roundings_leave_something_over() {
+fn rounding_remainder_selects_the_last_candidate() {
     let logits = [vec![0.1; 200], vec![f32::NEG_INFINITY; 200]].concat();
-    let mut floats = vec![f32::NAN; Scratch::len(logits.len())];
-    let Scratch { mut room, .. } = Scratch::new(&mut floats, logits.len());
-    let Distribution::Kept(kept) = distribution(Kernels::best(), &logits, &drawn(), &mut room) else {
-        panic!("nothing is certain")
+    let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
+    let Workspace { mut tiles, .. } = Workspace::new(&mut floats, logits.len());
+    let sampling = random_sampling();
+    let Distribution::Candidates(candidates) = distribution(Kernels::best(), &logits, &sampling, &mut tiles)
+    else {
+        panic!("no id is certain")
     };
-    assert_eq!(draw::draw(&kept, 1.0), 199);
-    assert_eq!(draw::draw(&kept, 0.0), 0);
+    assert_eq!(sample::sample(&candidates, 1.0), 199);
+    assert_eq!(sample::sample(&candidates, 0.0), 0);
 }
 
 #[test]
-fn greedy_takes_the_lowest_id_among_equals_and_never_a_nan() {
+fn greedy_takes_lowest_id_among_equals_and_never_nan() {
     let logits = [1.0, 3.0, 3.0, f32::NAN, 2.0];
-    let greedy = SampleParams::greedy();
-    assert_eq!(sample(&logits, &greedy).token, 1);
-    assert_eq!(sample(&logits, &SampleParams { suppressed: &[1, 2], ..greedy }).token, 4);
-    assert_eq!(sample(&logits, &SampleParams { temperature: 1e-6, ..greedy }).token, 1);
-    assert_eq!(sample(&logits, &SampleParams { temperature: 2.0, top_k: 1, ..greedy }).token, 1);
+    let token = |sampling: Sampling, suppressed: &[u32]| {
+        sample_one(&logits, &Input { suppressed, ..input(&sampling) }).token
+    };
+    assert_eq!(token(greedy(), &[]), 1);
+    assert_eq!(token(greedy(), &[1, 2]), 4);
+    assert_eq!(token(Sampling { temperature: 1e-6, ..greedy() }, &[]), 1);
+    assert_eq!(token(Sampling { temperature: 2.0, top_k: 1, ..greedy() }, &[]), 1);
 }
 
 #[test]
-fn rows_without_numbers_give_a_token_and_rows_without_ids_say_so() {
+fn rows_without_numbers_give_token_and_rows_without_candidates_say_so() {
     const NONE: f32 = f32::NEG_INFINITY;
     let cases = [
         ([NONE; 4], None),
@@ -271,35 +312,44 @@ fn rows_without_numbers_give_a_token_and_rows_without_ids_say_so() {
     for (logits, token) in cases {
         for temperature in [0.0, 1.0] {
             for top_p in [1.0, 0.5] {
-                let sampled = sample(&logits, &SampleParams { temperature, top_p, ..drawn() });
-                assert_eq!(sampled.is_exhausted, token.is_none());
-                assert_eq!((!sampled.is_exhausted).then_some(sampled.token), token);
+                let sampling = Sampling { temperature, top_p, ..random_sampling() };
+                let sampled = sample_one(&logits, &input(&sampling));
+                assert_eq!((sampled.outcome == SampleOutcome::Token).then_some(sampled.token), token);
+                assert_eq!(sampled.outcome == SampleOutcome::NoCandidates, token.is_none());
             }
         }
     }
-    // Bans that leave nothing, on their own and together.
+    // Masks that leave nothing, alone and together.
     let logits = [1.0, 2.0, f32::INFINITY, NONE];
     let even = [0b0101];
+    let plain = random_sampling();
+    let [none_allowed, last_allowed, one_allowed] = [vec![], vec![3, 77], vec![1]]
+        .map(|ids| Sampling { allowed_token_ids: Some(ids), ..random_sampling() });
+    let [first_and_third, third_and_first] =
+        [vec![0, 2], vec![2, 0]].map(|bad_token_ids| Sampling { bad_token_ids, ..random_sampling() });
+    let no_repeat = Sampling { no_repeat_ngram_size: 1, ..random_sampling() };
     let exhausting = [
-        SampleParams { allowed: Some(&[]), ..drawn() },
-        SampleParams { allowed: Some(&[3, 77]), ..drawn() },
-        SampleParams { mask: Some(&[]), ..drawn() },
-        SampleParams { mask: Some(&even), banned: &[0, 2], ..drawn() },
-        SampleParams { mask: Some(&even), allowed: Some(&[1]), ..drawn() },
-        SampleParams { banned: &[2, 0], suppressed: &[1], ..drawn() },
-        SampleParams { no_repeat_ngram_size: 1, prompt: &[0, 2], generated: &[1], ..drawn() },
-        SampleParams { processed: Some(&[NONE; 4]), ..drawn() },
+        input(&none_allowed),
+        input(&last_allowed),
+        Input { mask: Some(&[]), ..input(&plain) },
+        Input { mask: Some(&even), ..input(&first_and_third) },
+        Input { mask: Some(&even), ..input(&one_allowed) },
+        Input { suppressed: &[1], ..input(&third_and_first) },
+        Input { history: History { prompt: &[0, 2], generated: &[1] }, ..input(&no_repeat) },
+        Input { processed: Some(&[NONE; 4]), ..input(&plain) },
     ];
-    for params in exhausting {
-        for params in [params, SampleParams { temperature: 0.0, ..params }] {
+    for case in exhausting {
+        for sampling in [case.sampling.clone(), Sampling { temperature: 0.0, ..case.sampling.clone() }] {
             let logprobs = Some(LogprobsRequest { top: 2, processed: true });
-            let sampled = sample(&logits, &SampleParams { logprobs, ..params });
-            assert!(sampled.is_exhausted && sampled.logprob.is_nan() && sampled.top.is_empty(), "{params:?}");
-            assert_eq!(probabilities_for_testing(&logits, &params), [0.0; 4]);
+            let case = Input { sampling: &sampling, logprobs, ..case };
+            let sampled = sample_one(&logits, &case);
+            let has_nothing = sampled.logprob.is_nan() && sampled.top.is_empty();
+            assert!(sampled.outcome == SampleOutcome::NoCandidates && has_nothing, "{case:?}");
+            assert_eq!(probabilities(&logits, &case), [0.0; 4]);
         }
     }
-    // A bias brings nothing back.
-    let bias = [(0, 1e30), (1, f32::INFINITY)];
-    let params = SampleParams { allowed: Some(&[2]), logit_bias: &bias, ..drawn() };
-    assert_eq!(sample(&logits, &params).token, 2);
+    // A bias does not bring a masked id back.
+    let logit_bias = vec![(0, 1e30), (1, f32::INFINITY)];
+    let biased = Sampling { allowed_token_ids: Some(vec![2]), logit_bias, ..random_sampling() };
+    assert_eq!(sample_one(&logits, &input(&biased)).token, 2);
 }

@@ -1,32 +1,30 @@
-//! Each processor alone, and all of them together.
+//! Each step before temperature alone, and all of them together.
 
 use penstock_types::PenaltyScope;
 
 use super::*;
 
-/// Everything a request can bring along.
-struct Request {
+/// Random values for everything that changes logits.
+struct Case {
     logits: Vec<f32>,
     processed: Vec<f32>,
     counts: TokenCounts,
     prompt: Vec<u32>,
     generated: Vec<u32>,
-    bias: Vec<(u32, f32)>,
-    allowed: Vec<u32>,
-    banned: Vec<u32>,
     suppressed: Vec<u32>,
-    bad_words: Vec<Vec<u32>>,
     mask: Vec<u32>,
+    /// All of it set.
+    sampling: Sampling,
 }
 
-impl Request {
+impl Case {
     fn new(random: &mut Random) -> Self {
         let vocabulary = random.one(&VOCABULARIES);
-        // Few distinct tokens, so that runs of them repeat.
+        // Few distinct tokens, so that n-grams repeat.
         let token = |random: &mut Random| random.below(vocabulary.min(4)) as u32;
         let mut tokens = |limit| -> Vec<u32> { (0..random.below(limit)).map(|_| token(random)).collect() };
         let (prompt, generated) = (tokens(12), tokens(12));
-        let mut counts = TokenCounts::new();
+        let mut counts = TokenCounts::default();
         counts.push_prompt(&prompt);
         generated.iter().for_each(|id| counts.push(*id));
         let mut ids = |limit: usize| {
@@ -35,11 +33,11 @@ impl Request {
         };
         let mut allowed = ids(vocabulary + 1);
         allowed.sort_unstable();
-        let (banned, suppressed, biased) = (ids(4), ids(4), ids(6));
+        let (bad_token_ids, suppressed, biased) = (ids(4), ids(4), ids(6));
         let bad_words = (0..random.below(6)).map(|_| (0..random.below(4)).map(|_| token(random)).collect());
+        let bad_words = bad_words.collect();
+        let logit_bias = biased.into_iter().map(|id| (id, random.below(17) as f32 / 4.0 - 2.0)).collect();
         Self {
-            bad_words: bad_words.collect(),
-            bias: biased.into_iter().map(|id| (id, random.below(17) as f32 / 4.0 - 2.0)).collect(),
             // Sometimes too short and sometimes too long.
             mask: (0..vocabulary.div_ceil(32) + random.below(3) - 1).map(|_| random.next() as u32).collect(),
             logits: random.logits(vocabulary),
@@ -47,133 +45,133 @@ impl Request {
             counts,
             prompt,
             generated,
-            allowed,
-            banned,
             suppressed,
+            sampling: Sampling {
+                repetition_penalty: random.one(&[0.8, 1.0, 1.3]),
+                repetition_penalty_scope: random.one(&[PenaltyScope::All, PenaltyScope::Output]),
+                presence_penalty: random.one(&[-0.5, 0.0, 1.5]),
+                frequency_penalty: random.one(&[-0.25, 0.0, 0.75]),
+                no_repeat_ngram_size: random.below(5) as u32,
+                logit_bias,
+                allowed_token_ids: Some(allowed),
+                bad_token_ids,
+                bad_words,
+                ..random_sampling()
+            },
         }
     }
 
-    /// All of it.
-    fn params(&self, random: &mut Random) -> SampleParams<'_> {
-        SampleParams {
-            repetition_penalty: random.one(&[0.8, 1.0, 1.3]),
-            repetition_penalty_scope: if random.below(2) == 0 {
-                PenaltyScope::Output
-            } else {
-                PenaltyScope::All
-            },
-            presence_penalty: random.one(&[-0.5, 0.0, 1.5]),
-            frequency_penalty: random.one(&[-0.25, 0.0, 0.75]),
+    /// Everything but `sampling` set.
+    fn input<'a>(&'a self, sampling: &'a Sampling) -> Input<'a> {
+        Input {
             counts: &self.counts,
-            no_repeat_ngram_size: random.below(5) as u32,
-            prompt: &self.prompt,
-            generated: &self.generated,
-            logit_bias: &self.bias,
-            allowed: Some(&self.allowed),
-            banned: &self.banned,
-            bad_words: &self.bad_words,
+            history: History { prompt: &self.prompt, generated: &self.generated },
             suppressed: &self.suppressed,
             mask: Some(&self.mask),
             processed: Some(&self.processed),
-            ..drawn()
+            ..input(sampling)
         }
     }
 }
 
 #[test]
-fn each_processor_alone_does_what_its_twin_does() {
+fn each_step_alone_matches_reference() {
     let mut random = Random(11);
     for _ in 0..1500 {
-        let request = Request::new(&mut random);
-        let all = request.params(&mut random);
-        let none = SampleParams { counts: all.counts, ..drawn() };
-        let history = SampleParams { prompt: all.prompt, generated: all.generated, ..none };
-        for params in [
-            SampleParams { logit_bias: all.logit_bias, ..none },
-            SampleParams { repetition_penalty: all.repetition_penalty, ..none },
-            SampleParams {
+        let case = Case::new(&mut random);
+        let all = case.sampling.clone();
+        let none = random_sampling;
+        for sampling in [
+            Sampling { logit_bias: all.logit_bias, ..none() },
+            Sampling { repetition_penalty: all.repetition_penalty, ..none() },
+            Sampling {
                 repetition_penalty: all.repetition_penalty,
                 repetition_penalty_scope: PenaltyScope::Output,
-                ..none
+                ..none()
             },
-            SampleParams { presence_penalty: all.presence_penalty, ..none },
-            SampleParams { frequency_penalty: all.frequency_penalty, ..none },
-            SampleParams { no_repeat_ngram_size: all.no_repeat_ngram_size, ..history },
-            SampleParams { bad_words: all.bad_words, ..history },
-            SampleParams { allowed: all.allowed, ..none },
-            SampleParams { banned: all.banned, ..none },
-            SampleParams { suppressed: all.suppressed, ..none },
-            SampleParams { mask: all.mask, ..none },
-            SampleParams { processed: all.processed, ..none },
+            Sampling { presence_penalty: all.presence_penalty, ..none() },
+            Sampling { frequency_penalty: all.frequency_penalty, ..none() },
+            Sampling { no_repeat_ngram_size: all.no_repeat_ngram_size, ..none() },
+            Sampling { bad_words: all.bad_words, ..none() },
+            Sampling { allowed_token_ids: all.allowed_token_ids, ..none() },
+            Sampling { bad_token_ids: all.bad_token_ids, ..none() },
         ] {
-            check(&request.logits, &params);
+            let alone = Input { suppressed: &[], mask: None, processed: None, ..case.input(&sampling) };
+            check(&case.logits, &alone);
+        }
+        let plain = none();
+        let none = input(&plain);
+        check(&case.logits, &Input { suppressed: &case.suppressed, ..none });
+        check(&case.logits, &Input { mask: Some(&case.mask), ..none });
+        check(&case.logits, &Input { processed: Some(&case.processed), ..none });
+    }
+}
+
+#[test]
+fn all_steps_together_match_reference() {
+    let mut random = Random(12);
+    for _ in 0..3000 {
+        let case = Case::new(&mut random);
+        let all = case.sampling.clone();
+        // With both allowed ids and a mask, almost nothing would be left.
+        let without_mask = random.below(2) == 1;
+        let allowed_token_ids = if without_mask { all.allowed_token_ids } else { None };
+        let all = Sampling { allowed_token_ids, ..all };
+        let filtered = Sampling { top_k: 5, top_p: 0.9, min_p: 0.05, ..all.clone() };
+        for sampling in [all.clone(), Sampling { temperature: 0.0, ..all }, filtered] {
+            let input = case.input(&sampling);
+            let mask = if without_mask { None } else { input.mask };
+            check(&case.logits, &Input { mask, ..input });
         }
     }
 }
 
+/// The order matters for steps that do not commute.
 #[test]
-fn all_processors_together_come_in_their_order() {
-    let mut random = Random(12);
-    for _ in 0..3000 {
-        let request = Request::new(&mut random);
-        let all = request.params(&mut random);
-        // With both, next to nothing would be left.
-        let params = if random.below(2) == 0 {
-            SampleParams { allowed: None, ..all }
-        } else {
-            SampleParams { mask: None, ..all }
-        };
-        check(&request.logits, &params);
-        check(&request.logits, &SampleParams { temperature: 0.0, ..params });
-        check(&request.logits, &SampleParams { top_k: 5, top_p: 0.9, min_p: 0.05, ..params });
-    }
-}
-
-/// The order shows where steps do not commute.
-#[test]
-fn bias_comes_before_penalties_and_bans_come_last() {
-    let mut counts = TokenCounts::new();
+fn bias_precedes_penalties_and_masks_come_last() {
+    let mut counts = TokenCounts::default();
     counts.push(0);
-    let params = SampleParams {
-        counts: &counts,
-        logit_bias: &[(0, 3.0)],
+    let sampling = Sampling {
+        logit_bias: vec![(0, 3.0)],
         repetition_penalty: 2.0,
         presence_penalty: 1.0,
         frequency_penalty: 0.5,
-        banned: &[2],
-        ..drawn()
+        bad_token_ids: vec![2],
+        ..random_sampling()
     };
-    // (-1 + 3) / 2 - 1 - 0.5, and not -1 * 2 + 3 - 1 - 0.5 or whatever else.
-    let probabilities = probabilities_for_testing(&[-1.0, -0.5, 9.0], &params);
+    // (-1 + 3) / 2 - 1 - 0.5, and not -1 * 2 + 3 - 1 - 0.5, for example.
+    let probabilities = probabilities(&[-1.0, -0.5, 9.0], &Input { counts: &counts, ..input(&sampling) });
     assert_eq!(probabilities, [0.5, 0.5, 0.0]);
 }
 
-#[test]
-fn a_run_is_recognised_across_the_end_of_the_prompt() {
-    let banned = |size, prompt: &[u32], generated: &[u32]| {
-        let params = SampleParams { no_repeat_ngram_size: size, prompt, generated, ..drawn() };
-        let probabilities = probabilities_for_testing(&[0.0; 10], &params);
-        (0..10).filter(|id| probabilities[*id] == 0.0).collect::<Vec<_>>()
-    };
-    assert_eq!(banned(3, &[1, 2], &[3, 4, 1, 2]), [3]);
-    assert_eq!(banned(3, &[1, 2, 5, 1, 2, 6], &[1, 2]), [5, 6]);
-    assert_eq!(banned(2, &[7], &[7]), [7]);
-    assert_eq!(banned(2, &[7], &[]), [0; 0]);
-    assert_eq!(banned(1, &[4], &[2]), [2, 4]);
-    assert_eq!(banned(3, &[], &[]), [0; 0]);
-    assert_eq!(banned(100, &[1, 2], &[1]), [0; 0]);
+/// The ids that `sampling` excludes after these tokens.
+fn excluded(sampling: &Sampling, prompt: &[u32], generated: &[u32]) -> Vec<usize> {
+    let history = History { prompt, generated };
+    let probabilities = probabilities(&[0.0; 10], &Input { history, ..input(sampling) });
+    (0..10).filter(|id| probabilities[*id] == 0.0).collect()
 }
 
 #[test]
-fn a_bad_word_is_banned_only_where_it_would_end() {
-    let words = [vec![1, 2, 3], vec![4], vec![], vec![2, 5]];
-    let banned = |prompt: &[u32], generated: &[u32]| {
-        let params = SampleParams { bad_words: &words, prompt, generated, ..drawn() };
-        let probabilities = probabilities_for_testing(&[0.0; 10], &params);
-        (0..10).filter(|id| probabilities[*id] == 0.0).collect::<Vec<_>>()
+fn ngrams_are_found_across_the_end_of_the_prompt() {
+    let excluded = |size, prompt: &[u32], generated: &[u32]| {
+        excluded(&Sampling { no_repeat_ngram_size: size, ..random_sampling() }, prompt, generated)
     };
-    assert_eq!(banned(&[], &[]), [4]);
-    assert_eq!(banned(&[0, 1], &[2]), [3, 4, 5]);
-    assert_eq!(banned(&[2], &[1]), [4]);
-    assert_eq!(banned(&[2], &[]), [4, 5]);
+    assert_eq!(excluded(3, &[1, 2], &[3, 4, 1, 2]), [3]);
+    assert_eq!(excluded(3, &[1, 2, 5, 1, 2, 6], &[1, 2]), [5, 6]);
+    assert_eq!(excluded(2, &[7], &[7]), [7]);
+    assert_eq!(excluded(2, &[7], &[]), [0; 0]);
+    assert_eq!(excluded(1, &[4], &[2]), [2, 4]);
+    assert_eq!(excluded(3, &[], &[]), [0; 0]);
+    assert_eq!(excluded(100, &[1, 2], &[1]), [0; 0]);
+}
+
+#[test]
+fn last_id_of_bad_word_is_masked_only_after_the_others() {
+    let bad_words = vec![vec![1, 2, 3], vec![4], vec![], vec![2, 5]];
+    let sampling = Sampling { bad_words, ..random_sampling() };
+    let excluded = |prompt: &[u32], generated: &[u32]| excluded(&sampling, prompt, generated);
+    assert_eq!(excluded(&[], &[]), [4]);
+    assert_eq!(excluded(&[0, 1], &[2]), [3, 4, 5]);
+    assert_eq!(excluded(&[2], &[1]), [4]);
+    assert_eq!(excluded(&[2], &[]), [4, 5]);
 }

@@ -1,0 +1,46 @@
+//! The buffers of the CPU backend: regions of one arena, which lends their bytes to an operation while it runs.
+
+use penstock_kernels::MatrixLayout;
+
+use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabError};
+use crate::backend::DeviceError;
+
+/// Alignment of every buffer, so that a panel of weights lies in as few pages as possible.
+pub(super) const PAGE: usize = 4096;
+
+/// A weight in panels.
+pub struct CpuMatrix {
+    pub(super) layout: MatrixLayout,
+    pub(super) region: Region,
+}
+
+/// Float32 values.
+pub struct CpuBuffer(pub(super) Region);
+
+/// Memory that operations need while they run.
+pub struct CpuScratch {
+    /// Partial results of attention.
+    pub(super) attention: Region,
+    /// A sampling workspace for each thread.
+    pub(super) sampling: Region,
+}
+
+/// An empty arena of `bytes`.
+pub(super) fn arena(bytes: usize) -> Result<Arena<HostSlab>, DeviceError> {
+    let refused = |reason: String| DeviceError::OutOfMemory {
+        what: "the model with its KV cache",
+        bytes: bytes as u64,
+        reason,
+    };
+    let slab = HostSlab::reserve(bytes).map_err(|SlabError { reason, .. }| refused(reason))?;
+    Arena::new(slab, bytes, PAGE).map_err(|error: ArenaError| refused(error.to_string()))
+}
+
+/// The bytes of buffers. All are of this arena, because only it makes them, and all are different, because some are borrowed
+/// for writing.
+pub(super) fn lend<'a, const N: usize>(
+    arena: &'a mut Arena<HostSlab>,
+    regions: [&Region; N],
+) -> [&'a mut [u8]; N] {
+    arena.split_mut(regions).expect("a buffer of another backend; this is a bug")
+}

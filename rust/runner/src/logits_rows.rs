@@ -1,0 +1,240 @@
+//! The rows of a step that have logits: the positions of prompts that are reported, and the positions at which a token is
+//! sampled. They are sampled a tile at a time, as many as have their logits at once; [`LogitsRows`] keeps the results until
+//! the step is finished.
+
+use std::ops::Range;
+
+use penstock_device::{SampleOutcome, Sampled};
+use penstock_engine::executor::{RowOutput, StepOutput, StepPlan};
+use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
+use penstock_types::OutputScope;
+
+use crate::slot::Slot;
+
+/// A row with logits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogitsRow {
+    /// The index of its sequence's row in the plan.
+    scheduled: usize,
+    pub slot: usize,
+    pub kind: Kind,
+}
+
+/// The use of a row's logits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// A position of the prompt, and the token that follows it there, if its log probability is reported.
+    Prompt { given: Option<u32> },
+    /// A token is sampled.
+    Sample {
+        /// The number of tokens generated before it.
+        index: u32,
+        /// The number of drafts of the row before it.
+        position: u32,
+        /// The row's input, if it is a draft: a token is sampled only if the draft is confirmed.
+        draft: Option<u32>,
+    },
+}
+
+impl LogitsRow {
+    /// Whether an output with this scope covers the row. The prompt's last position is where the first token is sampled.
+    pub fn is_within(&self, scope: Option<OutputScope>) -> bool {
+        scope.is_some_and(|scope| match self.kind {
+            Kind::Prompt { .. } => scope.has_prompt(),
+            Kind::Sample { index, .. } => scope.has_generation() || index == 0,
+        })
+    }
+}
+
+/// The result of a row.
+enum RowResult {
+    /// Nothing yet, or its draft was not confirmed.
+    None,
+    /// A sampled token, or the log probability of a given one.
+    Token(Token),
+    NoCandidates,
+}
+
+/// All rows with logits of a step, in row order. Its memory is reused.
+#[derive(Default)]
+pub(crate) struct LogitsRows {
+    rows: Vec<LogitsRow>,
+    results: Vec<RowResult>,
+    /// The rows in the order of the batch entries, of all tiles so far.
+    entries: Vec<usize>,
+    /// Number of entries with results.
+    num_recorded: usize,
+    /// The generation of the slot of each row in the plan.
+    generations: Vec<u64>,
+    /// The sampled ids of one row of the plan.
+    ids: Vec<u32>,
+}
+
+impl LogitsRows {
+    /// Empty, with room for a step of `tokens`.
+    pub fn with_room(tokens: usize) -> Self {
+        Self {
+            rows: Vec::with_capacity(tokens),
+            results: Vec::with_capacity(tokens),
+            entries: Vec::with_capacity(tokens),
+            ..Self::default()
+        }
+    }
+
+    /// Finds the rows of a plan. `output_rows` receives the number of each among all rows of the step.
+    pub fn find(&mut self, plan: &StepPlan, slots: &[Slot], output_rows: &mut Vec<u32>) {
+        let Self { rows, results, entries, num_recorded, generations, ids: _ } = self;
+        (rows.clear(), results.clear(), entries.clear(), generations.clear());
+        *num_recorded = 0;
+        let mut first_row = 0;
+        for (scheduled, row) in plan.rows.iter().enumerate() {
+            let (index, slot) = (row.slot as usize, &slots[row.slot as usize]);
+            generations.push(slot.generation());
+            let step_rows = first_row..first_row + row.num_tokens;
+            first_row = step_rows.end;
+            if slot.failure().is_some() {
+                continue;
+            }
+            let mut push = |step_row: u32, kind| {
+                output_rows.push(step_row);
+                rows.push(LogitsRow { scheduled, slot: index, kind });
+                results.push(match kind {
+                    Kind::Prompt { given: None } => RowResult::Token(Token::new(0, f32::NAN)),
+                    _ => RowResult::None,
+                });
+            };
+            let Request { prompt, outputs, .. } = slot.request();
+            for position in row.prompt_outputs.clone() {
+                let next = prompt.get(position as usize + 1).copied();
+                let given = next.filter(|_| outputs.prompt_logprobs.is_some());
+                push(step_rows.start + position - row.start, Kind::Prompt { given });
+            }
+            let Some(sample) = row.sample else { continue };
+            let drafts = &plan.tokens[(row.tokens.end - row.num_drafts) as usize..row.tokens.end as usize];
+            for position in 0..=row.num_drafts {
+                let draft = position.checked_sub(1).map(|before| drafts[before as usize]);
+                let kind = Kind::Sample { index: sample.index + position, position, draft };
+                push(step_rows.end - 1 - row.num_drafts + position, kind);
+            }
+        }
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The row at `index`.
+    pub fn row(&self, index: usize) -> LogitsRow {
+        self.rows[index]
+    }
+
+    /// The slots that sample a token, each with its drafts.
+    pub fn sampled_slots(&self) -> impl Iterator<Item = (usize, impl Iterator<Item = u32>)> {
+        let is_first = |row: &LogitsRow| matches!(row.kind, Kind::Sample { position: 0, .. });
+        let firsts = self.rows.iter().enumerate().filter(move |(_, row)| is_first(row));
+        firsts.map(|(index, row)| {
+            let draft = |row: &LogitsRow| match row.kind {
+                Kind::Sample { draft, .. } => draft,
+                Kind::Prompt { .. } => None,
+            };
+            (row.slot, self.rows[index + 1..].iter().map_while(draft))
+        })
+    }
+
+    /// Notes that the next entry of the batch is for the row at `index`.
+    pub fn push_entry(&mut self, index: usize) {
+        self.entries.push(index);
+    }
+
+    /// Stores the results of the next entries.
+    pub fn record(&mut self, sampled: &mut [Sampled]) {
+        let entries = &self.entries[self.num_recorded..][..sampled.len()];
+        for (row, sampled) in entries.iter().zip(sampled) {
+            self.results[*row] = match sampled.outcome {
+                SampleOutcome::Token => {
+                    let top = std::mem::take(&mut sampled.top);
+                    let details =
+                        (!top.is_empty()).then(|| Box::new(TokenDetails { top, ..TokenDetails::default() }));
+                    RowResult::Token(Token { id: sampled.token, logprob: sampled.logprob, details })
+                }
+                SampleOutcome::NoCandidates => RowResult::NoCandidates,
+                SampleOutcome::Rejected => RowResult::None,
+            };
+        }
+        self.num_recorded += entries.len();
+    }
+
+    /// The rows of a tile that have a token, with its details.
+    pub fn details(
+        &mut self,
+        tile: Range<usize>,
+    ) -> impl Iterator<Item = (usize, LogitsRow, &mut Option<Box<TokenDetails>>)> {
+        let rows = tile.clone().zip(&self.rows[tile.clone()]).zip(&mut self.results[tile]);
+        rows.filter_map(|((index, row), result)| match result {
+            RowResult::Token(token) => Some((index, *row, &mut token.details)),
+            _ => None,
+        })
+    }
+
+    /// Writes the output of the step and advances the slots by their tokens.
+    pub fn finish(
+        &mut self,
+        plan: &StepPlan,
+        output: &mut StepOutput,
+        slots: &mut [Slot],
+        vocabulary: usize,
+    ) {
+        let mut rows = self.rows.iter().zip(self.results.drain(..)).peekable();
+        for (scheduled, row) in plan.rows.iter().enumerate() {
+            let (first_position, first_token) = (output.positions.len(), output.sampled.len());
+            let mut without_candidates = None;
+            while let Some((row, result)) = rows.next_if(|(row, _)| row.scheduled == scheduled) {
+                match (result, row.kind) {
+                    (RowResult::Token(Token { logprob, details, .. }), Kind::Prompt { .. }) => {
+                        output.positions.push(PromptPosition { logprob, details });
+                    }
+                    (RowResult::Token(token), Kind::Sample { .. }) => output.sampled.push(token),
+                    (RowResult::NoCandidates, Kind::Sample { index, .. }) => without_candidates = Some(index),
+                    _ => {}
+                }
+            }
+            let slot = &mut slots[row.slot as usize];
+            let (is_current, start) =
+                (slot.generation() == self.generations[scheduled], output.forced.len() as u32);
+            if is_current {
+                self.ids.clear();
+                self.ids.extend(output.sampled[first_token..].iter().map(|token| token.id));
+                // A row planned before its request failed.
+                let is_late = slot.failure().is_some();
+                if is_late {
+                    output.sampled.truncate(first_token);
+                } else {
+                    slot.accept(&self.ids);
+                    if let Some(index) = without_candidates {
+                        slot.mark_no_candidates(index);
+                    }
+                    if !self.ids.is_empty() {
+                        slot.forced(vocabulary, &mut output.forced);
+                    }
+                }
+            }
+            let num_tokens = output.sampled.len() - first_token;
+            let is_complete = num_tokens > 0 || row.sample.is_none();
+            // A failure after a token is reported with the next row, as it would be without drafts.
+            let failure = match is_current {
+                true => slot.failure().filter(|_| num_tokens == 0).cloned(),
+                false => (!is_complete).then(|| "no token is left to choose from".to_owned()),
+            };
+            if failure.is_some() {
+                output.positions.truncate(first_position);
+            }
+            output.rows.push(RowOutput {
+                num_tokens: num_tokens as u32,
+                num_positions: (output.positions.len() - first_position) as u32,
+                forced: start..output.forced.len() as u32,
+                failure,
+            });
+        }
+    }
+}
