@@ -1,6 +1,6 @@
-//! The engine thread: a [`Core`], a mailbox to wait at, an executor to submit to, and what happens when it ends.
+//! The engine thread: an [`EngineCore`], a mailbox to wait at, an executor to submit to, and what happens when it ends.
 //!
-//! It waits nowhere else, takes no lock, and is the only place in the engine that looks at the clock.
+//! It waits nowhere else, takes no lock, and is the only part of the engine that reads the clock.
 
 use std::any::Any;
 use std::io;
@@ -8,20 +8,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use crate::core::Core;
+use crate::engine_core::EngineCore;
 use crate::executor::Executor;
 use crate::mailbox::{Gate, Mailbox};
 use crate::request::StopCause;
 
-/// Starts the thread. It ends, with the executor dropped, after a `Shutdown` or a panic.
-pub(crate) fn spawn(core: Core, mailbox: Mailbox, executor: Box<dyn Executor>) -> io::Result<JoinHandle<()>> {
-    thread::Builder::new().name("penstock-engine".into()).spawn(move || live(core, mailbox, executor))
+/// Starts the thread. It ends, with the executor dropped, after a `Shutdown`, a lost device or a panic.
+pub(crate) fn spawn(
+    core: EngineCore,
+    mailbox: Mailbox,
+    executor: Box<dyn Executor>,
+) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name("penstock-engine".into()).spawn(move || run_thread(core, mailbox, executor))
 }
 
-/// The step, on one screen: take messages, let go of who is gone, plan and submit, ring. Prefixes that expire meanwhile
-/// are a reason to take a turn as well.
-fn run(mut core: Core, mailbox: &Mailbox, executor: &mut dyn Executor) {
-    // A local, so dropped before `core`: who hears of the end finds the gate shut.
+/// The loop: take messages, end cancelled requests, plan and submit, ring. An iteration is also due when a prefix expires.
+fn run(mut core: EngineCore, mailbox: &Mailbox, executor: &mut dyn Executor) {
+    // A local, so dropped before `core`: a consumer that sees its request end finds the gate closed.
     let _closing = CloseOnDrop(mailbox.gate());
     while !core.is_stopped() {
         if cfg!(debug_assertions) && core.is_idle() {
@@ -40,18 +43,18 @@ fn run(mut core: Core, mailbox: &Mailbox, executor: &mut dyn Executor) {
     }
 }
 
-/// The thread's edge: nothing that panics inside gets out, and nobody waits for what will not come.
-fn live(core: Core, mailbox: Mailbox, mut executor: Box<dyn Executor>) {
-    // Unwinding drops `core`, and with it every outbox: each open request hears that the engine has stopped. What
-    // remains is not used again but to be dropped, so no broken invariant is looked at.
+/// Runs the loop so that no panic leaves the thread and no caller waits for ever.
+fn run_thread(core: EngineCore, mailbox: Mailbox, mut executor: Box<dyn Executor>) {
+    // Unwinding drops `core`, and with it every outbox: each open request ends as stopped. The rest is only dropped, so broken
+    // invariants do not matter.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(core, &mailbox, &mut *executor))) {
-        log::error!("the engine crashed: {}", text_of(&*panic));
+        log::error!("the engine crashed: {}", panic_text(&*panic));
     }
-    // The mailbox first: it answers the starts left in it, and lets go of an executor thread that waits for a place to
-    // put its last answer, which the executor's drop may in turn wait for.
+    // The mailbox first: that rejects the starts left in it, and releases an executor thread that waits for room to send its
+    // last step, which the drop of the executor may wait for.
     drop(mailbox);
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(executor))) {
-        log::error!("the executor panicked while it was dropped: {}", text_of(&*panic));
+        log::error!("the executor panicked while it was dropped: {}", panic_text(&*panic));
     }
 }
 
@@ -63,7 +66,7 @@ impl Drop for CloseOnDrop<'_> {
     }
 }
 
-fn text_of(panic: &(dyn Any + Send)) -> &str {
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }

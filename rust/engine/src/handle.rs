@@ -1,7 +1,7 @@
-//! What the outside holds: [`Engine`] to start requests, [`Consumer`] to receive one's events.
+//! The handles of callers: [`Engine`] to start requests, [`Consumer`] to receive the events of one.
 //!
-//! Nothing here owns engine state. A method checks what can be checked on the caller's thread, drops a message into
-//! the mailbox and returns; answers come through the result queue of the request.
+//! Handles own no engine state. A method checks what can be checked on the caller's thread, sends a message to the mailbox and
+//! returns. Events come through the result queue of the request.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -11,18 +11,18 @@ use std::sync::{Arc, LazyLock};
 use penstock_types::FieldError;
 
 use crate::actor;
-use crate::core::Core;
+use crate::engine_core::EngineCore;
 use crate::executor::Executor;
 use crate::limits::{InvalidRequest, Limits};
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{Outbox, Start};
 use crate::port::Port;
-use crate::prefix::BlockHasher;
+use crate::prefix_cache::BlockHasher;
 use crate::request::{Event, Request, RequestId, StopCause};
 use crate::result_queue::{CancelFlag, Reader, result_queue};
 use crate::stats::{SharedStats, Stats};
 
-/// A running engine. Clones are the same engine; it shuts down when told to or when the last clone is dropped.
+/// A running engine. Clones are handles of the same engine, which shuts down when the last of them is dropped.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -33,29 +33,28 @@ struct Inner {
     stats: Arc<SharedStats>,
     letterbox: Letterbox,
     next_id: AtomicU64,
-    /// Joins the engine thread when first looked at; whoever comes meanwhile waits for it.
+    /// Joins the engine thread when first forced.
     joined: LazyLock<(), Box<dyn FnOnce() + Send>>,
 }
 
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// A size makes no sense.
+    /// A limit is out of range.
     #[error(transparent)]
     Limits(#[from] FieldError),
-    /// The system gave no thread.
+    /// The operating system did not start the thread.
     #[error("the engine thread did not start: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// Why a request was not even handed to the engine. An engine that takes the message may still refuse the request,
-/// by [`Event::Rejected`].
+/// Why a request was not sent to the engine. A request that is sent may still be rejected, by [`Event::Rejected`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StartError {
-    /// It could never run here.
+    /// The engine can never run it.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
-    /// More requests arrive than the engine can take note of.
+    /// The mailbox is full.
     #[error("the engine is overloaded: its mailbox is full; try again later")]
     Overloaded,
     /// The engine has stopped.
@@ -64,8 +63,8 @@ pub enum StartError {
 }
 
 impl Engine {
-    /// Starts the engine thread. `make_executor` is called here, on the caller's thread, with the way its answers
-    /// take; the executor then moves to the engine thread and is dropped there.
+    /// Starts the engine thread. `make_executor` is called on this thread, with the channel for completed steps; the executor
+    /// then moves to the engine thread and is dropped there.
     pub fn start(
         limits: Limits,
         make_executor: impl FnOnce(Completions) -> Box<dyn Executor>,
@@ -75,10 +74,10 @@ impl Engine {
         let stats = Arc::new(SharedStats::default());
         let hasher = BlockHasher::new(random_key());
         let gate = Arc::clone(letterbox.gate());
-        let core = Core::new(limits.clone(), hasher, letterbox.attention(), gate, Arc::clone(&stats));
+        let core = EngineCore::new(limits.clone(), hasher, letterbox.attention(), gate, Arc::clone(&stats));
         let thread = actor::spawn(core, mailbox, make_executor(completions))?;
         let join = move || {
-            // The thread catches its own panics, so there is no error to look at.
+            // The thread catches its own panics, so there is no error.
             let _ = thread.join();
         };
         let joined = LazyLock::new(Box::new(join) as Box<dyn FnOnce() + Send>);
@@ -86,12 +85,12 @@ impl Engine {
         Ok(Self { inner: Arc::new(Inner { limits, stats, letterbox, next_id, joined }) })
     }
 
-    /// The sizes it was started with.
+    /// The limits it was started with.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }
 
-    /// What it is doing, without asking it.
+    /// A snapshot of its counters and gauges.
     pub fn stats(&self) -> Stats {
         self.inner.stats.read()
     }
@@ -106,8 +105,7 @@ impl Engine {
         (!self.is_running()).then(|| self.inner.letterbox.gate().cause())
     }
 
-    /// Hands a request over; never blocks. `Ok` means that the consumer will receive events on `port`, the first of
-    /// which says whether it was admitted.
+    /// Starts a request; never blocks. The first event of the consumer, on `port`, says whether it was admitted.
     pub fn start_request(
         &self,
         request: impl Into<Arc<Request>>,
@@ -117,9 +115,8 @@ impl Engine {
         Ok(consumers.pop().expect("a request has a consumer; this is a bug"))
     }
 
-    /// Hands several requests for answers to the same prompt over, as one: they are admitted or refused together, take one
-    /// place among those that wait, and the first computes the prompt for all where its blocks may be shared. Whoever
-    /// goes first, all others live on.
+    /// Starts several requests for the same prompt as one: they are admitted or rejected together, count once against
+    /// `max_waiting`, and the first computes the prompt for all if its blocks may be shared. They end independently.
     pub fn start_choices(
         &self,
         requests: Vec<Arc<Request>>,
@@ -132,7 +129,7 @@ impl Engine {
         }
         let (mut starts, mut readers) = (Vec::new(), Vec::new());
         for request in requests {
-            // Relaxed: only the number matters, and no two callers get the same.
+            // Relaxed: ids need only be distinct.
             let id = RequestId(inner.next_id.fetch_add(1, Ordering::Relaxed));
             let (writer, reader) = result_queue(inner.limits.result_capacity(&request));
             starts.push(Start { id, request, outbox: Outbox::new(writer, port.bell()) });
@@ -149,14 +146,13 @@ impl Engine {
         Ok(readers.into_iter().map(consumer).collect())
     }
 
-    /// Makes the prefix cache forget everything, for instance because the weights have changed: no request that is
-    /// started after this returns uses what was computed before. Running requests keep their blocks to their ends.
-    /// Waits for a place in a full mailbox.
+    /// Empties the prefix cache, for instance because the weights have changed: requests started after this returns reuse
+    /// nothing that was computed before. Running requests keep their blocks. Waits for room in a full mailbox.
     pub fn reset_prefix_cache(&self) {
         self.inner.letterbox.reset_prefix_cache();
     }
 
-    /// Ends every open request as cancelled and returns when the engine thread is gone, the executor dropped. May be
+    /// Ends every open request as cancelled, and returns once the engine thread has ended and the executor is dropped. May be
     /// called any number of times, from several threads at once; every call returns after the end.
     pub fn shutdown(&self) {
         self.inner.shutdown();
@@ -184,7 +180,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// The key under which one engine hashes its prefixes, from the system's source of randomness.
+/// The key of an engine's block hashes, from the system's source of randomness.
 fn random_key() -> u128 {
     let state = RandomState::new();
     u128::from(state.hash_one(0)) | u128::from(state.hash_one(1)) << 64
@@ -199,13 +195,13 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// The request's name.
+    /// The id of the request.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// The next event, if there is one; never blocks. The last is a `Refused` or a `Finished`, and always comes: if the
-    /// engine died, it is made up here.
+    /// The next event, if there is one; never blocks. The last event is `Rejected` or `Finished` and always comes, even if the
+    /// engine crashes.
     pub fn pop(&mut self) -> Option<Event> {
         let event = self.reader.pop();
         if event.is_some() && self.reader.must_nudge() {
@@ -219,7 +215,7 @@ impl Consumer {
         self.reader.is_ended()
     }
 
-    /// Asks for the end; never blocks, and asking again is nothing. Events go on until `Finished`.
+    /// Cancels the request; never blocks, and has no effect when repeated. Events continue until `Finished`.
     pub fn cancel(&self) {
         if self.cancelled.set() {
             self.letterbox.nudge();

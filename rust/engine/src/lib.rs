@@ -1,41 +1,53 @@
-//! The Penstock engine: an actor that owns the scheduler, the block pool and every sequence.
+//! The Penstock engine: an actor that owns the scheduler, the KV cache's blocks and every sequence.
 //!
-//! It knows no model, no Python, no GPU and no clock: whatever computes is behind [`Executor`], whoever consumes is
-//! behind a [`Port`], and time is an argument.
+//! It knows no model, no Python, no GPU and no clock: an [`Executor`] computes steps, consumers listen on a [`Port`], and time
+//! is an argument.
 //!
 //! ```text
-//!   caller ── Engine::start_request ──▶ mailbox ──▶ engine thread ──▶ Executor::submit ──▶ whatever computes
-//!                                          ▲     (core, scheduler,                              │
-//!                                          │      blocks, prefixes, sequences)                  │
-//!                                          └────────────── Completions::send ◀──────────────────┘
+//!   caller ── Engine::start_request ──▶ mailbox ──▶ engine thread ──▶ Executor::submit ──▶ executor
+//!                                          ▲     (core, scheduler,                            │
+//!                                          │      blocks, prefixes, sequences)                │
+//!                                          └───────────── Completions::send ◀─────────────────┘
 //!   caller ◀── Consumer::pop ◀── result queue ◀──── events │ ring
 //!   caller ◀── Port::wait ◀───────── bell ◀────────────────┘
 //! ```
-//!
-//! To use an engine, the names below are all there is. The modules are public for those who implement the executor's
-//! side and for the simulation and the model checks in `tests/`, which drive [`core::Core`] without a thread.
+
+#![allow(missing_docs)]
 
 mod actor;
-pub mod core;
 mod drafts;
+mod engine_core;
 pub mod executor;
 mod handle;
-pub mod kv;
+mod kv_cache;
 pub mod limits;
-pub mod mailbox;
-pub mod message;
-pub mod port;
-pub mod prefix;
+mod mailbox;
+mod message;
+mod port;
+mod prefix_cache;
 pub mod request;
-pub mod result_queue;
+mod result_queue;
 mod scheduler;
 mod sequence;
 pub mod stats;
+pub mod step;
 mod sync;
 
-pub use executor::{
-    DEPTH, Executor, NewSequence, RowOutput, Sample, ScheduledRow, StepDone, StepError, StepOutput, StepPlan,
-};
+/// The parts of the engine, for tests that drive them without a thread.
+#[cfg(feature = "testing")]
+pub mod testing {
+    pub use crate::engine_core::EngineCore;
+    pub use crate::kv_cache::{
+        Allocation, BlockTable, Demand, KvCacheManager, LoadLimit, PrefixMatch, SwappedBlocks,
+    };
+    pub use crate::mailbox::{Attention, Gate};
+    pub use crate::message::{Message, Outbox, Start};
+    pub use crate::prefix_cache::{BlockHasher, Chain, Namespace, Tokens};
+    pub use crate::result_queue::{CancelFlag, Reader, Writer, result_queue};
+    pub use crate::stats::SharedStats;
+}
+
+pub use executor::{Executor, StepDone, StepError};
 pub use handle::{Consumer, Engine, EngineError, StartError};
 pub use limits::{InvalidRequest, Limits, PreemptionMode};
 pub use mailbox::Completions;
@@ -46,3 +58,4 @@ pub use request::{
     Rejection, Request, RequestId, StopCause, Token, TokenDetails,
 };
 pub use stats::{StatEntry, StatKind, Stats};
+pub use step::{DEPTH, NewSequence, RowOutput, Sample, ScheduledRow, StepOutput, StepPlan};

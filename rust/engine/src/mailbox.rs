@@ -1,11 +1,11 @@
 //! The one way into the engine thread: a bounded channel, and beside it two flags that cannot fill up.
 //!
-//! A full mailbox refuses starts. It never loses a cancel: whoever raises a flag in a result queue also raises
-//! attention, then tries to send a nudge; if the mailbox is full no nudge is needed, because the engine is about to
-//! take a message out of it and looks at the flag after every message it takes.
+//! A full mailbox rejects starts. It never loses a cancel: a consumer that raises a flag in a result queue also raises the
+//! attention flag and then tries to send a nudge. If the mailbox is full no nudge is needed, because the engine is about to
+//! take a message out of it and looks at the attention flag after every message it takes.
 //!
-//! Nor does it swallow a start: the channel would keep what is sent in the moment in which the engine ends, so the engine
-//! closes the gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
+//! Nor does it lose a start: the channel would keep a message that is sent while the engine ends, so the engine closes the
+//! gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -18,31 +18,30 @@ use crate::message::{Message, Start};
 use crate::request::{Rejection, StopCause};
 use crate::sync::{AtomicBool, Ordering, fence};
 
-/// The bounds between which a mailbox's size follows the number of requests that could be taken.
+/// The bounds of the mailbox's size, which otherwise follows the number of requests that may be open.
 const CAPACITY: std::ops::RangeInclusive<usize> = 64..=65_536;
 
-/// "Some sequence has a flag for you", in one bit for the whole engine: a turn in which nothing happened looks at one
-/// flag, not at one per sequence.
+/// Set if any sequence has a flag set, so that an iteration without events looks at one flag, not at one per sequence.
 #[derive(Default)]
 pub struct Attention {
     raised: AtomicBool,
 }
 
 impl Attention {
-    /// To be called after a sequence's flag is set and before the nudge is tried.
+    /// Sets it. To be called after a sequence's flag is set and before the nudge is tried.
     pub fn raise(&self) {
-        // Release: the engine that sees attention raised sees the sequence's flag.
+        // Release: an engine that sees this flag sees the sequence's flag.
         self.raised.store(true, Ordering::Release);
-        // Here: flag, fence, look at the mailbox (full?). In `take`: mailbox emptied by one, fence, look at the flag.
-        // The side whose fence is second sees what the other did: if we found the mailbox full, the engine sees the
-        // flag after taking the next message.
+        // Here: set the flag, fence, look whether the mailbox is full. In `take`: take a message, fence, look at the flag.
+        // The side whose fence is second sees what the other did: if the mailbox was full here, the engine sees the flag
+        // after taking the next message.
         fence(Ordering::SeqCst);
     }
 
-    /// Whether attention was raised since the last call. To be called after messages were taken.
+    /// Whether it was set since the last call. To be called after messages were taken.
     pub fn take(&self) -> bool {
         fence(Ordering::SeqCst); // see `raise`
-        // A load first keeps the cache line shared while nothing happens. Acquire pairs with `raise`.
+        // A load first keeps the cache line shared while the flag is clear. Acquire pairs with `raise`.
         self.raised.load(Ordering::Relaxed) && self.raised.swap(false, Ordering::Acquire)
     }
 }
@@ -62,7 +61,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Whether it is worth while to send. A hint only.
+    /// Whether it was open a moment ago.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire) // pairs with the release in `close`: the cause is set
     }
@@ -72,19 +71,19 @@ impl Gate {
         self.cause.get().cloned().expect("a gate closes with a cause; this is a bug")
     }
 
-    /// Closes it, for ever; true for the first call, whose cause is kept. What was sent before, and not reported as too
-    /// late to its sender, is in the mailbox afterwards.
+    /// Closes it for ever. True for the first call, whose cause is kept. Afterwards the mailbox contains every message whose
+    /// sender was not told that it came too late.
     pub fn close(&self, cause: StopCause) -> bool {
         let _ = self.cause.set(cause); // the first cause stays
-        // Release: whoever sees the gate closed sees the cause. The rest is ordered by the fence.
+        // Release: a thread that sees the gate closed sees the cause. The rest is ordered by the fence.
         let was_open = self.is_open.swap(false, Ordering::Release);
-        // Here: gate, fence, look into the mailbox. In `is_open_after_sending`: mailbox, fence, look at the gate. The
-        // side whose fence is second sees what the other did: the engine finds the message or the sender the gate shut.
+        // Here: close the gate, fence, empty the mailbox. In `is_open_after_sending`: send, fence, look at the gate. The side
+        // whose fence is second sees what the other did: the engine finds the message or the sender the closed gate.
         fence(Ordering::SeqCst);
         was_open
     }
 
-    /// To be asked after sending: if true, somebody will take the message out.
+    /// To be called after sending: if true, the message will be taken out.
     pub fn is_open_after_sending(&self) -> bool {
         fence(Ordering::SeqCst); // see `close`
         self.is_open.load(Ordering::Acquire) // see `is_open`
@@ -97,7 +96,7 @@ pub(crate) struct Mailbox {
     gate: Arc<Gate>,
 }
 
-/// The end of clients: starts, nudges, shutdown.
+/// The clients' end: starts, nudges, shutdown.
 #[derive(Clone)]
 pub(crate) struct Letterbox {
     messages: Sender<Message>,
@@ -105,19 +104,19 @@ pub(crate) struct Letterbox {
     gate: Arc<Gate>,
 }
 
-/// The end of the executor. Clones are the same.
+/// The executor's end. Clones are equivalent.
 #[derive(Clone)]
 pub struct Completions {
     messages: Sender<Message>,
 }
 
-/// Why a start was not taken.
+/// Why a start was not sent.
 pub(crate) enum NotSent {
     Full,
     Stopped(StopCause),
 }
 
-/// A mailbox sized for everything `limits` could take in at once.
+/// A mailbox with room for as many requests as `limits` let be open.
 pub(crate) fn mailbox(limits: &Limits) -> (Mailbox, Letterbox, Completions) {
     let requests = limits.max_waiting.saturating_add(limits.max_num_seqs);
     let (sender, messages) = bounded(requests.clamp(*CAPACITY.start(), *CAPACITY.end()));
@@ -128,8 +127,7 @@ pub(crate) fn mailbox(limits: &Limits) -> (Mailbox, Letterbox, Completions) {
 }
 
 impl Mailbox {
-    /// The engine's only wait point: for a message, or until `deadline`. When nobody is left who could send, that is a
-    /// shutdown.
+    /// Waits for a message, or until `deadline`. Without any sender left, that is a shutdown.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Message> {
         let Some(deadline) = deadline else {
             return Some(self.messages.recv().unwrap_or(Message::Shutdown));
@@ -141,7 +139,7 @@ impl Mailbox {
         }
     }
 
-    /// What else has arrived, at most a mailbox full: a flood of starts must not keep the engine from its steps.
+    /// The messages that have arrived, at most as many as there are now: a flood of starts must not delay the next step.
     pub(crate) fn drain(&self) -> impl Iterator<Item = Message> {
         self.messages.try_iter().take(self.messages.len())
     }
@@ -152,14 +150,14 @@ impl Mailbox {
 }
 
 impl Drop for Mailbox {
-    /// Refuses the starts that are left.
+    /// Rejects the starts that are left.
     fn drop(&mut self) {
         self.gate.close(StopCause::Closed);
         for message in self.messages.try_iter() {
             let Message::Start(starts) = message else { continue };
             for Start { outbox, .. } in starts {
                 let bell = outbox.bell().clone();
-                outbox.refuse(Rejection::Stopped(self.gate.cause()));
+                outbox.reject(Rejection::Stopped(self.gate.cause()));
                 bell.ring();
             }
         }
@@ -179,21 +177,21 @@ impl Letterbox {
         &self.gate
     }
 
-    /// Makes the engine look at every sequence's flags. Never blocks.
+    /// Makes the engine look at the flags of its sequences. Never blocks.
     pub(crate) fn nudge(&self) {
         self.attention.raise();
-        // Full: the engine is about to look. Disconnected: there is no engine to look.
+        // Full: the engine is about to look. Disconnected: there is no engine.
         let _ = self.messages.try_send(Message::Nudge);
     }
 
-    /// May wait for a place in the mailbox, which the engine thread frees without needing anybody.
+    /// May wait for room in the mailbox, which the engine thread makes without waiting for anything.
     pub(crate) fn shutdown(&self) {
         let _ = self.messages.send(Message::Shutdown); // an error says that it has stopped already
     }
 
-    /// As `shutdown`, it may wait for a place.
+    /// May wait for room, like `shutdown`.
     pub(crate) fn reset_prefix_cache(&self) {
-        let _ = self.messages.send(Message::ResetPrefixCache); // without an engine there is nothing to flush
+        let _ = self.messages.send(Message::ResetPrefixCache); // without an engine there is nothing to reset
     }
 
     pub(crate) fn attention(&self) -> Arc<Attention> {
@@ -202,8 +200,8 @@ impl Letterbox {
 }
 
 impl Completions {
-    /// Answers the oldest unanswered plan. Waits for a place if the mailbox is full of starts, which the engine thread
-    /// frees without needing the executor; if the engine is gone, the answer is dropped.
+    /// Returns the oldest step in flight. Waits for room if the mailbox is full of starts, which the engine thread makes
+    /// without waiting for the executor. If the engine is gone, the step is dropped.
     pub fn send(&self, done: StepDone) {
         let _ = self.messages.send(Message::StepDone(done));
     }

@@ -1,7 +1,7 @@
-//! Every message the engine thread can receive. A variant carries exactly what it needs.
+//! The messages that the engine thread receives. Each carries exactly what it needs.
 //!
-//! There is no cancel among them, nor a request for statistics: a cancel is a flag in the request's queue (it must
-//! survive a full mailbox), and statistics are read from atomics without asking.
+//! A cancel is not a message but a flag in the request's queue, since it must survive a full mailbox; and statistics are read
+//! from atomics.
 
 use std::sync::Arc;
 
@@ -10,16 +10,15 @@ use crate::port::Bell;
 use crate::request::{Finish, Rejection, Request, RequestId};
 use crate::result_queue::Writer;
 
-/// See the variants.
 pub enum Message {
-    /// Requests, checked against the limits: one; or several for the same prompt, admitted or refused together, of which
-    /// the first computes it.
+    /// Requests that passed the check of the limits: one, or several choices for the same prompt, which are admitted or
+    /// rejected together, and of which the first computes the prompt.
     Start(Vec<Start>),
     /// A flag was raised beside the mailbox (a cancel, or room in a full result queue): look at the sequences.
     Nudge,
-    /// The executor answers the oldest plan in flight.
+    /// The oldest step in flight is done.
     StepDone(StepDone),
-    /// Forget all prefixes; what is in use is not affected, nor found by anybody else any more.
+    /// Empty the prefix cache. Running requests keep their blocks, which are no longer shared.
     ResetPrefixCache,
     /// End every request and stop.
     Shutdown,
@@ -27,23 +26,21 @@ pub enum Message {
 
 /// A new request.
 pub struct Start {
-    /// Its name.
     pub id: RequestId,
-    /// What it asks for.
     pub request: Arc<Request>,
     /// Where its events go.
     pub outbox: Outbox,
 }
 
-/// The engine's end of a result queue together with the bell of the port that listens to it. Whoever drops it without
-/// a last word, dead engine or discarded message, wakes the consumer to find out.
+/// The engine's end of a result queue, with the bell of the port that listens to it. If it is dropped before the last event,
+/// because the engine crashed or the message was discarded, the consumer is woken and finds the queue closed.
 pub struct Outbox {
     writer: Option<Writer>,
     bell: Bell,
 }
 
 impl Outbox {
-    /// Pairs the two.
+    /// An outbox for `writer`, whose reader listens to `bell`.
     pub fn new(writer: Writer, bell: Bell) -> Self {
         Self { writer: Some(writer), bell }
     }
@@ -53,19 +50,24 @@ impl Outbox {
         &self.bell
     }
 
-    /// The queue. Pushing does not ring.
-    pub fn writer(&mut self) -> &mut Writer {
-        self.writer.as_mut().expect("an outbox keeps its queue until its last word; this is a bug")
+    /// The result queue.
+    pub fn queue(&self) -> &Writer {
+        self.writer.as_ref().expect("an outbox keeps its queue until the last event; this is a bug")
     }
 
-    /// Whether the consumer wants no more.
+    /// The result queue. Pushing does not ring.
+    pub fn queue_mut(&mut self) -> &mut Writer {
+        self.writer.as_mut().expect("an outbox keeps its queue until the last event; this is a bug")
+    }
+
+    /// Whether the consumer has cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.writer.as_ref().is_some_and(Writer::is_cancelled)
     }
 
-    /// Turns the request away, as its only event. Does not ring.
-    pub fn refuse(mut self, refusal: Rejection) {
-        self.writer.take().expect("refused once; this is a bug").refuse(refusal);
+    /// Rejects the request, as its only event. Does not ring.
+    pub fn reject(mut self, rejection: Rejection) {
+        self.writer.take().expect("rejected once; this is a bug").reject(rejection);
     }
 
     /// Ends the request. Does not ring.
@@ -77,7 +79,7 @@ impl Outbox {
 impl Drop for Outbox {
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take() {
-            drop(writer); // closes: push, then ring
+            drop(writer); // closes the queue, before the bell rings
             self.bell.ring();
         }
     }

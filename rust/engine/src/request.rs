@@ -1,7 +1,9 @@
-//! What a request asks for and what comes back: plain values, no behaviour beyond their validation.
+//! Requests and their events: plain values.
 //!
-//! A request enters as [`Request`], is checked against [`Limits`](crate::limits::Limits) on the caller's thread, and answers
-//! with a stream of [`Event`]s that ends in exactly one [`Event::Rejected`] or [`Event::Finished`].
+//! A [`Request`] is checked against the [`Limits`](crate::limits::Limits) on the caller's thread. Its [`Event`]s end with exactly
+//! one [`Event::Rejected`] or [`Event::Finished`].
+
+#![warn(missing_docs)]
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,66 +11,66 @@ use std::time::Duration;
 
 use penstock_types::{RequestedOutputs, Sampling};
 
-/// Names one request for as long as the engine lives. Made by the engine, never by a client.
+/// Identifies a request of one engine. Assigned by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Keeps the sequences of a request within a grammar.
+/// A grammar that constrains the output of a request.
 pub trait Grammar: Send + Sync + fmt::Debug {
-    /// The state of a sequence without a generated token. Called on the device thread.
+    /// The state before the first generated token. Called on the device thread.
     fn start(&self) -> Result<Box<dyn GrammarState>, String>;
 }
 
-/// Where one sequence stands in a grammar. What goes wrong ends its request, and no other.
+/// The state of one sequence in a grammar. An error ends its request and no other.
 pub trait GrammarState: Send {
-    /// Sets the bits of the ids that may come next, bit `id % 32` of word `id / 32`, and clears all others.
+    /// Sets the bits of the ids that are allowed next, bit `id % 32` of word `id / 32`, and clears all others.
     fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String>;
-    /// This token came.
+    /// Advances by a token.
     fn accept(&mut self, token: u32) -> Result<(), String>;
-    /// Appends the tokens that can only come next, one after the other; most often none.
+    /// Appends the only tokens that are allowed next, in order; usually none.
     fn forced(&mut self, tokens: &mut Vec<u32>);
     /// A copy of the state that advances apart from this one.
     fn fork(&self) -> Result<Box<dyn GrammarState>, String>;
 }
 
-/// Changes logits before anything else does. Called on the device thread, where it keeps everybody waiting.
+/// Changes logits before all other sampling parameters. Called on the device thread: every request waits for it.
 pub trait LogitsProcessor: Send + Sync + fmt::Debug {
-    /// `logits` are those of the next token; a failure ends the request, and no other.
+    /// `logits` are those of the next token. An error ends the request and no other.
     fn process(&self, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> Result<(), String>;
 }
 
-/// One request, ready for the engine: token ids only, every default resolved.
+/// A request with token ids and resolved defaults.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Prompt token ids; at least one.
     pub prompt: Arc<[u32]>,
-    /// Generate at most this many tokens; 0 only where the prompt is reported on.
+    /// The most tokens to generate; 0 only if outputs of the prompt are requested.
     pub max_tokens: usize,
-    /// No stop token can be chosen, and no stop sequence ends the request, before this many tokens have been generated.
+    /// No stop token is sampled, and no stop sequence ends the request, before this many tokens have been generated.
     pub min_tokens: usize,
-    /// Token ids that end the request when generated (end-of-sequence ids included, unless the user ignores them).
+    /// Token ids that end the request when generated, end-of-sequence ids included.
     pub stop_token_ids: Vec<u32>,
-    /// Sequences of ids, none empty, that end the request when its output ends with one.
+    /// Non-empty sequences of ids that end the request when its output ends with one of them.
     pub stop_token_sequences: Vec<Vec<u32>>,
-    /// How tokens are chosen.
+    /// How tokens are sampled.
     pub sampling: Sampling,
-    /// What else is told.
+    /// Outputs besides the tokens.
     pub outputs: RequestedOutputs,
-    /// What its output must be.
+    /// Constrains the output.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// Called one after the other.
+    /// Called in this order.
     pub processors: Vec<Arc<dyn LogitsProcessor>>,
-    /// The lower, the sooner it gets a place and the later it loses it. It buys no place to wait: see
+    /// Lower values are scheduled first and preempted last. They do not help against a full queue: see
     /// [`Rejection::Overloaded`].
     pub priority: i32,
-    /// Whether it takes blocks from the prefix cache and leaves its own there.
+    /// Whether it uses the prefix cache.
     pub prefix_cache: bool,
-    /// Blocks are shared only between requests of the same salt.
+    /// Blocks are shared only between requests with the same salt.
     pub cache_salt: Option<Arc<str>>,
 }
 
 impl Request {
-    /// A request with nothing special about it.
+    /// A request without optional parameters.
     pub fn new(prompt: impl Into<Arc<[u32]>>, max_tokens: usize, sampling: Sampling) -> Self {
         Self {
             prompt: prompt.into(),
@@ -92,15 +94,15 @@ impl Request {
 pub enum FinishReason {
     /// This stop token was generated (it is the last token of the output).
     Stop(u32),
-    /// The output ends with this one of `stop_token_sequences`.
+    /// The output ends with the stop sequence of this index.
     StopSequence(usize),
     /// `max_tokens` or the model's length was reached.
     Length,
-    /// The consumer cancelled it or went away, or the engine was closed while it ran.
+    /// The consumer cancelled or was dropped, or the engine was closed.
     Cancelled,
-    /// Others needed its blocks, and the engine was told to end it then (`PreemptionMode::Interrupt`).
+    /// It was preempted with `PreemptionMode::Interrupt`.
     Interrupted,
-    /// The step it was part of failed; the text says how. Other requests go on.
+    /// Its step failed, with this message. Other requests continue.
     Failed(String),
     /// The engine crashed or lost its device while the request was open.
     EngineStopped(StopCause),
@@ -120,23 +122,23 @@ pub enum StopCause {
     DeviceLost(Arc<str>),
 }
 
-/// Tokens found in the prefix cache, by where they were.
+/// Tokens found in the prefix cache, by tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedTokens {
-    /// In the KV cache itself.
+    /// In the KV cache.
     pub device: usize,
     /// In the host tier.
     pub host: usize,
 }
 
-/// The last word on a request.
+/// The end of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finish {
     /// Why it ended.
     pub reason: FinishReason,
-    /// Prompt tokens that the prefix cache had when it got its first place.
+    /// Prompt tokens that the prefix cache had when the request was first scheduled.
     pub cached: CachedTokens,
-    /// From arrival to the first step that computed any of it; zero if none did.
+    /// From arrival to the first step that computed a token of it; zero if none did.
     pub queued: Duration,
     /// From arrival to its first generated token; `None` if there was none.
     pub first_token: Option<Duration>,
@@ -149,19 +151,19 @@ pub struct Finish {
 pub struct Token {
     /// Its id in the vocabulary.
     pub id: u32,
-    /// Natural log of its probability; NaN unless asked for.
+    /// Natural logarithm of its probability; NaN unless requested.
     pub logprob: f32,
-    /// What else was asked for.
+    /// Other requested outputs.
     pub details: Option<Box<TokenDetails>>,
 }
 
 impl Token {
-    /// One of which no details are told.
+    /// A token without details.
     pub fn new(id: u32, logprob: f32) -> Self {
         Self { id, logprob, details: None }
     }
 
-    /// Moves it out, details and all.
+    /// Moves it out, with its details.
     pub(crate) fn take(&mut self) -> Self {
         Self { details: self.details.take(), ..*self }
     }
@@ -170,40 +172,39 @@ impl Token {
 /// One position of the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptPosition {
-    /// Natural log of the probability of the prompt token that follows; NaN unless asked for, or where none follows.
+    /// Natural logarithm of the probability of the next prompt token; NaN unless requested, or if there is none.
     pub logprob: f32,
-    /// What else was asked for.
+    /// Other requested outputs.
     pub details: Option<Box<TokenDetails>>,
 }
 
 impl PromptPosition {
-    /// Moves it out, details and all.
+    /// Moves it out, with its details.
     pub(crate) fn take(&mut self) -> Self {
         Self { details: self.details.take(), ..*self }
     }
 }
 
-/// What is told of a position besides the token that follows it; empty where not asked for.
+/// The outputs of a position besides the token that follows it; empty unless requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenDetails {
-    /// Ids and log probabilities of the most likely tokens, the most likely first.
+    /// Ids and logprobs of the most likely tokens, in descending order.
     pub top: Vec<(u32, f32)>,
-    /// Raw logits, one an id.
+    /// Raw logits, one per id.
     pub logits: Vec<f32>,
-    /// The last hidden state.
+    /// The last hidden state, after the final norm.
     pub hidden_state: Vec<f32>,
 }
 
-/// What a consumer receives, in this order: `Admitted`, any number of `Prompt`, then of `Token`, `Finished`; or `Refused`
-/// alone.
+/// What a consumer receives: `Admitted`, any number of `Prompt`, any number of `Token`, and `Finished`; or only `Rejected`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The request waits or runs; it will be computed.
+    /// The request waits or runs.
     Admitted,
-    /// The request was not taken; nothing was computed.
+    /// The request was not admitted.
     Rejected(Rejection),
-    /// The next positions of the prompt, of those that are reported on: all but the last, which the first token's details
-    /// tell of, or all where no token is generated.
+    /// The next positions of the prompt with requested outputs: all but the last, which the first token's details cover, or all
+    /// if no token is generated.
     Prompt(Vec<PromptPosition>),
     /// The next generated token.
     Token(Token),
@@ -211,13 +212,13 @@ pub enum Event {
     Finished(Finish),
 }
 
-/// Why the engine did not take a request that was valid in itself.
+/// Why the engine did not admit a valid request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// As many requests wait as may wait, and it cannot run at once. Whatever its priority: a request that was admitted
-    /// is never dropped for a more urgent arrival.
+    /// The waiting queue is full, and the request cannot run at once. Whatever its priority: an admitted request is never dropped
+    /// for a new one.
     Overloaded {
-        /// Requests waiting now, those that lost a place among them.
+        /// Requests waiting now, preempted ones included.
         waiting: usize,
         /// The most that may wait (`max_waiting`).
         limit: usize,

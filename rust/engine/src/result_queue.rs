@@ -1,22 +1,22 @@
-//! One request's way out: a bounded single-producer single-consumer ring, lock-free on both sides.
+//! The event queue of one request: a bounded single-producer single-consumer ring buffer, lock-free on both sides.
 //!
-//! The engine thread holds the [`Writer`], the consumer the [`Reader`]. Entries travel through the ring; three flags
-//! travel beside it:
+//! The engine thread holds the [`Writer`], the consumer the [`Reader`]. Three flags go beside the ring:
 //!
 //! ```text
 //!             slots       0 1 2 3 4 5 6 7        a power of two; a count is a slot by masking
 //!                             ▲       ▲
-//!             head (reader) ──┘       └── tail (writer)       counts of entries read and written, never wrapped back
-//!             cancelled   reader → writer   nobody wants the rest
+//!             head (reader) ──┘       └── tail (writer)       counts of entries read and written, never reset
+//!             cancelled   reader → writer   the rest is not wanted
 //!             closed      writer → reader   nothing follows
-//!             armed       both              the writer paused for want of room: tell the engine when there is some
+//!             armed       both              the sequence is paused for lack of room: nudge the engine when there is some
 //! ```
 //!
-//! Room is counted so that a request can always be opened and ended: the ring takes `capacity` events, of which the
-//! first is `Admitted`, and one place more is kept for the last event.
+//! A request can always be opened and ended: the ring has room for `capacity` events, of which the first is `Admitted`, and for
+//! the last event.
 //!
-//! Nothing here waits or wakes. The reader reports when a nudge is due ([`Reader::must_nudge`]) and the handle sends it.
+//! The queue neither waits nor wakes. The reader reports when a nudge is due ([`Reader::must_nudge`]) and the handle sends it.
 
+use std::cell::Cell;
 use std::mem::MaybeUninit;
 
 use crate::request::{
@@ -24,8 +24,8 @@ use crate::request::{
 };
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell, fence};
 
-/// What lies in a slot: an [`Event`] in 24 bytes, its two rare large forms boxed.
-enum Entry {
+/// An [`Event`] in 24 bytes: its two rare large variants are boxed.
+enum QueuedEvent {
     Admitted,
     Prompt(Vec<PromptPosition>),
     Token(Token),
@@ -33,13 +33,13 @@ enum Entry {
     Finished(Box<Finish>),
 }
 
-/// Keeps the two sides' counters on cache lines of their own, prefetched pairs included.
+/// Keeps the counters of the two sides on separate pairs of cache lines.
 #[repr(align(128))]
 struct Padded<T>(T);
 
 struct Ring {
-    slots: Box<[UnsafeCell<MaybeUninit<Entry>>]>,
-    /// Unread events at which a sequence pauses.
+    slots: Box<[UnsafeCell<MaybeUninit<QueuedEvent>>]>,
+    /// The number of unread events at which a sequence pauses.
     capacity: usize,
     head: Padded<AtomicUsize>,
     tail: Padded<AtomicUsize>,
@@ -52,35 +52,35 @@ struct Ring {
 // writer; ownership passes with the release store of a counter and the acquire load of it. There is one `Writer` and
 // one `Reader`, neither is `Clone`, and their methods that touch slots take `&mut self`.
 unsafe impl Sync for Ring {}
-// SAFETY: an `Entry` may move between threads, and the ring holds nothing else that is tied to one.
+// SAFETY: a `QueuedEvent` may move between threads, and the ring holds nothing else that is tied to one.
 unsafe impl Send for Ring {}
 
-/// The engine's end. Dropping it without a last event tells the reader that the engine is gone.
+/// The engine's end. If it is dropped without a last event, the reader finds that the engine has crashed.
 pub struct Writer {
     ring: Arc<Ring>,
-    /// Our own copy of `ring.tail`, which nobody else writes.
+    /// A copy of `ring.tail`, which only this side writes.
     tail: usize,
-    /// `ring.head` when we last looked: never ahead of it.
-    seen_head: usize,
+    /// `ring.head` when it was last read: never ahead of it.
+    seen_head: Cell<usize>,
 }
 
-/// The consumer's end. Dropping it unfinished is a cancel; the handle around it sees to the nudge.
+/// The consumer's end.
 pub struct Reader {
     ring: Arc<Ring>,
-    /// Our own copy of `ring.head`, which nobody else writes.
+    /// A copy of `ring.head`, which only this side writes.
     head: usize,
-    /// `ring.tail` when we last looked: never ahead of it.
+    /// `ring.tail` when it was last read: never ahead of it.
     seen_tail: usize,
     is_ended: bool,
 }
 
-/// Sets the cancelled flag from anywhere, whoever is reading.
+/// Sets the cancelled flag, from any thread.
 #[derive(Clone)]
 pub struct CancelFlag {
     ring: Arc<Ring>,
 }
 
-/// A queue that lets `capacity` events wait unread, and the last one on top.
+/// A queue for `capacity` unread events, and the last one.
 pub fn result_queue(capacity: usize) -> (Writer, Reader) {
     assert!(capacity > 0, "a result queue needs room for an event; this is a bug");
     let slots =
@@ -94,56 +94,55 @@ pub fn result_queue(capacity: usize) -> (Writer, Reader) {
         closed: AtomicBool::new(false),
         armed: AtomicBool::new(false),
     });
-    let writer = Writer { ring: Arc::clone(&ring), tail: 0, seen_head: 0 };
+    let writer = Writer { ring: Arc::clone(&ring), tail: 0, seen_head: Cell::new(0) };
     (writer, Reader { ring, head: 0, seen_tail: 0, is_ended: false })
 }
 
 impl Writer {
-    /// Whether `num_events` more fit now. Once true it stays true until something is pushed: reading makes room only.
-    pub fn has_room_for(&mut self, num_events: usize) -> bool {
-        let fits =
-            |head: usize, writer: &Self| writer.tail.wrapping_sub(head) + num_events <= writer.ring.capacity;
-        if fits(self.seen_head, self) {
+    /// Whether `num_events` more fit now. Once true it stays true until an event is pushed.
+    pub fn has_room_for(&self, num_events: usize) -> bool {
+        let fits = |head: usize| self.tail.wrapping_sub(head) + num_events <= self.ring.capacity;
+        if fits(self.seen_head.get()) {
             return true;
         }
-        // Acquire pairs with the reader's release: it has moved out of the slots before `head`, so we may fill them.
-        self.seen_head = self.ring.head.0.load(Ordering::Acquire);
-        fits(self.seen_head, self)
+        // Acquire pairs with the reader's release: it has moved out of the slots before `head`, so they may be filled.
+        self.seen_head.set(self.ring.head.0.load(Ordering::Acquire));
+        fits(self.seen_head.get())
     }
 
-    /// Says that the request was taken. The first event, so there is room.
+    /// Pushes `Admitted`, the first event.
     pub fn admit(&mut self) {
-        self.push(Entry::Admitted);
+        self.push(QueuedEvent::Admitted);
     }
 
-    /// Delivers a token. There must be room: the scheduler asks before it plans the token.
+    /// Pushes a token. There must be room; the scheduler checks before it plans the token.
     pub fn push_token(&mut self, token: Token) {
         assert!(self.has_room_for(1), "a token without room was planned; this is a bug");
-        self.push(Entry::Token(token));
+        self.push(QueuedEvent::Token(token));
     }
 
-    /// Delivers positions of the prompt. There must be room, as for a token.
+    /// Pushes prompt positions. There must be room, as for a token.
     pub fn push_positions(&mut self, positions: Vec<PromptPosition>) {
-        assert!(self.has_room_for(1), "a report without room was planned; this is a bug");
-        self.push(Entry::Prompt(positions));
+        assert!(self.has_room_for(1), "prompt outputs without room were planned; this is a bug");
+        self.push(QueuedEvent::Prompt(positions));
     }
 
-    /// Turns the request away, as its only event.
-    pub fn refuse(mut self, refusal: Rejection) {
-        self.push(Entry::Rejected(Box::new(refusal)));
+    /// Rejects the request, as its only event.
+    pub fn reject(mut self, rejection: Rejection) {
+        self.push(QueuedEvent::Rejected(Box::new(rejection)));
     }
 
     /// Ends the request. There is always room.
     pub fn finish(mut self, finish: Finish) {
-        self.push(Entry::Finished(Box::new(finish)));
+        self.push(QueuedEvent::Finished(Box::new(finish)));
     }
 
-    fn push(&mut self, entry: Entry) {
+    fn push(&mut self, entry: QueuedEvent) {
         let ring = &*self.ring;
         let slot = &ring.slots[self.tail & (ring.slots.len() - 1)];
         slot.with_mut(|slot| {
-            // SAFETY: room was checked against an acquired `head` (`has_room_for`; the first and the last event have
-            // their places), so the slot lies outside head..tail and is ours.
+            // SAFETY: room was checked against an acquired `head` (`has_room_for`; the first and the last event always
+            // have room), so the slot is outside head..tail and belongs to this side.
             unsafe { (*slot).write(entry) };
         });
         self.tail = self.tail.wrapping_add(1);
@@ -151,34 +150,34 @@ impl Writer {
         ring.tail.0.store(self.tail, Ordering::Release);
     }
 
-    /// Whether the consumer wants no more. Never becomes false again.
+    /// Whether the consumer has cancelled. Never becomes false again.
     pub fn is_cancelled(&self) -> bool {
-        // Relaxed: the flag carries no data; that it is seen in time is the business of the mailbox's attention flag.
+        // Relaxed: the flag carries no data, and the mailbox's attention flag ensures that it is seen in time.
         self.ring.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Asks for a nudge once the reader is down to half the capacity; false if it already is. To be called when there
-    /// is no room and no token on its way, so that only reading can change anything.
+    /// Requests a nudge once at most half the capacity is unread; false if that is already so. To be called when there is no
+    /// room and no token in flight, so that only reading can change that.
     pub fn arm(&mut self) -> bool {
         // Release: the reader that takes the flag sees the tail that filled the ring.
         self.ring.armed.store(true, Ordering::Release);
-        // Here: flag, fence, head. In `must_nudge`: head, fence, flag. The side whose fence is second sees what the
-        // other wrote, so either we see the room or the reader sees the flag.
+        // Here: write the flag, fence, read the head. In `must_nudge`: write the head, fence, read the flag. The side whose
+        // fence is second sees what the other wrote: either the room is seen here or the reader sees the flag.
         fence(Ordering::SeqCst);
-        self.seen_head = self.ring.head.0.load(Ordering::Acquire); // as in `has_room_for`
-        if self.tail.wrapping_sub(self.seen_head) <= self.ring.capacity / 2 {
-            self.ring.armed.store(false, Ordering::Relaxed); // if the reader was faster, a nudge comes in vain
+        self.seen_head.set(self.ring.head.0.load(Ordering::Acquire)); // as in `has_room_for`
+        if self.tail.wrapping_sub(self.seen_head.get()) <= self.ring.capacity / 2 {
+            self.ring.armed.store(false, Ordering::Relaxed); // if the reader was faster, a needless nudge comes
             return false;
         }
         true
     }
 
-    /// Whether the nudge asked for is still to come.
+    /// Whether the requested nudge is still to come.
     pub fn is_armed(&self) -> bool {
         self.ring.armed.load(Ordering::Relaxed) // carries no data; `has_room_for` looks at `head` itself
     }
 
-    /// Says that nothing follows. Dropping does the same.
+    /// Tells the reader that nothing follows. Dropping does the same.
     pub fn close(&mut self) {
         // Release: a reader that sees the queue closed sees every entry pushed before.
         self.ring.closed.store(true, Ordering::Release);
@@ -192,35 +191,35 @@ impl Drop for Writer {
 }
 
 impl Reader {
-    /// The next event, if there is one. After the last it is `None` for ever. If the engine is gone, the last event is
-    /// made up here: `Refused` for a request it never looked at, `Finished` for an open one, since it crashed.
+    /// The next event, if there is one; `None` for ever after the last. If the engine has crashed, the last event is made here:
+    /// `Rejected` for a request that was not admitted, `Finished` for an open one.
     pub fn pop(&mut self) -> Option<Event> {
         if self.is_ended {
             return None;
         }
         let entry = self.pop_entry().or_else(|| {
-            // Acquire pairs with the release in `close`, so the second look sees whatever was pushed before it.
+            // Acquire pairs with the release in `close`, so the second attempt sees everything pushed before it.
             if !self.ring.closed.load(Ordering::Acquire) {
                 return None;
             }
-            Some(self.pop_entry().unwrap_or_else(|| self.obituary()))
+            Some(self.pop_entry().unwrap_or_else(|| self.engine_stopped_event()))
         })?;
         Some(match entry {
-            Entry::Admitted => Event::Admitted,
-            Entry::Prompt(positions) => Event::Prompt(positions),
-            Entry::Token(token) => Event::Token(token),
-            Entry::Rejected(refusal) => {
+            QueuedEvent::Admitted => Event::Admitted,
+            QueuedEvent::Prompt(positions) => Event::Prompt(positions),
+            QueuedEvent::Token(token) => Event::Token(token),
+            QueuedEvent::Rejected(refusal) => {
                 self.is_ended = true;
                 Event::Rejected(*refusal)
             }
-            Entry::Finished(finish) => {
+            QueuedEvent::Finished(finish) => {
                 self.is_ended = true;
                 Event::Finished(*finish)
             }
         })
     }
 
-    fn pop_entry(&mut self) -> Option<Entry> {
+    fn pop_entry(&mut self) -> Option<QueuedEvent> {
         let ring = &*self.ring;
         if self.head == self.seen_tail {
             // Acquire pairs with the writer's release: the entries below the tail are written.
@@ -230,22 +229,22 @@ impl Reader {
             }
         }
         let slot = &ring.slots[self.head & (ring.slots.len() - 1)];
-        // SAFETY: the slot lies in head..tail, so it is written and ours; moving `head` on below gives it away, so it
-        // is read once.
+        // SAFETY: the slot is in head..tail, so it is written and belongs to this side; moving `head` on below gives it
+        // away, so it is read once.
         let entry = slot.with(|slot| unsafe { (*slot).assume_init_read() });
         self.head = self.head.wrapping_add(1);
-        // Release: a writer that sees the new head fills the slot only after we moved out of it.
+        // Release: a writer that sees the new head fills the slot only after it was read.
         ring.head.0.store(self.head, Ordering::Release);
         Some(entry)
     }
 
-    /// Words for an engine that could not speak for itself. Its times are not known here.
-    fn obituary(&self) -> Entry {
+    /// The last event of a request whose engine crashed. Its times are not known here.
+    fn engine_stopped_event(&self) -> QueuedEvent {
         if self.head == 0 {
-            return Entry::Rejected(Box::new(Rejection::Stopped(StopCause::Crashed)));
+            return QueuedEvent::Rejected(Box::new(Rejection::Stopped(StopCause::Crashed)));
         }
         let reason = FinishReason::EngineStopped(StopCause::Crashed);
-        Entry::Finished(Box::new(Finish {
+        QueuedEvent::Finished(Box::new(Finish {
             reason,
             cached: CachedTokens::default(),
             queued: Default::default(),
@@ -254,9 +253,9 @@ impl Reader {
         }))
     }
 
-    /// Whether the engine waits for room that now exists. True at most once per pause: the caller must nudge it.
+    /// Whether the sequence is paused and there is room now. True at most once per pause; the caller must nudge the engine.
     pub fn must_nudge(&self) -> bool {
-        fence(Ordering::SeqCst); // between our head and the look at the flag: see `Writer::arm`
+        fence(Ordering::SeqCst); // between writing the head and reading the flag: see `Writer::arm`
         // Acquire: with the flag comes the tail that filled the ring, so the length below is exact.
         if !self.ring.armed.load(Ordering::Acquire) {
             return false;
@@ -271,14 +270,14 @@ impl Reader {
         self.is_ended
     }
 
-    /// A way to cancel that does not need the reader.
+    /// A handle to cancel without the reader.
     pub fn cancel_flag(&self) -> CancelFlag {
         CancelFlag { ring: Arc::clone(&self.ring) }
     }
 }
 
 impl CancelFlag {
-    /// Says that nobody wants the rest. True the first time: then the engine needs a nudge.
+    /// Cancels. True the first time: then the engine needs a nudge.
     pub fn set(&self) -> bool {
         // Relaxed: carries no data (see `Writer::is_cancelled`).
         !self.ring.cancelled.swap(true, Ordering::Relaxed)
@@ -287,12 +286,12 @@ impl CancelFlag {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Both ends are gone, and the count of owners ordered their last writes before this. Relaxed on our own.
+        // Both ends are gone, and the reference count ordered their last writes before this.
         let mut head = self.head.0.load(Ordering::Relaxed);
         let tail = self.tail.0.load(Ordering::Relaxed);
         while head != tail {
             let mask = self.slots.len() - 1;
-            // SAFETY: slots in head..tail are written and unread, and nobody else is left to read them.
+            // SAFETY: slots in head..tail are written and unread, and no other thread has access to them.
             self.slots[head & mask].with_mut(|slot| unsafe { (*slot).assume_init_drop() });
             head = head.wrapping_add(1);
         }
@@ -320,12 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_three_words() {
-        assert_eq!(size_of::<Entry>(), 24);
+    fn a_queued_event_is_three_words() {
+        assert_eq!(size_of::<QueuedEvent>(), 24);
     }
 
     #[test]
-    fn events_come_out_in_order_however_often_the_ring_wraps() {
+    fn events_are_popped_in_order_when_the_ring_wraps() {
         for capacity in 1..=9 {
             let (mut writer, mut reader) = result_queue(capacity);
             writer.admit();
@@ -346,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_still_takes_the_end() {
+    fn a_full_queue_has_room_for_the_last_event() {
         let (mut writer, mut reader) = result_queue(1);
         writer.admit();
         assert!(!writer.has_room_for(1));
@@ -358,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vanished_engine_is_reported_once_after_what_it_had_pushed() {
+    fn a_crashed_engine_is_reported_once_after_its_events() {
         let (mut writer, mut reader) = result_queue(4);
         writer.admit();
         writer.push_token(token(7));
@@ -377,7 +376,7 @@ mod tests {
         assert_eq!(
             reader.pop(),
             Some(Event::Rejected(Rejection::Stopped(StopCause::Crashed))),
-            "it never looked at this one"
+            "it was not admitted"
         );
         assert_eq!(reader.pop(), None);
     }
@@ -407,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelling_reports_only_the_first_time() {
+    fn cancel_returns_true_only_the_first_time() {
         let (writer, reader) = result_queue(1);
         let flag = reader.cancel_flag();
         assert!(!writer.is_cancelled());

@@ -1,7 +1,6 @@
 //! The primitives whose interleavings are model-checked: the standard library's, or loom's under `--cfg loom`.
 //!
-//! Only `result_queue`, `port` and the mailbox's attention flag import from here; everything else in the crate is
-//! owned by one thread.
+//! Only `result_queue`, `port` and the mailbox's flags use them; everything else in the crate is owned by one thread.
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -12,10 +11,7 @@ pub(crate) use loom::{
     },
 };
 #[cfg(not(loom))]
-#[expect(
-    clippy::disallowed_types,
-    reason = "for the condvar bell, whose listener has to sleep somewhere"
-)]
+#[expect(clippy::disallowed_types, reason = "the listener of a condvar bell sleeps on it")]
 pub(crate) use std::sync::{
     Arc, Condvar, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicUsize, Ordering, fence},

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_engine::core::Core;
-use penstock_engine::mailbox::{Attention, Gate};
-use penstock_engine::message::{Message, Outbox, Start};
-use penstock_engine::prefix::BlockHasher;
-use penstock_engine::result_queue::{Reader, result_queue};
-use penstock_engine::stats::SharedStats;
+use penstock_engine::testing::BlockHasher;
+use penstock_engine::testing::EngineCore;
+use penstock_engine::testing::SharedStats;
+use penstock_engine::testing::{Attention, Gate};
+use penstock_engine::testing::{Message, Outbox, Start};
+use penstock_engine::testing::{Reader, result_queue};
 use penstock_engine::{Event, Limits, Port, PreemptionMode, Request, RequestId, RowOutput, StepDone, Token};
 use penstock_types::Sampling;
 
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 /// Answers the next plan: each stream says one word again and again. How many tokens came.
-fn step(core: &mut Core, readers: &mut [Reader], now: Instant) -> usize {
+fn step(core: &mut EngineCore, readers: &mut [Reader], now: Instant) -> usize {
     let (plan, mut output) = core.plan(now).unwrap();
     for (index, work) in plan.rows.iter().enumerate() {
         let word = index as u32 % 8;
@@ -76,7 +76,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
     let shared_stats = Arc::new(SharedStats::default());
     let (attention, gate) = (Arc::new(Attention::default()), Arc::new(Gate::default()));
-    let mut core = Core::new(limits, BlockHasher::new(1), attention, gate, Arc::clone(&shared_stats));
+    let mut core = EngineCore::new(limits, BlockHasher::new(1), attention, gate, Arc::clone(&shared_stats));
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let request = Arc::new(Request::new([1; 8], 8000, sampling));
     let mut readers: Vec<Reader> = (0..num_streams as u64)

@@ -11,9 +11,9 @@ use std::time::Duration;
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use penstock_engine::mailbox::{Attention, Gate};
-use penstock_engine::port::Port;
-use penstock_engine::result_queue::result_queue;
+use penstock_engine::Port;
+use penstock_engine::testing::result_queue;
+use penstock_engine::testing::{Attention, Gate};
 use penstock_engine::{CachedTokens, Event, Finish, FinishReason, StopCause, Token};
 
 /// Three preemptions find every known bug of this kind, and keep a model within seconds.

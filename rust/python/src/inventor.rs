@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Sender, unbounded};
-use penstock_engine::executor::{Executor, RowOutput, ScheduledRow, StepDone, StepOutput, StepPlan};
-use penstock_engine::mailbox::Completions;
+use penstock_engine::Completions;
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
+use penstock_engine::{Executor, RowOutput, ScheduledRow, StepDone, StepOutput, StepPlan};
 use penstock_types::OutputScope;
 
 type Step = (Box<StepPlan>, Box<StepOutput>);

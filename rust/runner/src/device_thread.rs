@@ -12,7 +12,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 use penstock_device::{Backend, DeviceError};
 use penstock_engine::Completions;
-use penstock_engine::executor::{DEPTH, Executor, StepDone, StepError, StepOutput, StepPlan};
+use penstock_engine::{DEPTH, Executor, StepDone, StepError, StepOutput, StepPlan};
 
 use crate::runner::{Flight, Runner};
 use crate::user_code::panic_text;

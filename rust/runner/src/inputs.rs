@@ -1,7 +1,7 @@
 //! From a [`StepPlan`] to the flat arrays of [`StepInputs`].
 
 use penstock_device::{Backend, FOLLOWS, StepInputs};
-use penstock_engine::executor::StepPlan;
+use penstock_engine::StepPlan;
 use penstock_models::Decoder;
 
 /// Writes `plan` into `inputs`, except for the output rows.

@@ -5,8 +5,8 @@
 use std::ops::Range;
 
 use penstock_device::{SampleOutcome, Sampled};
-use penstock_engine::executor::{RowOutput, StepOutput, StepPlan};
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
+use penstock_engine::{RowOutput, StepOutput, StepPlan};
 use penstock_types::OutputScope;
 
 use crate::slot::Slot;

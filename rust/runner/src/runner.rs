@@ -11,7 +11,7 @@ use std::task::{Poll, Waker};
 
 use penstock_device::{Backend, CacheSpec, DeviceError, MemoryUse, Sampled, SamplingBatch, SamplingEntry};
 use penstock_device::{StepInputs, StepSpec};
-use penstock_engine::executor::{NewSequence, StepOutput, StepPlan};
+use penstock_engine::{NewSequence, StepOutput, StepPlan};
 use penstock_models::{Decoder, Workspace};
 use penstock_types::BlockCopy;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use penstock_device::{Backend, CacheSpec, DeviceError};
 use penstock_engine::Request;
-use penstock_engine::executor::{NewSequence, Sample, ScheduledRow, StepOutput, StepPlan};
+use penstock_engine::{NewSequence, Sample, ScheduledRow, StepOutput, StepPlan};
 use penstock_types::{BlockCopy, BlockId, HostBlockId, RequestedOutputs, Sampling};
 
 use crate::HostTierInfo;

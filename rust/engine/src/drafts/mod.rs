@@ -1,11 +1,11 @@
-//! Drafts: guesses of the tokens that a sequence will generate, to be verified by the next step. Where they come from
-//! (`ngram`), and how many are worth while (`confidence`).
+//! Draft tokens: predictions of the tokens that a sequence will generate, which the next step verifies. Where they come from
+//! (`ngram`) and how many are worth verifying (`acceptance`).
 
-mod confidence;
+mod acceptance;
 mod ngram;
 
-pub(crate) use confidence::Confidence;
+pub(crate) use acceptance::AcceptanceRate;
 pub(crate) use ngram::look_up;
 
-/// Most drafts of a row that a grammar forces.
+/// The most drafts of a row that a grammar forces.
 pub(crate) const MAX_FORCED: usize = 16;

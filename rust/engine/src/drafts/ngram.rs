@@ -1,21 +1,19 @@
-//! Drafts by looking up: what followed the last few tokens when they came before, in prompt or output.
+//! Drafts by n-gram lookup: the tokens that followed an earlier occurrence of the last few tokens, in prompt or output.
 //!
-//! There is no index to build, keep and pay memory for: a bounded stretch is searched for the last token, backwards, and
-//! where it stands the tokens before it are compared. Eight thousand tokens take five microseconds, and twenty-five if
-//! every third is the one looked for; and only a sequence that drafts does it.
+//! No index: the last tokens are searched backwards for the last one, and the tokens before each match are compared. Eight
+//! thousand tokens take five microseconds, and twenty-five if every third is a match.
 
-use crate::prefix::Tokens;
+use crate::prefix_cache::Tokens;
 
-/// Tokens that have to be the same: the longer suffix is looked for first, the shorter one last.
+/// The lengths of the suffixes that are looked for, the longest first.
 const LONGEST: usize = 4;
 const SHORTEST: usize = 2;
 
-/// The last token has to stand among so many before it.
+/// How many tokens before the last one are searched.
 const LOOK_BACK: usize = 8192;
 
-/// Appends to `drafts` what is likely to follow `tokens`: what followed the longest of its suffixes that came before, the
-/// last time it did. If that reaches to the end, it goes round. Either `num_drafts` tokens or, where nothing is found,
-/// none.
+/// Appends to `drafts` the tokens that are likely to follow `tokens`: those after the latest earlier occurrence of the
+/// longest suffix that has one, repeated if they reach the end of `tokens`. Either `num_drafts` tokens or none.
 pub(crate) fn look_up(tokens: Tokens<'_>, num_drafts: usize, drafts: &mut Vec<u32>) {
     let len = tokens.len();
     let Some(follower) = find(tokens) else { return };
@@ -26,7 +24,7 @@ pub(crate) fn look_up(tokens: Tokens<'_>, num_drafts: usize, drafts: &mut Vec<u3
     }
 }
 
-/// The position after the earlier occurrence of the suffix.
+/// The position after the latest earlier occurrence of the longest suffix.
 fn find(tokens: Tokens<'_>) -> Option<usize> {
     let last = tokens.len().checked_sub(1)?;
     let (lowest, split) = (last.saturating_sub(LOOK_BACK), tokens.prompt.len());
@@ -54,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// Every suffix against every place, the longest first and the latest first.
+    /// Every suffix at every position, the longest first and the latest first.
     fn naive(tokens: &[u32], num_drafts: usize) -> Vec<u32> {
         let mut known = tokens.to_vec();
         for len in (SHORTEST..=LONGEST.min(tokens.len())).rev() {
@@ -78,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_found_is_what_the_naive_search_finds(
+        fn lookup_agrees_with_the_naive_search(
             tokens in prop::collection::vec(0..4u32, 1..40),
             split in 0..40usize,
             num_drafts in 0..12usize,
@@ -88,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longer_suffix_wins_over_the_later_one() {
+    fn a_longer_suffix_wins_over_a_later_one() {
         let tokens = [1, 2, 3, 4, 50, 9, 3, 4, 60, 1, 2, 3, 4];
         let mut drafts = vec![];
         look_up(Tokens { prompt: &tokens[..6], generated: &tokens[6..] }, 3, &mut drafts);
@@ -96,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_itself_is_drafted_round_and_round() {
+    fn a_repetition_is_drafted_repeatedly() {
         let tokens = [7, 8, 9, 7, 8, 9, 7, 8];
         let mut drafts = vec![];
         look_up(Tokens { prompt: &tokens, generated: &[] }, 7, &mut drafts);
@@ -104,14 +102,14 @@ mod tests {
     }
 
     #[test]
-    fn one_token_in_common_says_nothing() {
+    fn one_common_token_gives_no_drafts() {
         let mut drafts = vec![];
         look_up(Tokens { prompt: &[1, 2, 3], generated: &[5, 3] }, 4, &mut drafts);
         assert!(drafts.is_empty());
     }
 
     #[test]
-    fn the_search_ends_where_it_would_take_too_long() {
+    fn the_search_is_bounded() {
         for distance in [LOOK_BACK, LOOK_BACK + 1] {
             let between = 10..10 + distance as u32 - 3;
             let tokens: Vec<u32> = [1, 2, 3].into_iter().chain(between).chain([1, 2]).collect();

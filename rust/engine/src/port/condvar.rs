@@ -1,27 +1,24 @@
-//! The bell of a blocking thread: a flag, and a condition variable for when somebody sleeps.
+//! The bell of a blocking thread: a flag, and a condition variable for a sleeping listener.
 //!
-//! The engine thread must not wait for a listener, so the lock guards nothing but the listener's way into sleep: it
-//! is held between announcing oneself and sleeping, and `ring` touches it only if somebody has announced himself.
+//! The engine thread must not wait for a listener, so the lock only guards the listener's way into sleep: the listener holds it
+//! from setting `is_waiting` until it sleeps, and `ring` takes it only if `is_waiting` is set.
 
-#![cfg_attr(
-    not(loom),
-    expect(clippy::disallowed_types, reason = "a blocking listener has to sleep somewhere")
-)]
+#![cfg_attr(not(loom), expect(clippy::disallowed_types, reason = "a blocking listener sleeps on it"))]
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, fence};
 
-pub(super) struct Bell {
+pub(super) struct CondvarBell {
     rung: AtomicBool,
-    /// Somebody is inside `wait`, past his first look at `rung`.
+    /// A listener is inside `wait`, past its first look at `rung`.
     is_waiting: AtomicBool,
     door: Mutex<()>,
     heard: Condvar,
 }
 
-impl Bell {
+impl CondvarBell {
     pub(super) fn new() -> Self {
         Self {
             rung: AtomicBool::new(false),
@@ -32,14 +29,14 @@ impl Bell {
     }
 
     pub(super) fn ring(&self) {
-        // Release: whoever takes the ring sees what was pushed before. A swap, because engines may share a port: a
+        // Release: a listener that takes the ring sees the events pushed before. A swap, because engines may share a port: a
         // plain store would hide the ring it overwrites, a swap passes it on.
         self.rung.swap(true, Ordering::Release);
-        // Each side writes its own flag, fences, and reads the other's. The two fences have an order, and the side
-        // whose fence is second sees what the other wrote: the listener stays awake or we see him waiting.
+        // Each side writes its own flag, fences, and reads the other's. The side whose fence is second sees what the other
+        // wrote: the listener stays awake, or it is seen waiting here.
         fence(Ordering::SeqCst);
         if self.is_waiting.load(Ordering::Relaxed) {
-            // Once the lock is ours the listener is asleep (or gone): it cannot be between its look and its sleep.
+            // With the lock held here, the listener sleeps (or has left): it cannot be between its look and its sleep.
             drop(self.enter());
             self.heard.notify_one();
         }
@@ -60,7 +57,7 @@ impl Bell {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut door = self.enter();
         self.is_waiting.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // between our flag and the look at the other: see `ring`
+        fence(Ordering::SeqCst); // between writing one flag and reading the other: see `ring`
         let rung = loop {
             if self.rung.load(Ordering::Acquire) {
                 break true;
@@ -76,7 +73,7 @@ impl Bell {
                 }
             };
         };
-        self.is_waiting.store(false, Ordering::Relaxed); // under the lock; at worst a ring knocks in vain
+        self.is_waiting.store(false, Ordering::Relaxed); // under the lock; at worst a ring takes the lock needlessly
         rung
     }
 

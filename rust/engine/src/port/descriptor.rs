@@ -1,12 +1,12 @@
 //! The bell of an event loop: a file that is readable from a ring until the next clear.
 //!
 //! An eventfd on Linux, a pipe on other systems, and under loom a counter that behaves like an eventfd, so that the
-//! order of clearing and draining can be model-checked. All three never block the one who rings.
+//! order of clearing and draining can be model-checked. Ringing never blocks.
 
 #[cfg(loom)]
-pub(super) use model::Bell;
+pub(super) use model::DescriptorBell;
 #[cfg(not(loom))]
-pub(super) use system::Bell;
+pub(super) use system::DescriptorBell;
 
 #[cfg(not(loom))]
 mod system {
@@ -15,13 +15,13 @@ mod system {
     use std::os::fd::{AsRawFd, OwnedFd, RawFd};
     use std::time::{Duration, Instant};
 
-    pub(in crate::port) struct Bell {
+    pub(in crate::port) struct DescriptorBell {
         reader: File,
         /// The same eventfd again, or the other end of the pipe.
         writer: File,
     }
 
-    impl Bell {
+    impl DescriptorBell {
         pub(in crate::port) fn new() -> io::Result<Self> {
             let (reader, writer) = open()?;
             Ok(Self { reader: reader.into(), writer: writer.into() })
@@ -32,8 +32,8 @@ mod system {
         }
 
         pub(in crate::port) fn ring(&self) {
-            // An eventfd takes eight bytes, and so may a pipe. The one error possible is "would block": the counter
-            // or the pipe is full, hence the file is readable, which is all a ring asks for.
+            // An eventfd takes eight bytes, and so does a pipe. The only possible error is "would block": the counter or the
+            // pipe is full, so the file is readable, which is the purpose of a ring.
             while let Err(error) = (&self.writer).write(&1u64.to_ne_bytes()) {
                 if error.kind() != io::ErrorKind::Interrupted {
                     break;
@@ -48,7 +48,7 @@ mod system {
                     Ok(read) if read < sink.len() => break, // an eventfd always, a pipe when empty
                     Ok(_) => {}
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(_) => break, // nothing rang
+                    Err(_) => break, // it was not rung
                 }
             }
         }
@@ -81,7 +81,7 @@ mod system {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call above just opened it, and nobody else knows it.
+        // SAFETY: the call above just opened it, and nothing else owns it.
         let reader = unsafe { OwnedFd::from_raw_fd(fd) };
         let writer = reader.try_clone()?;
         Ok((reader, writer))
@@ -112,13 +112,13 @@ mod model {
 
     use crate::sync::{AtomicUsize, Ordering};
 
-    /// An eventfd: write adds, read takes everything, waiting sleeps while it is zero. The kernel's copy orders
-    /// memory like a lock would, hence acquire and release.
-    pub(in crate::port) struct Bell {
+    /// An eventfd: a write adds, a read takes everything, and a wait sleeps while it is zero. The kernel orders memory as a lock
+    /// does, hence acquire and release.
+    pub(in crate::port) struct DescriptorBell {
         counter: AtomicUsize,
     }
 
-    impl Bell {
+    impl DescriptorBell {
         pub(in crate::port) fn new() -> io::Result<Self> {
             Ok(Self { counter: AtomicUsize::new(0) })
         }

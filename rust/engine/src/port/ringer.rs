@@ -1,29 +1,29 @@
-//! The engine's side of all ports: which were touched in this turn, each rung once at its end.
+//! The engine's side of all ports: those with new events are rung once per iteration.
 //!
-//! Owned by the engine thread. A port is known while a request of it is open; a port is an index inside, so touching
-//! one per token costs no hash and no reference count.
+//! Owned by the engine thread. A port is known while requests of it are open, by an index, so that touching one per token costs
+//! no hash and no reference count.
 
 use rustc_hash::FxHashMap;
 
-use super::Bell;
+use super::bell::Bell;
 
 /// A port the [`Ringer`] knows, valid from `connect` to the matching `disconnect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortIndex(u32);
 
-/// Book of the ports with open requests.
+/// The ports with open requests.
 ///
 /// Invariants: `by_address` holds exactly the occupied entries; `touched` lists each entry with `is_touched` once; an
 /// entry without users is touched (it leaves at the next `ring`).
 #[derive(Default)]
 pub struct Ringer {
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<PortEntry>>,
     vacant: Vec<u32>,
     by_address: FxHashMap<usize, u32>,
     touched: Vec<u32>,
 }
 
-struct Entry {
+struct PortEntry {
     bell: Bell,
     users: usize,
     is_touched: bool,
@@ -37,20 +37,21 @@ impl Ringer {
                 self.entries.push(None);
                 self.entries.len() as u32 - 1
             });
-            self.entries[index as usize] = Some(Entry { bell: bell.clone(), users: 0, is_touched: false });
+            self.entries[index as usize] =
+                Some(PortEntry { bell: bell.clone(), users: 0, is_touched: false });
             index
         });
         self.entry(PortIndex(index)).users += 1;
         PortIndex(index)
     }
 
-    /// One open request less. Its last event has just been pushed, so this also touches the port.
+    /// Counts one open request less. Its last event was just pushed, so this also touches the port.
     pub fn disconnect(&mut self, port: PortIndex) {
         self.touch(port);
         self.entry(port).users -= 1;
     }
 
-    /// Something was pushed for this port.
+    /// Marks a port for which an event was pushed.
     pub fn touch(&mut self, port: PortIndex) {
         let entry = self.entry(port);
         if !std::mem::replace(&mut entry.is_touched, true) {
@@ -58,26 +59,26 @@ impl Ringer {
         }
     }
 
-    /// Rings every touched port once, and forgets those without open requests.
+    /// Rings every touched port once, and removes those without open requests.
     pub fn ring(&mut self) {
         for index in self.touched.drain(..) {
-            let place = &mut self.entries[index as usize];
-            let entry = place.as_mut().expect("a touched port is known; this is a bug");
+            let slot = &mut self.entries[index as usize];
+            let entry = slot.as_mut().expect("a touched port is known; this is a bug");
             entry.bell.ring();
             entry.is_touched = false;
             if entry.users == 0 {
                 self.by_address.remove(&entry.bell.address());
-                *place = None;
+                *slot = None;
                 self.vacant.push(index);
             }
         }
     }
 
-    fn entry(&mut self, port: PortIndex) -> &mut Entry {
+    fn entry(&mut self, port: PortIndex) -> &mut PortEntry {
         self.entries[port.0 as usize].as_mut().expect("a connected port is known; this is a bug")
     }
 
-    /// Panics unless the book agrees with itself and counts `num_open` open requests.
+    /// Panics unless the entries agree with each other and count `num_open` open requests.
     pub fn check_integrity(&self, num_open: usize) {
         let mut users = 0;
         let mut occupied = 0;
@@ -100,7 +101,7 @@ impl Ringer {
 }
 
 impl Drop for Ringer {
-    /// When the engine dies between a push and its ring, the listener is woken all the same.
+    /// If the engine crashes between a push and its ring, the listener is woken all the same.
     fn drop(&mut self) {
         self.ring();
     }
@@ -114,7 +115,7 @@ mod tests {
     use crate::port::Port;
 
     #[test]
-    fn only_touched_ports_are_rung_and_empty_ones_forgotten() {
+    fn touched_ports_are_rung_and_unused_ones_removed() {
         let ports = [Port::with_condvar(), Port::with_condvar()];
         let is_rung = |port: &Port| port.wait(Some(Duration::ZERO));
         let mut ringer = Ringer::default();
@@ -133,13 +134,13 @@ mod tests {
         assert_eq!(
             ringer.connect(&Port::with_condvar().bell()),
             second,
-            "the place of a forgotten port is used again"
+            "the index of a removed port is reused"
         );
         ringer.check_integrity(2);
     }
 
     #[test]
-    fn dying_between_push_and_ring_still_rings() {
+    fn a_crash_between_push_and_ring_still_rings() {
         let port = Port::with_condvar();
         let mut ringer = Ringer::default();
         let index = ringer.connect(&port.bell());

@@ -1,58 +1,82 @@
-//! How a step's budget of `max_num_batched_tokens` is shared out, by one rule for all, among the tokens that running
-//! sequences have pending:
+//! How the `max_num_batched_tokens` of a step are distributed among the pending tokens of the running sequences:
 //!
-//! 1. Every sequence with a single pending token gets it. There are at most `max_num_seqs` of them, which the limits
-//!    keep within the budget: a stream advances in every step, whatever prompts arrive.
-//! 2. Of what is left, the first in the order among the others gets half (rounded up): a long prompt cannot be starved
-//!    by a stream of short ones, since everyone in turn becomes the first.
-//! 3. The rest goes to the others, fewest pending tokens first: a short prompt does not queue behind a long one, and on
-//!    average the first tokens come as early as can be. What they leave, the first gets too: no budget is wasted.
+//! 1. Every sequence with a single pending token gets it. There are at most `max_num_seqs` of them, which the limits keep
+//!    within the budget: a decoding sequence advances in every step, whatever prompts arrive.
+//! 2. Of the rest, the first of the other sequences in scheduling order gets half (rounded up): a long prompt is not starved
+//!    by a stream of short ones, since every sequence becomes the first in time.
+//! 3. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one, and the
+//!    average time to the first token is least. What they leave goes to the first.
 //!
-//! What nobody has pending tokens for goes to drafts, in the order; see `drafting`.
+//! The budget that is left then is used for draft tokens; see `rows`.
 
-use super::Scheduler;
+use super::scheduler::Scheduler;
 
-/// Ordered by fewest pending tokens, then by turn.
+/// The token budget of a step.
+pub(super) struct TokenBudget {
+    /// `max_num_batched_tokens`.
+    pub(super) total: usize,
+    /// Scratch of `schedule_tokens`: the sequences with more than one pending token.
+    prefills: Vec<PendingPrefill>,
+}
+
+/// A sequence with several pending tokens. Ordered by their number, then by scheduling order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Behind {
+struct PendingPrefill {
     num_pending: usize,
     rank: usize,
     slot: u32,
 }
 
+impl TokenBudget {
+    pub(super) fn new(total: usize, max_num_seqs: usize) -> Self {
+        Self { total, prefills: Vec::with_capacity(max_num_seqs) }
+    }
+}
+
 impl Scheduler {
-    /// Grants every running sequence its tokens of the next step, none to some. Finds out who has to pause.
-    pub(super) fn share_out(&mut self) {
-        let mut budget = self.max_num_batched_tokens;
-        self.behind.clear();
-        let num_paused_before = std::mem::take(&mut self.num_paused);
-        for rank in 0..self.order.len() {
-            let slot = self.order[rank];
-            let running = self.running(slot);
-            let num_pending = running.sequence.num_pending();
-            let is_paused = running.sequence.is_paused;
-            running.num_granted = usize::from(num_pending == 1);
-            budget -= running.num_granted;
-            self.num_paused += usize::from(is_paused);
+    /// Sets the number of tokens that each running sequence computes in the next step, and pauses the blocked ones.
+    pub(super) fn schedule_tokens(&mut self) {
+        let mut remaining = self.budget.total;
+        let num_paused = self.slots.num_paused();
+        self.budget.prefills.clear();
+        for rank in 0..self.slots.num_running() {
+            let slot = self.slots.order()[rank];
+            let sequence = &self.slots.get(slot).sequence;
+            let mut num_pending = sequence.num_schedulable();
+            if num_pending == 0 && sequence.is_blocked() {
+                num_pending = usize::from(!self.slots.try_pause(slot));
+            }
+            let num_scheduled = usize::from(num_pending == 1);
+            self.slots.get_mut(slot).num_scheduled = num_scheduled;
+            remaining -= num_scheduled;
             if num_pending > 1 {
-                self.behind.push(Behind { num_pending, rank, slot });
+                self.budget.prefills.push(PendingPrefill { num_pending, rank, slot });
             }
         }
-        if self.num_paused > num_paused_before {
-            self.release_from_paused();
-            self.admission_is_due = true;
+        if self.slots.num_paused() > num_paused {
+            self.release_followers_of_paused();
         }
-        let Some((first, others)) = self.behind.split_first_mut() else { return };
-        let first = *first;
-        let set_aside = first.num_pending.min(budget.div_ceil(2));
-        let mut shared = budget - set_aside;
+        let Some((first, others)) = self.budget.prefills.split_first_mut() else { return };
+        let set_aside = first.num_pending.min(remaining.div_ceil(2));
+        let mut shared = remaining - set_aside;
         others.sort_unstable();
-        for index in 1..self.behind.len() {
-            let Behind { num_pending, slot, .. } = self.behind[index];
-            let granted = num_pending.min(shared);
-            shared -= granted;
-            self.running(slot).num_granted = granted;
+        for PendingPrefill { num_pending, slot, .. } in others {
+            let num_scheduled = (*num_pending).min(shared);
+            shared -= num_scheduled;
+            self.slots.get_mut(*slot).num_scheduled = num_scheduled;
         }
-        self.running(first.slot).num_granted = first.num_pending.min(set_aside + shared);
+        self.slots.get_mut(first.slot).num_scheduled = first.num_pending.min(set_aside + shared);
+    }
+
+    /// No sequence waits for a leader that waits for its consumer.
+    fn release_followers_of_paused(&mut self) {
+        let is_paused = |leader: &_| {
+            let mut running = self.slots.iter().map(|running| &running.sequence);
+            running.any(|sequence| sequence.id == *leader && sequence.is_paused)
+        };
+        loop {
+            let Some(leader) = self.queue.leaders().find(is_paused) else { return };
+            self.queue.release_followers(leader);
+        }
     }
 }

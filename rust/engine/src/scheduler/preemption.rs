@@ -1,36 +1,34 @@
-//! Who loses its place when the blocks run out, and what becomes of it.
+//! Which sequence is preempted when the blocks run out, and what becomes of it.
 //!
-//! First one whose last token is on its way: it needs its blocks no more. Else the one that is served last: of the least
-//! urgent, one whose consumer does not read, else the newest. It may be the one that asked, but not while somebody's
-//! consumer does not read: that must never stop others. Asking goes along the order, so whoever is preempted has no row
-//! in the plan that is being made.
+//! First a sequence whose last token is in flight: it needs its blocks no more. Otherwise the one that is scheduled last: of
+//! the lowest priority, a paused one, else the newest. That may be the sequence that needs the blocks, but not while another
+//! one is paused: a consumer that does not read must not stop others. Blocks are allocated in scheduling order, so a preempted
+//! sequence has no row in the plan that is being made.
 
 use std::time::Instant;
 
-use super::{Running, Scheduler};
+use super::scheduler::Scheduler;
+use super::slots::Running;
 use crate::limits::PreemptionMode;
 use crate::request::RequestId;
-use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// Grows the block lists of those who were granted tokens, at the cost of those who come later in the order. Who
-    /// is preempted for it loses his grant; that much of the step's budget is lost.
+    /// Grows the block tables of the sequences that were given tokens, and preempts later ones for it. A preempted sequence
+    /// loses its tokens of this step; that part of the budget is not used.
     pub(super) fn make_room(&mut self, now: Instant) {
         let mut rank = 0;
-        while let Some(&slot) = self.order.get(rank) {
-            let Running { sequence, blocks, num_granted } =
-                self.slots[slot as usize].as_mut().expect("a slot in the order is occupied; this is a bug");
-            let num_blocks = (sequence.num_planned() + *num_granted).div_ceil(self.block_size);
-            if self.memory.grow(blocks, num_blocks) {
+        while let Some(&slot) = self.slots.order().get(rank) {
+            let Running { sequence, table, num_scheduled } = self.slots.get_mut(slot);
+            if self.kv.grow(table, sequence.num_planned() + *num_scheduled) {
                 rank += 1;
                 continue;
             }
             let (victim, victim_rank) = self.victim_for(slot);
-            // One that computes nothing may stand before.
+            // A victim that computes nothing may come before.
             rank -= usize::from(victim_rank < rank);
-            let sequence = &self.seated(victim).sequence;
-            let computes = !sequence.is_paused && !sequence.is_all_planned();
-            if computes && self.preemption_mode == PreemptionMode::Interrupt {
+            let sequence = &self.slots.get(victim).sequence;
+            let has_work = !sequence.is_paused && !sequence.is_all_planned();
+            if has_work && self.preemption_mode == PreemptionMode::Interrupt {
                 self.interrupt(victim, now);
             } else {
                 self.preempt(victim, now);
@@ -38,72 +36,74 @@ impl Scheduler {
         }
     }
 
-    /// The slot and the rank of the one that has to go for the one in `slot`.
+    /// The slot and the rank of the sequence that is preempted for the one in `slot`.
     fn victim_for(&self, slot: u32) -> (u32, usize) {
-        let seated = || {
-            let ranked = self.order.iter().enumerate();
-            ranked.map(|(rank, slot)| (&self.seated(*slot).sequence, (*slot, rank)))
+        let ranked = || {
+            let ranked = self.slots.ranked().enumerate();
+            ranked.map(|(rank, (slot, running))| (&running.sequence, (slot, rank)))
         };
-        let all_planned = seated().find(|(sequence, _)| sequence.is_all_planned());
-        if let Some((_, place)) = all_planned {
-            return place;
+        if let Some((_, finishing)) = ranked().find(|(sequence, _)| sequence.is_all_planned()) {
+            return finishing;
         }
-        let last_served = seated()
-            .max_by_key(|(Sequence { turn, is_paused, .. }, _)| (turn.priority, *is_paused, turn.arrival));
-        let (_, last_served) = last_served.expect("somebody asked; this is a bug");
-        let last_paused = || seated().rfind(|(sequence, _)| sequence.is_paused).map(|(_, place)| place);
-        if last_served.0 == slot { last_paused().unwrap_or(last_served) } else { last_served }
+        let last = ranked()
+            .max_by_key(|(sequence, _)| (sequence.key.priority, sequence.is_paused, sequence.key.arrival));
+        let (_, last) = last.expect("one of them needs blocks; this is a bug");
+        if last.0 != slot {
+            return last;
+        }
+        let paused = ranked().filter(|(sequence, _)| sequence.is_paused).last();
+        paused.map_or(last, |(_, place)| place)
     }
 
-    /// Takes a place away. The sequence waits for another, with what of its blocks is saved or stays in the prefix
-    /// cache; tokens of it that are on their way still arrive. One that waits for nothing else loses nothing: it ends
-    /// when the last has come.
+    /// Takes slot and blocks from a sequence. It waits to be scheduled again, with the blocks that are swapped out or stay in
+    /// the prefix cache; its tokens in flight still arrive. A sequence that waits only for those loses nothing: it ends when
+    /// the last one arrives.
     pub(super) fn preempt(&mut self, slot: u32, now: Instant) {
-        let Running { mut sequence, mut blocks, .. } = self.unseat(slot);
-        let num_tokens = sequence.leave_place();
-        self.memory.shrink(&mut blocks, num_tokens.div_ceil(self.block_size)); // drafts in flight are no tokens yet
+        let Running { mut sequence, mut table, .. } = self.slots.remove(slot);
+        let num_tokens = sequence.leave_slot();
+        self.kv.shrink(&mut table, num_tokens); // drafts in flight are no tokens yet
         if !sequence.is_all_planned() {
             if self.preemption_mode == PreemptionMode::Swap {
-                // Copied by the next plan, so after the plans in flight have written and before anybody else does.
-                sequence.saved = self.memory.save(&blocks, num_tokens);
+                // Copied by the next plan: after the plans in flight have written, and before another sequence writes.
+                sequence.swapped = self.kv.swap_out(&table, num_tokens);
             }
             self.counters.preemptions += 1;
-            self.counters.swaps += u64::from(sequence.saved.is_some());
+            self.counters.swaps += u64::from(sequence.swapped.is_some());
         }
-        self.memory.give_back(blocks, now);
-        self.wait_again(sequence);
+        self.kv.free(table, now);
+        self.queue.push_preempted(sequence);
     }
 
     fn interrupt(&mut self, slot: u32, now: Instant) {
         self.counters.preemptions += 1;
-        let sequence = self.vacate(slot, now);
+        let sequence = self.deschedule(slot, now);
         self.interrupted.push(sequence);
     }
 
-    /// The plan of `step` has failed, and what it or a later one copies cannot be relied on. Whoever depends on that
-    /// starts over: it waits for a place, with the tokens that have arrived; nobody took it, so that does not count as a
-    /// preemption. Names those whose rows in flight are worth nothing.
-    pub(crate) fn distrust_copies(&mut self, step: u64, distrusted: &mut Vec<RequestId>, now: Instant) {
-        self.memory.distrust_copies();
-        for rank in (0..self.order.len()).rev() {
-            let slot = self.order[rank];
-            if self.seated(slot).blocks.depends_on() >= step {
-                let Running { mut sequence, blocks, .. } = self.unseat(slot);
-                sequence.leave_place();
-                self.memory.give_back(blocks, now);
-                self.wait_again(sequence);
+    /// The plan of `step` has failed before its copies were made, so blocks that it or a later plan copies are corrupt. The
+    /// sequences that depend on them start over, with the tokens that have arrived; this does not count as a preemption.
+    /// Appends to `invalidated` the requests whose rows in flight are to be ignored.
+    pub(crate) fn invalidate_copies(&mut self, step: u64, invalidated: &mut Vec<RequestId>, now: Instant) {
+        self.kv.invalidate_copies();
+        for rank in (0..self.slots.num_running()).rev() {
+            let slot = self.slots.order()[rank];
+            if self.slots.get(slot).table.depends_on() >= step {
+                let Running { mut sequence, table, .. } = self.slots.remove(slot);
+                sequence.leave_slot();
+                self.kv.free(table, now);
+                self.queue.push_preempted(sequence);
             }
         }
-        self.admission_is_due = true;
-        for sequence in &mut self.preempted {
-            // Without its place nobody knows what a row in flight depends on: those are computed again.
-            if !sequence.is_settled() {
-                sequence.forget_flights();
-                distrusted.push(sequence.id);
+        for sequence in self.queue.preempted_mut() {
+            // What the rows in flight of a preempted sequence depend on is no longer known: they are computed again.
+            if !sequence.has_no_rows_in_flight() {
+                sequence.clear_in_flight();
+                invalidated.push(sequence.id);
             }
-            if let Some(saved) = sequence.saved.take_if(|saved| saved.step >= step) {
-                self.memory.discard(saved);
+            if let Some(swapped) = sequence.swapped.take_if(|swapped| swapped.step >= step) {
+                self.kv.discard(swapped);
             }
         }
+        self.queue.note_change();
     }
 }

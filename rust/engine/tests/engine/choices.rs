@@ -1,6 +1,6 @@
 //! Several answers to one prompt.
 
-use penstock_engine::message::Message;
+use penstock_engine::testing::Message;
 use penstock_engine::{Event, FinishReason, Limits, Rejection};
 
 use crate::harness::{Client, Harness, caching, check_answered, check_ended, limits, read};

@@ -77,7 +77,7 @@ fn a_row_that_fails_ends_its_own_request_and_no_other() {
     done.output.rows[0].failure = Some(ROW_FAILURE.into());
     done.output.rows[0].num_tokens = 0;
     done.output.sampled.remove(0);
-    harness.handle(penstock_engine::message::Message::StepDone(done));
+    harness.handle(penstock_engine::testing::Message::StepDone(done));
     check_ended(&mut clients[0], FinishReason::Failed(ROW_FAILURE.into()));
     harness.run();
     check_answered(&mut clients[1], &harness.limits);
@@ -98,7 +98,7 @@ fn a_step_that_answers_with_an_id_that_the_model_does_not_know_has_failed() {
             }
             false => done.output.sampled[0].id = VOCABULARY,
         }
-        harness.handle(penstock_engine::message::Message::StepDone(done));
+        harness.handle(penstock_engine::testing::Message::StepDone(done));
         let text = "the step returned token id 24; the vocabulary has 24 ids";
         check_ended(&mut client, FinishReason::Failed(text.into()));
         harness.run();

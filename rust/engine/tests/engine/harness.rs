@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::core::Core;
-use penstock_engine::mailbox::{Attention, Gate};
-use penstock_engine::message::{Message, Outbox, Start};
-use penstock_engine::prefix::BlockHasher;
-use penstock_engine::result_queue::{CancelFlag, Reader, result_queue};
-use penstock_engine::stats::SharedStats;
+use penstock_engine::testing::BlockHasher;
+use penstock_engine::testing::EngineCore;
+use penstock_engine::testing::SharedStats;
+use penstock_engine::testing::{Attention, Gate};
+use penstock_engine::testing::{CancelFlag, Reader, result_queue};
+use penstock_engine::testing::{Message, Outbox, Start};
 use penstock_engine::{
     CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, Request, RequestId, Stats,
     StepDone, Token,
@@ -22,7 +22,7 @@ use crate::oracle::{VOCABULARY, answer};
 
 pub struct Harness {
     pub limits: Limits,
-    pub core: Core,
+    pub core: EngineCore,
     pub device: Device,
     pub port: Port,
     pub now: Instant,
@@ -72,7 +72,7 @@ impl Harness {
         limits.validate().unwrap();
         let (attention, shared_stats) = (Arc::new(Attention::default()), Arc::new(SharedStats::default()));
         Self {
-            core: Core::new(
+            core: EngineCore::new(
                 limits.clone(),
                 hasher,
                 Arc::clone(&attention),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use penstock_engine::prefix::BlockHasher;
+use penstock_engine::testing::BlockHasher;
 use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, Rejection, Request};
 
 use crate::harness::{Client, Harness, cached, caching, check_answered, limits, read};

@@ -144,7 +144,7 @@ fn a_step_that_tells_of_too_few_positions_has_failed() {
     harness.plan();
     let mut done = harness.device.complete();
     done.output.positions.pop();
-    harness.handle(penstock_engine::message::Message::StepDone(done));
+    harness.handle(penstock_engine::testing::Message::StepDone(done));
     let end = FinishReason::Failed("the step returned 8 prompt positions; its rows count 9".into());
     assert_eq!(read(&mut client).2, Some(end));
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use penstock_engine::message::Message;
+use penstock_engine::testing::Message;
 use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Rejection, Request, StopCause};
 
 use crate::harness::{Client, Harness, check_answered, check_ended, limits, read};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_engine::message::Message;
+use penstock_engine::testing::Message;
 use penstock_engine::{CachedTokens, FinishReason, Limits, PreemptionMode, Request};
 
 use crate::harness::{Client, Harness, cached, caching, check_answered, check_ended, found, read};

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_engine::message::Message;
-use penstock_engine::prefix::BlockHasher;
+use penstock_engine::testing::BlockHasher;
+use penstock_engine::testing::Message;
 use penstock_engine::{
     CachedTokens, DEPTH, Event, FinishReason, Limits, PreemptionMode, PromptPosition, Rejection, Request,
     StopCause, Token,

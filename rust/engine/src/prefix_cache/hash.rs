@@ -1,14 +1,14 @@
-//! What blocks are found by: a keyed hash of their tokens and of the chain before them.
+//! The hash of a block: keyed, of its tokens and of the hash of the block before it.
 //!
 //! ```text
 //!   namespace ─▶ hash 0 ──tokens of block 0──▶ hash 1 ──tokens of block 1──▶ hash 2 ...
 //! ```
 //!
-//! SipHash-1-3 with 128 bits of output: it is keyed, so nobody who does not know the key can send prompts that crowd one
-//! bucket; it takes words, which tokens are; and it costs a few nanoseconds a token where a step costs a thousand times
-//! that. It only has to spread: a hit is compared with the tokens themselves, so a collision is slow and never wrong.
+//! SipHash-1-3 with 128 bits of output. Because it is keyed, a client cannot send prompts that all fall into one bucket. It
+//! costs a few nanoseconds per token, a thousandth of a step. Tokens are compared on a hit, so a collision is slow, not
+//! wrong.
 
-/// From the key, the chain's hash before a block and the block's tokens to the hash after it.
+/// The hash after a block, from the key, the hash before the block and the tokens of the block.
 pub type HashFunction = fn(key: u128, parent: u128, tokens: &[u32]) -> u128;
 
 /// A hash function with its key.
@@ -19,12 +19,13 @@ pub struct BlockHasher {
 }
 
 impl BlockHasher {
-    /// With a key that should be random and nobody's business.
+    /// With a secret random key.
     pub fn new(key: u128) -> Self {
         Self { key, function: siphash }
     }
 
-    /// With a function of the caller's: tests make every block collide.
+    /// With another function, for tests with collisions.
+    #[cfg(feature = "testing")]
     pub fn with_function(key: u128, function: HashFunction) -> Self {
         Self { key, function }
     }
@@ -34,7 +35,7 @@ impl BlockHasher {
     }
 }
 
-/// Of the message that is `parent` and then `tokens`, all little-endian.
+/// SipHash-1-3-128 of the message `parent`, `tokens`, all little-endian.
 fn siphash(key: u128, parent: u128, tokens: &[u32]) -> u128 {
     let [k0, k1] = [key as u64, (key >> 64) as u64];
     let mut state = State([
@@ -64,7 +65,7 @@ impl State {
         self.0[0] ^= word;
     }
 
-    /// One half of the output; `mark` in `lane` says which.
+    /// One half of the output; `mark` in `lane` selects it.
     fn squeeze(&mut self, lane: usize, mark: u64) -> u64 {
         self.0[lane] ^= mark;
         (0..3).for_each(|_| self.round());

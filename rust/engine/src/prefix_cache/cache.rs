@@ -1,104 +1,40 @@
-//! The prefix cache: full blocks that are kept to be used again, found by the tokens they hold and all tokens before.
-//!
-//! ```text
-//!   namespace ─┬─ "You are" ─┬─ "a helpful" ── "assistant" ┄┄ "in Rome"      ── in the KV cache   ┄┄ on the host
-//!              │             └─ "a pirate"
-//!              └─ "Write a"
-//! ```
-//!
-//! A node is one block. Nobody holds it (it waits in the list of its tier, oldest use first) or some sequences do (it
-//! is in no list). One rule makes everything here O(blocks touched):
-//!
-//! > **Whoever holds a block holds all blocks before it, and lets go of the last one first.**
-//!
-//! So nothing above a held block is ever unheld; in a list a block comes before the one it continues, however it was
-//! used; the oldest of a list is a leaf; and the expired ones are the oldest. Eviction, expiry and the move to the host
-//! take from the old end of a list and never search.
-//!
-//! It keeps the books of contents only. Who holds what and which blocks are free is [`kv`](crate::kv)'s to say.
-
-mod chain;
-mod hash;
-mod integrity;
-mod list;
-mod namespace;
+//! [`PrefixCache`]: the tree of cached blocks, its hash table and its LRU lists.
 
 use std::time::{Duration, Instant};
 
 use penstock_types::{BlockId, HostBlockId};
 
-pub use chain::{Chain, Tokens};
-pub use hash::{BlockHasher, HashFunction};
-pub use namespace::{Namespace, NamespaceId};
+use super::chain::{Chain, Tokens};
+use super::hash::BlockHasher;
+use super::lru::LruList;
+use super::namespace::Namespaces;
+use super::node::{Location, NONE, Node, NodeId, Parent};
 
-use list::List;
-use namespace::Namespaces;
-
-/// Names a node for as long as it is in the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeId(u32);
-
-/// No node.
-const NONE: u32 = u32::MAX;
-
-/// Where a block's bytes are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In the KV cache.
-    Device(BlockId),
-    /// In the host tier.
-    Host(HostBlockId),
-}
-
-/// What a block continues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parent {
-    /// Nothing: it is the first of its chain.
-    Namespace(NamespaceId),
-    /// This one.
-    Node(NodeId),
-}
-
-#[derive(Debug)]
-struct Node {
-    hash: u128,
-    parent: Parent,
-    place: Place,
-    /// The step whose plan loads it from the host; 0 if it was computed where it is.
-    loaded_in: u64,
-    /// When its last holder let go of it.
-    last_used: Instant,
-    is_listed: bool,
-    /// Neighbours in the list of its tier.
-    older: u32,
-    newer: u32,
-    next_in_bucket: u32,
-}
-
-/// See the module.
+/// See the module `prefix_cache`.
 ///
-/// Invariants: a node is in the bucket of its hash; `node_of` names exactly the nodes in the KV cache; a listed node's
-/// parent is listed behind it in the same list, or on the device; a node on the device has no parent on the host.
+/// Invariants: a node is in the bucket of its hash; `node_of` names exactly the nodes in the KV cache; the parent of a listed
+/// node is listed behind it in the same list, or on the device; a node on the device has no parent on the host.
 pub struct PrefixCache {
-    block_size: usize,
+    pub(super) block_size: usize,
     ttl: Duration,
     hasher: BlockHasher,
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     /// The tokens of all nodes, `block_size` each.
-    tokens: Vec<u32>,
-    free: Vec<u32>,
-    /// Heads of the chains of nodes with the same low bits of their hashes. Fixed in size: a table that grows would
-    /// stop a step for it.
-    buckets: Vec<u32>,
-    node_of: Vec<u32>,
-    on_device: List,
-    on_host: List,
-    namespaces: Namespaces,
+    pub(super) tokens: Vec<u32>,
+    pub(super) free: Vec<u32>,
+    /// Heads of the lists of nodes with the same low bits of their hashes. Fixed in size: rehashing would delay a step.
+    pub(super) buckets: Vec<u32>,
+    /// The node in each block of the KV cache.
+    pub(super) node_of: Vec<u32>,
+    pub(super) on_device: LruList,
+    pub(super) on_host: LruList,
+    pub(super) namespaces: Namespaces,
     epoch: u64,
 }
 
 impl PrefixCache {
-    /// An empty cache over so many blocks of either tier, which forgets what was not used for `ttl`.
+    /// An empty cache over `num_blocks` of the KV cache and `host_blocks` of the host tier. Blocks expire that were not used
+    /// for `ttl`.
     pub fn new(
         num_blocks: usize,
         host_blocks: usize,
@@ -112,27 +48,26 @@ impl PrefixCache {
             ttl,
             hasher,
             nodes: Vec::with_capacity(capacity),
-            // One more, in which a block waits for a node.
+            // One block more than nodes: `insert` compares the tokens of a block before it has a node.
             tokens: Vec::with_capacity((capacity + 1) * block_size),
             free: Vec::with_capacity(capacity),
             buckets: vec![NONE; capacity.next_power_of_two()],
             node_of: vec![NONE; num_blocks],
-            on_device: List::default(),
-            on_host: List::default(),
+            on_device: LruList::default(),
+            on_host: LruList::default(),
             namespaces: Namespaces::default(),
             epoch: 1,
         }
     }
 
-    /// Counts the flushes: what was published before the latest is not in the cache.
+    /// Counts resets. Blocks published before the latest reset are not in the cache.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Finds the longest run of first blocks of `tokens` that are here, of at most `max_blocks`, and leaves their nodes
-    /// in `found`. Whoever is to use them must hold them before anything else is done here.
-    pub fn find(&self, chain: &mut Chain, tokens: Tokens<'_>, max_blocks: usize, found: &mut Vec<NodeId>) {
-        found.clear();
+    /// Appends to `nodes` the longest run of first blocks of `tokens` in the cache, of at most `max_blocks`. They must be
+    /// acquired before anything else changes the cache.
+    pub fn find(&self, chain: &mut Chain, tokens: Tokens<'_>, max_blocks: usize, nodes: &mut Vec<NodeId>) {
         let Some(namespace) = self.namespaces.find(chain.namespace()) else { return };
         let mut parent = Parent::Namespace(namespace);
         let mut block = Vec::with_capacity(self.block_size);
@@ -141,12 +76,12 @@ impl PrefixCache {
             tokens.copy(index * self.block_size..(index + 1) * self.block_size, &mut block);
             let hash = chain.hash(index, &block, &self.hasher);
             let Some(node) = self.child(parent, hash, &block) else { return };
-            found.push(node);
+            nodes.push(node);
             parent = Parent::Node(node);
         }
     }
 
-    /// The node that continues `parent` with these tokens: the tokens are compared, the hash only says where to look.
+    /// The child of `parent` with these tokens. The tokens are compared; the hash only selects a bucket.
     fn child(&self, parent: Parent, hash: u128, tokens: &[u32]) -> Option<NodeId> {
         let mut index = self.buckets[self.bucket(hash)];
         while index != NONE {
@@ -159,8 +94,8 @@ impl PrefixCache {
         None
     }
 
-    /// Block `index` of a sequence that holds all blocks before it, the latest of them `parent`, is computed and lies in
-    /// `block`. Returns the node that holds these tokens from now on, and whether it is a new one, in `block`.
+    /// Adds block `index` of a sequence, which is computed and in `block`. The sequence references all blocks before it, the
+    /// last of them `parent`. Returns the node with these tokens, and whether it is new and refers to `block`.
     pub fn insert(
         &mut self,
         chain: &mut Chain,
@@ -181,13 +116,13 @@ impl PrefixCache {
         }
         let parent = match parent {
             Some(node) => Parent::Node(node),
-            None => Parent::Namespace(self.namespaces.enter(chain.namespace())),
+            None => Parent::Namespace(self.namespaces.add_root(chain.namespace())),
         };
         let bucket = self.bucket(hash);
         let node = Node {
             hash,
             parent,
-            place: Place::Device(block),
+            location: Location::Device(block),
             loaded_in: 0,
             last_used: now,
             is_listed: false,
@@ -212,84 +147,85 @@ impl PrefixCache {
         (NodeId(index), true)
     }
 
-    /// Where its bytes are.
-    pub fn place(&self, node: NodeId) -> Place {
-        self.nodes[node.0 as usize].place
+    /// The block with its contents.
+    pub fn location(&self, node: NodeId) -> Location {
+        self.nodes[node.0 as usize].location
     }
 
-    /// The step whose plan brings its bytes to where they are; 0 if they were computed there.
+    /// The step whose plan loads its contents from the host; 0 if they were computed in place.
     pub fn loaded_in(&self, node: NodeId) -> u64 {
         self.nodes[node.0 as usize].loaded_in
     }
 
-    /// The node that lies in a block of the KV cache.
+    /// The node in a block of the KV cache.
     pub fn node_in(&self, block: BlockId) -> Option<NodeId> {
         let index = self.node_of[block.0 as usize];
         (index != NONE).then_some(NodeId(index))
     }
 
-    /// Its first holder has come: it cannot be evicted and does not expire.
-    pub fn hold(&mut self, node: NodeId) {
+    /// Its first reference was added: it cannot be evicted and does not expire.
+    pub fn acquire(&mut self, node: NodeId) {
         self.unlist(node);
     }
 
-    /// Its last holder has gone.
-    pub fn let_go(&mut self, node: NodeId, now: Instant) {
+    /// Its last reference was released.
+    pub fn release(&mut self, node: NodeId, now: Instant) {
         self.nodes[node.0 as usize].last_used = now;
         self.on_device.push_newest(&mut self.nodes, node.0);
     }
 
-    /// Blocks of the host tier in use here.
+    /// The number of nodes in the host tier.
     pub fn num_on_host(&self) -> usize {
         self.on_host.len()
     }
 
-    /// The block in the KV cache that was not held for longest. It is a leaf there.
+    /// The least recently used block in the KV cache. No block in the KV cache follows it.
     pub fn oldest_on_device(&self) -> Option<NodeId> {
         self.on_device.oldest()
     }
 
-    /// The same of the host tier; a leaf of the tree.
+    /// The least recently used block of the host tier. No block follows it.
     pub fn oldest_on_host(&self) -> Option<NodeId> {
         self.on_host.oldest()
     }
 
-    /// The oldest block anywhere, if its time is over. Those on the host come first, for they continue the others.
+    /// A leaf whose time is over, if there is one.
     pub fn expired(&self, now: Instant) -> Option<NodeId> {
+        // Those on the host first, since they follow the others.
         let is_over = |node: &NodeId| now.saturating_duration_since(self.last_used(*node)) >= self.ttl;
         self.oldest_on_host().filter(is_over).or_else(|| self.oldest_on_device().filter(is_over))
     }
 
-    /// When `expired` will have something to say, if nothing happens before.
+    /// When the next block expires, unless it is used before.
     pub fn next_expiry(&self) -> Option<Instant> {
         let oldest = [self.oldest_on_host(), self.oldest_on_device()];
         let last_used = oldest.into_iter().flatten().map(|node| self.last_used(node)).min()?;
         last_used.checked_add(self.ttl)
     }
 
-    /// Its bytes go from the KV cache to the host. It was the oldest there, and is the newest here.
+    /// Moves it to the host tier, where it becomes the most recently used.
     pub fn move_to_host(&mut self, node: NodeId, to: HostBlockId) {
         self.unlist(node);
-        self.place_at(node, Place::Host(to));
+        self.set_location(node, Location::Host(to));
         self.on_host.push_newest(&mut self.nodes, node.0);
     }
 
-    /// Its bytes are in the KV cache again, where somebody holds it: by the plan of step `loaded_in`, or by having been
-    /// computed once more (0).
+    /// Moves it to a referenced block of the KV cache, whose contents the plan of step `loaded_in` loads, or which was
+    /// computed again (0).
     pub fn move_to_device(&mut self, node: NodeId, to: BlockId, loaded_in: u64) {
-        self.place_at(node, Place::Device(to));
+        self.set_location(node, Location::Device(to));
         self.nodes[node.0 as usize].loaded_in = loaded_in;
     }
 
-    /// Forgets a leaf that nobody holds.
+    /// Removes an unreferenced leaf.
     pub fn remove(&mut self, node: NodeId) {
         self.unlist(node);
-        let Node { hash, parent, place, next_in_bucket, .. } = self.nodes[node.0 as usize];
-        if let Place::Device(block) = place {
+        let Node { hash, parent, location, next_in_bucket, .. } = self.nodes[node.0 as usize];
+        if let Location::Device(block) = location {
             self.node_of[block.0 as usize] = NONE;
         }
         if let Parent::Namespace(namespace) = parent {
-            self.namespaces.leave(namespace);
+            self.namespaces.remove_root(namespace);
         }
         let bucket = self.bucket(hash);
         let mut before = self.buckets[bucket];
@@ -304,11 +240,10 @@ impl PrefixCache {
         self.free.push(node.0);
     }
 
-    /// Forgets everything. Blocks that nobody held, of either tier, are handed to `unheld`; the others are their
-    /// holders' own from now on.
-    pub fn flush(&mut self, mut unheld: impl FnMut(Place)) {
+    /// Removes everything. `on_unreferenced` is called for each unreferenced block of either tier.
+    pub fn clear(&mut self, mut on_unreferenced: impl FnMut(Location)) {
         while let Some(node) = self.oldest_on_host().or_else(|| self.oldest_on_device()) {
-            unheld(self.place(node));
+            on_unreferenced(self.location(node));
             self.remove(node);
         }
         self.nodes.clear();
@@ -320,29 +255,29 @@ impl PrefixCache {
         self.epoch += 1;
     }
 
-    fn last_used(&self, node: NodeId) -> Instant {
+    pub(super) fn last_used(&self, node: NodeId) -> Instant {
         self.nodes[node.0 as usize].last_used
     }
 
-    fn place_at(&mut self, node: NodeId, place: Place) {
-        let Node { place: from, .. } = &mut self.nodes[node.0 as usize];
-        if let Place::Device(block) = std::mem::replace(from, place) {
+    fn set_location(&mut self, node: NodeId, location: Location) {
+        let Node { location: from, .. } = &mut self.nodes[node.0 as usize];
+        if let Location::Device(block) = std::mem::replace(from, location) {
             self.node_of[block.0 as usize] = NONE;
         }
-        if let Place::Device(block) = place {
+        if let Location::Device(block) = location {
             self.node_of[block.0 as usize] = node.0;
         }
     }
 
     fn unlist(&mut self, node: NodeId) {
-        let list = match self.place(node) {
-            Place::Device(_) => &mut self.on_device,
-            Place::Host(_) => &mut self.on_host,
+        let list = match self.location(node) {
+            Location::Device(_) => &mut self.on_device,
+            Location::Host(_) => &mut self.on_host,
         };
         list.remove(&mut self.nodes, node.0);
     }
 
-    fn bucket(&self, hash: u128) -> usize {
+    pub(super) fn bucket(&self, hash: u128) -> usize {
         hash as usize & (self.buckets.len() - 1)
     }
 
@@ -351,19 +286,19 @@ impl PrefixCache {
         &self.tokens[start..start + self.block_size]
     }
 
-    /// Blocks in the KV cache that nobody holds, oldest use first.
-    pub fn unheld_on_device(&self) -> impl Iterator<Item = BlockId> {
-        self.on_device.iter(&self.nodes).filter_map(|node| match self.place(node) {
-            Place::Device(block) => Some(block),
-            Place::Host(_) => None,
+    /// Unreferenced blocks in the KV cache, least recently used first.
+    pub fn unreferenced_on_device(&self) -> impl Iterator<Item = BlockId> {
+        self.on_device.iter(&self.nodes).filter_map(|node| match self.location(node) {
+            Location::Device(block) => Some(block),
+            Location::Host(_) => None,
         })
     }
 
-    /// Blocks of the host tier in use here, oldest use first.
+    /// Blocks of the host tier, least recently used first.
     pub fn host_blocks(&self) -> impl Iterator<Item = HostBlockId> {
-        self.on_host.iter(&self.nodes).filter_map(|node| match self.place(node) {
-            Place::Host(block) => Some(block),
-            Place::Device(_) => None,
+        self.on_host.iter(&self.nodes).filter_map(|node| match self.location(node) {
+            Location::Host(block) => Some(block),
+            Location::Device(_) => None,
         })
     }
 }

@@ -1,22 +1,22 @@
-//! Nodes by their last use, oldest first: a doubly linked list through the nodes themselves.
+//! Nodes in the order of their last use: a doubly linked list through the nodes.
 
-use super::{NONE, Node, NodeId};
+use super::node::{NONE, Node, NodeId};
 
-/// The ends of a list; the links are in the nodes.
+/// The ends of a list, oldest use first; the links are in the nodes.
 #[derive(Debug)]
-pub(super) struct List {
+pub(super) struct LruList {
     oldest: u32,
     newest: u32,
     len: usize,
 }
 
-impl Default for List {
+impl Default for LruList {
     fn default() -> Self {
         Self { oldest: NONE, newest: NONE, len: 0 }
     }
 }
 
-impl List {
+impl LruList {
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -49,7 +49,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// The link to what comes after a node, or to the first.
+    /// The link to the node after `index`, or to the first node.
     fn newer_than<'a>(&'a mut self, nodes: &'a mut [Node], index: u32) -> &'a mut u32 {
         match index {
             NONE => &mut self.oldest,

@@ -1,26 +1,26 @@
-//! What a sequence is known by in the prefix cache: where it may share, and the hashes of its full blocks.
+//! The key of a sequence in the prefix cache: its namespace and the hashes of its full blocks.
 
 use std::ops::Range;
 
-use super::Namespace;
 use super::hash::BlockHasher;
+use super::namespace::Namespace;
 
 /// The tokens of a sequence, in two pieces.
 #[derive(Clone, Copy)]
 pub struct Tokens<'a> {
-    /// What it came with.
+    /// The prompt of its request.
     pub prompt: &'a [u32],
-    /// What was added since.
+    /// The generated tokens.
     pub generated: &'a [u32],
 }
 
 impl Tokens<'_> {
-    /// How many there are.
+    /// The number of tokens.
     pub(crate) fn len(&self) -> usize {
         self.prompt.len() + self.generated.len()
     }
 
-    /// The one at `position`.
+    /// The token at `position`.
     pub(crate) fn at(&self, position: usize) -> u32 {
         match position.checked_sub(self.prompt.len()) {
             None => self.prompt[position],
@@ -37,9 +37,9 @@ impl Tokens<'_> {
     }
 }
 
-/// Belongs to one sequence for all its life, whatever places it has: no block is hashed twice.
+/// The chained block hashes of one sequence. It lives as long as the sequence, so no block is hashed twice.
 ///
-/// Invariant: `hashes` is empty, or starts with the namespace's and goes on with one for each of the first full blocks.
+/// Invariant: `hashes` is empty, or it is the hash of the namespace followed by those of the first full blocks.
 #[derive(Debug, Default)]
 pub struct Chain {
     namespace: Namespace,
@@ -48,23 +48,23 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Of a sequence that may share its first `max_blocks` blocks, and so far has `num_ahead` in sight.
+    /// For a sequence that may share its first `max_blocks` blocks. Allocates for `num_ahead` of them.
     pub fn new(namespace: Namespace, max_blocks: usize, num_ahead: usize) -> Self {
         let capacity = if max_blocks == 0 { 0 } else { 1 + num_ahead.min(max_blocks) };
         Self { namespace, hashes: Vec::with_capacity(capacity), max_blocks }
     }
 
-    /// Where it may share.
+    /// The namespace in which it shares blocks.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// How many of its first blocks it may share.
+    /// The number of first blocks that it may share.
     pub fn max_blocks(&self) -> usize {
         self.max_blocks
     }
 
-    /// The hash after block `index`, whose tokens are `tokens`; asked for in order, the first time.
+    /// The hash after block `index`, whose tokens are `tokens`. To be called in order of blocks the first time.
     pub(super) fn hash(&mut self, index: usize, tokens: &[u32], hasher: &BlockHasher) -> u128 {
         if self.hashes.is_empty() {
             let salt = self.namespace.salt.as_deref().unwrap_or_default();

@@ -1,39 +1,40 @@
-//! What a request must be to run here. Nothing is allocated or copied for one that must not.
+//! The check of a request against the limits, on the caller's thread. An invalid request costs the engine nothing.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 use penstock_types::{FieldError, RequestedOutputs, Sampling};
 
-use super::Limits;
+use super::limits::Limits;
 use crate::request::Request;
 
-/// Most sequences in `stop_token_sequences`, and most ids in one: each is compared with the output's end at every token.
+/// The most sequences in `stop_token_sequences`, and the most ids in one: each is compared with the output's end at every
+/// token.
 const MAX_STOP_SEQUENCES: usize = 64;
 
-/// Most entries of the lists that every token is chosen by: stop ids, biases, and the ids of all bad words.
+/// The most entries of the lists that are applied at every token: stop ids, biases, and the ids of all bad words.
 const MAX_LISTED: usize = 1024;
 
-/// Longer runs hardly ever come twice, and each step looks for one in the whole output.
+/// Longer n-grams hardly ever repeat, and each step searches the whole output for one.
 const MAX_NO_REPEAT_NGRAM_SIZE: u32 = 1024;
 
-/// A request that can never run here. Each names the field, its value and the limit.
+/// A request that the engine can never run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InvalidRequest {
     /// The prompt has no tokens.
     #[error("prompt is empty; it needs at least one token")]
     EmptyPrompt,
-    /// A token id the model does not know.
+    /// A token id outside the vocabulary.
     #[error("prompt holds token id {token} at position {position}; the vocabulary has {vocabulary_size} ids")]
     UnknownToken {
         /// The id.
         token: u32,
-        /// Where it stands.
+        /// Its position.
         position: usize,
-        /// Ids go up to this, exclusive.
+        /// The number of ids.
         vocabulary_size: usize,
     },
-    /// The prompt leaves no room for a single token, or has itself none where none is asked for.
+    /// The prompt leaves no room for a token, or exceeds the model's length if none is generated.
     #[error(
         "prompt of {prompt} tokens exceeds the limit of {limit} (max_model_len {max_model_len}{})",
         if limit < max_model_len { " less one token of output" } else { "" }
@@ -41,23 +42,23 @@ pub enum InvalidRequest {
     PromptTooLong {
         /// Prompt tokens.
         prompt: usize,
-        /// Most prompt tokens.
+        /// The most prompt tokens.
         limit: usize,
         /// The engine's `max_model_len`.
         max_model_len: usize,
     },
-    /// The sequence could never fit the KV cache, however empty.
+    /// The sequence does not fit the KV cache.
     #[error(
         "prompt of {prompt} tokens and max_tokens={max_tokens} need {needed} KV blocks; the cache has {available}"
     )]
     NeverFits {
         /// Prompt tokens.
         prompt: usize,
-        /// Asked for.
+        /// The `max_tokens` of the request.
         max_tokens: usize,
-        /// Blocks needed at full length.
+        /// The blocks needed at full length.
         needed: usize,
-        /// Blocks there are.
+        /// The blocks of the KV cache.
         available: usize,
     },
     /// A field with a value that is not allowed.
@@ -66,10 +67,9 @@ pub enum InvalidRequest {
 }
 
 impl Limits {
-    /// Whether `request` can ever run here. Changes nothing, needs no engine thread.
+    /// Checks whether the engine can run `request`.
     ///
-    /// Not bounded here is what rows of logits and hidden states come to: the engine passes them on and does not know how
-    /// wide they are.
+    /// The memory of logits and hidden states is not limited here: the engine does not know their widths.
     pub fn check(&self, request: &Request) -> Result<(), InvalidRequest> {
         self.check_prompt(request)?;
         if request.max_tokens == 0 && !request.outputs.has_prompt() {
@@ -182,9 +182,9 @@ impl Limits {
     }
 }
 
-/// Ranges that no model and no engine has a say in.
+/// The ranges that depend neither on the model nor on the engine.
 fn check_numbers(sampling: &Sampling) -> Result<(), InvalidRequest> {
-    // Written so that NaN is outside every range.
+    // NaN is outside every range.
     let is_positive = |value: f32| value > 0.0 && value.is_finite();
     let is_share = |value: f32| value > 0.0 && value <= 1.0;
     const SHARES: RangeInclusive<f32> = 0.0..=1.0;
@@ -226,11 +226,11 @@ fn not_allowed(field: &'static str, value: impl ToString, limit: impl Into<Strin
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{limits, request};
+    use super::super::test_support::{limits, request};
     use super::*;
     use penstock_types::OutputScope;
 
-    /// `change` makes a good request bad, and the answer says so in these words.
+    /// `change` makes a valid request invalid, with this error.
     #[track_caller]
     fn check(change: impl FnOnce(&mut Request), message: &str) {
         let mut request = request(8, 8);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_length_is_named_with_its_value_and_the_limit() {
+    fn length_errors_name_value_and_limit() {
         check(|r| r.prompt = [].into(), "prompt is empty; it needs at least one token");
         check(
             |r| r.prompt = [1; 64].into(),
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_number_is_named_with_its_value_and_the_limit() {
+    fn number_errors_name_value_and_limit() {
         check(
             |r| r.sampling.temperature = f32::NAN,
             "temperature=NaN is not allowed: it must be finite and at least 0",
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_the_model_does_not_know_is_named_wherever_it_stands() {
+    fn ids_outside_the_vocabulary_are_rejected_in_every_field() {
         check(
             |r| r.stop_token_ids = vec![2, 100],
             "stop_token_ids=100 is not allowed: it must be below the vocabulary's 100 ids",
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_mean_nothing_are_refused() {
+    fn meaningless_lists_are_rejected() {
         check(
             |r| r.stop_token_sequences = vec![vec![1], vec![]],
             "stop_token_sequences=a sequence of 0 ids is not allowed: it must be from 1 to 64 ids each",
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_every_token_is_chosen_by_are_bounded() {
+    fn lists_applied_at_every_token_are_limited() {
         check(
             |r| r.stop_token_ids = vec![2; 1025],
             "stop_token_ids=1025 entries is not allowed: it must be at most 1024",
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_likely_tokens_are_told_of_than_there_are() {
+    fn top_logprobs_are_limited_by_the_vocabulary() {
         check(
             |r| r.outputs.logprobs = Some(101),
             "top_logprobs=101 is not allowed: it must be at most the vocabulary's 100 ids",
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_may_fill_the_model_where_it_is_only_reported_on() {
+    fn a_scored_prompt_may_have_the_model_length() {
         let outputs =
             RequestedOutputs { hidden_states: Some(OutputScope::Prompt), ..RequestedOutputs::default() };
         let limits = Limits { num_blocks: 4, ..limits() };

@@ -1,0 +1,383 @@
+//! The engine without its thread: a state machine with messages and the clock as inputs, plans and events as outputs.
+//!
+//! The `actor` drives it with a mailbox and an executor; the simulation drives it with a random number generator. It never
+//! waits and never reads a clock.
+//!
+//! ```text
+//! handle(Start)     ─▶ a slot or the queue, Admitted or Rejected
+//! handle(StepDone)  ─▶ tokens are delivered, finished sequences end
+//! attend()          ─▶ cancelled sequences end, paused ones with room resume, old prefixes expire
+//! plan()            ─▶ the next step, up to DEPTH in flight; sequences without room wait or end
+//! ring()            ─▶ every port with new events, once
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::executor::{StepDone, StepError};
+use crate::limits::Limits;
+use crate::mailbox::{Attention, Gate};
+use crate::message::{Message, Outbox, Start};
+use crate::port::{PortIndex, Ringer};
+use crate::prefix_cache::{BlockHasher, Chain, Namespace};
+use crate::request::{Finish, FinishReason, Rejection, Request, RequestId, StopCause};
+use crate::scheduler::Scheduler;
+use crate::sequence::{Arrival, GENERATED_AHEAD, SchedulingKey, Sequence};
+use crate::stats::SharedStats;
+use crate::step::{DEPTH, StepOutput, StepPlan, split_off};
+
+/// See the module. To be shut down before it is dropped.
+pub struct EngineCore {
+    limits: Limits,
+    scheduler: Scheduler,
+    ringer: Ringer,
+    /// Steps in flight, oldest first.
+    in_flight: VecDeque<InFlightStep>,
+    /// Buffers of completed steps, for the next ones.
+    spare: Vec<StepBuffers>,
+    /// Last events of requests that have ended. They are pushed once the statistics agree with them.
+    pending_finishes: Vec<(Outbox, PortIndex, Finish)>,
+    /// Scratch of `attend`.
+    cancelled: Vec<Sequence>,
+    attention: Arc<Attention>,
+    gate: Arc<Gate>,
+    stats: Arc<SharedStats>,
+    num_arrivals: u64,
+    is_stopped: bool,
+}
+
+/// A step in flight.
+struct InFlightStep {
+    step: u64,
+    /// The requests of its rows; `None` for a row whose output is to be ignored. A request may have ended.
+    requests: Vec<Option<RequestId>>,
+}
+
+/// The buffers of one step.
+#[derive(Default)]
+struct StepBuffers {
+    plan: Box<StepPlan>,
+    output: Box<StepOutput>,
+    requests: Vec<Option<RequestId>>,
+}
+
+impl EngineCore {
+    /// An engine without requests. `limits` have been validated; `hasher` is the prefix cache's.
+    pub fn new(
+        limits: Limits,
+        hasher: BlockHasher,
+        attention: Arc<Attention>,
+        gate: Arc<Gate>,
+        stats: Arc<SharedStats>,
+    ) -> Self {
+        let core = Self {
+            scheduler: Scheduler::new(&limits, hasher),
+            limits,
+            ringer: Ringer::default(),
+            in_flight: VecDeque::with_capacity(DEPTH),
+            spare: Vec::with_capacity(DEPTH),
+            pending_finishes: Vec::new(),
+            cancelled: Vec::new(),
+            attention,
+            gate,
+            stats,
+            num_arrivals: 0,
+            is_stopped: false,
+        };
+        core.publish_stats();
+        core
+    }
+
+    /// Processes one message. The events it causes are pushed, but their ports not yet rung.
+    pub fn handle(&mut self, message: Message, now: Instant) {
+        match message {
+            Message::Start(starts) => self.start(starts, now),
+            Message::Nudge => {} // it only wakes the engine thread, which calls `attend` next
+            Message::StepDone(done) => self.complete(done, now),
+            Message::ResetPrefixCache => {
+                self.scheduler.reset_prefix_cache();
+                self.publish_stats();
+            }
+            Message::Shutdown => self.stop(StopCause::Closed, now),
+        }
+    }
+
+    fn start(&mut self, mut starts: Vec<Start>, now: Instant) {
+        if self.is_stopped {
+            return self.reject(starts, Rejection::Stopped(self.gate.cause()));
+        }
+        let others = starts.split_off(1.min(starts.len()));
+        let Some(first) = starts.pop() else { return };
+        let leader = first.id;
+        let first = self.sequence(first, now);
+        let first_arrival = first.key.arrival;
+        if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
+            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
+            let rejection = Rejection::Overloaded { waiting, limit };
+            outbox.reject(rejection.clone());
+            self.ringer.disconnect(port);
+            return self.reject(others, rejection);
+        }
+        let num_others = others.len() as u64;
+        for other in others {
+            let sequence = self.sequence(other, now);
+            self.scheduler.add_choice(leader, sequence);
+        }
+        self.scheduler.counters.requests_admitted += 1 + num_others;
+        self.publish_stats(); // before the events: an admitted request is counted
+        for arrival in first_arrival..=first_arrival + num_others {
+            let sequence = self.scheduler.find_arrival(arrival);
+            sequence.outbox.queue_mut().admit();
+            // It may have been cancelled in the mailbox, and the engine may have attended to that flag before.
+            if sequence.outbox.is_cancelled() {
+                self.attention.raise();
+            }
+            self.ringer.touch(sequence.port);
+        }
+    }
+
+    /// The sequence of the next arrival.
+    fn sequence(&mut self, Start { id, request, outbox }: Start, now: Instant) -> Sequence {
+        let port = self.ringer.connect(outbox.bell());
+        let max_new_tokens = self.limits.max_new_tokens(&request);
+        let max_kv_tokens = self.limits.max_kv_tokens(&request);
+        let key = SchedulingKey { priority: request.priority, arrival: self.num_arrivals };
+        self.num_arrivals += 1;
+        let chain = self.chain(&request, max_new_tokens);
+        let arrival = Arrival { id, key, request, outbox, port, max_new_tokens, max_kv_tokens, chain };
+        Sequence::new(arrival, self.limits.num_speculative_tokens, now)
+    }
+
+    fn chain(&self, request: &Request, max_new_tokens: usize) -> Chain {
+        let num_blocks = self.limits.num_shareable_blocks(request);
+        let num_ahead = request.prompt.len() + max_new_tokens.min(GENERATED_AHEAD);
+        let namespace = Namespace { salt: request.cache_salt.clone() };
+        Chain::new(namespace, num_blocks, num_ahead / self.limits.block_size)
+    }
+
+    fn reject(&mut self, starts: Vec<Start>, rejection: Rejection) {
+        for Start { outbox, .. } in starts {
+            let port = self.ringer.connect(outbox.bell());
+            outbox.reject(rejection.clone());
+            self.ringer.disconnect(port);
+        }
+    }
+
+    /// Ends the cancelled sequences and resumes those whose consumers have read, if the attention flag was raised since the
+    /// last call. Removes expired prefixes.
+    pub fn attend(&mut self, now: Instant) {
+        if self.next_expiry().is_some_and(|expiry| expiry <= now) {
+            self.scheduler.expire(now);
+            self.publish_stats();
+        }
+        if !self.attention.take() {
+            return;
+        }
+        let mut cancelled = std::mem::take(&mut self.cancelled);
+        self.scheduler.attend(&mut cancelled, now);
+        for sequence in cancelled.drain(..) {
+            self.end(sequence, FinishReason::Cancelled, now);
+        }
+        self.cancelled = cancelled;
+        self.flush_finishes();
+    }
+
+    /// The next step, if anything can be computed now and fewer than [`DEPTH`] steps are in flight, or none while a sequence
+    /// drafts (see `scheduler::rows`). The caller submits it; steps complete in the order they are returned here.
+    pub fn plan(&mut self, now: Instant) -> Option<(Box<StepPlan>, Box<StepOutput>)> {
+        let is_full = match self.in_flight.len() {
+            0 => false,
+            DEPTH.. => true,
+            _ => self.scheduler.is_drafting(),
+        };
+        if is_full || self.is_stopped {
+            return None;
+        }
+        let StepBuffers { mut plan, mut output, mut requests } = self.spare.pop().unwrap_or_default();
+        self.scheduler.plan(&mut plan, &mut requests, now);
+        while let Some(sequence) = self.scheduler.pop_interrupted() {
+            self.end(sequence, FinishReason::Interrupted, now);
+        }
+        self.flush_finishes();
+        if plan.rows.is_empty() {
+            self.spare.push(StepBuffers { plan, output, requests });
+            return None;
+        }
+        output.step = plan.step;
+        self.in_flight.push_back(InFlightStep { step: plan.step, requests });
+        Some((plan, output))
+    }
+
+    fn complete(&mut self, StepDone { mut plan, mut output, result }: StepDone, now: Instant) {
+        let InFlightStep { step, mut requests } =
+            self.in_flight.pop_front().expect("a step completed that is not in flight; this is a bug");
+        assert_eq!((plan.step, output.step), (step, step), "steps completed out of order; this is a bug");
+        self.scheduler.counters.steps += 1;
+        let check = |()| output.check(&plan, self.limits.vocabulary_size).map_err(StepError::Failed);
+        match result.and_then(check) {
+            Ok(()) => self.deliver(&plan, &mut output, &requests, now),
+            Err(StepError::Failed(text)) => self.fail(&plan, output.copies_done, &requests, &text, now),
+            Err(StepError::DeviceLost(text)) => {
+                log::error!("the device was lost: {text}");
+                self.stop(StopCause::DeviceLost(text.into()), now);
+            }
+        }
+        plan.clear();
+        output.clear();
+        requests.clear();
+        self.spare.push(StepBuffers { plan, output, requests });
+        self.flush_finishes();
+    }
+
+    fn deliver(
+        &mut self,
+        plan: &StepPlan,
+        output: &mut StepOutput,
+        requests: &[Option<RequestId>],
+        now: Instant,
+    ) {
+        let StepOutput { rows, sampled, positions, forced, .. } = output;
+        let (mut sampled, mut positions) = (&mut sampled[..], &mut positions[..]);
+        for ((row, output), request) in plan.rows.iter().zip(rows).zip(requests) {
+            let tokens = split_off(&mut sampled, output.num_tokens);
+            let positions = split_off(&mut positions, output.num_positions);
+            let Some(request) = *request else { continue };
+            if let Some(text) = output.failure.take() {
+                self.finish(row.slot, request, FinishReason::Failed(text), now);
+                continue;
+            }
+            let Some(sequence) = self.scheduler.find(row.slot, request) else { continue };
+            if !(tokens.is_empty() && positions.is_empty()) {
+                self.ringer.touch(sequence.port);
+            }
+            let (mut end, mut num_appended) = (sequence.deliver_positions(row, positions), 0);
+            for token in tokens {
+                if end.is_none() {
+                    end = sequence.append(token.take(), now);
+                    num_appended += 1;
+                }
+            }
+            if row.sample.is_some() {
+                sequence.update_drafts(&forced[output.forced.start as usize..output.forced.end as usize]);
+            }
+            let counters = &mut self.scheduler.counters;
+            counters.generation_tokens += num_appended;
+            if row.num_drafts > 0 {
+                counters.drafted_tokens += u64::from(row.num_drafts);
+                // The last token is not a draft, unless the request ended before it.
+                counters.accepted_tokens += num_appended.min(u64::from(output.num_tokens) - 1);
+            }
+            let computed = self.scheduler.row_computed(row, request, now);
+            self.scheduler.counters.prompt_tokens += computed.prompt as u64;
+            self.scheduler.counters.recomputed_tokens += computed.again as u64;
+            if row.sample.is_some_and(|sample| sample.index == 0) {
+                self.scheduler.release_followers(request);
+            }
+            if let Some(reason) = end {
+                self.finish(row.slot, request, reason, now);
+            }
+        }
+    }
+
+    fn fail(
+        &mut self,
+        plan: &StepPlan,
+        copies_done: bool,
+        requests: &[Option<RequestId>],
+        text: &str,
+        now: Instant,
+    ) {
+        if !copies_done && !plan.copies.is_empty() {
+            self.invalidate_copies(plan.step, now);
+        }
+        for (row, request) in plan.rows.iter().zip(requests) {
+            if let Some(request) = *request {
+                self.finish(row.slot, request, FinishReason::Failed(text.to_owned()), now);
+            }
+        }
+    }
+
+    fn invalidate_copies(&mut self, step: u64, now: Instant) {
+        let mut invalidated = Vec::new();
+        self.scheduler.invalidate_copies(step, &mut invalidated, now);
+        for request in self.in_flight.iter_mut().flat_map(|step| &mut step.requests) {
+            *request = request.filter(|request| !invalidated.contains(request));
+        }
+    }
+
+    /// Ends the request of a row, unless it has ended.
+    fn finish(&mut self, slot: u32, request: RequestId, reason: FinishReason, now: Instant) {
+        if let Some(sequence) = self.scheduler.finish(slot, request, now) {
+            self.end(sequence, reason, now);
+        }
+    }
+
+    /// Ends every request. The gate closes first: a caller that sees a request end sees that the engine has stopped.
+    fn stop(&mut self, cause: StopCause, now: Instant) {
+        self.is_stopped = true;
+        self.gate.close(cause.clone());
+        while let Some(sequence) = self.scheduler.pop_any(now) {
+            let reason = match cause {
+                StopCause::Closed => FinishReason::Cancelled,
+                _ => FinishReason::EngineStopped(cause.clone()),
+            };
+            self.end(sequence, reason, now);
+        }
+        self.flush_finishes();
+    }
+
+    /// Prepares the last event of a sequence, which was taken out of the scheduler.
+    fn end(&mut self, sequence: Sequence, reason: FinishReason, now: Instant) {
+        self.scheduler.counters.requests_finished += 1;
+        self.scheduler.promote_leader(sequence.id);
+        let finish = sequence.finish(reason, now);
+        self.pending_finishes.push((sequence.outbox, sequence.port, finish));
+    }
+
+    /// Publishes the statistics and then pushes the last events: a consumer that receives one finds its blocks freed.
+    fn flush_finishes(&mut self) {
+        self.publish_stats();
+        for (outbox, port, finish) in self.pending_finishes.drain(..) {
+            outbox.finish(finish);
+            self.ringer.disconnect(port);
+        }
+    }
+
+    fn publish_stats(&self) {
+        self.stats.publish(self.scheduler.stats());
+    }
+
+    /// When the next block of the prefix cache expires; `attend` is to be called then, even if no message has arrived.
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.scheduler.next_expiry()
+    }
+
+    /// Rings every port that events were pushed for since the last call, once.
+    pub fn ring(&mut self) {
+        self.ringer.ring();
+    }
+
+    /// Whether it was shut down or has lost its device: every request has ended, and nothing is planned any more.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
+    /// Whether no step is in flight and no request is open.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.scheduler.num_open() == 0
+    }
+
+    /// Panics unless all parts agree with each other. May be called between any two operations.
+    pub fn check_integrity(&self) {
+        self.scheduler.check_integrity();
+        let num_open = self.scheduler.num_open();
+        self.ringer.check_integrity(num_open);
+        assert!(self.in_flight.len() <= DEPTH, "too many steps in flight; this is a bug");
+        assert!(self.in_flight.len() + self.spare.len() <= DEPTH, "step buffers multiply; this is a bug");
+        assert!(self.pending_finishes.is_empty(), "a request was left without its last event; this is a bug");
+        let counters = &self.scheduler.counters;
+        let num_counted = counters.requests_admitted - counters.requests_finished;
+        assert_eq!(num_counted, num_open as u64, "requests lost or duplicated; this is a bug");
+    }
+}

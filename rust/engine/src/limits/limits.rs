@@ -1,0 +1,212 @@
+//! [`Limits`]: their values, their validation, and what a request needs of them.
+
+use std::time::Duration;
+
+use penstock_types::FieldError;
+
+use crate::request::Request;
+
+/// The largest `num_speculative_tokens`: predictions further ahead are hardly ever right.
+pub const MAX_SPECULATIVE_TOKENS: usize = 32;
+
+/// What happens to the newest sequence of the lowest priority when other sequences need its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PreemptionMode {
+    /// It waits, and is then computed again from its beginning.
+    #[default]
+    Recompute,
+    /// It waits, its blocks saved in the host tier; if the tier is full, as `Recompute`.
+    Swap,
+    /// It ends, with the tokens it has generated. Only if running sequences grow: a sequence that is preempted for a request of
+    /// higher priority, or because its consumer does not read, waits as with `Recompute`.
+    Interrupt,
+}
+
+/// The limits of an engine, fixed when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most tokens of one sequence, prompt and output together.
+    pub max_model_len: usize,
+    /// The most sequences that run at once; the number of executor slots.
+    pub max_num_seqs: usize,
+    /// The most tokens computed in one step, and so the longest chunk of a prompt.
+    pub max_num_batched_tokens: usize,
+    /// The most new requests that may wait.
+    pub max_waiting: usize,
+    /// Tokens per block of the KV cache.
+    pub block_size: usize,
+    /// Blocks of the KV cache.
+    pub num_blocks: usize,
+    /// The number of token ids of the model.
+    pub vocabulary_size: usize,
+    /// Events that a consumer may leave unread before its sequence pauses.
+    pub queue_capacity: usize,
+    /// How long unused blocks stay in the prefix cache; `None` for no prefix cache.
+    pub prefix_cache_ttl: Option<Duration>,
+    /// Sequences with longer prompts share no blocks, and blocks at positions from this on are not shared. For models whose
+    /// keys depend on the prompt's length beyond this.
+    pub max_shared_len: usize,
+    /// What happens when the blocks run out.
+    pub preemption_mode: PreemptionMode,
+    /// Blocks of the host tier, where blocks are saved that the KV cache has no room for; 0 for none.
+    pub host_blocks: usize,
+    /// Whether the host tier also keeps prefixes, not only the blocks of swapped sequences.
+    pub host_prefixes: bool,
+    /// The most draft tokens of a sequence per step, predicted from earlier tokens; 0 without speculative decoding.
+    pub num_speculative_tokens: usize,
+}
+
+impl Limits {
+    /// Checks whether an engine can run with these limits.
+    pub fn validate(&self) -> Result<(), FieldError> {
+        let sizes = [
+            ("max_model_len", self.max_model_len),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("block_size", self.block_size),
+            ("num_blocks", self.num_blocks),
+            ("vocabulary_size", self.vocabulary_size),
+            ("queue_capacity", self.queue_capacity),
+        ];
+        if let Some((field, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
+            return Err(FieldError::new(field, value, "at least 1"));
+        }
+        // Positions, slots, blocks and offsets into a plan are 32 bits wide.
+        let mut indexed = sizes.into_iter().chain([("host_blocks", self.host_blocks)]);
+        if let Some((field, value)) = indexed.find(|(_, value)| *value > i32::MAX as usize) {
+            return Err(FieldError::new(field, value, format!("at most {}", i32::MAX)));
+        }
+        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS {
+            let limit = format!("at most {MAX_SPECULATIVE_TOKENS}");
+            return Err(FieldError::new("num_speculative_tokens", self.num_speculative_tokens, limit));
+        }
+        if self.prefix_cache_ttl.is_some_and(|ttl| ttl.is_zero()) {
+            return Err(FieldError::new("prefix_cache_ttl", 0, "above 0, or absent for no prefix cache"));
+        }
+        let is_swapping = self.preemption_mode == PreemptionMode::Swap;
+        if is_swapping && self.host_blocks == 0 {
+            return Err(FieldError::new("host_blocks", 0, "at least 1 with preemption_mode=swap"));
+        }
+        if self.host_blocks > 0 && !is_swapping && self.prefix_cache_ttl.is_none() {
+            let limit = "0 without a prefix cache and without preemption_mode=swap";
+            return Err(FieldError::new("host_blocks", self.host_blocks, limit));
+        }
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            let limit =
+                format!("at least max_num_seqs={}, one token per sequence and step", self.max_num_seqs);
+            return Err(FieldError::new("max_num_batched_tokens", self.max_num_batched_tokens, limit));
+        }
+        Ok(())
+    }
+
+    /// The most tokens that `request` may generate: its `max_tokens`, limited by the model's length.
+    pub fn max_new_tokens(&self, request: &Request) -> usize {
+        request.max_tokens.min(self.max_model_len - request.prompt.len())
+    }
+
+    /// The number of first blocks that `request` may share with others.
+    pub fn num_shareable_blocks(&self, request: &Request) -> usize {
+        let may_share = self.prefix_cache_ttl.is_some() && request.prefix_cache;
+        if may_share && request.prompt.len() <= self.max_shared_len {
+            self.max_shared_len / self.block_size
+        } else {
+            0
+        }
+    }
+
+    /// The most tokens of `request` that are in the KV cache. The last generated token is never computed.
+    pub fn max_kv_tokens(&self, request: &Request) -> usize {
+        request.prompt.len() + self.max_new_tokens(request).max(1) - 1
+    }
+
+    /// The most blocks that `request` needs.
+    pub fn blocks_needed(&self, request: &Request) -> usize {
+        self.max_kv_tokens(request).div_ceil(self.block_size)
+    }
+
+    /// The capacity of the result queue of `request`: no more than the events it can have, which are `Admitted`, one per token,
+    /// and at most one per position with prompt outputs.
+    pub fn result_capacity(&self, request: &Request) -> usize {
+        let num_positions = if request.outputs.has_prompt() { request.prompt.len() } else { 0 };
+        self.queue_capacity.min(request.max_tokens.saturating_add(num_positions).saturating_add(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_types::RequestedOutputs;
+
+    use super::super::test_support::{limits, request};
+    use super::*;
+
+    #[test]
+    fn the_last_token_needs_no_block() {
+        assert_eq!(limits().blocks_needed(&request(16, 1)), 1);
+        assert_eq!(limits().blocks_needed(&request(16, 2)), 2);
+        assert_eq!(limits().blocks_needed(&request(48, usize::MAX)), 4, "clipped to max_model_len");
+        assert_eq!(limits().check(&request(48, 1)), Ok(()));
+        assert!(limits().check(&request(48, 2)).is_err());
+    }
+
+    #[test]
+    fn a_scored_prompt_needs_blocks_for_all_its_tokens() {
+        assert_eq!(limits().blocks_needed(&request(16, 0)), 1);
+        assert_eq!(limits().blocks_needed(&request(17, 0)), 2);
+    }
+
+    #[test]
+    fn a_result_queue_is_no_longer_than_its_request_can_fill() {
+        assert_eq!(limits().result_capacity(&request(8, 3)), 4);
+        assert_eq!(limits().result_capacity(&request(8, usize::MAX)), 8, "queue_capacity");
+        let outputs = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
+        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, 0) }), 4);
+        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, usize::MAX) }), 8);
+    }
+
+    #[test]
+    fn limits_out_of_range_are_rejected() {
+        let error = Limits { block_size: 0, ..limits() }.validate().unwrap_err();
+        assert_eq!(error.to_string(), "block_size=0 is not allowed: it must be at least 1");
+        let error = Limits { max_num_batched_tokens: 3, ..limits() }.validate().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "max_num_batched_tokens=3 is not allowed: it must be at least max_num_seqs=4, one token per sequence and step"
+        );
+        assert!(Limits { num_blocks: 1 << 40, ..limits() }.validate().is_err());
+        assert!(Limits { host_blocks: 1 << 40, ..limits() }.validate().is_err());
+        let error = Limits { num_speculative_tokens: 33, ..limits() }.validate().unwrap_err();
+        assert_eq!(error.to_string(), "num_speculative_tokens=33 is not allowed: it must be at most 32");
+    }
+
+    #[test]
+    fn limits_without_effect_are_rejected() {
+        let check = |limits: Limits, message: &str| {
+            assert_eq!(limits.validate().unwrap_err().to_string(), message);
+        };
+        check(
+            Limits { prefix_cache_ttl: Some(Duration::ZERO), ..limits() },
+            "prefix_cache_ttl=0 is not allowed: it must be above 0, or absent for no prefix cache",
+        );
+        check(
+            Limits { preemption_mode: PreemptionMode::Swap, ..limits() },
+            "host_blocks=0 is not allowed: it must be at least 1 with preemption_mode=swap",
+        );
+        check(
+            Limits { host_blocks: 5, ..limits() },
+            "host_blocks=5 is not allowed: it must be 0 without a prefix cache and without preemption_mode=swap",
+        );
+        let prefix_cache_ttl = Some(Duration::from_secs(300));
+        assert_eq!(Limits { host_blocks: 5, prefix_cache_ttl, ..limits() }.validate(), Ok(()));
+    }
+
+    #[test]
+    fn blocks_and_prompts_beyond_max_shared_len_are_not_shared() {
+        let prefix_cache_ttl = Some(Duration::from_secs(300));
+        let limits = Limits { prefix_cache_ttl, max_shared_len: 40, ..limits() };
+        assert_eq!(limits.num_shareable_blocks(&request(40, 1)), 2);
+        assert_eq!(limits.num_shareable_blocks(&request(41, 1)), 0);
+        assert_eq!(limits.num_shareable_blocks(&Request { prefix_cache: false, ..request(40, 1) }), 0);
+        let limits = Limits { prefix_cache_ttl: None, ..limits };
+        assert_eq!(limits.num_shareable_blocks(&request(40, 1)), 0);
+    }
+}

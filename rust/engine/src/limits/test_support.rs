@@ -1,0 +1,29 @@
+//! Limits and requests for the unit tests.
+
+use penstock_types::Sampling;
+
+use super::limits::{Limits, PreemptionMode};
+use crate::request::Request;
+
+pub(super) fn limits() -> Limits {
+    Limits {
+        max_model_len: 64,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 16,
+        max_waiting: 0,
+        block_size: 16,
+        num_blocks: 3,
+        vocabulary_size: 100,
+        queue_capacity: 8,
+        prefix_cache_ttl: None,
+        max_shared_len: usize::MAX,
+        preemption_mode: PreemptionMode::Recompute,
+        host_blocks: 0,
+        host_prefixes: true,
+        num_speculative_tokens: 0,
+    }
+}
+
+pub(super) fn request(num_prompt: usize, max_tokens: usize) -> Request {
+    Request::new(vec![1; num_prompt], max_tokens, Sampling { temperature: 0.0, ..Sampling::default() })
+}

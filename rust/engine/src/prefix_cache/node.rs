@@ -1,0 +1,48 @@
+//! The nodes of the prefix cache.
+
+use std::time::Instant;
+
+use penstock_types::{BlockId, HostBlockId};
+
+use super::namespace::NamespaceId;
+
+/// Names a node for as long as it is in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeId(pub(super) u32);
+
+/// No node.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// The block that holds a node's contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// In the KV cache.
+    Device(BlockId),
+    /// In the host tier.
+    Host(HostBlockId),
+}
+
+/// What a block follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parent {
+    /// It is the first block of a sequence.
+    Namespace(NamespaceId),
+    Node(NodeId),
+}
+
+/// One block.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub hash: u128,
+    pub parent: Parent,
+    pub location: Location,
+    /// The step whose plan loads it from the host; 0 if it was computed where it is.
+    pub loaded_in: u64,
+    /// When its last reference was released.
+    pub last_used: Instant,
+    pub is_listed: bool,
+    /// Neighbours in the LRU list of its tier.
+    pub older: u32,
+    pub newer: u32,
+    pub next_in_bucket: u32,
+}

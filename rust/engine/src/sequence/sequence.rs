@@ -1,0 +1,300 @@
+//! [`Sequence`]: its state, its life in slots, and the delivery of its outputs.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::drafting::Drafting;
+use super::prompt_outputs::PromptOutputs;
+use crate::kv_cache::SwappedBlocks;
+use crate::message::Outbox;
+use crate::port::PortIndex;
+use crate::prefix_cache::{Chain, Tokens};
+use crate::request::{CachedTokens, Finish, FinishReason, PromptPosition, Request, RequestId, Token};
+use crate::step::{DEPTH, ScheduledRow};
+
+/// The scheduling order: the least key is scheduled first and preempted last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SchedulingKey {
+    /// The priority of the request.
+    pub(crate) priority: i32,
+    /// Counts arrivals, so no two keys are equal.
+    pub(crate) arrival: u64,
+}
+
+/// A request that waits or runs. The scheduler owns its slot and its blocks.
+pub struct Sequence {
+    pub(crate) id: RequestId,
+    pub(crate) key: SchedulingKey,
+    pub(crate) request: Arc<Request>,
+    pub(crate) outbox: Outbox,
+    pub(crate) port: PortIndex,
+    /// The most tokens it may generate: `max_tokens` of the request, limited by the model's length.
+    pub(crate) max_new_tokens: usize,
+    /// The most tokens that it ever has in the KV cache.
+    pub(crate) max_kv_tokens: usize,
+    /// Set while it waits for its consumer to read.
+    pub(crate) is_paused: bool,
+    /// Its key in the prefix cache.
+    chain: Chain,
+    /// Its blocks in the host tier while it is preempted.
+    pub(crate) swapped: Option<SwappedBlocks>,
+    /// Tokens that were loaded from the host tier into the prefix cache for its next allocation.
+    pub(crate) num_staged: usize,
+    pub(super) generated: Vec<u32>,
+    pub(super) prompt_outputs: PromptOutputs,
+    pub(super) drafting: Drafting,
+    /// Tokens that are computed or in a plan in flight.
+    pub(super) num_planned: usize,
+    /// Tokens that were computed, or found in the cache, since the request arrived.
+    num_computed_once: usize,
+    /// Whether a plan has told the executor of this sequence and its slot.
+    pub(super) has_slot_state: bool,
+    pub(super) num_rows_in_flight: usize,
+    /// Rows in flight that sample. Each yields one token, or with drafts at least one.
+    pub(super) num_samples_in_flight: usize,
+    /// What the prefix cache had when it was first scheduled.
+    cached: Option<CachedTokens>,
+    arrived: Instant,
+    pub(super) first_planned: Option<Instant>,
+    first_token: Option<Instant>,
+}
+
+/// A request on arrival.
+pub(crate) struct Arrival {
+    pub(crate) id: RequestId,
+    pub(crate) key: SchedulingKey,
+    pub(crate) request: Arc<Request>,
+    pub(crate) outbox: Outbox,
+    pub(crate) port: PortIndex,
+    pub(crate) max_new_tokens: usize,
+    pub(crate) max_kv_tokens: usize,
+    pub(crate) chain: Chain,
+}
+
+/// The tokens of a row that was computed.
+#[derive(Clone, Copy)]
+pub(crate) struct ComputedTokens {
+    /// The position after the last one.
+    pub(crate) end: usize,
+    /// The number of prompt tokens that were computed for the first time.
+    pub(crate) prompt: usize,
+    /// The number of tokens that were computed before.
+    pub(crate) again: usize,
+}
+
+/// The most generated tokens for which memory is allocated on arrival.
+pub(crate) const GENERATED_AHEAD: usize = 1024;
+
+impl Sequence {
+    pub(crate) fn new(arrival: Arrival, num_speculative_tokens: usize, now: Instant) -> Self {
+        let Arrival { id, key, request, outbox, port, max_new_tokens, max_kv_tokens, chain } = arrival;
+        Self {
+            id,
+            key,
+            prompt_outputs: PromptOutputs::new(&request),
+            drafting: Drafting::new(num_speculative_tokens),
+            request,
+            outbox,
+            port,
+            max_new_tokens,
+            max_kv_tokens,
+            is_paused: false,
+            chain,
+            swapped: None,
+            num_staged: 0,
+            generated: Vec::with_capacity(max_new_tokens.min(GENERATED_AHEAD)),
+            num_planned: 0,
+            num_computed_once: 0,
+            has_slot_state: false,
+            num_rows_in_flight: 0,
+            num_samples_in_flight: 0,
+            cached: None,
+            arrived: now,
+            first_planned: None,
+            first_token: None,
+        }
+    }
+
+    /// Tokens that are computed or in a plan in flight.
+    pub(crate) fn num_planned(&self) -> usize {
+        self.num_planned
+    }
+
+    /// Its tokens, those being sampled included.
+    pub(crate) fn num_tokens(&self) -> usize {
+        self.request.prompt.len() + self.generated.len() + self.num_samples_in_flight
+    }
+
+    /// Its known tokens.
+    pub(crate) fn tokens(&self) -> Tokens<'_> {
+        Tokens { prompt: &self.request.prompt, generated: &self.generated }
+    }
+
+    /// Its block hashes and its known tokens.
+    pub(crate) fn contents(&mut self) -> (&mut Chain, Tokens<'_>) {
+        (&mut self.chain, Tokens { prompt: &self.request.prompt, generated: &self.generated })
+    }
+
+    /// Its block hashes.
+    pub(crate) fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// Whether it has been scheduled before.
+    pub(crate) fn was_scheduled(&self) -> bool {
+        self.cached.is_some()
+    }
+
+    pub(crate) fn has_no_rows_in_flight(&self) -> bool {
+        self.num_rows_in_flight == 0
+    }
+
+    /// Whether all tokens it may generate and all outputs of its prompt are delivered or in flight: nothing is left to
+    /// schedule.
+    pub(crate) fn is_all_planned(&self) -> bool {
+        self.generated.len() + self.num_samples_in_flight == self.max_new_tokens
+            && self.prompt_outputs.is_all_planned()
+    }
+
+    /// The number of first tokens that need not be computed if the prefix cache has them: all but those with prompt outputs,
+    /// and all but the last, after which a token is sampled.
+    pub(crate) fn num_reusable(&self) -> usize {
+        self.prompt_outputs.num_reusable().min(self.num_tokens() - 1)
+    }
+
+    /// Whether the prefix cache is searched when it is first scheduled.
+    pub(crate) fn uses_prefix_cache(&self) -> bool {
+        self.chain.max_blocks() > 0 && self.prompt_outputs.is_all_planned()
+    }
+
+    /// It is scheduled, with blocks that hold its first `num_computed` tokens. Returns whether for the first time; `cached`
+    /// is reported with its end then.
+    pub(crate) fn enter_slot(&mut self, num_computed: usize, cached: CachedTokens) -> bool {
+        let is_first = self.cached.is_none();
+        if is_first {
+            self.cached = Some(cached);
+        }
+        self.num_computed_once = self.num_computed_once.max(num_computed);
+        self.num_planned = num_computed;
+        is_first
+    }
+
+    /// It loses its slot and its blocks. Returns the number of planned tokens. Rows in flight still deliver.
+    pub(crate) fn leave_slot(&mut self) -> usize {
+        self.has_slot_state = false;
+        std::mem::take(&mut self.num_planned)
+    }
+
+    /// Discards its rows in flight.
+    pub(crate) fn clear_in_flight(&mut self) {
+        self.num_rows_in_flight = 0;
+        self.num_samples_in_flight = 0;
+        self.prompt_outputs.clear_in_flight();
+        self.drafting.num_in_flight = 0;
+    }
+
+    /// One of its rows was computed, and the tokens it sampled were appended.
+    pub(crate) fn row_computed(&mut self, row: &ScheduledRow) -> ComputedTokens {
+        self.num_rows_in_flight -= 1;
+        self.num_samples_in_flight -= usize::from(row.sample.is_some());
+        let (start, mut end) = (row.start as usize, (row.start + row.num_tokens) as usize);
+        if row.num_drafts > 0 {
+            // The token after the last accepted draft is not an input of this row: its position is computed again.
+            let num_accepted = self.num_tokens() - 1 - (end - row.num_drafts as usize);
+            end -= row.num_drafts as usize - num_accepted;
+            self.num_planned += if self.has_slot_state { num_accepted } else { 0 };
+            self.drafting.num_in_flight = 0;
+        }
+        let known = self.num_computed_once.clamp(start, end);
+        self.num_computed_once = self.num_computed_once.max(end);
+        let prompt = self.request.prompt.len().clamp(known, end) - known;
+        ComputedTokens { end, prompt, again: known - start }
+    }
+
+    /// Pushes the prompt outputs of a row that was computed. Returns the reason if the request ends with them. There was room
+    /// for them when the row was planned.
+    pub(crate) fn deliver_positions(
+        &mut self,
+        row: &ScheduledRow,
+        positions: &mut [PromptPosition],
+    ) -> Option<FinishReason> {
+        if positions.is_empty() {
+            return None;
+        }
+        self.prompt_outputs.deliver(row.prompt_outputs.end as usize);
+        let positions = positions.iter_mut().map(PromptPosition::take).collect();
+        self.outbox.queue_mut().push_positions(positions);
+        let is_end = self.max_new_tokens == 0 && self.prompt_outputs.is_all_delivered();
+        is_end.then_some(FinishReason::Length)
+    }
+
+    /// Appends and pushes a token that a row has sampled. Returns the reason if the request ends with it. There was room for
+    /// it when the row was planned.
+    pub(crate) fn append(&mut self, token: Token, now: Instant) -> Option<FinishReason> {
+        let (id, index) = (token.id, self.generated.len());
+        self.generated.push(id);
+        self.drafting.observe(id);
+        self.first_token.get_or_insert(now);
+        self.outbox.queue_mut().push_token(token);
+        // The token at `index` was sampled when `index` tokens had been generated; a stop sequence counts its last token.
+        if index >= self.request.min_tokens && self.request.stop_token_ids.contains(&id) {
+            return Some(FinishReason::Stop(id));
+        }
+        if self.generated.len() >= self.request.min_tokens {
+            let ends_with = |sequence: &Vec<u32>| self.generated.ends_with(sequence);
+            if let Some(index) = self.request.stop_token_sequences.iter().position(ends_with) {
+                return Some(FinishReason::StopSequence(index));
+            }
+        }
+        (self.generated.len() == self.max_new_tokens).then_some(FinishReason::Length)
+    }
+
+    /// Predicts the tokens after the last generated one, after which the grammar allows only `forced`.
+    pub(crate) fn update_drafts(&mut self, forced: &[u32]) {
+        let tokens = Tokens { prompt: &self.request.prompt, generated: &self.generated };
+        self.drafting.update(tokens, forced);
+    }
+
+    /// The last event of the request.
+    pub(crate) fn finish(&self, reason: FinishReason, now: Instant) -> Finish {
+        let since_arrival = |moment: Instant| moment.saturating_duration_since(self.arrived);
+        Finish {
+            reason,
+            cached: self.cached.unwrap_or_default(),
+            queued: self.first_planned.map_or_else(Default::default, since_arrival),
+            first_token: self.first_token.map(since_arrival),
+            total: since_arrival(now),
+        }
+    }
+
+    /// The number of tokens that its block table holds, drafts in flight included.
+    pub(crate) fn num_kv_tokens(&self) -> usize {
+        self.num_planned + self.drafting.num_in_flight
+    }
+
+    /// Panics unless its counts agree with each other.
+    pub(crate) fn check_integrity(&self, is_running: bool) {
+        let id = self.id;
+        assert!(self.num_rows_in_flight <= DEPTH, "{id}: more rows than plans in flight; this is a bug");
+        assert!(
+            self.num_samples_in_flight <= self.num_rows_in_flight,
+            "{id}: more samples than rows; this is a bug"
+        );
+        assert!(
+            self.generated.len() + self.num_samples_in_flight <= self.max_new_tokens,
+            "{id} too long; this is a bug"
+        );
+        assert!(self.num_planned <= self.num_tokens(), "{id} computed beyond its tokens; this is a bug");
+        assert!(
+            !self.is_paused || self.num_events_in_flight() == 0,
+            "{id} paused with events in flight; this is a bug"
+        );
+        self.prompt_outputs.check_integrity(id, self.num_rows_in_flight);
+        let is_last = self.drafting.num_in_flight == 0 || self.num_samples_in_flight == 1;
+        assert!(is_last, "{id}: a row follows drafts; this is a bug");
+        match is_running {
+            true => assert!(self.swapped.is_none(), "{id} runs and has swapped blocks; this is a bug"),
+            false => assert_eq!(self.num_planned, 0, "{id} has computed tokens but no blocks; this is a bug"),
+        }
+    }
+}

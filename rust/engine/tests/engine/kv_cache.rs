@@ -1,0 +1,481 @@
+//! The KV cache manager against a naive reference, which keeps whole token tables and recounts everything each time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_engine::testing::{
+    Allocation, BlockHasher, BlockTable, Chain, Demand, KvCacheManager, LoadLimit, Namespace, SwappedBlocks,
+    Tokens,
+};
+use penstock_engine::{CachedTokens, Limits, PreemptionMode, StepPlan};
+
+use crate::harness::limits;
+use crate::random::Random;
+
+const NUM_SCHEDULES: u64 = 3_000;
+
+/// A sequence with blocks, in the manager and in the reference.
+struct Running {
+    table: BlockTable,
+    chain: Chain,
+    reference: RefTable,
+}
+
+#[derive(Clone)]
+struct RefTable {
+    salt: Option<&'static str>,
+    tokens: Vec<u32>,
+    /// How many of its blocks may be shared.
+    max_shared: usize,
+    num_blocks: usize,
+    num_reserved: usize,
+    num_published: usize,
+    is_reset: bool,
+}
+
+/// A cached block by its whole contents: its salt, and all tokens up to its end.
+type Key = (Option<&'static str>, Vec<u32>);
+
+#[derive(Default)]
+struct Reference {
+    num_blocks: usize,
+    host_blocks: usize,
+    host_prefixes: bool,
+    block_size: usize,
+    ttl: u64,
+    now: u64,
+    /// Unreferenced blocks and when they were used last, oldest first.
+    device: Vec<(Key, u64)>,
+    host: Vec<(Key, u64)>,
+    num_swapped: usize,
+}
+
+/// How often the schedules together met each case.
+#[derive(Debug, Default)]
+struct Seen {
+    device_hits: u64,
+    host_hits: u64,
+    rejected: u64,
+    evicted: u64,
+    expired: u64,
+    restored: u64,
+    discarded: u64,
+    reset: u64,
+}
+
+impl RefTable {
+    fn key(&self, index: usize, block_size: usize) -> Key {
+        (self.salt, self.tokens[..(index + 1) * block_size].to_vec())
+    }
+}
+
+impl Reference {
+    fn is_referenced(&self, key: &Key, others: &[RefTable]) -> bool {
+        others.iter().any(|table| {
+            table.salt == key.0
+                && !table.is_reset
+                && table.tokens[..table.num_published * self.block_size].starts_with(&key.1)
+        })
+    }
+
+    fn num_used(&self, tables: &[RefTable]) -> usize {
+        let mut shared: Vec<Key> = tables
+            .iter()
+            .filter(|table| !table.is_reset)
+            .flat_map(|table| (0..table.num_published).map(|index| table.key(index, self.block_size)))
+            .collect();
+        shared.sort();
+        shared.dedup();
+        let private = |table: &RefTable| table.num_blocks - table.num_published;
+        shared.len() + tables.iter().map(private).sum::<usize>()
+    }
+
+    fn num_available(&self, tables: &[RefTable]) -> usize {
+        self.num_blocks - self.num_used(tables) - tables.iter().map(|table| table.num_reserved).sum::<usize>()
+    }
+
+    fn find(&self, wanted: &RefTable, max_blocks: usize, tables: &[RefTable]) -> CachedTokens {
+        let mut found = CachedTokens::default();
+        for index in 0..max_blocks.min(wanted.max_shared) {
+            let key = wanted.key(index, self.block_size);
+            if self.is_referenced(&key, tables) || self.device.iter().any(|(other, _)| *other == key) {
+                assert_eq!(found.host, 0, "a block on the device follows one on the host");
+                found.device += self.block_size;
+            } else if self.host.iter().any(|(other, _)| *other == key) {
+                found.host += self.block_size;
+            } else {
+                break;
+            }
+        }
+        found
+    }
+
+    fn remove(&mut self, key: &Key) {
+        self.device.retain(|(other, _)| other != key);
+        self.host.retain(|(other, _)| other != key);
+    }
+
+    /// Makes room for one more used block.
+    fn take(&mut self, num_used: usize, seen: &mut Seen) {
+        if num_used + self.device.len() < self.num_blocks {
+            return;
+        }
+        seen.evicted += 1;
+        let evicted = self.device.remove(0);
+        if self.host_prefixes && self.take_on_host() {
+            self.host.push(evicted);
+        }
+    }
+
+    fn take_on_host(&mut self) -> bool {
+        if self.host.len() + self.num_swapped == self.host_blocks {
+            if self.host.is_empty() {
+                return false;
+            }
+            self.host.remove(0);
+        }
+        true
+    }
+
+    fn expire(&mut self, seen: &mut Seen) {
+        let before = self.device.len() + self.host.len();
+        let is_fresh = |(_, last_used): &(Key, u64)| self.now - last_used < self.ttl;
+        self.device.retain(is_fresh);
+        self.host.retain(is_fresh);
+        seen.expired += (before - self.device.len() - self.host.len()) as u64;
+    }
+}
+
+struct World {
+    random: Random,
+    start: Instant,
+    kv: KvCacheManager,
+    running: Vec<Running>,
+    /// With the blocks that the reference knows to be swapped.
+    swapped: Vec<(SwappedBlocks, RefTable, Chain)>,
+    reference: Reference,
+    seen: Seen,
+}
+
+impl World {
+    fn new(seed: u64, seen: Seen) -> Self {
+        let mut random = Random(seed);
+        let hasher = match random.below(4) {
+            0 => BlockHasher::with_function(0, |_, _, _| 0),
+            1 => BlockHasher::with_function(0, |_, parent, tokens| {
+                (parent + tokens.iter().sum::<u32>() as u128) % 4
+            }),
+            _ => BlockHasher::new(u128::from(seed)),
+        };
+        let (num_blocks, host_blocks) = (random.between(2, 12), random.below(12));
+        let host_prefixes = random.chance(80);
+        let (block_size, ttl) = (random.between(1, 3), random.between(10, 200) as u64);
+        let limits = Limits {
+            num_blocks,
+            host_blocks,
+            host_prefixes,
+            block_size,
+            prefix_cache_ttl: Some(Duration::from_secs(ttl)),
+            preemption_mode: PreemptionMode::Swap,
+            ..limits()
+        };
+        Self {
+            kv: KvCacheManager::new(&limits, hasher),
+            start: Instant::now(),
+            running: vec![],
+            swapped: vec![],
+            reference: Reference {
+                num_blocks,
+                host_blocks,
+                host_prefixes,
+                block_size,
+                ttl,
+                ..Reference::default()
+            },
+            random,
+            seen,
+        }
+    }
+
+    fn now(&self) -> Instant {
+        self.start + Duration::from_secs(self.reference.now)
+    }
+
+    fn references(&self) -> Vec<RefTable> {
+        self.running.iter().map(|running| running.reference.clone()).collect()
+    }
+
+    fn act(&mut self) {
+        if self.running.len() > self.random.between(1, 8) {
+            self.free(false);
+        }
+        match self.random.below(20) {
+            0..5 => self.allocate(None),
+            5..9 if !self.running.is_empty() => self.grow(),
+            9..13 if !self.running.is_empty() => self.publish(),
+            13..16 if !self.running.is_empty() => self.free(false),
+            16 if !self.running.is_empty() => self.free(true),
+            17 if !self.swapped.is_empty() => {
+                let index = self.random.below(self.swapped.len());
+                let swapped = self.swapped.swap_remove(index);
+                self.allocate(Some(swapped));
+            }
+            18 => self.reference.now += self.random.below(20) as u64,
+            19 if self.random.chance(20) => self.reset(),
+            _ => self.kv.begin_step(&mut StepPlan::default()),
+        }
+        self.kv.expire(self.now());
+        self.reference.expire(&mut self.seen);
+        self.check();
+    }
+
+    fn random_table(&mut self) -> (RefTable, Chain) {
+        let random = &mut self.random;
+        let num_tokens = random.between(1, 4 * self.reference.block_size);
+        let tokens: Vec<u32> = (0..num_tokens).map(|_| random.below(10) as u32 / 8).collect();
+        let salt = [None, Some(""), Some("mine")][random.below(3)];
+        let max_shared = [0, 2, usize::MAX, usize::MAX][random.below(4)];
+        let chain = Chain::new(Namespace { salt: salt.map(Arc::from) }, max_shared, 0);
+        let (num_blocks, num_reserved, num_published, is_reset) = (0, 0, 0, false);
+        (RefTable { salt, tokens, max_shared, num_blocks, num_reserved, num_published, is_reset }, chain)
+    }
+
+    fn allocate(&mut self, swapped: Option<(SwappedBlocks, RefTable, Chain)>) {
+        let (mut swapped, (mut wanted, mut chain)) = match swapped {
+            Some((swapped, reference, chain)) => (Some(swapped), (reference, chain)),
+            None => (None, self.random_table()),
+        };
+        let (now, block_size) = (self.now(), self.reference.block_size);
+        let max_tokens = wanted.tokens.len() - 1;
+        let hit = self.kv.match_prefix(&mut chain, tokens(&wanted.tokens), max_tokens, now);
+        let found = hit.cached();
+        self.reference.expire(&mut self.seen);
+        let tables = self.references();
+        assert_eq!(found, self.reference.find(&wanted, max_tokens / block_size, &tables));
+
+        let num_blocks = wanted.tokens.len().div_ceil(block_size);
+        let watermark = self.random.below(3);
+        let swapped_before =
+            swapped.as_ref().map(|swapped| (swapped.first, swapped.blocks.len(), swapped.num_tokens));
+        let num_tokens = wanted.tokens.len();
+        let demand = Demand { num_tokens, max_tokens: num_tokens, watermark };
+        let could_allocate = self.kv.could_allocate(&demand, &chain, max_tokens);
+        let allocated = match self.kv.allocate(hit, &mut swapped, &demand, LoadLimit::None, now) {
+            Allocation::Allocated(table, num_computed) => Some((table, num_computed)),
+            Allocation::OutOfBlocks => None,
+            Allocation::Staged(_) => unreachable!("any number of blocks may be loaded"),
+        };
+        assert!(could_allocate || allocated.is_none(), "the estimate without a lookup is optimistic");
+        let (device, host) = (found.device / block_size, found.host / block_size);
+        let num_found = device + host;
+        let restored =
+            swapped_before.filter(|(first, ..)| *first == 0 || !wanted.is_reset && *first <= num_found);
+        let num_found = restored.map_or(num_found, |(first, ..)| first);
+        let keys: Vec<Key> = (0..num_found).map(|index| wanted.key(index, block_size)).collect();
+        let num_in_use = keys.iter().filter(|key| self.reference.is_referenced(key, &tables)).count();
+        let fits = num_blocks - num_in_use + watermark <= self.reference.num_available(&tables);
+        assert_eq!(allocated.is_some(), fits);
+        let Some((table, num_computed)) = allocated else {
+            self.seen.rejected += 1;
+            if let Some(swapped) = swapped {
+                self.swapped.push((swapped, wanted, chain));
+            }
+            return;
+        };
+        assert!(swapped.is_none());
+        let num_loaded = host.min(num_found.saturating_sub(device));
+        self.seen.device_hits += (num_found - num_loaded) as u64;
+        self.seen.host_hits += num_loaded as u64;
+        let on_host: Vec<Key> = keys[num_found - num_loaded..].to_vec();
+        self.reference.device.retain(|(key, _)| !keys.contains(key));
+        // They stay on the host until each is loaded, but none is evicted for another.
+        self.reference.host.retain(|(key, _)| !on_host.contains(key));
+        self.reference.num_swapped += on_host.len();
+        wanted.num_published = num_found - num_loaded;
+        wanted.num_blocks = wanted.num_published;
+        wanted.num_reserved = num_blocks - wanted.num_blocks;
+        for _ in on_host {
+            self.take(&mut wanted, &tables);
+            wanted.num_published += 1;
+            self.reference.num_swapped -= 1;
+        }
+        let mut expected = num_found * block_size;
+        if let Some((_, num_swapped, num_tokens)) = restored {
+            self.seen.restored += 1;
+            for _ in 0..num_swapped {
+                self.take(&mut wanted, &tables);
+                self.reference.num_swapped -= 1;
+            }
+            expected = num_tokens;
+        } else if let Some((_, num_swapped, _)) = swapped_before {
+            self.seen.discarded += 1;
+            self.reference.num_swapped -= num_swapped;
+        }
+        assert_eq!(num_computed, expected);
+        wanted.is_reset &= restored.is_some();
+        self.running.push(Running { table, chain, reference: wanted });
+    }
+
+    /// Allocates one block of the reference's reservation.
+    fn take(&mut self, table: &mut RefTable, others: &[RefTable]) {
+        let tables: Vec<RefTable> = others.iter().chain([&*table]).cloned().collect();
+        let num_used = self.reference.num_used(&tables);
+        self.reference.take(num_used, &mut self.seen);
+        table.num_blocks += 1;
+        table.num_reserved -= 1;
+    }
+
+    fn grow(&mut self) {
+        let index = self.random.below(self.running.len());
+        let by = self.random.below(4);
+        self.grow_at(index, by);
+    }
+
+    fn grow_at(&mut self, index: usize, by: usize) {
+        let num_available = self.reference.num_available(&self.references());
+        let mut running = self.running.remove(index);
+        let others = self.references();
+        let num_blocks = running.reference.num_blocks + by;
+        let num_unreserved = by.saturating_sub(running.reference.num_reserved);
+        let has_grown = self.kv.grow(&mut running.table, num_blocks * self.reference.block_size);
+        assert_eq!(has_grown, num_unreserved <= num_available);
+        if has_grown {
+            running.reference.num_reserved += num_unreserved;
+            for _ in 0..by {
+                self.take(&mut running.reference, &others);
+            }
+            let more = running.reference.num_blocks * self.reference.block_size;
+            while running.reference.tokens.len() < more {
+                running.reference.tokens.push(self.random.below(10) as u32 / 8);
+            }
+        }
+        self.running.insert(index, running);
+    }
+
+    fn publish(&mut self) {
+        let index = self.random.below(self.running.len());
+        let most = self.random.below(12);
+        self.publish_at(index, most);
+    }
+
+    fn publish_at(&mut self, index: usize, most: usize) {
+        let (block_size, now) = (self.reference.block_size, self.now());
+        let Running { table, chain, reference } = &mut self.running[index];
+        let num_computed = (reference.num_blocks * block_size).min(reference.tokens.len()).min(most);
+        self.kv.publish(table, chain, tokens(&reference.tokens), num_computed, now);
+        let end = (num_computed / block_size).min(reference.max_shared);
+        if !reference.is_reset {
+            for index in reference.num_published..end {
+                self.reference.remove(&reference.key(index, block_size));
+                reference.num_published += 1;
+            }
+        }
+    }
+
+    fn free(&mut self, is_swapped_out: bool) {
+        let index = self.random.below(self.running.len());
+        if self.random.chance(60) {
+            self.grow_at(index, self.running[index].reference.num_reserved);
+            self.publish_at(index, usize::MAX);
+        }
+        let Running { table, mut reference, chain } = self.running.swap_remove(index);
+        let block_size = self.reference.block_size;
+        let num_tokens = (table.blocks().len() * block_size).min(reference.tokens.len().saturating_sub(1));
+        if is_swapped_out && num_tokens > 0 && table.blocks().len() == num_tokens.div_ceil(block_size) {
+            let first = if reference.is_reset { 0 } else { reference.num_published };
+            let num_wanted = reference.num_blocks - first;
+            let swapped = self.kv.swap_out(&table, num_tokens);
+            let fits =
+                num_wanted > 0 && num_wanted + self.reference.num_swapped <= self.reference.host_blocks;
+            assert_eq!(swapped.is_some(), fits);
+            if let Some(swapped) = swapped {
+                for _ in 0..num_wanted {
+                    assert!(self.reference.take_on_host());
+                    self.reference.num_swapped += 1;
+                }
+                let (num_blocks, num_reserved, num_published) = (0, 0, 0);
+                let later = RefTable { num_blocks, num_reserved, num_published, ..reference.clone() };
+                self.swapped.push((swapped, later, chain));
+            }
+        }
+        self.kv.free(table, self.start + Duration::from_secs(self.reference.now));
+        reference.num_published *= usize::from(!reference.is_reset);
+        let others = self.references();
+        for index in (0..reference.num_published).rev() {
+            let key = reference.key(index, block_size);
+            if !self.reference.is_referenced(&key, &others) {
+                self.reference.device.push((key, self.reference.now));
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.kv.reset_prefix_cache();
+        self.seen.reset += 1;
+        self.reference.device.clear();
+        self.reference.host.clear();
+        // A shared block counts once per table in the reference from now on, so those tables go.
+        let (mut kept, now) = (vec![], self.now());
+        for Running { table, chain, mut reference } in self.running.drain(..) {
+            if reference.num_published > 0 {
+                self.kv.free(table, now);
+            } else {
+                reference.is_reset = true;
+                kept.push(Running { table, chain, reference });
+            }
+        }
+        self.running = kept;
+        self.swapped.iter_mut().for_each(|(_, reference, _)| reference.is_reset = true);
+    }
+
+    fn check(&self) {
+        let tables = self.running.iter().map(|running| &running.table);
+        self.kv.check_integrity(tables, self.swapped.iter().map(|(swapped, ..)| swapped));
+        let references = self.references();
+        let (pool, host) = (self.kv.pool(), self.kv.host());
+        assert_eq!(pool.num_used(), self.reference.num_used(&references));
+        assert_eq!(pool.num_cached(), self.reference.device.len());
+        assert_eq!(pool.num_available(), self.reference.num_available(&references));
+        assert_eq!(
+            host.num_blocks() - host.num_free(),
+            self.reference.host.len() + self.reference.num_swapped
+        );
+        for Running { table, reference, .. } in &self.running {
+            assert_eq!(
+                (table.blocks().len(), table.num_reserved()),
+                (reference.num_blocks, reference.num_reserved)
+            );
+        }
+    }
+
+    fn end(mut self) -> Seen {
+        let now = self.now();
+        self.running.drain(..).for_each(|running| self.kv.free(running.table, now));
+        self.swapped.drain(..).for_each(|(swapped, ..)| self.kv.discard(swapped));
+        self.kv.expire(now + Duration::from_secs(self.reference.ttl));
+        self.kv.check_integrity([].iter(), [].iter());
+        assert_eq!((self.kv.pool().num_used(), self.kv.pool().num_cached()), (0, 0));
+        assert_eq!(self.kv.host().num_free(), self.kv.host().num_blocks());
+        self.seen
+    }
+}
+
+fn tokens(prompt: &[u32]) -> Tokens<'_> {
+    Tokens { prompt, generated: &[] }
+}
+
+#[test]
+fn the_manager_agrees_with_the_naive_reference() {
+    let mut seen = Seen::default();
+    for seed in 0..NUM_SCHEDULES {
+        let mut world = World::new(seed, seen);
+        for _ in 0..world.random.between(20, 150) {
+            world.act();
+        }
+        seen = world.end();
+    }
+    let Seen { device_hits, host_hits, rejected, evicted, expired, restored, discarded, reset } = seen;
+    for met in [device_hits, host_hits, rejected, evicted, expired, restored, discarded, reset] {
+        assert!(met > NUM_SCHEDULES / 60, "something hardly ever happened: {seen:?}");
+    }
+}
