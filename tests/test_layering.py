@@ -24,7 +24,8 @@ LAYERS = {
     "models": {"types", "device", "checkpoint"},
     "text": {"checkpoint"},
     "runner": {"types", "device", "models", "checkpoint", "engine"},
-    "python": {"types", "runner", "engine", "text", "checkpoint", "guidance"},
+    "frontend": {"types", "engine", "text", "guidance"},
+    "python": {"types", "frontend", "runner", "engine", "text", "checkpoint", "guidance"},
 }
 
 # The only places with unsafe code.

@@ -201,6 +201,110 @@ class Definition:
         return "\n\n".join(parts)
 
 
+@dataclass(frozen=True)
+class ResultField:
+    """A field of a class that the engine returns."""
+
+    name: str
+    rust: str
+    summary: str
+    doc: str = ""
+    python: str = ""
+    python_out: str = ""
+
+    @property
+    def python_in(self) -> str:
+        """The type that the constructor takes."""
+        return self.python or python_of(self.rust, is_input=True)
+
+    @property
+    def python_type(self) -> str:
+        """The type of the property."""
+        return self.python_out or self.python or python_of(self.rust, is_input=False)
+
+    def description(self) -> str:
+        """The documentation of the property."""
+        return "\n\n".join(part for part in (f"{self.summary}.", joined(self.doc)) if part)
+
+    def bullet(self) -> str:
+        """The item of the list in the documentation of the class."""
+        return f"- `{self.name}`: {joined(f'{self.summary}. {self.doc}')}"
+
+
+@dataclass(frozen=True)
+class ResultClass:
+    """A class that the engine returns."""
+
+    name: str
+    summary: str
+    fields: tuple[ResultField, ...]
+    doc: str = ""
+    rust_name: str = ""
+    first_of: str = ""
+    first_class: str = ""
+    first_except: tuple[str, ...] = ()
+    #: Properties that are not fields; their values are those of methods of the same name.
+    properties: tuple[ResultField, ...] = ()
+
+    @classmethod
+    def load(cls, stem: str) -> list[ResultClass]:
+        """The classes of a file."""
+        content = tomllib.loads((DEFINITIONS / f"{stem}.toml").read_text(encoding="utf-8"))
+        return [
+            cls(fields=entries(table, "field"), properties=entries(table, "property"), **table)
+            for table in content["class"]
+        ]
+
+    @property
+    def rust(self) -> str:
+        """The name of the Rust struct."""
+        return self.rust_name or self.name
+
+    def description(self) -> str:
+        """The documentation of the class."""
+        bullets = "\n".join(entry.bullet() for entry in self.fields + self.properties)
+        return "\n\n".join(part for part in (f"{self.summary}.", self.doc.strip(), bullets) if part)
+
+    def signature(self) -> str:
+        """The first lines of the docstring, from which `inspect` reads the signature."""
+        return f"{self.name}(*, {', '.join(entry.name for entry in self.fields)})\n--\n\n"
+
+
+def entries(table: dict[str, Any], key: str) -> tuple[ResultField, ...]:
+    """The entries of a class in its file."""
+    return tuple(ResultField(**entry) for entry in table.pop(key, []))
+
+
+PYTHON_OF_RUST = {
+    "bool": "bool",
+    "f32": "float",
+    "f64": "float",
+    "u32": "int",
+    "u64": "int",
+    "usize": "int",
+    "String": "str",
+    "str": "str",
+    "FloatArray": "Tensor",
+}
+
+
+def python_of(rust: str, *, is_input: bool) -> str:
+    """The Python type of a Rust type. What is a tuple in Python may be any sequence in an argument."""
+    rust = rust.replace("TopLogprobs", "Vec<(u32, f32)>")
+    head, _, rest = rust.partition("<")
+    inner = rest.removesuffix(">")
+    if head == "Option":
+        return f"{python_of(inner, is_input=is_input)} | None"
+    if head == "Arc":
+        return python_of(inner, is_input=is_input)
+    if head == "Vec" or rust.startswith("["):
+        item = python_of(inner or rust[1:-1], is_input=is_input)
+        return f"Sequence[{item}]" if is_input else f"tuple[{item}, ...]"
+    if rust.startswith("("):
+        return f"tuple[{', '.join(python_of(part, is_input=is_input) for part in rust[1:-1].split(', '))}]"
+    return PYTHON_OF_RUST.get(rust, rust)
+
+
 # ---- text
 
 
@@ -227,6 +331,8 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def docstring(text: str, indent: str) -> list[str]:
     lines = wrapped(text, WIDTH - len(indent) - 3)
+    if len(lines) > 1 and lines[1]:
+        sys.exit(f"the summary is too long for one line: {text.splitlines()[0]}")
     if len(lines) == 1:
         return [f'{indent}"""{lines[0]}"""']
     return [f'{indent}"""{lines[0]}', *((indent + line).rstrip() for line in lines[1:]), f'{indent}"""']
@@ -306,6 +412,61 @@ def rust_class(definition: Definition) -> str:
     return "\n".join([*lines, "    }", "}", ""])
 
 
+# ---- the classes that the engine returns
+
+
+def rust_structs(classes: list[ResultClass], source: str, header: list[str]) -> str:
+    lines = [f"//! {NOTICE.format(source=source)}", "", *header]
+    for item in classes:
+        lines += ["", *rust_doc(f"{item.summary}.", ""), "#[derive(Clone, Debug, PartialEq)]"]
+        lines.append(f"pub struct {item.rust} {{")
+        for entry in item.fields:
+            lines += [*rust_doc(f"{entry.summary}.", "    "), f"    pub {entry.name}: {entry.rust},"]
+        lines.append("}")
+    return "\n".join([*lines, ""])
+
+
+def rust_string(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def doc_literal(text: str) -> str:
+    return rust_string("\n".join(wrapped(text, WIDTH - 10)))
+
+
+def rust_wrapper(item: ResultClass, classes: list[ResultClass]) -> list[str]:
+    doc = rust_string(item.signature() + "\n".join(wrapped(item.description(), WIDTH - 10)))
+    lines = ["value_class! {", f"    Py{item.rust} = {item.rust}, {rust_string(item.name)}, {doc};"]
+    lines += [f"    {entry.name}: {doc_literal(entry.description())}," for entry in item.fields]
+    lines.append("    ;")
+    values = [(entry, f"self.0.{entry.name}()") for entry in item.properties]
+    values += [(entry, f"first(&self.0.{item.first_of})?.{entry.name}") for entry in delegated(item, classes)]
+    for entry, value in values:
+        lines += [f"    #[doc = {doc_literal(entry.description())}]", "    #[getter]"]
+        lines += [
+            f"    fn {entry.name}<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {{",
+            f"        {value}.to_python(py)",
+            "    }",
+        ]
+    return [*lines, "}"]
+
+
+def delegated(item: ResultClass, classes: list[ResultClass]) -> list[ResultField]:
+    """The fields of another class that the class has, too: those of the first item of a field."""
+    other = next((other for other in classes if other.name == item.first_class), None)
+    return [entry for entry in other.fields if entry.name not in item.first_except] if other else []
+
+
+def stub_result(item: ResultClass, classes: list[ResultClass]) -> list[str]:
+    lines = ["@final", f"class {item.name}:", *docstring(item.description(), "    "), ""]
+    lines += ["    def __new__(", "        cls,", "        *,"]
+    lines += [f"        {entry.name}: {entry.python_in}," for entry in item.fields]
+    lines.append(f"    ) -> {item.name}: ...")
+    for entry in [*item.fields, *item.properties, *delegated(item, classes)]:
+        lines += stub_property(entry)
+    return [*lines, *STUB_PROTOCOL, ""]
+
+
 # ---- the Python files
 
 
@@ -316,19 +477,27 @@ def stub_class(definition: Definition) -> str:
         lines.append(f"        {entry.name}: {entry.python_in} | None = {entry.python_default},")
     lines.append(f"    ) -> {definition.name}: ...")
     for entry in definition.fields:
-        lines += ["    @property", f"    def {entry.name}(self) -> {entry.python_type}:"]
-        lines += docstring(entry.description(), "        ")
-        lines.append("")
+        lines += stub_property(entry)
     lines += [
         f"    def replace(self, **changes: Any) -> {definition.name}:",
-        '        """A copy with some fields changed; `None` sets a field back to its default."""',
+        '        """Return a copy with some fields changed; `None` sets a field back to its default."""',
         "",
-        "    def __eq__(self, other: object, /) -> bool: ...",
-        "    def __ne__(self, other: object, /) -> bool: ...",
-        "    def __hash__(self) -> int: ...",
-        "    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...",
+        *STUB_PROTOCOL,
     ]
     return "\n".join([*lines, ""])
+
+
+def stub_property(entry: Field | ResultField) -> list[str]:
+    signature = f"    def {entry.name}(self) -> {entry.python_type}:"
+    return ["    @property", signature, *docstring(entry.description(), "        "), ""]
+
+
+STUB_PROTOCOL = [
+    "    def __eq__(self, other: object, /) -> bool: ...",
+    "    def __ne__(self, other: object, /) -> bool: ...",
+    "    def __hash__(self) -> int: ...",
+    "    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...",
+]
 
 
 def typed_dict(definition: Definition, name: str) -> str:
@@ -362,9 +531,8 @@ def guide_table(definition: Definition) -> str:
 # ---- the files
 
 
-def with_region(path: str, name: str, content: str) -> str:
-    """The file with the region between the two markers of this name replaced."""
-    text = (ROOT / path).read_text(encoding="utf-8")
+def with_region(text: str, path: str, name: str, content: str) -> str:
+    """The text of a file with the region between the two markers of this name replaced."""
     left, right = ("<!-- ", " -->") if path.endswith(".md") else ("# ", "")
     begin, end = (f"{left}{word} generated: {name}{right}\n" for word in ("begin", "end"))
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -379,14 +547,35 @@ def with_region(path: str, name: str, content: str) -> str:
 def generated() -> dict[str, str]:
     """The content of every file that is generated or has a generated region."""
     params = Definition.load("sampling_params")
-    files = {"rust/python/src/sampling_params.rs": rust_class(params)}
+    results = ResultClass.load("results")
+    source = "rust/frontend/definitions/results.toml"
+    wrappers = [f"//! The classes of the Python API. {NOTICE.format(source='rust/frontend/definitions')}", ""]
+    wrappers += [
+        f"use penstock_frontend::output::{{{', '.join(sorted(item.rust for item in results))}}};",
+        "use pyo3::prelude::*;",
+        "",
+        "use crate::class::{first, value_class};",
+        "use crate::convert::ToPython;",
+    ]
+    for item in results:
+        wrappers += ["", *rust_wrapper(item, results)]
+    structs = ["use std::sync::Arc;", "", "use super::{FloatArray, StopReason, TopLogprobs};"]
+    files = {
+        "rust/frontend/src/output/result_types.rs": rust_structs(results, source, structs),
+        "rust/python/src/classes.rs": "\n".join([*wrappers, ""]),
+        "rust/python/src/sampling_params.rs": rust_class(params),
+    }
+    stubs = "\n".join(line for item in results for line in stub_result(item, results))
     regions = [
         ("python/penstock/_core.pyi", params.name, stub_class(params)),
+        ("python/penstock/_core.pyi", "results", stubs),
         ("python/penstock/_options.py", params.name, typed_dict(params, "SamplingOptions")),
         ("docs/guide.md", params.name, guide_table(params)),
     ]
     for path, name, content in regions:
-        files[path] = with_region(path, name, content)
+        files[path] = with_region(
+            files.get(path) or (ROOT / path).read_text(encoding="utf-8"), path, name, content
+        )
     return files
 
 

@@ -5,17 +5,16 @@ use std::sync::Arc;
 
 use penstock_engine::Engine;
 use penstock_engine::request::Request as EngineRequest;
+use penstock_frontend::output::{OutputOptions, RequestState};
 use penstock_text::{StopMatch, TextOptions, TextStream, Tokenizer};
 use pyo3::prelude::*;
 
 use crate::errors::Error;
 use crate::fields::{Field, TOKEN_IDS};
-use crate::live::Live;
 use crate::params::SamplingParams;
 use crate::port::Port;
 use crate::processors::Owned;
 use crate::request::Request;
-use crate::wording::Style;
 
 /// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
@@ -34,12 +33,12 @@ impl Beams {
     /// A search whose steps are like `first`, the request that `step_params` ask for.
     pub fn new(
         engine: Engine,
-        style: Style,
+        output: OutputOptions,
         params: SamplingParams,
         step_params: SamplingParams,
         first: EngineRequest,
     ) -> Self {
-        let Style { tokenizer, options, .. } = style;
+        let OutputOptions { tokenizer, options, .. } = output;
         Self { engine, tokenizer, options, params, step_params, first }
     }
 }
@@ -57,7 +56,7 @@ impl Beams {
         let mut request = self.first.clone();
         request.min_tokens = usize::from(token_ids.len() < self.params.min_tokens);
         request.prompt = self.first.prompt.iter().copied().chain(token_ids).collect();
-        let style = Style {
+        let output = OutputOptions {
             tokenizer: self.tokenizer.clone(),
             options: self.options,
             stops: Vec::new(),
@@ -65,9 +64,10 @@ impl Beams {
             echo: None,
             formats: None,
         };
-        let live = Arc::new(Live::start(&self.engine, vec![Arc::new(request)], style, &port.inner)?);
-        port.register(&live);
-        Ok(Request::new(live, self.step_params.clone(), Owned::default()))
+        let requests = vec![Arc::new(request)];
+        let state = Arc::new(RequestState::start(&self.engine, requests, output, &port.inner)?);
+        port.register(&state);
+        Ok(Request::new(state, self.step_params.clone(), Owned::default()))
     }
 
     fn stop_search(&self) -> Result<StopSearch, Error> {

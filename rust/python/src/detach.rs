@@ -1,7 +1,6 @@
 //! The one way out of the interpreter: everything that can take longer than a few microseconds runs in [`detach`].
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
+use penstock_frontend::panics::catch;
 use pyo3::prelude::*;
 
 use crate::errors::Error;
@@ -12,12 +11,4 @@ use crate::errors::Error;
 /// deadlock with one that holds it detached.
 pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
     py.detach(|| catch(work)).map_err(Error::Defect)
-}
-
-/// Runs `work`; a panic comes back as its message.
-pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-        text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
-    })
 }

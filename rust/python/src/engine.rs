@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, GenerationConfig, SpecialTokens, TokenizerSource};
 use penstock_engine::request::{Request as EngineRequest, StopCause};
+use penstock_frontend::output::{OutputFormats, OutputOptions, RequestState};
 use penstock_guidance::GuidanceError;
 use penstock_runner::Options;
 use penstock_text::{TextOptions, Tokenizer};
@@ -26,7 +27,6 @@ use crate::fields::{Field, TOKEN_IDS};
 use crate::formats::ModelFormats;
 use crate::grammar::{self, Grammars};
 use crate::inventor::Inventor;
-use crate::live::Live;
 use crate::logs;
 use crate::params::SamplingParams;
 use crate::port::Port;
@@ -34,7 +34,6 @@ use crate::processors;
 use crate::request::Request;
 use crate::resolve::{self, Target};
 use crate::results::{ModelInfo, Stats};
-use crate::wording::{Formats, Style};
 
 /// What a prompt may be; messages are text by the time they are here.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
@@ -97,15 +96,16 @@ impl Engine {
         let target = self.target();
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let prompt: Arc<[u32]> = prompt.into();
-        let style = self.style(py, &params, text, &prompt, is_chat)?;
+        let output = self.output_options(py, &params, text, &prompt, is_chat)?;
         let request = params.request(prompt, &target);
-        let mut first = self.shaped(py, &params, style.formats, request, check_cancelled)?;
+        let mut first = self.shaped(py, &params, output.formats, request, check_cancelled)?;
         let processors = params.logits_processors.owned(py);
         first.processors = processors.for_engine();
         let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index))).collect();
-        let live = Arc::new(detach(py, || Live::start(&self.engine, requests, style, &port.inner))??);
-        port.register(&live);
-        Ok(Request::new(live, params, processors))
+        let state =
+            Arc::new(detach(py, || RequestState::start(&self.engine, requests, output, &port.inner))??);
+        port.register(&state);
+        Ok(Request::new(state, params, processors))
     }
 
     #[pyo3(signature = (prompt, params, *, is_chat = false))]
@@ -121,12 +121,12 @@ impl Engine {
         let params = params.resolve(&target, prompt.len(), draw_seed())?;
         let step_params = params.for_beams();
         let prompt: Arc<[u32]> = prompt.into();
-        let style = self.style(py, &params, None, &prompt, false)?;
+        let output = self.output_options(py, &params, None, &prompt, false)?;
         let mut first = self.shaped(py, &step_params, None, step_params.request(prompt, &target), None)?;
         // So many that enough beams go on where others end.
         let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
         first.outputs.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
-        Ok(Beams::new(self.engine.clone(), style, params, step_params, first))
+        Ok(Beams::new(self.engine.clone(), output, params, step_params, first))
     }
 
     #[pyo3(signature = (text, *, add_special_tokens = true))]
@@ -294,14 +294,14 @@ impl Engine {
         Ok((None, field.token_ids(prompt, self.engine.limits().max_model_len - room, PROMPT)?))
     }
 
-    fn style(
+    fn output_options(
         &self,
         py: Python<'_>,
         params: &SamplingParams,
         text: Option<String>,
         prompt: &[u32],
         is_chat: bool,
-    ) -> Result<Style, Error> {
+    ) -> Result<OutputOptions, Error> {
         let tokenizer = self.model.tokenizer.clone();
         let options = TextOptions {
             skip_special_tokens: params.skip_special_tokens,
@@ -315,7 +315,7 @@ impl Engine {
             None => Some(detach(py, || tokenizer.decode(prompt, options))?),
         };
         let (stops, sequences) = (params.stop.0.clone(), params.stop_sequences());
-        Ok(Style { tokenizer, options, stops, sequences, echo, formats })
+        Ok(OutputOptions { tokenizer, options, stops, sequences, echo, formats })
     }
 
     /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds, in
@@ -324,7 +324,7 @@ impl Engine {
         &self,
         py: Python<'_>,
         params: &SamplingParams,
-        formats: Option<Formats>,
+        formats: Option<OutputFormats>,
         mut request: EngineRequest,
         check_cancelled: Option<Py<PyAny>>,
     ) -> Result<EngineRequest, Error> {

@@ -72,6 +72,15 @@ impl From<TextError> for Error {
     }
 }
 
+impl From<penstock_frontend::Error> for Error {
+    fn from(error: penstock_frontend::Error) -> Self {
+        match error {
+            penstock_frontend::Error::Text(error) => Error::Text(error),
+            penstock_frontend::Error::Start(error) => Error::Start(error),
+        }
+    }
+}
+
 impl From<StartError> for Error {
     fn from(error: StartError) -> Self {
         Error::Start(error)

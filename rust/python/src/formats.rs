@@ -1,11 +1,11 @@
 //! What the output of a chat is parsed for: the formats of the model, and which of them a request asks for.
 
+use penstock_frontend::output::OutputFormats;
 use penstock_text::parsers::{self, ReasoningFormat, ToolFormat};
 
 use crate::config::EngineConfig;
 use crate::params::SamplingParams;
 use crate::structure::ToolChoice;
-use crate::wording::Formats;
 
 /// How a model sets reasoning and tool calls apart.
 pub struct ModelFormats {
@@ -35,10 +35,10 @@ impl ModelFormats {
     }
 
     /// For a chat of this prompt: reasoning always, tool calls where there are tools that may be called.
-    pub fn of(&self, params: &SamplingParams, prompt: Option<&str>) -> Option<Formats> {
+    pub fn of(&self, params: &SamplingParams, prompt: Option<&str>) -> Option<OutputFormats> {
         let is_opened = |format: ReasoningFormat| prompt.is_some_and(|prompt| format.is_opened_by(prompt));
         let has_tools = params.tools.is_some() && params.tool_choice != Some(ToolChoice::None);
-        let formats = Formats {
+        let formats = OutputFormats {
             reasoning: self.reasoning.map(|format| (format, is_opened(format))),
             tools: self.tools.filter(|_| has_tools),
             one_call: !params.parallel_tool_calls,

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use penstock_engine::request::{Grammar as EngineGrammar, GrammarState};
+use penstock_frontend::output::OutputFormats;
 use penstock_guidance::{
     CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText,
     ToolCallSpec, Vocabulary,
@@ -20,7 +21,6 @@ use crate::errors::Error;
 use crate::params::SamplingParams;
 use crate::resolve::Target;
 use crate::structure::{ResponseKind, ToolChoice, Tools};
-use crate::wording::Formats;
 
 /// What a tool call looks like is known of the model, or it is not.
 const NO_FORMAT: &str = "left out, or asked of an engine with a tool_parser: this model's chat template does not say \
@@ -29,7 +29,7 @@ const NO_FORMAT: &str = "left out, or asked of an engine with a tool_parser: thi
 /// The form of the text that `params` ask for, if they ask for one, and the field that says so.
 pub fn wanted(
     params: &SamplingParams,
-    formats: Option<Formats>,
+    formats: Option<OutputFormats>,
 ) -> Result<Option<(&'static str, GrammarSpec)>, Error> {
     if let Some(format) = &params.response_format {
         let grammar = match &format.kind {

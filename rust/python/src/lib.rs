@@ -4,11 +4,14 @@
 //! Nothing waits for anything attached, no panic leaves, and no thread of the engine ever attaches. Waiting itself is
 //! done in Python, on the file descriptor of a `port`.
 
-mod assembly;
 mod bad_words;
 mod beams;
+mod class;
+#[rustfmt::skip]
+mod classes;
 mod config;
 mod contradictions;
+mod convert;
 mod describe;
 mod detach;
 mod engine;
@@ -18,32 +21,30 @@ mod formats;
 mod grammar;
 mod inventor;
 mod json;
-mod live;
 mod logs;
-mod output;
 mod params;
-mod parsed;
 mod port;
 mod processors;
 mod record;
 mod request;
 mod resolve;
 mod results;
-mod rows;
 #[rustfmt::skip]
 mod sampling_params;
-mod script;
 mod strictness;
 mod structure;
 mod tensor;
 mod testing;
-mod wording;
 
 /// See `_core.pyi`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
     use crate::beams::{Beams, StopSearch};
+    #[pymodule_export]
+    use crate::classes::{
+        PyChoice, PyChunk, PyRequestOutput, PyScore, PyTimings, PyToolCall, PyToolCallDelta, PyUsage,
+    };
     #[pymodule_export]
     use crate::config::EngineConfig;
     #[pymodule_export]
@@ -57,10 +58,7 @@ mod _core {
     #[pymodule_export]
     use crate::request::Request;
     #[pymodule_export]
-    use crate::results::{
-        Choice, Chunk, HostTierInfo, MemoryInfo, ModelInfo, Result, Score, Stats, Timings, ToolCall,
-        ToolCallDelta, Usage,
-    };
+    use crate::results::{HostTierInfo, MemoryInfo, ModelInfo, Stats};
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]

@@ -4,11 +4,11 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use penstock_frontend::output::RequestState;
 use pyo3::prelude::*;
 
 use crate::detach::detach;
 use crate::errors::Error;
-use crate::live::Live;
 use crate::logs;
 use crate::processors::check_may_wait;
 
@@ -20,7 +20,7 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 pub struct Port {
     /// The engine's side.
     pub inner: penstock_engine::Port,
-    live: Mutex<Vec<Weak<Live>>>,
+    requests: Mutex<Vec<Weak<RequestState>>>,
 }
 
 #[pymethods]
@@ -34,7 +34,7 @@ impl Port {
         } else {
             penstock_engine::Port::with_eventfd()?
         };
-        Ok(Self { inner, live: Mutex::default() })
+        Ok(Self { inner, requests: Mutex::default() })
     }
 
     fn fileno(&self) -> RawFd {
@@ -46,10 +46,10 @@ impl Port {
         detach(py, || {
             self.inner.clear();
             let mut reached = Vec::new();
-            let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-            live.retain(|request| {
+            let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+            requests.retain(|request| {
                 let Some(request) = request.upgrade() else { return false };
-                if request.advance() {
+                if request.receive() {
                     reached.push(request.id);
                 }
                 !request.is_over()
@@ -71,7 +71,7 @@ impl Port {
 
 impl Port {
     /// Receives for `request` from now on.
-    pub fn register(&self, request: &Arc<Live>) {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(request));
+    pub fn register(&self, request: &Arc<RequestState>) {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(request));
     }
 }

@@ -2,9 +2,6 @@
 //! the printed text builds an equal object. [`record!`] writes a class of values that we make, [`options!`] one of
 //! values that users choose; both from one line a field.
 
-use std::ops::Deref;
-use std::sync::Arc;
-
 use pyo3::conversion::IntoPyObject;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -86,45 +83,6 @@ impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for Tuple<T> {
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let items = object.try_iter()?.map(|item| item?.extract().map_err(Into::into));
         items.collect::<PyResult<Vec<_>>>().map(Tuple)
-    }
-}
-
-/// What is long, and one in all copies of the objects it is part of: each look at a field of a record copies that.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Shared<T>(Arc<T>);
-
-impl<T> From<T> for Shared<T> {
-    fn from(value: T) -> Self {
-        Self(Arc::new(value))
-    }
-}
-
-impl<T> Deref for Shared<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
-
-impl<'a, 'py, T> IntoPyObject<'py> for &'a Shared<T>
-where
-    &'a T: IntoPyObject<'py>,
-{
-    type Target = <&'a T as IntoPyObject<'py>>::Target;
-    type Output = <&'a T as IntoPyObject<'py>>::Output;
-    type Error = <&'a T as IntoPyObject<'py>>::Error;
-
-    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
-        (&*self.0).into_pyobject(py)
-    }
-}
-
-impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for Shared<T> {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        object.extract().map(|value: T| value.into()).map_err(Into::into)
     }
 }
 

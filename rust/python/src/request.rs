@@ -3,37 +3,40 @@
 
 use std::sync::Arc;
 
+use penstock_frontend::output::{ChoiceEnd, Milestone, RequestState};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 
-use crate::assembly::End;
+use crate::classes::{PyChunk, PyRequestOutput};
 use crate::detach::detach;
 use crate::errors::Error;
-use crate::live::{Goal, Live};
 use crate::logs;
 use crate::params::SamplingParams;
 use crate::processors::{Owned, Processors};
-use crate::results::{Chunk, Result as Answer};
 
 /// See `_core.pyi`. Dropping the object is a cancel.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Request {
-    pub live: Arc<Live>,
-    /// But for the processors.
+    pub state: Arc<RequestState>,
+    /// Without the processors.
     params: SamplingParams,
     processors: Owned,
 }
 
 impl Request {
     /// `params` are resolved; of their processors, `processors` are the request's own.
-    pub fn new(live: Arc<Live>, params: SamplingParams, processors: Owned) -> Self {
+    pub fn new(state: Arc<RequestState>, params: SamplingParams, processors: Owned) -> Self {
         let params = SamplingParams { logits_processors: Processors::default(), ..params };
-        Self { live, params, processors }
+        Self { state, params, processors }
     }
 
-    /// See [`Live::aim`]. Rows are copied when the end arrives, which may take long.
-    fn aim(&self, py: Python<'_>, goal: Goal) -> Result<bool, Error> {
-        if self.live.has_rows { detach(py, || self.live.aim(goal)) } else { Ok(self.live.aim(goal)) }
+    /// See [`RequestState::wait_for`]. Tensors are copied when the end arrives, which can take long.
+    fn wait_for(&self, py: Python<'_>, milestone: Milestone) -> Result<bool, Error> {
+        if self.state.has_tensors {
+            detach(py, || self.state.wait_for(milestone))
+        } else {
+            Ok(self.state.wait_for(milestone))
+        }
     }
 }
 
@@ -41,7 +44,7 @@ impl Request {
 impl Request {
     #[getter]
     fn id(&self) -> u64 {
-        self.live.id
+        self.state.id
     }
 
     #[getter]
@@ -51,51 +54,51 @@ impl Request {
 
     #[getter]
     fn finish_reason(&self) -> Option<&'static str> {
-        self.live.end().map(|end| match end {
-            End::Finished(reason, ..) => reason,
-            End::Rejected(_) | End::Failed(_) | End::Stopped(_) => "error",
+        self.state.end().map(|end| match end {
+            ChoiceEnd::Finished(reason, ..) => reason,
+            ChoiceEnd::Rejected(_) | ChoiceEnd::Failed(_) | ChoiceEnd::Stopped(_) => "error",
         })
     }
 
     fn is_admitted(&self, py: Python<'_>) -> Result<bool, Error> {
-        self.aim(py, Goal::Admission)
+        self.wait_for(py, Milestone::Admission)
     }
 
     fn has_chunk(&self, py: Python<'_>) -> Result<bool, Error> {
-        self.aim(py, Goal::Chunk)
+        self.wait_for(py, Milestone::Chunk)
     }
 
     fn has_ended(&self, py: Python<'_>) -> Result<bool, Error> {
-        self.aim(py, Goal::End)
+        self.wait_for(py, Milestone::End)
     }
 
-    fn take(&self) -> Option<Chunk> {
-        self.live.take()
+    fn take(&self) -> Option<PyChunk> {
+        self.state.take().map(|chunk| PyChunk(chunk.into()))
     }
 
     fn check_admission(&self, py: Python<'_>) -> Result<(), Error> {
-        if self.live.was_admitted() { Ok(()) } else { self.check(py) }
+        if self.state.was_admitted() { Ok(()) } else { self.check(py) }
     }
 
     fn check(&self, py: Python<'_>) -> Result<(), Error> {
-        match self.live.end() {
-            Some(End::Rejected(refusal)) => Err(Error::Rejected(refusal)),
-            Some(End::Failed(reason)) => {
+        match self.state.end() {
+            Some(ChoiceEnd::Rejected(rejection)) => Err(Error::Rejected(rejection)),
+            Some(ChoiceEnd::Failed(reason)) => {
                 logs::drain(py)?; // more may be said there of what failed
                 Err(Error::Failed(reason))
             }
-            Some(End::Stopped(cause)) => Err(Error::Stopped(cause)),
-            Some(End::Finished(..)) | None => Ok(()),
+            Some(ChoiceEnd::Stopped(cause)) => Err(Error::Stopped(cause)),
+            Some(ChoiceEnd::Finished(..)) | None => Ok(()),
         }
     }
 
-    fn result(&self, py: Python<'_>) -> Result<Option<Answer>, Error> {
+    fn result(&self, py: Python<'_>) -> Result<Option<PyRequestOutput>, Error> {
         self.check(py)?;
-        Ok(self.live.result())
+        Ok(self.state.result().map(|result| PyRequestOutput(result.into())))
     }
 
     fn cancel(&self) {
-        self.live.cancel();
+        self.state.cancel();
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use penstock_checkpoint::GenerationConfig;
 use penstock_engine::request::Request;
+use penstock_frontend::output::without_prompt;
 use penstock_types::{OutputScope, PenaltyScope, RequestedOutputs, Sampling};
 
 use crate::contradictions::refuse;
 use crate::errors::Error;
 use crate::params::SamplingParams;
 use crate::record::Tuple;
-use crate::rows::without_prompt;
 
 /// Most bytes of logits and hidden states that a request is given.
 const MAX_OUTPUT_BYTES: usize = 1 << 30;

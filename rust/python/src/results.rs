@@ -1,104 +1,8 @@
-//! What comes back: `Chunk`, `Result`, `Usage`, `Timings`, `Stats`, `ModelInfo`. Values only; `_core.pyi` documents the fields.
+//! What an engine reports of itself: `Stats`, `ModelInfo`.
 
 use penstock_engine::Limits;
-use penstock_engine::request::{CachedTokens, Finish};
-use pyo3::exceptions::PyIndexError;
-use pyo3::prelude::*;
 
-use crate::record::{Shared, Tuple, record};
-use crate::tensor::Tensor;
-
-/// Ids and log probabilities of the likeliest tokens at a position.
-pub type TopLogprobs = Tuple<(u32, f32)>;
-
-record! {
-    /// A piece of one choice, as it arrives.
-    Chunk {
-        text: String,
-        token_ids: Tuple<u32>,
-        logprobs: Option<Tuple<f32>>,
-        top_logprobs: Option<Tuple<TopLogprobs>>,
-        index: usize,
-        content: String,
-        reasoning: String,
-        tool_calls: Tuple<ToolCallDelta>,
-    }
-}
-
-record! {
-    /// A function that the model wants called.
-    ToolCall { id: String, name: String, arguments: String }
-}
-
-record! {
-    /// A piece of a call, as it arrives.
-    ToolCallDelta { index: usize, id: Option<String>, name: Option<String>, arguments: String }
-}
-
-record! {
-    /// How many tokens a request took.
-    Usage { prompt_tokens: usize, completion_tokens: usize, cached_tokens: usize, cached_host_tokens: usize }
-}
-
-record! {
-    /// How long a request took, in seconds since its arrival.
-    Timings { queued: f64, first_token: Option<f64>, total: f64 }
-}
-
-record! {
-    /// One answer, whole.
-    Choice {
-        index: usize,
-        text: Shared<String>,
-        token_ids: Shared<Tuple<u32>>,
-        logprobs: Option<Shared<Tuple<f32>>>,
-        top_logprobs: Option<Shared<Tuple<TopLogprobs>>>,
-        cumulative_logprob: Option<f64>,
-        finish_reason: String,
-        stop_reason: Option<StopReason>,
-        seed: u64,
-        score: Option<f64>,
-        content: Shared<String>,
-        reasoning: Shared<String>,
-        tool_calls: Shared<Tuple<ToolCall>>,
-        logits: Option<Tensor>,
-        hidden_states: Option<Tensor>,
-    }
-}
-
-/// The class `Result`, and the fields that it has of its first choice.
-macro_rules! result {
-    ($($field:ident),*) => {
-        record! {
-            /// Everything that came of a request.
-            Result {
-                choices: Tuple<Choice>,
-                prompt_token_ids: Shared<Tuple<u32>>,
-                prompt_logprobs: Option<Shared<Tuple<Option<f32>>>>,
-                prompt_top_logprobs: Option<Shared<Tuple<Option<TopLogprobs>>>>,
-                usage: Usage,
-                timings: Timings,
-            }
-
-            $(
-                #[getter]
-                fn $field<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-                    self.of_first_choice(py, stringify!($field))
-                }
-            )*
-        }
-    };
-}
-
-result! {
-    text, token_ids, logprobs, top_logprobs, cumulative_logprob, finish_reason, stop_reason, seed, score, content,
-    reasoning, tool_calls, logits, hidden_states
-}
-
-record! {
-    /// How likely a text is.
-    Score { token_ids: Tuple<u32>, logprobs: Tuple<Option<f32>>, perplexity: Option<f64> }
-}
+use crate::record::record;
 
 record! {
     /// What the engine is doing.
@@ -165,17 +69,6 @@ record! {
     }
 }
 
-/// What ended a request whose finish reason is `stop`.
-#[derive(Clone, Debug, PartialEq, pyo3::IntoPyObjectRef, pyo3::FromPyObject)]
-pub enum StopReason {
-    /// A stop string.
-    Text(String),
-    /// A stop token.
-    Token(u32),
-    /// A stop sequence.
-    Sequence(Tuple<u32>),
-}
-
 impl ModelInfo {
     /// Of a model and the sizes its engine runs with.
     pub fn of(info: &penstock_runner::ModelInfo, limits: &Limits) -> Self {
@@ -215,14 +108,6 @@ impl From<penstock_runner::HostTierInfo> for HostTierInfo {
     }
 }
 
-impl Usage {
-    /// Of a request that is over.
-    pub fn of(prompt_tokens: usize, completion_tokens: usize, cached: CachedTokens) -> Self {
-        let CachedTokens { device, host } = cached;
-        Self { prompt_tokens, completion_tokens, cached_tokens: device + host, cached_host_tokens: host }
-    }
-}
-
 impl From<penstock_engine::Stats> for Stats {
     fn from(stats: penstock_engine::Stats) -> Self {
         Self {
@@ -248,26 +133,6 @@ impl From<penstock_engine::Stats> for Stats {
             preemptions: stats.preemptions,
             swaps: stats.swaps,
             recomputed_tokens: stats.recomputed_tokens,
-        }
-    }
-}
-
-impl Result {
-    fn of_first_choice<'py>(&self, py: Python<'py>, field: &str) -> PyResult<Bound<'py, PyAny>> {
-        let first =
-            self.choices.0.first().ok_or_else(|| PyIndexError::new_err("this result has no choices"))?;
-        first.into_pyobject(py)?.getattr(field)
-    }
-}
-
-impl Timings {
-    /// Of a request whose choices ended so: from the first that is computed to the last that ends.
-    pub fn of(finishes: &[&Finish]) -> Self {
-        let first_token = finishes.iter().filter_map(|finish| finish.first_token).min();
-        Self {
-            queued: finishes.iter().map(|finish| finish.queued).min().unwrap_or_default().as_secs_f64(),
-            first_token: first_token.map(|elapsed| elapsed.as_secs_f64()),
-            total: finishes.iter().map(|finish| finish.total).max().unwrap_or_default().as_secs_f64(),
         }
     }
 }

@@ -40,8 +40,8 @@ pub(super) unsafe fn fill(
         return Err(PyBufferError::new_err(refusal));
     }
     // The protocol's pointers are all to mutable data; who gets them may write where it asked for a writable view.
-    filled.buf = array.bits.as_ptr().cast_mut().cast();
-    filled.len = array.bits.len() as isize * ITEM_BYTES;
+    filled.buf = array.values.bits().as_ptr().cast_mut().cast();
+    filled.len = array.values.bits().len() as isize * ITEM_BYTES;
     filled.itemsize = ITEM_BYTES;
     filled.readonly = c_int::from(!is_writable);
     filled.ndim = shape.len() as c_int;

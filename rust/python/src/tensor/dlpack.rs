@@ -106,7 +106,11 @@ fn view_of(tensor: &Tensor) -> View {
     let array = &tensor.array;
     let [shape, strides] = &array.dlpack;
     View {
-        data: if array.bits.is_empty() { ptr::null_mut() } else { array.bits.as_ptr().cast_mut().cast() },
+        data: if array.values.bits().is_empty() {
+            ptr::null_mut()
+        } else {
+            array.values.bits().as_ptr().cast_mut().cast()
+        },
         device: Device { kind: CPU.0, id: CPU.1 },
         ndim: shape.len() as i32,
         data_type: FLOAT32,

@@ -9,8 +9,8 @@ mod dlpack;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+use penstock_frontend::output::FloatArray;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -30,11 +30,9 @@ pub struct Tensor {
     is_writable: bool,
 }
 
-/// The values, the last dimension's next to each other. Nothing but the bits of the values ever changes.
+/// The values with what the protocols point to.
 struct Array {
-    /// Relaxed everywhere: the numbers order nothing.
-    bits: Vec<AtomicU32>,
-    shape: Vec<usize>,
+    values: Arc<FloatArray>,
     /// What DLPack's pointers are to: the shape, and the distances between neighbours of a dimension in values.
     dlpack: [Vec<i64>; 2],
     /// Likewise the buffer protocol's, whose distances are in bytes.
@@ -42,35 +40,42 @@ struct Array {
 }
 
 impl Tensor {
-    /// Values that nobody changes.
+    /// A read-only tensor.
     pub fn new(shape: Vec<usize>, values: Vec<f32>) -> Self {
-        // Takes the allocation over, which may be large.
-        let bits: Vec<_> = values.into_iter().map(|value| AtomicU32::new(value.to_bits())).collect();
-        assert_eq!(shape.iter().product::<usize>(), bits.len(), "values are as many as the shape says");
+        Self::read_only(Arc::new(FloatArray::new(shape, values)))
+    }
+
+    /// A read-only tensor that shares `values`.
+    pub fn read_only(values: Arc<FloatArray>) -> Self {
+        let shape = values.shape().to_vec();
         let strides = strides_of(&shape);
         let dlpack = [&shape, &strides].map(|sizes| sizes.iter().map(|size| *size as i64).collect());
         let to_bytes = |stride: &usize| (stride * size_of::<f32>()) as isize;
         let buffer =
             [shape.iter().map(|size| *size as isize).collect(), strides.iter().map(to_bytes).collect()];
-        Self { array: Arc::new(Array { bits, shape, dlpack, buffer }), is_writable: false }
+        Self { array: Arc::new(Array { values, dlpack, buffer }), is_writable: false }
     }
 
-    /// Values that others may change.
+    /// A tensor that others can write to.
     pub fn writable(shape: Vec<usize>, values: Vec<f32>) -> Self {
         Self { is_writable: true, ..Self::new(shape, values) }
     }
 
-    /// Writes the values as they are now to `values`, which are as many.
+    /// Copies the values to `values`, which has the same length.
     pub fn copy_to(&self, values: &mut [f32]) {
-        for (value, bits) in values.iter_mut().zip(&self.array.bits) {
-            *value = f32::from_bits(bits.load(Ordering::Relaxed));
-        }
+        self.array.values.copy_to(values);
+    }
+
+    pub fn into_array(self) -> Arc<FloatArray> {
+        Arc::clone(&self.array.values)
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.array.values.shape()
     }
 
     fn values(&self) -> Vec<f32> {
-        let mut values = vec![0.0; self.array.bits.len()];
-        self.copy_to(&mut values);
-        values
+        self.array.values.values()
     }
 }
 
@@ -130,8 +135,9 @@ impl Tensor {
     }
 
     #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.array.shape)
+    #[pyo3(name = "shape")]
+    fn shape_tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.shape())
     }
 
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
@@ -151,7 +157,7 @@ impl Tensor {
         let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
         let is_copied = copy == Some(true);
         let shared =
-            if is_copied { Self::writable(self.array.shape.clone(), self.values()) } else { self.clone() };
+            if is_copied { Self::writable(self.shape().to_vec(), self.values()) } else { self.clone() };
         if is_versioned {
             dlpack::versioned(py, shared, is_copied)
         } else if shared.is_writable {
@@ -177,37 +183,34 @@ impl Tensor {
     }
 
     fn __repr__(&self) -> String {
-        let sizes: Vec<_> = self.array.shape.iter().map(ToString::to_string).collect();
+        let sizes: Vec<_> = self.shape().iter().map(ToString::to_string).collect();
         let comma = if sizes.len() == 1 { "," } else { "" };
         format!("<Tensor of shape ({}{comma})>", sizes.join(", "))
     }
 
     /// Of the shape alone: values may be many, and those that others may change do change.
     fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
-        self.shape(py)?.hash()
+        self.shape_tuple(py)?.hash()
     }
 
     fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
         let bytes: Vec<u8> = self.values().into_iter().flat_map(f32::to_ne_bytes).collect();
         let arguments = PyDict::new(py);
-        arguments.set_item("shape", self.shape(py)?)?;
+        arguments.set_item("shape", self.shape_tuple(py)?)?;
         arguments.set_item("data", PyBytes::new(py, &bytes))?;
         Ok((PyTuple::empty(py), arguments))
     }
 }
 
 impl PartialEq for Tensor {
-    /// By the bits, so that NaN equals itself.
     fn eq(&self, other: &Self) -> bool {
-        let bits = |tensor: &'_ Self| tensor.values().into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        self.array.shape == other.array.shape
-            && (Arc::ptr_eq(&self.array, &other.array) || bits(self) == bits(other))
+        self.array.values == other.array.values
     }
 }
 
 impl fmt::Debug for Array {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Array").field("shape", &self.shape).finish_non_exhaustive()
+        self.values.fmt(formatter)
     }
 }
 

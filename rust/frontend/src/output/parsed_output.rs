@@ -1,33 +1,32 @@
-//! What the text of one choice means: content, reasoning and tool calls, growing as its parser makes them out.
+//! Content, reasoning and tool calls of one choice, as its parser finds them.
 
 use std::hash::{BuildHasher, RandomState};
 
 use penstock_text::parsers::Delta;
 
-use crate::record::Tuple;
-use crate::results::{ToolCall, ToolCallDelta};
+use super::{ToolCall, ToolCallDelta};
 
-/// Everything made out so far, and how much of it was taken.
+/// Everything parsed so far, and how much of it was taken.
 #[derive(Default)]
-pub struct Parsed {
+pub struct ParsedOutput {
     pub content: String,
     pub reasoning: String,
     pub calls: Vec<ToolCall>,
     taken_content: usize,
     taken_reasoning: usize,
-    /// Length of the arguments taken, of each call of which something was.
+    /// For each call of which something was taken, the bytes of its arguments that were.
     taken_calls: Vec<usize>,
 }
 
-impl Parsed {
-    /// Adds what the parser made out.
+impl ParsedOutput {
+    /// Adds what the parser found.
     pub fn extend(&mut self, deltas: impl Iterator<Item = Delta>) {
         for delta in deltas {
             match delta {
                 Delta::Content(text) => self.content += &text,
                 Delta::Reasoning(text) => self.reasoning += &text,
                 Delta::ToolCall { name, .. } => {
-                    self.calls.push(ToolCall { id: draw_id(), name, arguments: String::new() });
+                    self.calls.push(ToolCall { id: new_call_id(), name, arguments: String::new() });
                 }
                 Delta::Arguments { index, text } => self.calls[index].arguments += &text,
             }
@@ -42,18 +41,18 @@ impl Parsed {
             || self.calls.iter().zip(&self.taken_calls).any(|(call, taken)| call.arguments.len() > *taken)
     }
 
-    /// Content that was not taken yet.
+    /// Takes the content that was not taken yet.
     pub fn take_content(&mut self) -> String {
         take(&self.content, &mut self.taken_content)
     }
 
-    /// Reasoning that was not taken yet.
+    /// Takes the reasoning that was not taken yet.
     pub fn take_reasoning(&mut self) -> String {
         take(&self.reasoning, &mut self.taken_reasoning)
     }
 
-    /// What was not taken yet of each call; of a new one, its id and its name first.
-    pub fn take_calls(&mut self) -> Tuple<ToolCallDelta> {
+    /// Takes the part of each call that was not taken yet; the first part of a call has its id and name.
+    pub fn take_calls(&mut self) -> Vec<ToolCallDelta> {
         let num_known = self.taken_calls.len();
         self.taken_calls.resize(self.calls.len(), 0);
         let deltas =
@@ -66,7 +65,7 @@ impl Parsed {
                     arguments: take(&call.arguments, taken),
                 }
             });
-        Tuple(deltas.filter(|delta| delta.id.is_some() || !delta.arguments.is_empty()).collect())
+        deltas.filter(|delta| delta.id.is_some() || !delta.arguments.is_empty()).collect()
     }
 }
 
@@ -75,8 +74,8 @@ fn take(text: &str, taken: &mut usize) -> String {
     text[start..].to_owned()
 }
 
-/// A name for a call that no other call has: 96 random bits, for the standard library never keys two hashers alike.
-fn draw_id() -> String {
+/// A unique id: 96 random bits. The standard library keys every hasher differently.
+fn new_call_id() -> String {
     let state = RandomState::new();
     let bits = u128::from(state.hash_one(0)) << 32 ^ u128::from(state.hash_one(1));
     format!("call_{bits:024x}")

@@ -1,0 +1,9 @@
+//! One request, from its parameters to its output: parameters, prompt, output. The interpreter is not known here.
+
+#![allow(missing_docs)]
+
+mod error;
+pub mod output;
+pub mod panics;
+
+pub use error::Error;

@@ -1,0 +1,233 @@
+//! One choice of a request: the engine's events go in; text, tokens and the requested outputs come out.
+
+use std::sync::Arc;
+
+use penstock_engine::Consumer;
+use penstock_engine::request::{
+    Event, Finish, FinishReason, PromptPosition, Rejection, Request, RequestId, StopCause, Token,
+    TokenDetails,
+};
+use penstock_types::{OutputScope, RequestedOutputs};
+
+use super::output_text::OutputText;
+use super::position_tensors::PositionTensors;
+use super::token_output::TokenOutput;
+use super::{Choice, StopReason, TopLogprobs};
+use crate::panics::catch;
+
+/// How a choice ended.
+#[derive(Clone, Debug)]
+pub enum ChoiceEnd {
+    /// The engine rejected the request.
+    Rejected(Rejection),
+    /// It ended normally, was cancelled or interrupted: with the finish reason of the Python API.
+    Finished(&'static str, Option<StopReason>, Finish),
+    /// A step failed, or an output could not be stored.
+    Failed(String),
+    /// The engine stopped.
+    Stopped(StopCause),
+}
+
+/// The received part of one choice.
+pub struct ChoiceOutput {
+    pub id: RequestId,
+    pub request: Arc<Request>,
+    pub is_admitted: bool,
+    pub end: Option<ChoiceEnd>,
+    pub output: TokenOutput,
+    /// One for each token of the prompt except the first.
+    pub prompt_logprobs: Vec<f32>,
+    pub prompt_top_logprobs: Vec<TopLogprobs>,
+    pub logits: PositionTensors,
+    pub hidden_states: PositionTensors,
+    /// `None` after the end.
+    consumer: Option<Consumer>,
+    text: OutputText,
+    /// The stop string that ended the text; the engine has not confirmed the cancellation yet.
+    stopped_by: Option<String>,
+}
+
+impl ChoiceOutput {
+    /// A choice whose events `consumer` receives.
+    pub fn new(request: Arc<Request>, consumer: Consumer, text: OutputText) -> Self {
+        Self {
+            id: consumer.id(),
+            is_admitted: false,
+            end: None,
+            output: TokenOutput::new(&request.outputs, text.is_parsed()),
+            prompt_logprobs: Vec::new(),
+            prompt_top_logprobs: Vec::new(),
+            logits: PositionTensors::default(),
+            hidden_states: PositionTensors::default(),
+            consumer: Some(consumer),
+            text,
+            stopped_by: None,
+            request,
+        }
+    }
+
+    /// Receives events until `max_unread` tokens are unread. A panic ends this choice and no other.
+    pub fn receive(&mut self, max_unread: usize) {
+        let received = catch(|| {
+            while self.end.is_none() && self.output.num_unread() < max_unread {
+                let Some(event) = self.consumer.as_mut().and_then(Consumer::pop) else { return };
+                self.handle(event);
+            }
+        });
+        if let Err(message) = received {
+            self.end_as(ChoiceEnd::Failed(format!("{message}; this is a bug in penstock")));
+        }
+    }
+
+    /// Asks the engine to cancel it. Has no effect after the end.
+    pub fn cancel(&self) {
+        if let Some(consumer) = &self.consumer {
+            consumer.cancel();
+        }
+    }
+
+    /// The engine's final event, unless the choice failed.
+    pub fn finish(&self) -> Option<&Finish> {
+        match &self.end {
+            Some(ChoiceEnd::Finished(.., finish)) => Some(finish),
+            _ => None,
+        }
+    }
+
+    /// One entry for each token of the prompt, `None` for the first; if requested.
+    pub fn prompt_logprobs(&self) -> Option<Vec<Option<f32>>> {
+        self.request.outputs.prompt_logprobs.map(|_| after_none(&self.prompt_logprobs))
+    }
+
+    /// The same for the most likely tokens.
+    pub fn prompt_top_logprobs(&self) -> Option<Vec<Option<TopLogprobs>>> {
+        let count = self.request.outputs.prompt_logprobs.filter(|count| *count > 0);
+        count.map(|_| after_none(&self.prompt_top_logprobs))
+    }
+
+    /// The complete choice, unless it failed.
+    pub fn choice(&self, index: usize) -> Option<Choice> {
+        let Some(ChoiceEnd::Finished(finish_reason, stop_reason, _)) = &self.end else { return None };
+        let TokenOutput { text, echoed, parsed, token_ids, logprobs, top_logprobs, .. } = &self.output;
+        let has_logprobs = self.output.has_logprobs;
+        let text: Arc<str> = text.as_str().into();
+        let content = match self.output.is_parsed {
+            true => parsed.content.as_str().into(),
+            false if *echoed == 0 => Arc::clone(&text),
+            false => text[*echoed..].into(),
+        };
+        Some(Choice {
+            index,
+            text,
+            token_ids: token_ids.clone(),
+            logprobs: has_logprobs.then(|| logprobs.clone()),
+            top_logprobs: self.output.has_top_logprobs.then(|| top_logprobs.clone()),
+            cumulative_logprob: has_logprobs.then(|| logprobs.iter().copied().map(f64::from).sum()),
+            finish_reason: (*finish_reason).to_owned(),
+            stop_reason: stop_reason.clone(),
+            seed: self.request.sampling.seed,
+            score: None,
+            content,
+            reasoning: parsed.reasoning.as_str().into(),
+            tool_calls: parsed.calls.clone(),
+            logits: self.logits.tensor(),
+            hidden_states: self.hidden_states.tensor(),
+        })
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Admitted => self.is_admitted = true,
+            Event::Prompt(positions) => positions.into_iter().for_each(|position| self.report(position)),
+            Event::Token(token) => self.push(token),
+            Event::Rejected(rejection) => self.end_as(ChoiceEnd::Rejected(rejection)),
+            Event::Finished(finish) => self.close(finish),
+        }
+    }
+
+    fn report(&mut self, position: PromptPosition) {
+        let mut details = position.details.map_or_else(TokenDetails::default, |details| *details);
+        // The last position, reported if nothing is generated, precedes no token of the prompt.
+        let is_followed = self.prompt_logprobs.len() + 1 < self.request.prompt.len();
+        if is_followed && self.request.outputs.prompt_logprobs.is_some() {
+            self.prompt_logprobs.push(position.logprob);
+            self.prompt_top_logprobs.push(std::mem::take(&mut details.top));
+        }
+        self.push_rows(&details);
+    }
+
+    /// Adds a token. A stop string ends the output at once; tokens that the engine computes until it sees the cancellation
+    /// are dropped.
+    fn push(&mut self, token: Token) {
+        if self.stopped_by.is_some() {
+            return;
+        }
+        self.text.begin(&mut self.output);
+        let mut details = token.details.map_or_else(TokenDetails::default, |details| *details);
+        self.output.push(token.id, token.logprob, std::mem::take(&mut details.top));
+        self.push_rows(&details);
+        if self.request.stop_token_ids.contains(&token.id) && !self.text.includes_stops() {
+            return;
+        }
+        if let Some(stop) = self.text.push(token.id, &mut self.output) {
+            self.stopped_by = Some(stop.to_owned());
+            self.cancel();
+        }
+    }
+
+    /// Stores logits and hidden states. If the system has no memory, this choice ends and no other.
+    fn push_rows(&mut self, details: &TokenDetails) {
+        let RequestedOutputs { logits, hidden_states, .. } = self.request.outputs;
+        let num_known = |scope: Option<OutputScope>| match scope {
+            Some(scope) if scope.has_prompt() => self.request.prompt.len(),
+            _ => 0,
+        };
+        let (num_logits, num_states) = (num_known(logits), num_known(hidden_states));
+        let pushed = self.logits.push(&details.logits, num_logits);
+        let pushed = pushed.and_then(|()| self.hidden_states.push(&details.hidden_state, num_states));
+        if let Err(reason) = pushed {
+            self.end_as(ChoiceEnd::Failed(reason));
+        }
+    }
+
+    /// Ends the choice; releases the text that was held back.
+    fn close(&mut self, finish: Finish) {
+        if self.stopped_by.is_none() {
+            self.text.begin(&mut self.output);
+            self.stopped_by = match &finish.reason {
+                FinishReason::StopSequence(index) if !self.text.includes_stops() => {
+                    let length = self.request.stop_token_sequences[*index].len();
+                    self.text.finish_without(length, &mut self.output);
+                    None
+                }
+                _ => self.text.finish(&mut self.output).map(str::to_owned),
+            };
+        }
+        let stop = |reason| ("stop", Some(reason));
+        let (reason, stop_reason) = match (self.stopped_by.take(), &finish.reason) {
+            (Some(text), _) => stop(StopReason::Text(text)),
+            (None, FinishReason::Stop(token)) => stop(StopReason::Token(*token)),
+            (None, FinishReason::StopSequence(index)) => {
+                stop(StopReason::Sequence(self.request.stop_token_sequences[*index].clone()))
+            }
+            (None, FinishReason::Length) => ("length", None),
+            (None, FinishReason::Interrupted) => ("interrupted", None),
+            (None, FinishReason::Cancelled) => ("cancelled", None),
+            (None, FinishReason::Failed(reason)) => return self.end_as(ChoiceEnd::Failed(reason.clone())),
+            (None, FinishReason::EngineStopped(cause)) => {
+                return self.end_as(ChoiceEnd::Stopped(cause.clone()));
+            }
+        };
+        self.end_as(ChoiceEnd::Finished(reason, stop_reason, finish));
+    }
+
+    /// Dropping the consumer cancels what the engine still computes.
+    fn end_as(&mut self, end: ChoiceEnd) {
+        self.end = Some(end);
+        self.consumer = None;
+    }
+}
+
+fn after_none<T: Clone>(values: &[T]) -> Vec<Option<T>> {
+    std::iter::once(None).chain(values.iter().cloned().map(Some)).collect()
+}

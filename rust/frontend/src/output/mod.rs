@@ -1,0 +1,28 @@
+//! The output side of a request: from the engine's events to text, parsed content and results.
+//!
+//! ```text
+//! result queue, one per choice ── ChoiceOutput ── RequestState ── Chunk, RequestOutput
+//!                                 ├─ TokenOutput     tokens, logprobs, text so far
+//!                                 ├─ OutputText      detokenisation, stop strings, parsing
+//!                                 └─ PositionTensors logits and hidden states
+//! ```
+
+mod choice_output;
+mod float_array;
+mod output_text;
+mod parsed_output;
+mod position_tensors;
+mod request_state;
+mod results;
+mod text_buffer;
+mod token_output;
+
+pub use choice_output::ChoiceEnd;
+pub use float_array::FloatArray;
+pub use output_text::{OutputFormats, OutputOptions};
+pub use position_tensors::without_prompt;
+pub use request_state::{Milestone, RequestState};
+#[rustfmt::skip]
+mod result_types;
+pub use result_types::{Choice, Chunk, RequestOutput, Score, Timings, ToolCall, ToolCallDelta, Usage};
+pub use results::{StopReason, TopLogprobs};

@@ -1,0 +1,219 @@
+//! The consumer's side of one request: the engine's events go in; text, tokens and results come out.
+//!
+//! ```text
+//! result queues ── receive ──> whole output so far ── take ──> the part that was not taken yet (a chunk)
+//!  one per choice              └────────── result ───────────> all of it
+//! ```
+//!
+//! If a reader falls `max_unread` tokens of a choice behind, that choice is not received: its queue in the engine fills up
+//! and its sequence pauses. Waiting for the end receives everything.
+//!
+//! Each choice ends independently, with or without an error; the request is over when all have ended. Chunks are taken
+//! from the choices in turn.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use penstock_engine::request::Request;
+use penstock_engine::{Engine, Port};
+use penstock_types::{OutputScope, RequestedOutputs};
+
+use super::choice_output::{ChoiceEnd, ChoiceOutput};
+use super::output_text::OutputOptions;
+use super::position_tensors::{self, PositionTensors};
+use super::{Chunk, RequestOutput, Timings, Usage};
+use crate::Error;
+
+/// What a listener waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Milestone {
+    /// The engine has admitted or rejected the request.
+    Admission,
+    /// There is a chunk to take, or none will follow.
+    Chunk,
+    /// The request is over.
+    End,
+}
+
+/// One request, shared by its handle and the port that receives for it.
+pub struct RequestState {
+    /// The engine's id of the first choice.
+    pub id: u64,
+    /// Whether logits or hidden states were requested.
+    pub has_tensors: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// At least one.
+    choices: Vec<ChoiceOutput>,
+    /// All choices have ended, and their tensors are complete.
+    is_over: bool,
+    /// Milestones that a listener waits for; the end always counts.
+    awaits_admission: bool,
+    awaits_chunk: bool,
+    /// A listener waits for the end, so everything is received at once.
+    receives_all: bool,
+    max_unread: usize,
+    /// The choice that the next chunk is taken from, if it has one.
+    next_choice: usize,
+}
+
+impl RequestState {
+    /// Starts a request: one engine request per choice, at least one. `port` is notified of its events.
+    pub fn start(
+        engine: &Engine,
+        requests: Vec<Arc<Request>>,
+        options: OutputOptions,
+        port: &Port,
+    ) -> Result<Self, Error> {
+        let texts = options.texts(requests.len())?;
+        let consumers = engine.start_choices(requests.clone(), port)?;
+        let choices = requests.into_iter().zip(consumers).zip(texts);
+        let choices: Vec<_> =
+            choices.map(|((request, consumer), text)| ChoiceOutput::new(request, consumer, text)).collect();
+        let id = choices[0].id.0;
+        let RequestedOutputs { logits, hidden_states, .. } = choices[0].request.outputs;
+        let state = State {
+            choices,
+            is_over: false,
+            awaits_admission: false,
+            awaits_chunk: false,
+            receives_all: false,
+            max_unread: engine.limits().queue_capacity,
+            next_choice: 0,
+        };
+        let has_tensors = logits.is_some() || hidden_states.is_some();
+        Ok(Self { id, has_tensors, state: Mutex::new(state) })
+    }
+
+    /// Receives the events that have arrived. Returns whether a milestone that a listener waits for is reached.
+    pub fn receive(&self) -> bool {
+        let mut state = self.lock();
+        state.receive();
+        let is_reached = |milestone, awaited: bool| awaited && state.has_reached(milestone);
+        let reached = is_reached(Milestone::Admission, state.awaits_admission)
+            || is_reached(Milestone::Chunk, state.awaits_chunk)
+            || state.has_reached(Milestone::End);
+        if reached {
+            (state.awaits_admission, state.awaits_chunk) = (false, false);
+        }
+        reached
+    }
+
+    /// Receives the events that have arrived. Returns whether `milestone` is reached; if not, a later `receive` returns
+    /// true when it is.
+    pub fn wait_for(&self, milestone: Milestone) -> bool {
+        let mut state = self.lock();
+        state.receives_all |= milestone == Milestone::End;
+        if !state.has_reached(milestone) {
+            state.receive();
+        }
+        let is_reached = state.has_reached(milestone);
+        match milestone {
+            Milestone::Admission => state.awaits_admission = !is_reached,
+            Milestone::Chunk => state.awaits_chunk = !is_reached,
+            Milestone::End => {}
+        }
+        is_reached
+    }
+
+    /// Takes the unread part of one choice, if there is any.
+    pub fn take(&self) -> Option<Chunk> {
+        let state = &mut *self.lock();
+        let num_choices = state.choices.len();
+        let mut order = (0..num_choices).map(|offset| (state.next_choice + offset) % num_choices);
+        let index = order.find(|index| state.choices[*index].output.has_unread())?;
+        state.next_choice = (index + 1) % num_choices;
+        Some(state.choices[index].output.take(index))
+    }
+
+    /// Whether the engine admitted the request.
+    pub fn was_admitted(&self) -> bool {
+        self.lock().choices[0].is_admitted
+    }
+
+    /// Whether nothing follows.
+    pub fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
+    /// The end of the first choice that failed, else of the first choice; `None` before the request is over.
+    pub fn end(&self) -> Option<ChoiceEnd> {
+        let State { choices, is_over: true, .. } = &*self.lock() else { return None };
+        let mut ends = choices.iter().filter_map(|choice| choice.end.as_ref());
+        let failed = ends.clone().find(|end| !matches!(end, ChoiceEnd::Finished(..)));
+        failed.or_else(|| ends.next()).cloned()
+    }
+
+    /// The complete output, if the request is over and no choice failed.
+    pub fn result(&self) -> Option<RequestOutput> {
+        let State { choices, is_over: true, .. } = &*self.lock() else { return None };
+        let finishes: Vec<_> = choices.iter().filter_map(ChoiceOutput::finish).collect();
+        let first = &choices[0];
+        let prompt = &first.request.prompt;
+        let num_tokens = choices.iter().map(|choice| choice.output.token_ids.len()).sum();
+        let complete = |(index, choice): (usize, &ChoiceOutput)| choice.choice(index).map(Arc::new);
+        Some(RequestOutput {
+            prompt_token_ids: Arc::clone(prompt),
+            prompt_logprobs: first.prompt_logprobs(),
+            prompt_top_logprobs: first.prompt_top_logprobs(),
+            usage: Usage::new(prompt.len(), num_tokens, finishes.first()?.cached),
+            timings: Timings::new(&finishes),
+            choices: choices.iter().enumerate().map(complete).collect::<Option<_>>()?,
+        })
+    }
+
+    /// Asks the engine to cancel the request. Has no effect after the end.
+    pub fn cancel(&self) {
+        self.lock().choices.iter().for_each(ChoiceOutput::cancel);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn has_reached(&self, milestone: Milestone) -> bool {
+        self.is_over
+            || match milestone {
+                Milestone::Admission => self.choices[0].is_admitted,
+                Milestone::Chunk => self.choices.iter().any(|choice| choice.output.has_unread()),
+                Milestone::End => false,
+            }
+    }
+
+    fn receive(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let max_unread = if self.receives_all { usize::MAX } else { self.max_unread };
+        self.choices.iter_mut().for_each(|choice| choice.receive(max_unread));
+        if self.choices.iter().all(|choice| choice.end.is_some()) {
+            self.complete();
+            self.is_over = true;
+        }
+    }
+
+    fn complete(&mut self) {
+        let RequestedOutputs { logits, hidden_states, .. } = self.choices[0].request.outputs;
+        let completed =
+            complete_tensors(&mut self.choices, logits, |choice| &mut choice.logits).and_then(|()| {
+                complete_tensors(&mut self.choices, hidden_states, |choice| &mut choice.hidden_states)
+            });
+        if let Err(reason) = completed {
+            self.choices[0].end = Some(ChoiceEnd::Failed(reason));
+        }
+    }
+}
+
+fn complete_tensors(
+    choices: &mut [ChoiceOutput],
+    scope: Option<OutputScope>,
+    tensors_of: impl Fn(&mut ChoiceOutput) -> &mut PositionTensors,
+) -> Result<(), String> {
+    let Some(scope) = scope else { return Ok(()) };
+    let num_prompt = choices[0].request.prompt.len() - 1;
+    let mut tensors: Vec<_> = choices.iter_mut().map(tensors_of).collect();
+    position_tensors::complete(&mut tensors, scope, num_prompt)
+}

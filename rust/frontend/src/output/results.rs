@@ -1,0 +1,35 @@
+//! What the generated result types are made of, and how they are made.
+
+use penstock_engine::request::{CachedTokens, Finish};
+
+use super::{Timings, Usage};
+
+/// Ids and log probabilities of the most likely tokens at a position.
+pub type TopLogprobs = Vec<(u32, f32)>;
+
+/// What ended a request whose finish reason is `stop`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StopReason {
+    Text(String),
+    Token(u32),
+    Sequence(Vec<u32>),
+}
+
+impl Usage {
+    pub(super) fn new(prompt_tokens: usize, completion_tokens: usize, cached: CachedTokens) -> Self {
+        let CachedTokens { device, host } = cached;
+        Self { prompt_tokens, completion_tokens, cached_tokens: device + host, cached_host_tokens: host }
+    }
+}
+
+impl Timings {
+    /// From the first choice that was computed to the last one that ended.
+    pub(super) fn new(finishes: &[&Finish]) -> Self {
+        let first_token = finishes.iter().filter_map(|finish| finish.first_token).min();
+        Self {
+            queued: finishes.iter().map(|finish| finish.queued).min().unwrap_or_default().as_secs_f64(),
+            first_token: first_token.map(|elapsed| elapsed.as_secs_f64()),
+            total: finishes.iter().map(|finish| finish.total).max().unwrap_or_default().as_secs_f64(),
+        }
+    }
+}
