@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock._beams import Beam, BrokenOff, ClosedBeam, Ending, Top, search
+from penstock._beams import Beam, ClosedBeam, Ending, Interrupted, Top, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -198,7 +198,7 @@ def test_interrupted_search_returns_finished_and_running_beams() -> None:
     assert next(steps) == [Beam()]
     assert [beam.token_ids for beam in steps.send([top])] == [(1,), (2,)]
     with pytest.raises(StopIteration) as stopped:
-        steps.send(BrokenOff("interrupted"))
+        steps.send(Interrupted("interrupted"))
     answers: list[ClosedBeam] = stopped.value.value
     assert [(answer.beam.token_ids, answer.ending) for answer in answers] == [
         ((END,), ("stop", END)),

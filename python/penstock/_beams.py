@@ -1,20 +1,20 @@
-"""Beam search: of all answers to a prompt, the likeliest as a whole, as far as a narrow search finds them.
+"""Beam search: an approximate search for the outputs with the highest probability.
 
-Each step asks for the likeliest next tokens of every running beam, and of all the continuations keeps the
-best. The algorithm asks nobody itself: `search` yields the beams that are to be continued and is sent what
-may follow them. So it is the same for tasks and for threads, and a test can be the model.
+Each step takes the most likely next tokens of every running beam and keeps the best continuations. The
+algorithm does no I/O: `search` is a generator that yields the running beams and is sent their next tokens. So
+tasks and threads share it, and a test can replace the model.
 
-It is the search of Hugging Face's `generate` with `early_stopping=False`, score for score:
+It is the search of Hugging Face's `generate` with `early_stopping=False`, with the same scores:
 
-- A beam's score is the sum of its tokens' log probabilities divided by `length ** length_penalty`. The length
-  is that of what was generated; the token that ends a beam counts, in the sum and in the length.
-- Continuations are ranked by their sums. Those among the best `num_beams` that end are closed; whatever ends
-  further down is dropped; the best `num_beams` of the others run on.
-- `num_beams` closed beams are kept, the best ones by score. The search is over when there are so many and
-  the best running beam, scored at the length it has, is no better than the worst of them, or at `max_tokens`,
-  where every beam is closed.
+- The score of a beam is the sum of its tokens' log probabilities divided by `length ** length_penalty`. The
+  length is the number of generated tokens. The token that ends a beam counts in the sum and in the length.
+- Continuations are ranked by their sums. Ended continuations among the best `num_beams` become closed beams,
+  other ended continuations are dropped, and the best `num_beams` of the rest become the running beams.
+- The best `num_beams` closed beams by score are kept. The search ends when there are `num_beams` of them and
+  the current score of the best running beam is not above the worst of theirs. At `max_tokens` all beams are
+  closed.
 
-Sums are in double precision. Of equals the one found first is better, so nothing is left to chance.
+Sums are in double precision. Among equal values the first one found wins, so the result is deterministic.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-#: Ids and log probabilities of the likeliest next tokens, the likeliest first.
+#: Ids and log probabilities of the most likely next tokens, in descending order.
 Top: TypeAlias = "tuple[tuple[int, float], ...]"
-#: How an answer ended: the finish reason, and the string, token or sequence that it stopped at.
+#: The finish reason of an output, and the stop string, token or sequence that ended it.
 Ending: TypeAlias = "tuple[str, str | int | tuple[int, ...] | None]"
 
 _LENGTH: Ending = ("length", None)
 
 
 class Beam(NamedTuple):
-    """A beginning of an answer: its tokens, the log probability of each, what else could have stood there."""
+    """An unfinished output: its tokens, their log probabilities, and the alternatives at each position."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -43,18 +43,18 @@ class Beam(NamedTuple):
     total: float = 0.0
 
     def score(self, length_penalty: float) -> float:
-        """How good it is beside beams of other lengths; 0 of nothing."""
+        """The score, comparable between beams of different lengths; 0 for an empty beam."""
         return self.total / math.pow(max(len(self.token_ids), 1), length_penalty)
 
 
-class BrokenOff(NamedTuple):
-    """That nothing more can be asked, as a finish reason."""
+class Interrupted(NamedTuple):
+    """Sent to `search` when a step was cancelled or interrupted; the search then ends."""
 
     finish_reason: str
 
 
 class ClosedBeam(NamedTuple):
-    """A whole answer."""
+    """A finished output."""
 
     beam: Beam
     score: float
@@ -67,20 +67,20 @@ def search(
     length_penalty: float,
     max_tokens: int,
     ending_of: Callable[[tuple[int, ...]], Ending | None],
-) -> Generator[list[Beam], Sequence[Top] | BrokenOff, list[ClosedBeam]]:
-    """Returns the answers, best first: `num_beams` of them, or all there are if those are fewer.
+) -> Generator[list[Beam], Sequence[Top] | Interrupted, list[ClosedBeam]]:
+    """Returns up to `num_beams` finished outputs, best first.
 
-    Is sent, for each beam it yields, what may follow: `2 * num_beams` tokens, so that enough of them go on
-    where others end. `ending_of` says whether token ids end an answer with their last, and has been
-    asked of every beginning of them. Is sent `BrokenOff` instead where nothing more can be asked: then the
-    running beams are answers, too.
+    For each beam that it yields, it is sent the `2 * num_beams` most likely next tokens: enough to continue
+    `num_beams` beams if the others end. `ending_of` returns the ending of an output, or `None` if its last
+    token does not end it; it is called for every prefix first. If `Interrupted` is sent instead, the running
+    beams are returned as well.
     """
     running, closed = [Beam()], list[ClosedBeam]()
     for length in range(1, max_tokens + 1):
         tops = yield running
-        if isinstance(tops, BrokenOff):
-            broken = (tops.finish_reason, None)
-            closed += [ClosedBeam(beam, beam.score(length_penalty), broken) for beam in running]
+        if isinstance(tops, Interrupted):
+            interruption = (tops.finish_reason, None)
+            closed += [ClosedBeam(beam, beam.score(length_penalty), interruption) for beam in running]
             closed.sort(key=lambda answer: answer.score, reverse=True)
             return closed
         continuations = [

@@ -1,8 +1,8 @@
 """The keywords of `Engine(...)` and of a request, for type checkers and the command line.
 
-What they mean in full, and their ranges, is documented with the classes that check them, `EngineConfig` and
-`SamplingParams` in `_core.pyi`; a test holds the names here against theirs. The strings are the command
-line's help; a field without one is no option there.
+`EngineConfig` and `SamplingParams` in `_core.pyi` document the meaning and range of each field; a test
+compares the names here with theirs. The strings are help texts of the command line; a field without one is
+not a command line option.
 """
 
 import os
@@ -18,39 +18,39 @@ CacheElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16", 
 PreemptionMode: TypeAlias = Literal["recompute", "swap", "interrupt"]
 ToolParser: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser: TypeAlias = Literal["auto", "none", "think"]
-#: Gets the tokens so far and the logits of the next one; see `SamplingParams`.
+#: Called with the token ids so far and the logits of the next token; see `SamplingParams`.
 LogitsProcessor: TypeAlias = Callable[[Sequence[int], Tensor], object]
 
 
 class EngineOptions(TypedDict, total=False):
     """Fields of `EngineConfig`."""
 
-    device: Annotated[str | None, "Where to compute: auto or cpu."]
-    dtype: Annotated[ElementName | None, "Type the weights are kept in: auto, float32, float16 or bfloat16."]
-    threads: Annotated[int | None, "Compute threads; all CPUs by default."]
-    max_model_len: Annotated[int | None, "Most tokens of a sequence; the model's length by default."]
-    max_num_seqs: Annotated[int | None, "Most sequences computed together."]
-    max_num_batched_tokens: Annotated[int | None, "Most tokens computed in one step."]
-    max_waiting: Annotated[int | None, "Most requests that may wait."]
+    device: Annotated[str | None, "Device: auto or cpu."]
+    dtype: Annotated[ElementName | None, "Type of the weights in memory: auto, float32, float16 or bfloat16."]
+    threads: Annotated[int | None, "Number of compute threads; all CPUs by default."]
+    max_model_len: Annotated[int | None, "Maximum sequence length in tokens; the model's by default."]
+    max_num_seqs: Annotated[int | None, "Maximum number of sequences in a batch."]
+    max_num_batched_tokens: Annotated[int | None, "Token budget of a step."]
+    max_waiting: Annotated[int | None, "Maximum number of waiting requests."]
     block_size: Annotated[int | None, "Tokens per block of the KV cache: 16, 32, 64 or 128."]
     kv_cache_dtype: Annotated[
-        CacheElementName | None, "Type of the KV cache, int8 and uint4 too; that of the weights by default."
+        CacheElementName | None, "Type of the KV cache, also int8 or uint4; that of the weights by default."
     ]
-    kv_cache_bytes: Annotated[int | None, "Bytes of the KV cache."]
+    kv_cache_bytes: Annotated[int | None, "Size of the KV cache in bytes."]
     memory_ratio: Annotated[float | None, "Share of the available memory to use; 0.9 by default."]
-    prefix_cache: Annotated[bool | None, "Share what requests have in common at their beginnings."]
-    prefix_cache_ttl: Annotated[float | None, "Seconds to keep what nobody uses; 300 by default."]
-    host_cache_bytes: Annotated[int | None, "Bytes of the host tier of the KV cache; 0 by default."]
+    prefix_cache: Annotated[bool | None, "Reuse the KV cache of common prefixes."]
+    prefix_cache_ttl: Annotated[float | None, "Time to keep unused prefixes, in seconds; 300 by default."]
+    host_cache_bytes: Annotated[int | None, "Size of the KV cache's host tier in bytes; 0 by default."]
     preemption_mode: Annotated[
-        PreemptionMode | None, "When the KV cache is full: recompute, swap or interrupt a request."
+        PreemptionMode | None, "Preemption when the KV cache is full: recompute, swap or interrupt."
     ]
     tokenizer: Annotated[str | os.PathLike[str] | None, "Another tokenizer.json, or a directory with one."]
-    speculation: Annotated[Literal["ngram"] | None, "Guess tokens ahead, with the same answer: ngram."]
-    num_speculative_tokens: Annotated[int | None, "Most tokens guessed ahead; 8 by default."]
+    speculation: Annotated[Literal["ngram"] | None, "Speculative decoding: ngram (prompt lookup)."]
+    num_speculative_tokens: Annotated[int | None, "Maximum number of draft tokens per step; 8 by default."]
     tool_parser: Annotated[
-        ToolParser | None, "How the model writes tool calls: auto, none, hermes, llama3_json or mistral."
+        ToolParser | None, "Format of tool calls: auto, none, hermes, llama3_json or mistral."
     ]
-    reasoning_parser: Annotated[ReasoningParser | None, "How it marks its reasoning: auto, none or think."]
+    reasoning_parser: Annotated[ReasoningParser | None, "Format of reasoning: auto, none or think."]
 
 
 # begin generated: SamplingParams
@@ -208,7 +208,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 def merge(cls: type[Fields], given: Fields | None, changes: dict[str, Any]) -> Fields:
-    """`given` with `changes`; a new object of the class where nothing is given."""
+    """`given` with `changes`, or a new object of the class if `given` is `None`."""
     if given is None:
         return cls(**changes)
     if not isinstance(given, cls):

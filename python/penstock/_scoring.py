@@ -1,4 +1,4 @@
-"""How likely a model finds a text, out of the result of a request that only reads."""
+"""Scores of texts: log probabilities and perplexity from the result of a scoring request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["score_of"]
 
 
 def score_of(result: Result) -> Score:
-    """The score of the prompt, whose log probabilities were asked for.
+    """The score of the prompt, from its log probabilities.
 
-    Raises where the reading was broken off: the score of a beginning is not that of the text.
+    Raises `EngineStoppedError` if the engine was closed before the prompt was scored, and `GenerationError`
+    if only a part of the prompt was scored.
     """
     if result.finish_reason == "cancelled":
         message = "the engine was closed before the text was scored"
@@ -33,7 +34,7 @@ def score_of(result: Result) -> Score:
 
 
 def _perplexity(logprobs: Sequence[float]) -> float | None:
-    """Of a text with a single token, which follows nothing, there is none."""
+    """The perplexity; `None` without log probabilities, as for a text of one token."""
     if not logprobs:
         return None
     try:

@@ -1,8 +1,7 @@
-"""Answers chosen from more than are returned: `best_of`, and the beam search of `num_beams`.
+"""Selection of the best outputs of a request: `best_of`, and beam search with `num_beams`.
 
-Both are made of ordinary requests, which the engine knows nothing special about, so both are for `generate`
-alone: which answers are the best is known when all have ended. What is here waits for nobody; the two faces
-of the engine do, each in its way.
+Both run ordinary requests. The best outputs are known only when all requests have finished, so both work with
+`generate` only. This module does not wait; the asynchronous and the blocking API do.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock import _beams, _core
-from penstock._beams import BrokenOff
+from penstock._beams import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,16 +24,16 @@ __all__ = ["BeamSearch", "best_of", "with_candidates"]
 
 
 def with_candidates(params: SamplingParams) -> SamplingParams:
-    """The parameters of the request from whose answers `best_of` chooses."""
+    """The parameters of the request that generates the candidates of `best_of`."""
     if params.best_of is None:
         return params
     return params.replace(n=params.best_of, best_of=None, logprobs=True)
 
 
 def best_of(result: Result, params: SamplingParams) -> Result:
-    """The `n` answers whose tokens have the highest mean log probability, best first; that is their score.
+    """The `n` choices with the highest mean log probability, which becomes their score, best first.
 
-    The usage stays that of all candidates: they have been computed.
+    The usage counts the tokens of all candidates.
     """
     if params.best_of is None:
         return result
@@ -57,60 +56,59 @@ def _mean_logprob(choice: Choice) -> float:
 
 
 class BeamSearch:
-    """A beam search in an engine: while it runs, `requests` starts a step and `advance` takes what it gave.
+    """A running beam search: `requests` starts the requests of a step, `advance` takes their results.
 
-    Each step asks for one token of every running beam. What a beam has computed is found in the prefix cache
-    by those that continue it, so a step computes little more than the new tokens.
+    A step generates one token of every running beam. The beams' common prefixes are in the prefix cache, so a
+    step computes little more than the new tokens.
     """
 
     def __init__(self, native: _core.Engine, beams: _core.Beams) -> None:
         self._beams = beams
-        self._wanted = beams.params
-        self._endings = _Endings(native, beams)
+        self._params = beams.params
+        self._stop_checker = _StopChecker(native, beams)
         self._started = time.monotonic()
         self._first: Result | None = None
-        self._answers: list[ClosedBeam] = []
+        self._finished: list[ClosedBeam] = []
         self._search = _beams.search(
-            num_beams=self._wanted.num_beams,
-            length_penalty=self._wanted.length_penalty,
-            max_tokens=self._wanted.max_tokens or 1,
-            ending_of=self._endings,
+            num_beams=self._params.num_beams,
+            length_penalty=self._params.length_penalty,
+            max_tokens=self._params.max_tokens or 1,
+            ending_of=self._stop_checker,
         )
         self._running = next(self._search)
 
     @property
     def is_running(self) -> bool:
-        """Whether there is something left to ask."""
+        """Whether another step follows."""
         return bool(self._running)
 
     def requests(self, port: _core.Port) -> Iterator[_core.Request]:
-        """The requests of the next step, each started when it is taken."""
+        """The requests of the next step. The iterator starts each request when it yields it."""
         for beam in self._running:
             yield self._beams.start(beam.token_ids, port)
 
     def advance(self, results: Sequence[Result]) -> None:
-        """Takes the results of those requests, in their order."""
+        """Takes the results of the step's requests, in their order."""
         if self._first is None:
             self._first = results[0]
         reasons = [result.finish_reason for result in results]
         broken = [reason for reason in reasons if reason in ("cancelled", "interrupted")]
         try:
             if broken:
-                # Nothing more can be asked, and what there is of the running beams may be an answer.
-                self._running = self._search.send(BrokenOff(broken[0]))
+                self._running = self._search.send(Interrupted(broken[0]))
             else:
-                self._running = self._search.send([_likeliest(result) for result in results])
+                self._running = self._search.send([_most_likely(result) for result in results])
         except StopIteration as done:
-            self._running, self._answers = [], done.value
-        self._endings.keep(self._running)
+            self._running, self._finished = [], done.value
+        self._stop_checker.keep(self._running)
 
     def result(self) -> Result:
-        """What was found, the best first; fewer than `n` where there are no more."""
+        """The best outputs, best first; fewer than `n` if the search found fewer."""
         first = self._first
         if first is None:
-            message = "a beam search that asked nothing has no result; this is a bug in penstock"
+            message = "a beam search without a step has no result; this is a bug in penstock"
             raise AssertionError(message)
-        answers = self._answers[: self._wanted.n]
+        answers = self._finished[: self._params.n]
         return _core.Result(
             choices=[self._choice(index, answer) for index, answer in enumerate(answers)],
             prompt_token_ids=first.prompt_token_ids,
@@ -121,20 +119,20 @@ class BeamSearch:
         )
 
     def _choice(self, index: int, answer: ClosedBeam) -> Choice:
-        beam, wanted = answer.beam, self._wanted
-        text = self._endings.text(beam.token_ids, answer.ending)
-        tops = tuple(top[: wanted.top_logprobs] for top in beam.tops)
+        beam, params = answer.beam, self._params
+        text = self._stop_checker.text(beam.token_ids, answer.ending)
+        tops = tuple(top[: params.top_logprobs] for top in beam.tops)
         finish_reason, stop_reason = answer.ending
         return _core.Choice(
             index=index,
             text=text,
             token_ids=beam.token_ids,
-            logprobs=beam.logprobs if wanted.logprobs else None,
-            top_logprobs=tops if wanted.top_logprobs is not None else None,
-            cumulative_logprob=beam.total if wanted.logprobs else None,
+            logprobs=beam.logprobs if params.logprobs else None,
+            top_logprobs=tops if params.top_logprobs is not None else None,
+            cumulative_logprob=beam.total if params.logprobs else None,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            seed=0,  # nothing is drawn
+            seed=0,  # nothing is sampled
             score=answer.score,
             content=text,
             reasoning="",
@@ -144,21 +142,21 @@ class BeamSearch:
         )
 
 
-class _Endings:
-    """Where an answer ends, and what its text is then; as of a request with these parameters."""
+class _StopChecker:
+    """The stop conditions of a beam and its text, the same as those of a request with these parameters."""
 
     def __init__(self, native: _core.Engine, beams: _core.Beams) -> None:
         self._native = native
         self._params = params = beams.params
         self._ids = {*params.stop_token_ids, *(() if params.ignore_eos else native.eos_token_ids)}
-        # How far the text of each running beam, and of those that continue one, has come in the stop strings.
+        # The progress of each running beam, and of its continuations, in the stop strings.
         self._searches: dict[tuple[int, ...], StopSearch] = {}
         if params.stop:
             self._searches[()] = beams.stop_search()
 
     def __call__(self, token_ids: tuple[int, ...]) -> Ending | None:
         params, last = self._params, token_ids[-1]
-        # A stop token is chosen when so many are there, and a sequence ends with the last of them.
+        # A stop token counts after `min_tokens` other tokens, a sequence if it ends at `min_tokens` or later.
         is_stop_token = last in self._ids and len(token_ids) > params.min_tokens
         if params.stop and (params.include_stop_str_in_output or not is_stop_token):
             search, stop = self._searches[token_ids[:-1]].push(last)
@@ -174,12 +172,12 @@ class _Endings:
         return None
 
     def keep(self, running: Sequence[Beam]) -> None:
-        """Forgets whatever no running beam needs."""
+        """Removes the state of beams that no longer run."""
         if self._searches:
             self._searches = {beam.token_ids: self._searches[beam.token_ids] for beam in running}
 
     def text(self, token_ids: Sequence[int], ending: Ending) -> str:
-        """The answer's text, cut where it stops."""
+        """The text of an output, without its stop string, token or sequence unless those are included."""
         _finish_reason, stop_reason = ending
         keeps_stop = self._params.include_stop_str_in_output
         if isinstance(stop_reason, str):
@@ -199,7 +197,7 @@ class _Endings:
         )
 
     def _find_stop(self, text: str) -> tuple[str, int, int] | None:
-        """The stop string that is complete first, the longest of several, and its place."""
+        """The stop string that ends first in the text, the longest of several, with its start and end."""
 
         def matches() -> Iterator[tuple[int, int, str]]:
             for stop in self._params.stop:
@@ -211,13 +209,13 @@ class _Endings:
         return (stop, start, end) if stop else None
 
 
-def _likeliest(result: Result) -> _beams.Top:
-    """The likeliest tokens after a prompt."""
+def _most_likely(result: Result) -> _beams.Top:
+    """The most likely tokens after the prompt of a request."""
     tops = result.top_logprobs
     return tops[0] if tops else ()
 
 
 def _with(value: Any, **changes: object) -> Any:
-    """A value of the native half with some fields changed."""
+    """A copy of a native value object with some fields changed."""
     _none, fields = value.__getnewargs_ex__()
     return type(value)(**{**fields, **changes})

@@ -229,7 +229,7 @@ def _no_template(name: str, names: Sequence[str]) -> InvalidRequestError:
 
 def _tools_not_rendered(tools: Sequence[Mapping[str, Any]] | None) -> InvalidRequestError:
     limit = "omitted, or used with tool_choice='required' or a named function"
-    message = f"this model's chat template does not render tools to the model; they must be {limit}"
+    message = f"this model's chat template does not render tools; they must be {limit}"
     return InvalidRequestError(message, "tools", tools, limit)
 
 

@@ -57,6 +57,9 @@ class Engine:
 
     An open engine can be used from any number of tasks, event loops and threads at the same time. A request
     belongs to the event loop that it was started on.
+
+    `info`, `stats()`, `encode()`, `decode()` and `apply_chat_template()` also work on a closed engine; before
+    the engine is opened they raise `EngineStoppedError`.
     """
 
     def __init__(
@@ -256,12 +259,13 @@ class Engine:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
 
-        Runs in the calling thread, without the GIL: about one second per million characters.
+        Runs in the calling thread, without the GIL: about one second per million characters. Raises
+        `InvalidRequestError` if the text contains a lone surrogate.
         """
         return self._session.native.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+        """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
         return self._session.native.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(

@@ -79,6 +79,6 @@ class OverloadedError(RequestError):
 class GenerationError(RequestError):
     """The request failed while it ran; the message names the cause.
 
-    Possible causes: its step failed, its logits processor raised, its grammar exceeded a limit, or its
-    filters and bans left no token to sample.
+    Possible causes: its step failed, its logits processor raised, its grammar exceeded a limit, or no token
+    was left to sample.
     """

@@ -32,7 +32,7 @@ pub struct Description {
     pub tensors: usize,
     /// Number of elements of all tensors.
     pub elements: u64,
-    /// Size of all tensors on disk.
+    /// Size of all tensors on disk, in bytes.
     pub bytes: u64,
     /// Number of elements by stored type, largest first. Types that cannot be read as weights are left out.
     pub storage: Vec<(Storage, u64)>,

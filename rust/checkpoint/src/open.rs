@@ -7,8 +7,8 @@ use crate::error::CheckpointError;
 use crate::{directory, gguf};
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory (`config.json` and safetensors), a `.gguf` file, or a directory whose only model file
-    /// is one `.gguf` file.
+    /// Opens a Hugging Face directory (`config.json` and safetensors), a `.gguf` file, or a directory that has one
+    /// `.gguf` file and no `config.json`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
         let metadata = path.metadata().map_err(|source| CheckpointError::io(path, source))?;

@@ -63,7 +63,7 @@ impl Storage {
         }
     }
 
-    /// Size of this many elements of a row, or `None` if they are not a multiple of the block size or the size overflows.
+    /// Size in bytes of this many elements of a row, or `None` if they are not a multiple of the block size or the size overflows.
     pub(crate) fn bytes_of(self, elements: usize) -> Option<usize> {
         if !elements.is_multiple_of(self.block_elements()) {
             return None;

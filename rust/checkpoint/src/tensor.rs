@@ -74,7 +74,7 @@ impl<'a> Tensor<'a> {
         self.storage
     }
 
-    /// Size on disk.
+    /// Size on disk, in bytes.
     pub fn stored_bytes(&self) -> usize {
         self.entry.range.len()
     }

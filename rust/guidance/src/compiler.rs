@@ -14,7 +14,7 @@ use crate::cache::GrammarCache;
 use crate::library;
 use crate::{CompiledGrammar, GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary};
 
-/// Stack size of a worker thread. [`GuidanceLimits::recursion`] keeps the library within it. The system commits only the
+/// Stack size of a worker thread, in bytes. [`GuidanceLimits::recursion`] keeps the library within it. The system commits only the
 /// pages in use.
 const STACK_BYTES: usize = 256 << 20;
 
@@ -60,7 +60,7 @@ struct CompileJob {
 pub struct CacheUsage {
     /// Number of compiled grammars.
     pub grammars: usize,
-    /// Their estimated size.
+    /// Their estimated size, in bytes.
     pub bytes: usize,
 }
 

@@ -36,7 +36,7 @@ impl GrammarSpec {
         }
     }
 
-    /// Total size of all strings.
+    /// Total size of all strings, in bytes.
     pub(crate) fn source_bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,

@@ -62,7 +62,7 @@ pub(crate) fn tool_calls(
     start.push_str(&literal(&calls.opening));
     start.push_str(" call ");
     if calls.parallel {
-        // Without anything between two calls the next one could not be told from the end.
+        // Every call after the first follows a separator, which distinguishes it from the end.
         write!(start, "({} call)* ", literal(&calls.separator))
             .expect("writing to a string succeeds; this is a bug");
     }

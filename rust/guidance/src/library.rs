@@ -5,7 +5,7 @@
 
 use llguidance::panic_utils;
 
-/// Maximum length of a reason.
+/// Maximum length of a reason, in bytes.
 const MAX_REASON_BYTES: usize = 500;
 
 /// The library's texts for a grammar that exceeds a limit during translation.

@@ -16,7 +16,7 @@ pub struct GuidanceLimits {
     pub workers: usize,
     /// Maximum nesting depth of brackets in a source.
     pub nesting: usize,
-    /// Maximum size of a source.
+    /// Maximum size of a source, in bytes.
     pub source_bytes: usize,
     /// Maximum recursion depth a source can cause in the library: nested brackets, chained definitions, properties of
     /// one object.
@@ -33,8 +33,8 @@ pub struct GuidanceLimits {
     pub lexer_nodes: u64,
     /// Maximum number of lexer states in one sequence.
     pub lexer_states: usize,
-    /// Maximum growth of the lexer automaton in one sequence, as the library counts it after a mask. Typical schemas stay
-    /// below a tenth of the default; 128 sequences at the limit take 1 GiB.
+    /// Maximum growth of the lexer automaton in one sequence, in bytes as the library counts them after a mask. Typical schemas
+    /// stay below a tenth of the default; 128 sequences at the limit take 1 GiB.
     pub lexer_bytes: usize,
     /// Maximum number of lexer nodes created by one mask. About 14 per microsecond.
     pub mask_nodes: u64,
@@ -42,7 +42,7 @@ pub struct GuidanceLimits {
     pub mask_items: usize,
     /// Maximum number of cached grammars.
     pub cached_grammars: usize,
-    /// Maximum estimated size of all cached grammars.
+    /// Maximum estimated size of all cached grammars, in bytes.
     pub cached_bytes: usize,
 }
 

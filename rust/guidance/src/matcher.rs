@@ -25,7 +25,7 @@ struct InitialState {
     /// At the start of the text. The automaton's states for the first mask exist.
     parser: TokenParser,
     complete: bool,
-    /// Maximum size of one sequence's automaton.
+    /// Maximum size of one sequence's automaton, in bytes.
     max_bytes: usize,
 }
 

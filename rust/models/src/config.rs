@@ -19,7 +19,7 @@ pub struct ModelConfig {
     pub norm_epsilon: f32,
     /// The output head is the embedding table.
     pub tied_head: bool,
-    /// The longest sequence of the training.
+    /// Maximum sequence length of the model, in tokens.
     pub max_position_embeddings: usize,
     pub rope: Rope,
     /// Biases on q, k, v.

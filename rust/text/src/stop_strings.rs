@@ -13,7 +13,7 @@ use aho_corasick::nfa::contiguous::NFA;
 
 use crate::error::TextError;
 
-/// Maximum total length of the stop strings of one request. The automaton takes about 20 bytes of memory per byte.
+/// Maximum total length of the stop strings of one request, in bytes. The automaton takes about 20 bytes of memory per byte.
 const MAX_STOP_BYTES: usize = 1 << 20;
 
 /// A stop string that ended the text.

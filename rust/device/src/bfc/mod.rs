@@ -20,7 +20,7 @@
 //!   over all free chunks.
 //! - **Split.** Always, unless the free chunk fits exactly. The rest is a multiple of the unit and becomes a free chunk, so a
 //!   block exceeds its request only by the rounding. In the same workload, not splitting off rests below a sixteenth made no
-//!   difference, and not splitting off rests up to a half gave the gap to the largest block.
+//!   difference, and not splitting off rests up to a half wasted the gap on the largest block.
 //! - **Coalesce.** A freed chunk is joined with both neighbours immediately: free chunks are never adjacent.
 
 #![allow(missing_docs)]

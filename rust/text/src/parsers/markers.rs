@@ -5,7 +5,7 @@
 
 use super::visits::visit;
 
-/// Maximum length of whitespace held back because a marker may follow. A longer run is text.
+/// Maximum length, in bytes, of whitespace held back because a marker may follow. A longer run is text.
 pub const MAX_HELD_WHITESPACE: usize = 64;
 
 /// JSON's whitespace.

@@ -15,7 +15,7 @@ const HERMES_CLOSING: &str = "</tool_call>";
 const LLAMA_TAG: &str = "<|python_tag|>";
 const MISTRAL_OPENING: &str = "[TOOL_CALLS]";
 
-/// Maximum length of the text between `[TOOL_CALLS]` and the arguments: a function's name and a call's id.
+/// Maximum length, in bytes, of the text between `[TOOL_CALLS]` and the arguments: a function's name and a call's id.
 const MAX_HEADER: usize = 256;
 
 /// Separates the content of an answer from its calls.
