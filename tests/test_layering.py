@@ -76,7 +76,16 @@ def test_dev_dependencies_reach_no_layer_above_their_crate(crate: str) -> None:
     below = set(LAYERS[crate])
     while more := {deeper for layer in below for deeper in LAYERS[layer]} - below:
         below |= more
-    assert ours(dependencies(crate)) <= below
+    # A crate may depend on itself to enable its feature `testing` in its own tests.
+    assert ours(dependencies(crate)) - {crate} <= below
+
+
+@pytest.mark.parametrize("crate", LAYERS)
+def test_feature_testing_is_enabled_only_by_dev_dependencies(crate: str) -> None:
+    tables = [manifest(crate), *manifest(crate).get("target", {}).values()]
+    specs = [spec for table in tables for kind in KINDS[:2] for spec in table.get(kind, {}).values()]  # type: ignore[attr-defined]
+    assert not any("testing" in spec.get("features", ()) for spec in specs if isinstance(spec, dict))
+    assert "testing" not in manifest(crate).get("features", {}).get("default", [])  # type: ignore[operator]
 
 
 def test_only_the_python_crate_depends_on_pyo3() -> None:
