@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock
-from api_support import LONG, PROMPT, make_engine
+from api_support import LONG, PROMPT, SHORT, make_engine
 from penstock import _attributes, _keywords
 from penstock._options import EngineOptions, SamplingOptions
 
@@ -25,8 +25,14 @@ SUBMODULES = ("chat", "cli", "demo")
 
 
 @pytest.fixture(scope="module")
-def request_(tiny_model: Path) -> Iterator[penstock.BlockingRequest]:
-    with make_engine(tiny_model) as engine, engine.blocking.stream(PROMPT, LONG) as request:
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+@pytest.fixture
+def request_(engine: penstock.Engine) -> Iterator[penstock.BlockingRequest]:
+    with engine.blocking.stream(PROMPT, LONG) as request:
         yield request
 
 
@@ -94,6 +100,22 @@ def test_unknown_blocking_attribute_gets_a_hint(name: str) -> None:
 def test_unknown_request_attribute_gets_a_hint(name: str, request_: penstock.BlockingRequest) -> None:
     with pytest.raises(AttributeError, match=re.escape(f"{name!r}; {_attributes.REQUEST_HINTS[name]}")):
         getattr(request_, name)
+
+
+@pytest.mark.parametrize("name", _attributes.FIELD_HINTS)
+def test_unknown_field_of_value_object_gets_a_hint(
+    name: str, request_: penstock.BlockingRequest, engine: penstock.Engine
+) -> None:
+    result = engine.blocking.generate(PROMPT, SHORT)
+    values = (result, result.usage, result.choices[0], next(request_), engine.config, request_.params)
+    [value] = [value for value in values if type(value).__name__ == name]
+    for field, hint in _attributes.FIELD_HINTS[name].items():
+        with pytest.raises(AttributeError, match=re.escape(f"{field!r}; {hint}")):
+            getattr(value, field)
+        for meant in re.findall(r"^use (\w+)$", hint):
+            assert hasattr(value, meant)
+    with pytest.raises(AttributeError, match=f"^{name!r} object has no attribute 'xyzzy'$"):
+        value.xyzzy  # type: ignore[union-attr] # noqa: B018
 
 
 def test_attribute_hints_name_existing_attributes() -> None:

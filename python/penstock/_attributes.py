@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from penstock import _keywords
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["missing"]
+__all__ = ["missing", "missing_field"]
 
 MODULE_HINTS = {
     **{name: f"import it: `from penstock import {name}`" for name in ("chat", "cli", "demo")},
@@ -77,6 +79,42 @@ REQUEST_HINTS = {
     "request_id": "use id",
 }
 
+_TEXT_HINTS = {
+    **dict.fromkeys(("delta", "generated_text", "output_text", "response"), "use text"),
+    "message": "use content, reasoning and tool_calls",
+    "output_ids": "use token_ids",
+    "reasoning_content": "use reasoning",
+}
+_CHOICE_HINTS = _TEXT_HINTS | {
+    "cumulative_logprobs": "use cumulative_logprob",
+    "last_hidden_state": "use hidden_states",
+}
+#: For value classes, by name.
+FIELD_HINTS: dict[str, Mapping[str, str]] = {
+    "Chunk": _TEXT_HINTS | {"finish_reason": "use finish_reason of the request"},
+    "Choice": _CHOICE_HINTS,
+    "EngineConfig": {
+        **{name: f"use {field}" for name, field in _keywords.ENGINE_SYNONYMS.items()},
+        **_keywords.ENGINE_HINTS,
+    },
+    "Result": {
+        **_CHOICE_HINTS,
+        **dict.fromkeys(("generate_token_len", "num_output_tokens"), "use usage.completion_tokens"),
+        **dict.fromkeys(("input_token_len", "num_prompt_tokens"), "use usage.prompt_tokens"),
+        "metrics": "use timings and usage",
+        "outputs": "use choices",
+    },
+    "SamplingParams": {
+        **{name: f"use {field}" for name, field in _keywords.REQUEST_SYNONYMS.items()},
+        **_keywords.REQUEST_HINTS,
+    },
+    "Usage": {
+        **dict.fromkeys(("generated_tokens", "generation_tokens", "output_tokens"), "use completion_tokens"),
+        "input_tokens": "use prompt_tokens",
+        "total_tokens": "use prompt_tokens + completion_tokens",
+    },
+}
+
 
 def missing(owner: object, name: str, hints: Mapping[str, str]) -> AttributeError:
     """The error for an attribute that `owner`, an object or a module, does not have."""
@@ -87,3 +125,8 @@ def missing(owner: object, name: str, hints: Mapping[str, str]) -> AttributeErro
     if name in hints:
         return AttributeError(f"{message}; {hints[name]}")
     return AttributeError(message, name=name, obj=owner)  # Python suggests similar names itself
+
+
+def missing_field(owner: object, name: str) -> AttributeError:
+    """The error for a field that a value object does not have."""
+    return missing(owner, name, FIELD_HINTS.get(type(owner).__name__, {}))

@@ -40,6 +40,10 @@ macro_rules! value_class {
 
             $($methods)*
 
+            fn __getattr__(this: &pyo3::Bound<'_, Self>, name: &str) -> pyo3::PyResult<pyo3::Py<pyo3::PyAny>> {
+                Err($crate::record::missing(this.as_any(), name))
+            }
+
             fn __repr__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<String> {
                 $crate::record::repr(this.as_any(), &[$(stringify!($field)),*])
             }

@@ -60,6 +60,13 @@ pub fn unknown(class: &str, keywords: &Bound<'_, PyDict>) -> PyErr {
     error.map_or_else(|error| error, PyErr::from_value)
 }
 
+/// The error for an attribute that the object does not have; Python adds a hint.
+pub fn missing(object: &Bound<'_, PyAny>, name: &str) -> PyErr {
+    let module = object.py().import("penstock._attributes");
+    let error = module.and_then(|module| module.call_method1("missing_field", (object, name)));
+    error.map_or_else(|error| error, PyErr::from_value)
+}
+
 /// A sequence that Python sees as a tuple, so that a frozen object stays frozen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuple<T>(pub Vec<T>);
@@ -99,6 +106,10 @@ macro_rules! class {
         #[pyo3::pymethods]
         impl $name {
             $($methods)*
+
+            fn __getattr__(this: &pyo3::Bound<'_, Self>, name: &str) -> pyo3::PyResult<pyo3::Py<pyo3::PyAny>> {
+                Err($crate::record::missing(this.as_any(), name))
+            }
 
             fn __repr__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<String> {
                 $crate::record::repr(this.as_any(), &[$(stringify!($field)),*])
