@@ -30,7 +30,6 @@ WORDS = (
     "distrust",
     "errand",
     "obituary",
-    "remedies",
     "spoiled",
     "turned away",
     "unseat",
