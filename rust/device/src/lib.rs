@@ -13,8 +13,10 @@ mod counts;
 pub mod cpu;
 mod sample;
 mod step;
+mod timed;
 
 pub use backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
 pub use cpu::probabilities_for_testing;
 pub use sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
 pub use step::{EXTRA, FOLLOWS, StepInputs, StepLimits, StepSpec};
+pub use timed::{Profile, ProfileRow, Timed};

@@ -60,7 +60,7 @@ const NONE: u32 = u32::MAX;
 /// The entries of a slot are adjacent and in the order of their positions. An entry without a draft is sampled. An entry
 /// with a draft is sampled if the position before it was sampled, gave exactly this draft, and the draft does not end the
 /// request; so all drafts of a sequence are verified in one call, or across the calls of one step.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct SamplingBatch {
     rows: Vec<u32>,
     slots: Vec<u32>,

@@ -10,7 +10,7 @@ use penstock_device::{
     Backend, RowSource, SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams, StepInputs,
     StepSpec,
 };
-use penstock_types::{Dtype, HeadShape, LogprobsRequest, Sampling};
+use penstock_types::{Dtype, Epilogue, HeadShape, LogprobsRequest, Sampling};
 
 const VOCABULARY: usize = 333;
 const ROWS: usize = 9;
@@ -323,4 +323,24 @@ fn slot_without_generated_tokens_follows_its_prompt() {
     assert_eq!(device.last_token(3), 7);
     device.admit(3, &SlotParams { generated: &[20, 30], ..SlotParams::new(&sampling, &prompt) });
     assert_eq!(device.last_token(3), 30);
+}
+
+#[test]
+fn timed_backend_counts_calls_bytes_and_flops() {
+    let mut timed = penstock_device::Timed::new(Cpu::new(1).unwrap());
+    let profile = timed.profile();
+    timed.reserve(1 << 22).unwrap();
+    let table = timed.load_matrix(&Logits, Dtype::Bf16).unwrap();
+    let (x, mut out) = (timed.allocate(3 * VOCABULARY).unwrap(), timed.allocate(3 * ROWS).unwrap());
+    assert_eq!(profile.rows(), [], "loading is not measured");
+    for rows in [0..3, 1..3] {
+        timed.linear(rows, &x, &table, Epilogue::Store, &mut out).unwrap();
+    }
+    let row = profile.rows().remove(0);
+    assert_eq!((profile.rows().len(), row.operation, row.calls), (1, "linear", 2));
+    assert_eq!(row.flops, Some(2 * 5 * (ROWS * VOCABULARY) as u64));
+    assert_eq!(row.bytes, (2 * 2 * ROWS * VOCABULARY + 4 * 5 * (ROWS + VOCABULARY)) as u64);
+    assert!(row.seconds > 0.0);
+    profile.reset();
+    assert_eq!(profile.rows(), []);
 }

@@ -1,0 +1,464 @@
+//! [`Timed`]: a backend that measures the operations of another one.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use penstock_types::{AttentionParams, AttentionRow, BlockCopy, Dtype, Epilogue, HeadShape};
+
+use crate::backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
+use crate::sample::{Sampled, SamplingBatch, SlotParams};
+use crate::step::{StepInputs, StepSpec};
+
+const FLOAT: u64 = size_of::<f32>() as u64;
+
+/// The measured operations, in the order of a step.
+#[derive(Clone, Copy)]
+enum Operation {
+    CopyBlocks,
+    AdmitSlot,
+    Upload,
+    Embed,
+    RmsNorm,
+    Linear,
+    RopeWriteKv,
+    Attention,
+    SiluMul,
+    Gather,
+    Sample,
+    Download,
+}
+
+const NAMES: [&str; 12] = [
+    "copy_blocks",
+    "admit_slot",
+    "upload",
+    "embed",
+    "rms_norm",
+    "linear",
+    "rope_write_kv",
+    "attention",
+    "silu_mul",
+    "gather",
+    "sample",
+    "download",
+];
+
+/// Time and work of each operation since the backend was made. Can be read at any time, from any thread.
+#[derive(Debug, Default)]
+pub struct Profile {
+    counters: [Counter; NAMES.len()],
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    calls: AtomicU64,
+    nanoseconds: AtomicU64,
+    bytes: AtomicU64,
+    flops: AtomicU64,
+}
+
+/// The totals of one operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProfileRow {
+    /// The operation's name.
+    pub operation: &'static str,
+    /// Number of calls.
+    pub calls: u64,
+    /// Time in all calls.
+    pub seconds: f64,
+    /// Bytes of memory that the calls had to read and write.
+    pub bytes: u64,
+    /// Floating-point operations of matrix products and attention; `None` for other operations.
+    pub flops: Option<u64>,
+}
+
+impl Profile {
+    /// The totals of each operation that was called, in the order of a step.
+    pub fn rows(&self) -> Vec<ProfileRow> {
+        let row = |(operation, counter): (&&'static str, &Counter)| ProfileRow {
+            operation,
+            calls: counter.calls.load(Relaxed),
+            seconds: counter.nanoseconds.load(Relaxed) as f64 * 1e-9,
+            bytes: counter.bytes.load(Relaxed),
+            flops: Some(counter.flops.load(Relaxed)).filter(|flops| *flops > 0),
+        };
+        NAMES.iter().zip(&self.counters).map(row).filter(|row| row.calls > 0).collect()
+    }
+
+    /// Sets all totals to zero.
+    pub fn reset(&self) {
+        for Counter { calls, nanoseconds, bytes, flops } in &self.counters {
+            [calls, nanoseconds, bytes, flops].into_iter().for_each(|counter| counter.store(0, Relaxed));
+        }
+    }
+
+    fn add(&self, operation: Operation, started: Instant, work: Work) {
+        let counter = &self.counters[operation as usize];
+        counter.calls.fetch_add(1, Relaxed);
+        let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        counter.nanoseconds.fetch_add(nanoseconds, Relaxed);
+        counter.bytes.fetch_add(work.bytes, Relaxed);
+        counter.flops.fetch_add(work.flops, Relaxed);
+    }
+}
+
+/// The work of one call.
+#[derive(Clone, Copy, Default)]
+struct Work {
+    bytes: u64,
+    flops: u64,
+}
+
+fn bytes(bytes: u64) -> Work {
+    Work { bytes, flops: 0 }
+}
+
+fn floats(count: usize) -> Work {
+    bytes(count as u64 * FLOAT)
+}
+
+/// Measures the operations of a backend, each from its call until its effects are complete. So an asynchronous backend is
+/// slower with it; the results are the same.
+pub struct Timed<B> {
+    inner: B,
+    profile: Arc<Profile>,
+    vocabulary: usize,
+}
+
+impl<B: Backend> Timed<B> {
+    /// Measures `inner`.
+    pub fn new(inner: B) -> Self {
+        Self { inner, profile: Arc::default(), vocabulary: 0 }
+    }
+
+    /// The measurements, which continue as the backend is used.
+    pub fn profile(&self) -> Arc<Profile> {
+        Arc::clone(&self.profile)
+    }
+
+    fn measure<T>(
+        &mut self,
+        operation: Operation,
+        work: Work,
+        run: impl FnOnce(&mut B) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let started = Instant::now();
+        let result = run(&mut self.inner)?;
+        self.inner.synchronize()?;
+        self.profile.add(operation, started, work);
+        Ok(result)
+    }
+}
+
+/// A matrix with its size.
+pub struct TimedMatrix<M> {
+    inner: M,
+    rows: usize,
+    columns: usize,
+    bytes: u64,
+}
+
+/// A vector with its length.
+pub struct TimedVector<V> {
+    inner: V,
+    len: usize,
+}
+
+/// A cache with its size.
+pub struct TimedCache<C> {
+    inner: C,
+    /// Bytes of a block in all layers.
+    block_bytes: u64,
+    /// Bytes of a position in one layer.
+    position_bytes: u64,
+}
+
+/// An uploaded step with its inputs.
+pub struct TimedStep<'a, B: Backend> {
+    inner: B::Step<'a>,
+    inputs: &'a StepInputs,
+}
+
+impl<B: Backend> Clone for TimedStep<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for TimedStep<'_, B> {}
+
+/// The work of attention in one layer.
+fn attention_work(inputs: &StepInputs, shape: HeadShape, window: Option<usize>, position_bytes: u64) -> Work {
+    let mut work = floats(2 * inputs.tokens.len() * shape.query_width());
+    for AttentionRow { num_queries, start, .. } in &inputs.sequences {
+        let visible = |position: usize| (position + 1).min(window.unwrap_or(usize::MAX)) as u64;
+        let scores: u64 = (*start..start + num_queries).map(visible).sum();
+        // A multiplication and an addition for each value, once for the scores and once for the output.
+        work.flops += 4 * scores * shape.query_width() as u64;
+        let read = (start + num_queries).min(window.map_or(usize::MAX, |window| window + num_queries));
+        work.bytes += read as u64 * position_bytes;
+    }
+    work
+}
+
+impl<B: Backend> Backend for Timed<B> {
+    type Matrix = TimedMatrix<B::Matrix>;
+    type Vector = TimedVector<B::Vector>;
+    type Buffer = B::Buffer;
+    type Scratch = B::Scratch;
+    type Cache = TimedCache<B::Cache>;
+    type Rope = B::Rope;
+    type Slots = B::Slots;
+    type Step<'a> = TimedStep<'a, B>;
+    type Ticket = B::Ticket;
+
+    fn available_memory(&self) -> u64 {
+        self.inner.available_memory()
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        self.inner.reserve(bytes)
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.inner.memory()
+    }
+
+    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64 {
+        self.inner.matrix_bytes(rows, columns, dtype)
+    }
+
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        self.inner.buffer_bytes(len)
+    }
+
+    fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
+        self.inner.rope_bytes(positions, spec)
+    }
+
+    fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
+        self.inner.scratch_bytes(spec)
+    }
+
+    fn slots_bytes(&self, spec: &StepSpec) -> u64 {
+        self.inner.slots_bytes(spec)
+    }
+
+    fn block_bytes(&self, spec: &CacheSpec) -> u64 {
+        self.inner.block_bytes(spec)
+    }
+
+    fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64 {
+        self.inner.cache_bytes(spec, blocks)
+    }
+
+    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<Self::Matrix, DeviceError> {
+        let (rows, columns) = (source.rows(), source.columns());
+        let bytes = (rows * columns * dtype.bytes()) as u64;
+        Ok(TimedMatrix { inner: self.inner.load_matrix(source, dtype)?, rows, columns, bytes })
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {
+        Ok(TimedVector { inner: self.inner.load_vector(values)?, len: values.len() })
+    }
+
+    fn load_rope(&mut self, table: &dyn RowSource, spec: &StepSpec) -> Result<B::Rope, DeviceError> {
+        self.inner.load_rope(table, spec)
+    }
+
+    fn allocate(&mut self, len: usize) -> Result<B::Buffer, DeviceError> {
+        self.inner.allocate(len)
+    }
+
+    fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<B::Scratch, DeviceError> {
+        self.inner.allocate_scratch(spec)
+    }
+
+    fn allocate_slots(&mut self, spec: &StepSpec) -> Result<B::Slots, DeviceError> {
+        self.vocabulary = spec.vocabulary;
+        self.inner.allocate_slots(spec)
+    }
+
+    fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError> {
+        let block_bytes = self.inner.block_bytes(spec);
+        let positions = (spec.layers * spec.block_size).max(1) as u64;
+        let inner = self.inner.allocate_cache(spec)?;
+        Ok(TimedCache { inner, block_bytes, position_bytes: block_bytes / positions })
+    }
+
+    fn copy_blocks(
+        &mut self,
+        cache: &mut Self::Cache,
+        copies: &mut dyn Iterator<Item = BlockCopy>,
+    ) -> Result<(), DeviceError> {
+        let (started, mut count) = (Instant::now(), 0);
+        self.inner.copy_blocks(&mut cache.inner, &mut copies.inspect(|_| count += 1))?;
+        self.inner.synchronize()?;
+        self.profile.add(Operation::CopyBlocks, started, bytes(2 * count * cache.block_bytes));
+        Ok(())
+    }
+
+    fn admit_slot(
+        &mut self,
+        slots: &mut B::Slots,
+        slot: u32,
+        params: &SlotParams<'_>,
+    ) -> Result<(), DeviceError> {
+        let work = bytes(4 * (params.prompt.len() + params.generated.len()) as u64);
+        self.measure(Operation::AdmitSlot, work, |inner| inner.admit_slot(slots, slot, params))
+    }
+
+    fn free_slot(&mut self, slots: &mut B::Slots, slot: u32) -> Result<(), DeviceError> {
+        self.inner.free_slot(slots, slot)
+    }
+
+    fn upload<'a>(
+        &mut self,
+        inputs: &'a StepInputs,
+        rope: &mut B::Rope,
+        slots: &B::Slots,
+        cache: &Self::Cache,
+    ) -> Result<Self::Step<'a>, DeviceError> {
+        let words = 5 * inputs.tokens.len() + inputs.blocks.len() + inputs.extra_rotations.len();
+        let inner = self.measure(Operation::Upload, bytes(4 * words as u64), |inner| {
+            inner.upload(inputs, rope, slots, &cache.inner)
+        })?;
+        Ok(TimedStep { inner, inputs })
+    }
+
+    fn embed(
+        &mut self,
+        step: Self::Step<'_>,
+        slots: &B::Slots,
+        table: &Self::Matrix,
+        out: &mut B::Buffer,
+    ) -> Result<(), DeviceError> {
+        let rows = step.inputs.tokens.len() as u64;
+        let row_bytes = table.bytes / table.rows.max(1) as u64 + table.columns as u64 * FLOAT;
+        self.measure(Operation::Embed, bytes(rows * row_bytes), |inner| {
+            inner.embed(step.inner, slots, &table.inner, out)
+        })
+    }
+
+    fn rms_norm(
+        &mut self,
+        rows: usize,
+        x: &B::Buffer,
+        weight: &Self::Vector,
+        epsilon: f32,
+        out: &mut B::Buffer,
+    ) -> Result<(), DeviceError> {
+        self.measure(Operation::RmsNorm, floats((2 * rows + 1) * weight.len), |inner| {
+            inner.rms_norm(rows, x, &weight.inner, epsilon, out)
+        })
+    }
+
+    fn linear(
+        &mut self,
+        rows: Range<usize>,
+        x: &B::Buffer,
+        weight: &Self::Matrix,
+        epilogue: Epilogue<&Self::Vector>,
+        out: &mut B::Buffer,
+    ) -> Result<(), DeviceError> {
+        let count = rows.len() as u64;
+        let (inputs, outputs) = (weight.columns as u64, weight.rows as u64);
+        let work = Work {
+            bytes: weight.bytes + count * (inputs + outputs) * FLOAT,
+            flops: 2 * count * inputs * outputs,
+        };
+        let epilogue = epilogue.map(|bias| &bias.inner);
+        self.measure(Operation::Linear, work, |inner| inner.linear(rows, x, &weight.inner, epilogue, out))
+    }
+
+    fn rope_write_kv(
+        &mut self,
+        step: Self::Step<'_>,
+        rope: &B::Rope,
+        shape: HeadShape,
+        norms: Option<(&Self::Vector, &Self::Vector, f32)>,
+        qkv: &mut B::Buffer,
+        layer: usize,
+        cache: &mut Self::Cache,
+    ) -> Result<(), DeviceError> {
+        let rows = step.inputs.tokens.len();
+        let rotated = floats(2 * rows * (shape.query_width() + shape.kv_width()));
+        let work = bytes(rotated.bytes + rows as u64 * cache.position_bytes);
+        let norms = norms.map(|(query, key, epsilon)| (&query.inner, &key.inner, epsilon));
+        self.measure(Operation::RopeWriteKv, work, |inner| {
+            inner.rope_write_kv(step.inner, rope, shape, norms, qkv, layer, &mut cache.inner)
+        })
+    }
+
+    fn attention(
+        &mut self,
+        step: Self::Step<'_>,
+        shape: HeadShape,
+        params: AttentionParams,
+        layer: usize,
+        cache: &Self::Cache,
+        qkv: &B::Buffer,
+        scratch: &mut B::Scratch,
+        out: &mut B::Buffer,
+    ) -> Result<(), DeviceError> {
+        let work = attention_work(step.inputs, shape, params.window, cache.position_bytes);
+        self.measure(Operation::Attention, work, |inner| {
+            inner.attention(step.inner, shape, params, layer, &cache.inner, qkv, scratch, out)
+        })
+    }
+
+    fn silu_mul(
+        &mut self,
+        rows: usize,
+        width: usize,
+        gate_up: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<(), DeviceError> {
+        self.measure(Operation::SiluMul, floats(3 * rows * width), |inner| {
+            inner.silu_mul(rows, width, gate_up, out)
+        })
+    }
+
+    fn gather(
+        &mut self,
+        step: Self::Step<'_>,
+        width: usize,
+        x: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<(), DeviceError> {
+        self.measure(Operation::Gather, floats(2 * step.inputs.output_rows.len() * width), |inner| {
+            inner.gather(step.inner, width, x, out)
+        })
+    }
+
+    fn sample(
+        &mut self,
+        logits: &B::Buffer,
+        batch: &SamplingBatch,
+        slots: &mut B::Slots,
+        scratch: &mut B::Scratch,
+    ) -> Result<B::Ticket, DeviceError> {
+        let work = floats(batch.len() * self.vocabulary);
+        self.measure(Operation::Sample, work, |inner| inner.sample(logits, batch, slots, scratch))
+    }
+
+    fn poll(&mut self, ticket: &mut B::Ticket, waker: &Waker) -> Poll<()> {
+        self.inner.poll(ticket, waker)
+    }
+
+    fn collect(&mut self, ticket: B::Ticket, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
+        self.inner.collect(ticket, out)
+    }
+
+    fn download(&mut self, x: &B::Buffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        let work = floats(out.len());
+        self.measure(Operation::Download, work, |inner| inner.download(x, start, out))
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.inner.synchronize()
+    }
+}
