@@ -67,8 +67,8 @@ lint-rust: $(VENV)/bin/python | rust  # PyO3's build script runs the environment
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
 	    { echo "rustfmt or clippy is missing: rustup component add rustfmt clippy" >&2; exit 1; }
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked --target-dir target/lint -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items --locked --target-dir target/lint
+	cargo clippy --workspace --all-targets --all-features --locked --target-dir target/lint -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --all-features --no-deps --document-private-items --locked --target-dir target/lint
 
 lint-python: $(CORE) $(DEV)
 	$(BIN)/ruff check .
@@ -99,7 +99,7 @@ rust:
 	@command -v cargo >/dev/null || { echo "Rust is missing: install it from https://rustup.rs and run make again" >&2; exit 1; }
 
 $(CORE): $(SOURCES) $(BASE) | rust
-	$(BIN)/maturin develop --profile dev --skip-install
+	$(BIN)/maturin develop --profile dev --features testing --skip-install
 	@touch $@
 
 $(VENV)/bin/python:
@@ -111,7 +111,7 @@ $(VENV)/bin/python:
 
 $(BASE): | rust $(VENV)/bin/python
 	$(BIN)/python -m pip install 'pip>=25.1' 'maturin>=1.14,<2'
-	$(BIN)/maturin develop --profile dev
+	$(BIN)/maturin develop --profile dev --features testing
 	@rm -f $(VENV)/.base-* && touch $@
 
 $(DEV): | $(BASE)

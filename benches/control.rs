@@ -17,7 +17,7 @@ use penstock_checkpoint::Checkpoint;
 use penstock_engine::{
     Grammar, GrammarState, Limits, NewSequence, Request, Sample, ScheduledRow, StepOutput, StepPlan,
 };
-use penstock_runner::{BareRunner, Options};
+use penstock_runner::{BareRunner, EngineConfig};
 use penstock_types::{BlockId, RequestedOutputs, Sampling};
 
 const PROMPT: usize = 256;
@@ -27,11 +27,11 @@ const MOST_ROWS: usize = 16;
 fn main() -> Result<(), Box<dyn Error>> {
     let (path, rounds, threads) = arguments();
     let checkpoint = Checkpoint::open(&path.map_or_else(half_billion::write, Ok)?)?;
-    let options = Options {
+    let options = EngineConfig {
         threads: Some(threads),
         max_model_len: Some(SCORED),
         max_num_seqs: Some(MOST_ROWS),
-        ..Options::default()
+        ..EngineConfig::default()
     };
     let (runner, limits) = BareRunner::open(&checkpoint, &options)?;
     let mut model = Model { runner, limits };

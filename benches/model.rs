@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use penstock_checkpoint::Checkpoint;
 use penstock_engine::{Consumer, Engine, Event, Port, Request};
 use penstock_kernels::Pool;
-use penstock_runner::{ModelInfo, Options};
+use penstock_runner::{EngineConfig, ModelInfo};
 use penstock_types::{Dtype, Sampling};
 use roofline::{Machine, Probe};
 use serde_json::Value;
@@ -31,11 +31,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = arguments.path.clone().map_or_else(half_billion::write, Ok)?;
     let checkpoint = Checkpoint::open(&path)?;
     let opened = Instant::now();
-    let options = Options {
+    let options = EngineConfig {
         threads: Some(arguments.threads),
         dtype: arguments.dtype,
         prefix_cache_ttl: Some(Duration::from_secs(300)),
-        ..Options::default()
+        ..EngineConfig::default()
     };
     let (engine, info) =
         penstock_runner::launch(&checkpoint, &options, &mut |_, _| ControlFlow::Continue(()))?;

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from api_support import LONG, PROMPT, SHORT, assert_at_rest, assert_at_rest_blocking, make_engine
-from penstock import _core
+from support import hooks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ POISON = [*PROMPT, FAILING_TOKEN]
 def make_failing_engine(model: Path, **options: object) -> penstock.Engine:
     """An open engine whose steps fail if they compute `FAILING_TOKEN`."""
     engine = make_engine(model, **options)
-    engine._session._native = _core.testing_failing_engine(model, engine.config, FAILING_TOKEN)
+    engine._session._native = hooks.failing_engine(model, engine.config, FAILING_TOKEN)
     return engine
 
 

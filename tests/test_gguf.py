@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from penstock import _core
+from support import hooks
 from support.ggufs import HEADS, KV_HEADS, TYPES, VOCABULARY, write_gguf
 from support.oracle import assert_close, assert_greedy, load_oracle
 from support.running import compute_logits, generate_greedily, random_prompt
@@ -45,7 +45,7 @@ def published(name: str) -> str:
 
 
 def read(file: Path, name: str) -> NDArray[np.float32]:
-    return np.frombuffer(_core.testing_tensor(str(file), name), dtype="<f4")
+    return np.frombuffer(hooks.tensor(str(file), name), dtype="<f4")
 
 
 def halves_apart(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

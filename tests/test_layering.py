@@ -88,6 +88,17 @@ def test_feature_testing_is_enabled_only_by_dev_dependencies(crate: str) -> None
     assert "testing" not in manifest(crate).get("features", {}).get("default", [])  # type: ignore[operator]
 
 
+def test_backend_is_named_in_one_file_and_kernels_only_by_the_cpu_backend() -> None:
+    def users(module: str) -> set[str]:
+        sources = RUST.glob("*/src/**/*.rs")
+        return {str(source.relative_to(RUST)) for source in sources if module in code_of(source)}
+
+    assert users("penstock_device::cpu") == {"runner/src/backend.rs"}
+    kernels = users("penstock_kernels")
+    assert kernels
+    assert all(source.startswith(("device/src/cpu/", "kernels/")) for source in kernels)
+
+
 def test_only_the_python_crate_depends_on_pyo3() -> None:
     assert [crate for crate in LAYERS if "pyo3" in dependencies(crate)] == ["python"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api_support import PROMPT, SHORT, make_engine
-from penstock import _core
+from support import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,8 +45,8 @@ def generate_in_a_thread(engine: penstock.Engine) -> None:
 def test_records_arrive_on_the_next_python_call(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture, occasion: Callable[[penstock.Engine], None]
 ) -> None:
-    _core.testing_log("warn", 2)
-    _core.testing_log("error", 1)
+    hooks.log_records("warn", 2)
+    hooks.log_records("error", 1)
     assert caplog.record_tuples == []
     occasion(engine)
     assert caplog.record_tuples == [
@@ -62,7 +62,7 @@ def test_records_arrive_on_the_next_python_call(
 async def test_records_arrive_while_a_loop_waits_for_requests(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _core.testing_log("error", 1)
+    hooks.log_records("error", 1)
     await engine.generate(PROMPT, SHORT)
     assert [record.getMessage() for record in caplog.records] == ["record 0 of a test"]
 
@@ -70,19 +70,19 @@ async def test_records_arrive_while_a_loop_waits_for_requests(
 def test_excess_records_are_dropped_and_counted(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _core.testing_log("error", CAPACITY + 1000)
+    hooks.log_records("error", CAPACITY + 1000)
     engine.stats()
     messages = [record.getMessage() for record in caplog.records]
     assert messages[:CAPACITY] == [f"record {number} of a test" for number in range(CAPACITY)]
     assert messages[CAPACITY:] == ["1000 records were dropped: more than 256 waited"]
     caplog.clear()
-    _core.testing_log("error", 1)
+    hooks.log_records("error", 1)
     engine.stats()
     assert len(caplog.records) == 1
 
 
 def test_disabled_level_is_not_queued(engine: penstock.Engine, caplog: pytest.LogCaptureFixture) -> None:
-    _core.testing_log("info", CAPACITY + 1000)
+    hooks.log_records("info", CAPACITY + 1000)
     engine.stats()
     assert caplog.records == []
 
@@ -96,7 +96,7 @@ def test_level_is_that_of_the_logger_when_an_engine_opens(
             engine.stats()
             caplog.clear()
             for name in ("error", "info", "debug", "trace"):
-                _core.testing_log(name, 1)
+                hooks.log_records(name, 1)
             engine.stats()
             assert (
                 len([record for record in caplog.records if "of a test" in record.getMessage()]) == expected
@@ -113,7 +113,7 @@ def test_raising_handler_has_no_effect_on_requests(
     monkeypatch.setattr("sys.unraisablehook", lambda unraisable: unraised.append(unraisable.exc_type))
     logging.getLogger("penstock").addFilter(fail)
     try:
-        _core.testing_log("error", 1)
+        hooks.log_records("error", 1)
         engine.stats()
     finally:
         logging.getLogger("penstock").removeFilter(fail)
@@ -139,7 +139,7 @@ def test_ctrl_c_in_a_handler_propagates(engine: penstock.Engine) -> None:
 
     logging.getLogger("penstock").addFilter(interrupt)
     try:
-        _core.testing_log("error", 1)
+        hooks.log_records("error", 1)
         with pytest.raises(KeyboardInterrupt):
             engine.blocking.generate(PROMPT, SHORT)
     finally:

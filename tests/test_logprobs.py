@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from api_support import PROMPT, make_engine
-from penstock import _core
+from support import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ PARAMS = penstock.SamplingParams(max_tokens=6, seed=SEED, ignore_eos=True)
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
     with make_engine(tiny_model, max_num_batched_tokens=16, max_num_seqs=4) as engine:
-        engine._session._native = _core.testing_inventing_engine(tiny_model, engine.config)
+        engine._session._native = hooks.fake_engine(tiny_model, engine.config)
         yield engine
 
 
@@ -137,7 +137,7 @@ async def test_logits_and_hidden_states_match_transformers(tiny_model: Path) -> 
         )
     for choice in result.choices:
         token_ids = [*PROMPT, *choice.token_ids]
-        computed = _core.testing_logits(tiny_model, token_ids[:-1])
+        computed = hooks.logits(tiny_model, token_ids[:-1])
         logits = np.frombuffer(computed, np.float32).reshape(len(token_ids) - 1, -1)
         assert rows(choice.logits).tobytes() == computed
         assert len(rows(choice.hidden_states)) == len(logits)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import _core
+from support import hooks
 from support.oracle import import_torch
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def random_row(seed: int, *, num_infinite: int = 0, history: Sequence[int] = HIS
 def ours(row: Row, *, bad_words: Any = (), mask: Any = None, **options: Any) -> NDArray[np.float64]:
     """The probabilities that the engine samples from."""
     params = penstock.SamplingParams(**{**PLAIN, **options})
-    raw = _core.testing_probabilities(
+    raw = hooks.probabilities(
         row.logits.astype("<f4").tobytes(),
         params,
         prompt=row.prompt,

@@ -63,4 +63,7 @@ def test_wheel_streams_in_an_empty_environment(wheel: Path, demo_model: Path, tm
     assert len(answer["chunks"]) > 1
     assert "".join(answer["chunks"]) == ANSWER
     assert not {"torch", "numpy", "transformers"} & set(answer["modules"])
+    names = output_of(python, "-c", "from penstock import _core; print(*dir(_core))").split()
+    assert "Engine" in names
+    assert not [name for name in names if "testing" in name], "the hooks of the tests"
     assert "penstock" in output_of(python.with_name("penstock"), "--help")

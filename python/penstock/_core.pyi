@@ -1,4 +1,4 @@
-# ruff: noqa: A002, PYI021, PT028 - the stub is where the native half is documented
+# ruff: noqa: A002, PYI021 - the stub is where the native half is documented
 """The native half of Penstock. Use what `penstock` re-exports; the rest is the seam between the two halves.
 
 All classes are immutable and may be shared between threads. Value classes take keywords only, compare and
@@ -36,12 +36,6 @@ __all__ = [
     "Usage",
     "__version__",
     "describe",
-    "testing_failing_engine",
-    "testing_inventing_engine",
-    "testing_log",
-    "testing_logits",
-    "testing_probabilities",
-    "testing_tensor",
 ]
 
 __version__: Final[str]
@@ -1816,40 +1810,3 @@ class Request:
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a checkpoint consists of, from its headers alone; for `penstock info`. Raises `ModelLoadError`."""
-
-def testing_logits(
-    path: str | os.PathLike[str],
-    token_ids: Sequence[int],
-    *,
-    dtype: str = "float32",
-    kv_cache_dtype: str = "auto",
-    threads: int = 1,
-    chunk: int = 512,
-) -> bytes:
-    """A private hook for tests: logits after each token, little-endian float32 `[tokens, vocabulary]`."""
-
-def testing_probabilities(
-    logits: bytes,
-    params: SamplingParams,
-    *,
-    prompt: Sequence[int],
-    generated: Sequence[int] = ...,
-    bad_words: Sequence[Sequence[int]] = ...,
-    mask: Sequence[int] | None = None,
-) -> bytes:
-    """A private hook for tests: the probabilities that the next token would be drawn with, 0 where it is cut.
-
-    Both are little-endian float32; a bad word is token ids, and `mask` has 32 ids a word.
-    """
-
-def testing_failing_engine(path: str | os.PathLike[str], config: EngineConfig, failing_token: int) -> Engine:
-    """A private hook for tests: an engine in which every step that computes this token fails."""
-
-def testing_inventing_engine(path: str | os.PathLike[str], config: EngineConfig) -> Engine:
-    """A private hook for tests: an engine that computes nothing and makes up tokens and what it reports."""
-
-def testing_log(level: str, count: int) -> None:
-    """A private hook for tests: logs so many records on a thread that the interpreter does not know."""
-
-def testing_tensor(path: str | os.PathLike[str], name: str) -> bytes:
-    """A private hook for tests: a tensor by its Hugging Face name, dequantised, little-endian float32."""

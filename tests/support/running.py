@@ -8,7 +8,7 @@ import anyio
 import numpy as np
 
 import penstock
-from penstock import _core
+from support import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def compute_logits(checkpoint: Path, token_ids: Sequence[int], **options: Any) -> NDArray[np.float32]:
     """`[tokens, vocabulary]`: the model's logits after each prefix of `token_ids`."""
-    raw = _core.testing_logits(str(checkpoint), list(token_ids), **options)
+    raw = hooks.logits(str(checkpoint), list(token_ids), **options)
     return np.frombuffer(raw, dtype="<f4").reshape(len(token_ids), -1)
 
 

@@ -16,6 +16,7 @@ mod step;
 mod timed;
 
 pub use backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
+#[cfg(feature = "testing")]
 pub use cpu::probabilities_for_testing;
 pub use sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
 pub use step::{EXTRA, FOLLOWS, StepInputs, StepLimits, StepSpec};

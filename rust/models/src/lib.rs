@@ -19,4 +19,4 @@ pub use config::ModelConfig;
 pub use decoder::{Decoder, Workspace};
 pub use error::ModelError;
 pub use rope::{Rope, RopeScaling};
-pub use weights::{LoadProgress, load, weight_bytes};
+pub use weights::{ProgressCallback, load, weight_bytes};

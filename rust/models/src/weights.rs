@@ -17,7 +17,7 @@ const FUSED_QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn
 const FUSED_GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
 
 /// Called with the loaded and the total bytes of packed weights; `Break` cancels the load.
-pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
+pub type ProgressCallback<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 /// Loads every weight of `config` from `checkpoint` onto `backend`, matrices in `dtype`.
 ///
@@ -27,7 +27,7 @@ pub fn load<B: Backend>(
     checkpoint: &Checkpoint,
     config: ModelConfig,
     dtype: Dtype,
-    progress: LoadProgress<'_>,
+    progress: ProgressCallback<'_>,
 ) -> Result<Decoder<B>, ModelError> {
     let total = weight_bytes(backend, &config, dtype);
     let mut loader = Loader { backend, checkpoint, dtype, progress, done: 0, total };
@@ -67,7 +67,7 @@ struct Loader<'a, B: Backend> {
     backend: &'a mut B,
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
-    progress: LoadProgress<'a>,
+    progress: ProgressCallback<'a>,
     done: u64,
     total: u64,
 }

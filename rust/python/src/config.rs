@@ -1,58 +1,40 @@
-//! `EngineConfig`: what a user may choose when a model is opened, checked field by field when built; and the one place
-//! where the environment is read.
+//! `EngineConfig`: the configuration of an engine. Its fields are converted here; the runner checks them.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use penstock_runner::{LaunchError, Options, PreemptionMode};
-use penstock_types::{Dtype, KvDtype};
+use penstock_runner::{DEFAULT_PREFIX_CACHE_TTL, DEFAULT_SPECULATIVE_TOKENS, PreemptionMode};
+use penstock_types::{Dtype, FieldError, KvDtype};
 use pyo3::prelude::*;
 
-use crate::errors::{Error, Problem};
+use crate::errors::Error;
 use crate::fields::Field;
 use crate::record::options;
 
-/// Number of compute threads where `threads` is not given.
-const THREADS_VARIABLE: &str = "PENSTOCK_THREADS";
-/// Share of the memory where `memory_ratio` is not given; the second name is DashInfer's.
-const RATIO_VARIABLES: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
-/// Mebibytes that are left to others before the share is taken; DashInfer's name.
-const LEFTOVER_VARIABLE: &str = "BFC_LEFTOVER_MB";
-/// Most compute threads; beyond any machine this runs on.
-const MAX_THREADS: u64 = 1024;
-/// How long what nobody uses is kept where `prefix_cache_ttl` is not given, in seconds.
-const DEFAULT_TTL: f64 = 300.0;
-/// The longest time to live; about 30 years.
-const MAX_TTL: f64 = 1e9;
-const MAX_BYTES: u64 = i64::MAX as u64;
-/// Most tokens that are guessed ahead of a sequence in one step.
-const MAX_DRAFTS: u64 = 32;
-/// How many where that is not said.
-const DEFAULT_DRAFTS: usize = 8;
 const TOOL_PARSERS: [&str; 5] = ["auto", "none", "hermes", "llama3_json", "mistral"];
 const REASONING_PARSERS: [&str; 3] = ["auto", "none", "think"];
 
 options! {
     /// See `_core.pyi`. `None` and `"auto"` mean that the engine chooses.
-    EngineConfig(Field::config, check_options) {
+    EngineConfig(Field::config, check) {
         device: String = auto, read_device;
-        dtype: String = auto, read_element;
-        threads: Option<usize> = None, read_threads;
-        max_model_len: Option<usize> = None, Field::count;
-        max_num_seqs: Option<usize> = None, Field::count;
-        max_num_batched_tokens: Option<usize> = None, Field::count;
-        max_waiting: Option<usize> = None, Field::count;
-        block_size: Option<usize> = None, Field::count;
-        kv_cache_dtype: String = auto, read_kv_element;
-        kv_cache_bytes: Option<u64> = None, |field: Field, value| field.integer(value, 1..=MAX_BYTES);
-        memory_ratio: Option<f64> = None, read_ratio;
+        dtype: String = auto, read_dtype;
+        threads: Option<usize> = None, Field::size;
+        max_model_len: Option<usize> = None, Field::size;
+        max_num_seqs: Option<usize> = None, Field::size;
+        max_num_batched_tokens: Option<usize> = None, Field::size;
+        max_waiting: Option<usize> = None, Field::size;
+        block_size: Option<usize> = None, Field::size;
+        kv_cache_dtype: String = auto, read_kv_dtype;
+        kv_cache_bytes: Option<u64> = None, Field::unsigned;
+        memory_ratio: Option<f64> = None, Field::float;
         prefix_cache: bool = true, Field::boolean;
-        prefix_cache_ttl: Option<f64> = None, read_ttl;
-        host_cache_bytes: Option<u64> = None, |field: Field, value| field.integer(value, 0..=MAX_BYTES);
-        preemption_mode: String = recompute, read_on_exhaustion;
+        prefix_cache_ttl: Option<f64> = None, Field::float;
+        host_cache_bytes: Option<u64> = None, Field::unsigned;
+        preemption_mode: String = recompute, read_preemption_mode;
         tokenizer: Option<String> = None, read_tokenizer;
         speculation: Option<String> = None, |field: Field, value| field.choice(value, &["ngram"]).map(str::to_owned);
-        num_speculative_tokens: Option<usize> = None, read_num_drafts;
+        num_speculative_tokens: Option<usize> = None, Field::size;
         tool_parser: String = auto, |field: Field, value| field.choice(value, &TOOL_PARSERS);
         reasoning_parser: String = auto, |field: Field, value| field.choice(value, &REASONING_PARSERS);
     }
@@ -69,62 +51,18 @@ fn read_device(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> 
     }
 }
 
-fn read_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
+fn read_dtype(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
     let names = Dtype::ALL.iter().map(|dtype| dtype.name());
     field.choice(value, &std::iter::once("auto").chain(names).collect::<Vec<_>>())
 }
 
-fn read_threads(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
-    field.integer(value, 1..=MAX_THREADS).map(|count| count as usize)
-}
-
-fn read_kv_element(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
+fn read_kv_dtype(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
     let names = KvDtype::ALL.iter().map(|dtype| dtype.name());
     field.choice(value, &std::iter::once("auto").chain(names).collect::<Vec<_>>())
 }
 
-fn read_ratio(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
-    field.number(value, RATIO_LIMIT, is_ratio)
-}
-
-const RATIO_LIMIT: &str = "a number above 0 and at most 1";
-
-fn is_ratio(number: f64) -> bool {
-    number > 0.0 && number <= 1.0
-}
-
-fn read_ttl(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
-    // What rounds to no time at all is no time.
-    let allowed = |seconds: f64| (1e-9..=MAX_TTL).contains(&seconds);
-    field.number(value, "a number of seconds above 0 and at most 1e9", allowed)
-}
-
-fn read_on_exhaustion(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
+fn read_preemption_mode(field: Field, value: &Bound<'_, PyAny>) -> Result<&'static str, Error> {
     field.choice(value, &["recompute", "swap", "interrupt"])
-}
-
-/// What the fields are together; what the model has to say comes later.
-fn check_options(config: &EngineConfig) -> Result<(), Error> {
-    let refuse = |field: &'static str, limit: String| {
-        Python::attach(|py| {
-            let value = Bound::new(py, config.clone())?.getattr(field)?;
-            Err(Field::config(field).refuse(&value, limit))
-        })
-    };
-    if !config.prefix_cache && config.prefix_cache_ttl.is_some() {
-        return refuse("prefix_cache_ttl", "left out where prefix_cache is False".to_owned());
-    }
-    if config.speculation.is_none() && config.num_speculative_tokens.is_some() {
-        return refuse("num_speculative_tokens", "left out where speculation is None".to_owned());
-    }
-    match config.given().check() {
-        Err(LaunchError::Option { field, limit, .. }) => refuse(field, limit),
-        checked => checked.map_err(Error::Launch),
-    }
-}
-
-fn read_num_drafts(field: Field, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
-    field.integer(value, 1..=MAX_DRAFTS).map(|count| count as usize)
 }
 
 fn read_tokenizer(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Error> {
@@ -132,24 +70,35 @@ fn read_tokenizer(field: Field, value: &Bound<'_, PyAny>) -> Result<String, Erro
     path.into_os_string().into_string().map_err(|_| field.refuse(value, "a path that is valid Unicode"))
 }
 
-impl EngineConfig {
-    /// The runner's options, with what the environment says where a field was not given.
-    pub fn options(&self) -> Result<Options, Error> {
-        Ok(Options {
-            threads: self.threads.map_or_else(threads_from_environment, |threads| Ok(Some(threads)))?,
-            memory_ratio: self.memory_ratio.map_or_else(ratio_from_environment, |ratio| Ok(Some(ratio)))?,
-            memory_leftover_bytes: from_environment(
-                LEFTOVER_VARIABLE,
-                "a whole number of mebibytes",
-                |text| text.parse::<u64>().ok()?.checked_mul(1 << 20),
-            )?,
-            ..self.given()
+/// Checks the fields together, as far as they do not depend on the model.
+fn check(config: &EngineConfig) -> Result<(), Error> {
+    let error = |field: &'static str, limit: String| {
+        Python::attach(|py| {
+            let value = Bound::new(py, config.clone())?.getattr(field)?;
+            Err(Field::config(field).refuse(&value, limit))
         })
+    };
+    if !config.prefix_cache && config.prefix_cache_ttl.is_some() {
+        return error("prefix_cache_ttl", "omitted if prefix_cache is False".to_owned());
+    }
+    if config.speculation.is_none() && config.num_speculative_tokens.is_some() {
+        return error("num_speculative_tokens", "omitted if speculation is None".to_owned());
+    }
+    config.requested().check().or_else(|FieldError { field, limit, .. }| error(field, limit))
+}
+
+impl EngineConfig {
+    /// The configuration of the runner. Fields that are not set come from the environment.
+    pub fn with_environment(&self) -> Result<penstock_runner::EngineConfig, Error> {
+        Ok(self.requested().with_environment().map_err(penstock_runner::LaunchError::Config)?)
     }
 
-    fn given(&self) -> Options {
-        let ttl = Duration::from_secs_f64(self.prefix_cache_ttl.unwrap_or(DEFAULT_TTL));
-        Options {
+    fn requested(&self) -> penstock_runner::EngineConfig {
+        // A time that is not a `Duration` is out of range, like the longest one.
+        let ttl = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let ttl = self.prefix_cache_ttl.map_or(DEFAULT_PREFIX_CACHE_TTL, ttl);
+        let num_drafts = self.num_speculative_tokens.unwrap_or(DEFAULT_SPECULATIVE_TOKENS);
+        penstock_runner::EngineConfig {
             threads: self.threads,
             dtype: Dtype::from_name(&self.dtype),
             kv_cache_dtype: KvDtype::from_name(&self.kv_cache_dtype),
@@ -160,7 +109,6 @@ impl EngineConfig {
             block_size: self.block_size,
             kv_cache_bytes: self.kv_cache_bytes,
             memory_ratio: self.memory_ratio,
-            memory_leftover_bytes: None,
             prefix_cache_ttl: self.prefix_cache.then_some(ttl),
             host_cache_bytes: self.host_cache_bytes,
             preemption_mode: match self.preemption_mode.as_str() {
@@ -168,52 +116,8 @@ impl EngineConfig {
                 "interrupt" => PreemptionMode::Interrupt,
                 _ => PreemptionMode::Recompute,
             },
-            num_speculative_tokens: match self.speculation {
-                Some(_) => self.num_speculative_tokens.unwrap_or(DEFAULT_DRAFTS),
-                None => 0,
-            },
-            failing_token: None,
+            num_speculative_tokens: self.speculation.as_ref().map(|_| num_drafts),
+            ..penstock_runner::EngineConfig::default()
         }
     }
-}
-
-fn threads_from_environment() -> Result<Option<usize>, Error> {
-    from_environment(THREADS_VARIABLE, &format!("an integer from 1 to {MAX_THREADS}"), |text| {
-        text.parse()
-            .ok()
-            .filter(|threads| (1..=MAX_THREADS).contains(threads))
-            .map(|threads| threads as usize)
-    })
-}
-
-/// Of the first variable that is set.
-fn ratio_from_environment() -> Result<Option<f64>, Error> {
-    for variable in RATIO_VARIABLES {
-        let ratio = from_environment(variable, RATIO_LIMIT, |text| {
-            text.parse().ok().filter(|ratio| is_ratio(*ratio))
-        });
-        if !matches!(ratio, Ok(None)) {
-            return ratio;
-        }
-    }
-    Ok(None)
-}
-
-/// What `parse` makes of a variable; `None` where it is not set. `limit` completes the sentence "it must be ...".
-fn from_environment<T>(
-    variable: &str,
-    limit: &str,
-    parse: impl Fn(&str) -> Option<T>,
-) -> Result<Option<T>, Error> {
-    let Some(value) = std::env::var_os(variable) else { return Ok(None) };
-    let parsed = value.to_str().and_then(parse);
-    parsed.map(Some).ok_or_else(|| {
-        let message = format!("{variable}={value:?} is not allowed: it must be {limit}");
-        Error::Config(Problem {
-            message,
-            field: variable.to_owned(),
-            value: None,
-            limit: Some(limit.to_owned()),
-        })
-    })
 }

@@ -12,7 +12,6 @@ use penstock_checkpoint::{Checkpoint, GenerationConfig, SpecialTokens, Tokenizer
 use penstock_engine::request::{Request as EngineRequest, StopCause};
 use penstock_frontend::output::{OutputFormats, OutputOptions, RequestState};
 use penstock_guidance::GuidanceError;
-use penstock_runner::Options;
 use penstock_text::{TextOptions, Tokenizer};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -26,7 +25,6 @@ use crate::errors::{Error, Problem};
 use crate::fields::{Field, TOKEN_IDS};
 use crate::formats::ModelFormats;
 use crate::grammar::{self, Grammars};
-use crate::inventor::Inventor;
 use crate::logs;
 use crate::params::SamplingParams;
 use crate::port::Port;
@@ -71,7 +69,7 @@ impl Engine {
         config: &EngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
-        Self::load(py, path, config.options()?, config, progress)
+        Self::load(py, path, config.with_environment()?, config, progress)
     }
 
     #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false, check_cancelled = None))]
@@ -236,12 +234,12 @@ impl Engine {
     pub fn load(
         py: Python<'_>,
         path: PathBuf,
-        options: Options,
+        runner_config: penstock_runner::EngineConfig,
         config: &EngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
         logs::listen(py)?;
-        let mut watcher = Watcher { progress, called: None, raised: None };
+        let mut watcher = LoadProgress { progress, called: None, raised: None };
         let opened = detach(py, || {
             let checkpoint = Checkpoint::open(&path)?;
             let tokenizer = match &config.tokenizer {
@@ -249,8 +247,7 @@ impl Engine {
                 None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
             };
             let mut report = |done, total| watcher.report(done, total);
-            let (engine, info) =
-                penstock_runner::launch(&checkpoint, &options, &mut report).map_err(Error::Launch)?;
+            let (engine, info) = penstock_runner::launch(&checkpoint, &runner_config, &mut report)?;
             let model = Model {
                 hidden_size: info.hidden_size,
                 info: ModelInfo::of(&info, engine.limits()),
@@ -269,11 +266,13 @@ impl Engine {
         }
     }
 
-    /// The same model, with an executor that computes nothing; for tests.
-    pub fn with_invented_reports(mut self) -> Result<Self, Error> {
-        let limits = self.engine.limits().clone();
-        let started =
-            penstock_engine::Engine::start(limits, |completions| Box::new(Inventor::start(completions)));
+    /// Replaces the executor, for tests.
+    #[cfg(feature = "testing")]
+    pub fn with_executor(
+        mut self,
+        executor: impl FnOnce(penstock_engine::Completions) -> Box<dyn penstock_engine::Executor> + Send + 'static,
+    ) -> Result<Self, Error> {
+        let started = penstock_engine::Engine::start(self.engine.limits().clone(), executor);
         self.engine = started.map_err(|error| Error::Defect(error.to_string()))?;
         Ok(self)
     }
@@ -392,14 +391,14 @@ impl Drop for Engine {
     }
 }
 
-/// RequestedOutputs progress to Python now and then, and looks for Ctrl-C on the way.
-struct Watcher {
+/// Reports the progress of loading to Python at intervals, and checks for signals.
+struct LoadProgress {
     progress: Option<Py<PyAny>>,
     called: Option<Instant>,
     raised: Option<PyErr>,
 }
 
-impl Watcher {
+impl LoadProgress {
     fn report(&mut self, done: u64, total: u64) -> ControlFlow<()> {
         let now = Instant::now();
         let is_early = self.called.is_some_and(|called| now - called < PROGRESS_INTERVAL);

@@ -81,6 +81,12 @@ impl From<penstock_frontend::Error> for Error {
     }
 }
 
+impl From<LaunchError> for Error {
+    fn from(error: LaunchError) -> Self {
+        Error::Launch(error)
+    }
+}
+
 impl From<StartError> for Error {
     fn from(error: StartError) -> Self {
         Error::Start(error)
@@ -93,10 +99,10 @@ impl From<Error> for PyErr {
             Error::Python(error) => error,
             Error::Config(problem) => field_error(py, "ConfigError", problem),
             Error::Request(problem) => field_error(py, "InvalidRequestError", problem),
-            Error::Launch(LaunchError::Option { ref field, ref value, ref limit }) => {
-                let message = format!("{field}={value} is not allowed: it must be {limit}");
-                let value = value.into_pyobject(py).map(|text| text.into_any().unbind()).ok();
-                let (field, limit) = (field.to_string(), Some(limit.clone()));
+            Error::Launch(LaunchError::Config(error)) => {
+                let message = error.to_string();
+                let value = error.value.into_pyobject(py).map(|text| text.into_any().unbind()).ok();
+                let (field, limit) = (error.field.to_owned(), Some(error.limit));
                 field_error(py, "ConfigError", Problem { message, field, value, limit })
             }
             Error::Launch(error @ LaunchError::OutOfMemory(_)) => {

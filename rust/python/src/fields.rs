@@ -71,6 +71,21 @@ impl Field {
         self.integer(value, 1..=u64::from(u32::MAX)).map(|count| count as usize)
     }
 
+    /// An integer that is not negative; `bool` is not one.
+    pub fn unsigned(self, value: &Bound<'_, PyAny>) -> Result<u64, Error> {
+        read_number(value)?.ok_or_else(|| self.refuse(value, "an integer from 0 to 2**64 - 1"))
+    }
+
+    /// An integer that is not negative, as a size in memory.
+    pub fn size(self, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
+        self.unsigned(value).map(|size| usize::try_from(size).unwrap_or(usize::MAX))
+    }
+
+    /// A number; `bool` is not one.
+    pub fn float(self, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
+        read_number(value)?.ok_or_else(|| self.refuse(value, "a number"))
+    }
+
     /// A number that `allowed` accepts; `bool` is not one, NaN never is.
     pub fn number(
         self,

@@ -16,10 +16,11 @@ mod describe;
 mod detach;
 mod engine;
 mod errors;
+#[cfg(feature = "testing")]
+mod fake_executor;
 mod fields;
 mod formats;
 mod grammar;
-mod inventor;
 mod json;
 mod logs;
 mod params;
@@ -34,6 +35,7 @@ mod sampling_params;
 mod strictness;
 mod structure;
 mod tensor;
+#[cfg(feature = "testing")]
 mod testing;
 
 /// See `_core.pyi`.
@@ -61,11 +63,13 @@ mod _core {
     use crate::results::{HostTierInfo, MemoryInfo, ModelInfo, Stats};
     #[pymodule_export]
     use crate::tensor::Tensor;
-    #[pymodule_export]
-    use crate::testing::{
-        testing_failing_engine, testing_inventing_engine, testing_log, testing_logits, testing_probabilities,
-        testing_tensor,
-    };
+    #[pymodule_init]
+    #[cfg_attr(not(feature = "testing"), allow(unused_variables, clippy::unnecessary_wraps))]
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        #[cfg(feature = "testing")]
+        crate::testing::add_to(module)?;
+        Ok(())
+    }
 
     /// Version of the package.
     #[pymodule_export]

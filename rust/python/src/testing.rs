@@ -1,10 +1,10 @@
-//! Private hooks of the test-suite: numbers straight from the model, past engine and sampler, and
-//! the sampler's without a model; steps that fail; log records.
+//! The module `penstock._core._testing`, behind the feature `testing`: hooks of the test suite. It has logits without engine and
+//! sampler, probabilities without a model, engines with failing steps or a fake executor, and log records.
 
 use std::path::PathBuf;
 
 use penstock_checkpoint::{Checkpoint, GenerationConfig};
-use penstock_runner::Options;
+use penstock_runner::EngineConfig as RunnerConfig;
 use penstock_types::{Dtype, KvDtype};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -13,13 +13,26 @@ use crate::config::EngineConfig;
 use crate::detach::detach;
 use crate::engine::Engine;
 use crate::errors::Error;
+use crate::fake_executor::FakeExecutor;
 use crate::params::SamplingParams;
 use crate::resolve::Target;
+
+/// Adds the module to `penstock._core`. It is not in `__all__`, because wheels do not have it.
+pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
+    let module = PyModule::new(core.py(), "_testing")?;
+    module.add_function(wrap_pyfunction!(logits, &module)?)?;
+    module.add_function(wrap_pyfunction!(probabilities, &module)?)?;
+    module.add_function(wrap_pyfunction!(failing_engine, &module)?)?;
+    module.add_function(wrap_pyfunction!(fake_engine, &module)?)?;
+    module.add_function(wrap_pyfunction!(log_records, &module)?)?;
+    module.add_function(wrap_pyfunction!(tensor, &module)?)?;
+    core.setattr("_testing", module)
+}
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
 #[pyfunction]
 #[pyo3(signature = (path, token_ids, *, dtype = "float32", kv_cache_dtype = "auto", threads = 1, chunk = 512))]
-pub fn testing_logits<'py>(
+pub fn logits<'py>(
     py: Python<'py>,
     path: PathBuf,
     token_ids: Vec<u32>,
@@ -28,25 +41,24 @@ pub fn testing_logits<'py>(
     threads: usize,
     chunk: usize,
 ) -> Result<Bound<'py, PyBytes>, Error> {
-    let options = Options {
+    let config = RunnerConfig {
         dtype: Dtype::from_name(dtype),
         kv_cache_dtype: KvDtype::from_name(kv_cache_dtype),
         threads: Some(threads),
-        ..Options::default()
+        ..RunnerConfig::default()
     };
     let logits = detach(py, || {
         let checkpoint = Checkpoint::open(&path)?;
-        penstock_runner::logits(&checkpoint, &token_ids, &options, chunk).map_err(Error::Launch)
+        penstock_runner::logits(&checkpoint, &token_ids, &config, chunk).map_err(Error::Launch)
     })??;
     Ok(little_endian(py, &logits))
 }
 
-/// The probabilities that a request's next token would be drawn with, as a row of logits becomes them; both are
-/// little-endian `f32`. No model is there to have defaults, or a tokenizer, so bad words are ids; `mask` is a grammar's, in words
-/// of 32 ids.
+/// The probabilities of a request's next token for a row of logits; both are little-endian `f32`. There is no model with
+/// defaults and no tokenizer, so bad words are ids; `mask` is that of a grammar, in words of 32 ids.
 #[pyfunction]
 #[pyo3(signature = (logits, params, *, prompt, generated = vec![], bad_words = vec![], mask = None))]
-pub fn testing_probabilities<'py>(
+pub fn probabilities<'py>(
     py: Python<'py>,
     logits: &[u8],
     params: &SamplingParams,
@@ -68,37 +80,34 @@ pub fn testing_probabilities<'py>(
     request.sampling.bad_words = bad_words;
     let probabilities = detach(py, || {
         penstock_runner::probabilities(request, &generated, &logits, mask.as_deref())
-            .expect("no device is asked; this is a bug")
+            .expect("no device is involved; this is a bug")
     })?;
     Ok(little_endian(py, &probabilities))
 }
 
 /// An engine in which every step that computes `failing_token` fails.
 #[pyfunction]
-pub fn testing_failing_engine(
+pub fn failing_engine(
     py: Python<'_>,
     path: PathBuf,
     config: &EngineConfig,
     failing_token: u32,
 ) -> Result<Engine, Error> {
-    let options = Options { failing_token: Some(failing_token), ..config.options()? };
-    Engine::load(py, path, options, config, None)
+    let runner_config = RunnerConfig { failing_token: Some(failing_token), ..config.with_environment()? };
+    Engine::load(py, path, runner_config, config, None)
 }
 
-/// An engine that computes nothing and makes up tokens and reports, as `inventor` says.
+/// An engine with the executor of `fake_executor`.
 #[pyfunction]
-pub fn testing_inventing_engine(
-    py: Python<'_>,
-    path: PathBuf,
-    config: &EngineConfig,
-) -> Result<Engine, Error> {
-    Engine::load(py, path, config.options()?, config, None)?.with_invented_reports()
+pub fn fake_engine(py: Python<'_>, path: PathBuf, config: &EngineConfig) -> Result<Engine, Error> {
+    let engine = Engine::load(py, path, config.with_environment()?, config, None)?;
+    engine.with_executor(|completions| Box::new(FakeExecutor::start(completions)))
 }
 
-/// Logs `count` records on a thread that the interpreter does not know, as an engine's threads do.
+/// Logs `count` records on a thread that is not attached to the interpreter, like the engine's threads.
 #[pyfunction]
-pub fn testing_log(py: Python<'_>, level: &str, count: usize) -> Result<(), Error> {
-    let level: log::Level = level.parse().expect("the test names a level; this is a bug");
+pub fn log_records(py: Python<'_>, level: &str, count: usize) -> Result<(), Error> {
+    let level: log::Level = level.parse().expect("a log level; this is a bug");
     detach(py, || {
         let log = move || {
             (0..count)
@@ -112,7 +121,7 @@ pub fn testing_log(py: Python<'_>, level: &str, count: usize) -> Result<(), Erro
 
 /// A tensor by its Hugging Face name, dequantised, little-endian `f32`.
 #[pyfunction]
-pub fn testing_tensor<'py>(py: Python<'py>, path: PathBuf, name: &str) -> Result<Bound<'py, PyBytes>, Error> {
+pub fn tensor<'py>(py: Python<'py>, path: PathBuf, name: &str) -> Result<Bound<'py, PyBytes>, Error> {
     let values = detach(py, || -> Result<_, Error> {
         let checkpoint = Checkpoint::open(&path)?;
         let tensor = checkpoint.tensor(name)?;

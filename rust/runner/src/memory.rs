@@ -1,127 +1,156 @@
-//! How the memory is divided, before any of it is taken: weights and workspace come first, the KV cache and its host tier
-//! get of the rest what they may. Arithmetic alone; the sizes are the backend's and the models' own.
+//! The memory plan: weights and workspace first, then the KV cache and its host tier. Only arithmetic; the backend and the
+//! models define the sizes.
 
 use penstock_device::{Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_engine::PreemptionMode;
 use penstock_models::{ModelConfig, Workspace, weight_bytes};
-use penstock_types::{Dtype, KvDtype};
+use penstock_types::{Dtype, FieldError, KvDtype};
 
-use crate::Options;
-use crate::options::Sizes;
+use crate::EngineConfig;
+use crate::environment::MEMORY_LEFTOVER;
 
-/// A guest's share of what is left after weights and workspace: one part in so many.
-const GUEST_SHARE: u64 = 4;
-/// Blocks are counted in 32 bits.
-const MOST_BLOCKS: usize = i32::MAX as usize;
-/// So many rows have their logits at once, where there are not more sequences: enough to read the head's weights seldom.
+/// The KV cache takes one part in four of the remaining memory by default, because other programs run on the machine.
+const DEFAULT_FRACTION: u64 = 4;
+/// Block ids are 32-bit integers.
+const MAX_BLOCKS: usize = i32::MAX as usize;
+/// The number of rows whose logits are computed at once, unless there are more sequences: enough to read the weights of the
+/// output head rarely.
 const LOGITS_ROWS: usize = 32;
 
-/// Everything that decides how many bytes go where.
+/// The memory that the engine may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryBudget {
+    /// With a `memory_ratio` of 1.
+    pub usable: u64,
+    /// With the `memory_ratio` in effect.
+    pub limit: u64,
+}
+
+impl MemoryBudget {
+    /// The budget of a configuration on a device with `available` bytes.
+    pub fn new(config: &EngineConfig, available: u64) -> Result<Self, FieldError> {
+        let leftover = config.memory_leftover_bytes.unwrap_or(0);
+        if leftover >= available {
+            // The field has no other name for users.
+            let limit = format!("less than the {} MiB that are available", available >> 20);
+            return Err(FieldError::new(MEMORY_LEFTOVER, leftover >> 20, limit));
+        }
+        let usable = available - leftover;
+        Ok(Self { usable, limit: share(usable, config.memory_ratio()) })
+    }
+}
+
+/// A share of `bytes`, not more than `bytes` after rounding.
+pub(crate) fn share(bytes: u64, ratio: f64) -> u64 {
+    ((bytes as f64 * ratio) as u64).min(bytes)
+}
+
+/// The settings that determine the memory plan.
 #[derive(Clone, Debug)]
-pub(crate) struct Demand {
+pub(crate) struct MemoryRequest {
     pub dtype: Dtype,
-    /// `None` follows `dtype`.
+    /// `None` is the same as `dtype`.
     pub kv_dtype: Option<KvDtype>,
     pub max_model_len: usize,
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
     pub block_size: usize,
-    pub kv_share: KvShare,
-    pub host_share: HostShare,
-    /// Blocks are worth keeping beyond those of the sequences that run.
+    pub kv_cache: KvCacheSize,
+    pub host_cache: HostCacheSize,
+    /// Blocks beyond those of the running sequences have a use.
     pub has_prefix_cache: bool,
 }
 
-/// How much the KV cache takes.
+/// The size of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KvShare {
+pub(crate) enum KvCacheSize {
     Bytes(u64),
-    /// Whatever is left.
+    /// All remaining memory.
     All,
-    /// A guest's share of it.
-    Guest,
+    /// A fraction of the remaining memory.
+    DefaultFraction,
 }
 
-/// How much the host tier takes.
+/// The size of the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HostShare {
+pub(crate) enum HostCacheSize {
     Bytes(u64),
-    /// As much as the KV cache.
-    Mirror,
+    /// The size of the KV cache.
+    SameAsDevice,
 }
 
-impl Demand {
-    pub fn new(options: &Options, sizes: &Sizes, dtype: Dtype, max_model_len: usize) -> Self {
+impl MemoryRequest {
+    pub fn new(config: &EngineConfig, dtype: Dtype, max_model_len: usize) -> Self {
         Self {
             dtype,
-            kv_dtype: options.kv_cache_dtype,
+            kv_dtype: config.kv_cache_dtype,
             max_model_len,
-            max_num_seqs: sizes.max_num_seqs,
-            max_num_batched_tokens: sizes.max_num_batched_tokens,
-            block_size: sizes.block_size,
-            kv_share: match (options.kv_cache_bytes, options.memory_ratio) {
-                (Some(bytes), _) => KvShare::Bytes(bytes),
-                (None, Some(_)) => KvShare::All,
-                (None, None) => KvShare::Guest,
+            max_num_seqs: config.max_num_seqs(),
+            max_num_batched_tokens: config.max_num_batched_tokens(),
+            block_size: config.block_size(),
+            kv_cache: match (config.kv_cache_bytes, config.memory_ratio) {
+                (Some(bytes), _) => KvCacheSize::Bytes(bytes),
+                (None, Some(_)) => KvCacheSize::All,
+                (None, None) => KvCacheSize::DefaultFraction,
             },
-            host_share: match (options.host_cache_bytes, options.preemption_mode) {
-                (None, PreemptionMode::Swap) => HostShare::Mirror,
-                (bytes, _) => HostShare::Bytes(bytes.unwrap_or(0)),
+            host_cache: match (config.host_cache_bytes, config.preemption_mode) {
+                (None, PreemptionMode::Swap) => HostCacheSize::SameAsDevice,
+                (bytes, _) => HostCacheSize::Bytes(bytes.unwrap_or(0)),
             },
-            has_prefix_cache: options.prefix_cache_ttl.is_some(),
+            has_prefix_cache: config.prefix_cache_ttl.is_some(),
         }
     }
 
-    /// Blocks that the longest sequence needs.
-    fn fewest_blocks(&self) -> usize {
+    /// Blocks of the longest sequence.
+    fn least_blocks(&self) -> usize {
         self.max_model_len.div_ceil(self.block_size)
     }
 
-    /// More blocks than this would never be used.
+    /// The number of blocks that can be in use.
     fn most_blocks(&self) -> usize {
-        let running = self.max_num_seqs.saturating_mul(self.fewest_blocks());
-        running.saturating_mul(if self.has_prefix_cache { 2 } else { 1 }).min(MOST_BLOCKS)
+        let running = self.max_num_seqs.saturating_mul(self.least_blocks());
+        running.saturating_mul(if self.has_prefix_cache { 2 } else { 1 }).min(MAX_BLOCKS)
     }
 
-    /// The largest step that can come.
-    pub fn step(&self, config: &ModelConfig) -> StepSpec {
+    /// The largest step.
+    pub fn step(&self, model: &ModelConfig) -> StepSpec {
         StepSpec {
             tokens: self.max_num_batched_tokens,
             sequences: self.max_num_seqs,
             logits_rows: self.max_num_batched_tokens.min(LOGITS_ROWS).max(self.max_num_seqs),
             positions: self.max_model_len,
             block_size: self.block_size,
-            heads: config.heads,
-            vocabulary: config.vocabulary_size,
+            heads: model.heads,
+            vocabulary: model.vocabulary_size,
         }
     }
 
-    /// The cache, without blocks.
-    pub fn cache(&self, config: &ModelConfig) -> CacheSpec {
+    /// The cache without blocks.
+    fn empty_cache(&self, model: &ModelConfig) -> CacheSpec {
         CacheSpec {
-            layers: config.num_layers(),
+            layers: model.num_layers(),
             blocks: 0,
             host_blocks: 0,
             block_size: self.block_size,
-            heads: config.heads,
+            heads: model.heads,
             dtype: self.kv_dtype.unwrap_or(self.dtype.into()),
         }
     }
 
-    /// Bytes of the smallest KV cache that holds the longest sequence.
-    pub fn fewest_bytes<B: Backend>(&self, backend: &B, config: &ModelConfig) -> u64 {
-        backend.cache_bytes(&self.cache(config), self.fewest_blocks())
+    /// Bytes of the smallest KV cache: that of one sequence of `max_model_len` tokens.
+    pub fn least_kv_bytes<B: Backend>(&self, backend: &B, model: &ModelConfig) -> u64 {
+        backend.cache_bytes(&self.empty_cache(model), self.least_blocks())
     }
 
-    /// Bytes of the smallest host tier.
-    pub fn fewest_host_bytes<B: Backend>(&self, backend: &B, config: &ModelConfig) -> u64 {
-        backend.cache_bytes(&self.cache(config), 1)
+    /// Bytes of the smallest host tier: one block.
+    pub fn least_host_bytes<B: Backend>(&self, backend: &B, model: &ModelConfig) -> u64 {
+        backend.cache_bytes(&self.empty_cache(model), 1)
     }
 }
 
-/// What goes where. Sizes in bytes.
+/// The use of the memory, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Division {
+pub(crate) struct MemoryPlan {
     pub step: StepSpec,
     pub cache: CacheSpec,
     pub weights: u64,
@@ -131,88 +160,92 @@ pub(crate) struct Division {
     pub host_cache: u64,
 }
 
-impl Division {
+/// The request exceeds the memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InsufficientMemory {
+    #[error(
+        "weights ({}) and workspace ({}) exceed the memory limit of {}",
+        display_bytes(*.weights), display_bytes(*.workspace), display_bytes(*.limit)
+    )]
+    Model { weights: u64, workspace: u64, limit: u64 },
+    #[error("host_cache_bytes={requested} exceeds the {remaining} bytes that weights and workspace leave")]
+    HostCache { requested: u64, remaining: u64 },
+    #[error(
+        "kv_cache_bytes={requested} {with_host}exceeds the {remaining} bytes that weights and workspace leave"
+    )]
+    KvCache { requested: u64, with_host: &'static str, remaining: u64 },
+    #[error(
+        "a sequence of max_model_len={max_model_len} tokens needs a KV cache of {needed} bytes, but it has {size}"
+    )]
+    Sequence { max_model_len: usize, needed: u64, size: u64 },
+}
+
+impl MemoryPlan {
+    /// Plans a request within `limit` bytes.
+    pub fn new<B: Backend>(
+        backend: &B,
+        model: &ModelConfig,
+        request: &MemoryRequest,
+        limit: u64,
+    ) -> Result<Self, InsufficientMemory> {
+        let (step, mut cache) = (request.step(model), request.empty_cache(model));
+        let weights = weight_bytes(backend, model, request.dtype);
+        let workspace = Workspace::bytes(backend, model, &step);
+        let inputs = StepInputs::bytes(&step);
+        let needed = workspace.saturating_add(inputs);
+        let Some(mut remaining) = limit.checked_sub(weights.saturating_add(needed)) else {
+            return Err(InsufficientMemory::Model { weights, workspace: needed, limit });
+        };
+
+        // The rounding of the arena reduces the number of blocks only if there is no other memory for it.
+        let blocks_in = |bytes: u64, remaining: u64| {
+            let most = (bytes / backend.block_bytes(&cache)).min(MAX_BLOCKS as u64);
+            let fits = |blocks| backend.cache_bytes(&cache, blocks as usize) <= remaining;
+            largest_fitting(0, most, fits).map_or(0, |blocks| blocks as usize)
+        };
+        let mut host_blocks = 0;
+        let mut num_caches = 1;
+        match request.host_cache {
+            HostCacheSize::SameAsDevice => num_caches = 2,
+            HostCacheSize::Bytes(requested) if requested > remaining => {
+                return Err(InsufficientMemory::HostCache { requested, remaining });
+            }
+            HostCacheSize::Bytes(bytes) => {
+                host_blocks = blocks_in(bytes, remaining);
+                remaining -= backend.cache_bytes(&cache, host_blocks);
+            }
+        }
+        let bytes = match request.kv_cache {
+            KvCacheSize::Bytes(requested) if requested > remaining / num_caches => {
+                let with_host = if num_caches == 1 { "" } else { "with a host tier of the same size " };
+                return Err(InsufficientMemory::KvCache { requested, with_host, remaining });
+            }
+            KvCacheSize::Bytes(bytes) => bytes,
+            KvCacheSize::All => remaining / num_caches,
+            KvCacheSize::DefaultFraction => remaining / DEFAULT_FRACTION,
+        };
+        let blocks = blocks_in(bytes, remaining / num_caches).min(request.most_blocks());
+        if blocks < request.least_blocks() {
+            let (max_model_len, needed) = (request.max_model_len, request.least_kv_bytes(backend, model));
+            return Err(InsufficientMemory::Sequence { max_model_len, needed, size: bytes });
+        }
+        if num_caches == 2 {
+            host_blocks = blocks;
+        }
+        let (kv_cache, host_cache) =
+            (backend.cache_bytes(&cache, blocks), backend.cache_bytes(&cache, host_blocks));
+        (cache.blocks, cache.host_blocks) = (blocks, host_blocks);
+        Ok(Self { step, cache, weights, workspace, inputs, kv_cache, host_cache })
+    }
+
     /// Bytes of the arena.
     pub fn arena(&self) -> u64 {
         self.weights + self.workspace + self.kv_cache + self.host_cache
     }
 }
 
-/// Why a demand cannot be met.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Shortage {
-    #[error(
-        "weights ({weights} bytes) and workspace ({workspace} bytes) exceed the {limit} bytes that may be used"
-    )]
-    Model { weights: u64, workspace: u64, limit: u64 },
-    #[error("host_cache_bytes={asked} exceeds the {left} bytes that are left after weights and workspace")]
-    HostCache { asked: u64, left: u64 },
-    #[error(
-        "kv_cache_bytes={asked} {with_host}exceeds the {left} bytes that are left after weights and workspace"
-    )]
-    KvCache { asked: u64, with_host: &'static str, left: u64 },
-    #[error(
-        "a sequence of max_model_len={max_model_len} tokens needs a KV cache of {needed} bytes and it has {has}"
-    )]
-    Sequence { max_model_len: usize, needed: u64, has: u64 },
-}
-
-/// Divides `limit` bytes.
-pub(crate) fn divide<B: Backend>(
-    backend: &B,
-    config: &ModelConfig,
-    demand: &Demand,
-    limit: u64,
-) -> Result<Division, Shortage> {
-    let (step, mut cache) = (demand.step(config), demand.cache(config));
-    let weights = weight_bytes(backend, config, demand.dtype);
-    let workspace = Workspace::bytes(backend, config, &step);
-    let inputs = StepInputs::bytes(&step);
-    let needed = workspace.saturating_add(inputs);
-    let left = limit.checked_sub(weights.saturating_add(needed));
-    let Some(mut left) = left else { return Err(Shortage::Model { weights, workspace: needed, limit }) };
-
-    // What the arena rounds up is nobody's wish: it costs blocks only where there is nothing else to take it from.
-    let blocks_in = |bytes: u64, left: u64| {
-        let most = (bytes / backend.block_bytes(&cache)).min(MOST_BLOCKS as u64);
-        let fits = |blocks| backend.cache_bytes(&cache, blocks as usize) <= left;
-        largest(0, most, fits).map_or(0, |blocks| blocks as usize)
-    };
-    let mut host_blocks = 0;
-    let mut shares = 1;
-    match demand.host_share {
-        HostShare::Mirror => shares = 2,
-        HostShare::Bytes(asked) if asked > left => return Err(Shortage::HostCache { asked, left }),
-        HostShare::Bytes(bytes) => {
-            host_blocks = blocks_in(bytes, left);
-            left -= backend.cache_bytes(&cache, host_blocks);
-        }
-    }
-    let bytes = match demand.kv_share {
-        KvShare::Bytes(asked) if asked > left / shares => {
-            let with_host = if shares == 1 { "" } else { "and as much for the host tier " };
-            return Err(Shortage::KvCache { asked, with_host, left });
-        }
-        KvShare::Bytes(bytes) => bytes,
-        KvShare::All => left / shares,
-        KvShare::Guest => left / GUEST_SHARE,
-    };
-    let blocks = blocks_in(bytes, left / shares).min(demand.most_blocks());
-    if blocks < demand.fewest_blocks() {
-        let (max_model_len, needed) = (demand.max_model_len, demand.fewest_bytes(backend, config));
-        return Err(Shortage::Sequence { max_model_len, needed, has: bytes });
-    }
-    if shares == 2 {
-        host_blocks = blocks;
-    }
-    let (kv_cache, host_cache) =
-        (backend.cache_bytes(&cache, blocks), backend.cache_bytes(&cache, host_blocks));
-    (cache.blocks, cache.host_blocks) = (blocks, host_blocks);
-    Ok(Division { step, cache, weights, workspace, inputs, kv_cache, host_cache })
-}
-
-/// The largest number of `from..=to` that fits; if one does not, none above it does.
-pub(crate) fn largest(from: u64, to: u64, mut fits: impl FnMut(u64) -> bool) -> Option<u64> {
+/// The largest number from `from` to `to` that fits, if every number below a fitting one fits.
+pub(crate) fn largest_fitting(from: u64, to: u64, mut fits: impl FnMut(u64) -> bool) -> Option<u64> {
     if from > to || !fits(from) {
         return None;
     }
@@ -224,169 +257,217 @@ pub(crate) fn largest(from: u64, to: u64, mut fits: impl FnMut(u64) -> bool) -> 
     Some(best)
 }
 
+/// A size for messages, such as "513 MiB" or "20.0 GiB".
+pub(crate) fn display_bytes(bytes: u64) -> String {
+    const KIB: f64 = 1024.0;
+    let size = bytes as f64;
+    if size < KIB {
+        format!("{bytes} bytes")
+    } else if size < KIB * KIB {
+        format!("{:.0} KiB", size / KIB)
+    } else if size < 10.0 * KIB * KIB * KIB {
+        format!("{:.0} MiB", size / (KIB * KIB))
+    } else {
+        format!("{:.1} GiB", size / (KIB * KIB * KIB))
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
-    use penstock_device::cpu::Cpu;
     use serde_json::json;
 
     use super::*;
+    use crate::backend::{self, DefaultBackend};
 
     const MIB: u64 = 1 << 20;
     /// Keys and values of 16 tokens in 2 layers of 4 heads of 64, in float32.
     const BLOCK: u64 = 16 * 2 * 2 * 4 * 64 * 4;
 
-    pub(crate) fn config() -> ModelConfig {
+    pub(crate) fn large_model() -> ModelConfig {
         ModelConfig::from_json(&json!({
             "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
             "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 1000, "max_position_embeddings": 8192,
         }))
-        .expect("a good configuration")
+        .expect("a valid configuration")
     }
 
-    pub(crate) fn demand() -> Demand {
-        Demand {
+    pub(crate) fn backend() -> DefaultBackend {
+        let config = EngineConfig { threads: Some(1), ..EngineConfig::default() };
+        backend::open(&config).expect("a thread").0
+    }
+
+    pub(crate) fn request() -> MemoryRequest {
+        MemoryRequest {
             dtype: Dtype::F32,
             kv_dtype: None,
             max_model_len: 4096,
             max_num_seqs: 16,
             max_num_batched_tokens: 128,
             block_size: 16,
-            kv_share: KvShare::Guest,
-            host_share: HostShare::Bytes(0),
+            kv_cache: KvCacheSize::DefaultFraction,
+            host_cache: HostCacheSize::Bytes(0),
             has_prefix_cache: false,
         }
     }
 
-    fn divided(demand: &Demand, limit: u64) -> Result<Division, Shortage> {
-        divide(&Cpu::new(1).expect("a thread"), &config(), demand, limit)
+    fn plan(request: &MemoryRequest, limit: u64) -> Result<MemoryPlan, InsufficientMemory> {
+        MemoryPlan::new(&backend(), &large_model(), request, limit)
     }
 
-    /// What weights, workspace and inputs leave of `limit`.
-    fn left(limit: u64) -> u64 {
-        let Division { weights, workspace, inputs, .. } = divided(&demand(), limit).expect("it fits");
+    /// The bytes of `limit` that weights, workspace and inputs leave.
+    fn remaining(limit: u64) -> u64 {
+        let MemoryPlan { weights, workspace, inputs, .. } = plan(&request(), limit).expect("it fits");
         limit - weights - workspace - inputs
     }
 
     #[test]
-    fn the_cache_takes_a_quarter_or_all_or_what_it_is_told_of_what_is_left() {
+    fn kv_cache_takes_a_quarter_all_or_the_requested_bytes() {
         let limit = 200 * MIB;
-        let blocks = |kv_share, host_share| {
-            let Division { cache, kv_cache, host_cache, .. } =
-                divided(&Demand { kv_share, host_share, ..demand() }, limit).expect("it fits");
+        let blocks = |kv_cache, host_cache| {
+            let MemoryPlan { cache, kv_cache, host_cache, .. } =
+                plan(&MemoryRequest { kv_cache, host_cache, ..request() }, limit).expect("it fits");
             assert_eq!([kv_cache, host_cache], [cache.blocks, cache.host_blocks].map(|n| n as u64 * BLOCK));
             [cache.blocks as u64, cache.host_blocks as u64]
         };
-        let (none, left) = (HostShare::Bytes(0), left(limit));
-        assert_eq!(blocks(KvShare::Guest, none), [left / 4 / BLOCK, 0]);
-        assert_eq!(blocks(KvShare::All, none), [left / BLOCK, 0]);
-        assert_eq!(blocks(KvShare::Bytes(300 * BLOCK + 1), none), [300, 0]);
-        assert_eq!(blocks(KvShare::All, HostShare::Mirror), [left / 2 / BLOCK; 2]);
-        assert_eq!(blocks(KvShare::Guest, HostShare::Mirror), [left / 4 / BLOCK; 2]);
+        let (none, left) = (HostCacheSize::Bytes(0), remaining(limit));
+        assert_eq!(blocks(KvCacheSize::DefaultFraction, none), [left / 4 / BLOCK, 0]);
+        assert_eq!(blocks(KvCacheSize::All, none), [left / BLOCK, 0]);
+        assert_eq!(blocks(KvCacheSize::Bytes(300 * BLOCK + 1), none), [300, 0]);
+        assert_eq!(blocks(KvCacheSize::All, HostCacheSize::SameAsDevice), [left / 2 / BLOCK; 2]);
+        assert_eq!(blocks(KvCacheSize::DefaultFraction, HostCacheSize::SameAsDevice), [left / 4 / BLOCK; 2]);
         let rest = (left - 700 * BLOCK) / BLOCK;
-        assert_eq!(blocks(KvShare::All, HostShare::Bytes(701 * BLOCK - 1)), [rest, 700]);
+        assert_eq!(blocks(KvCacheSize::All, HostCacheSize::Bytes(701 * BLOCK - 1)), [rest, 700]);
     }
 
     #[test]
-    fn whatever_the_limit_no_more_is_taken_and_blocks_that_were_asked_for_are_had() {
-        let cpu = Cpu::new(1).expect("a thread");
+    fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
+        let cpu = backend();
         let mut state = 1_u64;
         let mut below = |end: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 32) % end
         };
-        let (mut divided, mut refused) = (0, 0);
+        let (mut planned, mut failed) = (0, 0);
         for layers in 1..=3 {
             for (hidden, kv_heads) in [(32, 1), (32, 2), (88, 2)] {
-                let config = ModelConfig::from_json(&json!({
+                let model = ModelConfig::from_json(&json!({
                     "architectures": ["LlamaForCausalLM"], "hidden_size": hidden, "intermediate_size": 48,
                     "num_attention_heads": 2, "num_key_value_heads": kv_heads, "num_hidden_layers": layers,
                     "vocab_size": 50, "max_position_embeddings": 64,
                 }))
-                .expect("a good configuration");
+                .expect("a valid configuration");
                 for kv_dtype in KvDtype::ALL.iter().copied().map(Some) {
-                    let small = Demand { kv_dtype, max_model_len: 1 + below(64) as usize, ..demand() };
-                    let block = cpu.block_bytes(&small.cache(&config));
-                    let step = small.step(&config);
-                    let taken = weight_bytes(&cpu, &config, small.dtype)
-                        + Workspace::bytes(&cpu, &config, &step)
+                    let small =
+                        MemoryRequest { kv_dtype, max_model_len: 1 + below(64) as usize, ..request() };
+                    let block = cpu.block_bytes(&small.empty_cache(&model));
+                    let step = small.step(&model);
+                    let taken = weight_bytes(&cpu, &model, small.dtype)
+                        + Workspace::bytes(&cpu, &model, &step)
                         + StepInputs::bytes(&step);
                     for _ in 0..200 {
                         let rest = below(16 * block);
                         let bytes = below(rest + 2);
-                        let kv_share =
-                            [KvShare::Bytes(bytes), KvShare::All, KvShare::Guest][below(3) as usize];
-                        let host_bytes = HostShare::Bytes(below(rest + 2));
-                        let host_share =
-                            [HostShare::Mirror, host_bytes, HostShare::Bytes(0)][below(3) as usize];
-                        let demand = Demand { kv_share, host_share, ..small.clone() };
+                        let kv_cache =
+                            [KvCacheSize::Bytes(bytes), KvCacheSize::All, KvCacheSize::DefaultFraction]
+                                [below(3) as usize];
+                        let host_bytes = HostCacheSize::Bytes(below(rest + 2));
+                        let host_cache = [HostCacheSize::SameAsDevice, host_bytes, HostCacheSize::Bytes(0)]
+                            [below(3) as usize];
+                        let request = MemoryRequest { kv_cache, host_cache, ..small.clone() };
                         let limit = taken + rest;
-                        let Ok(division) = divide(&cpu, &config, &demand, limit) else {
-                            refused += 1;
+                        let Ok(plan) = MemoryPlan::new(&cpu, &model, &request, limit) else {
+                            failed += 1;
                             continue;
                         };
-                        divided += 1;
-                        let used = division.arena() + division.inputs;
-                        assert!(used <= limit, "{used} > {limit} for {demand:?} with blocks of {block}");
+                        planned += 1;
+                        let used = plan.arena() + plan.inputs;
+                        assert!(used <= limit, "{used} > {limit} for {request:?} with blocks of {block}");
                     }
-                    let room = taken + (1 << 20);
-                    let blocks = small.fewest_blocks() as u64 + below(10);
-                    let kv_share = KvShare::Bytes(blocks * block + below(block));
-                    let host_share = HostShare::Bytes(3 * block + below(block));
-                    let asked = Demand { kv_share, host_share, ..small };
-                    let cache = divide(&cpu, &config, &asked, room).expect("room").cache;
+                    let limit = taken + (1 << 20);
+                    let blocks = small.least_blocks() as u64 + below(10);
+                    let kv_cache = KvCacheSize::Bytes(blocks * block + below(block));
+                    let host_cache = HostCacheSize::Bytes(3 * block + below(block));
+                    let request = MemoryRequest { kv_cache, host_cache, ..small };
+                    let cache = MemoryPlan::new(&cpu, &model, &request, limit).expect("it fits").cache;
                     assert_eq!((cache.blocks as u64, cache.host_blocks), (blocks, 3));
                 }
             }
         }
-        assert!(divided > 1000 && refused > 1000, "{divided} divided, {refused} refused");
+        assert!(planned > 1000 && failed > 1000, "{planned} planned, {failed} failed");
     }
 
     #[test]
-    fn no_more_is_taken_than_the_sequences_can_use() {
+    fn kv_cache_is_not_larger_than_the_sequences_can_use() {
         let useful = 16 * 4096 / 16;
-        let plenty = Demand { kv_share: KvShare::All, ..demand() };
-        assert_eq!(divided(&plenty, u64::MAX / 2).expect("it fits").cache.blocks, useful);
-        let cached = Demand { has_prefix_cache: true, ..plenty };
-        assert_eq!(divided(&cached, u64::MAX / 2).expect("it fits").cache.blocks, 2 * useful);
+        let all = MemoryRequest { kv_cache: KvCacheSize::All, ..request() };
+        assert_eq!(plan(&all, u64::MAX / 2).expect("it fits").cache.blocks, useful);
+        let cached = MemoryRequest { has_prefix_cache: true, ..all };
+        assert_eq!(plan(&cached, u64::MAX / 2).expect("it fits").cache.blocks, 2 * useful);
     }
 
     #[test]
-    fn the_smallest_limit_that_suffices_is_used_to_the_last_block() {
-        let tight = Demand { kv_share: KvShare::All, ..demand() };
-        let enough = largest(0, 400 * MIB, |spared| divided(&tight, 400 * MIB - spared).is_ok());
-        let smallest = 400 * MIB - enough.expect("400 MiB are plenty");
-        let division = divided(&tight, smallest).expect("it fits");
-        assert_eq!((division.cache.blocks, division.arena() + division.inputs), (4096 / 16, smallest));
+    fn smallest_sufficient_limit_is_used_completely() {
+        let all = MemoryRequest { kv_cache: KvCacheSize::All, ..request() };
+        let spared = largest_fitting(0, 400 * MIB, |spared| plan(&all, 400 * MIB - spared).is_ok());
+        let smallest = 400 * MIB - spared.expect("400 MiB are sufficient");
+        let fitting = plan(&all, smallest).expect("it fits");
+        assert_eq!((fitting.cache.blocks, fitting.arena() + fitting.inputs), (4096 / 16, smallest));
         let needed = 4096 / 16 * BLOCK;
-        let shortage = Shortage::Sequence { max_model_len: 4096, needed, has: needed - 1 };
-        assert_eq!(divided(&tight, smallest - 1), Err(shortage));
-        assert!(matches!(divided(&tight, MIB), Err(Shortage::Model { limit: MIB, .. })));
+        let error = InsufficientMemory::Sequence { max_model_len: 4096, needed, size: needed - 1 };
+        assert_eq!(plan(&all, smallest - 1), Err(error));
+        assert!(matches!(plan(&all, MIB), Err(InsufficientMemory::Model { limit: MIB, .. })));
     }
 
     #[test]
-    fn what_is_asked_for_beyond_what_is_left_is_refused() {
+    fn requested_bytes_beyond_the_remaining_memory_are_an_error() {
         let limit = 400 * MIB;
-        let (left, asked) = (left(limit), left(limit) + 1);
-        let host_share = HostShare::Bytes(asked);
-        let shortage = Shortage::HostCache { asked, left };
-        assert_eq!(divided(&Demand { host_share, ..demand() }, limit), Err(shortage));
-        for (kv_share, host_share, with_host) in [
-            (asked, HostShare::Bytes(0), ""),
-            (left / 2 + 1, HostShare::Mirror, "and as much for the host tier "),
+        let (remaining, requested) = (remaining(limit), remaining(limit) + 1);
+        let host_cache = HostCacheSize::Bytes(requested);
+        let error = InsufficientMemory::HostCache { requested, remaining };
+        assert_eq!(plan(&MemoryRequest { host_cache, ..request() }, limit), Err(error));
+        for (requested, host_cache, with_host) in [
+            (requested, HostCacheSize::Bytes(0), ""),
+            (remaining / 2 + 1, HostCacheSize::SameAsDevice, "with a host tier of the same size "),
         ] {
-            let shortage = Shortage::KvCache { asked: kv_share, with_host, left };
-            let kv_share = KvShare::Bytes(kv_share);
-            assert_eq!(divided(&Demand { kv_share, host_share, ..demand() }, limit), Err(shortage));
+            let error = InsufficientMemory::KvCache { requested, with_host, remaining };
+            let kv_cache = KvCacheSize::Bytes(requested);
+            assert_eq!(plan(&MemoryRequest { kv_cache, host_cache, ..request() }, limit), Err(error));
         }
     }
 
     #[test]
-    fn the_largest_that_fits_is_found_at_every_edge() {
+    fn largest_fitting_number_is_found_at_every_limit() {
         for edge in 3..=20 {
-            assert_eq!(largest(3, 20, |value| value <= edge), Some(edge));
+            assert_eq!(largest_fitting(3, 20, |value| value <= edge), Some(edge));
         }
-        assert_eq!(largest(3, 20, |_| false), None);
-        assert_eq!(largest(4, 3, |_| true), None);
-        assert_eq!(largest(0, u64::MAX, |_| true), Some(u64::MAX));
+        assert_eq!(largest_fitting(3, 20, |_| false), None);
+        assert_eq!(largest_fitting(4, 3, |_| true), None);
+        assert_eq!(largest_fitting(0, u64::MAX, |_| true), Some(u64::MAX));
+    }
+
+    #[test]
+    fn limit_is_a_share_of_the_available_memory_without_the_leftover() {
+        let budget = |memory_ratio, leftover, available| {
+            let config = EngineConfig {
+                memory_ratio,
+                memory_leftover_bytes: Some(leftover),
+                ..EngineConfig::default()
+            };
+            MemoryBudget::new(&config, available)
+        };
+        assert_eq!(budget(Some(0.5), 200, 1000), Ok(MemoryBudget { usable: 800, limit: 400 }));
+        assert_eq!(budget(None, 0, 1000).expect("a limit").limit, 900);
+        assert_eq!(budget(Some(1.0), 1, u64::MAX).expect("a limit").limit, u64::MAX - 1);
+        assert_eq!(
+            budget(None, 5 << 20, 5 << 20).expect_err("nothing is left").to_string(),
+            "BFC_LEFTOVER_MB=5 is not allowed: it must be less than the 5 MiB that are available"
+        );
+    }
+
+    #[test]
+    fn sizes_in_messages_have_a_unit() {
+        let sizes = [999, 1536, 513 << 20, (9 << 30) - 1, 20 << 30, (20 << 30) + (1 << 29)];
+        let texts = ["999 bytes", "2 KiB", "513 MiB", "9216 MiB", "20.0 GiB", "20.5 GiB"];
+        assert_eq!(sizes.map(display_bytes), texts);
     }
 }

@@ -35,7 +35,8 @@ pub(crate) struct Runner<B: Backend> {
     masks: MaskThreads,
     /// The buffers of finished steps.
     spare_flights: Vec<Flight<B>>,
-    /// See [`crate::Options::failing_token`].
+    /// See [`crate::EngineConfig::failing_token`].
+    #[cfg(feature = "testing")]
     pub(crate) failing_token: Option<u32>,
 }
 
@@ -86,6 +87,7 @@ impl<B: Backend> Runner<B> {
             slots: (0..spec.sequences).map(|_| Slot::default()).collect(),
             spare_flights: vec![Flight::with_room(spec.tokens)],
             spec: *spec,
+            #[cfg(feature = "testing")]
             failing_token: None,
             backend,
             decoder,
@@ -156,6 +158,7 @@ impl<B: Backend> Runner<B> {
         flight.is_sampled = false;
         inputs::build(&self.decoder, plan, self.spec.block_size, &mut self.inputs);
         flight.rows.find(plan, &self.slots, &mut self.inputs.output_rows);
+        #[cfg(feature = "testing")]
         if let Some(token) = self.failing_token {
             self.fail_on(token, plan);
         }
@@ -207,6 +210,7 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Panics if a row of the plan computes `token`.
+    #[cfg(feature = "testing")]
     fn fail_on(&self, token: u32, plan: &StepPlan) {
         let follows = |slot: u32| self.slots[slot as usize].last_token() == Some(token);
         let follows = plan.rows.iter().any(|row| row.follows_sample && follows(row.slot));
@@ -313,6 +317,7 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Logits of every row of `tokens` as one sequence, computed in chunks of `chunk`, row after row: for tests.
+    #[cfg(feature = "testing")]
     pub(crate) fn logits(&mut self, tokens: &[u32], chunk: usize) -> Result<Vec<f32>, DeviceError> {
         let vocabulary = self.spec.vocabulary;
         let mut logits = vec![0.0; tokens.len() * vocabulary];

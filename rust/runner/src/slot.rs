@@ -82,6 +82,7 @@ impl Slot {
     }
 
     /// The token that came last, if one did since the sequence was admitted.
+    #[cfg(feature = "testing")]
     pub fn last_token(&self) -> Option<u32> {
         self.last_token
     }

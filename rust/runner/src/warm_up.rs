@@ -1,9 +1,9 @@
-//! The warm-up: the largest steps that were promised, before anybody waits for one. What cannot be had fails here.
+//! The warm-up runs the largest steps before the first request, so that missing memory is an error at load time.
 //!
-//! All layers share one workspace, so a step goes through one of them, and the head and sampling; that uses all the memory
-//! of the whole step in a fraction of its time. Three steps are the largest, each in its way: the one with the most rows,
-//! one row alone at the end of the longest context, whose attention is spread over the threads, and one that tells
-//! something of all its rows, of which only as many go through the head as do at a time.
+//! All layers share one workspace, so a step runs through one layer, the output head and sampling; that uses all the memory of
+//! the whole step in a fraction of its time. Three steps are the largest, each in its way: the one with the most rows; a single
+//! row at the end of the longest context, whose attention is divided among the threads; and one with outputs for all its rows,
+//! which go through the output head in tiles.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,30 +16,30 @@ use penstock_types::{BlockCopy, BlockId, HostBlockId, RequestedOutputs, Sampling
 use crate::HostTierInfo;
 use crate::runner::{Depth, Runner};
 
-/// Blocks that are copied to see how long that takes.
+/// The number of blocks copied to measure the host tier.
 const COPIES: usize = 8;
-/// How often a run is timed at most, and for how long together before no further run begins.
+/// The most timings of a run, and the total time after which no further timing starts.
 const TIMINGS: usize = 5;
 const TIMING_BUDGET: Duration = Duration::from_millis(200);
 
-/// What was learnt.
+/// The results of the warm-up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WarmUp {
     pub seconds: f64,
     pub host_tier: Option<HostTierInfo>,
 }
 
-/// What a step tells.
+/// The outputs of a step.
 #[derive(Clone, Copy, PartialEq)]
-enum Wanted {
-    Nothing,
+enum StepKind {
+    NoOutput,
     NextToken,
-    /// Of every position of the prompt.
-    Prompt,
+    /// Log probabilities of every position of the prompt.
+    PromptLogprobs,
 }
 
 impl<B: Backend> Runner<B> {
-    /// Runs the largest steps, and weighs the host tier's copies against computing again.
+    /// Runs the largest steps, and compares the host tier's copies with computing.
     pub(crate) fn warm_up(
         &mut self,
         cache: &CacheSpec,
@@ -47,7 +47,7 @@ impl<B: Backend> Runner<B> {
     ) -> Result<WarmUp, DeviceError> {
         let start = Instant::now();
         let spec = *self.spec();
-        // The first sequence has a chunk of a prompt; the others, a row each, are where the longest ones end.
+        // The first sequence has a prompt chunk; the others have one row each, at the end of the longest context.
         let mut widest = Vec::with_capacity(spec.sequences);
         let mut rows = spec.tokens;
         for others in (0..spec.sequences).rev() {
@@ -56,21 +56,21 @@ impl<B: Backend> Runner<B> {
             let first = if widest.is_empty() { 0 } else { spec.positions - num_tokens };
             widest.push((first, num_tokens));
         }
-        self.run_through(1, &widest, Wanted::NextToken)?;
-        self.run_through(1, &[(spec.positions - 1, 1)], Wanted::NextToken)?;
-        self.run_through(1, &[(0, spec.tokens.min(spec.positions))], Wanted::Prompt)?;
-        let weighed = (cache.host_blocks > 0).then(|| self.weigh_host_tier(cache)).transpose()?;
-        let host_tier = weighed.map(|costs| costs.judged(has_prefix_cache));
+        self.run_through(1, &widest, StepKind::NextToken)?;
+        self.run_through(1, &[(spec.positions - 1, 1)], StepKind::NextToken)?;
+        self.run_through(1, &[(0, spec.tokens.min(spec.positions))], StepKind::PromptLogprobs)?;
+        let costs = (cache.host_blocks > 0).then(|| self.benchmark_host_tier(cache)).transpose()?;
+        let host_tier = costs.map(|costs| costs.decide(has_prefix_cache));
         Ok(WarmUp { seconds: start.elapsed().as_secs_f64(), host_tier })
     }
 
-    /// A step of a few layers: for each sequence the position of its first row, and how many rows it has. All lie in the same
-    /// blocks, because there need not be as many as that; what is in them afterwards nobody reads.
+    /// Runs a step through a few layers, with the position of the first row and the number of rows of each sequence. All
+    /// sequences use the same blocks, because there may be too few for all; their content is not read afterwards.
     fn run_through(
         &mut self,
         num_layers: usize,
         sequences: &[(usize, usize)],
-        wanted: Wanted,
+        kind: StepKind,
     ) -> Result<(), DeviceError> {
         let spec = *self.spec();
         let mut plan = StepPlan::default();
@@ -92,8 +92,8 @@ impl<B: Backend> Runner<B> {
                 follows_sample: false,
                 blocks: first_block as u32..plan.blocks.len() as u32,
                 num_drafts: 0,
-                prompt_outputs: if wanted == Wanted::Prompt { 0..*num_tokens as u32 } else { 0..0 },
-                sample: (wanted == Wanted::NextToken).then_some(Sample { index: 0 }),
+                prompt_outputs: if kind == StepKind::PromptLogprobs { 0..*num_tokens as u32 } else { 0..0 },
+                sample: (kind == StepKind::NextToken).then_some(Sample { index: 0 }),
             });
             plan.new_sequences.push(NewSequence {
                 slot: slot as u32,
@@ -112,26 +112,26 @@ impl<B: Backend> Runner<B> {
         self.synchronize()
     }
 
-    fn weigh_host_tier(&mut self, cache: &CacheSpec) -> Result<Costs, DeviceError> {
+    fn benchmark_host_tier(&mut self, cache: &CacheSpec) -> Result<Costs, DeviceError> {
         let copies = COPIES.min(cache.blocks).min(cache.host_blocks) as u32;
         let saves =
             || (0..copies).map(|block| BlockCopy::Save { from: BlockId(block), to: HostBlockId(block) });
         let loads =
             || (0..copies).map(|block| BlockCopy::Load { from: HostBlockId(block), to: BlockId(block) });
-        self.copy(&mut saves().chain(loads()))?; // the system gives the pages
+        self.copy(&mut saves().chain(loads()))?; // so that the system provides the pages
         let save = quickest(|| seconds(|| self.copy_and_wait(&mut saves())))? / f64::from(copies);
         let load = quickest(|| seconds(|| self.copy_and_wait(&mut loads())))? / f64::from(copies);
         let chunk = self.spec().tokens.min(self.spec().positions);
-        // A chunk in the middle of a prompt samples nothing, and its last layer ends with its keys and values: so does the
-        // only layer of the one, and the other has a whole layer more.
-        let last_layer = quickest(|| seconds(|| self.run_through(1, &[(0, chunk)], Wanted::Nothing)))?;
-        let two_layers = quickest(|| seconds(|| self.run_through(2, &[(0, chunk)], Wanted::Nothing)))?;
+        // Without an output, the last layer ends after writing its keys and values. So the first run is only that part of a
+        // layer, and the second has one whole layer more.
+        let last_layer = quickest(|| seconds(|| self.run_through(1, &[(0, chunk)], StepKind::NoOutput)))?;
+        let two_layers = quickest(|| seconds(|| self.run_through(2, &[(0, chunk)], StepKind::NoOutput)))?;
         let share = cache.block_size as f64 / chunk as f64;
         Ok(Costs { save, load, recompute: share * all_layers(cache.layers, last_layer, two_layers) })
     }
 }
 
-/// Seconds per block, of all layers.
+/// Seconds per block of all layers.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     save: f64,
@@ -140,28 +140,27 @@ struct Costs {
 }
 
 impl Costs {
-    /// Prefixes are kept in the host tier where there are any and loading them is quicker than computing them again.
-    fn judged(self, has_prefix_cache: bool) -> HostTierInfo {
+    /// The host tier keeps prefixes if there is a prefix cache and loading is faster than computing.
+    fn decide(self, has_prefix_cache: bool) -> HostTierInfo {
         let Self { save, load, recompute } = self;
-        let pays = load < recompute;
-        if has_prefix_cache && !pays {
+        let is_faster = load < recompute;
+        if has_prefix_cache && !is_faster {
             log::warn!(
-                "the host tier keeps no prefixes: loading a block from it takes {:.1} us, computing it again {:.1} us",
+                "the host tier does not keep prefixes: loading a block takes {:.1} us, computing it {:.1} us",
                 load * 1e6,
                 recompute * 1e6
             );
         }
-        HostTierInfo { save, load, recompute, keeps_prefixes: has_prefix_cache && pays }
+        HostTierInfo { save, load, recompute, keeps_prefixes: has_prefix_cache && is_faster }
     }
 }
 
-/// The time through all layers: those before the last are whole, and never cost less than nothing, whatever was measured.
+/// The time of all layers: the last one is partial, the others are whole. A negative difference of the timings counts as 0.
 fn all_layers(layers: usize, last_layer: f64, two_layers: f64) -> f64 {
     last_layer + layers.saturating_sub(1) as f64 * (two_layers - last_layer).max(0.0)
 }
 
-/// The least of a few timings, for a time slice that others took is no cost of ours. Long runs, of which a slice is a small
-/// part, are timed less often.
+/// The minimum of several timings, which excludes time slices of other processes. Long runs are timed less often.
 fn quickest(mut timing: impl FnMut() -> Result<f64, DeviceError>) -> Result<f64, DeviceError> {
     let (mut least, mut sum) = (f64::INFINITY, 0.0);
     for _ in 0..TIMINGS {
@@ -184,7 +183,7 @@ fn seconds(run: impl FnOnce() -> Result<(), DeviceError>) -> Result<f64, DeviceE
 mod tests {
     use super::*;
 
-    /// The least of `timings`, and how many were taken.
+    /// The minimum of `timings`, and the number of timings that were used.
     fn quickest_of(timings: &[f64]) -> (f64, usize) {
         let mut taken = 0;
         let next = || {
@@ -195,26 +194,26 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_time_slice_is_no_cost_and_long_runs_are_timed_once() {
+    fn quickest_excludes_lost_time_slices_and_times_long_runs_once() {
         assert_eq!(quickest_of(&[0.030, 0.002, 0.004, 0.001, 0.003, 0.0]), (0.001, 5));
         assert_eq!(quickest_of(&[0.080, 0.090, 0.100, 0.0]), (0.080, 3));
         assert_eq!(quickest_of(&[2.0, 0.0]), (2.0, 1));
     }
 
     #[test]
-    fn computing_again_costs_its_layers_and_never_less_than_one() {
+    fn recompute_time_has_at_least_the_last_layer() {
         assert_eq!(all_layers(4, 1.0, 3.0), 7.0);
         assert_eq!(all_layers(1, 1.0, 1.5), 1.0);
         assert_eq!(all_layers(4, 1.0, 0.9), 1.0);
     }
 
     #[test]
-    fn prefixes_are_kept_where_there_are_any_and_loading_is_quicker() {
+    fn prefixes_are_kept_if_there_is_a_cache_and_loading_is_faster() {
         let kept = |load, recompute, has_prefix_cache| {
-            Costs { save: 9.0, load, recompute }.judged(has_prefix_cache).keeps_prefixes
+            Costs { save: 9.0, load, recompute }.decide(has_prefix_cache).keeps_prefixes
         };
         assert!(kept(1.0, 2.0, true));
         assert!(!kept(2.0, 2.0, true) && !kept(3.0, 2.0, true));
-        assert!(!kept(1.0, 2.0, false), "there are none");
+        assert!(!kept(1.0, 2.0, false), "no prefix cache");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 
 use common::{LONGEST, TinyModel, request, run};
 use penstock_engine::Port;
-use penstock_runner::{MemoryInfo, Options};
+use penstock_runner::{EngineConfig, MemoryInfo};
 
 struct Counting;
 
@@ -41,11 +41,11 @@ const SLACK: isize = 1 << 10;
 #[test]
 fn a_thousand_requests_at_the_limits_take_no_memory_that_the_warm_up_did_not() {
     let model = TinyModel::write();
-    let options = Options {
+    let options = EngineConfig {
         threads: Some(2),
         max_num_seqs: Some(STREAMS),
         max_num_batched_tokens: Some(64),
-        ..Options::default()
+        ..EngineConfig::default()
     };
     let (engine, info) = model.launch(&options).unwrap();
     // The arena is full, to the byte, so whatever wanted more of it would fail.

@@ -30,7 +30,9 @@ pub use cache::CpuCache;
 use cache::{CacheShape, kv_layout};
 pub use penstock_kernels::IsaError;
 pub use rope::CpuRope;
-pub use sampling::{CpuSlots, probabilities_for_testing};
+pub use sampling::CpuSlots;
+#[cfg(feature = "testing")]
+pub use sampling::probabilities_for_testing;
 
 /// Positions for which splits of a long sequence's attention can be computed in parallel.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;

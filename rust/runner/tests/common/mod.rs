@@ -1,6 +1,6 @@
-//! A tiny Llama with random weights in a directory that goes away, and requests to it.
+//! A tiny Llama with random weights in a temporary directory, and requests to it.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, reason = "each test binary uses only a part")]
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_checkpoint::Checkpoint;
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Limits, Port, Request};
-use penstock_runner::{BareRunner, LaunchError, ModelInfo, Options};
+use penstock_runner::{BareRunner, EngineConfig, LaunchError, ModelInfo};
 use penstock_types::Sampling;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ const WIDE: usize = 96;
 const KV: usize = 32;
 pub const LONGEST: usize = 256;
 
-/// The model's directory, removed with everything in it.
+/// The model's directory, removed on drop.
 pub struct TinyModel(PathBuf);
 
 impl TinyModel {
@@ -42,13 +42,13 @@ impl TinyModel {
         &self.0
     }
 
-    pub fn open(&self, options: &Options) -> Result<(BareRunner, Limits), LaunchError> {
-        BareRunner::open(&Checkpoint::open(&self.0).unwrap(), options)
+    pub fn open(&self, config: &EngineConfig) -> Result<(BareRunner, Limits), LaunchError> {
+        BareRunner::open(&Checkpoint::open(&self.0).unwrap(), config)
     }
 
-    pub fn launch(&self, options: &Options) -> Result<(Engine, ModelInfo), LaunchError> {
+    pub fn launch(&self, config: &EngineConfig) -> Result<(Engine, ModelInfo), LaunchError> {
         let checkpoint = Checkpoint::open(&self.0).unwrap();
-        penstock_runner::launch(&checkpoint, options, &mut |_, _| ControlFlow::Continue(()))
+        penstock_runner::launch(&checkpoint, config, &mut |_, _| ControlFlow::Continue(()))
     }
 }
 
@@ -98,7 +98,7 @@ fn safetensors() -> Vec<u8> {
     bytes
 }
 
-/// A sampled request with a prompt of `num_prompt` tokens of its own.
+/// A sampled request with a prompt of `num_prompt` tokens that depends on `number`.
 pub fn request(number: usize, num_prompt: usize, max_tokens: usize) -> Request {
     let token = |index: usize| (number * 7919 + index * 104_729) % VOCABULARY;
     let prompt: Vec<u32> = (0..num_prompt).map(|index| token(index) as u32).collect();
@@ -106,7 +106,7 @@ pub fn request(number: usize, num_prompt: usize, max_tokens: usize) -> Request {
     Request::new(prompt, max_tokens, sampling)
 }
 
-/// Runs requests together to their ends; each must end by its length. Returns the tokens.
+/// Runs requests concurrently; each must finish by its length. Returns the number of tokens.
 pub fn run(engine: &Engine, port: &Port, requests: impl Iterator<Item = Request>) -> usize {
     let mut consumers: Vec<Consumer> =
         requests.map(|request| engine.start_request(request, port).unwrap()).collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_engine::Request;
-use penstock_runner::Options;
+use penstock_runner::EngineConfig;
 
 use crate::common::{VOCABULARY, request};
 use crate::rules::{Thirds, Trouble, with_everything};
@@ -52,11 +52,11 @@ fn drafts_change_nothing_within_a_grammar() {
 #[test]
 fn rows_of_drafts_can_lie_across_tiles_beside_each_other() {
     // Tiles of 32 rows, and four rows of eleven drafts and one.
-    let options = Options {
+    let options = EngineConfig {
         threads: Some(2),
         max_num_seqs: Some(4),
         max_num_batched_tokens: Some(100),
-        ..Options::default()
+        ..EngineConfig::default()
     };
     let mut steps = Steps::new(&options);
     let requests = || {

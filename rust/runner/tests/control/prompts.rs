@@ -2,7 +2,7 @@
 
 use penstock_checkpoint::Checkpoint;
 use penstock_engine::{PromptPosition, Request};
-use penstock_runner::Options;
+use penstock_runner::EngineConfig;
 use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::common::{TinyModel, VOCABULARY, request};
@@ -20,7 +20,7 @@ const ALL: RequestedOutputs = RequestedOutputs {
 fn logits(tokens: &[u32]) -> Vec<Vec<f32>> {
     let model = TinyModel::write();
     let checkpoint = Checkpoint::open(model.path()).unwrap();
-    let logits = penstock_runner::logits(&checkpoint, tokens, &Options::default(), 50).unwrap();
+    let logits = penstock_runner::logits(&checkpoint, tokens, &EngineConfig::default(), 50).unwrap();
     logits.chunks(VOCABULARY).map(<[f32]>::to_vec).collect()
 }
 
@@ -109,6 +109,6 @@ fn a_model_that_is_loaded_for_its_logits_alone_has_them_in_any_chunks() {
     let model = TinyModel::write();
     let checkpoint = Checkpoint::open(model.path()).unwrap();
     let in_chunks =
-        |chunk| penstock_runner::logits(&checkpoint, &prompt, &Options::default(), chunk).unwrap();
+        |chunk| penstock_runner::logits(&checkpoint, &prompt, &EngineConfig::default(), chunk).unwrap();
     assert_eq!(in_chunks(90), in_chunks(8));
 }

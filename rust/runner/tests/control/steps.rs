@@ -6,7 +6,7 @@ use std::sync::Arc;
 use penstock_engine::{
     Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepOutput, StepPlan, Token,
 };
-use penstock_runner::{BareRunner, Options};
+use penstock_runner::{BareRunner, EngineConfig};
 use penstock_types::{BlockCopy, BlockId, HostBlockId};
 
 use crate::common::{LONGEST, TinyModel};
@@ -63,14 +63,14 @@ pub struct Steps {
 }
 
 impl Steps {
-    pub fn new(options: &Options) -> Self {
+    pub fn new(options: &EngineConfig) -> Self {
         let (runner, limits) = TinyModel::write().open(options).unwrap();
         Self { runner, limits, vacated: vec![] }
     }
 
     /// A model with four places, whose logits are there for 32 rows at a time.
     pub fn of_four() -> Self {
-        Self::new(&Options { threads: Some(2), max_num_seqs: Some(4), ..Options::default() })
+        Self::new(&EngineConfig { threads: Some(2), max_num_seqs: Some(4), ..EngineConfig::default() })
     }
 
     /// One step, in which each sequence has at most one row.

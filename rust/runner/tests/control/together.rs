@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, PromptPosition, Request, Token};
-use penstock_runner::Options;
+use penstock_runner::EngineConfig;
 use penstock_types::{OutputScope, RequestedOutputs, Sampling};
 
 use crate::common::{TinyModel, request};
@@ -86,13 +86,13 @@ fn run(engine: &Engine, requests: Vec<Request>) -> Vec<String> {
 }
 
 fn engine(num_speculative_tokens: usize) -> Engine {
-    let options = Options {
+    let options = EngineConfig {
         threads: Some(2),
         max_num_seqs: Some(32),
         max_num_batched_tokens: Some(100),
         prefix_cache_ttl: Some(Duration::from_secs(300)),
-        num_speculative_tokens,
-        ..Options::default()
+        num_speculative_tokens: (num_speculative_tokens > 0).then_some(num_speculative_tokens),
+        ..EngineConfig::default()
     };
     TinyModel::write().launch(&options).unwrap().0
 }

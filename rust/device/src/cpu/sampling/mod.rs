@@ -181,6 +181,7 @@ fn most_likely(kernels: Kernels, scores: &[f32]) -> Option<u32> {
 }
 
 /// The probability of each id, 0 for masked and filtered ids.
+#[cfg(any(test, feature = "testing"))]
 fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f32> {
     let kernels = Kernels::best();
     let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
@@ -201,6 +202,7 @@ fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f32> {
 
 /// The probabilities from which the next token of a slot with `params` is sampled, 0 for masked and filtered ids, as
 /// [`crate::Backend::sample`] computes them on this backend. Needs no device. For tests.
+#[cfg(feature = "testing")]
 pub fn probabilities_for_testing(
     logits: &[f32],
     params: &crate::SlotParams<'_>,

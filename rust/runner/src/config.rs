@@ -1,0 +1,220 @@
+//! The requested configuration of an engine: its fields, their defaults, and the checks that do not need the model.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use penstock_engine::PreemptionMode;
+use penstock_engine::limits::MAX_SPECULATIVE_TOKENS;
+use penstock_types::{Dtype, FieldError, KvDtype};
+
+/// The default of `prefix_cache_ttl`.
+pub const DEFAULT_PREFIX_CACHE_TTL: Duration = Duration::from_secs(300);
+/// The default of `num_speculative_tokens` with speculation.
+pub const DEFAULT_SPECULATIVE_TOKENS: usize = 8;
+const DEFAULT_MAX_NUM_SEQS: usize = 64;
+const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
+const DEFAULT_MAX_WAITING: usize = 1024;
+const DEFAULT_MEMORY_RATIO: f64 = 0.9;
+pub(crate) const BLOCK_SIZES: [usize; 4] = [16, 32, 64, 128];
+const MAX_THREADS: usize = 1024;
+const MAX_NUM_SEQS: usize = 1 << 16;
+const MAX_NUM_BATCHED_TOKENS: usize = 1 << 20;
+const MAX_PREFIX_CACHE_TTL: Duration = Duration::from_secs(1_000_000_000);
+/// Positions are 32-bit integers.
+pub(crate) const MAX_POSITIONS: usize = i32::MAX as usize;
+const MAX_BYTES: u64 = i64::MAX as u64;
+
+/// The requested configuration of an engine; `None` selects the default.
+#[derive(Clone, Debug, Default)]
+pub struct EngineConfig {
+    /// Compute threads; by default the number of CPUs available to the process.
+    pub threads: Option<usize>,
+    /// Type of the weights; by default that of the checkpoint, float32 for GGUF files.
+    pub dtype: Option<Dtype>,
+    /// Type of the KV cache; by default that of the weights.
+    pub kv_cache_dtype: Option<KvDtype>,
+    /// Maximum sequence length; by default the model's, or the longest that fits the KV cache.
+    pub max_model_len: Option<usize>,
+    /// Maximum number of sequences in a step, at most `max_num_batched_tokens`; by default 64.
+    pub max_num_seqs: Option<usize>,
+    /// Token budget of a step; by default 512.
+    pub max_num_batched_tokens: Option<usize>,
+    /// Maximum number of waiting requests; by default 1024.
+    pub max_waiting: Option<usize>,
+    /// Tokens per KV block: 16, 32, 64 or 128; by default 16.
+    pub block_size: Option<usize>,
+    /// Share of the available memory that the engine may take, above 0 and at most 1; by default 0.9. If set, the KV cache
+    /// takes all that weights and workspace leave of it, otherwise a quarter.
+    pub memory_ratio: Option<f64>,
+    /// Bytes of the available memory that are not counted in the share; by default 0.
+    pub memory_leftover_bytes: Option<u64>,
+    /// Size of the KV cache; by default see `memory_ratio`. It is never larger than `max_num_seqs` sequences of
+    /// `max_model_len` tokens need, or twice that with a prefix cache.
+    pub kv_cache_bytes: Option<u64>,
+    /// Time for which unused blocks stay in the prefix cache; `None` for no prefix cache.
+    pub prefix_cache_ttl: Option<Duration>,
+    pub preemption_mode: PreemptionMode,
+    /// Size of the host tier, for the prefix cache or for swapping; by default the size of the KV cache with
+    /// `PreemptionMode::Swap`, otherwise 0.
+    pub host_cache_bytes: Option<u64>,
+    /// Maximum number of draft tokens that a step verifies for a sequence; `None` for no speculation.
+    pub num_speculative_tokens: Option<usize>,
+    /// A step that computes this token fails.
+    #[cfg(feature = "testing")]
+    pub failing_token: Option<u32>,
+}
+
+impl EngineConfig {
+    /// Checks the fields as far as they do not depend on the model.
+    pub fn check(&self) -> Result<(), FieldError> {
+        check_threads("threads", self.threads)?;
+        let block_size = self.block_size();
+        if !BLOCK_SIZES.contains(&block_size) {
+            return Err(FieldError::new("block_size", block_size, "16, 32, 64 or 128"));
+        }
+        let num_tokens = self.max_num_batched_tokens();
+        if !(block_size..=MAX_NUM_BATCHED_TOKENS).contains(&num_tokens) {
+            let limit = format!("an integer from block_size={block_size} to {MAX_NUM_BATCHED_TOKENS}");
+            return Err(FieldError::new("max_num_batched_tokens", num_tokens, limit));
+        }
+        let most = self.most_sequences();
+        if !(1..=most).contains(&self.max_num_seqs()) {
+            let limit = format!("an integer from 1 to {most} with max_num_batched_tokens={num_tokens}");
+            return Err(FieldError::new("max_num_seqs", self.max_num_seqs(), limit));
+        }
+        check_range("max_model_len", self.max_model_len, 1, MAX_POSITIONS)?;
+        check_range("max_waiting", self.max_waiting, 1, u32::MAX as usize)?;
+        check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)?;
+        check_range("kv_cache_bytes", self.kv_cache_bytes, 1, MAX_BYTES)?;
+        check_memory_ratio("memory_ratio", self.memory_ratio)?;
+        if let Some(ttl) = self.prefix_cache_ttl
+            && (ttl.is_zero() || ttl > MAX_PREFIX_CACHE_TTL)
+        {
+            let limit = format!("above 0 and at most {} seconds", MAX_PREFIX_CACHE_TTL.as_secs());
+            return Err(FieldError::new("prefix_cache_ttl", ttl.as_secs_f64(), limit));
+        }
+        self.check_host_cache()
+    }
+
+    /// A host tier must have a use, and swapping must have a host tier.
+    fn check_host_cache(&self) -> Result<(), FieldError> {
+        check_range("host_cache_bytes", self.host_cache_bytes, 0, MAX_BYTES)?;
+        let is_swapping = self.preemption_mode == PreemptionMode::Swap;
+        let limit = match self.host_cache_bytes {
+            Some(0) if is_swapping => "above 0 if preemption_mode is swap",
+            Some(1..) if !is_swapping && self.prefix_cache_ttl.is_none() => {
+                "0 if prefix_cache is False and preemption_mode is not swap"
+            }
+            _ => return Ok(()),
+        };
+        Err(FieldError::new("host_cache_bytes", self.host_cache_bytes.unwrap_or(0), limit))
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
+    }
+
+    pub(crate) fn block_size(&self) -> usize {
+        self.block_size.unwrap_or(BLOCK_SIZES[0])
+    }
+
+    pub(crate) fn max_num_batched_tokens(&self) -> usize {
+        self.max_num_batched_tokens.unwrap_or(DEFAULT_MAX_NUM_BATCHED_TOKENS)
+    }
+
+    pub(crate) fn max_num_seqs(&self) -> usize {
+        self.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS.min(self.most_sequences()))
+    }
+
+    /// Every running sequence advances in every step, so a step has at least one token for each.
+    fn most_sequences(&self) -> usize {
+        self.max_num_batched_tokens().min(MAX_NUM_SEQS)
+    }
+
+    pub(crate) fn max_waiting(&self) -> usize {
+        self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING)
+    }
+
+    pub(crate) fn memory_ratio(&self) -> f64 {
+        self.memory_ratio.unwrap_or(DEFAULT_MEMORY_RATIO)
+    }
+}
+
+/// Checks that a value is from `least` to `most`, if it is set.
+fn check_range<T: Copy + Display + PartialOrd>(
+    field: &'static str,
+    value: Option<T>,
+    least: T,
+    most: T,
+) -> Result<(), FieldError> {
+    match value {
+        Some(value) if !(least..=most).contains(&value) => {
+            Err(FieldError::new(field, value, format!("an integer from {least} to {most}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn check_threads(field: &'static str, threads: Option<usize>) -> Result<(), FieldError> {
+    check_range(field, threads, 1, MAX_THREADS)
+}
+
+pub(crate) fn check_memory_ratio(field: &'static str, ratio: Option<f64>) -> Result<(), FieldError> {
+    match ratio {
+        // The positive form excludes NaN.
+        Some(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
+            Err(FieldError::new(field, ratio, "a number above 0 and at most 1"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Panics unless `change` makes the default configuration invalid with this message.
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut EngineConfig), message: &str) {
+        let mut config = EngineConfig::default();
+        assert!(config.check().is_ok());
+        change(&mut config);
+        assert_eq!(config.check().expect_err("invalid").to_string(), message);
+    }
+
+    #[test]
+    fn field_out_of_range_error_names_field_value_and_limit() {
+        check(|c| c.block_size = Some(8), "block_size=8 is not allowed: it must be 16, 32, 64 or 128");
+        check(|c| c.threads = Some(0), "threads=0 is not allowed: it must be an integer from 1 to 1024");
+        check(
+            |c| c.max_num_seqs = Some(513),
+            "max_num_seqs=513 is not allowed: it must be an integer from 1 to 512 with max_num_batched_tokens=512",
+        );
+        for ratio in [0.0, -0.5, 1.001, f64::NAN, f64::INFINITY] {
+            let message =
+                format!("memory_ratio={ratio} is not allowed: it must be a number above 0 and at most 1");
+            check(|c| c.memory_ratio = Some(ratio), &message);
+        }
+        for num_tokens in [0, 33] {
+            let message = format!(
+                "num_speculative_tokens={num_tokens} is not allowed: it must be an integer from 1 to 32"
+            );
+            check(|c| c.num_speculative_tokens = Some(num_tokens), &message);
+        }
+        for (ttl, value) in [(Duration::ZERO, "0"), (Duration::from_secs(10_000_000_000), "10000000000")] {
+            let message = format!(
+                "prefix_cache_ttl={value} is not allowed: it must be above 0 and at most 1000000000 seconds"
+            );
+            check(|c| c.prefix_cache_ttl = Some(ttl), &message);
+        }
+        check(
+            |c| (c.preemption_mode, c.host_cache_bytes) = (PreemptionMode::Swap, Some(0)),
+            "host_cache_bytes=0 is not allowed: it must be above 0 if preemption_mode is swap",
+        );
+        check(
+            |c| c.host_cache_bytes = Some(1 << 30),
+            "host_cache_bytes=1073741824 is not allowed: it must be 0 if prefix_cache is False and preemption_mode is \
+             not swap",
+        );
+    }
+}

@@ -1,0 +1,48 @@
+//! The environment variables that set fields of an [`EngineConfig`].
+
+use std::env;
+
+use penstock_types::FieldError;
+
+use crate::EngineConfig;
+use crate::config::{check_memory_ratio, check_threads};
+
+const THREADS: &str = "PENSTOCK_THREADS";
+/// The second name is that of DashInfer.
+const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
+/// DashInfer's name; in mebibytes.
+pub(crate) const MEMORY_LEFTOVER: &str = "BFC_LEFTOVER_MB";
+
+impl EngineConfig {
+    /// Sets the fields that are `None` from the environment.
+    pub fn with_environment(mut self) -> Result<Self, FieldError> {
+        if self.threads.is_none() {
+            self.threads = read(THREADS, "an integer", |text| text.parse().ok())?;
+            check_threads(THREADS, self.threads)?;
+        }
+        // The first variable that is set counts.
+        let variable = MEMORY_RATIO.into_iter().find(|variable| env::var_os(variable).is_some());
+        if let (None, Some(variable)) = (self.memory_ratio, variable) {
+            self.memory_ratio = read(variable, "a number above 0 and at most 1", |text| text.parse().ok())?;
+            check_memory_ratio(variable, self.memory_ratio)?;
+        }
+        if self.memory_leftover_bytes.is_none() {
+            let parse = |text: &str| text.parse::<u64>().ok()?.checked_mul(1 << 20);
+            self.memory_leftover_bytes = read(MEMORY_LEFTOVER, "an integer number of mebibytes", parse)?;
+        }
+        Ok(self)
+    }
+}
+
+/// The parsed value of a variable; `None` if it is not set.
+fn read<T>(
+    variable: &'static str,
+    limit: &str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Option<T>, FieldError> {
+    let Some(value) = env::var_os(variable) else { return Ok(None) };
+    match value.to_str().and_then(parse) {
+        Some(parsed) => Ok(Some(parsed)),
+        None => Err(FieldError::new(variable, format!("{value:?}"), limit)),
+    }
+}

@@ -1,0 +1,56 @@
+//! The properties of an open model.
+
+use penstock_types::{Dtype, KvDtype};
+
+/// The properties of an open model.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// Hugging Face architecture name, such as `LlamaForCausalLM`.
+    pub architecture: String,
+    /// Number of weights; tied weights count once.
+    pub parameters: u64,
+    /// Width of a hidden state.
+    pub hidden_size: usize,
+    pub dtype: Dtype,
+    pub kv_cache_dtype: KvDtype,
+    pub memory: MemoryInfo,
+    /// `None` without a host tier.
+    pub host_tier: Option<HostTierInfo>,
+    pub warm_up_seconds: f64,
+    /// Compute threads.
+    pub threads: usize,
+    /// Instruction set of the kernels, as in `PENSTOCK_ISA`.
+    pub isa: &'static str,
+}
+
+/// The use of the memory in bytes, as planned when the model was opened; nothing grows afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// The most that the engine may take: its share of the memory that was available when the model was opened.
+    pub limit: u64,
+    /// Packed weights.
+    pub weights: u64,
+    /// Activations and scratch buffers of the largest step.
+    pub workspace: u64,
+    /// The input arrays of the largest step. They are not in the arena; everything else is.
+    pub inputs: u64,
+    /// The KV cache. The system provides its pages when they are first written.
+    pub kv_cache: u64,
+    /// The host tier; its pages likewise.
+    pub host_cache: u64,
+    /// The most bytes of the arena in use at once, up to the end of the warm-up.
+    pub peak: u64,
+}
+
+/// The measured costs of the host tier, in seconds per block of all layers, and the resulting decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostTierInfo {
+    /// Copying a block to the host tier.
+    pub save: f64,
+    /// Copying a block back.
+    pub load: f64,
+    /// Computing a block again, at the speed of the largest prompt chunk.
+    pub recompute: f64,
+    /// Whether the host tier keeps prefixes: there is a prefix cache, and loading is faster than computing.
+    pub keeps_prefixes: bool,
+}

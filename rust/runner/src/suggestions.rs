@@ -1,0 +1,109 @@
+//! Suggestions for requests that do not fit the memory. Each is tried before it is made.
+//!
+//! There are three kinds, for the three causes: `max_model_len` if the KV cache is too small for a sequence, `dtype` if the
+//! weights are too large, `memory_ratio` if the device has more memory than the engine may take (also with the default
+//! fraction). The other settings need no suggestion: the error states the bytes that remain for `kv_cache_bytes` and
+//! `host_cache_bytes`, and the size of the workspace, which `max_num_seqs` and `max_num_batched_tokens` determine.
+
+use penstock_device::Backend;
+use penstock_models::ModelConfig;
+use penstock_types::Dtype;
+
+use crate::memory::{KvCacheSize, MemoryBudget, MemoryPlan, MemoryRequest, largest_fitting, share};
+
+/// The settings that would fit, each without any other change, such as `max_model_len=2048`.
+pub(crate) fn suggestions<B: Backend>(
+    backend: &B,
+    model: &ModelConfig,
+    request: &MemoryRequest,
+    budget: MemoryBudget,
+) -> Vec<String> {
+    let fits = |request: MemoryRequest, limit| MemoryPlan::new(backend, model, &request, limit).is_ok();
+    let max_model_len = || {
+        let fits = |len| fits(MemoryRequest { max_model_len: len as usize, ..request.clone() }, budget.limit);
+        largest_fitting(request.block_size as u64, request.max_model_len as u64, fits)
+    };
+    let dtype = || {
+        let fits = |dtype: &&Dtype| fits(MemoryRequest { dtype: **dtype, ..request.clone() }, budget.limit);
+        Dtype::ALL.iter().find(fits)
+    };
+    // The least ratio that fits, in hundredths. With a ratio the KV cache takes all remaining memory.
+    let memory_ratio = || {
+        let kv_cache = match request.kv_cache {
+            KvCacheSize::DefaultFraction => KvCacheSize::All,
+            size => size,
+        };
+        let ratio = |spared: u64| (100 - spared) as f64 / 100.0;
+        let fits = |spared: u64| {
+            fits(MemoryRequest { kv_cache, ..request.clone() }, share(budget.usable, ratio(spared)))
+        };
+        let spared = if budget.limit < budget.usable { largest_fitting(0, 99, fits) } else { None };
+        spared.map(ratio)
+    };
+    let suggestions = [
+        max_model_len().map(|len| format!("max_model_len={len}")),
+        dtype().map(|dtype| format!("dtype={}", dtype.name())),
+        memory_ratio().map(|ratio| format!("memory_ratio={ratio:.2}")),
+    ];
+    suggestions.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::tests::{backend, large_model, request};
+
+    /// The suggestions for a request with a budget.
+    fn suggested(request: &MemoryRequest, budget: MemoryBudget) -> Vec<String> {
+        suggestions(&backend(), &large_model(), request, budget)
+    }
+
+    /// A budget without more memory than its limit.
+    fn all_of(limit: u64) -> MemoryBudget {
+        MemoryBudget { usable: limit, limit }
+    }
+
+    fn fits(request: MemoryRequest, limit: u64) -> bool {
+        MemoryPlan::new(&backend(), &large_model(), &request, limit).is_ok()
+    }
+
+    #[test]
+    fn cache_too_small_for_a_sequence_suggests_a_length_and_a_dtype() {
+        let (all, limit) = (MemoryRequest { kv_cache: KvCacheSize::All, ..request() }, 20 << 20);
+        let suggested = suggested(&all, all_of(limit));
+        let len: usize =
+            suggested[0].strip_prefix("max_model_len=").expect("a length").parse().expect("a number");
+        assert!(fits(MemoryRequest { max_model_len: len, ..all.clone() }, limit));
+        assert!(!fits(MemoryRequest { max_model_len: len + 1, ..all }, limit));
+        assert_eq!(suggested[1..], ["dtype=float16"]);
+    }
+
+    #[test]
+    fn least_memory_ratio_is_suggested_if_there_is_more_memory() {
+        let ratio = |kv_cache, usable, limit| {
+            let all = suggested(&MemoryRequest { kv_cache, ..request() }, MemoryBudget { usable, limit });
+            let ratio = all.iter().find_map(|suggestion| suggestion.strip_prefix("memory_ratio="))?;
+            let ratio: f64 = ratio.parse().expect("a number");
+            let fits = |ratio| {
+                let is_default = kv_cache == KvCacheSize::DefaultFraction;
+                let kv_cache = if is_default { KvCacheSize::All } else { kv_cache };
+                fits(MemoryRequest { kv_cache, ..request() }, share(usable, ratio))
+            };
+            assert!(fits(ratio) && !fits(ratio - 0.01), "{ratio}");
+            Some(ratio)
+        };
+        let (little, much) = (20 << 20, 100 << 20);
+        for kv_cache in [KvCacheSize::All, KvCacheSize::DefaultFraction, KvCacheSize::Bytes(17 << 20)] {
+            assert!(ratio(kv_cache, much, little).is_some(), "{kv_cache:?}");
+            assert_eq!(ratio(kv_cache, little, little), None, "there is no more memory");
+        }
+        assert_eq!(ratio(KvCacheSize::All, little, little / 2), None, "all memory is not sufficient");
+    }
+
+    #[test]
+    fn nothing_is_suggested_if_nothing_fits() {
+        assert_eq!(suggested(&request(), all_of(1 << 20)), [""; 0]);
+        let many_tokens = MemoryRequest { max_num_batched_tokens: 1 << 16, ..request() };
+        assert_eq!(suggested(&many_tokens, all_of(100 << 20)), [""; 0], "the workspace is too large");
+    }
+}

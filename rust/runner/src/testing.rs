@@ -1,0 +1,109 @@
+//! Test hooks, behind the feature `testing`.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use penstock_checkpoint::Checkpoint;
+use penstock_device::{Backend, DeviceError};
+use penstock_engine::request::Request;
+use penstock_engine::{Limits, StepOutput, StepPlan};
+use penstock_models::ModelConfig;
+use penstock_types::FieldError;
+
+use crate::backend::{self, DefaultBackend, DeviceInfo};
+use crate::config::BLOCK_SIZES;
+use crate::launch::{self, default_dtype, mask_threads};
+use crate::memory::{HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
+use crate::resolve::reserve;
+use crate::runner::Runner;
+use crate::slot::{Slot, slot_params};
+use crate::{EngineConfig, LaunchError};
+
+/// A runner on the caller's thread, without an engine.
+pub struct BareRunner<B: Backend = DefaultBackend>(Runner<B>);
+
+impl BareRunner {
+    /// Opens a model as [`crate::launch()`] does.
+    pub fn open(checkpoint: &Checkpoint, config: &EngineConfig) -> Result<(Self, Limits), LaunchError> {
+        config.check()?;
+        let (backend, device) = backend::open(config)?;
+        Self::open_on(backend, device, checkpoint, config)
+    }
+}
+
+impl<B: Backend> BareRunner<B> {
+    /// Opens a model on a backend.
+    pub fn open_on(
+        backend: B,
+        device: DeviceInfo,
+        checkpoint: &Checkpoint,
+        config: &EngineConfig,
+    ) -> Result<(Self, Limits), LaunchError> {
+        let opened =
+            launch::open(backend, device, checkpoint, config, &mut |_, _| ControlFlow::Continue(()))?;
+        Ok((Self(opened.runner), opened.limits))
+    }
+
+    /// Executes a plan and writes its output.
+    pub fn run(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), DeviceError> {
+        let flight = self.0.launch(plan, output, false)?;
+        self.0.finish(flight, plan, output)
+    }
+}
+
+/// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the dtypes and threads of `config`, without
+/// an engine and without sampling.
+pub fn logits(
+    checkpoint: &Checkpoint,
+    tokens: &[u32],
+    config: &EngineConfig,
+    chunk: usize,
+) -> Result<Vec<f32>, LaunchError> {
+    let config = EngineConfig { threads: config.threads.or(Some(1)), ..config.clone() };
+    config.check()?;
+    if chunk == 0 {
+        return Err(FieldError::new("chunk", chunk, "at least 1").into());
+    }
+    let model = ModelConfig::from_json(checkpoint.config())?;
+    if let Some(token) = tokens.iter().find(|token| **token as usize >= model.vocabulary_size) {
+        return Err(FieldError::new("token_ids", token, format!("below {}", model.vocabulary_size)).into());
+    }
+    let (mut backend, _) = backend::open(&config)?;
+    let dtype = config.dtype.unwrap_or_else(|| default_dtype(checkpoint));
+    let mut request = MemoryRequest {
+        dtype,
+        kv_dtype: config.kv_cache_dtype,
+        max_model_len: tokens.len().max(1),
+        max_num_seqs: 1,
+        max_num_batched_tokens: chunk,
+        block_size: BLOCK_SIZES[0],
+        kv_cache: KvCacheSize::All,
+        host_cache: HostCacheSize::Bytes(0),
+        has_prefix_cache: false,
+    };
+    request.kv_cache = KvCacheSize::Bytes(request.least_kv_bytes(&backend, &model));
+    let plan = MemoryPlan::new(&backend, &model, &request, backend.available_memory())
+        .map_err(|error| LaunchError::OutOfMemory(error.to_string()))?;
+    let inputs = reserve(&mut backend, &model, &request, &plan)?;
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let decoder = penstock_models::load(&mut backend, checkpoint, model, dtype, &mut progress)?;
+    let masks = mask_threads(1, 1)?;
+    Ok(Runner::new(backend, decoder, &plan.cache, &plan.step, inputs, masks)?.logits(tokens, chunk)?)
+}
+
+/// The probabilities of the next token of a request with the output `generated` and these logits, 0 for masked and filtered
+/// ids; `mask` is that of its grammar. Everything that sampling does but the random draw.
+pub fn probabilities(
+    request: Request,
+    generated: &[u32],
+    logits: &[f32],
+    mask: Option<&[u32]>,
+) -> Result<Vec<f32>, String> {
+    let request = Arc::new(request);
+    let mut processed = logits.to_vec();
+    let mut slot = Slot::default();
+    slot.admit(&request, generated, logits.len());
+    slot.process(&mut processed)?;
+    let params = slot_params(&request, generated);
+    Ok(penstock_device::probabilities_for_testing(logits, &params, mask, Some(&processed)))
+}

@@ -1,0 +1,80 @@
+"""Test hooks of the extension module: `penstock._core._testing`, which wheels do not have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock import _core
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    import penstock
+
+_hooks: Any = vars(_core)["_testing"]
+
+
+def logits(
+    path: str | os.PathLike[str],
+    token_ids: Sequence[int],
+    *,
+    dtype: str = "float32",
+    kv_cache_dtype: str = "auto",
+    threads: int = 1,
+    chunk: int = 512,
+) -> bytes:
+    """Logits after each token, little-endian float32 of shape `[tokens, vocabulary]`."""
+    options = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "threads": threads, "chunk": chunk}
+    result: bytes = _hooks.logits(path, token_ids, **options)
+    return result
+
+
+def probabilities(
+    logits: bytes,
+    params: penstock.SamplingParams,
+    *,
+    prompt: Sequence[int],
+    generated: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    mask: Sequence[int] | None = None,
+) -> bytes:
+    """Probabilities of the next token, 0 for filtered ids.
+
+    Logits and probabilities are little-endian float32. A bad word is a list of token ids; each word of
+    `mask` covers 32 ids.
+    """
+    result: bytes = _hooks.probabilities(
+        logits,
+        params,
+        prompt=prompt,
+        generated=generated,
+        bad_words=bad_words,
+        mask=mask,
+    )
+    return result
+
+
+def failing_engine(
+    path: str | os.PathLike[str], config: penstock.EngineConfig, failing_token: int
+) -> _core.Engine:
+    """An engine in which every step that computes `failing_token` fails."""
+    engine: _core.Engine = _hooks.failing_engine(path, config, failing_token)
+    return engine
+
+
+def fake_engine(path: str | os.PathLike[str], config: penstock.EngineConfig) -> _core.Engine:
+    """An engine with an executor that does not compute but returns tokens and outputs by simple rules."""
+    engine: _core.Engine = _hooks.fake_engine(path, config)
+    return engine
+
+
+def log_records(level: str, count: int) -> None:
+    """Log `count` records on a thread that is not attached to the interpreter."""
+    _hooks.log_records(level, count)
+
+
+def tensor(path: str | os.PathLike[str], name: str) -> bytes:
+    """A dequantised tensor by its Hugging Face name, little-endian float32."""
+    result: bytes = _hooks.tensor(path, name)
+    return result
