@@ -11,6 +11,7 @@ pub mod backend;
 pub mod bfc;
 mod counts;
 pub mod cpu;
+mod profile;
 mod sample;
 mod step;
 mod timed;
@@ -18,6 +19,7 @@ mod timed;
 pub use backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
 #[cfg(feature = "testing")]
 pub use cpu::probabilities_for_testing;
+pub use profile::{Profile, ProfileRow};
 pub use sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
 pub use step::{EXTRA, FOLLOWS, StepInputs, StepLimits, StepSpec};
-pub use timed::{Profile, ProfileRow, Timed};
+pub use timed::Timed;

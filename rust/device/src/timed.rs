@@ -2,123 +2,15 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use penstock_types::{AttentionParams, AttentionRow, BlockCopy, Dtype, Epilogue, HeadShape};
 
 use crate::backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
+use crate::profile::{FLOAT, Operation, Profile, Work, bytes, floats};
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{StepInputs, StepSpec};
-
-const FLOAT: u64 = size_of::<f32>() as u64;
-
-/// The measured operations, in the order of a step.
-#[derive(Clone, Copy)]
-enum Operation {
-    CopyBlocks,
-    AdmitSlot,
-    Upload,
-    Embed,
-    RmsNorm,
-    Linear,
-    RopeWriteKv,
-    Attention,
-    SiluMul,
-    Gather,
-    Sample,
-    Download,
-}
-
-const NAMES: [&str; 12] = [
-    "copy_blocks",
-    "admit_slot",
-    "upload",
-    "embed",
-    "rms_norm",
-    "linear",
-    "rope_write_kv",
-    "attention",
-    "silu_mul",
-    "gather",
-    "sample",
-    "download",
-];
-
-/// Time and work of each operation since the backend was made. Can be read at any time, from any thread.
-#[derive(Debug, Default)]
-pub struct Profile {
-    counters: [Counter; NAMES.len()],
-}
-
-#[derive(Debug, Default)]
-struct Counter {
-    calls: AtomicU64,
-    nanoseconds: AtomicU64,
-    bytes: AtomicU64,
-    flops: AtomicU64,
-}
-
-/// The totals of one operation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ProfileRow {
-    /// The operation's name.
-    pub operation: &'static str,
-    /// Number of calls.
-    pub calls: u64,
-    /// Time in all calls.
-    pub seconds: f64,
-    /// Bytes of memory that the calls had to read and write.
-    pub bytes: u64,
-    /// Floating-point operations of matrix products and attention; `None` for other operations.
-    pub flops: Option<u64>,
-}
-
-impl Profile {
-    /// The totals of each operation that was called, in the order of a step.
-    pub fn rows(&self) -> Vec<ProfileRow> {
-        let row = |(operation, counter): (&&'static str, &Counter)| ProfileRow {
-            operation,
-            calls: counter.calls.load(Relaxed),
-            seconds: counter.nanoseconds.load(Relaxed) as f64 * 1e-9,
-            bytes: counter.bytes.load(Relaxed),
-            flops: Some(counter.flops.load(Relaxed)).filter(|flops| *flops > 0),
-        };
-        NAMES.iter().zip(&self.counters).map(row).filter(|row| row.calls > 0).collect()
-    }
-
-    /// Sets all totals to zero.
-    pub fn reset(&self) {
-        for Counter { calls, nanoseconds, bytes, flops } in &self.counters {
-            [calls, nanoseconds, bytes, flops].into_iter().for_each(|counter| counter.store(0, Relaxed));
-        }
-    }
-
-    fn add(&self, operation: Operation, started: Instant, work: Work) {
-        let counter = &self.counters[operation as usize];
-        counter.calls.fetch_add(1, Relaxed);
-        let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        counter.nanoseconds.fetch_add(nanoseconds, Relaxed);
-        counter.bytes.fetch_add(work.bytes, Relaxed);
-        counter.flops.fetch_add(work.flops, Relaxed);
-    }
-}
-
-/// The work of one call.
-#[derive(Clone, Copy, Default)]
-struct Work {
-    bytes: u64,
-    flops: u64,
-}
-
-fn bytes(bytes: u64) -> Work {
-    Work { bytes, flops: 0 }
-}
-
-fn floats(count: usize) -> Work {
-    bytes(count as u64 * FLOAT)
-}
 
 /// Measures the operations of a backend, each from its call until its effects are complete. So an asynchronous backend is
 /// slower with it; the results are the same.

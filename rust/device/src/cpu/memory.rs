@@ -1,14 +1,13 @@
-//! How much host memory can still be had.
+//! The host memory that is available.
 
 use std::fs;
 
-use super::groups;
+use super::cgroups;
 
-/// Bytes this process can still take: the least of what the system says is available, what it may still promise where it
-/// promises no more than it has, what control groups leave, and what is left of the address space (`ulimit -v`). Where none
-/// of them says anything, no limit is known.
+/// Bytes available to this process: the lowest of the system's available memory, its commit limit (without overcommit),
+/// the limits of control groups and that of the address space (`ulimit -v`). Without any of them there is no limit.
 pub(super) fn available() -> u64 {
-    let limits = [system_available(), commit_available(), groups::available(), address_space_available()];
+    let limits = [system_available(), commit_available(), cgroups::available(), address_space_available()];
     limits.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
@@ -25,7 +24,7 @@ fn commit_available() -> Option<u64> {
     parse_commit(&policy, &fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// What is left to promise; `None` where the policy is another than 2, never to promise too much.
+/// What is left of the commit limit; `None` unless the overcommit policy is 2 (never).
 fn parse_commit(policy: &str, meminfo: &str) -> Option<u64> {
     if policy.trim() != "2" {
         return None;
@@ -46,7 +45,7 @@ fn address_space_available() -> Option<u64> {
     Some(limit.saturating_sub(used))
 }
 
-/// The soft limit; `None` where it says `unlimited`.
+/// The soft limit; `None` if it is `unlimited`.
 fn parse_address_space(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     line.split_whitespace().next()?.parse().ok()
@@ -57,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_available_memory_is_read_in_bytes() {
+    fn available_memory_is_read_in_bytes() {
         assert_eq!(parse_meminfo("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(2048 * 1024));
         assert_eq!(parse_meminfo("MemTotal: 9 kB\n"), None);
         assert!(available() > 0);
@@ -69,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_still_be_promised_counts_where_no_more_is() {
+    fn commit_limit_counts_without_overcommit() {
         let meminfo = "MemAvailable: 9 kB\nCommitLimit:     100 kB\nCommitted_AS:     30 kB\n";
         assert_eq!(parse_commit("2\n", meminfo), Some(70 * 1024));
         assert_eq!(parse_commit("0\n", meminfo), None);

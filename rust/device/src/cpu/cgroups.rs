@@ -1,17 +1,17 @@
-//! What control groups leave this process: the group it is in and all groups above it have a limit each.
+//! The memory limits of control groups: that of the group of this process and those of all groups above it.
 //!
 //! ```text
 //! /proc/self/cgroup      0::/a/b          version 2   /sys/fs/cgroup/a/b, .../a and the mount itself
 //!                        4:memory:/a/b    version 1   /sys/fs/cgroup/memory/a/b, likewise
 //! ```
 //!
-//! In a container the path may be the host's while the mount is the container's own: files that are not there say nothing,
-//! and those at the mount are its group's.
+//! In a container the path may be the host's while the mount is the container's own: missing files are ignored, and the
+//! files at the mount are those of the container's group.
 
 use std::fs;
 use std::path::Path;
 
-/// Where the groups of a version are, and what their files and the lines of `memory.stat` are called.
+/// The mount point of a version, and the names of its files and of lines in `memory.stat`.
 #[derive(Debug)]
 struct Version {
     mount: &'static str,
@@ -33,26 +33,26 @@ const TWO: Version = Version {
     file_cache: ["inactive_file ", "active_file "],
 };
 
-/// Bytes that the groups leave; `None` where none has a limit.
+/// Bytes available under all limits; `None` if there is no limit.
 pub(super) fn available() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_else(|_| "0::/".to_owned());
-    least(&groups, |file| fs::read_to_string(file).ok())
+    lowest_available(&groups, |file| fs::read_to_string(file).ok())
 }
 
-/// The least that a group of `groups` leaves, its files read by `read`.
-fn least(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
-    let mut left = None;
+/// The lowest number of bytes available in the groups listed in `groups`, whose files `read` reads.
+fn lowest_available(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    let mut available = None;
     for (version, path) in groups.lines().filter_map(parse_group) {
         for group in Path::new(path).ancestors() {
             let directory = Path::new(version.mount).join(group.strip_prefix("/").unwrap_or(group));
-            let here = version.left(|name| read(&directory.join(name)));
-            left = left.into_iter().chain(here).min();
+            let here = version.available(|name| read(&directory.join(name)));
+            available = available.into_iter().chain(here).min();
         }
     }
-    left
+    available
 }
 
-/// The group that limits memory, of a line `number:controllers:path`; version 2 names no controllers.
+/// The memory group of a line `number:controllers:path`; version 2 names no controllers.
 fn parse_group(line: &str) -> Option<(&'static Version, &str)> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -63,11 +63,11 @@ fn parse_group(line: &str) -> Option<(&'static Version, &str)> {
 }
 
 impl Version {
-    /// What the group leaves whose files `read` reads by name.
-    fn left(&self, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
+    /// Bytes available in the group whose files `read` reads by name.
+    fn available(&self, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
         let (limit, used) = (number(self.limit)?, number(self.used)?);
-        // Files that were read count as used until somebody needs the room: the model's own, for a start.
+        // The page cache counts as used though it can be reclaimed; the model's own files are part of it.
         let reclaimable = read("memory.stat").map_or(0, |stat| self.parse_file_cache(&stat));
         Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
     }
@@ -85,16 +85,16 @@ impl Version {
 mod tests {
     use super::*;
 
-    /// The least of `groups`, where these files are all there are.
-    fn least_of(groups: &str, files: &[(&str, &str)]) -> Option<u64> {
-        least(groups, |file| {
+    /// The bytes available in `groups` if only these files exist.
+    fn available_in(groups: &str, files: &[(&str, &str)]) -> Option<u64> {
+        lowest_available(groups, |file| {
             let (_, text) = files.iter().find(|(name, _)| Path::new(name) == file)?;
             Some((*text).to_owned())
         })
     }
 
     #[test]
-    fn the_tightest_of_a_group_and_those_above_it_counts() {
+    fn tightest_limit_of_group_and_parents_counts() {
         let files = [
             ("/sys/fs/cgroup/a/memory.max", "5000\n"),
             ("/sys/fs/cgroup/a/memory.current", "4500\n"),
@@ -104,15 +104,15 @@ mod tests {
             ("/sys/fs/cgroup/a/c/memory.max", "max\n"),
             ("/sys/fs/cgroup/a/c/memory.current", "100\n"),
         ];
-        assert_eq!(least_of("0::/a/b\n", &files), Some(500 + 42));
-        assert_eq!(least_of("0::/a/c\n", &files), Some(542), "its own has no limit");
-        assert_eq!(least_of("0::/\n", &files), None);
-        assert_eq!(least_of("0::/a/b\n", &files[3..]), Some(2900), "no memory.stat");
-        assert_eq!(least_of("", &files), None);
+        assert_eq!(available_in("0::/a/b\n", &files), Some(500 + 42));
+        assert_eq!(available_in("0::/a/c\n", &files), Some(542), "the group itself has no limit");
+        assert_eq!(available_in("0::/\n", &files), None);
+        assert_eq!(available_in("0::/a/b\n", &files[3..]), Some(2900), "no memory.stat");
+        assert_eq!(available_in("", &files), None);
     }
 
     #[test]
-    fn the_first_version_has_names_of_its_own_and_both_may_be_there() {
+    fn both_versions_can_be_mounted() {
         let files = [
             ("/sys/fs/cgroup/memory/job:1/memory.limit_in_bytes", "9000\n"),
             ("/sys/fs/cgroup/memory/job:1/memory.usage_in_bytes", "1000\n"),
@@ -126,11 +126,11 @@ mod tests {
             ("/sys/fs/cgroup/memory.current", "100\n"),
         ];
         let first = "5:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/job:1\n1:name=systemd:/init\n";
-        assert_eq!(least_of(first, &files), Some(8500));
-        assert_eq!(least_of(&format!("{first}0::/job\n"), &files), Some(600));
-        assert_eq!(least_of("4:memory:/docker/of-the-host\n", &files[..3]), None);
+        assert_eq!(available_in(first, &files), Some(8500));
+        assert_eq!(available_in(&format!("{first}0::/job\n"), &files), Some(600));
+        assert_eq!(available_in("4:memory:/docker/of-the-host\n", &files[..3]), None);
         assert_eq!(
-            least_of("4:memory:/docker/of-the-host\n", &files[3..5]),
+            available_in("4:memory:/docker/of-the-host\n", &files[3..5]),
             Some(9223372036854771712 - 12345)
         );
     }

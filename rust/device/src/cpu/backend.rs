@@ -1,0 +1,388 @@
+//! The operations of the CPU backend: each lends the bytes of its buffers from the arena and calls a kernel.
+
+use std::mem::size_of;
+use std::ops::Range;
+use std::task::{Poll, Waker};
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use penstock_kernels::{Matrix, MatrixLayout, Rows, RowsMut};
+use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
+
+use super::buffers::{PAGE, arena, lend};
+use super::cache::{CacheShape, kv_layout};
+use super::{Cpu, CpuBuffer, CpuCache, CpuMatrix, CpuRope, CpuScratch, CpuSlots, memory, rope, sampling};
+use crate::backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
+use crate::bfc::Placement;
+use crate::sample::{Sampled, SamplingBatch, SlotParams};
+use crate::step::{FOLLOWS, StepInputs, StepLimits, StepSpec};
+
+/// The results of a `sample` call.
+pub struct CpuTicket(Vec<Sampled>);
+
+/// Columns of the query, key and value part of a row.
+fn parts(shape: HeadShape) -> [Range<usize>; 3] {
+    let (query, kv) = (shape.query_width(), shape.kv_width());
+    [0..query, query..query + kv, query + kv..query + 2 * kv]
+}
+
+/// Values of a row of the rope table.
+fn rotation_width(spec: &StepSpec) -> usize {
+    spec.heads.head_dim / 2 * 2
+}
+
+impl Backend for Cpu {
+    type Matrix = CpuMatrix;
+    type Vector = CpuBuffer;
+    type Buffer = CpuBuffer;
+    type Scratch = CpuScratch;
+    type Cache = CpuCache;
+    type Rope = CpuRope;
+    type Slots = CpuSlots;
+    type Step<'a> = &'a StepInputs;
+    type Ticket = CpuTicket;
+
+    fn available_memory(&self) -> u64 {
+        memory::available()
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        assert_eq!(self.memory().peak, 0, "memory is reserved after the first allocation; this is a bug");
+        self.arena = arena(PAGE)?; // releases the former reservation first
+        self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        Ok(())
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let stats = self.arena.bfc().stats();
+        MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }
+    }
+
+    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64 {
+        self.granted(MatrixLayout { rows, columns, dtype }.bytes())
+    }
+
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        self.granted(len.saturating_mul(size_of::<f32>()))
+    }
+
+    fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
+        let bytes = |rows: usize| self.buffer_bytes(rows.saturating_mul(rotation_width(spec)));
+        bytes(positions).saturating_add(bytes(spec.tokens))
+    }
+
+    fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
+        let (attention, sampling) = self.scratch_lens(spec);
+        self.buffer_bytes(attention).saturating_add(self.buffer_bytes(sampling))
+    }
+
+    /// Slots are on the host's heap: their size depends on the requests.
+    fn slots_bytes(&self, _: &StepSpec) -> u64 {
+        0
+    }
+
+    fn block_bytes(&self, spec: &CacheSpec) -> u64 {
+        CacheShape::new(spec).block_bytes() as u64
+    }
+
+    fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64 {
+        match blocks {
+            0 => 0,
+            blocks => self.granted(CacheShape::new(spec).block_bytes().saturating_mul(blocks)),
+        }
+    }
+
+    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<CpuMatrix, DeviceError> {
+        let layout = MatrixLayout { rows: source.rows(), columns: source.columns(), dtype };
+        let region = self.region(layout.bytes(), 1, Placement::Low, "weights")?;
+        let [bytes] = lend(&mut self.arena, [&region]);
+        layout.pack(&self.pool, bytes, |rows, out| source.read(rows, out));
+        Ok(CpuMatrix { layout, region })
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<CpuBuffer, DeviceError> {
+        let region = self.region(values.len(), size_of::<f32>(), Placement::Low, "weights")?;
+        let [bytes] = lend(&mut self.arena, [&region]);
+        cast_slice_mut(bytes).copy_from_slice(values);
+        Ok(CpuBuffer(region))
+    }
+
+    fn load_rope(&mut self, table: &dyn RowSource, spec: &StepSpec) -> Result<CpuRope, DeviceError> {
+        let (positions, width) = (table.rows(), rotation_width(spec));
+        assert_eq!(table.columns(), width, "values of a rotation; this is a bug");
+        let mut region = |rows: usize| {
+            self.region(rows.saturating_mul(width), size_of::<f32>(), Placement::High, "workspace")
+        };
+        let rope = CpuRope { table: region(positions)?, step: region(spec.tokens)?, positions, width };
+        let [bytes] = lend(&mut self.arena, [&rope.table]);
+        rope::fill(&self.pool, table, &mut cast_slice_mut(bytes)[..positions * width]);
+        Ok(rope)
+    }
+
+    fn allocate(&mut self, len: usize) -> Result<CpuBuffer, DeviceError> {
+        self.region(len, size_of::<f32>(), Placement::High, "workspace").map(CpuBuffer)
+    }
+
+    fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<CpuScratch, DeviceError> {
+        let (attention, sampling) = self.scratch_lens(spec);
+        Ok(CpuScratch {
+            attention: self.region(attention, size_of::<f32>(), Placement::High, "attention scratch")?,
+            sampling: self.region(sampling, size_of::<f32>(), Placement::High, "sampling scratch")?,
+        })
+    }
+
+    fn allocate_slots(&mut self, spec: &StepSpec) -> Result<CpuSlots, DeviceError> {
+        Ok(CpuSlots::new(spec.sequences, spec.vocabulary))
+    }
+
+    fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<CpuCache, DeviceError> {
+        let shape = CacheShape::new(spec);
+        let mut blocks = |count, name| self.region(count, shape.block_bytes(), Placement::Low, name);
+        let cache = blocks(spec.blocks, "KV cache")?;
+        let host_blocks =
+            (spec.host_blocks > 0).then(|| blocks(spec.host_blocks, "host cache")).transpose()?;
+        Ok(CpuCache { layout: kv_layout(spec), num_blocks: spec.blocks, blocks: cache, host_blocks, shape })
+    }
+
+    fn copy_blocks(
+        &mut self,
+        cache: &mut CpuCache,
+        copies: &mut dyn Iterator<Item = BlockCopy>,
+    ) -> Result<(), DeviceError> {
+        let host = cache.host_blocks.as_ref().expect("copies without a host tier; this is a bug");
+        let [blocks, host] = lend(&mut self.arena, [&cache.blocks, host]);
+        copies.for_each(|copy| cache.shape.copy(blocks, host, copy));
+        Ok(())
+    }
+
+    fn admit_slot(
+        &mut self,
+        slots: &mut CpuSlots,
+        slot: u32,
+        params: &SlotParams<'_>,
+    ) -> Result<(), DeviceError> {
+        slots.admit(slot as usize, params);
+        Ok(())
+    }
+
+    fn free_slot(&mut self, slots: &mut CpuSlots, slot: u32) -> Result<(), DeviceError> {
+        slots.free(slot as usize);
+        Ok(())
+    }
+
+    fn upload<'a>(
+        &mut self,
+        inputs: &'a StepInputs,
+        rope: &mut CpuRope,
+        slots: &CpuSlots,
+        cache: &CpuCache,
+    ) -> Result<&'a StepInputs, DeviceError> {
+        inputs.validate(&StepLimits {
+            vocabulary: slots.vocabulary,
+            slots: slots.len(),
+            rope_positions: rope.positions,
+            head_dim: rope.width,
+            blocks: cache.num_blocks,
+            block_size: cache.layout.block_size,
+        })?;
+        let [table, step] = lend(&mut self.arena, [&rope.table, &rope.step]);
+        rope::gather(inputs, cast_slice(table), cast_slice_mut(step), rope.width);
+        Ok(inputs)
+    }
+
+    fn embed(
+        &mut self,
+        step: &StepInputs,
+        slots: &CpuSlots,
+        table: &CpuMatrix,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        let [bytes, out] = lend(&mut self.arena, [&table.region, &out.0]);
+        let table = Matrix { layout: table.layout, bytes };
+        for (token, row) in step.tokens.iter().zip(cast_slice_mut(out).chunks_exact_mut(table.layout.columns))
+        {
+            let token = match token & FOLLOWS {
+                0 => *token,
+                _ => slots.last_token((token ^ FOLLOWS) as usize),
+            };
+            table.read_row(token as usize, row);
+        }
+        Ok(())
+    }
+
+    fn rms_norm(
+        &mut self,
+        rows: usize,
+        x: &CpuBuffer,
+        weight: &CpuBuffer,
+        epsilon: f32,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        let [x, weight, out] = lend(&mut self.arena, [&x.0, &weight.0, &out.0]);
+        let weight: &[f32] = cast_slice(weight);
+        let width = weight.len();
+        let x = Rows::dense(&cast_slice(x)[..rows * width], width);
+        let out = RowsMut::dense(&mut cast_slice_mut(out)[..rows * width], width);
+        self.kernels.rms_norm(&self.pool, x, weight, epsilon, out);
+        Ok(())
+    }
+
+    fn linear(
+        &mut self,
+        rows: Range<usize>,
+        x: &CpuBuffer,
+        weight: &CpuMatrix,
+        epilogue: Epilogue<&CpuBuffer>,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        let MatrixLayout { rows: features, columns, .. } = weight.layout;
+        let (x, bytes, bias, out) = match epilogue.bias() {
+            None => {
+                let [x, bytes, out] = lend(&mut self.arena, [&x.0, &weight.region, &out.0]);
+                (x, bytes, &[][..], out)
+            }
+            Some(bias) => {
+                let [x, bytes, bias, out] = lend(&mut self.arena, [&x.0, &weight.region, &bias.0, &out.0]);
+                (x, bytes, &*bias, out)
+            }
+        };
+        let x = &cast_slice(x)[rows.start * columns..rows.end * columns];
+        let out = &mut cast_slice_mut(out)[..rows.len() * features];
+        let epilogue = epilogue.map(|_| cast_slice(bias));
+        self.kernels.matmul(
+            &self.pool,
+            x,
+            rows.len(),
+            Matrix { layout: weight.layout, bytes },
+            epilogue,
+            out,
+        );
+        Ok(())
+    }
+
+    fn rope_write_kv(
+        &mut self,
+        step: &StepInputs,
+        rope: &CpuRope,
+        shape: HeadShape,
+        norms: Option<(&CpuBuffer, &CpuBuffer, f32)>,
+        qkv: &mut CpuBuffer,
+        layer: usize,
+        cache: &mut CpuCache,
+    ) -> Result<(), DeviceError> {
+        let Self { kernels, pool, arena, .. } = self;
+        let stride = shape.qkv_width();
+        let values = step.tokens.len() * stride;
+        let [query, key, value] = parts(shape);
+        if let Some((query_norm, key_norm, epsilon)) = norms {
+            for (columns, weight) in [(query.clone(), query_norm), (key.clone(), key_norm)] {
+                let [weight, qkv] = lend(arena, [&weight.0, &qkv.0]);
+                let heads = RowsMut::columns(&mut cast_slice_mut(qkv)[..values], stride, columns);
+                kernels.rms_norm_in_place(pool, heads, cast_slice(weight), epsilon);
+            }
+        }
+        let [qkv, blocks, rotations] = lend(arena, [&qkv.0, &cache.blocks, &rope.step]);
+        let qkv = &mut cast_slice_mut(qkv)[..values];
+        let [cosines, sines] = rope::split(cast_slice(rotations), step.tokens.len(), rope.width);
+        let rotated = RowsMut::columns(qkv, stride, query.start..key.end);
+        kernels.rope(pool, rotated, shape.head_dim, cosines, sines);
+        let blocks = cache.shape.layer_mut(blocks, layer);
+        let places = step.write_blocks.iter().zip(&step.write_offsets);
+        for (row, (block, offset)) in qkv.chunks_exact(stride).zip(places) {
+            let (key, value) = (&row[key.clone()], &row[value.clone()]);
+            kernels.write_kv(&cache.layout, blocks, *block, *offset as usize, key, value);
+        }
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        step: &StepInputs,
+        shape: HeadShape,
+        params: AttentionParams,
+        layer: usize,
+        cache: &CpuCache,
+        qkv: &CpuBuffer,
+        scratch: &mut CpuScratch,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        let Self { kernels, pool, arena, .. } = self;
+        let (tokens, stride, width) = (step.tokens.len(), shape.qkv_width(), shape.query_width());
+        let [blocks, qkv, partials, out] = lend(arena, [&cache.blocks, &qkv.0, &scratch.attention, &out.0]);
+        kernels.attention(
+            pool,
+            &cache.layout,
+            cache.shape.layer(blocks, layer),
+            &step.sequences,
+            &step.blocks,
+            Rows::columns(&cast_slice(qkv)[..tokens * stride], stride, 0..width),
+            shape.heads,
+            params,
+            cast_slice_mut(partials),
+            RowsMut::dense(&mut cast_slice_mut(out)[..tokens * width], width),
+        );
+        Ok(())
+    }
+
+    fn silu_mul(
+        &mut self,
+        rows: usize,
+        width: usize,
+        gate_up: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        let [gate_up, out] = lend(&mut self.arena, [&gate_up.0, &out.0]);
+        let gate_up = Rows::dense(&cast_slice(gate_up)[..rows * 2 * width], 2 * width);
+        let out = RowsMut::dense(&mut cast_slice_mut(out)[..rows * width], width);
+        self.kernels.silu_mul(&self.pool, gate_up, out);
+        Ok(())
+    }
+
+    fn gather(
+        &mut self,
+        step: &StepInputs,
+        width: usize,
+        x: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        let [x, out] = lend(&mut self.arena, [&x.0, &out.0]);
+        let (x, out): (&[f32], &mut [f32]) = (cast_slice(x), cast_slice_mut(out));
+        for (row, out) in step.output_rows.iter().zip(out.chunks_exact_mut(width)) {
+            out.copy_from_slice(&x[*row as usize * width..][..width]);
+        }
+        Ok(())
+    }
+
+    fn sample(
+        &mut self,
+        logits: &CpuBuffer,
+        batch: &SamplingBatch,
+        slots: &mut CpuSlots,
+        scratch: &mut CpuScratch,
+    ) -> Result<CpuTicket, DeviceError> {
+        let mut results = self.spare_results.pop().unwrap_or_default();
+        results.resize_with(batch.len(), Sampled::default);
+        let [logits, floats] = lend(&mut self.arena, [&logits.0, &scratch.sampling]);
+        let (logits, floats) = (cast_slice(logits), cast_slice_mut(floats));
+        sampling::sample_batch(self.kernels, &self.pool, logits, batch, slots, floats, &mut results);
+        Ok(CpuTicket(results))
+    }
+
+    fn poll(&mut self, _: &mut CpuTicket, _: &Waker) -> Poll<()> {
+        Poll::Ready(())
+    }
+
+    fn collect(&mut self, ticket: CpuTicket, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
+        self.spare_results.push(std::mem::replace(out, ticket.0));
+        Ok(())
+    }
+
+    fn download(&mut self, x: &CpuBuffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        let [x] = lend(&mut self.arena, [&x.0]);
+        out.copy_from_slice(&cast_slice(x)[start..][..out.len()]);
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
