@@ -9,9 +9,10 @@ use penstock_models::{ModelConfig, ProgressCallback};
 use penstock_types::Dtype;
 
 use crate::backend::{self, DeviceInfo};
+use crate::budget::display_bytes;
 use crate::device_thread::DeviceThread;
 use crate::grammar::MaskThreads;
-use crate::memory::{MemoryPlan, display_bytes};
+use crate::memory::MemoryPlan;
 use crate::resolve::{ResolvedConfig, reserve};
 use crate::runner::Runner;
 use crate::warm_up::WarmUp;

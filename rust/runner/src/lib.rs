@@ -5,6 +5,7 @@
 #![allow(missing_docs)]
 
 mod backend;
+mod budget;
 mod config;
 mod device_thread;
 mod environment;

@@ -7,8 +7,9 @@ use penstock_engine::Limits;
 use penstock_models::{ModelConfig, RopeScaling};
 use penstock_types::{Dtype, FieldError};
 
+use crate::budget::{MemoryBudget, display_bytes};
 use crate::config::MAX_POSITIONS;
-use crate::memory::{KvCacheSize, MemoryBudget, MemoryPlan, MemoryRequest, display_bytes, largest_fitting};
+use crate::memory::{KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
 use crate::suggestions::suggestions;
 use crate::{EngineConfig, LaunchError};
 

@@ -9,7 +9,8 @@ use penstock_device::Backend;
 use penstock_models::ModelConfig;
 use penstock_types::Dtype;
 
-use crate::memory::{KvCacheSize, MemoryBudget, MemoryPlan, MemoryRequest, largest_fitting, share};
+use crate::budget::{MemoryBudget, share};
+use crate::memory::{KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
 
 /// The settings that would fit, each without any other change, such as `max_model_len=2048`.
 pub(crate) fn suggestions<B: Backend>(

@@ -20,7 +20,7 @@ fn config() -> EngineConfig {
 }
 
 #[test]
-fn kv_cache_has_the_useful_size_and_twice_that_with_prefix_cache() {
+fn kv_cache_has_the_useful_size_twice_with_prefix_cache() {
     let model = TinyModel::write();
     let blocks = 4 * LONGEST / 16;
     let (engine, info) = model.launch(&config()).unwrap();
@@ -79,7 +79,7 @@ fn weight_bytes_are_exact() {
 }
 
 #[test]
-fn length_that_does_not_fit_is_an_error_and_the_default_is_reduced() {
+fn length_that_does_not_fit_is_an_error_default_is_reduced() {
     let model = TinyModel::write();
     let small = EngineConfig { kv_cache_bytes: Some(5 * BLOCK), ..config() };
     let error = model.launch(&EngineConfig { max_model_len: Some(LONGEST), ..small.clone() }).err().unwrap();
@@ -109,7 +109,7 @@ fn remaining(error: &str) -> u64 {
 }
 
 #[test]
-fn size_beyond_the_memory_is_an_error_with_the_size_that_remains() {
+fn size_beyond_the_memory_error_names_the_remaining_bytes() {
     let model = TinyModel::write();
     let error = |config| model.launch(&config).err().unwrap().to_string();
     let kv = error(EngineConfig { kv_cache_bytes: Some(1 << 50), ..config() });

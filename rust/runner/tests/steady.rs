@@ -1,4 +1,4 @@
-//! After the warm-up nothing grows. Alone in its process, because it counts the process's bytes.
+//! After the warm-up nothing grows. The only test of its process, because it counts the bytes of the process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,11 +15,11 @@ struct Counting;
 
 static LIVE_BYTES: AtomicIsize = AtomicIsize::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory it hands out.
+// SAFETY: every call is forwarded to the system's allocator unchanged; counting does not access the allocated memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE_BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's obligations are passed on as they are.
+        // SAFETY: the caller's obligations are forwarded.
         unsafe { System.alloc(layout) }
     }
 
@@ -35,20 +35,20 @@ static COUNTING: Counting = Counting;
 
 const STREAMS: usize = 8;
 const MAX_TOKENS: usize = 8;
-/// A request of this size weighs more, and there are a thousand of them.
+/// Less than the size of one request, of which there are a thousand.
 const SLACK: isize = 1 << 10;
 
 #[test]
-fn a_thousand_requests_at_the_limits_take_no_memory_that_the_warm_up_did_not() {
+fn requests_at_the_limits_allocate_no_more_than_the_warm_up() {
     let model = TinyModel::write();
-    let options = EngineConfig {
+    let config = EngineConfig {
         threads: Some(2),
         max_num_seqs: Some(STREAMS),
         max_num_batched_tokens: Some(64),
         ..EngineConfig::default()
     };
-    let (engine, info) = model.launch(&options).unwrap();
-    // The arena is full, to the byte, so whatever wanted more of it would fail.
+    let (engine, info) = model.launch(&config).unwrap();
+    // The arena is completely allocated, so a further allocation would fail.
     let MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak } = info.memory;
     assert_eq!(peak, weights + workspace + kv_cache + host_cache);
     assert!(peak + inputs <= limit && info.warm_up_seconds > 0.0, "{info:?}");
