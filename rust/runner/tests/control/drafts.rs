@@ -1,4 +1,4 @@
-//! Drafts, right and wrong: what is told is what plain decoding tells, to the bit.
+//! Right and wrong drafts: outputs have the bits of plain decoding.
 
 use std::sync::Arc;
 
@@ -6,18 +6,18 @@ use penstock_engine::Request;
 use penstock_runner::EngineConfig;
 
 use crate::common::{VOCABULARY, request};
-use crate::rules::{Thirds, Trouble, with_everything};
-use crate::steps::{Row, Sequence, Steps, told};
+use crate::rules::{Fault, Thirds, with_everything};
+use crate::steps::{Row, Sequence, Steps, bits_of};
 
 const TOKENS: usize = 40;
 
-/// Drafts of the output that is known to come, the first `num_right` of which are right.
-fn drafts(output: &[u32], num_told: usize, count: usize, num_right: usize) -> Vec<u32> {
-    let ahead = output[num_told..].iter().take(count).enumerate();
+/// `count` drafts of a known output, of which the first `num_right` are right.
+fn drafts(output: &[u32], num_tokens: usize, count: usize, num_right: usize) -> Vec<u32> {
+    let ahead = output[num_tokens..].iter().take(count).enumerate();
     ahead.map(|(place, id)| if place < num_right { *id } else { (*id + 1) % VOCABULARY as u32 }).collect()
 }
 
-/// Runs a request plainly, then with drafts of every mixture.
+/// Runs a request without drafts, then with every mixture of right and wrong ones.
 #[track_caller]
 fn check(steps: &mut Steps, request: impl Fn() -> Request) {
     let plain = steps.run_plainly(request());
@@ -29,13 +29,13 @@ fn check(steps: &mut Steps, request: impl Fn() -> Request) {
             num_steps += 1;
             drafts(&output, sequence.tokens.len(), count, num_right)
         });
-        assert_eq!(told(&drafted), told(&plain), "{num_right} of {count} drafts are right");
-        assert_eq!(num_steps, TOKENS.div_ceil(num_right + 1), "{num_right} of {count} are confirmed");
+        assert_eq!(bits_of(&drafted), bits_of(&plain), "{num_right} of {count} drafts are right");
+        assert_eq!(num_steps, TOKENS.div_ceil(num_right + 1), "{num_right} of {count} are accepted");
     }
 }
 
 #[test]
-fn drafts_change_nothing_of_what_is_told() {
+fn drafts_do_not_change_the_output() {
     let mut steps = Steps::of_four();
     check(&mut steps, || request(5, 30, TOKENS));
     check(&mut steps, || Request { stop_token_ids: vec![], ..with_everything(6, 50, TOKENS) });
@@ -43,14 +43,14 @@ fn drafts_change_nothing_of_what_is_told() {
 }
 
 #[test]
-fn drafts_change_nothing_within_a_grammar() {
-    let grammar = || Some(Arc::new(Thirds(Trouble::Never)) as _);
+fn drafts_do_not_change_the_output_of_a_grammar() {
+    let grammar = || Some(Arc::new(Thirds(Fault::Never)) as _);
     let mut steps = Steps::of_four();
     check(&mut steps, || Request { grammar: grammar(), ..request(8, 30, TOKENS) });
 }
 
 #[test]
-fn rows_of_drafts_can_lie_across_tiles_beside_each_other() {
+fn rows_with_drafts_can_span_tiles() {
     // Tiles of 32 rows, and four rows of eleven drafts and one.
     let options = EngineConfig {
         threads: Some(2),
@@ -61,7 +61,7 @@ fn rows_of_drafts_can_lie_across_tiles_beside_each_other() {
     let mut steps = Steps::new(&options);
     let requests = || {
         (0..4).map(|number| {
-            let grammar = (number % 2 == 0).then(|| Arc::new(Thirds(Trouble::Never)) as _);
+            let grammar = (number % 2 == 0).then(|| Arc::new(Thirds(Fault::Never)) as _);
             let outputs = with_everything(number, 10, TOKENS).outputs;
             Request { grammar, outputs, ..request(number, 10, TOKENS) }
         })
@@ -84,12 +84,12 @@ fn rows_of_drafts_can_lie_across_tiles_beside_each_other() {
     }
     for (mut drafted, plain) in sequences.into_iter().zip(plain) {
         drafted.tokens.truncate(TOKENS);
-        assert_eq!(told(&drafted), told(&plain));
+        assert_eq!(bits_of(&drafted), bits_of(&plain));
     }
 }
 
 #[test]
-fn a_row_ends_with_a_stop_token_whatever_the_drafts_behind_it() {
+fn row_ends_with_stop_token_whatever_drafts_follow() {
     let mut steps = Steps::of_four();
     let output = steps.run_plainly(request(9, 30, 12)).ids();
     let stop_token_ids = vec![output[3]];

@@ -1,5 +1,4 @@
-//! What a request can ask of its tokens, on a tiny model: prompts that are reported on, drafts, grammars, processors, and all
-//! of it together, side by side with others.
+//! Prompt outputs, drafts, grammars, processors and all of them together, on a tiny model.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,6 +9,6 @@ mod grammars;
 mod processors;
 mod prompts;
 mod rules;
-mod seats;
+mod slots;
 mod steps;
 mod together;

@@ -1,4 +1,4 @@
-//! What is told of prompts.
+//! Prompt outputs.
 
 use penstock_checkpoint::Checkpoint;
 use penstock_engine::{PromptPosition, Request};
@@ -6,7 +6,7 @@ use penstock_runner::EngineConfig;
 use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::common::{TinyModel, VOCABULARY, request};
-use crate::steps::{Steps, told};
+use crate::steps::{Steps, bits_of};
 
 const ALL: RequestedOutputs = RequestedOutputs {
     logprobs: Some(2),
@@ -16,7 +16,7 @@ const ALL: RequestedOutputs = RequestedOutputs {
     hidden_states: Some(OutputScope::All),
 };
 
-/// Raw logits of every position, by another way.
+/// Raw logits of every position, computed without sampling.
 fn logits(tokens: &[u32]) -> Vec<Vec<f32>> {
     let model = TinyModel::write();
     let checkpoint = Checkpoint::open(model.path()).unwrap();
@@ -30,7 +30,7 @@ fn log_softmax(logits: &[f32], id: u32) -> f64 {
 }
 
 #[test]
-fn prompts_longer_than_a_tile_are_told_of_as_their_logits_say_however_they_are_cut() {
+fn prompt_outputs_match_logits_for_every_chunk_size() {
     let prompt = request(1, 100, 0).prompt;
     let expected = logits(&prompt);
     let mut steps = Steps::of_four();
@@ -51,15 +51,15 @@ fn prompts_longer_than_a_tile_are_told_of_as_their_logits_say_however_they_are_c
         assert!((f64::from(details.top[0].1) - log_softmax(expected, best)).abs() < 1e-5);
     }
     for chunk in [1, 7, 33] {
-        assert_eq!(told(&steps.run(scored(), chunk, |_| vec![])), told(&whole), "in chunks of {chunk}");
+        assert_eq!(bits_of(&steps.run(scored(), chunk, |_| vec![])), bits_of(&whole), "in chunks of {chunk}");
     }
 }
 
 #[test]
-fn scoring_what_was_generated_gives_the_very_bits_that_generating_did() {
+fn scoring_generated_text_gives_the_bits_of_generating_it() {
     let mut steps = Steps::of_four();
     let generated = steps.run_plainly(Request { outputs: ALL, ..request(2, 40, 30) });
-    assert_eq!(generated.positions.len(), 39, "the last position is told of with the first token");
+    assert_eq!(generated.positions.len(), 39, "the last position is reported with the first token");
     let prompt: Vec<u32> = generated.request.prompt.iter().copied().chain(generated.ids()).collect();
     let scored = steps.run_plainly(Request { outputs: ALL, prompt: prompt.into(), ..request(2, 40, 0) });
     let generated: Vec<PromptPosition> = generated
@@ -76,7 +76,7 @@ fn scoring_what_was_generated_gives_the_very_bits_that_generating_did() {
 }
 
 #[test]
-fn nothing_is_told_that_was_not_asked_for() {
+fn only_requested_outputs_are_returned() {
     let mut steps = Steps::of_four();
     let mut details = |outputs| {
         let sequence = steps.run_plainly(Request { outputs, ..request(3, 5, 2) });
@@ -104,7 +104,7 @@ fn nothing_is_told_that_was_not_asked_for() {
 }
 
 #[test]
-fn a_model_that_is_loaded_for_its_logits_alone_has_them_in_any_chunks() {
+fn logits_are_equal_for_every_chunk_size() {
     let prompt = request(4, 90, 1).prompt;
     let model = TinyModel::write();
     let checkpoint = Checkpoint::open(model.path()).unwrap();

@@ -1,4 +1,4 @@
-//! Grammars and processors as tests need them: what they allow depends on all that came before.
+//! Grammars and processors for tests: their results depend on all earlier tokens.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use penstock_types::{OutputScope, RequestedOutputs, Sampling};
 
 use crate::common::{VOCABULARY, request};
 
-/// What goes wrong, and before which token.
+/// The call that fails, and the number of tokens before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Trouble {
+pub enum Fault {
     Never,
     Start,
     StartPanics,
@@ -17,18 +17,18 @@ pub enum Trouble {
     MaskPanics(usize),
     /// No id is allowed.
     Nothing(usize),
-    /// In taking this token.
+    /// The call that accepts this token.
     Accept(usize),
     ForcedPanics(usize),
 }
 
-/// Of three tokens any third of the ids is allowed, the one that the sum so far leads to; the fourth is always forced.
+/// Allows a third of the ids, which depends on the sum of all tokens so far; every fourth token is forced.
 #[derive(Debug)]
-pub struct Thirds(pub Trouble);
+pub struct Thirds(pub Fault);
 
 #[derive(Clone)]
 struct Third {
-    trouble: Trouble,
+    fault: Fault,
     count: usize,
     sum: u32,
 }
@@ -46,9 +46,9 @@ impl Third {
 impl Grammar for Thirds {
     fn start(&self) -> Result<Box<dyn GrammarState>, String> {
         match self.0 {
-            Trouble::Start => Err("it cannot start".into()),
-            Trouble::StartPanics => panic!("it cannot even fail"),
-            trouble => Ok(Box::new(Third { trouble, count: 0, sum: 0 })),
+            Fault::Start => Err("no start".into()),
+            Fault::StartPanics => panic!("start panics"),
+            fault => Ok(Box::new(Third { fault, count: 0, sum: 0 })),
         }
     }
 }
@@ -56,10 +56,10 @@ impl Grammar for Thirds {
 impl GrammarState for Third {
     fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
         allowed.fill(0);
-        match self.trouble {
-            Trouble::Mask(count) if count == self.count => return Err("it is lost".into()),
-            Trouble::MaskPanics(count) if count == self.count => panic!("it is beside itself"),
-            Trouble::Nothing(count) if count == self.count => return Ok(()),
+        match self.fault {
+            Fault::Mask(count) if count == self.count => return Err("no mask".into()),
+            Fault::MaskPanics(count) if count == self.count => panic!("mask panics"),
+            Fault::Nothing(count) if count == self.count => return Ok(()),
             _ => {}
         }
         let ids = (0..VOCABULARY as u32).filter(|id| self.allows(*id));
@@ -70,16 +70,16 @@ impl GrammarState for Third {
     fn accept(&mut self, token: u32) -> Result<(), String> {
         assert!(self.allows(token), "{token} is not allowed after {} tokens", self.count);
         (self.count, self.sum) = (self.count + 1, self.sum + token);
-        match self.trouble {
-            Trouble::Accept(count) if count + 1 == self.count => Err("it does not want that".into()),
+        match self.fault {
+            Fault::Accept(count) if count + 1 == self.count => Err("not accepted".into()),
             _ => Ok(()),
         }
     }
 
     fn forced(&mut self, tokens: &mut Vec<u32>) {
         tokens.extend(self.forced_id());
-        match self.trouble {
-            Trouble::ForcedPanics(count) if count == self.count => panic!("it is forced"),
+        match self.fault {
+            Fault::ForcedPanics(count) if count == self.count => panic!("forced panics"),
             _ => {}
         }
     }
@@ -89,25 +89,25 @@ impl GrammarState for Third {
     }
 }
 
-/// Whether `ids` keep to the grammar.
-pub fn keeps_to_thirds(ids: &[u32]) -> bool {
-    let mut third = Third { trouble: Trouble::Never, count: 0, sum: 0 };
+/// Whether the grammar allows `ids`.
+pub fn matches_thirds(ids: &[u32]) -> bool {
+    let mut third = Third { fault: Fault::Never, count: 0, sum: 0 };
     ids.iter().all(|id| third.allows(*id) && third.accept(*id).is_ok())
 }
 
-/// Makes ids likelier the nearer they are to the sum of all tokens so far; from some token on it fails or panics.
+/// Penalises ids by their distance from the sum of all tokens so far; fails or panics from some token on.
 #[derive(Debug)]
-pub struct Drawn {
+pub struct PullToSum {
     pub strength: f32,
     pub fails_at: usize,
     pub panics_at: usize,
 }
 
-impl LogitsProcessor for Drawn {
+impl LogitsProcessor for PullToSum {
     fn process(&self, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> Result<(), String> {
-        assert!(generated.len() < self.panics_at, "no more");
+        assert!(generated.len() < self.panics_at, "it panics");
         if generated.len() >= self.fails_at {
-            return Err("enough".into());
+            return Err("it fails".into());
         }
         let sum: u32 = prompt.iter().chain(generated).sum();
         for (id, logit) in logits.iter_mut().enumerate() {
@@ -117,11 +117,11 @@ impl LogitsProcessor for Drawn {
     }
 }
 
-pub fn drawn(strength: f32) -> Arc<dyn LogitsProcessor> {
-    Arc::new(Drawn { strength, fails_at: usize::MAX, panics_at: usize::MAX })
+pub fn pulled(strength: f32) -> Arc<dyn LogitsProcessor> {
+    Arc::new(PullToSum { strength, fails_at: usize::MAX, panics_at: usize::MAX })
 }
 
-/// With everything that can be asked for at once.
+/// A request that sets every parameter but a grammar.
 pub fn with_everything(number: usize, num_prompt: usize, max_tokens: usize) -> Request {
     let plain = request(number, num_prompt, max_tokens);
     let sampling = Sampling {
@@ -146,6 +146,6 @@ pub fn with_everything(number: usize, num_prompt: usize, max_tokens: usize) -> R
         logits: Some(OutputScope::All),
         hidden_states: Some(OutputScope::All),
     };
-    let processors = vec![drawn(0.01), drawn(0.02)];
+    let processors = vec![pulled(0.01), pulled(0.02)];
     Request { sampling, outputs, processors, min_tokens: 2, stop_token_ids: vec![50], ..plain }
 }

@@ -1,4 +1,4 @@
-//! Plans made by hand, for a model without an engine: drafts that are right or wrong as a test likes.
+//! Plans for a model without an engine, with any drafts.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use penstock_types::{BlockCopy, BlockId, HostBlockId};
 
 use crate::common::{LONGEST, TinyModel};
 
-/// One sequence, in the place that it has been given.
+/// One sequence and its slot.
 pub struct Sequence {
     pub request: Arc<Request>,
     slot: u32,
-    is_seated: bool,
+    is_admitted: bool,
     num_computed: usize,
-    /// What it was told.
+    /// Its outputs so far.
     pub positions: Vec<PromptPosition>,
     pub tokens: Vec<Token>,
-    /// The drafts that the grammar gave last.
+    /// The forced tokens of its last step.
     pub forced: Vec<u32>,
     pub failure: Option<String>,
 }
@@ -29,12 +29,12 @@ impl Sequence {
     pub fn new(request: Request, slot: u32) -> Self {
         let (positions, tokens, forced) = (vec![], vec![], vec![]);
         let request = Arc::new(request);
-        Self { request, slot, is_seated: false, num_computed: 0, positions, tokens, forced, failure: None }
+        Self { request, slot, is_admitted: false, num_computed: 0, positions, tokens, forced, failure: None }
     }
 
-    /// As after it lost its place and got another.
-    pub fn reseat(&mut self, slot: u32) {
-        (self.slot, self.is_seated, self.num_computed) = (slot, false, 0);
+    /// Like a sequence that was preempted.
+    pub fn readmit(&mut self, slot: u32) {
+        (self.slot, self.is_admitted, self.num_computed) = (slot, false, 0);
     }
 
     pub fn ids(&self) -> Vec<u32> {
@@ -42,15 +42,15 @@ impl Sequence {
     }
 
     fn is_done(&self) -> bool {
-        let is_told = self.request.max_tokens > 0 || self.num_computed == self.request.prompt.len();
-        self.failure.is_some() || is_told && self.tokens.len() >= self.request.max_tokens
+        let has_outputs = self.request.max_tokens > 0 || self.num_computed == self.request.prompt.len();
+        self.failure.is_some() || has_outputs && self.tokens.len() >= self.request.max_tokens
     }
 }
 
-/// What a sequence does in a step.
+/// The row of a sequence in a step.
 pub struct Row<'a> {
     pub sequence: &'a mut Sequence,
-    /// The most tokens that are computed, drafts not counted.
+    /// Maximum number of tokens that are computed, without drafts.
     pub chunk: usize,
     pub drafts: Vec<u32>,
 }
@@ -58,53 +58,52 @@ pub struct Row<'a> {
 pub struct Steps {
     runner: BareRunner,
     limits: Limits,
-    /// What the next step says was left.
-    pub vacated: Vec<u32>,
+    /// The freed slots of the next plan.
+    pub freed: Vec<u32>,
 }
 
 impl Steps {
     pub fn new(options: &EngineConfig) -> Self {
         let (runner, limits) = TinyModel::write().open(options).unwrap();
-        Self { runner, limits, vacated: vec![] }
+        Self { runner, limits, freed: vec![] }
     }
 
-    /// A model with four places, whose logits are there for 32 rows at a time.
+    /// A model with four slots and tiles of 32 rows.
     pub fn of_four() -> Self {
         Self::new(&EngineConfig { threads: Some(2), max_num_seqs: Some(4), ..EngineConfig::default() })
     }
 
     /// One step, in which each sequence has at most one row.
     pub fn step(&mut self, rows: &mut [Row<'_>]) {
-        let mut plan = StepPlan { freed_slots: std::mem::take(&mut self.vacated), ..StepPlan::default() };
+        let mut plan = StepPlan { freed_slots: std::mem::take(&mut self.freed), ..StepPlan::default() };
         for Row { sequence, chunk, drafts } in &mut *rows {
             self.push(&mut plan, sequence, *chunk, drafts);
         }
         let mut output = StepOutput::default();
         self.runner.run(&plan, &mut output).unwrap();
         let (mut sampled, mut positions) = (output.sampled.into_iter(), output.positions.into_iter());
-        for ((Row { sequence, .. }, answer), work) in rows.iter_mut().zip(output.rows).zip(plan.rows) {
-            let (num_tokens, num_positions) = (answer.num_tokens as usize, answer.num_positions as usize);
+        for ((Row { sequence, .. }, row), scheduled) in rows.iter_mut().zip(output.rows).zip(plan.rows) {
+            let (num_tokens, num_positions) = (row.num_tokens as usize, row.num_positions as usize);
             sequence.tokens.extend(sampled.by_ref().take(num_tokens));
             sequence.positions.extend(positions.by_ref().take(num_positions));
-            sequence.forced =
-                output.forced[answer.forced.start as usize..answer.forced.end as usize].to_vec();
-            match answer.failure {
+            sequence.forced = output.forced[row.forced.start as usize..row.forced.end as usize].to_vec();
+            match row.failure {
                 Some(failure) => {
                     assert_eq!((num_tokens, num_positions), (0, 0));
                     sequence.failure.get_or_insert(failure);
                 }
                 None => {
-                    let num_undrafted = (work.num_tokens - work.num_drafts) as usize;
+                    let num_undrafted = (scheduled.num_tokens - scheduled.num_drafts) as usize;
                     sequence.num_computed += num_undrafted + num_tokens.saturating_sub(1);
-                    assert_eq!(num_positions, work.prompt_outputs.len());
-                    assert_eq!(num_tokens > 0, work.sample.is_some());
+                    assert_eq!(num_positions, scheduled.prompt_outputs.len());
+                    assert_eq!(num_tokens > 0, scheduled.sample.is_some());
                 }
             }
         }
         assert!(sampled.next().is_none() && positions.next().is_none());
     }
 
-    /// A step of one row that fails before anything is computed, for its copy has nowhere to go.
+    /// A step of one row that fails before anything is computed, because there is no host tier for its copy.
     pub fn fail(&mut self, sequence: &mut Sequence) {
         let copies = vec![BlockCopy::Save { from: BlockId(0), to: HostBlockId(0) }];
         let mut plan = StepPlan { copies, ..StepPlan::default() };
@@ -118,7 +117,7 @@ impl Steps {
     fn push(&self, plan: &mut StepPlan, sequence: &mut Sequence, chunk: usize, drafts: &[u32]) {
         let Sequence { request, slot, .. } = sequence;
         let slot = *slot;
-        if !std::mem::replace(&mut sequence.is_seated, true) {
+        if !std::mem::replace(&mut sequence.is_admitted, true) {
             let start = plan.tokens.len() as u32;
             plan.tokens.extend(sequence.tokens.iter().map(|token| token.id));
             let generated = start..plan.tokens.len() as u32;
@@ -137,14 +136,14 @@ impl Steps {
         let last = (start + num_tokens as usize).div_ceil(self.limits.block_size) as u32;
         let blocks_each = (LONGEST / self.limits.block_size) as u32;
         plan.blocks.extend((0..last).map(|block| BlockId(slot * blocks_each + block)));
-        let num_told = if !request.outputs.has_prompt() {
+        let prompt_outputs_end = if !request.outputs.has_prompt() {
             0
         } else if request.max_tokens == 0 {
             prompt_len
         } else {
             prompt_len - 1
         };
-        let reported_end = (start + num_undrafted).min(num_told).max(start) as u32;
+        let reported_end = (start + num_undrafted).min(prompt_outputs_end).max(start) as u32;
         plan.rows.push(ScheduledRow {
             slot,
             start: start as u32,
@@ -159,7 +158,7 @@ impl Steps {
         });
     }
 
-    /// Runs a request by itself, in chunks, to its end; before each step `drafts` are made.
+    /// Runs a request alone, in chunks, to its end. `drafts` is called before each step.
     pub fn run(
         &mut self,
         request: Request,
@@ -175,13 +174,12 @@ impl Steps {
         sequence
     }
 
-    /// Without drafts.
+    /// Runs a request alone, without drafts.
     pub fn run_plainly(&mut self, request: Request) -> Sequence {
         self.run(request, usize::MAX, |_| vec![])
     }
 
-    /// One step of a row whose token is the one chosen for the slot in the step before, whatever that was. Returns the
-    /// failure that is told.
+    /// One step of a row that follows the token sampled last for its slot. Returns the row's failure.
     pub fn step_behind(&mut self, sequence: &Sequence) -> Option<String> {
         let mut plan = StepPlan::default();
         let start = sequence.request.prompt.len() as u32;
@@ -204,7 +202,7 @@ impl Steps {
     }
 }
 
-/// All bits of what was told, in words that can be compared: a NaN equals itself.
-pub fn told(sequence: &Sequence) -> String {
+/// All outputs as text, so that a NaN equals itself.
+pub fn bits_of(sequence: &Sequence) -> String {
     format!("{:?} {:?} {:?}", sequence.positions, sequence.tokens, sequence.failure)
 }

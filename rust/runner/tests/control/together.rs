@@ -1,4 +1,4 @@
-//! All of it together: nobody disturbs his neighbours, nor whoever comes after him.
+//! Everything together: requests do not influence others in the batch or in their slot.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,28 +8,28 @@ use penstock_runner::EngineConfig;
 use penstock_types::{OutputScope, RequestedOutputs, Sampling};
 
 use crate::common::{TinyModel, request};
-use crate::rules::{Thirds, Trouble, drawn, with_everything};
-use crate::steps::{Steps, told};
+use crate::rules::{Fault, Thirds, pulled, with_everything};
+use crate::steps::{Steps, bits_of};
 
 #[test]
-fn a_place_that_was_used_with_everything_on_is_as_good_as_new() {
+fn reused_slot_has_no_trace_of_its_former_request() {
     let plain = || Request {
         outputs: RequestedOutputs { logprobs: Some(2), ..RequestedOutputs::default() },
         ..request(20, 30, 20)
     };
-    let guided = |number| {
-        let grammar = Some(Arc::new(Thirds(Trouble::Never)) as _);
+    let constrained = |number| {
+        let grammar = Some(Arc::new(Thirds(Fault::Never)) as _);
         Request { grammar, stop_token_ids: vec![], ..with_everything(number, 30, 3) }
     };
-    let expected = told(&Steps::of_four().run_plainly(plain()));
+    let expected = bits_of(&Steps::of_four().run_plainly(plain()));
     let mut steps = Steps::of_four();
     for number in 0..4 {
-        steps.run_plainly(guided(number));
-        assert_eq!(told(&steps.run_plainly(plain())), expected);
+        steps.run_plainly(constrained(number));
+        assert_eq!(bits_of(&steps.run_plainly(plain())), expected);
     }
 }
 
-/// Thirty-two requests, no two of which ask for the same.
+/// Thirty-two requests with different parameters.
 fn requests() -> impl Iterator<Item = Request> {
     (0..32).map(|number: usize| {
         let every = |nth: usize| number.is_multiple_of(nth);
@@ -51,13 +51,13 @@ fn requests() -> impl Iterator<Item = Request> {
             logits: every(9).then_some(OutputScope::Generation),
             prompt_logprobs: every(3).then_some(number as u32 % 3),
         };
-        let grammar = (number % 5 == 1).then(|| Arc::new(Thirds(Trouble::Never)) as _);
-        let processors = if number % 6 == 1 { vec![drawn(0.02)] } else { vec![] };
+        let grammar = (number % 5 == 1).then(|| Arc::new(Thirds(Fault::Never)) as _);
+        let processors = if number % 6 == 1 { vec![pulled(0.02)] } else { vec![] };
         Request { sampling, outputs, grammar, processors, ..plain }
     })
 }
 
-/// All bits of what each was told, in words.
+/// All outputs of each request as text.
 fn run(engine: &Engine, requests: Vec<Request>) -> Vec<String> {
     let port = Port::with_condvar();
     let start = |request| engine.start_request(request, &port).unwrap();
@@ -98,26 +98,26 @@ fn engine(num_speculative_tokens: usize) -> Engine {
 }
 
 #[test]
-fn requests_that_all_ask_for_something_else_get_together_what_they_get_alone_with_guesses_and_without() {
+fn mixed_batch_has_the_bits_of_single_requests_with_and_without_drafts() {
     let plain = engine(0);
     let alone: Vec<String> = requests().flat_map(|request| run(&plain, vec![request])).collect();
     assert_eq!(run(&plain, requests().collect()), alone);
-    let guessing = engine(8);
-    assert_eq!(run(&guessing, requests().collect()), alone);
+    let drafting = engine(8);
+    assert_eq!(run(&drafting, requests().collect()), alone);
     for (request, alone) in requests().zip(&alone) {
-        assert_eq!(&run(&guessing, vec![request])[0], alone);
+        assert_eq!(&run(&drafting, vec![request])[0], alone);
     }
 }
 
 #[test]
-fn what_repeats_itself_is_guessed_and_told_as_if_it_were_not() {
+fn repetitive_output_is_drafted_and_has_the_same_bits() {
     let repetitive = || {
         let sampling = Sampling { allowed_token_ids: Some(vec![5]), ..Sampling::default() };
         let outputs = RequestedOutputs { logprobs: Some(2), ..RequestedOutputs::default() };
         Request { sampling, outputs, ..request(40, 10, 60) }
     };
-    let (plain, guessing) = (engine(0), engine(8));
-    assert_eq!(run(&guessing, vec![repetitive()]), run(&plain, vec![repetitive()]));
+    let (plain, drafting) = (engine(0), engine(8));
+    assert_eq!(run(&drafting, vec![repetitive()]), run(&plain, vec![repetitive()]));
     assert_eq!(plain.stats().accepted_tokens, 0);
-    assert!(guessing.stats().accepted_tokens > 30, "{:?}", guessing.stats());
+    assert!(drafting.stats().accepted_tokens > 30, "{:?}", drafting.stats());
 }

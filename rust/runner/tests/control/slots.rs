@@ -1,4 +1,4 @@
-//! When a place is taken and left.
+//! Slots that are freed and admitted.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ fn whole(sequence: &mut Sequence) -> Row<'_> {
 }
 
 #[test]
-fn a_slot_that_was_left_holds_on_to_nothing() {
+fn freed_slot_drops_its_request() {
     let mut steps = Steps::of_four();
     let mut sequences = [0, 1].map(|slot| Sequence::new(with_everything(slot as usize, 20, 8), slot));
     steps.step(&mut sequences.each_mut().map(whole));
     let held = sequences.each_ref().map(|sequence| Arc::strong_count(&sequence.request));
     assert!(held.iter().all(|count| *count > 1));
-    steps.vacated = vec![0];
+    steps.freed = vec![0];
     steps.step(&mut [whole(&mut sequences[1])]);
     let held = sequences.each_ref().map(|sequence| Arc::strong_count(&sequence.request));
     assert_eq!(held[0], 1, "nothing of the request is left");
@@ -24,11 +24,11 @@ fn a_slot_that_was_left_holds_on_to_nothing() {
 }
 
 #[test]
-fn a_place_is_taken_though_the_copies_of_its_step_fail() {
+fn slot_is_admitted_though_the_copies_of_its_step_fail() {
     let mut steps = Steps::of_four();
     let mut sequence = Sequence::new(with_everything(3, 20, 8), 2);
     steps.fail(&mut sequence);
-    // As where the next plan was made already: it says nothing of the seat again.
+    // Like a next plan that was made already: it does not admit the slot again.
     steps.step(&mut [whole(&mut sequence)]);
     assert_eq!((sequence.tokens.len(), &sequence.failure), (1, &None));
 }
