@@ -59,6 +59,8 @@ pub struct EngineConfig {
     pub host_cache_bytes: Option<u64>,
     /// Maximum number of draft tokens that a step verifies for a sequence; `None` for no speculation.
     pub num_speculative_tokens: Option<usize>,
+    /// Measure the operations of the device.
+    pub profile: bool,
     /// A step that computes this token fails.
     #[cfg(feature = "testing")]
     pub failing_token: Option<u32>,

@@ -1,5 +1,8 @@
 //! The properties of an open model.
 
+use std::sync::Arc;
+
+use penstock_device::Profile;
 use penstock_types::{Dtype, KvDtype};
 
 /// The properties of an open model.
@@ -21,6 +24,8 @@ pub struct ModelInfo {
     pub threads: usize,
     /// Instruction set of the kernels, as in `PENSTOCK_ISA`.
     pub isa: &'static str,
+    /// The operations of the device, measured since the warm-up, if `EngineConfig::profile` is set.
+    pub profile: Option<Arc<Profile>>,
 }
 
 /// The use of the memory in bytes, as planned when the model was opened; nothing grows afterwards.

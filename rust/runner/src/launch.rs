@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use penstock_checkpoint::{Checkpoint, FileFormat};
-use penstock_device::Backend;
+use penstock_device::{Backend, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ProgressCallback};
 use penstock_types::Dtype;
@@ -26,6 +26,24 @@ pub fn launch(
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     config.check()?;
     let (backend, device) = backend::open(config)?;
+    if !config.profile {
+        return start(backend, device, checkpoint, config, progress);
+    }
+    let backend = Timed::new(backend);
+    let profile = backend.profile();
+    let (engine, info) = start(backend, device, checkpoint, config, progress)?;
+    profile.reset(); // from the warm-up
+    Ok((engine, ModelInfo { profile: Some(profile), ..info }))
+}
+
+/// Opens a model on a backend, with a valid configuration, and starts its engine.
+pub(crate) fn start<B: Backend>(
+    backend: B,
+    device: DeviceInfo,
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+    progress: ProgressCallback<'_>,
+) -> Result<(Engine, ModelInfo), LaunchError> {
     let Opened { runner, limits, info } = open(backend, device, checkpoint, config, progress)?;
     let device = DeviceThread::spawn(runner).map_err(start_error)?;
     let engine =
@@ -79,6 +97,7 @@ pub(crate) fn open<B: Backend>(
         warm_up_seconds: seconds,
         threads: device.threads,
         isa: device.isa,
+        profile: None,
     };
     #[cfg(feature = "testing")]
     {

@@ -30,7 +30,8 @@ pub use config::{DEFAULT_PREFIX_CACHE_TTL, DEFAULT_SPECULATIVE_TOKENS, EngineCon
 pub use error::LaunchError;
 pub use info::{HostTierInfo, MemoryInfo, ModelInfo};
 pub use launch::launch;
+pub use penstock_device::{Profile, ProfileRow};
 pub use penstock_engine::PreemptionMode;
 pub use penstock_models::ProgressCallback;
 #[cfg(feature = "testing")]
-pub use testing::{BareRunner, logits, probabilities};
+pub use testing::{BareRunner, launch_on, logits, probabilities};

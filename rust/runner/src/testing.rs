@@ -6,7 +6,7 @@ use std::sync::Arc;
 use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, DeviceError};
 use penstock_engine::request::Request;
-use penstock_engine::{Limits, StepOutput, StepPlan};
+use penstock_engine::{Engine, Limits, StepOutput, StepPlan};
 use penstock_models::ModelConfig;
 use penstock_types::FieldError;
 
@@ -17,7 +17,7 @@ use crate::memory::{HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
 use crate::resolve::reserve;
 use crate::runner::Runner;
 use crate::slot::{Slot, slot_params};
-use crate::{EngineConfig, LaunchError};
+use crate::{EngineConfig, LaunchError, ModelInfo};
 
 /// A runner on the caller's thread, without an engine.
 pub struct BareRunner<B: Backend = DefaultBackend>(Runner<B>);
@@ -49,6 +49,17 @@ impl<B: Backend> BareRunner<B> {
         let flight = self.0.launch(plan, output, false)?;
         self.0.finish(flight, plan, output)
     }
+}
+
+/// Opens a model on a backend and starts its engine.
+pub fn launch_on<B: Backend>(
+    backend: B,
+    device: DeviceInfo,
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+) -> Result<(Engine, ModelInfo), LaunchError> {
+    config.check()?;
+    launch::start(backend, device, checkpoint, config, &mut |_, _| ControlFlow::Continue(()))
 }
 
 /// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the dtypes and threads of `config`, without

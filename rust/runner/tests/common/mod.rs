@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_checkpoint::Checkpoint;
+use penstock_device::Backend;
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Limits, Port, Request};
-use penstock_runner::{BareRunner, EngineConfig, LaunchError, ModelInfo};
+use penstock_runner::{BareRunner, DeviceInfo, EngineConfig, LaunchError, ModelInfo};
 use penstock_types::Sampling;
 use serde_json::{Value, json};
 
@@ -18,6 +19,7 @@ const HIDDEN: usize = 64;
 const WIDE: usize = 96;
 const KV: usize = 32;
 pub const LONGEST: usize = 256;
+const DEVICE: DeviceInfo = DeviceInfo { threads: 2, isa: "" };
 
 /// The model's directory, removed on drop.
 pub struct TinyModel(PathBuf);
@@ -42,8 +44,20 @@ impl TinyModel {
         &self.0
     }
 
-    pub fn open(&self, config: &EngineConfig) -> Result<(BareRunner, Limits), LaunchError> {
-        BareRunner::open(&Checkpoint::open(&self.0).unwrap(), config)
+    pub fn open_on<B: Backend>(
+        &self,
+        backend: B,
+        config: &EngineConfig,
+    ) -> Result<(BareRunner<B>, Limits), LaunchError> {
+        BareRunner::open_on(backend, DEVICE, &Checkpoint::open(&self.0).unwrap(), config)
+    }
+
+    pub fn launch_on<B: Backend>(
+        &self,
+        backend: B,
+        config: &EngineConfig,
+    ) -> Result<(Engine, ModelInfo), LaunchError> {
+        penstock_runner::launch_on(backend, DEVICE, &Checkpoint::open(&self.0).unwrap(), config)
     }
 
     pub fn launch(&self, config: &EngineConfig) -> Result<(Engine, ModelInfo), LaunchError> {

@@ -52,13 +52,13 @@ fn drafts_do_not_change_the_output_of_a_grammar() {
 #[test]
 fn rows_with_drafts_can_span_tiles() {
     // Tiles of 32 rows, and four rows of eleven drafts and one.
-    let options = EngineConfig {
+    let config = EngineConfig {
         threads: Some(2),
         max_num_seqs: Some(4),
         max_num_batched_tokens: Some(100),
         ..EngineConfig::default()
     };
-    let mut steps = Steps::new(&options);
+    let mut steps = Steps::new(&config);
     let requests = || {
         (0..4).map(|number| {
             let grammar = (number % 2 == 0).then(|| Arc::new(Thirds(Fault::Never)) as _);

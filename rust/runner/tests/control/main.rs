@@ -7,8 +7,18 @@ mod common;
 mod drafts;
 mod grammars;
 mod processors;
+mod profile;
 mod prompts;
 mod rules;
 mod slots;
 mod steps;
 mod together;
+
+use penstock_device::cpu::Cpu;
+
+/// The backend under test.
+type Device = Cpu;
+
+fn device(threads: usize) -> Device {
+    Cpu::new(threads).unwrap()
+}

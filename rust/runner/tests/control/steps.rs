@@ -10,6 +10,7 @@ use penstock_runner::{BareRunner, EngineConfig};
 use penstock_types::{BlockCopy, BlockId, HostBlockId};
 
 use crate::common::{LONGEST, TinyModel};
+use crate::{Device, device};
 
 /// One sequence and its slot.
 pub struct Sequence {
@@ -56,15 +57,15 @@ pub struct Row<'a> {
 }
 
 pub struct Steps {
-    runner: BareRunner,
+    runner: BareRunner<Device>,
     limits: Limits,
     /// The freed slots of the next plan.
     pub freed: Vec<u32>,
 }
 
 impl Steps {
-    pub fn new(options: &EngineConfig) -> Self {
-        let (runner, limits) = TinyModel::write().open(options).unwrap();
+    pub fn new(config: &EngineConfig) -> Self {
+        let (runner, limits) = TinyModel::write().open_on(device(2), config).unwrap();
         Self { runner, limits, freed: vec![] }
     }
 

@@ -86,7 +86,7 @@ fn run(engine: &Engine, requests: Vec<Request>) -> Vec<String> {
 }
 
 fn engine(num_speculative_tokens: usize) -> Engine {
-    let options = EngineConfig {
+    let config = EngineConfig {
         threads: Some(2),
         max_num_seqs: Some(32),
         max_num_batched_tokens: Some(100),
@@ -94,7 +94,7 @@ fn engine(num_speculative_tokens: usize) -> Engine {
         num_speculative_tokens: (num_speculative_tokens > 0).then_some(num_speculative_tokens),
         ..EngineConfig::default()
     };
-    TinyModel::write().launch(&options).unwrap().0
+    TinyModel::write().launch_on(crate::device(2), &config).unwrap().0
 }
 
 #[test]

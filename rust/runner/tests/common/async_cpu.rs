@@ -1,0 +1,478 @@
+//! An asynchronous backend around the CPU's: calls are queued for a thread of its own, and tokens are published late and in
+//! bursts. Only `collect`, `download`, `synchronize` and allocations wait for the thread.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use penstock_device::cpu::Cpu;
+use penstock_device::{
+    Backend, CacheSpec, DeviceError, MemoryUse, RowSource, Sampled, SamplingBatch, SlotParams, StepInputs,
+    StepSpec,
+};
+use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
+
+/// Tokens are published when so many batches are complete, or when nothing was submitted for a while.
+const BURST: usize = 3;
+const LATENCY: Duration = Duration::from_micros(300);
+
+/// A value that the host and the device thread use, the latter in the order of the calls.
+pub type Shared<T> = Arc<Mutex<T>>;
+
+fn shared<T>(value: T) -> Shared<T> {
+    Arc::new(Mutex::new(value))
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap()
+}
+
+type Command = Box<dyn FnOnce(&mut Cpu) -> Result<(), DeviceError> + Send>;
+
+pub struct AsyncCpu {
+    cpu: Shared<Cpu>,
+    commands: Option<Sender<Job>>,
+    /// The inputs of the step that the device thread has reached.
+    step: Shared<StepInputs>,
+    error: Shared<Option<DeviceError>>,
+    control: Arc<Control>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Job {
+    Run(Command),
+    Sample(Arc<Ticket>, Box<dyn FnOnce(&mut Cpu) -> Result<Vec<Sampled>, DeviceError> + Send>),
+    /// Answered when everything before it is complete.
+    Barrier(Sender<()>),
+}
+
+/// Holds the device thread and counts what was submitted to it.
+#[derive(Default)]
+pub struct Control {
+    held: Mutex<bool>,
+    released: Condvar,
+    /// Steps whose inputs were uploaded.
+    pub num_steps: AtomicUsize,
+    /// Batches that were submitted, and those whose tokens were published.
+    pub num_submitted: AtomicUsize,
+    pub num_published: AtomicUsize,
+    /// Completed batches are lost with the device when this is set.
+    lost: Mutex<Option<String>>,
+}
+
+impl Control {
+    /// From now on the device thread does nothing.
+    pub fn hold(&self) {
+        *lock(&self.held) = true;
+    }
+
+    pub fn release(&self) {
+        *lock(&self.held) = false;
+        self.released.notify_all();
+    }
+
+    /// The device is lost for this reason.
+    pub fn lose(&self, reason: &str) {
+        *lock(&self.lost) = Some(reason.to_owned());
+    }
+
+    fn wait(&self) {
+        let held = lock(&self.held);
+        drop(self.released.wait_while(held, |held| *held).unwrap());
+    }
+}
+
+/// The tokens of a batch, once they are published.
+#[derive(Default)]
+pub struct Ticket {
+    results: Mutex<Option<Result<Vec<Sampled>, DeviceError>>>,
+    published: Condvar,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl AsyncCpu {
+    pub fn new(threads: usize) -> (Self, Arc<Control>) {
+        let (commands, queue) = unbounded();
+        let (cpu, error, control) =
+            (shared(Cpu::new(threads).unwrap()), shared(None), Arc::new(Control::default()));
+        let thread = {
+            let (cpu, error, control) = (Arc::clone(&cpu), Arc::clone(&error), Arc::clone(&control));
+            thread::spawn(move || run(&queue, &cpu, &error, &control))
+        };
+        let device = Self {
+            cpu,
+            commands: Some(commands),
+            step: shared(StepInputs::default()),
+            error,
+            control: Arc::clone(&control),
+            thread: Some(thread),
+        };
+        (device, control)
+    }
+
+    fn submit(&self, job: Job) {
+        self.commands.as_ref().unwrap().send(job).unwrap();
+    }
+
+    fn enqueue(
+        &self,
+        command: impl FnOnce(&mut Cpu) -> Result<(), DeviceError> + Send + 'static,
+    ) -> Result<(), DeviceError> {
+        self.submit(Job::Run(Box::new(command)));
+        Ok(())
+    }
+
+    /// The CPU, when everything submitted is complete.
+    fn idle(&mut self) -> Result<MutexGuard<'_, Cpu>, DeviceError> {
+        self.synchronize()?;
+        Ok(lock(&self.cpu))
+    }
+}
+
+impl Drop for AsyncCpu {
+    fn drop(&mut self) {
+        self.control.release();
+        drop(self.commands.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// The device thread.
+fn run(queue: &Receiver<Job>, cpu: &Mutex<Cpu>, error: &Mutex<Option<DeviceError>>, control: &Control) {
+    let mut complete: VecDeque<(Arc<Ticket>, Result<Vec<Sampled>, DeviceError>)> = VecDeque::new();
+    let publish = |complete: &mut VecDeque<(Arc<Ticket>, Result<_, _>)>| {
+        for (ticket, results) in complete.drain(..) {
+            let lost = lock(&control.lost).clone().map(DeviceError::Lost);
+            *lock(&ticket.results) = Some(lost.map_or(results, Err));
+            control.num_published.fetch_add(1, SeqCst);
+            ticket.published.notify_all();
+            if let Some(waker) = lock(&ticket.waker).take() {
+                waker.wake();
+            }
+        }
+    };
+    loop {
+        let job = queue.recv_timeout(LATENCY);
+        control.wait();
+        match job {
+            Ok(Job::Run(command)) => {
+                if let Err(failure) = command(&mut lock(cpu)) {
+                    lock(error).get_or_insert(failure);
+                }
+            }
+            Ok(Job::Sample(ticket, command)) => {
+                let results = command(&mut lock(cpu));
+                complete.push_back((ticket, results));
+                if complete.len() >= BURST {
+                    publish(&mut complete);
+                }
+            }
+            Ok(Job::Barrier(answer)) => {
+                let _ = answer.send(());
+            }
+            Err(RecvTimeoutError::Timeout) => publish(&mut complete),
+            Err(RecvTimeoutError::Disconnected) => return publish(&mut complete),
+        }
+    }
+}
+
+/// A cache and whether it has a host tier.
+pub struct AsyncCache {
+    cache: Shared<<Cpu as Backend>::Cache>,
+    host_blocks: usize,
+}
+
+impl Backend for AsyncCpu {
+    type Matrix = Shared<<Cpu as Backend>::Matrix>;
+    type Vector = Shared<<Cpu as Backend>::Vector>;
+    type Buffer = Shared<<Cpu as Backend>::Buffer>;
+    type Scratch = Shared<<Cpu as Backend>::Scratch>;
+    type Cache = AsyncCache;
+    type Rope = Shared<<Cpu as Backend>::Rope>;
+    type Slots = Shared<<Cpu as Backend>::Slots>;
+    /// The inputs are copied; operations read those that were uploaded last.
+    type Step<'a> = ();
+    type Ticket = Arc<Ticket>;
+
+    fn available_memory(&self) -> u64 {
+        lock(&self.cpu).available_memory()
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        self.idle()?.reserve(bytes)
+    }
+
+    fn memory(&self) -> MemoryUse {
+        lock(&self.cpu).memory()
+    }
+
+    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64 {
+        lock(&self.cpu).matrix_bytes(rows, columns, dtype)
+    }
+
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        lock(&self.cpu).buffer_bytes(len)
+    }
+
+    fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
+        lock(&self.cpu).rope_bytes(positions, spec)
+    }
+
+    fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
+        lock(&self.cpu).scratch_bytes(spec)
+    }
+
+    fn slots_bytes(&self, spec: &StepSpec) -> u64 {
+        lock(&self.cpu).slots_bytes(spec)
+    }
+
+    fn block_bytes(&self, spec: &CacheSpec) -> u64 {
+        lock(&self.cpu).block_bytes(spec)
+    }
+
+    fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64 {
+        lock(&self.cpu).cache_bytes(spec, blocks)
+    }
+
+    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<Self::Matrix, DeviceError> {
+        self.idle()?.load_matrix(source, dtype).map(shared)
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {
+        self.idle()?.load_vector(values).map(shared)
+    }
+
+    fn load_rope(&mut self, table: &dyn RowSource, spec: &StepSpec) -> Result<Self::Rope, DeviceError> {
+        self.idle()?.load_rope(table, spec).map(shared)
+    }
+
+    fn allocate(&mut self, len: usize) -> Result<Self::Buffer, DeviceError> {
+        self.idle()?.allocate(len).map(shared)
+    }
+
+    fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Self::Scratch, DeviceError> {
+        self.idle()?.allocate_scratch(spec).map(shared)
+    }
+
+    fn allocate_slots(&mut self, spec: &StepSpec) -> Result<Self::Slots, DeviceError> {
+        self.idle()?.allocate_slots(spec).map(shared)
+    }
+
+    fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError> {
+        let cache = self.idle()?.allocate_cache(spec).map(shared)?;
+        Ok(AsyncCache { cache, host_blocks: spec.host_blocks })
+    }
+
+    fn copy_blocks(
+        &mut self,
+        cache: &mut AsyncCache,
+        copies: &mut dyn Iterator<Item = BlockCopy>,
+    ) -> Result<(), DeviceError> {
+        assert!(cache.host_blocks > 0, "copies without a host tier");
+        let (cache, copies) = (Arc::clone(&cache.cache), copies.collect::<Vec<_>>());
+        self.enqueue(move |cpu| cpu.copy_blocks(&mut lock(&cache), &mut copies.into_iter()))
+    }
+
+    fn admit_slot(
+        &mut self,
+        slots: &mut Self::Slots,
+        slot: u32,
+        params: &SlotParams<'_>,
+    ) -> Result<(), DeviceError> {
+        let SlotParams { sampling, prompt, generated, min_tokens, stop_token_ids, logprobs, prompt_logprobs } =
+            *params;
+        let (slots, sampling, prompt) = (Arc::clone(slots), sampling.clone(), Arc::clone(prompt));
+        let (generated, stop_token_ids) = (generated.to_vec(), stop_token_ids.to_vec());
+        self.enqueue(move |cpu| {
+            let params = SlotParams {
+                sampling: &sampling,
+                prompt: &prompt,
+                generated: &generated,
+                min_tokens,
+                stop_token_ids: &stop_token_ids,
+                logprobs,
+                prompt_logprobs,
+            };
+            cpu.admit_slot(&mut lock(&slots), slot, &params)
+        })
+    }
+
+    fn free_slot(&mut self, slots: &mut Self::Slots, slot: u32) -> Result<(), DeviceError> {
+        let slots = Arc::clone(slots);
+        self.enqueue(move |cpu| cpu.free_slot(&mut lock(&slots), slot))
+    }
+
+    fn upload<'a>(
+        &mut self,
+        inputs: &'a StepInputs,
+        rope: &mut Self::Rope,
+        slots: &Self::Slots,
+        cache: &AsyncCache,
+    ) -> Result<(), DeviceError> {
+        self.control.num_steps.fetch_add(1, SeqCst);
+        let (step, inputs) = (Arc::clone(&self.step), inputs.clone());
+        let (rope, slots, cache) = (Arc::clone(rope), Arc::clone(slots), Arc::clone(&cache.cache));
+        self.enqueue(move |cpu| {
+            cpu.upload(&inputs, &mut lock(&rope), &lock(&slots), &lock(&cache))?;
+            *lock(&step) = inputs;
+            Ok(())
+        })
+    }
+
+    fn embed(
+        &mut self,
+        (): (),
+        slots: &Self::Slots,
+        table: &Self::Matrix,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let (step, slots) = (Arc::clone(&self.step), Arc::clone(slots));
+        let (table, out) = (Arc::clone(table), Arc::clone(out));
+        self.enqueue(move |cpu| cpu.embed(&lock(&step), &lock(&slots), &lock(&table), &mut lock(&out)))
+    }
+
+    fn rms_norm(
+        &mut self,
+        rows: usize,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        epsilon: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let (x, weight, out) = (Arc::clone(x), Arc::clone(weight), Arc::clone(out));
+        self.enqueue(move |cpu| cpu.rms_norm(rows, &lock(&x), &lock(&weight), epsilon, &mut lock(&out)))
+    }
+
+    fn linear(
+        &mut self,
+        rows: Range<usize>,
+        x: &Self::Buffer,
+        weight: &Self::Matrix,
+        epilogue: Epilogue<&Self::Vector>,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let (x, weight, out) = (Arc::clone(x), Arc::clone(weight), Arc::clone(out));
+        let bias = epilogue.bias().map(|bias| Arc::clone(bias));
+        let epilogue = epilogue.map(|_| ());
+        self.enqueue(move |cpu| {
+            let bias = bias.as_ref().map(|bias| lock(bias));
+            let epilogue = epilogue.map(|()| bias.as_deref().unwrap());
+            cpu.linear(rows, &lock(&x), &lock(&weight), epilogue, &mut lock(&out))
+        })
+    }
+
+    fn rope_write_kv(
+        &mut self,
+        (): (),
+        rope: &Self::Rope,
+        shape: HeadShape,
+        norms: Option<(&Self::Vector, &Self::Vector, f32)>,
+        qkv: &mut Self::Buffer,
+        layer: usize,
+        cache: &mut AsyncCache,
+    ) -> Result<(), DeviceError> {
+        let (step, rope) = (Arc::clone(&self.step), Arc::clone(rope));
+        let norms = norms.map(|(query, key, epsilon)| (Arc::clone(query), Arc::clone(key), epsilon));
+        let (qkv, cache) = (Arc::clone(qkv), Arc::clone(&cache.cache));
+        self.enqueue(move |cpu| {
+            let norms = norms.as_ref().map(|(query, key, epsilon)| (lock(query), lock(key), *epsilon));
+            let norms = norms.as_ref().map(|(query, key, epsilon)| (&**query, &**key, *epsilon));
+            let (step, rope) = (lock(&step), lock(&rope));
+            cpu.rope_write_kv(&step, &rope, shape, norms, &mut lock(&qkv), layer, &mut lock(&cache))
+        })
+    }
+
+    fn attention(
+        &mut self,
+        (): (),
+        shape: HeadShape,
+        params: AttentionParams,
+        layer: usize,
+        cache: &AsyncCache,
+        qkv: &Self::Buffer,
+        scratch: &mut Self::Scratch,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let (step, cache, qkv) = (Arc::clone(&self.step), Arc::clone(&cache.cache), Arc::clone(qkv));
+        let (scratch, out) = (Arc::clone(scratch), Arc::clone(out));
+        self.enqueue(move |cpu| {
+            let (step, cache, qkv) = (lock(&step), lock(&cache), lock(&qkv));
+            cpu.attention(&step, shape, params, layer, &cache, &qkv, &mut lock(&scratch), &mut lock(&out))
+        })
+    }
+
+    fn silu_mul(
+        &mut self,
+        rows: usize,
+        width: usize,
+        gate_up: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let (gate_up, out) = (Arc::clone(gate_up), Arc::clone(out));
+        self.enqueue(move |cpu| cpu.silu_mul(rows, width, &lock(&gate_up), &mut lock(&out)))
+    }
+
+    fn gather(
+        &mut self,
+        (): (),
+        width: usize,
+        x: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let (step, x, out) = (Arc::clone(&self.step), Arc::clone(x), Arc::clone(out));
+        self.enqueue(move |cpu| cpu.gather(&lock(&step), width, &lock(&x), &mut lock(&out)))
+    }
+
+    fn sample(
+        &mut self,
+        logits: &Self::Buffer,
+        batch: &SamplingBatch,
+        slots: &mut Self::Slots,
+        scratch: &mut Self::Scratch,
+    ) -> Result<Arc<Ticket>, DeviceError> {
+        self.control.num_submitted.fetch_add(1, SeqCst);
+        let (logits, batch) = (Arc::clone(logits), batch.clone());
+        let (slots, scratch) = (Arc::clone(slots), Arc::clone(scratch));
+        let ticket = Arc::new(Ticket::default());
+        let command = move |cpu: &mut Cpu| {
+            let inner = cpu.sample(&lock(&logits), &batch, &mut lock(&slots), &mut lock(&scratch))?;
+            let mut results = Vec::new();
+            cpu.collect(inner, &mut results)?;
+            Ok(results)
+        };
+        self.submit(Job::Sample(Arc::clone(&ticket), Box::new(command)));
+        Ok(ticket)
+    }
+
+    fn poll(&mut self, ticket: &mut Arc<Ticket>, waker: &Waker) -> Poll<()> {
+        *lock(&ticket.waker) = Some(waker.clone());
+        match *lock(&ticket.results) {
+            Some(_) => Poll::Ready(()),
+            None => Poll::Pending,
+        }
+    }
+
+    fn collect(&mut self, ticket: Arc<Ticket>, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
+        let results = lock(&ticket.results);
+        let mut results = ticket.published.wait_while(results, |results| results.is_none()).unwrap();
+        *out = results.take().unwrap()?;
+        lock(&self.error).take().map_or(Ok(()), Err)
+    }
+
+    fn download(&mut self, x: &Self::Buffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        let x = Arc::clone(x);
+        self.idle()?.download(&lock(&x), start, out)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        let (answer, complete) = bounded(1);
+        self.submit(Job::Barrier(answer));
+        complete.recv().unwrap();
+        lock(&self.error).take().map_or(Ok(()), Err)
+    }
+}
