@@ -89,7 +89,7 @@ stats! {
     recomputed_tokens: Counter,
     /// Tokens generated for requests.
     generation_tokens: Counter,
-    /// Draft tokens verified: guessed, or forced by a grammar.
+    /// Draft tokens verified: predicted, or forced by a grammar.
     drafted_tokens: Counter,
     /// Draft tokens accepted.
     accepted_tokens: Counter,

@@ -1,4 +1,4 @@
-//! The hot path does not allocate. Alone in its process, because it counts the process's allocations.
+//! Decoding does not allocate. The only test of its process, because it counts the allocations of the process.
 
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
@@ -38,15 +38,15 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Answers the next plan: each stream says one word again and again. How many tokens came.
+/// Completes the next step: each stream repeats one token. Returns the number of tokens.
 fn step(core: &mut EngineCore, readers: &mut [Reader], now: Instant) -> usize {
     let (plan, mut output) = core.plan(now).unwrap();
-    for (index, work) in plan.rows.iter().enumerate() {
-        let word = index as u32 % 8;
-        let drafts = &plan.tokens[(work.tokens.end - work.num_drafts) as usize..work.tokens.end as usize];
-        let num_confirmed = drafts.iter().take_while(|draft| **draft == word).count() as u32;
-        let num_tokens = if work.sample.is_some() { num_confirmed + 1 } else { 0 };
-        output.sampled.extend((0..num_tokens).map(|_| Token::new(word, 0.0)));
+    for (index, row) in plan.rows.iter().enumerate() {
+        let token_id = index as u32 % 8;
+        let drafts = &plan.tokens[(row.tokens.end - row.num_drafts) as usize..row.tokens.end as usize];
+        let num_accepted = drafts.iter().take_while(|draft| **draft == token_id).count() as u32;
+        let num_tokens = if row.sample.is_some() { num_accepted + 1 } else { 0 };
+        output.sampled.extend((0..num_tokens).map(|_| Token::new(token_id, 0.0)));
         output.rows.push(RowOutput { num_tokens, ..RowOutput::default() });
     }
     core.handle(Message::StepDone(StepDone { plan, output, result: Ok(()) }), now);
@@ -55,7 +55,7 @@ fn step(core: &mut EngineCore, readers: &mut [Reader], now: Instant) -> usize {
     tokens.filter(|event| matches!(event, Event::Token(_))).count()
 }
 
-/// Streams that may draft so many tokens; allocations of their last 200 steps, and tokens that came in them.
+/// Runs streams that draft up to `num_speculative_tokens` tokens. Returns the allocations and the tokens of the last 200 steps.
 fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
     let limits = Limits {
         max_model_len: 8192,
@@ -88,7 +88,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
             reader
         })
         .collect();
-    // Buffers grow to their size, those of the outputs beyond what 200 steps add.
+    // Until the buffers have grown, those of the outputs beyond what 200 steps add.
     let mut num_before = 0;
     while num_before < 2100 * num_streams {
         num_before += step(&mut core, &mut readers, now);
@@ -97,12 +97,12 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
     let num_tokens: usize = (0..200).map(|_| step(&mut core, &mut readers, now)).sum();
     let num_allocations = NUM_ALLOCATIONS.load(Ordering::Relaxed) - before;
     core.handle(Message::Shutdown, now);
-    assert!(shared_stats.read().blocks_cached > 0, "blocks were published all the while");
+    assert!(shared_stats.read().blocks_cached > 0, "blocks were published");
     (num_allocations, num_tokens)
 }
 
 #[test]
-fn streams_run_without_allocating_whether_or_not_they_draft() {
+fn decoding_does_not_allocate_with_or_without_drafts() {
     assert_eq!(run(64, 0), (0, 64 * 200));
     assert_eq!(run(2, 8), (0, 2 * 200 * 9));
 }

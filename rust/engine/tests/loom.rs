@@ -1,4 +1,4 @@
-//! Every interleaving of the few places where two threads touch the same memory: one small model per race.
+//! Model checks of the few places where two threads share memory: one small model per race.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p penstock-engine --release --test loom`
 
@@ -125,27 +125,27 @@ fn cancel_vs_push() {
 #[test]
 fn cancel_vs_full_mailbox() {
     check(|| {
-        // A mailbox of one place, which a start has taken.
+        // A full mailbox of one message.
         let num_messages = Arc::new(AtomicUsize::new(1));
         let attention = Arc::new(Attention::default());
         let client = {
             let (num_messages, attention) = (Arc::clone(&num_messages), Arc::clone(&attention));
             thread::spawn(move || {
                 attention.raise();
-                // The nudge, if there is a place for it. Relaxed: the mailbox is not trusted with any order.
+                // The nudge, if there is room for it. Relaxed: the mailbox need not order memory.
                 if num_messages.load(Ordering::Relaxed) == 0 {
                     num_messages.fetch_add(1, Ordering::Relaxed);
                 }
             })
         };
-        let turn = || {
+        let iterate = || {
             num_messages.fetch_sub(1, Ordering::Relaxed);
             attention.take()
         };
-        let is_seen = turn();
+        let is_seen = iterate();
         client.join().unwrap();
-        // The engine sleeps unless there is a message, and must have seen the cancel or be woken to see it.
-        assert!(is_seen || (num_messages.load(Ordering::Relaxed) == 1 && turn()), "the cancel was lost");
+        // The engine sleeps unless there is a message. It must have seen the cancel or be woken to see it.
+        assert!(is_seen || (num_messages.load(Ordering::Relaxed) == 1 && iterate()), "the cancel was lost");
     });
 }
 
@@ -168,7 +168,7 @@ fn start_vs_last_look_into_the_mailbox() {
     });
 }
 
-/// The engine pauses on a full queue; whatever it misses of the reads, it must be nudged.
+/// The engine pauses on a full queue. Whichever reads it has missed, it must be nudged.
 fn pause_vs_pop(capacity: usize) {
     check(move || {
         let (mut writer, mut reader) = result_queue(capacity);
@@ -206,7 +206,7 @@ fn pause_vs_pop_down_to_half() {
     pause_vs_pop(3);
 }
 
-/// The law: push, then ring; clear, then drain. Whoever sleeps after that has missed nothing.
+/// The order: push, then ring; clear, then drain. A listener that sleeps after that has missed nothing.
 fn ring_vs_clear_and_drain(port: impl Fn() -> Port + Send + Sync + 'static) {
     check(move || {
         let (mut writer, mut reader) = result_queue(4);

@@ -1,4 +1,4 @@
-//! Engines leave no thread behind. Alone in its process, because it counts the process's threads.
+//! Closed engines leave no thread. The only test of its process, because it counts the threads of the process.
 
 #![cfg(all(not(loom), target_os = "linux"))]
 #![allow(clippy::unwrap_used)]
@@ -13,7 +13,7 @@ impl Executor for Nothing {
     fn submit(&mut self, _: Box<StepPlan>, _: Box<StepOutput>) {}
 }
 
-/// A joined thread may be listed for a moment longer, so this waits for the number, and says what there was at last.
+/// A joined thread may be listed for a moment longer, so this waits for the number.
 fn check_threads(expected: usize) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while num_threads() != expected && Instant::now() < deadline {
@@ -27,7 +27,7 @@ fn num_threads() -> usize {
 }
 
 #[test]
-fn ten_engines_opened_and_closed_leave_no_thread() {
+fn closed_engines_leave_no_thread() {
     let limits = Limits {
         max_model_len: 16,
         max_num_seqs: 1,

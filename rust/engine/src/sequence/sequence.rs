@@ -47,7 +47,7 @@ pub struct Sequence {
     pub(super) num_planned: usize,
     /// Tokens that were computed, or found in the cache, since the request arrived.
     num_computed_once: usize,
-    /// Whether a plan has told the executor of this sequence and its slot.
+    /// Whether the executor knows this sequence and its slot from a plan.
     pub(super) has_slot_state: bool,
     pub(super) num_rows_in_flight: usize,
     /// Rows in flight that sample. Each yields one token, or with drafts at least one.

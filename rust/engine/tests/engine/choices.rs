@@ -1,13 +1,13 @@
-//! Several answers to one prompt.
+//! Several choices for one prompt.
 
 use penstock_engine::testing::Message;
 use penstock_engine::{Event, FinishReason, Limits, Rejection};
 
-use crate::harness::{Client, Harness, caching, check_answered, check_ended, limits, read};
+use crate::harness::{Client, Harness, caching, check_ended, check_output, limits, read};
 use crate::oracle::request;
 
 #[test]
-fn the_first_computes_the_prompt_for_all() {
+fn the_leader_computes_the_prompt_for_all_choices() {
     let mut harness = Harness::new(Limits { num_blocks: 32, ..caching() });
     let mut clients = harness.start_choices(&request(33, 6, 0), 0..4);
     while harness.stats().generation_tokens == 0 {
@@ -15,60 +15,60 @@ fn the_first_computes_the_prompt_for_all() {
         harness.step();
     }
     harness.plan();
-    assert_eq!((harness.stats().running, harness.stats().waiting), (4, 0), "with its first token");
+    assert_eq!((harness.stats().running, harness.stats().waiting), (4, 0), "after the first token");
     harness.run();
-    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
     let stats = harness.stats();
     assert_eq!((stats.prompt_tokens, stats.prefix_hit_tokens), (33 + 3, 3 * 32));
     assert_eq!(stats.requests_finished, 4);
 }
 
 #[test]
-fn where_there_is_nothing_to_share_nobody_is_held_back() {
+fn choices_without_shared_blocks_start_at_once() {
     for (limits, num_prompt) in [(limits(), 20), (caching(), 4)] {
         let mut harness = Harness::new(limits);
         let mut clients = harness.start_choices(&request(num_prompt, 6, 0), 0..3);
         harness.step();
         assert_eq!(harness.stats().running, 3);
         harness.run();
-        clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+        clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
     }
 }
 
 #[test]
-fn choices_are_admitted_together_and_count_once_among_those_that_wait() {
+fn choices_are_admitted_together_and_count_once() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 2, ..caching() });
     let mut running = harness.start(request(4, 20, 9));
     let mut groups = [1, 2].map(|seed| harness.start_choices(&request(9, 3, seed), 0..5));
-    let mut refused = harness.start_choices(&request(9, 3, 3), 0..5);
-    for client in &mut refused {
+    let mut rejected = harness.start_choices(&request(9, 3, 3), 0..5);
+    for client in &mut rejected {
         assert_eq!(
             client.drain(),
             [Event::Rejected(Rejection::Overloaded { waiting: 10, limit: 2 })],
-            "together, or not at all"
+            "all or none"
         );
     }
     for client in groups.iter_mut().flatten() {
         assert_eq!(client.drain(), [Event::Admitted]);
     }
     harness.run();
-    check_answered(&mut running, &harness.limits);
-    groups.iter_mut().flatten().for_each(|client| check_answered(client, &harness.limits));
+    check_output(&mut running, &harness.limits);
+    groups.iter_mut().flatten().for_each(|client| check_output(client, &harness.limits));
 }
 
 #[test]
-fn those_who_wait_for_a_place_after_the_first_turn_no_newcomer_away() {
+fn waiting_choices_do_not_cause_rejections() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, ..caching() });
     let mut clients = harness.start_choices(&request(9, 8, 1), 0..6);
     harness.step();
     clients.push(harness.start(request(3, 2, 0)));
     assert_eq!(harness.stats().waiting, 6);
     harness.run();
-    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
 }
 
 #[test]
-fn when_the_first_ends_too_soon_the_next_computes_the_prompt() {
+fn a_cancelled_leader_is_replaced() {
     let mut harness = Harness::new(caching());
     let mut clients = harness.start_choices(&request(40, 6, 0), 0..4);
     harness.step();
@@ -81,20 +81,20 @@ fn when_the_first_ends_too_soon_the_next_computes_the_prompt() {
         check_ended(&mut clients[index], FinishReason::Cancelled);
     }
     for index in [1, 3] {
-        check_answered(&mut clients[index], &harness.limits);
+        check_output(&mut clients[index], &harness.limits);
     }
     assert!(harness.stats().prompt_tokens < 2 * 40);
 }
 
 #[test]
-fn a_first_that_does_not_read_holds_nobody_back() {
+fn a_paused_leader_releases_its_followers() {
     let mut harness = Harness::new(Limits { queue_capacity: 1, ..caching() });
     let mut clients = harness.start_choices(&request(12, 3, 0), 0..3);
     harness.run();
     let mut reading = clients.split_off(1);
     for client in &mut reading {
         while !client.is_ended() {
-            client.pop().expect("every event read makes room for the next");
+            client.pop().expect("each event read makes room for the next");
             harness.run();
         }
     }
@@ -102,20 +102,20 @@ fn a_first_that_does_not_read_holds_nobody_back() {
 }
 
 #[test]
-fn choices_that_nobody_reads_do_not_pile_up_beyond_those_that_were_admitted() {
+fn unread_choices_cause_rejections_of_new_ones() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, queue_capacity: 1, ..limits() });
     let clients = harness.start_choices(&request(4, 4, 0), 0..5);
     harness.run();
-    assert_eq!((harness.stats().running, harness.stats().waiting), (1, 4), "each made way for the next");
-    let refused = harness.start_choices(&request(4, 4, 1), 0..5).pop().unwrap().drain();
-    assert_eq!(refused, [Event::Rejected(Rejection::Overloaded { waiting: 4, limit: 1 })]);
+    assert_eq!((harness.stats().running, harness.stats().waiting), (1, 4), "each was preempted for the next");
+    let rejected = harness.start_choices(&request(4, 4, 1), 0..5).pop().unwrap().drain();
+    assert_eq!(rejected, [Event::Rejected(Rejection::Overloaded { waiting: 4, limit: 1 })]);
     clients.iter().for_each(Client::cancel);
     harness.attend();
     assert!(harness.core.is_idle());
 }
 
 #[test]
-fn a_shutdown_ends_those_who_are_held_back() {
+fn shutdown_cancels_followers() {
     let mut harness = Harness::new(caching());
     let mut clients = harness.start_choices(&request(40, 6, 0), 0..4);
     harness.plan();

@@ -1,9 +1,9 @@
-//! A fake executor without a thread whose cache has contents. What a position holds is a digest of its token and of
-//! what was read for the positions before it, as with keys and values; the token after a row is drawn from everything
-//! the row reads through its block table. So a wrong block, a stale hit, a copy that is missing or comes too late, a
-//! block handed out too early, a position skipped or computed from a wrong token: all show as a wrong token.
+//! A fake executor without a thread whose cache has contents. The contents of a position are a digest of its token and of the
+//! contents of the positions before it, as with keys and values; the token after a row is sampled from everything the row reads
+//! through its block table. So a wrong block, a stale hit, a missing or late copy, a block that is reused too early, and a
+//! position that is skipped or computed from a wrong token all show as a wrong token.
 //!
-//! What a failed step would have written is rubbish afterwards, copies included unless it failed after them.
+//! Whatever a failed step would have written is garbage afterwards, copies included unless it failed after them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,19 +24,19 @@ pub struct Device {
     limits: Limits,
     cache: Vec<Block>,
     host: Vec<Block>,
-    /// Whose each slot is, and what was generated there.
+    /// The request of each slot, and the tokens generated there.
     slots: Vec<Option<(Arc<Request>, Vec<u32>)>>,
     steps: VecDeque<(Box<StepPlan>, Box<StepOutput>)>,
     last_step: u64,
-    num_rubbish: u64,
+    num_garbage: u64,
     /// Copies made: saves, loads.
     pub num_copies: (u64, u64),
     /// Copies in one plan, at most.
     pub most_copies: usize,
-    /// One row in so many fails, and nothing else of its step.
+    /// One of this many rows fails, while its step succeeds.
     pub failing_rows: Option<u64>,
-    /// Drafts that turned out wrong.
-    pub num_refused: u64,
+    /// Rejected drafts.
+    pub num_rejected_drafts: u64,
 }
 
 impl Device {
@@ -48,14 +48,14 @@ impl Device {
             limits: limits.clone(),
             steps: VecDeque::new(),
             last_step: 0,
-            num_rubbish: 0,
+            num_garbage: 0,
             num_copies: (0, 0),
             most_copies: 0,
             failing_rows: None,
-            num_refused: 0,
+            num_rejected_drafts: 0,
         };
-        device.cache = (0..limits.num_blocks).map(|_| device.rubbish()).collect();
-        device.host = (0..limits.host_blocks).map(|_| device.rubbish()).collect();
+        device.cache = (0..limits.num_blocks).map(|_| device.garbage()).collect();
+        device.host = (0..limits.host_blocks).map(|_| device.garbage()).collect();
         device
     }
 
@@ -71,21 +71,21 @@ impl Device {
         assert!(positions.is_empty() && forced.is_empty());
         self.last_step = plan.step;
         self.most_copies = self.most_copies.max(plan.copies.len());
-        let num_tokens: u32 = plan.rows.iter().map(|work| work.num_tokens).sum();
+        let num_tokens: u32 = plan.rows.iter().map(|row| row.num_tokens).sum();
         assert!(num_tokens >= 1 && num_tokens as usize <= self.limits.max_num_batched_tokens);
-        let slots: HashSet<_> = plan.rows.iter().map(|work| work.slot).collect();
+        let slots: HashSet<_> = plan.rows.iter().map(|row| row.slot).collect();
         assert_eq!(slots.len(), plan.rows.len(), "a slot has two rows");
         assert!(slots.iter().all(|slot| (*slot as usize) < self.limits.max_num_seqs));
         self.check_races(&plan);
         self.steps.push_back((plan, output));
     }
 
-    /// Rows are computed side by side: what one writes, no other may read or write.
+    /// Rows are computed concurrently: a block that one writes, no other may read or write.
     fn check_races(&self, plan: &StepPlan) {
         let mut num_readers = HashMap::new();
-        for work in &plan.rows {
-            let table = table(work, plan);
-            let end = (work.start + work.num_tokens) as usize;
+        for row in &plan.rows {
+            let table = table(row, plan);
+            let end = (row.start + row.num_tokens) as usize;
             assert_eq!(
                 table.len(),
                 end.div_ceil(self.limits.block_size),
@@ -94,9 +94,9 @@ impl Device {
             assert!(table.iter().all(|block| *block < self.limits.num_blocks));
             table.iter().for_each(|block| *num_readers.entry(*block).or_insert(0) += 1);
         }
-        for work in &plan.rows {
-            for block in &table(work, plan)[work.start as usize / self.limits.block_size..] {
-                assert_eq!(num_readers[block], 1, "a block that is written is in two places");
+        for row in &plan.rows {
+            for block in &table(row, plan)[row.start as usize / self.limits.block_size..] {
+                assert_eq!(num_readers[block], 1, "a block that is written is in two tables");
             }
         }
     }
@@ -104,7 +104,7 @@ impl Device {
     /// Runs the oldest plan.
     pub fn complete(&mut self) -> StepDone {
         let (plan, mut output) = self.steps.pop_front().unwrap();
-        self.seat(&plan);
+        self.assign_slots(&plan);
         self.make_copies(&plan);
         output.copies_done = true;
         for row in &plan.rows {
@@ -118,11 +118,11 @@ impl Device {
         let (plan, output) = self.steps.pop_front().unwrap();
         for copy in &plan.copies {
             match *copy {
-                BlockCopy::Save { to, .. } => self.host[to.0 as usize] = self.rubbish(),
-                BlockCopy::Load { to, .. } => self.cache[to.0 as usize] = self.rubbish(),
+                BlockCopy::Save { to, .. } => self.host[to.0 as usize] = self.garbage(),
+                BlockCopy::Load { to, .. } => self.cache[to.0 as usize] = self.garbage(),
             }
         }
-        self.spoil_work(&plan);
+        self.corrupt_rows(&plan);
         StepDone { plan, output, result: Err(StepError::Failed(text.into())) }
     }
 
@@ -131,7 +131,7 @@ impl Device {
         let (plan, mut output) = self.steps.pop_front().unwrap();
         self.make_copies(&plan);
         output.copies_done = true;
-        self.spoil_work(&plan);
+        self.corrupt_rows(&plan);
         StepDone { plan, output, result: Err(StepError::Failed(text.into())) }
     }
 
@@ -155,7 +155,7 @@ impl Device {
         }
     }
 
-    fn seat(&mut self, plan: &StepPlan) {
+    fn assign_slots(&mut self, plan: &StepPlan) {
         for slot in &plan.freed_slots {
             self.slots[*slot as usize] = None;
         }
@@ -165,24 +165,24 @@ impl Device {
         }
     }
 
-    fn spoil_work(&mut self, plan: &StepPlan) {
-        self.seat(plan);
-        for work in &plan.rows {
-            if let (Some((_, generated)), Some(_)) = (&mut self.slots[work.slot as usize], work.sample) {
+    fn corrupt_rows(&mut self, plan: &StepPlan) {
+        self.assign_slots(plan);
+        for row in &plan.rows {
+            if let (Some((_, generated)), Some(_)) = (&mut self.slots[row.slot as usize], row.sample) {
                 generated.push(oracle::VOCABULARY);
             }
-            let table = table(work, plan);
-            for position in work.start as usize..(work.start + work.num_tokens) as usize {
-                let rubbish = self.rubbish()[0];
-                *self.cell(position, &table) = rubbish;
+            let table = table(row, plan);
+            for position in row.start as usize..(row.start + row.num_tokens) as usize {
+                let garbage = self.garbage()[0];
+                *self.cell(position, &table) = garbage;
             }
         }
     }
 
-    /// A block that nobody wrote: no two are alike.
-    fn rubbish(&mut self) -> Block {
-        self.num_rubbish += 1;
-        vec![mix(!self.num_rubbish); self.limits.block_size]
+    /// The contents of a block that was not written: no two are equal.
+    fn garbage(&mut self) -> Block {
+        self.num_garbage += 1;
+        vec![mix(!self.num_garbage); self.limits.block_size]
     }
 
     fn cell(&mut self, position: usize, table: &[usize]) -> &mut u64 {
@@ -190,42 +190,42 @@ impl Device {
         &mut self.cache[table[position / block_size]][position % block_size]
     }
 
-    fn run(&mut self, work: &ScheduledRow, plan: &StepPlan, output: &mut StepOutput) {
-        let table = table(work, plan);
-        let given = &plan.tokens[work.tokens.start as usize..work.tokens.end as usize];
-        let (request, generated) = self.slots[work.slot as usize].clone().expect("a row without a seat");
-        let input = match work.follows_sample {
+    fn run(&mut self, row: &ScheduledRow, plan: &StepPlan, output: &mut StepOutput) {
+        let table = table(row, plan);
+        let given = &plan.tokens[row.tokens.start as usize..row.tokens.end as usize];
+        let (request, generated) = self.slots[row.slot as usize].clone().expect("a row without a request");
+        let input = match row.follows_sample {
             true => {
-                assert_eq!((given.len(), work.num_tokens, work.num_drafts), (0, 1, 0));
+                assert_eq!((given.len(), row.num_tokens, row.num_drafts), (0, 1, 0));
                 vec![*generated.last().expect("nothing was sampled to follow")]
             }
             false => given.to_vec(),
         };
-        assert_eq!(input.len(), work.num_tokens as usize);
-        let prompt_len = work.prompt_len as usize;
-        for (position, token) in (work.start as usize..).zip(&input) {
+        assert_eq!(input.len(), row.num_tokens as usize);
+        let prompt_len = row.prompt_len as usize;
+        for (position, token) in (row.start as usize..).zip(&input) {
             let before = position.checked_sub(1).map(|before| *self.cell(before, &table));
             *self.cell(position, &table) = oracle::digest(before, position, *token, prompt_len, &self.limits);
         }
-        let end = (work.start + work.num_tokens) as usize;
+        let end = (row.start + row.num_tokens) as usize;
         assert!(end <= self.limits.max_model_len, "a position beyond the model is computed");
         if self
             .failing_rows
-            .is_some_and(|rows| mix(plan.step << 8 | u64::from(work.slot)).is_multiple_of(rows))
+            .is_some_and(|rows| mix(plan.step << 8 | u64::from(row.slot)).is_multiple_of(rows))
         {
-            return self.fail_row(work, output);
+            return self.fail_row(row, output);
         }
-        for position in work.prompt_outputs.clone() {
-            assert!((work.start..end as u32).contains(&position), "a position that was not computed");
+        for position in row.prompt_outputs.clone() {
+            assert!((row.start..end as u32).contains(&position), "a position that was not computed");
             let read = self.read(position as usize + 1, &table);
             output.positions.push(oracle::position(&request, position as usize, read.into_iter()));
         }
-        let num_positions = work.prompt_outputs.len() as u32;
-        let Some(sample) = work.sample else {
-            assert_eq!(work.num_drafts, 0, "drafts that are not verified");
+        let num_positions = row.prompt_outputs.len() as u32;
+        let Some(sample) = row.sample else {
+            assert_eq!(row.num_drafts, 0, "drafts that are not verified");
             return output.rows.push(RowOutput { num_positions, ..RowOutput::default() });
         };
-        let (num_drafts, num_known) = (work.num_drafts as usize, input.len() - work.num_drafts as usize);
+        let (num_drafts, num_known) = (row.num_drafts as usize, input.len() - row.num_drafts as usize);
         assert!(num_known > 0);
         assert_eq!(prompt_len, request.prompt.len());
         assert_eq!(sample.index as usize, end - num_drafts - prompt_len);
@@ -236,28 +236,28 @@ impl Device {
         loop {
             let index = sample.index + num_tokens as u32;
             let suppress_stops = (index as usize) < request.min_tokens;
-            let read = self.read(work.start as usize + num_known + num_tokens, &table);
+            let read = self.read(row.start as usize + num_known + num_tokens, &table);
             let token = oracle::sample(&request, index, suppress_stops, read.into_iter());
-            let is_confirmed = input.get(num_known + num_tokens) == Some(&token.id);
-            self.slot(work).push(token.id);
+            let is_accepted = input.get(num_known + num_tokens) == Some(&token.id);
+            self.slot(row).push(token.id);
             output.sampled.push(token);
             num_tokens += 1;
-            if !is_confirmed {
+            if !is_accepted {
                 break;
             }
         }
-        self.num_refused += (num_drafts + 1 - num_tokens) as u64;
+        self.num_rejected_drafts += (num_drafts + 1 - num_tokens) as u64;
         let first = output.forced.len() as u32;
         if request.grammar.is_some() {
-            let read = self.read(work.start as usize + num_known + num_tokens - 1, &table);
-            self.force(&request, read, self.slots[work.slot as usize].clone().unwrap().1, &mut output.forced);
+            let read = self.read(row.start as usize + num_known + num_tokens - 1, &table);
+            self.force(&request, read, self.slots[row.slot as usize].clone().unwrap().1, &mut output.forced);
         }
         let forced = first..output.forced.len() as u32;
         let num_tokens = num_tokens as u32;
         output.rows.push(RowOutput { num_tokens, num_positions, forced, failure: None });
     }
 
-    /// What a grammar says can only come next: up to twenty tokens, one of which is now and then a mistake.
+    /// The tokens that a grammar forces: up to twenty, one of which is wrong at times.
     fn force(&self, request: &Request, mut read: Vec<u64>, generated: Vec<u32>, forced: &mut Vec<u32>) {
         let (mut token, chance) = (*generated.last().unwrap(), mix(*read.last().unwrap()));
         for index in generated.len()..generated.len() + (chance % 21) as usize {
@@ -271,25 +271,25 @@ impl Device {
         }
     }
 
-    fn fail_row(&mut self, work: &ScheduledRow, output: &mut StepOutput) {
-        if work.sample.is_some() {
-            self.slot(work).push(oracle::VOCABULARY);
+    fn fail_row(&mut self, row: &ScheduledRow, output: &mut StepOutput) {
+        if row.sample.is_some() {
+            self.slot(row).push(oracle::VOCABULARY);
         }
         output.rows.push(RowOutput { failure: Some(ROW_FAILURE.into()), ..RowOutput::default() });
     }
 
-    /// What was generated in the row's slot.
-    fn slot(&mut self, work: &ScheduledRow) -> &mut Vec<u32> {
-        &mut self.slots[work.slot as usize].as_mut().expect("a row without a seat").1
+    /// The tokens generated in the row's slot.
+    fn slot(&mut self, row: &ScheduledRow) -> &mut Vec<u32> {
+        &mut self.slots[row.slot as usize].as_mut().expect("a row without a request").1
     }
 
-    /// What the first positions hold.
+    /// The contents of the first positions.
     fn read(&mut self, num_positions: usize, table: &[usize]) -> Vec<u64> {
         (0..num_positions).map(|position| *self.cell(position, table)).collect()
     }
 }
 
-fn table(work: &ScheduledRow, plan: &StepPlan) -> Vec<usize> {
-    let blocks = &plan.blocks[work.blocks.start as usize..work.blocks.end as usize];
+fn table(row: &ScheduledRow, plan: &StepPlan) -> Vec<usize> {
+    let blocks = &plan.blocks[row.blocks.start as usize..row.blocks.end as usize];
     blocks.iter().map(|block| block.0 as usize).collect()
 }

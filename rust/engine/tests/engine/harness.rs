@@ -1,5 +1,5 @@
-//! A core, a device and consumers in one hand: what the actor and the handles do, step by step and with a clock of
-//! numbers.
+//! An engine core with a fake device and consumers, driven step by step and with a simulated clock, as the actor and the
+//! handles drive it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use penstock_engine::{
 use penstock_types::Sampling;
 
 use crate::device::Device;
-use crate::oracle::{VOCABULARY, answer};
+use crate::oracle::{VOCABULARY, expected_output};
 
 pub struct Harness {
     pub limits: Limits,
@@ -31,7 +31,7 @@ pub struct Harness {
     num_started: u64,
 }
 
-/// What a handle's consumer is, nudging through the attention flag alone. Dropping it does not cancel.
+/// The consumer of a request. It nudges through the attention flag alone, and dropping it does not cancel.
 pub struct Client {
     pub request: Arc<Request>,
     reader: Reader,
@@ -97,7 +97,7 @@ impl Harness {
         self.shared_stats.read()
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub fn pass(&mut self, milliseconds: u64) {
         self.now += Duration::from_millis(milliseconds);
     }
@@ -108,7 +108,7 @@ impl Harness {
         client
     }
 
-    /// As many answers to one prompt as there are seeds.
+    /// Starts one choice per seed.
     pub fn start_choices(&mut self, request: &Request, seeds: Range<u64>) -> Vec<Client> {
         let choice = |seed| {
             let sampling = Sampling { seed, ..request.sampling.clone() };
@@ -119,7 +119,7 @@ impl Harness {
         clients
     }
 
-    /// A start that lies in the mailbox, and its client.
+    /// A start that is in the mailbox, and its client.
     pub fn post(&mut self, request: Request) -> (Start, Client) {
         self.limits.check(&request).unwrap();
         self.num_started += 1;
@@ -142,16 +142,16 @@ impl Harness {
         self.core.check_integrity();
     }
 
-    /// One plan, submitted; what it grants, as (slot, tokens) in the order of slots.
+    /// Plans and submits one step. Returns its (slot, tokens) in the order of slots.
     pub fn plan(&mut self) -> Vec<(u32, u32)> {
         self.attend();
         let plan = self.core.plan(self.now);
         self.core.check_integrity();
         let Some((plan, output)) = plan else { return vec![] };
-        let mut granted: Vec<_> = plan.rows.iter().map(|work| (work.slot, work.num_tokens)).collect();
-        granted.sort_unstable();
+        let mut scheduled: Vec<_> = plan.rows.iter().map(|row| (row.slot, row.num_tokens)).collect();
+        scheduled.sort_unstable();
         self.device.submit(plan, output);
-        granted
+        scheduled
     }
 
     pub fn complete(&mut self) {
@@ -159,32 +159,31 @@ impl Harness {
         self.handle(Message::StepDone(done));
     }
 
-    /// Fails the oldest plan; the number of copies that were in it.
+    /// Fails the oldest step. Returns the number of its copies.
     pub fn fail(&mut self, text: &str) -> usize {
         let done = self.device.fail(text);
-        self.answer(done)
+        self.deliver(done)
     }
 
-    /// Loses the device in the oldest plan.
+    /// Loses the device in the oldest step.
     pub fn lose_device(&mut self, text: &str) {
         let done = self.device.lose(text);
-        self.answer(done);
+        self.deliver(done);
     }
 
-    /// Fails the oldest plan after its copies are made, so many.
+    /// Fails the oldest step after its copies are made. Returns their number.
     pub fn fail_after_copies(&mut self, text: &str) -> usize {
         let done = self.device.fail_after_copies(text);
-        self.answer(done)
+        self.deliver(done)
     }
 
-    fn answer(&mut self, done: StepDone) -> usize {
+    fn deliver(&mut self, done: StepDone) -> usize {
         let num_copies = done.plan.copies.len();
         self.handle(Message::StepDone(done));
         num_copies
     }
 
-    /// As the actor works when the device is slower than it: a plan ready, the oldest answered. False when there was
-    /// nothing to do.
+    /// Fills the pipeline and completes the oldest step, as the actor does with a slow device. False if there was nothing to do.
     pub fn step(&mut self) -> bool {
         while !self.plan().is_empty() {}
         if self.device.num_plans() == 0 {
@@ -232,7 +231,7 @@ impl Client {
     }
 }
 
-/// Reads everything: the tokens, and the last word if it was said.
+/// Reads all events: the tokens, and the end if it has come.
 pub fn read(client: &mut Client) -> (Vec<Token>, Option<Finish>) {
     let (mut tokens, mut last) = (vec![], None);
     for event in client.drain() {
@@ -240,39 +239,39 @@ pub fn read(client: &mut Client) -> (Vec<Token>, Option<Finish>) {
             Event::Admitted | Event::Prompt(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Finished(finish) => last = Some(finish),
-            Event::Rejected(refusal) => panic!("refused: {refusal:?}"),
+            Event::Rejected(refusal) => panic!("rejected: {refusal:?}"),
         }
     }
     (tokens, last)
 }
 
-/// The answer is the oracle's.
+/// Checks that the whole output is the expected one.
 #[track_caller]
-pub fn check_answered(client: &mut Client, limits: &Limits) {
+pub fn check_output(client: &mut Client, limits: &Limits) {
     let (tokens, last) = read(client);
-    let (expected, reason) = answer(&client.request, limits);
+    let (expected, reason) = expected_output(&client.request, limits);
     assert_eq!(tokens, expected);
     assert_eq!(last.map(|finish| finish.reason), Some(reason));
 }
 
-/// It has ended, for this reason.
+/// Checks that it has ended for this reason.
 #[track_caller]
 pub fn check_ended(client: &mut Client, reason: FinishReason) {
-    assert_eq!(read(client).1.expect("it has not ended").reason, reason);
+    assert_eq!(read(client).1.expect("the request has not ended").reason, reason);
 }
 
-/// Runs a request to its end; what of it was cached.
+/// Runs a request to its end. Returns its cached tokens.
 pub fn cached(harness: &mut Harness, request: Request) -> CachedTokens {
     let mut client = harness.start(request);
     harness.run();
-    let expected = answer(&client.request, &harness.limits);
+    let expected = expected_output(&client.request, &harness.limits);
     let (tokens, finish) = read(&mut client);
-    let finish = finish.expect("it ends");
+    let finish = finish.expect("the request has ended");
     assert_eq!((tokens, finish.reason), expected);
     finish.cached
 }
 
-/// As many tokens of device and host.
+/// Cached tokens by tier.
 pub fn found(device: usize, host: usize) -> CachedTokens {
     CachedTokens { device, host }
 }

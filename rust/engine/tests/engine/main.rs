@@ -1,5 +1,5 @@
-//! The engine from outside: its core by random schedules and by single behaviours, without a thread; then with real
-//! threads; and the block pool against a naive twin.
+//! The engine core without a thread, by random schedules and by single behaviours; the engine with threads; and the KV cache
+//! manager against a naive reference.
 
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
@@ -7,14 +7,16 @@
 mod choices;
 mod device;
 mod drafts;
-mod ends;
+mod finish;
 mod harness;
 mod kv_cache;
-mod memory;
 mod oracle;
+mod preemption;
+mod prefix_reuse;
+mod prompt_outputs;
 mod random;
-mod reports;
 mod scheduling;
-mod sharing;
+mod shutdown;
 mod simulation;
+mod threaded;
 mod threads;

@@ -1,4 +1,4 @@
-//! A small seeded source of chance (SplitMix64), so that a failure names one number to run again.
+//! A small seeded random number generator (SplitMix64).
 
 pub struct Random(pub u64);
 

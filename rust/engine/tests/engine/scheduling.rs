@@ -1,32 +1,32 @@
-//! Single behaviours of the core, each a sentence.
+//! The distribution of steps and slots, ends, pauses and cancels.
 
 use std::time::Duration;
 
 use penstock_engine::testing::Message;
 use penstock_engine::{CachedTokens, Event, Finish, FinishReason, Limits, Rejection, Request, StopCause};
 
-use crate::harness::{Client, Harness, check_answered, check_ended, limits, read};
-use crate::oracle::{answer, request};
+use crate::harness::{Client, Harness, check_ended, check_output, limits, read};
+use crate::oracle::{expected_output, request};
 
-/// A request that stops at its token `at`, counted from 0.
+/// A request that stops at token `at`, counted from 0.
 fn stopping(num_prompt: usize, at: u32, max_tokens: usize) -> Request {
     (0..)
         .map(|seed| {
             let mut request = request(num_prompt, max_tokens, seed);
-            request.stop_token_ids = vec![answer(&request, &limits()).0[at as usize].id];
+            request.stop_token_ids = vec![expected_output(&request, &limits()).0[at as usize].id];
             request
         })
-        .find(|request| answer(request, &limits()).0.len() == at as usize + 1)
+        .find(|request| expected_output(request, &limits()).0.len() == at as usize + 1)
         .unwrap()
 }
 
 #[test]
-fn requests_of_all_lengths_are_answered_as_if_alone() {
+fn outputs_are_independent_of_other_requests() {
     let mut harness = Harness::new(limits());
     let mut clients: Vec<_> =
         (0..8).map(|seed| harness.start(request(1 + 6 * seed as usize, 3 + seed as usize, seed))).collect();
     harness.run();
-    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
     assert!(harness.core.is_idle());
     assert_eq!((harness.stats().blocks_used, harness.stats().blocks_reserved), (0, 0));
     assert_eq!(harness.stats().generation_tokens, (3..11).sum::<u64>());
@@ -34,16 +34,16 @@ fn requests_of_all_lengths_are_answered_as_if_alone() {
 }
 
 #[test]
-fn max_tokens_is_exact_and_costs_nothing_extra() {
+fn max_tokens_is_exact_and_its_last_token_is_not_computed() {
     let mut harness = Harness::new(limits());
     let mut client = harness.start(request(3, 5, 0));
     let mut num_computed = 0;
     loop {
-        let granted: u32 = std::iter::from_fn(|| Some(harness.plan()).filter(|plan| !plan.is_empty()))
+        let scheduled: u32 = std::iter::from_fn(|| Some(harness.plan()).filter(|plan| !plan.is_empty()))
             .flatten()
             .map(|(_, num_tokens)| num_tokens)
             .sum();
-        num_computed += granted;
+        num_computed += scheduled;
         if harness.device.num_plans() == 0 {
             break;
         }
@@ -54,7 +54,7 @@ fn max_tokens_is_exact_and_costs_nothing_extra() {
 }
 
 #[test]
-fn the_model_length_ends_a_request() {
+fn max_model_len_ends_a_request() {
     let mut harness = Harness::new(limits());
     let mut client = harness.start(request(60, 100, 0));
     harness.run();
@@ -63,7 +63,7 @@ fn the_model_length_ends_a_request() {
 }
 
 #[test]
-fn a_stop_token_is_the_last_token_and_the_row_computed_ahead_is_discarded() {
+fn a_stop_token_is_the_last_and_the_next_row_is_discarded() {
     let mut harness = Harness::new(limits());
     let mut client = harness.start(stopping(4, 2, 20));
     while !client.is_ended() {
@@ -74,22 +74,22 @@ fn a_stop_token_is_the_last_token_and_the_row_computed_ahead_is_discarded() {
     }
     assert_eq!(harness.device.num_plans(), 1, "a row for a fourth token is in flight");
     assert_eq!(harness.stats().blocks_used, 0);
-    // Its slot and blocks go to somebody else while that row runs.
+    // Its slot and blocks are reused while that row runs.
     let mut next = harness.start(request(9, 4, 1));
     harness.run();
-    check_answered(&mut next, &harness.limits);
+    check_output(&mut next, &harness.limits);
     assert_eq!(harness.stats().generation_tokens, 3 + 4);
 }
 
-/// Reads nothing until the end has come, so that the answer can be compared whole.
+/// Reads nothing until the end, so that the whole output can be compared.
 fn check_ahead(client: &mut Client, harness: &Harness) {
     if harness.stats().running == 0 {
-        check_answered(client, &harness.limits);
+        check_output(client, &harness.limits);
     }
 }
 
 #[test]
-fn min_tokens_keeps_stops_from_being_chosen() {
+fn no_stop_token_is_sampled_below_min_tokens() {
     let mut harness = Harness::new(limits());
     let mut wanted = stopping(4, 2, 20);
     wanted.min_tokens = 6;
@@ -101,7 +101,7 @@ fn min_tokens_keeps_stops_from_being_chosen() {
 }
 
 #[test]
-fn streams_advance_in_every_step_while_a_long_prompt_is_computed() {
+fn decodes_advance_every_step_beside_a_long_prompt() {
     let mut harness = Harness::new(limits());
     let _streams: Vec<_> = (0..3).map(|seed| harness.start(request(1, 60, seed))).collect();
     assert_eq!(harness.plan(), [(0, 1), (1, 1), (2, 1)]);
@@ -114,19 +114,19 @@ fn streams_advance_in_every_step_while_a_long_prompt_is_computed() {
 }
 
 #[test]
-fn a_short_prompt_does_not_queue_behind_a_long_one() {
+fn a_short_prompt_does_not_wait_for_a_long_one() {
     let mut harness = Harness::new(limits());
     let _long = harness.start(request(60, 4, 0));
     assert_eq!(harness.plan(), [(0, 16)]);
     let _middle = harness.start(request(20, 4, 1));
     let _short = harness.start(request(5, 4, 2));
-    assert_eq!(harness.plan(), [(0, 8), (1, 3), (2, 5)], "half for the first, then the shortest");
+    assert_eq!(harness.plan(), [(0, 8), (1, 3), (2, 5)], "half for the first, the rest shortest first");
     harness.complete();
     assert_eq!(harness.plan(), [(0, 8), (1, 7), (2, 1)]);
 }
 
 #[test]
-fn what_short_prompts_leave_goes_to_the_long_one() {
+fn a_long_prompt_uses_the_budget_that_short_ones_leave() {
     let mut harness = Harness::new(limits());
     let _long = harness.start(request(60, 4, 0));
     let _short = harness.start(request(3, 4, 1));
@@ -134,7 +134,7 @@ fn what_short_prompts_leave_goes_to_the_long_one() {
 }
 
 #[test]
-fn a_long_prompt_is_not_starved_by_a_stream_of_short_ones() {
+fn short_prompts_do_not_starve_a_long_one() {
     let mut harness = Harness::new(limits());
     let mut long = harness.start(request(48, 1, 0));
     let mut shorts = vec![];
@@ -147,12 +147,12 @@ fn a_long_prompt_is_not_starved_by_a_stream_of_short_ones() {
         num_steps += 1;
         long.drain();
     }
-    // Half of 16 tokens a step at least.
+    // It gets at least half of the 16 tokens of a step.
     assert!(num_steps <= 48 / 8 + 1, "{num_steps} steps");
 }
 
 #[test]
-fn nobody_overtakes_who_waits_for_blocks() {
+fn a_request_waiting_for_blocks_is_not_overtaken() {
     let mut harness = Harness::new(Limits { num_blocks: 10, ..limits() });
     let mut first = harness.start(request(20, 5, 0)); // 6 of 10 blocks
     let mut large = harness.start(request(20, 5, 1)); // 6 more are not free
@@ -162,34 +162,34 @@ fn nobody_overtakes_who_waits_for_blocks() {
         assert!(harness.stats().running <= 1);
         assert!(harness.step());
     }
-    assert_eq!((harness.stats().running, harness.stats().waiting), (2, 0), "both get places in one turn");
+    assert_eq!((harness.stats().running, harness.stats().waiting), (2, 0), "both are admitted at once");
     harness.run();
-    [&mut first, &mut large, &mut small].into_iter().for_each(|client| check_answered(client, &limits()));
+    [&mut first, &mut large, &mut small].into_iter().for_each(|client| check_output(client, &limits()));
 }
 
 #[test]
-fn who_finds_no_place_to_wait_is_refused_with_the_numbers() {
+fn a_full_waiting_queue_rejects_with_its_numbers() {
     let mut harness = Harness::new(Limits { max_waiting: 1, ..limits() });
     let mut clients: Vec<_> = (0..5).map(|seed| harness.start(request(4, 4, seed))).collect();
-    let mut refused = harness.start(request(4, 4, 5));
-    assert_eq!(refused.drain(), [Event::Rejected(Rejection::Overloaded { waiting: 1, limit: 1 })]);
-    assert!(refused.is_ended());
+    let mut rejected = harness.start(request(4, 4, 5));
+    assert_eq!(rejected.drain(), [Event::Rejected(Rejection::Overloaded { waiting: 1, limit: 1 })]);
+    assert!(rejected.is_ended());
     harness.run();
-    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
 }
 
 #[test]
-fn without_a_place_to_wait_a_free_place_to_run_is_enough() {
+fn max_waiting_0_admits_while_slots_are_free() {
     let mut harness = Harness::new(Limits { max_waiting: 0, ..limits() });
     let mut clients: Vec<_> = (0..4).map(|seed| harness.start(request(4, 4, seed))).collect();
-    let refused = harness.start(request(4, 4, 9)).drain();
-    assert_eq!(refused, [Event::Rejected(Rejection::Overloaded { waiting: 0, limit: 0 })]);
+    let rejected = harness.start(request(4, 4, 9)).drain();
+    assert_eq!(rejected, [Event::Rejected(Rejection::Overloaded { waiting: 0, limit: 0 })]);
     harness.run();
-    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
 }
 
 #[test]
-fn a_failed_step_ends_its_requests_and_no_others() {
+fn a_failed_step_ends_only_its_requests() {
     let mut harness = Harness::new(Limits { max_num_seqs: 2, ..limits() });
     let mut hit: Vec<_> = (0..2).map(|seed| harness.start(request(4, 8, seed))).collect();
     let mut waiting = harness.start(request(4, 8, 2));
@@ -202,13 +202,13 @@ fn a_failed_step_ends_its_requests_and_no_others() {
     }
     assert_eq!((harness.stats().running, harness.stats().blocks_used), (0, 0));
     harness.plan();
-    assert_eq!(harness.stats().running, 1, "a place is taken by the next plan");
+    assert_eq!(harness.stats().running, 1, "the next plan admits it");
     harness.run();
-    check_answered(&mut waiting, &harness.limits);
+    check_output(&mut waiting, &harness.limits);
 }
 
 #[test]
-fn a_step_that_samples_too_few_tokens_has_failed() {
+fn a_step_with_too_few_tokens_fails() {
     let mut harness = Harness::new(limits());
     let mut client = harness.start(request(4, 8, 0));
     harness.plan();
@@ -219,7 +219,7 @@ fn a_step_that_samples_too_few_tokens_has_failed() {
 }
 
 #[test]
-fn a_consumer_that_does_not_read_pauses_its_sequence_alone() {
+fn an_unread_consumer_pauses_only_its_sequence() {
     let mut harness = Harness::new(Limits { queue_capacity: 4, ..limits() });
     let mut silent = harness.start(request(4, 20, 0));
     let mut reading = harness.start(request(4, 20, 1));
@@ -227,7 +227,7 @@ fn a_consumer_that_does_not_read_pauses_its_sequence_alone() {
     while harness.step() {
         tokens.extend(read(&mut reading).0);
     }
-    assert_eq!(tokens, answer(&reading.request, &harness.limits).0);
+    assert_eq!(tokens, expected_output(&reading.request, &harness.limits).0);
     assert_eq!((harness.stats().running, harness.stats().paused), (1, 1));
     assert!(harness.plan().is_empty());
 
@@ -239,25 +239,25 @@ fn a_consumer_that_does_not_read_pauses_its_sequence_alone() {
         last = finish;
         harness.run();
     }
-    assert_eq!(answered, answer(&silent.request, &harness.limits).0);
+    assert_eq!(answered, expected_output(&silent.request, &harness.limits).0);
     assert_eq!(harness.stats().paused, 0);
 }
 
 #[test]
-fn a_queue_of_one_event_still_carries_a_whole_answer() {
+fn a_queue_of_one_event_carries_a_whole_output() {
     let mut harness = Harness::new(Limits { queue_capacity: 1, ..limits() });
     let mut client = harness.start(request(4, 6, 0));
     let mut events = vec![];
     while !client.is_ended() {
         harness.run();
-        let event = client.pop().expect("every event read makes room for the next");
+        let event = client.pop().expect("each event read makes room for the next");
         events.push(event);
     }
     assert_eq!(events.len(), 1 + 6 + 1);
 }
 
 #[test]
-fn a_cancel_frees_within_one_step_whatever_the_sequence_does() {
+fn a_cancel_frees_within_one_step_in_every_state() {
     let mut harness = Harness::new(Limits { max_num_seqs: 2, queue_capacity: 2, ..limits() });
     let mut paused = harness.start(request(4, 20, 0));
     let mut running = harness.start(request(4, 20, 1));
@@ -290,11 +290,11 @@ fn a_waiting_request_can_be_cancelled() {
 }
 
 #[test]
-fn a_cancel_that_overtakes_its_start_is_not_lost() {
+fn a_cancel_before_the_start_is_not_lost() {
     let mut harness = Harness::new(limits());
     let (start, mut client) = harness.post(request(4, 20, 0));
     client.cancel();
-    harness.attend(); // takes the attention while the start is still in the mailbox
+    harness.attend(); // clears the attention flag while the start is in the mailbox
     harness.handle(Message::Start(vec![start]));
     harness.attend();
     check_ended(&mut client, FinishReason::Cancelled);
@@ -302,7 +302,7 @@ fn a_cancel_that_overtakes_its_start_is_not_lost() {
 }
 
 #[test]
-fn times_count_from_the_arrival() {
+fn times_count_from_arrival() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, ..limits() });
     let mut first = harness.start(request(4, 2, 0));
     let mut second = harness.start(request(4, 2, 1));
@@ -332,7 +332,7 @@ fn times_count_from_the_arrival() {
 }
 
 #[test]
-fn a_shutdown_ends_everything_and_refuses_what_comes_later() {
+fn shutdown_ends_all_requests_and_rejects_new_ones() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, ..limits() });
     let mut clients: Vec<_> = (0..3).map(|seed| harness.start(request(4, 20, seed))).collect();
     harness.plan();
@@ -350,7 +350,7 @@ fn a_shutdown_ends_everything_and_refuses_what_comes_later() {
 }
 
 #[test]
-fn every_turn_that_pushed_something_rings_once() {
+fn an_iteration_with_events_rings_once() {
     let mut harness = Harness::new(limits());
     let is_rung = |harness: &mut Harness| {
         harness.core.ring();

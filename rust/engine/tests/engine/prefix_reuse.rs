@@ -1,4 +1,4 @@
-//! Single behaviours of an engine that remembers prefixes, in the KV cache and on the host, each a sentence.
+//! The reuse of prefixes in the KV cache and on the host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use penstock_engine::testing::Message;
 use penstock_engine::{CachedTokens, FinishReason, Limits, PreemptionMode, Request};
 
-use crate::harness::{Client, Harness, cached, caching, check_answered, check_ended, found, read};
-use crate::oracle::{answer, request};
+use crate::harness::{Client, Harness, cached, caching, check_ended, check_output, found, read};
+use crate::oracle::{expected_output, request};
 
 #[test]
-fn a_prompt_seen_before_is_computed_from_its_last_block_on() {
+fn a_repeated_prompt_is_computed_from_its_last_block() {
     let mut harness = Harness::new(caching());
     assert_eq!(cached(&mut harness, request(21, 4, 0)), found(0, 0));
     assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0));
@@ -21,20 +21,20 @@ fn a_prompt_seen_before_is_computed_from_its_last_block_on() {
     assert_eq!(
         (stats.blocks_used, stats.blocks_cached),
         (0, 5 + 1),
-        "a generated block and those of the prompt"
+        "those of the prompt and a generated block"
     );
 }
 
 #[test]
-fn a_conversation_of_ten_turns_computes_only_what_is_new() {
+fn a_conversation_computes_only_its_new_tokens() {
     let limits = Limits { max_model_len: 1024, num_blocks: 256, max_num_batched_tokens: 512, ..caching() };
     let mut harness = Harness::new(limits);
     let mut prompt: Vec<u32> = vec![];
     let mut num_known = 0;
-    for turn in 0..10 {
-        prompt.extend(&*request(30, 1, turn).prompt);
+    for round in 0..10 {
+        prompt.extend(&*request(30, 1, round).prompt);
         let before = harness.stats().prompt_tokens;
-        let mut client = harness.start(Request { prompt: prompt.clone().into(), ..request(1, 21, turn) });
+        let mut client = harness.start(Request { prompt: prompt.clone().into(), ..request(1, 21, round) });
         harness.run();
         let (tokens, finish) = read(&mut client);
         let block_size = harness.limits.block_size;
@@ -47,7 +47,7 @@ fn a_conversation_of_ten_turns_computes_only_what_is_new() {
 }
 
 #[test]
-fn requests_that_arrive_together_share_what_the_first_has_published() {
+fn simultaneous_requests_share_published_blocks() {
     let mut harness = Harness::new(Limits { max_num_batched_tokens: 128, ..caching() });
     let same = || request(24, 6, 0);
     let mut clients: Vec<_> = (0..3).map(|_| harness.start(same())).collect();
@@ -56,30 +56,30 @@ fn requests_that_arrive_together_share_what_the_first_has_published() {
     while harness.stats().generation_tokens < 3 {
         assert!(harness.step());
     }
-    assert!(harness.stats().blocks_used <= 6 + 3, "one copy of the prompt, and a block each to grow into");
+    assert!(harness.stats().blocks_used <= 6 + 3, "one copy of the prompt, and one block per request");
     harness.run();
-    clients.iter_mut().for_each(|client| check_answered(client, &harness.limits));
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
 }
 
 #[test]
-fn who_gets_a_place_finds_all_that_the_step_before_has_computed() {
+fn an_admitted_request_finds_all_blocks_of_the_last_step() {
     let mut harness = Harness::new(Limits { max_num_seqs: 2, ..caching() });
     let mut ending = harness.start(request(4, 1, 0));
     let _sharing = harness.start(request(9, 8, 1));
     let mut waiting = harness.start(request(9, 1, 1));
     harness.plan();
     harness.complete();
-    assert!(read(&mut ending).1.is_some(), "its row came before that of the one who shares");
+    assert!(read(&mut ending).1.is_some(), "its row came before that of the sharing request");
     harness.run();
     assert_eq!(read(&mut waiting).1.unwrap().cached, found(8, 0));
 }
 
 #[test]
-fn a_prefix_expires_when_it_was_not_used_for_its_time() {
+fn unused_prefixes_expire_after_the_ttl() {
     let mut harness = Harness::new(caching());
     cached(&mut harness, request(21, 4, 0));
     harness.pass(299_000);
-    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0), "and used again just now");
+    assert_eq!(cached(&mut harness, request(21, 4, 0)), found(20, 0), "and now just used");
     harness.pass(299_999);
     assert_eq!(harness.core.next_expiry(), Some(harness.now + Duration::from_millis(1)));
     harness.plan();
@@ -103,7 +103,7 @@ fn prefixes_expire_while_the_device_is_busy() {
 }
 
 #[test]
-fn salts_never_share() {
+fn requests_with_different_salts_share_no_blocks() {
     let mut harness = Harness::new(caching());
     let salted = |salt: Option<&str>| Request { cache_salt: salt.map(Arc::from), ..request(21, 4, 0) };
     for salt in [None, Some(""), Some("mine"), Some("yours")] {
@@ -113,7 +113,7 @@ fn salts_never_share() {
 }
 
 #[test]
-fn who_does_not_want_the_cache_neither_takes_nor_leaves() {
+fn prefix_cache_false_neither_reads_nor_writes() {
     let mut harness = Harness::new(caching());
     let alone = || Request { prefix_cache: false, ..request(21, 4, 0) };
     assert_eq!(cached(&mut harness, alone()), found(0, 0));
@@ -124,16 +124,16 @@ fn who_does_not_want_the_cache_neither_takes_nor_leaves() {
 }
 
 #[test]
-fn nothing_is_shared_from_the_shared_length_on() {
+fn nothing_is_shared_beyond_max_shared_len() {
     let mut harness = Harness::new(Limits { max_shared_len: 18, ..caching() });
     cached(&mut harness, request(18, 20, 0));
     assert_eq!(harness.stats().blocks_cached, 4, "of sixteen tokens");
     assert_eq!(cached(&mut harness, request(18, 20, 0)), found(16, 0));
-    assert_eq!(cached(&mut harness, request(19, 20, 0)), found(0, 0), "a longer prompt has other keys");
+    assert_eq!(cached(&mut harness, request(19, 20, 0)), found(0, 0), "longer prompts have other keys");
 }
 
 #[test]
-fn a_flush_forgets_everything_at_once_but_what_is_in_use() {
+fn reset_removes_all_unused_blocks_at_once() {
     let mut harness = Harness::new(caching());
     cached(&mut harness, request(21, 4, 0));
     let mut running = harness.start(request(21, 10, 0));
@@ -142,18 +142,18 @@ fn a_flush_forgets_everything_at_once_but_what_is_in_use() {
     assert_eq!(harness.stats().blocks_cached, 0);
     let mut same = harness.start(request(21, 1, 0));
     harness.run();
-    check_answered(&mut running, &harness.limits);
+    check_output(&mut running, &harness.limits);
     let (_, finish) = read(&mut same);
     assert_eq!(finish.unwrap().cached, found(0, 0));
     assert_eq!(
         harness.stats().blocks_cached,
         5,
-        "what was computed before the flush is not published after it"
+        "blocks computed before the reset are not published after it"
     );
 }
 
 #[test]
-fn what_was_computed_before_a_flush_is_not_published_after_a_swap_either() {
+fn blocks_swapped_before_a_reset_are_not_published() {
     let swapping =
         Limits { num_blocks: 6, host_blocks: 16, preemption_mode: PreemptionMode::Swap, ..caching() };
     let mut harness = Harness::new(swapping);
@@ -172,7 +172,7 @@ fn what_was_computed_before_a_flush_is_not_published_after_a_swap_either() {
 }
 
 #[test]
-fn what_has_no_room_in_the_cache_is_found_on_the_host() {
+fn evicted_prefixes_are_found_on_the_host() {
     let mut harness = Harness::new(Limits { num_blocks: 8, host_blocks: 16, ..caching() });
     cached(&mut harness, request(21, 4, 0));
     cached(&mut harness, request(25, 4, 1));
@@ -192,7 +192,7 @@ fn what_has_no_room_in_the_cache_is_found_on_the_host() {
 }
 
 #[test]
-fn a_host_tier_that_is_no_place_for_prefixes_gets_none() {
+fn host_prefixes_false_saves_no_prefixes() {
     let mut harness =
         Harness::new(Limits { num_blocks: 8, host_blocks: 16, host_prefixes: false, ..caching() });
     cached(&mut harness, request(21, 4, 0));
@@ -200,7 +200,7 @@ fn a_host_tier_that_is_no_place_for_prefixes_gets_none() {
     assert_eq!((harness.stats().host_blocks_used, harness.device.num_copies), (0, (0, 0)));
 }
 
-/// A prefix of 32,768 tokens, most of it on the host, in an engine with nothing to do.
+/// An idle engine with a cached prefix of 32,768 tokens, most of it on the host.
 fn with_long_prefix() -> Harness {
     let limits = Limits {
         max_model_len: 40_000,
@@ -221,7 +221,7 @@ fn with_long_prefix() -> Harness {
 }
 
 #[test]
-fn every_stream_advances_in_every_step_while_a_very_long_prefix_is_loaded() {
+fn decodes_advance_every_step_beside_a_very_long_load() {
     let mut harness = with_long_prefix();
     let mut streams: Vec<_> = (0..20).map(|seed| harness.start(request(3, 200, seed))).collect();
     harness.step();
@@ -234,20 +234,20 @@ fn every_stream_advances_in_every_step_while_a_very_long_prefix_is_loaded() {
         assert!(harness.step());
         assert!(streams.iter_mut().all(|client| read(client).0.len() == 1));
         if let (tokens, Some(finish)) = read(&mut long) {
-            assert_eq!(tokens, answer(&long.request, &harness.limits).0);
+            assert_eq!(tokens, expected_output(&long.request, &harness.limits).0);
             let CachedTokens { device, host } = finish.cached;
             assert!(host > 1_600 * 16 && device + host == 32_768 - 16, "{device} and {host}");
         }
         num_steps += 1;
     }
     assert_eq!(harness.stats().prompt_tokens - before, 16);
-    // Of the places given, and a block for each stream to grow into.
+    // Those of the admitted sequence, and one evicted block per decode.
     assert!(harness.device.most_copies <= 256 + 20, "{} copies in a step", harness.device.most_copies);
     assert!(num_steps <= 2_048 / 128 + 4, "{num_steps} steps");
 }
 
 #[test]
-fn a_very_long_prefix_is_loaded_at_once_where_nobody_waits_for_it() {
+fn a_very_long_prefix_is_loaded_at_once_if_idle() {
     let mut harness = with_long_prefix();
     let before = harness.stats().steps;
     assert!(cached(&mut harness, request(32_768, 1, 99)).host > 1_600 * 16);
@@ -255,7 +255,7 @@ fn a_very_long_prefix_is_loaded_at_once_where_nobody_waits_for_it() {
 }
 
 #[test]
-fn requests_that_come_and_go_between_two_plans_do_not_pile_up_copies() {
+fn copies_between_two_plans_are_bounded() {
     let mut harness = with_long_prefix();
     let _stream = harness.start(request(3, 200, 0));
     harness.plan();
@@ -270,7 +270,7 @@ fn requests_that_come_and_go_between_two_plans_do_not_pile_up_copies() {
     assert!(harness.device.most_copies <= 256 + 20, "{} copies in a step", harness.device.most_copies);
 }
 
-/// In a step of four tokens, two requests of one token and the copies for a third; a fourth waits for a place.
+/// A step of four tokens with two requests of one token and the copies for a third; a fourth request waits.
 fn load_beside_others() -> (Harness, Vec<Client>, Client, Client) {
     let limits =
         Limits { max_num_seqs: 3, num_blocks: 12, host_blocks: 16, max_num_batched_tokens: 4, ..caching() };
@@ -284,31 +284,35 @@ fn load_beside_others() -> (Harness, Vec<Client>, Client, Client) {
 }
 
 #[test]
-fn a_step_that_fails_with_copies_in_it_hurts_nobody_who_was_not_in_it() {
+fn a_step_failing_before_its_copies_ends_only_its_requests() {
     let (mut harness, mut hit, mut loading, mut waiting) = load_beside_others();
-    assert_eq!(harness.plan().len(), 2, "the budget is spent before the one that loads");
+    assert_eq!(harness.plan().len(), 2, "the budget is used before the request that loads");
     assert!(harness.fail("out of order") > 0);
     hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
-    assert_eq!(harness.stats().blocks_cached + harness.stats().host_blocks_used, 0, "all may be spoilt");
-    assert_eq!(harness.stats().preemptions, 0, "who starts over has made way for nobody");
+    assert_eq!(
+        harness.stats().blocks_cached + harness.stats().host_blocks_used,
+        0,
+        "all blocks may be corrupt"
+    );
+    assert_eq!(harness.stats().preemptions, 0, "starting over is no preemption");
     harness.run();
-    check_answered(&mut loading, &harness.limits);
+    check_output(&mut loading, &harness.limits);
     let (tokens, finish) = read(&mut waiting);
-    assert_eq!(tokens, answer(&waiting.request, &harness.limits).0);
-    assert_eq!(finish.unwrap().cached, found(0, 0), "it got its place when the cache was empty");
+    assert_eq!(tokens, expected_output(&waiting.request, &harness.limits).0);
+    assert_eq!(finish.unwrap().cached, found(0, 0), "it was admitted with an empty cache");
 }
 
 #[test]
-fn a_step_that_fails_after_its_copies_costs_nobody_else_a_prefix() {
+fn a_step_failing_after_its_copies_keeps_the_prefixes() {
     let (mut harness, mut hit, mut loading, mut waiting) = load_beside_others();
     harness.plan();
-    let (restarted, kept) = (harness.stats().preemptions, harness.stats().host_blocks_used);
+    let (preemptions, host_blocks) = (harness.stats().preemptions, harness.stats().host_blocks_used);
     assert!(harness.fail_after_copies("out of order") > 0);
     hit.iter_mut().for_each(|client| check_ended(client, FinishReason::Failed("out of order".into())));
-    assert_eq!((harness.stats().preemptions, harness.stats().host_blocks_used), (restarted, kept));
+    assert_eq!((harness.stats().preemptions, harness.stats().host_blocks_used), (preemptions, host_blocks));
     harness.run();
     let loaded = harness.stats().prefix_host_hit_tokens;
     assert_eq!((loaded, harness.stats().recomputed_tokens), (12, 0));
-    check_answered(&mut loading, &harness.limits);
-    assert!(read(&mut waiting).1.unwrap().cached.device >= 12, "shared with the one that loads");
+    check_output(&mut loading, &harness.limits);
+    assert!(read(&mut waiting).1.unwrap().cached.device >= 12, "shared with the request that loads");
 }

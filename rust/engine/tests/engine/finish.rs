@@ -1,24 +1,24 @@
-//! What ends a request besides its length: stop ids and stop sequences, and failures that are its own.
+//! The ends of a request besides its length: stop ids, stop sequences, and failures.
 
 use std::collections::HashSet;
 
 use penstock_engine::{FinishReason, Request};
 
 use crate::device::ROW_FAILURE;
-use crate::harness::{Harness, check_answered, check_ended, limits, read};
-use crate::oracle::{VOCABULARY, answer, request};
+use crate::harness::{Harness, check_ended, check_output, limits, read};
+use crate::oracle::{VOCABULARY, expected_output, request};
 
 fn ids(request: &Request) -> Vec<u32> {
-    answer(request, &limits()).0.iter().map(|token| token.id).collect()
+    expected_output(request, &limits()).0.iter().map(|token| token.id).collect()
 }
 
-/// One in whose answer no token comes twice.
+/// A request whose output repeats no token.
 fn varied() -> Request {
     let is_varied = |request: &Request| ids(request).iter().collect::<HashSet<_>>().len() == 12;
     (0..).map(|seed| request(4, 12, seed)).find(is_varied).unwrap()
 }
 
-/// How many tokens it gets, and why no more.
+/// The number of its tokens, and its finish reason.
 #[track_caller]
 fn end(request: Request) -> (usize, FinishReason) {
     let mut harness = Harness::new(limits());
@@ -30,7 +30,7 @@ fn end(request: Request) -> (usize, FinishReason) {
 }
 
 #[test]
-fn an_output_ends_with_the_first_stop_sequence_that_it_ends_with() {
+fn the_first_matching_stop_sequence_is_reported() {
     let plain = varied();
     let ids = ids(&plain);
     let never = vec![ids[3], ids[5], ids[4]];
@@ -40,14 +40,14 @@ fn an_output_ends_with_the_first_stop_sequence_that_it_ends_with() {
 }
 
 #[test]
-fn a_stop_sequence_does_not_begin_in_the_prompt() {
+fn stop_sequences_do_not_match_prompt_tokens() {
     let plain = varied();
     let across = vec![plain.prompt[3], ids(&plain)[0]];
     assert_eq!(end(Request { stop_token_sequences: vec![across], ..plain }), (12, FinishReason::Length));
 }
 
 #[test]
-fn a_stop_sequence_ends_nothing_below_min_tokens() {
+fn stop_sequences_are_ignored_below_min_tokens() {
     let plain = varied();
     let ids = ids(&plain);
     let stop_token_sequences = vec![ids[4..6].to_vec()];
@@ -59,7 +59,7 @@ fn a_stop_sequence_ends_nothing_below_min_tokens() {
 }
 
 #[test]
-fn a_stop_id_comes_before_a_stop_sequence_and_both_before_the_length() {
+fn stop_ids_precede_stop_sequences_and_both_the_length() {
     let plain = Request { max_tokens: 6, ..varied() };
     let last = ids(&plain)[5];
     let request = Request { stop_token_sequences: vec![vec![last]], ..plain };
@@ -68,11 +68,11 @@ fn a_stop_id_comes_before_a_stop_sequence_and_both_before_the_length() {
 }
 
 #[test]
-fn a_row_that_fails_ends_its_own_request_and_no_other() {
+fn a_failed_row_ends_only_its_request() {
     let mut harness = Harness::new(limits());
     let mut clients = [0, 1].map(|seed| harness.start(request(6, 10, seed)));
     harness.step();
-    assert_eq!(harness.device.num_plans(), 1, "a row of each follows");
+    assert_eq!(harness.device.num_plans(), 1, "with a row of each request");
     let mut done = harness.device.complete();
     done.output.rows[0].failure = Some(ROW_FAILURE.into());
     done.output.rows[0].num_tokens = 0;
@@ -80,12 +80,12 @@ fn a_row_that_fails_ends_its_own_request_and_no_other() {
     harness.handle(penstock_engine::testing::Message::StepDone(done));
     check_ended(&mut clients[0], FinishReason::Failed(ROW_FAILURE.into()));
     harness.run();
-    check_answered(&mut clients[1], &harness.limits);
+    check_output(&mut clients[1], &harness.limits);
     assert_eq!(harness.stats().blocks_used, 0);
 }
 
 #[test]
-fn a_step_that_answers_with_an_id_that_the_model_does_not_know_has_failed() {
+fn a_step_with_an_unknown_token_id_fails() {
     for is_forced in [false, true] {
         let mut harness = Harness::new(limits());
         let mut client = harness.start(request(6, 10, 0));

@@ -1,4 +1,6 @@
-//! The KV cache manager against a naive reference, which keeps whole token tables and recounts everything each time.
+//! The KV cache manager against a naive reference, which keeps whole token lists and recounts everything each time.
+
+mod reference;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,8 +9,9 @@ use penstock_engine::testing::{
     Allocation, BlockHasher, BlockTable, Chain, Demand, KvCacheManager, LoadLimit, Namespace, SwappedBlocks,
     Tokens,
 };
-use penstock_engine::{CachedTokens, Limits, PreemptionMode, StepPlan};
+use penstock_engine::{Limits, PreemptionMode, StepPlan};
 
+use self::reference::{Key, RefTable, Reference};
 use crate::harness::limits;
 use crate::random::Random;
 
@@ -19,35 +22,6 @@ struct Running {
     table: BlockTable,
     chain: Chain,
     reference: RefTable,
-}
-
-#[derive(Clone)]
-struct RefTable {
-    salt: Option<&'static str>,
-    tokens: Vec<u32>,
-    /// How many of its blocks may be shared.
-    max_shared: usize,
-    num_blocks: usize,
-    num_reserved: usize,
-    num_published: usize,
-    is_reset: bool,
-}
-
-/// A cached block by its whole contents: its salt, and all tokens up to its end.
-type Key = (Option<&'static str>, Vec<u32>);
-
-#[derive(Default)]
-struct Reference {
-    num_blocks: usize,
-    host_blocks: usize,
-    host_prefixes: bool,
-    block_size: usize,
-    ttl: u64,
-    now: u64,
-    /// Unreferenced blocks and when they were used last, oldest first.
-    device: Vec<(Key, u64)>,
-    host: Vec<(Key, u64)>,
-    num_swapped: usize,
 }
 
 /// How often the schedules together met each case.
@@ -61,89 +35,6 @@ struct Seen {
     restored: u64,
     discarded: u64,
     reset: u64,
-}
-
-impl RefTable {
-    fn key(&self, index: usize, block_size: usize) -> Key {
-        (self.salt, self.tokens[..(index + 1) * block_size].to_vec())
-    }
-}
-
-impl Reference {
-    fn is_referenced(&self, key: &Key, others: &[RefTable]) -> bool {
-        others.iter().any(|table| {
-            table.salt == key.0
-                && !table.is_reset
-                && table.tokens[..table.num_published * self.block_size].starts_with(&key.1)
-        })
-    }
-
-    fn num_used(&self, tables: &[RefTable]) -> usize {
-        let mut shared: Vec<Key> = tables
-            .iter()
-            .filter(|table| !table.is_reset)
-            .flat_map(|table| (0..table.num_published).map(|index| table.key(index, self.block_size)))
-            .collect();
-        shared.sort();
-        shared.dedup();
-        let private = |table: &RefTable| table.num_blocks - table.num_published;
-        shared.len() + tables.iter().map(private).sum::<usize>()
-    }
-
-    fn num_available(&self, tables: &[RefTable]) -> usize {
-        self.num_blocks - self.num_used(tables) - tables.iter().map(|table| table.num_reserved).sum::<usize>()
-    }
-
-    fn find(&self, wanted: &RefTable, max_blocks: usize, tables: &[RefTable]) -> CachedTokens {
-        let mut found = CachedTokens::default();
-        for index in 0..max_blocks.min(wanted.max_shared) {
-            let key = wanted.key(index, self.block_size);
-            if self.is_referenced(&key, tables) || self.device.iter().any(|(other, _)| *other == key) {
-                assert_eq!(found.host, 0, "a block on the device follows one on the host");
-                found.device += self.block_size;
-            } else if self.host.iter().any(|(other, _)| *other == key) {
-                found.host += self.block_size;
-            } else {
-                break;
-            }
-        }
-        found
-    }
-
-    fn remove(&mut self, key: &Key) {
-        self.device.retain(|(other, _)| other != key);
-        self.host.retain(|(other, _)| other != key);
-    }
-
-    /// Makes room for one more used block.
-    fn take(&mut self, num_used: usize, seen: &mut Seen) {
-        if num_used + self.device.len() < self.num_blocks {
-            return;
-        }
-        seen.evicted += 1;
-        let evicted = self.device.remove(0);
-        if self.host_prefixes && self.take_on_host() {
-            self.host.push(evicted);
-        }
-    }
-
-    fn take_on_host(&mut self) -> bool {
-        if self.host.len() + self.num_swapped == self.host_blocks {
-            if self.host.is_empty() {
-                return false;
-            }
-            self.host.remove(0);
-        }
-        true
-    }
-
-    fn expire(&mut self, seen: &mut Seen) {
-        let before = self.device.len() + self.host.len();
-        let is_fresh = |(_, last_used): &(Key, u64)| self.now - last_used < self.ttl;
-        self.device.retain(is_fresh);
-        self.host.retain(is_fresh);
-        seen.expired += (before - self.device.len() - self.host.len()) as u64;
-    }
 }
 
 struct World {
@@ -295,7 +186,7 @@ impl World {
         wanted.num_blocks = wanted.num_published;
         wanted.num_reserved = num_blocks - wanted.num_blocks;
         for _ in on_host {
-            self.take(&mut wanted, &tables);
+            self.allocate_block(&mut wanted, &tables);
             wanted.num_published += 1;
             self.reference.num_swapped -= 1;
         }
@@ -303,7 +194,7 @@ impl World {
         if let Some((_, num_swapped, num_tokens)) = restored {
             self.seen.restored += 1;
             for _ in 0..num_swapped {
-                self.take(&mut wanted, &tables);
+                self.allocate_block(&mut wanted, &tables);
                 self.reference.num_swapped -= 1;
             }
             expected = num_tokens;
@@ -317,10 +208,10 @@ impl World {
     }
 
     /// Allocates one block of the reference's reservation.
-    fn take(&mut self, table: &mut RefTable, others: &[RefTable]) {
+    fn allocate_block(&mut self, table: &mut RefTable, others: &[RefTable]) {
         let tables: Vec<RefTable> = others.iter().chain([&*table]).cloned().collect();
         let num_used = self.reference.num_used(&tables);
-        self.reference.take(num_used, &mut self.seen);
+        self.reference.allocate(num_used, &mut self.seen);
         table.num_blocks += 1;
         table.num_reserved -= 1;
     }
@@ -342,7 +233,7 @@ impl World {
         if has_grown {
             running.reference.num_reserved += num_unreserved;
             for _ in 0..by {
-                self.take(&mut running.reference, &others);
+                self.allocate_block(&mut running.reference, &others);
             }
             let more = running.reference.num_blocks * self.reference.block_size;
             while running.reference.tokens.len() < more {
@@ -476,6 +367,6 @@ fn the_manager_agrees_with_the_naive_reference() {
     }
     let Seen { device_hits, host_hits, rejected, evicted, expired, restored, discarded, reset } = seen;
     for met in [device_hits, host_hits, rejected, evicted, expired, restored, discarded, reset] {
-        assert!(met > NUM_SCHEDULES / 60, "something hardly ever happened: {seen:?}");
+        assert!(met > NUM_SCHEDULES / 60, "a case hardly ever happened: {seen:?}");
     }
 }

@@ -1,17 +1,17 @@
-//! What a request is told of its prompt, when, and at what cost to whom.
+//! Prompt outputs: when they come, and their effect on other requests.
 
 use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, PromptPosition, Request, Token};
 use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::harness::{Client, Harness, cached, caching, found, limits};
-use crate::oracle::{answer, positions, request};
+use crate::oracle::{expected_output, positions, request};
 
-fn told(request: Request) -> Request {
+fn scored(request: Request) -> Request {
     let outputs = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
     Request { outputs, ..request }
 }
 
-/// Everything that was said, in four parts: chunks of positions, tokens, and the end if it has come.
+/// The events so far: chunks of positions, tokens, and the finish reason.
 fn read(client: &mut Client) -> (Vec<Vec<PromptPosition>>, Vec<Token>, Option<FinishReason>) {
     let (mut chunks, mut tokens, mut end) = (vec![], vec![], None);
     for event in client.drain() {
@@ -23,25 +23,25 @@ fn read(client: &mut Client) -> (Vec<Vec<PromptPosition>>, Vec<Token>, Option<Fi
             }
             Event::Token(token) => tokens.push(token),
             Event::Finished(finish) => end = Some(finish.reason),
-            Event::Rejected(refusal) => panic!("refused: {refusal:?}"),
+            Event::Rejected(refusal) => panic!("rejected: {refusal:?}"),
         }
     }
     (chunks, tokens, end)
 }
 
-/// It was told everything, once, and answered.
+/// It has ended, with the expected prompt outputs and tokens.
 #[track_caller]
-fn check_told(client: &mut Client, limits: &Limits) {
+fn check_scored(client: &mut Client, limits: &Limits) {
     let (chunks, tokens, end) = read(client);
     assert_eq!(chunks.concat(), positions(&client.request, limits));
-    let (expected, reason) = answer(&client.request, limits);
+    let (expected, reason) = expected_output(&client.request, limits);
     assert_eq!((tokens, end), (expected, Some(reason)));
 }
 
 #[test]
-fn a_chunk_of_a_prompt_is_told_of_at_once_and_its_last_position_with_the_first_token() {
+fn prompt_outputs_come_chunk_by_chunk() {
     let mut harness = Harness::new(limits());
-    let mut client = harness.start(told(request(40, 3, 0)));
+    let mut client = harness.start(scored(request(40, 3, 0)));
     harness.run();
     let (chunks, tokens, _) = read(&mut client);
     assert_eq!(chunks.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 7]);
@@ -49,9 +49,9 @@ fn a_chunk_of_a_prompt_is_told_of_at_once_and_its_last_position_with_the_first_t
 }
 
 #[test]
-fn a_request_for_no_token_ends_when_it_is_told_of_its_whole_prompt() {
+fn a_request_without_tokens_ends_with_its_prompt_outputs() {
     let mut harness = Harness::new(Limits { num_blocks: 16, ..limits() });
-    let mut client = harness.start(told(request(64, 0, 0)));
+    let mut client = harness.start(scored(request(64, 0, 0)));
     harness.run();
     let (chunks, tokens, end) = read(&mut client);
     assert_eq!((chunks.concat(), tokens), (positions(&client.request, &harness.limits), vec![]));
@@ -62,7 +62,7 @@ fn a_request_for_no_token_ends_when_it_is_told_of_its_whole_prompt() {
 }
 
 #[test]
-fn what_is_told_of_is_computed_and_not_taken_from_the_cache_but_left_there() {
+fn prompt_outputs_bypass_and_fill_the_prefix_cache() {
     let mut harness = Harness::new(caching());
     for (kind, expected) in [(None, 0), (Some(OutputScope::Prompt), 0), (None, 28)] {
         let mut request = request(32, 2, 7);
@@ -74,73 +74,77 @@ fn what_is_told_of_is_computed_and_not_taken_from_the_cache_but_left_there() {
         let Some(Event::Finished(finish)) = events.last() else { panic!("it has not ended: {events:?}") };
         assert_eq!(finish.cached, found(expected, 0));
     }
-    assert_eq!(harness.stats().prefix_query_tokens, 2 * 32, "who takes nothing does not ask");
+    assert_eq!(harness.stats().prefix_query_tokens, 2 * 32, "requests that bypass the cache are not counted");
     assert_eq!(harness.stats().prompt_tokens, 2 * 32 + 4);
 }
 
 #[test]
-fn nothing_is_told_twice_whoever_loses_a_place() {
+fn prompt_outputs_come_once_despite_preemption() {
     for preemption_mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
         let limits = Limits { num_blocks: 12, host_blocks: 16, preemption_mode, ..caching() };
         for max_tokens in [0, 6] {
             let mut harness = Harness::new(limits.clone());
-            let mut client = harness.start(Request { priority: 1, ..told(request(40, max_tokens, 0)) });
+            let mut client = harness.start(Request { priority: 1, ..scored(request(40, max_tokens, 0)) });
             harness.step();
-            let mut urgent = harness.start(request(30, 2, 1));
-            assert_eq!((harness.stats().preemptions, harness.stats().waiting), (1, 1), "in mid-prompt");
+            let mut high = harness.start(request(30, 2, 1));
+            assert_eq!(
+                (harness.stats().preemptions, harness.stats().waiting),
+                (1, 1),
+                "in the middle of the prompt"
+            );
             harness.run();
-            assert_eq!(read(&mut urgent).1, answer(&urgent.request, &limits).0);
-            check_told(&mut client, &limits);
+            assert_eq!(read(&mut high).1, expected_output(&high.request, &limits).0);
+            check_scored(&mut client, &limits);
         }
     }
 }
 
 #[test]
-fn what_a_forgotten_row_told_is_told_again() {
+fn prompt_outputs_of_an_invalidated_row_are_computed_again() {
     let limits = Limits { max_num_seqs: 2, num_blocks: 12, host_blocks: 16, ..caching() };
     let mut harness = Harness::new(limits);
     cached(&mut harness, request(13, 1, 0));
     cached(&mut harness, request(45, 1, 1));
     let mut loading = harness.start(request(19, 4, 0));
     harness.plan();
-    let mut client = harness.start(Request { priority: 1, ..told(request(20, 0, 2)) });
+    let mut client = harness.start(Request { priority: 1, ..scored(request(20, 0, 2)) });
     harness.plan();
-    let mut urgent = harness.start(request(3, 2, 7));
+    let mut high = harness.start(request(3, 2, 7));
     assert_eq!((harness.device.num_plans(), harness.stats().preemptions), (2, 1));
-    // Whoever had no place then may have relied on the copies that failed.
+    // The preempted sequence may depend on the copies that failed.
     assert!(harness.fail("out of order") > 0);
     assert!(matches!(read(&mut loading).2, Some(FinishReason::Failed(_))));
     harness.complete();
-    assert!(read(&mut client).0.is_empty(), "its row was forgotten");
+    assert!(read(&mut client).0.is_empty(), "its row was invalidated");
     harness.run();
-    check_told(&mut client, &harness.limits);
-    check_told(&mut urgent, &harness.limits);
+    check_scored(&mut client, &harness.limits);
+    check_scored(&mut high, &harness.limits);
 }
 
 #[test]
-fn a_full_queue_holds_back_what_would_be_told_and_nobody_else() {
+fn a_full_queue_delays_only_its_own_prompt_outputs() {
     for queue_capacity in 1..4 {
         let mut harness = Harness::new(Limits { queue_capacity, max_num_batched_tokens: 5, ..limits() });
-        let mut clients = [0, 3].map(|max_tokens| harness.start(told(request(30, max_tokens, 5))));
+        let mut clients = [0, 3].map(|max_tokens| harness.start(scored(request(30, max_tokens, 5))));
         for client in &mut clients {
             let mut events = vec![];
             while !client.is_ended() {
                 harness.run();
-                events.push(client.pop().expect("every event read makes room for the next"));
+                events.push(client.pop().expect("each event read makes room for the next"));
             }
-            let told = events.iter().flat_map(|event| match event {
+            let outputs = events.iter().flat_map(|event| match event {
                 Event::Prompt(positions) => &positions[..],
                 _ => &[],
             });
-            assert!(told.eq(&positions(&client.request, &harness.limits)));
+            assert!(outputs.eq(&positions(&client.request, &harness.limits)));
         }
     }
 }
 
 #[test]
-fn a_step_that_tells_of_too_few_positions_has_failed() {
+fn a_step_with_too_few_prompt_positions_fails() {
     let mut harness = Harness::new(limits());
-    let mut client = harness.start(told(request(10, 2, 0)));
+    let mut client = harness.start(scored(request(10, 2, 0)));
     harness.plan();
     let mut done = harness.device.complete();
     done.output.positions.pop();

@@ -1,0 +1,351 @@
+//! Random schedules: arrivals, slow and dropped consumers, cancels, stops, resets, failures, lost devices and shutdowns in any
+//! order, on an engine with too few blocks. Its integrity is checked after every operation, and every output is compared with
+//! the expected one.
+
+mod checks;
+mod inputs;
+
+use penstock_engine::testing::Message;
+use penstock_engine::{CachedTokens, DEPTH, FinishReason, PromptPosition, Rejection, StopCause, Token};
+
+use self::inputs::{random_hasher, random_limits};
+use crate::harness::{Client, Harness};
+use crate::oracle;
+use crate::random::Random;
+
+const NUM_SCHEDULES: u64 = 4_000;
+const FAILURE: &str = "simulated failure";
+const LOSS: &str = "simulated loss of the device";
+
+/// How a consumer reads its queue.
+#[derive(Clone, Copy, PartialEq)]
+enum Habit {
+    /// Reads everything after every operation.
+    Reads,
+    /// Reads one event at times.
+    ReadsSlowly,
+    /// Reads nothing until the end of the schedule.
+    ReadsLate,
+}
+
+struct Observed {
+    client: Client,
+    habit: Habit,
+    positions: Vec<PromptPosition>,
+    tokens: Vec<Token>,
+    is_admitted: bool,
+    is_cancelled: bool,
+    end: Option<End>,
+    cached: CachedTokens,
+    /// The number of completed steps when the last token came.
+    last_progress: u64,
+}
+
+#[derive(Debug)]
+enum End {
+    Rejected(Rejection),
+    Finished(FinishReason),
+}
+
+struct World {
+    random: Random,
+    harness: Harness,
+    observed: Vec<Observed>,
+    num_started: u64,
+    num_failed_steps: u64,
+    /// Copies have failed, and sequences that depended on them started over.
+    has_restarted: bool,
+    /// Why it takes no more requests.
+    stopped: Option<StopCause>,
+    /// What prompts begin with.
+    openings: Vec<Vec<u32>>,
+    seen: Seen,
+}
+
+/// How often the schedules together met each case: a simulation without pauses would prove nothing about pauses.
+#[derive(Debug, Default)]
+struct Seen {
+    completed: u64,
+    stopped: u64,
+    cancelled: u64,
+    failed: u64,
+    failed_rows: u64,
+    scored: u64,
+    prompt_only: u64,
+    stopped_by_sequence: u64,
+    chosen: u64,
+    speculated: u64,
+    forced: u64,
+    rejected_drafts: u64,
+    preempted_drafting: u64,
+    overloaded: u64,
+    paused: u64,
+    waited: u64,
+    overlapped: u64,
+    shut_down: u64,
+    lost: u64,
+    preempted: u64,
+    swapped: u64,
+    interrupted: u64,
+    recomputed: u64,
+    hit: u64,
+    host_hit: u64,
+    missed: u64,
+    expired: u64,
+    reset: u64,
+    failed_copies: u64,
+    failed_after_copies: u64,
+}
+
+#[test]
+fn random_schedules_give_expected_outputs_and_leak_nothing() {
+    let mut seen = Seen::default();
+    for seed in 0..NUM_SCHEDULES {
+        let _named = Named(seed);
+        let mut world = World::new(seed, std::mem::take(&mut seen));
+        for _ in 0..world.random.between(20, 200) {
+            world.act();
+        }
+        world.finish_readers();
+        world.finish_all();
+        world.check_outputs();
+        world.expire_prefixes();
+        seen = world.seen;
+    }
+    let Seen {
+        completed,
+        stopped,
+        cancelled,
+        failed,
+        overloaded,
+        paused,
+        waited,
+        overlapped,
+        shut_down,
+        lost,
+        ..
+    } = seen;
+    for met in
+        [completed, stopped, cancelled, failed, overloaded, paused, waited, overlapped, shut_down, lost]
+    {
+        assert!(met > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
+    }
+    let Seen { preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, reset, .. } =
+        seen;
+    for met in [preempted, swapped, interrupted, recomputed, hit, host_hit, missed, expired, reset] {
+        assert!(met > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
+    }
+    let Seen { failed_rows, scored, prompt_only, stopped_by_sequence, chosen, .. } = seen;
+    for met in [failed_rows, scored, prompt_only, stopped_by_sequence, chosen] {
+        assert!(met > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
+    }
+    for met in [seen.speculated, seen.forced, seen.rejected_drafts, seen.preempted_drafting] {
+        assert!(met > NUM_SCHEDULES / 20, "drafts hardly ever mattered: {seen:?}");
+    }
+    for met in [seen.failed_copies, seen.failed_after_copies] {
+        assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
+    }
+}
+
+/// Prints the seed of a schedule that fails.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the schedule of seed {} failed", self.0);
+        }
+    }
+}
+
+fn lost() -> StopCause {
+    StopCause::DeviceLost(LOSS.into())
+}
+
+impl World {
+    fn new(seed: u64, seen: Seen) -> Self {
+        let mut random = Random(seed);
+        let limits = random_limits(&mut random);
+        let mut harness = Harness::with_hasher(limits, random_hasher(&mut random));
+        harness.device.failing_rows = random.chance(20).then_some(40);
+        let openings = (0..3).map(|opening| oracle::request(64, 1, opening).prompt.to_vec()).collect();
+        Self {
+            random,
+            harness,
+            observed: vec![],
+            num_started: 0,
+            num_failed_steps: 0,
+            has_restarted: false,
+            stopped: None,
+            openings,
+            seen,
+        }
+    }
+    /// One random operation.
+    fn act(&mut self) {
+        self.harness.pass(1);
+        match self.random.below(100) {
+            0..20 => self.arrive(),
+            20..45 => self.plan(),
+            45..75 => self.complete(),
+            75..78 => self.harness.attend(),
+            78..84 => self.cancel(),
+            84..97 => self.read_slowly(),
+            97 => self.reset(),
+            98 => self.harness.pass(self.random.below(100) as u64),
+            _ if self.random.chance(20) => self.shut_down(),
+            _ if self.random.chance(30) => self.lose_device(),
+            _ => {}
+        }
+        self.read_all();
+        self.check_stats();
+    }
+
+    fn arrive(&mut self) {
+        let request = self.random_request();
+        if self.harness.limits.check(&request).is_err() {
+            return; // it never fits this cache
+        }
+        let num_choices = if self.random.chance(15) { self.random.between(2, 4) } else { 1 };
+        let (mut starts, mut arrived) = (vec![], vec![]);
+        for _ in 0..num_choices {
+            let mut choice = request.clone();
+            choice.sampling.seed += self.random.below(4) as u64;
+            let (start, client) = self.harness.post(choice);
+            let is_cancelled = self.random.chance(3);
+            if is_cancelled {
+                client.cancel();
+            }
+            let habit =
+                [Habit::Reads, Habit::Reads, Habit::ReadsSlowly, Habit::ReadsLate][self.random.below(4)];
+            starts.push(start);
+            arrived.push(Observed {
+                client,
+                habit,
+                positions: vec![],
+                tokens: vec![],
+                is_admitted: false,
+                is_cancelled,
+                end: None,
+                cached: CachedTokens::default(),
+                last_progress: 0,
+            });
+        }
+        self.harness.handle(Message::Start(starts));
+        self.num_started += num_choices as u64;
+        self.seen.chosen +=
+            u64::from(num_choices > 1 && self.harness.stats().waiting >= num_choices as u64 - 1);
+        self.observed.append(&mut arrived);
+    }
+
+    fn plan(&mut self) {
+        self.harness.plan();
+        self.seen.overlapped += u64::from(self.harness.device.num_plans() == DEPTH);
+        self.check_cancelled();
+    }
+
+    fn complete(&mut self) {
+        if self.harness.device.num_plans() == 0 {
+            return;
+        }
+        if self.random.chance(3) {
+            self.num_failed_steps += 1;
+            if self.random.chance(50) {
+                let has_copies = self.harness.fail(FAILURE) > 0;
+                self.has_restarted |= has_copies;
+                self.seen.failed_copies += u64::from(has_copies);
+            } else {
+                self.seen.failed_after_copies += u64::from(self.harness.fail_after_copies(FAILURE) > 0);
+            }
+        } else {
+            self.harness.complete();
+        }
+    }
+
+    fn cancel(&mut self) {
+        if !self.observed.is_empty() {
+            let index = self.random.below(self.observed.len());
+            self.observed[index].is_cancelled = true;
+            self.observed[index].client.cancel();
+        }
+    }
+
+    fn read_slowly(&mut self) {
+        if !self.observed.is_empty() {
+            let index = self.random.below(self.observed.len());
+            if self.observed[index].habit == Habit::ReadsSlowly {
+                self.read(index, 1);
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.seen.reset += u64::from(self.harness.stats().blocks_cached > 0);
+        self.harness.handle(Message::ResetPrefixCache);
+        assert_eq!(self.harness.stats().blocks_cached, 0);
+    }
+
+    fn shut_down(&mut self) {
+        self.harness.handle(Message::Shutdown);
+        self.stopped.get_or_insert(StopCause::Closed);
+        self.seen.shut_down += 1;
+    }
+
+    fn lose_device(&mut self) {
+        if self.harness.device.num_plans() > 0 {
+            self.harness.lose_device(LOSS);
+            self.stopped.get_or_insert_with(lost);
+            self.seen.lost += 1;
+            assert!(self.harness.core.is_stopped());
+        }
+    }
+
+    /// Without more arrivals, all requests that are read end, whether or not the others do.
+    fn finish_readers(&mut self) {
+        self.run_to_the_end();
+        let readers = self.observed.iter().filter(|observed| observed.habit == Habit::Reads);
+        assert!(readers.into_iter().all(|reader| reader.end.is_some()), "starved by unread requests");
+    }
+
+    /// If all are read, all end.
+    fn finish_all(&mut self) {
+        for observed in &mut self.observed {
+            observed.habit = Habit::Reads;
+            // A paused sequence resumes after the plans in flight.
+            observed.last_progress = self.harness.stats().steps + DEPTH as u64;
+        }
+        self.run_to_the_end();
+        assert!(self.harness.core.is_idle());
+        let stats = self.harness.stats();
+        assert_eq!((stats.running, stats.waiting, stats.paused), (0, 0, 0));
+        assert_eq!((stats.blocks_used, stats.blocks_reserved), (0, 0));
+    }
+
+    /// In a bounded number of steps: in each, the first in scheduling order computes at least one token.
+    fn run_to_the_end(&mut self) {
+        let open = self.observed.iter().filter(|observed| observed.end.is_none());
+        let num_steps: usize = open
+            .map(|observed| observed.client.request.prompt.len() + observed.client.request.max_tokens + DEPTH)
+            .sum();
+        for _ in 0..=2 * (num_steps + DEPTH) {
+            self.read_all();
+            self.check_stats();
+            if !self.harness.step() {
+                return self.read_all();
+            }
+        }
+        panic!("it does not end");
+    }
+
+    /// Unused prefixes expire.
+    fn expire_prefixes(&mut self) {
+        let stats = self.harness.stats();
+        self.seen.expired += u64::from(stats.blocks_cached > 0);
+        self.harness.pass(300);
+        self.harness.plan();
+        let stats = self.harness.stats();
+        if self.stopped.is_none() {
+            assert_eq!((stats.blocks_cached, stats.host_blocks_used), (0, 0));
+        }
+    }
+}
