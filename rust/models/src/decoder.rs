@@ -9,7 +9,7 @@ use penstock_device::{Backend, DeviceError, StepInputs, StepSpec};
 use penstock_types::{AttentionParams, AttentionRow, Epilogue};
 
 use crate::config::ModelConfig;
-use crate::rope::{ExtraRotations, RopeTable};
+use crate::rotations::{ExtraRotations, RopeTable};
 
 /// A weight and its bias.
 pub(crate) struct Linear<B: Backend> {
@@ -35,7 +35,7 @@ pub struct Decoder<B: Backend> {
     embedding: B::Matrix,
     layers: Vec<Layer<B>>,
     norm: B::Vector,
-    /// `None` where the embedding is the head.
+    /// `None` if the embedding is the head.
     head: Option<B::Matrix>,
 }
 

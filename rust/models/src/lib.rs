@@ -13,6 +13,7 @@ mod families;
 mod fields;
 mod registry;
 mod rope;
+mod rotations;
 mod weights;
 
 pub use config::ModelConfig;

@@ -1,19 +1,15 @@
 //! Rotary position embedding (Su et al. 2021, RoFormer, section 3.4.2) and its five scalings.
 //!
 //! The angles of position p are p times the inverse frequencies, computed in float32 exactly as `transformers` does, so
-//! that far positions agree. `Dynamic` is the one scaling whose frequencies depend on a length: the prompt's for every
-//! position of the prompt, the position's own plus one after it. That is what one whole prefill and token-by-token decoding
-//! give, and it depends on the request alone, never on how its prompt was cut into chunks.
-
-use std::ops::Range;
-
-use penstock_device::{EXTRA, RowSource};
+//! that far positions agree. `Dynamic` is the only scaling whose frequencies depend on a length: the prompt's for every
+//! position of the prompt, the position's own plus one after it. This equals one prefill of the whole prompt and decoding
+//! token by token, and depends on the request alone, never on the prompt chunks.
 
 use crate::error::ModelError;
 use crate::fields::{Fields, MAX_POSITIONS};
 
 /// Inverse frequencies, and the factor on cosines and sines.
-type Frequencies = (Vec<f32>, f32);
+pub(crate) type Frequencies = (Vec<f32>, f32);
 
 /// Frequencies of one model.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,14 +18,14 @@ pub struct Rope {
     head_dim: usize,
     max_position_embeddings: usize,
     scaling: RopeScaling,
-    /// One divisor per frequency, where the file gives them ready made (GGUF).
+    /// One divisor per frequency, if the file has them (GGUF).
     divisors: Option<Vec<f32>>,
 }
 
-/// How frequencies are stretched beyond the length a model was trained for.
+/// The scaling of the frequencies beyond the trained length.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     Default,
     /// Every frequency divided by the factor.
     Linear {
@@ -38,14 +34,14 @@ pub enum RopeScaling {
     },
     /// NTK-aware scaling of the base that grows with the sequence.
     Dynamic {
-        /// How many times the trained length.
+        /// Multiple of the trained length.
         factor: f64,
     },
     /// YaRN (Peng et al. 2023, section 3.2-3.4): low frequencies interpolated, high ones kept, a ramp between.
     Yarn {
-        /// How many times the trained length.
+        /// Multiple of the trained length.
         factor: f64,
-        /// Length of the training.
+        /// The trained length.
         original: usize,
         /// Rotations above which a frequency is kept.
         beta_fast: f64,
@@ -60,7 +56,7 @@ pub enum RopeScaling {
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
-        /// Length of the training.
+        /// The trained length.
         original: usize,
         /// Wavelengths above `original / low` are divided.
         low: f64,
@@ -113,12 +109,12 @@ impl Rope {
         Ok(rope)
     }
 
-    /// How the frequencies are scaled.
+    /// The scaling of the frequencies.
     pub fn scaling(&self) -> &RopeScaling {
         &self.scaling
     }
 
-    /// Below this position, in requests with prompts no longer than this, angles depend on nothing but the position.
+    /// Below this position, in requests with prompts up to this length, the angles depend on the position alone.
     pub fn shared_len(&self) -> usize {
         match self.scaling {
             RopeScaling::Dynamic { .. } => self.max_position_embeddings,
@@ -132,13 +128,13 @@ impl Rope {
     }
 
     /// Angles per position.
-    fn num_frequencies(&self) -> usize {
+    pub(crate) fn num_frequencies(&self) -> usize {
         self.head_dim / 2
     }
 
     /// The length on which the frequencies of `position` depend, in a request with a prompt of `prompt_len` tokens. Rows
     /// with the same length have the same frequencies.
-    fn frequency_len(&self, position: usize, prompt_len: usize) -> usize {
+    pub(crate) fn frequency_len(&self, position: usize, prompt_len: usize) -> usize {
         match self.scaling {
             RopeScaling::Dynamic { .. } => prompt_len.max(position + 1).max(self.max_position_embeddings),
             _ => 0,
@@ -146,7 +142,7 @@ impl Rope {
     }
 
     /// The frequencies for a [`frequency_len`](Self::frequency_len).
-    fn frequencies(&self, frequency_len: usize) -> Frequencies {
+    pub(crate) fn frequencies(&self, frequency_len: usize) -> Frequencies {
         let (mut frequencies, factor) = self.scaled(frequency_len);
         if let Some(divisors) = &self.divisors {
             for (frequency, divisor) in frequencies.iter_mut().zip(divisors) {
@@ -221,77 +217,6 @@ impl Rope {
         }
         let (low, high) = (low.max(0.0), high.min(width - 1.0));
         (low, if low == high { high + 0.001 } else { high })
-    }
-}
-
-/// Writes the cosines of one position to the first half of `out`, and the sines to the second.
-fn write_rotation(position: usize, (frequencies, factor): &Frequencies, out: &mut [f32]) {
-    let (cosines, sines) = out.split_at_mut(frequencies.len());
-    for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
-        // The product is rounded to float32 first, as `transformers` does; its sine and cosine are exact to the last bit.
-        let angle = f64::from(position as f32 * frequency);
-        let (exact_sine, exact_cosine) = angle.sin_cos();
-        *cosine = exact_cosine as f32 * factor;
-        *sine = exact_sine as f32 * factor;
-    }
-}
-
-/// The rotations of the positions whose frequencies depend on nothing but the model.
-pub(crate) struct RopeTable {
-    frequencies: Frequencies,
-    positions: usize,
-}
-
-impl RopeTable {
-    /// The table of a model that computes `positions`.
-    pub(crate) fn new(rope: &Rope, positions: usize) -> Self {
-        let frequencies = rope.frequencies(rope.frequency_len(0, 0));
-        Self { frequencies, positions: rope.table_len(positions) }
-    }
-}
-
-impl RowSource for RopeTable {
-    fn rows(&self) -> usize {
-        self.positions
-    }
-
-    fn columns(&self) -> usize {
-        2 * self.frequencies.0.len()
-    }
-
-    fn read(&self, rows: Range<usize>, out: &mut [f32]) {
-        for (position, out) in rows.zip(out.chunks_exact_mut(self.columns())) {
-            write_rotation(position, &self.frequencies, out);
-        }
-    }
-}
-
-/// The rotations of one sequence that are not in the table: with dynamic scaling, those of long sequences.
-pub(crate) struct ExtraRotations<'a> {
-    rope: &'a Rope,
-    usual_len: usize,
-    /// The frequencies computed last, with their length.
-    current: Option<(usize, Frequencies)>,
-}
-
-impl<'a> ExtraRotations<'a> {
-    pub(crate) fn new(rope: &'a Rope) -> Self {
-        Self { rope, usual_len: rope.frequency_len(0, 0), current: None }
-    }
-
-    /// The entry of `StepInputs::positions` for a position. Appends its rotation to `extra` if it is not in the table.
-    pub(crate) fn rotation(&mut self, position: usize, prompt_len: usize, extra: &mut Vec<f32>) -> u32 {
-        let len = self.rope.frequency_len(position, prompt_len);
-        if len == self.usual_len {
-            return position as u32;
-        }
-        let current = self.current.take_if(|(current, _)| *current == len);
-        let (_, frequencies) =
-            self.current.insert(current.unwrap_or_else(|| (len, self.rope.frequencies(len))));
-        let (start, width) = (extra.len(), 2 * self.rope.num_frequencies());
-        extra.resize(start + width, 0.0);
-        write_rotation(position, frequencies, &mut extra[start..]);
-        EXTRA | (start / width) as u32
     }
 }
 
@@ -407,27 +332,6 @@ mod tests {
         assert_eq!(dynamic.frequency_len(shared - 1, shared), dynamic.frequency_len(0, 1));
         assert_ne!(dynamic.frequency_len(shared, 1), dynamic.frequency_len(0, 1));
         assert_ne!(dynamic.frequency_len(0, shared + 1), dynamic.frequency_len(0, 1));
-    }
-
-    #[test]
-    fn positions_outside_the_table_have_extra_rotations() {
-        let dynamic =
-            rope(&json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})).expect("dynamic");
-        assert_eq!((dynamic.table_len(1000), dynamic.table_len(20)), (64, 20));
-        assert_eq!(rope(&json!({})).expect("default").table_len(1000), 1000);
-        let (mut rotations, mut extra) = (ExtraRotations::new(&dynamic), vec![]);
-        let mut rotation = |position, prompt_len| rotations.rotation(position, prompt_len, &mut extra);
-        assert_eq!([rotation(63, 64), rotation(0, 1)], [63, 0]);
-        assert_eq!([rotation(0, 65), rotation(1, 65), rotation(65, 65)], [EXTRA, EXTRA | 1, EXTRA | 2]);
-        let expect = |position, len| {
-            let mut row = vec![0.0; 8];
-            write_rotation(position, &dynamic.frequencies(len), &mut row);
-            row
-        };
-        assert_eq!(extra, [expect(0, 65), expect(1, 65), expect(65, 66)].concat());
-        let (table, mut row) = (RopeTable::new(&dynamic, 1000), vec![0.0; 8]);
-        table.read(63..64, &mut row);
-        assert_eq!(row, expect(63, 64));
     }
 
     #[test]
