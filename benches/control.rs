@@ -1,9 +1,10 @@
-//! What it costs to ask for more than the next token: steps of a whole model, each against its plain twin, in turns.
+//! The cost of scoring, drafts and grammars: steps of a whole model, each relative to the plain step.
 //!
 //!     cargo bench -p penstock-runner --bench control -- [--rounds N] [--threads N] [PATH]
 //!
-//! PATH is a checkpoint; without one, that of the `model` benchmark. Steps are made by hand and run without an engine. A line
-//! says the median time of a step and, since other load comes and goes, the median of its ratios to its twin in the same turn.
+//! PATH is a checkpoint; without one, that of the `model` benchmark. Steps are built directly and run without an engine. A
+//! line shows the median time of a step and, because the load of the machine varies, the median of its ratios to the plain
+//! step of the same round.
 
 #[path = "half_billion.rs"]
 mod half_billion;
@@ -36,9 +37,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (runner, limits) = BareRunner::open(&checkpoint, &options)?;
     let mut model = Model { runner, limits };
 
-    println!("{:<36}{:>12}{:>18}", "", "ms a step", "of the plain one");
+    println!("{:<36}{:>12}{:>18}", "", "ms per step", "relative to plain");
     let scored = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
-    model.turns(
+    model.measure(
         rounds,
         &[
             (
@@ -58,19 +59,19 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|(drafts, name)| (name, Row::next(&plain, drafts), rows))
             .collect();
         println!("decode, batch {rows}");
-        model.turns(rounds, &lines);
+        model.measure(rounds, &lines);
     }
     println!("decode, batch {MOST_ROWS}");
     let row = |is_guided| Row::next(&request(PROMPT, RequestedOutputs::default(), is_guided), 0);
-    model.turns(rounds, &[("plain", row(false), MOST_ROWS), ("guided", row(true), MOST_ROWS)]);
+    model.measure(rounds, &[("plain", row(false), MOST_ROWS), ("guided", row(true), MOST_ROWS)]);
     let seconds = quickest(rounds.max(20), || {
         let mut state = Sieve(1);
         let mut mask = vec![0; model.limits.vocabulary_size.div_ceil(32)];
         let started = Instant::now();
-        state.mask(&mut mask).expect("it never fails");
+        state.mask(&mut mask).expect("a sieve never fails");
         started.elapsed().as_secs_f64()
     });
-    println!("a mask by itself takes {:.0} us", 1e6 * seconds);
+    println!("a mask alone takes {:.0} us", 1e6 * seconds);
     Ok(())
 }
 
@@ -97,7 +98,7 @@ fn request(num_prompt: usize, outputs: RequestedOutputs, is_guided: bool) -> Arc
     Arc::new(Request { outputs, grammar, ..Request::new(prompt, 1 << 20, sampling) })
 }
 
-/// A grammar that allows about half of the ids, others after each token, and looks at each of them for it.
+/// A grammar that visits every id and allows about half of them, which ones depends on the tokens so far.
 #[derive(Debug)]
 struct Sieves;
 
@@ -130,7 +131,7 @@ impl GrammarState for Sieve {
     }
 }
 
-/// What each sequence of a step does.
+/// The row of every sequence in a step.
 struct Row {
     request: Arc<Request>,
     start: usize,
@@ -139,12 +140,12 @@ struct Row {
 }
 
 impl Row {
-    /// The prompt, from its beginning.
+    /// The whole prompt.
     fn prompt(request: &Arc<Request>, num_tokens: usize) -> Self {
         Self { request: Arc::clone(request), start: 0, num_drafts: 0, num_tokens }
     }
 
-    /// The token behind the prompt and its successor, after so many drafts, which are wrong.
+    /// The first output token, followed by `num_drafts` draft tokens that are wrong.
     fn next(request: &Arc<Request>, num_drafts: usize) -> Self {
         let start = request.prompt.len();
         Self { request: Arc::clone(request), start, num_drafts, num_tokens: 1 + num_drafts }
@@ -157,9 +158,9 @@ struct Model {
 }
 
 impl Model {
-    /// Runs steps of so many equal rows in turns; the first one is the plain one. Nobody has computed what the rows read of
-    /// positions before their own, which costs the same.
-    fn turns(&mut self, rounds: usize, steps: &[(&str, Row, usize)]) {
+    /// Runs the steps in every round, each with a number of equal rows; the first step is the plain one. The blocks before
+    /// the rows have not been computed, which does not change the time.
+    fn measure(&mut self, rounds: usize, steps: &[(&str, Row, usize)]) {
         let mut times = vec![Vec::with_capacity(rounds); steps.len()];
         for _ in 0..rounds {
             for ((_, row, count), times) in steps.iter().zip(&mut times) {
@@ -202,7 +203,7 @@ impl Model {
         }
         let mut output = StepOutput::default();
         let started = Instant::now();
-        self.runner.run(&plan, &mut output).expect("a good plan");
+        self.runner.run(&plan, &mut output).expect("a valid plan");
         started.elapsed().as_secs_f64()
     }
 }

@@ -1,11 +1,11 @@
-//! How far a whole model is from what this machine can do.
+//! The speed of a whole model relative to the limits of the machine.
 //!
 //!     cargo bench -p penstock-runner --bench model -- [--rounds N] [--threads N] [--dtype NAME] [PATH]
 //!
 //! PATH is a checkpoint; without one, random weights in the shape of a 0.5B Qwen2 (494 million parameters, bfloat16) are
 //! written to `target/` once. Requests go through the engine, so scheduling, sampling and result queues are included. Every
-//! figure has the machine's limits measured right before and after it, and is printed as a share of the longer of two times:
-//! the bytes it must read at the read bandwidth, the operations it must do at the multiply-add rate.
+//! result has the machine's limits measured right before and after it, and is printed as a share of the longer of two times:
+//! its bytes at the read bandwidth, its operations at the multiply-add rate.
 
 #[path = "half_billion.rs"]
 mod half_billion;
@@ -94,7 +94,7 @@ impl Arguments {
     }
 }
 
-/// A running engine and what its steps cost at least.
+/// A running engine, and the minimum cost of its steps.
 struct Model {
     engine: Engine,
     info: ModelInfo,
@@ -112,13 +112,13 @@ impl Model {
         Self { engine, info, body, head }
     }
 
-    /// `len` token ids that mean nothing; another `stream` has others from its first on.
+    /// `len` arbitrary token ids, which differ between streams from the first one on.
     fn tokens(&self, len: u32, stream: u32) -> Vec<u32> {
         let vocabulary = self.engine.limits().vocabulary_size as u32;
         (0..len).map(|index| (index * 7919 + stream * 104_729) % vocabulary).collect()
     }
 
-    /// Seconds until the first token of every prompt's stream, and from there to the end.
+    /// Seconds until every stream has its first token, and from there to the end.
     fn run(&self, prompts: Vec<Vec<u32>>, max_tokens: usize, prefix_cache: bool) -> (f64, f64) {
         let port = Port::with_condvar();
         let streams = prompts.len();
@@ -168,7 +168,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Medians over the rounds. With one token to generate the time is the prefill's, else that of the steps after it.
+    /// Prints medians over the rounds. With one token to generate the time is that of the prefill, else that of the decode steps.
     fn line(&self, name: &str, model: &Model, streams: usize, prompt: u32, max_tokens: usize) {
         let mut rounds: Vec<(f64, f64, Machine)> = (0..self.rounds)
             .map(|_| {
@@ -197,7 +197,7 @@ impl Bench {
 }
 
 impl Bench {
-    /// How much sooner the first token of a prompt comes when the prefix cache has most of it: a pair a round.
+    /// Time to first token of a prompt that is mostly cached, relative to an uncached one; one pair per round.
     fn first_token(&self, model: &Model, prompt: u32, shared: u32) {
         let seconds = |stream: u32| {
             let mut tokens = model.tokens(shared, 1000);
@@ -210,7 +210,7 @@ impl Bench {
         rounds.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
         let ((least, most), (cold, hit)) = ((rounds[0], rounds[rounds.len() - 1]), rounds[rounds.len() / 2]);
         println!(
-            "first token of {prompt}, {:.0} % of them shared: {:.0} ms, {:.1} % of {:.0} ms without ({:.1} to {:.1} %)",
+            "first token of {prompt}, {:.0} % cached: {:.0} ms, {:.1} % of {:.0} ms uncached ({:.1} to {:.1} %)",
             100.0 * f64::from(shared) / f64::from(prompt),
             1e3 * hit,
             100.0 * hit / cold,
