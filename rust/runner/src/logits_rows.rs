@@ -84,7 +84,10 @@ impl LogitsRows {
     /// Finds the rows of a plan. `output_rows` receives the number of each among all rows of the step.
     pub fn find(&mut self, plan: &StepPlan, slots: &[Slot], output_rows: &mut Vec<u32>) {
         let Self { rows, results, entries, num_recorded, generations, ids: _ } = self;
-        (rows.clear(), results.clear(), entries.clear(), generations.clear());
+        rows.clear();
+        results.clear();
+        entries.clear();
+        generations.clear();
         *num_recorded = 0;
         let mut first_row = 0;
         for (scheduled, row) in plan.rows.iter().enumerate() {

@@ -32,7 +32,10 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap()
 }
 
-type Command = Box<dyn FnOnce(&mut Cpu) -> Result<(), DeviceError> + Send>;
+type Command<T> = Box<dyn FnOnce(&mut Cpu) -> Result<T, DeviceError> + Send>;
+
+/// The results of a batch.
+type Results = Result<Vec<Sampled>, DeviceError>;
 
 pub struct AsyncCpu {
     cpu: Shared<Cpu>,
@@ -45,8 +48,8 @@ pub struct AsyncCpu {
 }
 
 enum Job {
-    Run(Command),
-    Sample(Arc<Ticket>, Box<dyn FnOnce(&mut Cpu) -> Result<Vec<Sampled>, DeviceError> + Send>),
+    Run(Command<()>),
+    Sample(Arc<Ticket>, Command<Vec<Sampled>>),
     /// Answered when everything before it is complete.
     Barrier(Sender<()>),
 }
@@ -90,7 +93,7 @@ impl Control {
 /// The tokens of a batch, once they are published.
 #[derive(Default)]
 pub struct Ticket {
-    results: Mutex<Option<Result<Vec<Sampled>, DeviceError>>>,
+    results: Mutex<Option<Results>>,
     published: Condvar,
     waker: Mutex<Option<Waker>>,
 }
@@ -144,8 +147,8 @@ impl Drop for AsyncCpu {
 
 /// The device thread.
 fn run(queue: &Receiver<Job>, cpu: &Mutex<Cpu>, error: &Mutex<Option<DeviceError>>, control: &Control) {
-    let mut complete: VecDeque<(Arc<Ticket>, Result<Vec<Sampled>, DeviceError>)> = VecDeque::new();
-    let publish = |complete: &mut VecDeque<(Arc<Ticket>, Result<_, _>)>| {
+    let mut complete: VecDeque<(Arc<Ticket>, Results)> = VecDeque::new();
+    let publish = |complete: &mut VecDeque<(Arc<Ticket>, Results)>| {
         for (ticket, results) in complete.drain(..) {
             let lost = lock(&control.lost).clone().map(DeviceError::Lost);
             *lock(&ticket.results) = Some(lost.map_or(results, Err));
@@ -307,9 +310,9 @@ impl Backend for AsyncCpu {
         self.enqueue(move |cpu| cpu.free_slot(&mut lock(&slots), slot))
     }
 
-    fn upload<'a>(
+    fn upload(
         &mut self,
-        inputs: &'a StepInputs,
+        inputs: &StepInputs,
         rope: &mut Self::Rope,
         slots: &Self::Slots,
         cache: &AsyncCache,
