@@ -38,24 +38,24 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "at most max_tokens, 3": ("min_tokens", {"min_tokens": 4, "max_tokens": 3}),
     "at most max_length, 3": ("min_tokens", {"min_tokens": 4, "max_length": 3}),
     "at least n, 3": ("best_of", {"n": 3, "best_of": 2}),
-    "left out where num_beams is above 1": ("best_of", {"num_beams": 4, "best_of": 4}),
-    "left out where num_beams is 1": ("length_penalty", {"length_penalty": 0.5}),
+    "left out when num_beams is above 1": ("best_of", {"num_beams": 4, "best_of": 4}),
+    "left out when num_beams is 1": ("length_penalty", {"length_penalty": 0.5}),
     "at most num_beams, 2": ("n", {"num_beams": 2, "n": 3}),
-    "a beam search draws nothing": ("temperature", {"num_beams": 2, "temperature": 0.5}),
-    "beam search draws nothing": ("top_p", {"num_beams": 2, "top_p": 0.5}),
-    "a step of a beam search knows no answer": (
+    "a beam search does not sample": ("temperature", {"num_beams": 2, "temperature": 0.5}),
+    "beam search does not sample": ("top_p", {"num_beams": 2, "top_p": 0.5}),
+    "a step of a beam search does not distinguish": (
         "presence_penalty",
         {"num_beams": 2, "presence_penalty": 0.5},
     ),
-    "step of a beam search knows no answer": ("regex", {"num_beams": 2, "regex": "a+"}),
-    "of a beam search knows no answer": ("echo", {"num_beams": 2, "echo": True}),
-    "a beam search knows no answer": ("tools", {"num_beams": 2, "tools": [TOOL]}),
-    "beam search knows no answer": ("logits_processors", {"num_beams": 2, "logits_processors": [print]}),
-    "left out where skip_special_tokens is True": (
+    "step of a beam search does not distinguish": ("regex", {"num_beams": 2, "regex": "a+"}),
+    "of a beam search does not distinguish": ("echo", {"num_beams": 2, "echo": True}),
+    "a beam search does not distinguish": ("tools", {"num_beams": 2, "tools": [TOOL]}),
+    "beam search does not distinguish": ("logits_processors", {"num_beams": 2, "logits_processors": [print]}),
+    "left out when skip_special_tokens is True": (
         "spaces_between_special_tokens",
         {"spaces_between_special_tokens": True},
     ),
-    "left out where use_prefix_cache is False": (
+    "left out when use_prefix_cache is False": (
         "cache_salt",
         {"cache_salt": "a", "use_prefix_cache": False},
     ),
@@ -63,23 +63,23 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "allowed_token_ids",
         {"allowed_token_ids": [1, 2], "bad_token_ids": [2, 1]},
     ),
-    "left out where logprobs is False": ("top_logprobs", {"top_logprobs": 3}),
-    "neither logprobs nor prompt_logprobs": ("logprobs_mode", {"logprobs_mode": "processed"}),
-    "left out where response_format is given": ("regex", {"response_format": SCHEMA, "regex": "a"}),
-    "left out where regex is given": ("choice", {"regex": "a", "choice": ["a"]}),
-    "left out where choice is given": ("grammar", {"choice": ["a"], "grammar": "start: A"}),
-    "False where regex is given": ("ignore_eos", {"regex": "a", "ignore_eos": True}),
-    "False where tool_choice asks": (
+    "left out when logprobs is False": ("top_logprobs", {"top_logprobs": 3}),
+    "logprobs is False and prompt_logprobs is not given": ("logprobs_mode", {"logprobs_mode": "processed"}),
+    "left out when response_format is given": ("regex", {"response_format": SCHEMA, "regex": "a"}),
+    "left out when regex is given: an output": ("choice", {"regex": "a", "choice": ["a"]}),
+    "left out when choice is given": ("grammar", {"choice": ["a"], "grammar": "start: A"}),
+    "left out when regex is given: an end token": ("ignore_eos", {"regex": "a", "ignore_eos": True}),
+    "False when tool_choice requires": (
         "ignore_eos",
         {"tools": [TOOL], "tool_choice": "required", "ignore_eos": True},
     ),
-    "left out where there are no tools": ("tool_choice", {"tool_choice": "auto"}),
-    "where there are no tools": ("parallel_tool_calls", {"parallel_tool_calls": False}),
+    "left out when tools is not given": ("tool_choice", {"tool_choice": "auto"}),
+    "when tools is not given": ("parallel_tool_calls", {"parallel_tool_calls": False}),
     "the name of one of the tools": (
         "tool_choice",
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "news"}}},
     ),
-    "left out where tools may be called": ("regex", {"tools": [TOOL], "regex": "a"}),
+    "left out when tools can be called": ("regex", {"tools": [TOOL], "regex": "a"}),
 }
 
 TOGETHER: list[dict[str, Any]] = [
@@ -286,7 +286,7 @@ def test_oversized_schema_is_rejected_before_serialisation(schema: Any) -> None:
 def test_recursive_schema_object_is_rejected() -> None:
     schema: dict[str, Any] = {}
     schema["properties"] = schema
-    with pytest.raises(penstock.InvalidRequestError, match="64 arrays and objects within each other"):
+    with pytest.raises(penstock.InvalidRequestError, match="64 nested arrays and objects"):
         penstock.SamplingParams(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
 
 

@@ -7,7 +7,7 @@ has:
 
 - `name`, `group`, `summary` (one sentence, no full stop), `doc` (more sentences; optional).
 - `type`: `int`, `float`, `bool`, `text`, `enum`, `token_ids`, `token_id_lists`, `texts` or `custom`.
-- `min`, `max`, `min_exclusive`; `min_items`, `max_items`, `max_inner`, `max_chars`; `values` of an enum.
+- `min`, `max`, `min_exclusive`; `min_items`, `max_items`, `max_inner`, `max_chars`; `enum` of enums.toml.
 - `default`: its absence means `None`; `default_text` says in words what `None` means.
 - `model_default`: the key of generation_config.json; `neutral`: the value if there is none there either.
 - `rust`: the Rust type of an `int` or a `custom` field; `reader`: a hand-written reader in place of the
@@ -15,6 +15,16 @@ has:
 - `python`, `python_out`: the Python type that is accepted, and that of the property, where they do not follow
   from `type`; `typed_dict`: the accepted type in `_options.py`; `range_text`: the range in words.
 - `cli`: whether the command line has an option for it (true by default).
+- `sampling`: the type of the field of the same name in `types::Sampling`; `sampling_value`: its value, if it
+  does not follow from the types. `filter`: whether it is a filter. `given`: a Rust condition for "is set".
+- `binding`: the values are kept by the Python module; the parameters have their number.
+
+A `[[conflict]]` refuses `fields` (optionally with a comparison): `when` a condition holds, `after` another
+field of a list is given, or beyond a bound (`at_most`, `at_least`). `because` completes the sentence.
+
+results.toml has one `[[class]]` per class of a result, with `summary`, `doc` and `[[class.field]]`s: `name`,
+`rust` (the Rust type, from which the Python type follows), `summary`, `doc`, `python`, `python_out`. Of
+`first_of`, a field of `first_class` objects, the class also has the properties of the first one.
 
 `--check` writes nothing and fails if a file is stale.
 """
@@ -51,6 +61,7 @@ class Field:
     max_items: int = 0
     max_inner: int = 0
     max_chars: int = 0
+    enum: str = ""
     values: tuple[str, ...] = ()
     default: Any = None
     default_text: str = ""
@@ -63,6 +74,13 @@ class Field:
     python_out: str = ""
     typed_dict: str = ""
     cli: bool = True
+    sampling: str = ""
+    sampling_value: str = ""
+    filter: bool = False
+    given: str = ""
+    binding: bool = False
+    #: Sentences that say when the field is not allowed.
+    conflicts: tuple[str, ...] = ()
 
     @property
     def is_optional(self) -> bool:
@@ -111,11 +129,12 @@ class Field:
     def description(self) -> str:
         """The documentation of the property."""
         facts = [fact for fact in (self._range_sentence(), f"Default: {self.default_in_words()}.") if fact]
-        return "\n\n".join(part for part in (f"{self.summary}.", joined(self.doc), " ".join(facts)) if part)
+        body = " ".join(part for part in (joined(self.doc), *self.conflicts) if part)
+        return "\n\n".join(part for part in (f"{self.summary}.", body, " ".join(facts)) if part)
 
     def bullet(self) -> str:
         """The item of the list in the documentation of the class."""
-        sentences = [f"{self.summary}.", joined(self.doc), self._range_sentence()]
+        sentences = [f"{self.summary}.", joined(self.doc), *self.conflicts, self._range_sentence()]
         sentences.append(f"Default: {self.default_in_words()}.")
         return f"- `{self.name}`: " + " ".join(sentence for sentence in sentences if sentence)
 
@@ -164,6 +183,65 @@ PYTHON_OUT = PYTHON_IN | {
 
 
 @dataclass(frozen=True)
+class Conflict:
+    """A rule that refuses fields beside others."""
+
+    fields: list[str]
+    when: str = ""
+    because: str = ""
+    at_most: tuple[str, ...] = ()
+    at_least: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    def names(self) -> list[str]:
+        """The fields without their conditions."""
+        return [entry.partition(" ")[0] for entry in self.fields]
+
+    def sentence(self, name: str) -> str:
+        """The documentation for one of the fields."""
+        if name not in self.names():
+            return ""
+        if self.at_most or self.at_least:
+            bounds = " and ".join(f"`{bound}`" for bound in (*self.at_most, *self.at_least))
+            return f"{'At most' if self.at_most else 'At least'} {bounds}."
+        if self.after:
+            others = ", ".join(f"`{other}`" for other in self.after if other != name)
+            return f"Not allowed with {others}: {self.because}."
+        return f"Not allowed when {condition_in_words(self.when, '`')}: {self.because}."
+
+
+def condition_in_words(when: str, quote: str) -> str:
+    words = []
+    for part in when.split(" and "):
+        name = re.sub(r"^not | > .*| == .*| is None$", "", part)
+        rest = {"not": " is False", ">": " is above ", "==": " is ", "None": " is not given"}
+        key = next((key for key in rest if key in part.split()), "")
+        number = part.split()[-1] if key in (">", "==") else ""
+        words.append(f"{quote}{name}{quote}{rest.get(key, ' is True')}{number}")
+    return " and ".join(words)
+
+
+def condition_in_rust(when: str) -> str:
+    parts = []
+    for part in when.split(" and "):
+        if part.endswith(" is None"):
+            parts.append(f"self.{part.removesuffix(' is None')}.is_none()")
+        else:
+            parts.append(re.sub(r"^(not )?", lambda match: "!self." if match[1] else "self.", part))
+    return " && ".join(parts)
+
+
+def enum_values(name: str) -> list[str]:
+    """The names that an enum has in Python."""
+    table = load_enums()[name]
+    return [value[0] for key, value in table.items() if key != "doc"]
+
+
+def load_enums() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((DEFINITIONS / "enums.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
 class Definition:
     """One definition file."""
 
@@ -174,17 +252,31 @@ class Definition:
     groups: dict[str, str]
     fields: tuple[Field, ...]
     error: str = field(default="")
+    conflicts: tuple[Conflict, ...] = ()
 
     @classmethod
     def load(cls, stem: str) -> Definition:
         path = DEFINITIONS / f"{stem}.toml"
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        entries = [Field(**{**entry, "values": tuple(entry.get("values", ()))}) for entry in content["field"]]
+        conflicts = tuple(Conflict(**entry) for entry in content.get("conflict", []))
+        fields = []
+        for entry in content["field"]:
+            values = enum_values(entry["enum"]) if "enum" in entry else entry.get("values", [])
+            sentences = [conflict.sentence(entry["name"]) for conflict in conflicts]
+            changes = {"values": tuple(values), "conflicts": tuple(filter(None, sentences))}
+            fields.append(Field(**{**entry, **changes}))
+        entries = fields
         unknown = {entry.group for entry in entries} - content["groups"].keys()
         if unknown:
             sys.exit(f"{path}: unknown groups: {', '.join(sorted(unknown))}")
         source = path.relative_to(ROOT).as_posix()
-        return cls(source=source, groups=content["groups"], fields=tuple(entries), **content["class"])
+        return cls(
+            source=source,
+            groups=content["groups"],
+            fields=tuple(entries),
+            conflicts=conflicts,
+            **content["class"],
+        )
 
     def grouped(self) -> list[tuple[str, list[Field]]]:
         """The titles of the groups, each with its fields."""
@@ -342,7 +434,7 @@ def rust_doc(text: str, indent: str) -> list[str]:
     return [f"{indent}/// {line}".rstrip() for line in wrapped(text, WIDTH - len(indent) - 4)]
 
 
-# ---- the Rust class of the Python module
+# ---- the parameters
 
 
 def rust_type(entry: Field) -> str:
@@ -350,66 +442,252 @@ def rust_type(entry: Field) -> str:
         "float": "f64",
         "bool": "bool",
         "text": "String",
-        "enum": "String",
-        "token_ids": "Tuple<u32>",
-        "token_id_lists": "Tuple<Tuple<u32>>",
-        "texts": "Tuple<String>",
+        "enum": entry.enum,
+        "token_ids": "Vec<u32>",
+        "token_id_lists": "Vec<Vec<u32>>",
+        "texts": "Vec<String>",
     }.get(entry.type, entry.rust)
+    if entry.binding:
+        return "usize"
     return f"Option<{plain}>" if entry.is_optional else plain
 
 
 def rust_default(entry: Field) -> str:
+    if entry.is_optional:
+        return "None"
+    if entry.binding:
+        return "0"
     if entry.default == []:
-        return "()"
+        return "Vec::new()"
     if isinstance(entry.default, bool):
         return str(entry.default).lower()
-    return str(entry.default)
+    return variant_of(entry) if entry.type == "enum" else str(entry.default)
+
+
+def variant_of(entry: Field) -> str:
+    """The default of an enum."""
+    variants = {value[0]: key for key, value in load_enums()[entry.enum].items() if key != "doc"}
+    return f"{entry.enum}::{variants[entry.default]}"
 
 
 def rust_reader(entry: Field) -> str:
     if entry.reader:
         limits = [limit for limit in (entry.max_items, entry.max_inner, entry.max_chars) if limit]
-        return f"|field, value| {entry.reader}({', '.join(map(str, ['field', 'value', *limits]))})"
-    if entry.type == "int":
-        read = f"field.integer(value, {entry.min}..={entry.max})"
-        return f"|field: Field, value| {read}.map(|number| number as {entry.rust})"
-    if entry.type == "float":
-        read = "read_above" if entry.min_exclusive else "read_range"
-        return f"|field, value| {read}(field, value, {entry.min}, {entry.max})"
-    if entry.type == "bool":
-        return "Field::boolean"
-    if entry.type == "enum":
-        return f"|field: Field, value| field.choice(value, &[{quoted(entry.values)}]).map(str::to_owned)"
-    if entry.type == "text":
-        return f"|field: Field, value| field.text_within(value, {entry.max_chars})"
-    if entry.type == "texts":
-        return f"|field, value| read_texts(field, value, {entry.max_items}, {entry.max_chars})"
-    if entry.type == "token_ids":
-        return f"|field, value| read_token_ids(field, value, {entry.max_items})"
-    sys.exit(f"{entry.name}: the type {entry.type} needs a reader")
+        return f"{entry.reader}({', '.join(map(str, ['field', 'value', *limits]))})?"
+    readers = {
+        "int": f"field.integer(value, {entry.min}..={entry.max})? as {entry.rust}",
+        "float": f"field.{'above' if entry.min_exclusive else 'range'}(value, {entry.min}, {entry.max})?",
+        "bool": "field.boolean(value)?",
+        "enum": "field.choice(value)?",
+        "text": f"field.text_within(value, {entry.max_chars})?",
+        "texts": f"read_texts(field, value, {entry.max_items}, {entry.max_chars})?",
+        "token_ids": f"read_token_ids(field, value, {entry.max_items})?",
+    }
+    if entry.type not in readers:
+        sys.exit(f"{entry.name}: the type {entry.type} needs a reader")
+    return readers[entry.type]
 
 
-def rust_class(definition: Definition) -> str:
+def rust_given(entry: Field) -> str:
+    """Whether a field differs from its default."""
+    if entry.given:
+        return entry.given
+    if entry.is_optional:
+        return f"self.{entry.name}.is_some()"
+    if entry.binding:
+        return f"self.{entry.name} > 0"
+    if entry.default == []:
+        return f"!self.{entry.name}.is_empty()"
+    if isinstance(entry.default, bool):
+        return f"{'!' if entry.default else ''}self.{entry.name}"
+    return f"self.{entry.name} != {rust_default(entry)}"
+
+
+def rust_conflicts(definition: Definition) -> list[str]:
+    fields = {entry.name: entry for entry in definition.fields}
+    lines = []
+    for conflict in definition.conflicts:
+        condition = f"{condition_in_rust(conflict.when)} && " if conflict.when else ""
+        for text in conflict.fields:
+            name, _, comparison = text.partition(" ")
+            given = f"self.{name}.is_some_and(|value| value {comparison}.0)" if comparison else ""
+            given = given or rust_given(fields[name])
+            for bound in (*conflict.at_most, *conflict.at_least):
+                sign, words = (">", "at most") if conflict.at_most else ("<", "at least")
+                value, other = f"self.{name}", f"self.{bound}"
+                if fields[bound].is_optional:
+                    test = f"{other}.is_some_and(|bound| {value} > bound)"
+                    shown = f"{other}.unwrap_or_default()"
+                elif fields[name].is_optional:
+                    test, shown = f"{value}.is_some_and(|value| value {sign} {other})", other
+                else:
+                    test, shown = f"{value} {sign} {other}", other
+                lines += [
+                    f"        if {condition}{test} {{",
+                    f'            return Some(("{name}", format!("{words} {bound}, {{}}", {shown})));',
+                    "        }",
+                ]
+            for other in conflict.after:
+                if other == name:
+                    break
+                lines += [
+                    f"        if {given} && {rust_given(fields[other])} {{",
+                    f'            let limit = "left out when {other} is given: {conflict.because}";',
+                    f'            return Some(("{name}", limit.to_owned()));',
+                    "        }",
+                ]
+            if conflict.when and not (conflict.at_most or conflict.at_least):
+                limit = f"left out when {condition_in_words(conflict.when, '')}: {conflict.because}"
+                lines += [
+                    f"        if {condition}{given} {{",
+                    f'            return Some(("{name}", "{limit}".to_owned()));',
+                    "        }",
+                ]
+    return lines
+
+
+def rust_params(definition: Definition) -> str:
+    fields = definition.fields
+    enums = sorted({entry.enum for entry in fields if entry.enum})
     lines = [
         f"//! `{definition.name}`. {NOTICE.format(source=definition.source)}",
         "",
-        "use crate::contradictions::check;",
-        "use crate::fields::Field;",
-        "use crate::params::*;",
-        "use crate::processors::Processors;",
-        "use crate::record::{Tuple, options};",
-        "use crate::structure::{ResponseFormat, ToolChoice, Tools};",
+        f"use penstock_types::{{GenerationConfig, Sampling, {', '.join(enums)}}};",
         "",
-        "options! {",
-        *rust_doc(definition.description(), "    "),
-        f"    {definition.name}(Field::request, check) {{",
+        "use super::readers::*;",
+        "use super::resolve::decimal;",
+        "use super::structured::{ResponseFormat, ToolChoice, Tools};",
+        "use crate::field::{Field, Read};",
+        "use crate::value::Value;",
+        "",
+        f"/// {definition.summary} A field that is `None` has its default.",
+        "#[derive(Clone, Debug, PartialEq)]",
+        f"pub struct {definition.name} {{",
     ]
-    for entry in definition.fields:
-        lines += rust_doc(entry.description(), " " * 8)
-        lines.append(
-            f"        {entry.name}: {rust_type(entry)} = {rust_default(entry)}, {rust_reader(entry)};"
+    for entry in fields:
+        lines += [f"    /// {entry.summary}.", f"    pub {entry.name}: {rust_type(entry)},"]
+    lines += [
+        "}",
+        "",
+        f"impl Default for {definition.name} {{",
+        "    fn default() -> Self {",
+        "        Self {",
+    ]
+    lines += [f"            {entry.name}: {rust_default(entry)}," for entry in fields]
+    lines += ["        }", "    }", "}", "", f"impl {definition.name} {{"]
+    lines += ["    /// The names of the fields.", "    pub const FIELDS: &[&str] = &["]
+    lines += [f'        "{entry.name}",' for entry in fields]
+    lines += [
+        "    ];",
+        "",
+        "    /// Sets a field to a value, or to its default for `None`. Returns false for an unknown name.",
+        "    pub fn set<V: Value>(&mut self, name: &str, value: Option<&V>) -> Read<bool, V> {",
+        "        let default = Self::default;",
+        "        match (name, value) {",
+    ]
+    for entry in fields:
+        if entry.binding:
+            continue
+        read = rust_reader(entry)
+        value = f"Some({read})" if entry.is_optional else read
+        lines += [
+            f'            ("{entry.name}", None) => self.{entry.name} = default().{entry.name},',
+            f'            ("{entry.name}", Some(value)) => {{',
+            f'                let field = Field::new("{entry.name}");',
+            f"                self.{entry.name} = {value};",
+            "            }",
+        ]
+    lines += ["            _ => return Ok(false),", "        }", "        Ok(true)", "    }", ""]
+    lines += ["    /// The value of a field as text.", "    pub fn quote(&self, name: &str) -> String {"]
+    lines.append("        match name {")
+    for entry in fields:
+        text = f'format!("{{:?}}", self.{entry.name})'
+        if entry.is_optional:
+            shown = 'map_or_else(|| "None".to_owned(), |value| format!("{value:?}"))'
+            text = f"self.{entry.name}.as_ref().{shown}"
+        lines.append(f'            "{entry.name}" => {text},')
+    lines += ["            _ => String::new(),", "        }", "    }", ""]
+    lines += ["    /// Whether a filter is set.", "    pub(super) fn has_filter(&self) -> bool {"]
+    filters = " || ".join(f"self.{entry.name}.is_some()" for entry in fields if entry.filter)
+    lines += [f"        {filters}", "    }", ""]
+    lines += [
+        "    /// The sampling parameters, with the model's defaults.",
+        "    pub(super) fn sampling(&self, model: &GenerationConfig, seed: u64) -> Sampling {",
+        "        Sampling {",
+    ]
+    lines += [f"            {entry.name}: {sampling_value(entry)}," for entry in fields if entry.sampling]
+    lines += [
+        "        }",
+        "    }",
+        "",
+        "    /// The same parameters with the defaults of the sampling parameters filled in.",
+        "    pub(super) fn with_defaults(&self, sampling: &Sampling) -> Self {",
+        "        Self {",
+    ]
+    for entry in fields:
+        if entry.sampling in ("f32", "u32", "u64") and entry.is_optional:
+            plain = f"sampling.{entry.name}"
+            plain = f"decimal({plain})" if entry.sampling == "f32" else plain
+            lines.append(f"            {entry.name}: Some(self.{entry.name}.unwrap_or({plain})),")
+    lines += ["            ..self.clone()", "        }", "    }", ""]
+    lines += ["    /// The first of the declared conflicts.", "    #[allow(clippy::too_many_lines)]"]
+    lines.append("    pub(super) fn declared_conflict(&self) -> Option<(&'static str, String)> {")
+    return "\n".join([*lines, *rust_conflicts(definition), "        None", "    }", "}", ""])
+
+
+def sampling_value(entry: Field) -> str:
+    """The value of a field of `Sampling`."""
+    if entry.sampling_value:
+        return entry.sampling_value
+    if entry.name == "seed":
+        return "self.seed.unwrap_or(seed)"
+    narrow = " as f32" if entry.sampling == "f32" else ""
+    if not entry.is_optional:
+        return (
+            f"self.{entry.name}.clone()" if entry.sampling.startswith("Vec") else f"self.{entry.name}{narrow}"
         )
-    return "\n".join([*lines, "    }", "}", ""])
+    given = f"self.{entry.name}" + (".map(|value| value as f32)" if narrow else "")
+    model = f".or(model.{entry.model_default})" if entry.model_default else ""
+    return f"{given}{model}.unwrap_or({entry.neutral})"
+
+
+def rust_enums() -> str:
+    lines = [f"//! Enums. {NOTICE.format(source='rust/frontend/definitions/enums.toml')}", ""]
+    lines.append("use crate::named::Named;")
+    for name, table in load_enums().items():
+        variants = {key: value for key, value in table.items() if key != "doc"}
+        lines += [
+            "",
+            f"/// {table['doc']}",
+            "#[derive(Clone, Copy, Debug, PartialEq, Eq)]",
+            f"pub enum {name} {{",
+        ]
+        for variant, (_, doc) in variants.items():
+            lines += [*rust_doc(doc, "    "), f"    {variant},"]
+        all_variants = ", ".join(f"Self::{variant}" for variant in variants)
+        lines += [
+            "}",
+            "",
+            f"impl Named for {name} {{",
+            f"    const ALL: &'static [Self] = &[{all_variants}];",
+            "",
+        ]
+        lines += ["    fn name(self) -> &'static str {", "        match self {"]
+        lines += [f'            Self::{variant} => "{value[0]}",' for variant, value in variants.items()]
+        lines += ["        }", "    }", "}"]
+    return "\n".join([*lines, ""])
+
+
+def rust_params_class(definition: Definition) -> list[str]:
+    defaults = ", ".join(f"{entry.name}={entry.python_default}" for entry in definition.fields)
+    doc = f"{definition.name}(*, {defaults})\n--\n\n" + "\n".join(
+        wrapped(definition.description(), WIDTH - 10)
+    )
+    lines = ["params_class! {", f"    {rust_string(doc)};"]
+    for entry in definition.fields:
+        doc = doc_literal(entry.description())
+        lines.append(f"    {entry.name}: {'binding' if entry.binding else 'plain'} {doc},")
+    return [*lines, "}"]
 
 
 # ---- the classes that the engine returns
@@ -555,15 +833,18 @@ def generated() -> dict[str, str]:
         "use pyo3::prelude::*;",
         "",
         "use crate::class::{first, value_class};",
+        "use crate::params::params_class;",
         "use crate::convert::ToPython;",
     ]
     for item in results:
         wrappers += ["", *rust_wrapper(item, results)]
+    wrappers += ["", "use penstock_frontend::params::SamplingParams;", "", *rust_params_class(params)]
     structs = ["use std::sync::Arc;", "", "use super::{FloatArray, StopReason, TopLogprobs};"]
     files = {
         "rust/frontend/src/output/result_types.rs": rust_structs(results, source, structs),
         "rust/python/src/classes.rs": "\n".join([*wrappers, ""]),
-        "rust/python/src/sampling_params.rs": rust_class(params),
+        "rust/frontend/src/params/sampling_params.rs": rust_params(params),
+        "rust/types/src/enums.rs": rust_enums(),
     }
     stubs = "\n".join(line for item in results for line in stub_result(item, results))
     regions = [

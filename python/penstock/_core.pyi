@@ -8,7 +8,7 @@ blocks it is an `int`; times are in seconds; sizes are in bytes.
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, final
 
 from typing_extensions import CapsuleType
@@ -171,7 +171,7 @@ class SamplingParams:
     The logits of each token are processed in this order: `logits_processors`, `logit_bias`,
     `repetition_penalty`, `presence_penalty` and `frequency_penalty`, all bans (`no_repeat_ngram_size`,
     `bad_words`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured output), `temperature`,
-    `top_k`, `top_p`, `min_p`, `typical_p`. The token is then drawn with `seed` and its index in the
+    `top_k`, `top_p`, `min_p`, `typical_p`. The token is then sampled with `seed` and its index in the
     output.
 
     Objects are immutable. Two are equal if all fields are. `response_format`, `tools`, `tool_choice` and
@@ -183,17 +183,17 @@ class SamplingParams:
     Number of outputs:
 
     - `n`: Number of choices to generate for the prompt. Choice `i` uses the seed `seed + i`. The prompt is
-      computed once. Range: 1 to 128. Default: 1.
-    - `best_of`: Number of choices to generate, of which the best `n` are returned. At least `n`. Choices
-      are ranked by the mean log probability of their tokens, which is reported as `Choice.score`. Only for
-      `generate`. Range: 1 to 128. Default: `n`.
+      computed once. At most `num_beams`. Range: 1 to 128. Default: 1.
+    - `best_of`: Number of choices to generate, of which the best `n` are returned. Choices are ranked by
+      the mean log probability of their tokens, which is reported as `Choice.score`. Only for `generate`.
+      At least `n`. Not allowed when `num_beams` is above 1: a beam search selects the best outputs itself.
+      Range: 1 to 128. Default: `n`.
     - `num_beams`: Number of beams of a beam search; 1 samples instead. Equivalent to Hugging Face's
-      `generate` with `early_stopping=False`. Only for `generate`. Sampling parameters, penalties on the
-      output, structured output, tools, logits processors, `echo`, `prompt_logprobs`, `output_logits` and
-      `output_hidden_states` cannot be combined with it. Range: 1 to 32. Default: 1.
+      `generate` with `early_stopping=False`. Only for `generate`. Range: 1 to 32. Default: 1.
     - `length_penalty`: Exponent of the length in the score of a beam. The score is the sum of the log
       probabilities divided by `length ** length_penalty`, with the length in generated tokens. Values
-      above 0 favour longer outputs. Only with `num_beams` above 1. Range: -32 to 32. Default: 1.0.
+      above 0 favour longer outputs. Not allowed when `num_beams` is 1: only a beam search compares outputs
+      of different lengths. Range: -32 to 32. Default: 1.0.
 
     Output length and stop conditions:
 
@@ -201,8 +201,8 @@ class SamplingParams:
       prompt. Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining `max_model_len`.
     - `max_length`: Maximum number of tokens of prompt and output together. Greater than the number of
       prompt tokens. Range: 1 or more. Default: the model's, if it has no `max_new_tokens`.
-    - `min_tokens`: Number of tokens before which stop tokens are banned. At most `max_tokens` and
-      `max_length`. Range: 0 or more. Default: 0.
+    - `min_tokens`: Number of tokens before which stop tokens are banned and stop sequences do not end the
+      output. At most `max_tokens` and `max_length`. Range: 0 or more. Default: 0.
     - `stop`: Stop strings: the output ends before the first one that appears. One string or a sequence of
       strings. `text` does not contain the stop string unless `include_stop_str_in_output` is set;
       `token_ids` ends with the token that completed it. Range: up to 64 strings of 1 to 1024 characters.
@@ -212,28 +212,32 @@ class SamplingParams:
     - `stop_token_sequences`: Sequences of token ids that end the output. Their tokens are in `token_ids`,
       not in `text`. Range: up to 64 sequences of 1 to 64 ids. Default: none.
     - `include_stop_str_in_output`: Keep the stop string, token or sequence in `text`. Default: `False`.
-    - `ignore_eos`: Continue after the model's end tokens. Default: `False`.
+    - `ignore_eos`: Continue after the model's end tokens. Not allowed with `response_format`, `regex`,
+      `choice`, `grammar`: an end token ends the output. Default: `False`.
 
     Sampling:
 
     - `temperature`: Divisor of the logits; 0 selects the most likely token (greedy). With 0 the filters
-      and `seed` have no effect; among equal logits the lowest id is selected. Range: 0 to 2. Default: the
-      model's, else 1.0.
+      and `seed` have no effect; among equal logits the lowest id is selected. Not allowed when `num_beams`
+      is above 1: a beam search does not sample. Range: 0 to 2. Default: the model's, else 1.0.
     - `top_k`: Sample among this many most likely tokens; 0 and -1 disable the filter. Exactly this many
-      tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Range: -1 or more.
-      Default: the model's, else 0.
+      tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Not allowed when
+      `num_beams` is above 1: a beam search does not sample. Range: -1 or more. Default: the model's, else
+      0.
     - `top_p`: Sample among the fewest most likely tokens whose probabilities sum to at least this. Nucleus
-      sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter. Range: above 0, at most 1.
-      Default: the model's, else 1.0.
+      sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter. Not allowed when `num_beams` is
+      above 1: a beam search does not sample. Range: above 0, at most 1. Default: the model's, else 1.0.
     - `min_p`: Sample among tokens whose probability is at least this fraction of the highest one. Min-p
-      sampling (Nguyen et al. 2024). 0 disables the filter. Range: 0 to 1. Default: the model's, else 0.0.
+      sampling (Nguyen et al. 2024). 0 disables the filter. Not allowed when `num_beams` is above 1: a beam
+      search does not sample. Range: 0 to 1. Default: the model's, else 0.0.
     - `typical_p`: Sample among the most typical tokens whose probabilities sum to at least this. Tokens
       are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical sampling,
-      Meister et al. 2023). 1 disables the filter. Range: above 0, at most 1. Default: the model's, else
-      1.0.
+      Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a beam search
+      does not sample. Range: above 0, at most 1. Default: the model's, else 1.0.
     - `seed`: Random seed. A token depends on the distribution, the seed and the index of the token in the
       output, and on nothing else: the same request with the same seed has the same output.
-      `Request.params` and `Choice.seed` report the seed in use. Range: 0 to 2**64 - 1. Default: random.
+      `Request.params` and `Choice.seed` report the seed in use. Not allowed when `num_beams` is above 1: a
+      beam search does not sample. Range: 0 to 2**64 - 1. Default: random.
     - `logit_bias`: Values added to the logits of these token ids. Range: up to 1024 ids, -100 to 100.
       Default: none.
     - `repetition_penalty`: Divisor of the positive logits, and factor of the negative ones, of tokens that
@@ -241,11 +245,14 @@ class SamplingParams:
       2019, section 4.1). `repetition_penalty_scope` selects the tokens that count. Range: above 0.
       Default: the model's, else 1.0.
     - `repetition_penalty_scope`: Tokens that `repetition_penalty` counts. `"all"`: those of the prompt and
-      of the output. `"output"`: those of the output. Range: `"all"`, `"output"`. Default: `"all"`.
-    - `presence_penalty`: Value subtracted from the logits of tokens that occur in the output. Range: -2 to
-      2. Default: 0.0.
+      of the output. `"output"`: those of the output. Not allowed when `num_beams` is above 1: a step of a
+      beam search does not distinguish prompt and output. Range: `"all"`, `"output"`. Default: `"all"`.
+    - `presence_penalty`: Value subtracted from the logits of tokens that occur in the output. Not allowed
+      when `num_beams` is above 1: a step of a beam search does not distinguish prompt and output. Range:
+      -2 to 2. Default: 0.0.
     - `frequency_penalty`: Value subtracted from the logits of tokens once per occurrence in the output.
-      Range: -2 to 2. Default: 0.0.
+      Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+      output. Range: -2 to 2. Default: 0.0.
     - `no_repeat_ngram_size`: Length of the token n-grams that occur at most once in prompt and output; 0
       disables the rule. Range: 0 or more. Default: the model's, else 0.
     - `allowed_token_ids`: The only token ids that can be generated. Range: 1 to 1048576 ids. Default: all.
@@ -258,60 +265,77 @@ class SamplingParams:
       the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A processor modifies the tensor
       in place during the call, or returns a replacement: an object with `__dlpack__` or the buffer
       protocol, float32, same shape. NaN, positive infinity or an exception ends the request with a
-      `GenerationError`. Each call needs the GIL and delays the whole batch. Range: up to 16 callables.
-      Default: none.
+      `GenerationError`. Each call needs the GIL and delays the whole batch. Not allowed when `num_beams`
+      is above 1: a step of a beam search does not distinguish prompt and output. Range: up to 16
+      callables. Default: none.
 
-    Structured output and tools (at most one of `response_format`, `regex`, `choice`, `grammar`):
+    Structured output and tools:
 
     - `response_format`: Format of the output, as in OpenAI's API. `{"type": "text"}`, `{"type":
       "json_object"}` or `{"type": "json_schema", "json_schema": {"schema": {...}}}`. The schema may also
       be the value of `json_schema`. `"strict": true` beside it closes every object that has `properties`.
-      Default: text.
-    - `regex`: Regular expression that the whole output matches, in the syntax of Rust's `regex`. Range: 1
-      to 1048576 characters. Default: none.
-    - `choice`: Strings of which the output is one. Range: 1 to 1024 strings of 1 to 1048576 characters.
-      Default: none.
-    - `grammar`: Context-free grammar of the output, in Lark notation. GBNF is recognised and rejected.
-      Range: 1 to 1048576 characters. Default: none.
+      Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+      output. Default: text.
+    - `regex`: Regular expression that the whole output matches, in the syntax of Rust's `regex`. Not
+      allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
+      Not allowed with `response_format`, `choice`, `grammar`: an output has one format. Range: 1 to
+      1048576 characters. Default: none.
+    - `choice`: Strings of which the output is one. Not allowed when `num_beams` is above 1: a step of a
+      beam search does not distinguish prompt and output. Not allowed with `response_format`, `regex`,
+      `grammar`: an output has one format. Range: 1 to 1024 strings of 1 to 1048576 characters. Default:
+      none.
+    - `grammar`: Context-free grammar of the output, in Lark notation. GBNF is recognised and rejected. Not
+      allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
+      Not allowed with `response_format`, `regex`, `choice`: an output has one format. Range: 1 to 1048576
+      characters. Default: none.
     - `tools`: Functions that the model can call, as in OpenAI's API. Only for chat prompts. Each is
-      `{"type": "function", "function": {"name": ..., "parameters": {...}}}`. Range: 1 to 128 tools.
+      `{"type": "function", "function": {"name": ..., "parameters": {...}}}`. Not allowed when `num_beams`
+      is above 1: a step of a beam search does not distinguish prompt and output. Range: 1 to 128 tools.
       Default: none.
     - `tool_choice`: Tools that the model must or can call. `"none"`, `"auto"`, `"required"`, or `{"type":
-      "function", "function": {"name": ...}}`. Default: `"auto"`.
+      "function", "function": {"name": ...}}`. Not allowed when `tools` is not given: there are no tools.
+      Default: `"auto"`.
     - `parallel_tool_calls`: Allow several tool calls in one output. If false, text after the first call is
-      content. Default: `True`.
+      content. Not allowed when `tools` is not given: there are no tools. Default: `True`.
 
     Text and additional outputs:
 
     - `logprobs`: Return the natural logarithm of the probability of each generated token. Default:
       `False`.
     - `top_logprobs`: Also return this many most likely tokens at each position, with their log
-      probabilities. Only with `logprobs`. Range: 0 to 20. Default: none.
+      probabilities. Not allowed when `logprobs` is False: set logprobs=True. Range: 0 to 20. Default:
+      none.
     - `prompt_logprobs`: Return the log probability of each prompt token, and this many most likely tokens
       in its place. The first token has none. The whole prompt is computed, whatever the prefix cache
-      holds. Range: 0 to 20. Default: none.
+      holds. Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt
+      and output. Range: 0 to 20. Default: none.
     - `logprobs_mode`: Distribution of the log probabilities. `"raw"`: the log-softmax of the model's
       logits. `"processed"`: that of the logits after processors, penalties, bans and temperature, before
-      the filters. Range: `"raw"`, `"processed"`. Default: `"raw"`.
+      the filters. Not allowed when `logprobs` is False and `prompt_logprobs` is not given: no log
+      probabilities are returned. Range: `"raw"`, `"processed"`. Default: `"raw"`.
     - `output_logits`: Return the raw logits of these positions. A `Tensor` of float32, shape `(positions,
       vocabulary_size)`. `"prompt"`: the positions of the prompt. `"generation"`: those that a token was
       sampled from, the first of which is the last one of the prompt. `"all"`: both. At most 1 GiB together
-      with `output_hidden_states`. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
+      with `output_hidden_states`. Not allowed when `num_beams` is above 1: a step of a beam search does
+      not distinguish prompt and output. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
     - `output_hidden_states`: Return the decoder's last hidden states, after its final norm, of these
-      positions. A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Range:
+      positions. A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed
+      when `num_beams` is above 1: a step of a beam search does not distinguish prompt and output. Range:
       `"prompt"`, `"generation"`, `"all"`. Default: none.
-    - `echo`: Begin `text` with the text of the prompt. Default: `False`.
+    - `echo`: Begin `text` with the text of the prompt. Not allowed when `num_beams` is above 1: a step of
+      a beam search does not distinguish prompt and output. Default: `False`.
     - `skip_special_tokens`: Omit special tokens from `text`. Default: `True`.
-    - `spaces_between_special_tokens`: Separate special tokens in `text` by spaces. Only with
-      `skip_special_tokens=False`. Default: `False`.
+    - `spaces_between_special_tokens`: Separate special tokens in `text` by spaces. Not allowed when
+      `skip_special_tokens` is True: the text has no special tokens. Default: `False`.
 
     Scheduling and cache:
 
     - `priority`: Scheduling priority; lower values are served first. A request with a lower value can
       preempt one with a higher value, which resumes later. Range: -2**31 to 2**31 - 1. Default: 0.
     - `cache_salt`: Share cached blocks only with requests that have the same salt. 1 to 1024 characters.
-      Prevents one tenant from observing another's prompts through cache hits. Range: 1 to 1024 characters.
-      Default: none.
+      Prevents one tenant from observing another's prompts through cache hits. Not allowed when
+      `use_prefix_cache` is False: it only separates entries of the prefix cache. Range: 1 to 1024
+      characters. Default: none.
     - `use_prefix_cache`: Use blocks from the prefix cache and add this request's blocks to it. Does not
       change the output. Default: `True`.
     """
@@ -337,7 +361,7 @@ class SamplingParams:
         min_p: float | None = None,
         typical_p: float | None = None,
         seed: int | None = None,
-        logit_bias: dict[int, float] | None = None,
+        logit_bias: Mapping[int, float] | None = None,
         repetition_penalty: float | None = None,
         repetition_penalty_scope: Literal["all", "output"] | None = "all",
         presence_penalty: float | None = 0.0,
@@ -347,12 +371,12 @@ class SamplingParams:
         bad_token_ids: Sequence[int] | None = (),
         bad_words: Sequence[str] | None = (),
         logits_processors: Sequence[Callable[[Sequence[int], Tensor], object]] | None = (),
-        response_format: dict[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         regex: str | None = None,
         choice: Sequence[str] | None = None,
         grammar: str | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = True,
         logprobs: bool | None = False,
         top_logprobs: int | None = None,
@@ -371,7 +395,7 @@ class SamplingParams:
     def n(self) -> int:
         """Number of choices to generate for the prompt.
 
-        Choice `i` uses the seed `seed + i`. The prompt is computed once.
+        Choice `i` uses the seed `seed + i`. The prompt is computed once. At most `num_beams`.
 
         Range: 1 to 128. Default: 1.
         """
@@ -380,8 +404,9 @@ class SamplingParams:
     def best_of(self) -> int | None:
         """Number of choices to generate, of which the best `n` are returned.
 
-        At least `n`. Choices are ranked by the mean log probability of their tokens, which is reported as
-        `Choice.score`. Only for `generate`.
+        Choices are ranked by the mean log probability of their tokens, which is reported as
+        `Choice.score`. Only for `generate`. At least `n`. Not allowed when `num_beams` is above 1: a beam
+        search selects the best outputs itself.
 
         Range: 1 to 128. Default: `n`.
         """
@@ -390,9 +415,7 @@ class SamplingParams:
     def num_beams(self) -> int:
         """Number of beams of a beam search; 1 samples instead.
 
-        Equivalent to Hugging Face's `generate` with `early_stopping=False`. Only for `generate`. Sampling
-        parameters, penalties on the output, structured output, tools, logits processors, `echo`,
-        `prompt_logprobs`, `output_logits` and `output_hidden_states` cannot be combined with it.
+        Equivalent to Hugging Face's `generate` with `early_stopping=False`. Only for `generate`.
 
         Range: 1 to 32. Default: 1.
         """
@@ -402,7 +425,8 @@ class SamplingParams:
         """Exponent of the length in the score of a beam.
 
         The score is the sum of the log probabilities divided by `length ** length_penalty`, with the
-        length in generated tokens. Values above 0 favour longer outputs. Only with `num_beams` above 1.
+        length in generated tokens. Values above 0 favour longer outputs. Not allowed when `num_beams` is
+        1: only a beam search compares outputs of different lengths.
 
         Range: -32 to 32. Default: 1.0.
         """
@@ -427,7 +451,7 @@ class SamplingParams:
 
     @property
     def min_tokens(self) -> int:
-        """Number of tokens before which stop tokens are banned.
+        """Number of tokens before which stop tokens are banned and stop sequences do not end the output.
 
         At most `max_tokens` and `max_length`.
 
@@ -473,6 +497,8 @@ class SamplingParams:
     def ignore_eos(self) -> bool:
         """Continue after the model's end tokens.
 
+        Not allowed with `response_format`, `regex`, `choice`, `grammar`: an end token ends the output.
+
         Default: `False`.
         """
 
@@ -480,7 +506,8 @@ class SamplingParams:
     def temperature(self) -> float | None:
         """Divisor of the logits; 0 selects the most likely token (greedy).
 
-        With 0 the filters and `seed` have no effect; among equal logits the lowest id is selected.
+        With 0 the filters and `seed` have no effect; among equal logits the lowest id is selected. Not
+        allowed when `num_beams` is above 1: a beam search does not sample.
 
         Range: 0 to 2. Default: the model's, else 1.0.
         """
@@ -489,7 +516,8 @@ class SamplingParams:
     def top_k(self) -> int | None:
         """Sample among this many most likely tokens; 0 and -1 disable the filter.
 
-        Exactly this many tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018).
+        Exactly this many tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Not
+        allowed when `num_beams` is above 1: a beam search does not sample.
 
         Range: -1 or more. Default: the model's, else 0.
         """
@@ -498,7 +526,8 @@ class SamplingParams:
     def top_p(self) -> float | None:
         """Sample among the fewest most likely tokens whose probabilities sum to at least this.
 
-        Nucleus sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter.
+        Nucleus sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter. Not allowed when
+        `num_beams` is above 1: a beam search does not sample.
 
         Range: above 0, at most 1. Default: the model's, else 1.0.
         """
@@ -507,7 +536,8 @@ class SamplingParams:
     def min_p(self) -> float | None:
         """Sample among tokens whose probability is at least this fraction of the highest one.
 
-        Min-p sampling (Nguyen et al. 2024). 0 disables the filter.
+        Min-p sampling (Nguyen et al. 2024). 0 disables the filter. Not allowed when `num_beams` is above
+        1: a beam search does not sample.
 
         Range: 0 to 1. Default: the model's, else 0.0.
         """
@@ -517,7 +547,8 @@ class SamplingParams:
         """Sample among the most typical tokens whose probabilities sum to at least this.
 
         Tokens are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical
-        sampling, Meister et al. 2023). 1 disables the filter.
+        sampling, Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a
+        beam search does not sample.
 
         Range: above 0, at most 1. Default: the model's, else 1.0.
         """
@@ -528,7 +559,8 @@ class SamplingParams:
 
         A token depends on the distribution, the seed and the index of the token in the output, and on
         nothing else: the same request with the same seed has the same output. `Request.params` and
-        `Choice.seed` report the seed in use.
+        `Choice.seed` report the seed in use. Not allowed when `num_beams` is above 1: a beam search does
+        not sample.
 
         Range: 0 to 2**64 - 1. Default: random.
         """
@@ -554,7 +586,8 @@ class SamplingParams:
     def repetition_penalty_scope(self) -> Literal["all", "output"]:
         """Tokens that `repetition_penalty` counts.
 
-        `"all"`: those of the prompt and of the output. `"output"`: those of the output.
+        `"all"`: those of the prompt and of the output. `"output"`: those of the output. Not allowed when
+        `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
 
         Range: `"all"`, `"output"`. Default: `"all"`.
         """
@@ -563,12 +596,18 @@ class SamplingParams:
     def presence_penalty(self) -> float:
         """Value subtracted from the logits of tokens that occur in the output.
 
+        Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+        output.
+
         Range: -2 to 2. Default: 0.0.
         """
 
     @property
     def frequency_penalty(self) -> float:
         """Value subtracted from the logits of tokens once per occurrence in the output.
+
+        Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+        output.
 
         Range: -2 to 2. Default: 0.0.
         """
@@ -612,7 +651,9 @@ class SamplingParams:
         (a list) and the logits of the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A
         processor modifies the tensor in place during the call, or returns a replacement: an object with
         `__dlpack__` or the buffer protocol, float32, same shape. NaN, positive infinity or an exception
-        ends the request with a `GenerationError`. Each call needs the GIL and delays the whole batch.
+        ends the request with a `GenerationError`. Each call needs the GIL and delays the whole batch. Not
+        allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+        output.
 
         Range: up to 16 callables. Default: none.
         """
@@ -623,7 +664,8 @@ class SamplingParams:
 
         `{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": {"schema":
         {...}}}`. The schema may also be the value of `json_schema`. `"strict": true` beside it closes
-        every object that has `properties`.
+        every object that has `properties`. Not allowed when `num_beams` is above 1: a step of a beam
+        search does not distinguish prompt and output.
 
         Default: text.
         """
@@ -632,12 +674,18 @@ class SamplingParams:
     def regex(self) -> str | None:
         """Regular expression that the whole output matches, in the syntax of Rust's `regex`.
 
+        Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+        output. Not allowed with `response_format`, `choice`, `grammar`: an output has one format.
+
         Range: 1 to 1048576 characters. Default: none.
         """
 
     @property
     def choice(self) -> tuple[str, ...] | None:
         """Strings of which the output is one.
+
+        Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+        output. Not allowed with `response_format`, `regex`, `grammar`: an output has one format.
 
         Range: 1 to 1024 strings of 1 to 1048576 characters. Default: none.
         """
@@ -646,7 +694,9 @@ class SamplingParams:
     def grammar(self) -> str | None:
         """Context-free grammar of the output, in Lark notation.
 
-        GBNF is recognised and rejected.
+        GBNF is recognised and rejected. Not allowed when `num_beams` is above 1: a step of a beam search
+        does not distinguish prompt and output. Not allowed with `response_format`, `regex`, `choice`: an
+        output has one format.
 
         Range: 1 to 1048576 characters. Default: none.
         """
@@ -656,7 +706,8 @@ class SamplingParams:
         """Functions that the model can call, as in OpenAI's API.
 
         Only for chat prompts. Each is `{"type": "function", "function": {"name": ..., "parameters":
-        {...}}}`.
+        {...}}}`. Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish
+        prompt and output.
 
         Range: 1 to 128 tools. Default: none.
         """
@@ -665,7 +716,8 @@ class SamplingParams:
     def tool_choice(self) -> Literal["none", "auto", "required"] | dict[str, Any] | None:
         """Tools that the model must or can call.
 
-        `"none"`, `"auto"`, `"required"`, or `{"type": "function", "function": {"name": ...}}`.
+        `"none"`, `"auto"`, `"required"`, or `{"type": "function", "function": {"name": ...}}`. Not allowed
+        when `tools` is not given: there are no tools.
 
         Default: `"auto"`.
         """
@@ -674,7 +726,8 @@ class SamplingParams:
     def parallel_tool_calls(self) -> bool:
         """Allow several tool calls in one output.
 
-        If false, text after the first call is content.
+        If false, text after the first call is content. Not allowed when `tools` is not given: there are no
+        tools.
 
         Default: `True`.
         """
@@ -690,7 +743,7 @@ class SamplingParams:
     def top_logprobs(self) -> int | None:
         """Also return this many most likely tokens at each position, with their log probabilities.
 
-        Only with `logprobs`.
+        Not allowed when `logprobs` is False: set logprobs=True.
 
         Range: 0 to 20. Default: none.
         """
@@ -699,7 +752,9 @@ class SamplingParams:
     def prompt_logprobs(self) -> int | None:
         """Return the log probability of each prompt token, and this many most likely tokens in its place.
 
-        The first token has none. The whole prompt is computed, whatever the prefix cache holds.
+        The first token has none. The whole prompt is computed, whatever the prefix cache holds. Not
+        allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+        output.
 
         Range: 0 to 20. Default: none.
         """
@@ -709,7 +764,8 @@ class SamplingParams:
         """Distribution of the log probabilities.
 
         `"raw"`: the log-softmax of the model's logits. `"processed"`: that of the logits after processors,
-        penalties, bans and temperature, before the filters.
+        penalties, bans and temperature, before the filters. Not allowed when `logprobs` is False and
+        `prompt_logprobs` is not given: no log probabilities are returned.
 
         Range: `"raw"`, `"processed"`. Default: `"raw"`.
         """
@@ -720,7 +776,8 @@ class SamplingParams:
 
         A `Tensor` of float32, shape `(positions, vocabulary_size)`. `"prompt"`: the positions of the
         prompt. `"generation"`: those that a token was sampled from, the first of which is the last one of
-        the prompt. `"all"`: both. At most 1 GiB together with `output_hidden_states`.
+        the prompt. `"all"`: both. At most 1 GiB together with `output_hidden_states`. Not allowed when
+        `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
 
         Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
         """
@@ -729,7 +786,8 @@ class SamplingParams:
     def output_hidden_states(self) -> Literal["prompt", "generation", "all"] | None:
         """Return the decoder's last hidden states, after its final norm, of these positions.
 
-        A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`.
+        A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed when
+        `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
 
         Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
         """
@@ -737,6 +795,9 @@ class SamplingParams:
     @property
     def echo(self) -> bool:
         """Begin `text` with the text of the prompt.
+
+        Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
+        output.
 
         Default: `False`.
         """
@@ -752,7 +813,7 @@ class SamplingParams:
     def spaces_between_special_tokens(self) -> bool:
         """Separate special tokens in `text` by spaces.
 
-        Only with `skip_special_tokens=False`.
+        Not allowed when `skip_special_tokens` is True: the text has no special tokens.
 
         Default: `False`.
         """
@@ -770,7 +831,8 @@ class SamplingParams:
     def cache_salt(self) -> str | None:
         """Share cached blocks only with requests that have the same salt.
 
-        1 to 1024 characters. Prevents one tenant from observing another's prompts through cache hits.
+        1 to 1024 characters. Prevents one tenant from observing another's prompts through cache hits. Not
+        allowed when `use_prefix_cache` is False: it only separates entries of the prefix cache.
 
         Range: 1 to 1024 characters. Default: none.
         """
@@ -923,7 +985,8 @@ class ToolCall:
     """A function call that the model requests.
 
     - `id`: Identifier of the call, generated by Penstock; unique.
-    - `name`: Name of the function. It may not be one of `tools` unless `tool_choice` requires a call.
+    - `name`: Name of the function. It is not necessarily one of `tools` unless `tool_choice` requires a
+      call.
     - `arguments`: Arguments as JSON text, as the model wrote it. Incomplete if the output was cut short.
     """
 
@@ -942,7 +1005,7 @@ class ToolCall:
     def name(self) -> str:
         """Name of the function.
 
-        It may not be one of `tools` unless `tool_choice` requires a call.
+        It is not necessarily one of `tools` unless `tool_choice` requires a call.
         """
 
     @property

@@ -74,7 +74,8 @@ class SamplingOptions(TypedDict, total=False):
     ]
     min_tokens: Annotated[
         int | None,
-        "Number of tokens before which stop tokens are banned. Default: 0.",
+        "Number of tokens before which stop tokens are banned and stop sequences do not end the output. "
+        "Default: 0.",
     ]
     stop: Annotated[
         str | Sequence[str] | None,
@@ -121,7 +122,7 @@ class SamplingOptions(TypedDict, total=False):
         int | None,
         "Random seed. Default: random.",
     ]
-    logit_bias: dict[int, float] | None
+    logit_bias: Mapping[int, float] | None
     repetition_penalty: Annotated[
         float | None,
         "Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before. "
@@ -157,7 +158,7 @@ class SamplingOptions(TypedDict, total=False):
         "Strings whose tokenisation is banned. Default: none.",
     ]
     logits_processors: Sequence[LogitsProcessor] | None
-    response_format: dict[str, Any] | None
+    response_format: Mapping[str, Any] | None
     regex: Annotated[
         str | None,
         "Regular expression that the whole output matches, in the syntax of Rust's regex. Default: none.",
@@ -170,8 +171,8 @@ class SamplingOptions(TypedDict, total=False):
         str | None,
         "Context-free grammar of the output, in Lark notation. Default: none.",
     ]
-    tools: Sequence[dict[str, Any]] | None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     logprobs: bool | None
     top_logprobs: int | None

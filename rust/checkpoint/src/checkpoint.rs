@@ -8,11 +8,11 @@ use penstock_types::Dtype;
 use serde_json::Value;
 
 use crate::error::{CheckpointError, shown};
-use crate::generation::GenerationConfig;
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
 use crate::tensor::{StoredType, Tensor, TensorEntry};
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
+use penstock_types::GenerationConfig;
 
 /// The file format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,12 +10,12 @@ use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, FileFormat};
 use crate::error::{CheckpointError, shown};
-use crate::generation::GenerationConfig;
 use crate::json::{self, JsonObject};
 use crate::mapped::MappedFile;
 use crate::tensor::TensorEntry;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 use crate::{gguf, safetensors};
+use penstock_types::GenerationConfig;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

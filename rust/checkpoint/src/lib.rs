@@ -13,7 +13,6 @@ mod checkpoint;
 mod dequantize;
 mod directory;
 mod error;
-mod generation;
 mod gguf;
 mod json;
 mod mapped;
@@ -25,7 +24,7 @@ mod tokenizer;
 
 pub use checkpoint::{Checkpoint, Description, FileFormat};
 pub use error::CheckpointError;
-pub use generation::GenerationConfig;
+pub use penstock_types::GenerationConfig;
 pub use storage::Storage;
 pub use tensor::Tensor;
 pub use tokenizer::{AddedToken, GgufVocabulary, SpecialTokens, TokenType, TokenizerSource};

@@ -3,7 +3,10 @@
 #![allow(missing_docs)]
 
 mod error;
+pub mod field;
 pub mod output;
 pub mod panics;
+pub mod params;
+pub mod value;
 
 pub use error::Error;

@@ -9,9 +9,9 @@ use penstock_frontend::output::{OutputOptions, RequestState};
 use penstock_text::{StopMatch, TextOptions, TextStream, Tokenizer};
 use pyo3::prelude::*;
 
+use crate::classes::PySamplingParams;
 use crate::errors::Error;
 use crate::fields::{Field, TOKEN_IDS};
-use crate::params::SamplingParams;
 use crate::port::Port;
 use crate::processors::Owned;
 use crate::request::Request;
@@ -23,9 +23,9 @@ pub struct Beams {
     tokenizer: Tokenizer,
     options: TextOptions,
     /// What was asked for, resolved.
-    params: SamplingParams,
+    params: PySamplingParams,
     /// What is asked for in a step, and the request for it of a beam that has no token yet.
-    step_params: SamplingParams,
+    step_params: PySamplingParams,
     first: EngineRequest,
 }
 
@@ -34,8 +34,8 @@ impl Beams {
     pub fn new(
         engine: Engine,
         output: OutputOptions,
-        params: SamplingParams,
-        step_params: SamplingParams,
+        params: PySamplingParams,
+        step_params: PySamplingParams,
         first: EngineRequest,
     ) -> Self {
         let OutputOptions { tokenizer, options, .. } = output;
@@ -46,7 +46,7 @@ impl Beams {
 #[pymethods]
 impl Beams {
     #[getter]
-    fn params(&self) -> SamplingParams {
+    fn params(&self) -> PySamplingParams {
         self.params.clone()
     }
 
@@ -54,7 +54,7 @@ impl Beams {
         let most = self.engine.limits().max_model_len;
         let token_ids = Field::request("token_ids").token_ids(token_ids, most, TOKEN_IDS)?;
         let mut request = self.first.clone();
-        request.min_tokens = usize::from(token_ids.len() < self.params.min_tokens);
+        request.min_tokens = usize::from(token_ids.len() < self.params.params.min_tokens);
         request.prompt = self.first.prompt.iter().copied().chain(token_ids).collect();
         let output = OutputOptions {
             tokenizer: self.tokenizer.clone(),
@@ -71,7 +71,7 @@ impl Beams {
     }
 
     fn stop_search(&self) -> Result<StopSearch, Error> {
-        let stops: Arc<[String]> = self.params.stop.0.clone().into();
+        let stops: Arc<[String]> = self.params.params.stop.clone().into();
         Ok(StopSearch { stream: TextStream::new(&self.tokenizer, self.options, &stops)?, stops })
     }
 }

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use penstock_frontend::output::{FloatArray, StopReason};
+use penstock_frontend::params::{Json, LogitBias, ResponseFormat, ToolChoice, Tools};
+use penstock_types::{LogprobsMode, Named, OutputScope, PenaltyScope};
 use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -47,7 +50,58 @@ macro_rules! plain {
     };
 }
 
-plain!(bool, u32, u64, usize, f32, f64, String);
+plain!(bool, i32, u32, u64, usize, f32, f64, String);
+
+macro_rules! named {
+    ($($type:ty),*) => {
+        $(
+            impl ToPython for $type {
+                fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                    self.name().to_python(py)
+                }
+            }
+        )*
+    };
+}
+
+named!(LogprobsMode, OutputScope, PenaltyScope);
+
+impl ToPython for Json {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import(intern!(py, "json"))?.call_method1(intern!(py, "loads"), (&self.0,))
+    }
+}
+
+impl ToPython for ResponseFormat {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.json.to_python(py)
+    }
+}
+
+impl ToPython for Tools {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.json.to_python(py)
+    }
+}
+
+impl ToPython for ToolChoice {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            ToolChoice::None => "none".to_python(py),
+            ToolChoice::Auto => "auto".to_python(py),
+            ToolChoice::Required => "required".to_python(py),
+            ToolChoice::Function { json, .. } => json.to_python(py),
+        }
+    }
+}
+
+impl ToPython for LogitBias {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let biases = PyDict::new(py);
+        self.0.iter().try_for_each(|(id, bias)| biases.set_item(id, bias))?;
+        Ok(biases.into_any())
+    }
+}
 
 impl ToPython for str {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use penstock_checkpoint::{Checkpoint, GenerationConfig, SpecialTokens, TokenizerSource};
 use penstock_engine::request::{Request as EngineRequest, StopCause};
 use penstock_frontend::output::{OutputFormats, OutputOptions, RequestState};
+use penstock_frontend::params::{ModelLimits, ResolvedParams, SamplingParams, choice_request};
 use penstock_guidance::GuidanceError;
 use penstock_text::{TextOptions, Tokenizer};
 use pyo3::prelude::*;
@@ -18,19 +19,17 @@ use pyo3::types::PyString;
 
 use crate::bad_words;
 use crate::beams::Beams;
+use crate::classes::PySamplingParams;
 use crate::config::EngineConfig;
-use crate::contradictions::refuse;
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::fields::{Field, TOKEN_IDS};
 use crate::formats::ModelFormats;
 use crate::grammar::{self, Grammars};
 use crate::logs;
-use crate::params::SamplingParams;
 use crate::port::Port;
 use crate::processors;
 use crate::request::Request;
-use crate::resolve::{self, Target};
 use crate::results::{ModelInfo, Stats};
 
 /// What a prompt may be; messages are text by the time they are here.
@@ -78,7 +77,7 @@ impl Engine {
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        params: &SamplingParams,
+        params: &PySamplingParams,
         port: &Port,
         is_chat: bool,
         is_scoring: bool,
@@ -86,20 +85,20 @@ impl Engine {
     ) -> Result<Request, Error> {
         processors::check_may_wait()?;
         check_single(params)?;
-        if !is_chat && params.tools.is_some() {
-            return Err(refuse(params, "tools", "left out where the prompt is no chat"));
+        if !is_chat && params.params.tools.is_some() {
+            return Err(params.refuse("tools", "left out when the prompt is not a chat"));
         }
         let (text, prompt) = self.read_prompt(py, prompt, is_chat, usize::from(!is_scoring))?;
-        let params = if is_scoring { params.for_scoring() } else { params.clone() };
-        let target = self.target();
-        let params = params.resolve(&target, prompt.len(), draw_seed())?;
+        let asked = if is_scoring { &params.with_params(params.params.for_scoring()) } else { params };
+        let (params, resolved) = self.resolve(asked, prompt.len())?;
         let prompt: Arc<[u32]> = prompt.into();
-        let output = self.output_options(py, &params, text, &prompt, is_chat)?;
-        let request = params.request(prompt, &target);
-        let mut first = self.shaped(py, &params, output.formats, request, check_cancelled)?;
-        let processors = params.logits_processors.owned(py);
+        let output = self.output_options(py, &params.params, text, &prompt, is_chat)?;
+        let request = resolved.request(prompt);
+        let mut first = self.with_constraints(py, &params, output.formats, request, check_cancelled)?;
+        let processors = params.processors.owned(py);
         first.processors = processors.for_engine();
-        let requests = (0..params.n).map(|index| Arc::new(resolve::choice(&first, index))).collect();
+        let requests =
+            (0..resolved.num_choices).map(|index| Arc::new(choice_request(&first, index))).collect();
         let state =
             Arc::new(detach(py, || RequestState::start(&self.engine, requests, output, &port.inner))??);
         port.register(&state);
@@ -111,19 +110,19 @@ impl Engine {
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        params: &SamplingParams,
+        params: &PySamplingParams,
         is_chat: bool,
     ) -> Result<Beams, Error> {
         let (_text, prompt) = self.read_prompt(py, prompt, is_chat, 1)?;
-        let target = self.target();
-        let params = params.resolve(&target, prompt.len(), draw_seed())?;
-        let step_params = params.for_beams();
+        let (params, _) = self.resolve(params, prompt.len())?;
+        let (step_params, step) =
+            self.resolve(&params.with_params(params.params.for_beams()), prompt.len())?;
         let prompt: Arc<[u32]> = prompt.into();
-        let output = self.output_options(py, &params, None, &prompt, false)?;
-        let mut first = self.shaped(py, &step_params, None, step_params.request(prompt, &target), None)?;
-        // So many that enough beams go on where others end.
-        let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
-        first.outputs.logprobs = Some(num_likeliest.min(target.vocabulary_size as u32));
+        let output = self.output_options(py, &params.params, None, &prompt, false)?;
+        let mut first = self.with_constraints(py, &step_params, None, step.request(prompt), None)?;
+        // Enough tokens that `num_beams` continuations remain when the others end.
+        let num_likeliest = params.params.top_logprobs.unwrap_or(0).max(2 * params.params.num_beams as u32);
+        first.outputs.logprobs = Some(num_likeliest.min(self.model_limits().vocabulary_size as u32));
         Ok(Beams::new(self.engine.clone(), output, params, step_params, first))
     }
 
@@ -180,7 +179,7 @@ impl Engine {
 
     #[getter]
     fn eos_token_ids(&self) -> Vec<u32> {
-        self.target().end_ids().collect()
+        self.model_limits().end_ids().collect()
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
@@ -313,30 +312,31 @@ impl Engine {
             Some(text) => Some(text),
             None => Some(detach(py, || tokenizer.decode(prompt, options))?),
         };
-        let (stops, sequences) = (params.stop.0.clone(), params.stop_sequences());
+        let (stops, sequences) = (params.stop.clone(), params.stop_token_sequences.clone());
         Ok(OutputOptions { tokenizer, options, stops, sequences, echo, formats })
     }
 
     /// `request` with what words and forms of `params` mean for this model's vocabulary; a form may take seconds, in
     /// which signals and what `check_cancelled` raises end it.
-    fn shaped(
+    fn with_constraints(
         &self,
         py: Python<'_>,
-        params: &SamplingParams,
+        given: &PySamplingParams,
         formats: Option<OutputFormats>,
         mut request: EngineRequest,
         check_cancelled: Option<Py<PyAny>>,
     ) -> Result<EngineRequest, Error> {
+        let params = &given.params;
         let tokenizer = &self.model.tokenizer;
-        if !params.bad_words.0.is_empty() {
+        if !params.bad_words.is_empty() {
             let limit = |error| format!("strings that the tokenizer can encode ({error})");
-            let spellings = detach(py, || bad_words::spellings(&params.bad_words.0, tokenizer))?;
-            let spellings = spellings.map_err(|error| refuse(params, "bad_words", limit(error)))?;
+            let spellings = detach(py, || bad_words::spellings(&params.bad_words, tokenizer))?;
+            let spellings = spellings.map_err(|error| given.refuse("bad_words", limit(error)))?;
             let limit = || format!("at most {} tokens in all", bad_words::MAX_IDS);
-            request.sampling.bad_words = spellings.ok_or_else(|| refuse(params, "bad_words", limit()))?;
+            request.sampling.bad_words = spellings.ok_or_else(|| given.refuse("bad_words", limit()))?;
         }
-        if let Some((field, form)) = grammar::wanted(params, formats)? {
-            let (target, stop_ids) = (self.target(), &request.stop_token_ids);
+        if let Some((field, form)) = grammar::wanted(given, formats)? {
+            let (target, stop_ids) = (self.model_limits(), &request.stop_token_ids);
             let mut raised = None;
             let is_wanted = || {
                 raised = Python::attach(|py| check_interest(py, check_cancelled.as_ref())).err();
@@ -349,15 +349,26 @@ impl Engine {
             }
             request.grammar = Some(compiled.map_err(|error| match error {
                 GuidanceError::Overloaded { .. } => Error::Overloaded(error.to_string()),
-                _ => refuse(params, field, format!("a form that texts of this model can be given ({error})")),
+                _ => given.refuse(field, format!("a form that texts of this model can be given ({error})")),
             })?);
         }
         Ok(request)
     }
 
-    fn target(&self) -> Target<'_> {
+    /// The parameters with every default filled in, and their values for the engine.
+    fn resolve(
+        &self,
+        params: &PySamplingParams,
+        num_prompt: usize,
+    ) -> Result<(PySamplingParams, ResolvedParams), Error> {
+        let resolved = params.params.resolve(&self.model_limits(), num_prompt, draw_seed());
+        let resolved = resolved.map_err(|error| params.error(error))?;
+        Ok((params.with_params(params.params.filled(&resolved)), resolved))
+    }
+
+    fn model_limits(&self) -> ModelLimits<'_> {
         let limits = self.engine.limits();
-        Target {
+        ModelLimits {
             generation: &self.model.generation,
             max_model_len: limits.max_model_len,
             vocabulary_size: limits.vocabulary_size,
@@ -373,15 +384,15 @@ fn check_interest(py: Python<'_>, check_cancelled: Option<&Py<PyAny>>) -> PyResu
 }
 
 /// A request that is one of several, of which only some are wanted in the end, is not one to be read as it comes.
-fn check_single(params: &SamplingParams) -> Result<(), Error> {
-    let field = if params.num_beams > 1 {
+fn check_single(params: &PySamplingParams) -> Result<(), Error> {
+    let field = if params.params.num_beams > 1 {
         "num_beams"
-    } else if params.best_of.is_some() {
+    } else if params.params.best_of.is_some() {
         "best_of"
     } else {
         return Ok(());
     };
-    Err(refuse(params, field, "left out, or asked of generate: what is best is known only when all is there"))
+    Err(params.refuse(field, "left out, or asked of generate: what is best is known only when all is there"))
 }
 
 impl Drop for Engine {

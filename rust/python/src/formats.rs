@@ -1,11 +1,10 @@
 //! What the output of a chat is parsed for: the formats of the model, and which of them a request asks for.
 
 use penstock_frontend::output::OutputFormats;
+use penstock_frontend::params::{SamplingParams, ToolChoice};
 use penstock_text::parsers::{self, ReasoningFormat, ToolFormat};
 
 use crate::config::EngineConfig;
-use crate::params::SamplingParams;
-use crate::structure::ToolChoice;
 
 /// How a model sets reasoning and tool calls apart.
 pub struct ModelFormats {

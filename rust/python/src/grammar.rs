@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use penstock_engine::request::{Grammar as EngineGrammar, GrammarState};
 use penstock_frontend::output::OutputFormats;
+use penstock_frontend::params::{ModelLimits, ResponseKind, SamplingParams, ToolChoice, Tools};
 use penstock_guidance::{
     CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText,
     ToolCallSpec, Vocabulary,
@@ -16,11 +17,8 @@ use penstock_guidance::{
 use penstock_text::Tokenizer;
 use penstock_text::parsers::ToolLiterals;
 
-use crate::contradictions::refuse;
+use crate::classes::PySamplingParams;
 use crate::errors::Error;
-use crate::params::SamplingParams;
-use crate::resolve::Target;
-use crate::structure::{ResponseKind, ToolChoice, Tools};
 
 /// What a tool call looks like is known of the model, or it is not.
 const NO_FORMAT: &str = "left out, or asked of an engine with a tool_parser: this model's chat template does not say \
@@ -28,14 +26,15 @@ const NO_FORMAT: &str = "left out, or asked of an engine with a tool_parser: thi
 
 /// The form of the text that `params` ask for, if they ask for one, and the field that says so.
 pub fn wanted(
-    params: &SamplingParams,
+    given: &PySamplingParams,
     formats: Option<OutputFormats>,
 ) -> Result<Option<(&'static str, GrammarSpec)>, Error> {
+    let params = &given.params;
     if let Some(format) = &params.response_format {
         let grammar = match &format.kind {
             ResponseKind::Text => return Ok(None),
-            ResponseKind::Object => GrammarSpec::JsonObject,
-            ResponseKind::Schema(schema) => GrammarSpec::JsonSchema(schema.0.clone()),
+            ResponseKind::JsonObject => GrammarSpec::JsonObject,
+            ResponseKind::JsonSchema(schema) => GrammarSpec::JsonSchema(schema.0.clone()),
         };
         return Ok(Some(("response_format", grammar)));
     }
@@ -43,7 +42,7 @@ pub fn wanted(
         return Ok(Some(("regex", GrammarSpec::Regex(regex.clone()))));
     }
     if let Some(texts) = &params.choice {
-        return Ok(Some(("choice", GrammarSpec::Choice(texts.0.clone()))));
+        return Ok(Some(("choice", GrammarSpec::Choice(texts.clone()))));
     }
     if let Some(source) = &params.grammar {
         return Ok(Some(("grammar", dialect(source)(source.clone()))));
@@ -52,8 +51,8 @@ pub fn wanted(
         return Ok(None);
     };
     let format = formats.and_then(|formats| formats.tools.map(|tools| (tools, formats.reasoning)));
-    let (format, reasoning) = format.ok_or_else(|| refuse(params, "tools", NO_FORMAT))?;
-    if !matches!(params.tool_choice, Some(ToolChoice::Required | ToolChoice::Function { .. })) {
+    let (format, reasoning) = format.ok_or_else(|| given.refuse("tools", NO_FORMAT))?;
+    if !params.tool_choice.as_ref().is_some_and(ToolChoice::requires_call) {
         return Ok(None);
     }
     let thinking = reasoning.and_then(|(reasoning, is_opened)| match reasoning.markers() {
@@ -131,7 +130,7 @@ impl Grammars {
         &self,
         grammar: &GrammarSpec,
         tokenizer: &Tokenizer,
-        target: &Target<'_>,
+        target: &ModelLimits<'_>,
         stop_ids: &[u32],
         is_wanted: impl FnMut() -> bool,
     ) -> Option<Result<Arc<dyn EngineGrammar>, GuidanceError>> {
@@ -149,7 +148,7 @@ impl Grammars {
     }
 }
 
-fn vocabulary(tokenizer: &Tokenizer, target: &Target<'_>) -> Result<Vocabulary, GuidanceError> {
+fn vocabulary(tokenizer: &Tokenizer, target: &ModelLimits<'_>) -> Result<Vocabulary, GuidanceError> {
     if !tokenizer.has_token_bytes() {
         let reason = "its tokens are words, and what they say depends on their neighbours".to_owned();
         return Err(GuidanceError::Vocabulary { reason });

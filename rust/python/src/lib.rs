@@ -8,9 +8,9 @@ mod bad_words;
 mod beams;
 mod class;
 #[rustfmt::skip]
+#[allow(unsafe_op_in_unsafe_fn, reason = "PyO3 calls `__getattr__` so")]
 mod classes;
 mod config;
-mod contradictions;
 mod convert;
 mod describe;
 mod detach;
@@ -21,28 +21,25 @@ mod fake_executor;
 mod fields;
 mod formats;
 mod grammar;
-mod json;
 mod logs;
 mod params;
 mod port;
 mod processors;
 mod record;
 mod request;
-mod resolve;
 mod results;
-#[rustfmt::skip]
-mod sampling_params;
-mod strictness;
-mod structure;
 mod tensor;
 #[cfg(feature = "testing")]
 mod testing;
+mod value;
 
 /// See `_core.pyi`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
     use crate::beams::{Beams, StopSearch};
+    #[pymodule_export]
+    use crate::classes::PySamplingParams;
     #[pymodule_export]
     use crate::classes::{
         PyChoice, PyChunk, PyRequestOutput, PyScore, PyTimings, PyToolCall, PyToolCallDelta, PyUsage,
@@ -53,8 +50,6 @@ mod _core {
     use crate::describe::describe;
     #[pymodule_export]
     use crate::engine::Engine;
-    #[pymodule_export]
-    use crate::params::SamplingParams;
     #[pymodule_export]
     use crate::port::Port;
     #[pymodule_export]

@@ -1,153 +1,136 @@
-//! Readers of the fields of `SamplingParams` that have a form of their own.
+//! `SamplingParams`: the Python class of the parameters of a request, with its logits processors.
 
+use penstock_frontend::params::SamplingParams;
+use penstock_types::FieldError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyString};
+use pyo3::types::{PyDict, PyString};
 
-use crate::errors::Error;
-use crate::fields::{Field, TOKEN_IDS, read_number};
-use crate::record::Tuple;
-pub use crate::sampling_params::SamplingParams;
+use crate::classes::PySamplingParams;
+use crate::errors::{Error, Problem};
+use crate::fields::Field;
+use crate::processors::Processors;
+use crate::record;
+use crate::value::{PyValue, request_error};
 
-/// Most ids with a bias.
-const MAX_BIASES: usize = 1024;
-/// What is added to the logits of some ids, in their order. Zeros are positive, so that equal ones look the same.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Biases(pub Vec<(u32, f64)>);
-
-impl Biases {
-    pub fn read(field: Field, value: &Bound<'_, PyAny>) -> Result<Self, Error> {
-        let limit = "a dict of token ids (integers from 0) and numbers from -100 to 100";
-        let biases = value.cast::<PyDict>().map_err(|_| field.refuse(value, limit))?;
-        if biases.len() > MAX_BIASES {
-            return Err(field.refuse(value, format!("at most {MAX_BIASES} ids")));
+/// `params_class! { "doc"; field: kind "doc", ... }`: the class, with a property for each field.
+macro_rules! params_class {
+    ($doc:tt; $($field:ident: $kind:ident $field_doc:tt,)*) => {
+        #[doc = $doc]
+        #[pyo3::pyclass(frozen, eq, name = "SamplingParams", module = "penstock", from_py_object)]
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct PySamplingParams {
+            pub params: penstock_frontend::params::SamplingParams,
+            pub processors: $crate::processors::Processors,
         }
-        let pair = |(id, bias): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
-            let token =
-                read_u32(field, &id).map_err(|_| field.refuse(&id, "token ids (integers from 0) as keys"))?;
-            let limit = format!("a number from -100 to 100, the bias of token {token}");
-            Ok((token, field.number(&bias, &limit, |bias| (-100.0..=100.0).contains(&bias))? + 0.0))
-        };
-        // A list of its own, for numbers may be of classes whose conversion changes the dict.
-        let pairs: Vec<_> = biases.iter().collect();
-        let mut biases = pairs.into_iter().map(pair).collect::<Result<Vec<_>, Error>>()?;
-        biases.sort_unstable_by_key(|(id, _)| *id);
-        Ok(Self(biases))
-    }
-}
 
-impl<'py> IntoPyObject<'py> for &Biases {
-    type Target = PyDict;
-    type Output = Bound<'py, PyDict>;
-    type Error = PyErr;
+        #[pyo3::pymethods]
+        impl PySamplingParams {
+            #[new]
+            #[pyo3(signature = (**fields), text_signature = None)]
+            fn new(
+                fields: Option<&pyo3::Bound<'_, pyo3::types::PyDict>>,
+            ) -> Result<Self, $crate::errors::Error> {
+                Self::default().with(fields)
+            }
 
-    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
-        let biases = PyDict::new(py);
-        self.0.iter().try_for_each(|(id, bias)| biases.set_item(id, bias))?;
-        Ok(biases)
-    }
-}
+            /// Return a copy with some fields changed; `None` sets a field back to its default.
+            #[pyo3(signature = (**changes))]
+            fn replace(
+                &self,
+                changes: Option<&pyo3::Bound<'_, pyo3::types::PyDict>>,
+            ) -> Result<Self, $crate::errors::Error> {
+                self.clone().with(changes)
+            }
 
-pub fn read_u32(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
-    field.integer(value, 0..=u64::from(u32::MAX)).map(|number| number as u32)
-}
+            $(
+                #[doc = $field_doc]
+                #[getter]
+                fn $field<'py>(
+                    &self,
+                    py: pyo3::Python<'py>,
+                ) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::PyAny>> {
+                    $crate::params::property!($kind self py $field)
+                }
+            )*
 
-/// -1 is the other way to say all.
-pub fn read_top_k(field: Field, value: &Bound<'_, PyAny>) -> Result<u32, Error> {
-    match read_number::<i64>(value)? {
-        Some(-1) => Ok(0),
-        Some(number) if u32::try_from(number).is_ok() => Ok(number as u32),
-        _ => Err(field.refuse(value, format!("an integer from -1 to {}; -1 and 0 are all", u32::MAX))),
-    }
-}
+            fn __getattr__(this: &pyo3::Bound<'_, Self>, name: &str) -> pyo3::PyResult<pyo3::Py<pyo3::PyAny>> {
+                Err($crate::record::missing(this.as_any(), name))
+            }
 
-/// Other interfaces have a number here.
-pub fn read_logprobs(field: Field, value: &Bound<'_, PyAny>) -> Result<bool, Error> {
-    let limit = "True or False; how many of the likeliest tokens are told of is top_logprobs";
-    value.cast::<PyBool>().map(|value| value.is_true()).map_err(|_| field.refuse(value, limit))
-}
+            fn __repr__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<String> {
+                $crate::record::repr(this.as_any(), SamplingParams::FIELDS)
+            }
 
-pub fn read_range(field: Field, value: &Bound<'_, PyAny>, low: f64, high: f64) -> Result<f64, Error> {
-    field.number(value, &format!("a number from {low} to {high}"), |number| (low..=high).contains(&number))
-}
+            fn __hash__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<isize> {
+                $crate::record::hash(this.as_any(), SamplingParams::FIELDS)
+            }
 
-// Where 0 or infinity is out of range, so is what rounds to it in the engine's single precision.
-
-/// Above `low`, and at most `high`.
-pub fn read_above(field: Field, value: &Bound<'_, PyAny>, low: f64, high: f64) -> Result<f64, Error> {
-    let allowed = |number: f64| number as f32 > low as f32 && number <= high;
-    field.number(value, &format!("a number above {low} and at most {high}"), allowed)
-}
-
-pub fn read_factor(field: Field, value: &Bound<'_, PyAny>) -> Result<f64, Error> {
-    let allowed = |number: f64| number as f32 > 0.0 && (number as f32).is_finite();
-    field.number(value, "a finite number above 0", allowed)
-}
-
-pub fn read_priority(field: Field, value: &Bound<'_, PyAny>) -> Result<i32, Error> {
-    let number = read_number::<i32>(value)?;
-    number.ok_or_else(|| field.refuse(value, format!("an integer from {} to {}", i32::MIN, i32::MAX)))
-}
-
-pub fn read_allowed(field: Field, value: &Bound<'_, PyAny>, most: usize) -> Result<Tuple<u32>, Error> {
-    let Tuple(ids) = read_token_ids(field, value, most)?;
-    if ids.is_empty() { Err(field.refuse(value, "left out, or at least one id")) } else { Ok(Tuple(ids)) }
-}
-
-/// `most_chars` is the limit of all strings together, too.
-pub fn read_choice(
-    field: Field,
-    value: &Bound<'_, PyAny>,
-    most: usize,
-    most_chars: usize,
-) -> Result<Tuple<String>, Error> {
-    let Tuple(texts) = read_texts(field, value, most, most_chars)?;
-    let num_chars: usize = texts.iter().map(|text| text.chars().count()).sum();
-    if num_chars == 0 {
-        Err(field.refuse(value, "left out, or at least one string"))
-    } else if num_chars > most_chars {
-        Err(field.refuse(value, format!("strings of at most {most_chars} characters in all")))
-    } else {
-        Ok(Tuple(texts))
-    }
-}
-
-pub fn read_stops(
-    field: Field,
-    value: &Bound<'_, PyAny>,
-    most: usize,
-    most_chars: usize,
-) -> Result<Tuple<String>, Error> {
-    if value.is_instance_of::<PyString>() {
-        return Ok(Tuple(vec![field.text_within(value, most_chars)?]));
-    }
-    let read = |field: Field, text: &Bound<'_, PyAny>| field.text_within(text, most_chars);
-    field.items(value, most, "strings", "a string or a sequence of strings", read).map(Tuple)
-}
-
-pub fn read_texts(
-    field: Field,
-    value: &Bound<'_, PyAny>,
-    most: usize,
-    most_chars: usize,
-) -> Result<Tuple<String>, Error> {
-    let read = |field: Field, text: &Bound<'_, PyAny>| field.text_within(text, most_chars);
-    field.items(value, most, "strings", "a sequence of strings", read).map(Tuple)
-}
-
-pub fn read_token_ids(field: Field, value: &Bound<'_, PyAny>, most: usize) -> Result<Tuple<u32>, Error> {
-    field.token_ids(value, most, TOKEN_IDS).map(Tuple)
-}
-
-pub fn read_stop_sequences(
-    field: Field,
-    value: &Bound<'_, PyAny>,
-    most: usize,
-    most_ids: usize,
-) -> Result<Tuple<Tuple<u32>>, Error> {
-    let expected = "a sequence of sequences of token ids (integers from 0)";
-    let read = |field: Field, item: &Bound<'_, PyAny>| match field.token_ids(item, most_ids, expected)? {
-        ids if ids.is_empty() => Err(field.refuse(value, "sequences of at least one id each")),
-        ids => Ok(Tuple(ids)),
+            fn __getnewargs_ex__<'py>(
+                this: &pyo3::Bound<'py, Self>,
+            ) -> pyo3::PyResult<(pyo3::Bound<'py, pyo3::types::PyTuple>, pyo3::Bound<'py, pyo3::types::PyDict>)> {
+                $crate::record::new_arguments(this.as_any(), SamplingParams::FIELDS)
+            }
+        }
     };
-    field.items(value, most, "sequences", expected, read).map(Tuple)
+}
+pub(crate) use params_class;
+
+/// The value of a property: of the parameters, or of this crate.
+macro_rules! property {
+    (plain $self:ident $py:ident $field:ident) => {
+        $crate::convert::ToPython::to_python(&$self.params.$field, $py)
+    };
+    (binding $self:ident $py:ident $field:ident) => {
+        Ok(pyo3::IntoPyObject::into_pyobject(&$self.processors, $py)?.into_any())
+    };
+}
+pub(crate) use property;
+
+impl PySamplingParams {
+    /// The parameters with the fields that `fields` has.
+    pub fn with(mut self, fields: Option<&Bound<'_, PyDict>>) -> Result<Self, Error> {
+        let Some(fields) = fields else { return Ok(self) };
+        for (name, value) in fields {
+            let name = name.cast::<PyString>().map_err(PyErr::from)?.to_string();
+            let is_given = !value.is_none();
+            let value = PyValue(value);
+            if name == "logits_processors" {
+                self.processors = match is_given {
+                    true => Processors::read(Field::request("logits_processors"), &value.0)?,
+                    false => Processors::default(),
+                };
+                self.params.logits_processors = self.processors.0.len();
+            } else if !self.params.set(&name, is_given.then_some(&value)).map_err(request_error)? {
+                let unknown = PyDict::new(fields.py());
+                unknown.set_item(name, &value.0)?;
+                return Err(record::unknown("SamplingParams", &unknown).into());
+            }
+        }
+        self.params.check().map_err(|error| self.error(error))?;
+        Ok(self)
+    }
+
+    /// The same processors with other parameters.
+    pub fn with_params(&self, params: SamplingParams) -> Self {
+        Self { params, processors: self.processors.clone() }
+    }
+
+    /// The error for a field; `limit` completes the sentence "it must be ...".
+    pub fn refuse(&self, field: &'static str, limit: impl Into<String>) -> Error {
+        self.error(self.params.refuse(field, limit))
+    }
+
+    /// A frontend's error with the field's value as a Python object.
+    pub fn error(&self, error: FieldError) -> Error {
+        Python::attach(|py| match Bound::new(py, self.clone()).and_then(|this| this.getattr(error.field)) {
+            Ok(value) if value.is_none() => Error::Request(Problem {
+                message: error.to_string(),
+                field: error.field.to_owned(),
+                value: None,
+                limit: Some(error.limit.clone()),
+            }),
+            Ok(value) => Field::request(error.field).refuse(&value, error.limit.clone()),
+            Err(raised) => Error::Python(raised),
+        })
+    }
 }

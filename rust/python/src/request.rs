@@ -7,11 +7,10 @@ use penstock_frontend::output::{ChoiceEnd, Milestone, RequestState};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 
-use crate::classes::{PyChunk, PyRequestOutput};
+use crate::classes::{PyChunk, PyRequestOutput, PySamplingParams};
 use crate::detach::detach;
 use crate::errors::Error;
 use crate::logs;
-use crate::params::SamplingParams;
 use crate::processors::{Owned, Processors};
 
 /// See `_core.pyi`. Dropping the object is a cancel.
@@ -19,14 +18,14 @@ use crate::processors::{Owned, Processors};
 pub struct Request {
     pub state: Arc<RequestState>,
     /// Without the processors.
-    params: SamplingParams,
+    params: PySamplingParams,
     processors: Owned,
 }
 
 impl Request {
     /// `params` are resolved; of their processors, `processors` are the request's own.
-    pub fn new(state: Arc<RequestState>, params: SamplingParams, processors: Owned) -> Self {
-        let params = SamplingParams { logits_processors: Processors::default(), ..params };
+    pub fn new(state: Arc<RequestState>, params: PySamplingParams, processors: Owned) -> Self {
+        let params = PySamplingParams { processors: Processors::default(), ..params };
         Self { state, params, processors }
     }
 
@@ -48,8 +47,8 @@ impl Request {
     }
 
     #[getter]
-    fn params(&self, py: Python<'_>) -> SamplingParams {
-        SamplingParams { logits_processors: self.processors.listed(py), ..self.params.clone() }
+    fn params(&self, py: Python<'_>) -> PySamplingParams {
+        PySamplingParams { processors: self.processors.listed(py), ..self.params.clone() }
     }
 
     #[getter]

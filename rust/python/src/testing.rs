@@ -4,18 +4,18 @@
 use std::path::PathBuf;
 
 use penstock_checkpoint::{Checkpoint, GenerationConfig};
+use penstock_frontend::params::ModelLimits;
 use penstock_runner::EngineConfig as RunnerConfig;
 use penstock_types::{Dtype, KvDtype};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::classes::PySamplingParams;
 use crate::config::EngineConfig;
 use crate::detach::detach;
 use crate::engine::Engine;
 use crate::errors::Error;
 use crate::fake_executor::FakeExecutor;
-use crate::params::SamplingParams;
-use crate::resolve::Target;
 
 /// Adds the module to `penstock._core`. It is not in `__all__`, because wheels do not have it.
 pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -61,7 +61,7 @@ pub fn logits<'py>(
 pub fn probabilities<'py>(
     py: Python<'py>,
     logits: &[u8],
-    params: &SamplingParams,
+    params: &PySamplingParams,
     prompt: Vec<u32>,
     generated: Vec<u32>,
     bad_words: Vec<Vec<u32>>,
@@ -69,14 +69,14 @@ pub fn probabilities<'py>(
 ) -> Result<Bound<'py, PyBytes>, Error> {
     let (chunks, _) = logits.as_chunks::<4>();
     let logits: Vec<f32> = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    let target = Target {
+    let model = ModelLimits {
         generation: &GenerationConfig::default(),
         max_model_len: usize::MAX,
         vocabulary_size: logits.len(),
         hidden_size: 0,
     };
-    let params = params.resolve(&target, prompt.len(), 0)?;
-    let mut request = params.request(prompt.into(), &target);
+    let resolved = params.params.resolve(&model, prompt.len(), 0).map_err(|error| params.error(error))?;
+    let mut request = resolved.request(prompt.into());
     request.sampling.bad_words = bad_words;
     let probabilities = detach(py, || {
         penstock_runner::probabilities(request, &generated, &logits, mask.as_deref())

@@ -4,17 +4,23 @@
 mod attention;
 mod block;
 mod dtype;
+mod enums;
 mod epilogue;
 mod field_error;
+mod generation;
 mod head_shape;
+mod named;
 mod outputs;
 mod sampling;
 
 pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
 pub use dtype::{Dtype, KvDtype};
+pub use enums::{LogprobsMode, OutputScope, PenaltyScope};
 pub use epilogue::Epilogue;
 pub use field_error::FieldError;
+pub use generation::GenerationConfig;
 pub use head_shape::HeadShape;
-pub use outputs::{LogprobsRequest, OutputScope, RequestedOutputs};
-pub use sampling::{PenaltyScope, Sampling};
+pub use named::Named;
+pub use outputs::{LogprobsRequest, RequestedOutputs};
+pub use sampling::Sampling;

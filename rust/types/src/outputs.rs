@@ -1,15 +1,6 @@
 //! The outputs that a request asks for besides its tokens.
 
-/// The positions that an output covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputScope {
-    /// The positions of the prompt, the last one included, whose logits choose the first generated token.
-    Prompt,
-    /// The positions whose logits choose a generated token; the first of them is the prompt's last.
-    Generation,
-    /// Both.
-    All,
-}
+use crate::enums::OutputScope;
 
 impl OutputScope {
     /// Whether the scope covers the prompt.

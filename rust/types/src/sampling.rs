@@ -1,14 +1,6 @@
 //! How tokens are chosen: the resolved sampling parameters of a request.
 
-/// The tokens that the repetition penalty counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PenaltyScope {
-    /// Those of the prompt and of the output.
-    #[default]
-    All,
-    /// Those of the output.
-    Output,
-}
+use crate::enums::PenaltyScope;
 
 /// How the next token is chosen from the logits. Every value is resolved and within the range that its field states.
 #[derive(Clone, Debug, PartialEq)]

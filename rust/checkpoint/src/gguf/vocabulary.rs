@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::metadata::Metadata;
 use crate::error::CheckpointError;
-use crate::generation::GenerationConfig;
 use crate::tokenizer::{GgufVocabulary, SpecialTokens, TokenType};
+use penstock_types::GenerationConfig;
 
 /// Texts of the end-of-turn token of the supported architectures, for files that do not specify it. Without it a chat model
 /// would not stop after its answer.

@@ -6,10 +6,13 @@
 pub struct GenerationConfig {
     /// Tokens that end generation. Empty if the model defines none.
     pub eos_token_ids: Vec<u32>,
+    /// The token that begins a text.
     pub bos_token_id: Option<u32>,
+    /// The token that pads batches.
     pub pad_token_id: Option<u32>,
     /// `false` means greedy decoding, regardless of the other fields.
     pub do_sample: Option<bool>,
+    /// Divisor of the logits.
     pub temperature: Option<f32>,
     /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: Option<u32>,

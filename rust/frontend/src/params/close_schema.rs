@@ -1,16 +1,16 @@
-//! `strict`: what a schema says of an object is all that there is to the object.
+//! `strict`: objects of a JSON schema take no properties that the schema does not name.
 
 use serde_json::{Map, Value};
 
-/// Keywords whose value is a schema, or a list of schemas.
+/// Keywords whose value is a schema or a list of schemas.
 const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
-/// Keywords whose value has a schema for each of its names.
+/// Keywords whose value maps names to schemas.
 const NAMED_SCHEMAS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
 
-/// The schema with all objects closed that have `properties` and do not say what other ones they may have. What is no
-/// JSON is left to whoever compiles it.
-pub fn closed(source: &str) -> String {
+/// Adds `"additionalProperties": false` to every object schema that has `properties` and no `additionalProperties`. Text
+/// that is not JSON is returned unchanged; the grammar compiler reports it.
+pub fn close_schema(source: &str) -> String {
     let Ok(mut schema) = serde_json::from_str(source) else { return source.to_owned() };
     close(&mut schema);
     schema.to_string()

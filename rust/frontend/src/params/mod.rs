@@ -1,0 +1,23 @@
+//! The parameters of a request: read, checked, resolved.
+//!
+//! ```text
+//! values ── read ──> SamplingParams ── resolve, with the model's defaults ──> ResolvedParams
+//!  any source        asked, checked          └─ types::Sampling, RequestedOutputs
+//! ```
+//!
+//! `definitions/sampling_params.toml` is the table of the parameters; `sampling_params.rs` is generated from it.
+
+mod close_schema;
+mod conflicts;
+mod json;
+mod readers;
+mod resolve;
+#[rustfmt::skip]
+mod sampling_params;
+mod structured;
+
+pub use json::Json;
+pub use readers::LogitBias;
+pub use resolve::{ModelLimits, ResolvedParams, choice_request};
+pub use sampling_params::SamplingParams;
+pub use structured::{Function, ResponseFormat, ResponseKind, ToolChoice, Tools};

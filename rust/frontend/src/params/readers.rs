@@ -1,0 +1,127 @@
+//! Readers of the parameters whose form does not follow from their type.
+
+use crate::field::{Field, Read, ReadError, TOKEN_IDS};
+use crate::value::{Kind, Value};
+
+/// Maximum number of token ids with a bias.
+const MAX_BIASES: usize = 1024;
+
+/// Values added to the logits of token ids, in ascending order of the ids. Zeros are positive, so that equal values print
+/// equally.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogitBias(pub Vec<(u32, f64)>);
+
+impl LogitBias {
+    pub fn read<V: Value>(field: Field, value: &V) -> Read<Self, V> {
+        if value.kind() != Kind::Map {
+            let limit = "a mapping of token ids (integers from 0) to numbers from -100 to 100";
+            return Err(field.refuse(value, limit));
+        }
+        if value.map_len().map_err(ReadError::Raised)? > MAX_BIASES {
+            return Err(field.refuse(value, format!("at most {MAX_BIASES} ids")));
+        }
+        let pair = |(id, bias): (V, V)| {
+            let token = match field.integer(&id, 0..=i128::from(u32::MAX)) {
+                Err(ReadError::Field(_)) => {
+                    return Err(field.refuse(&id, "token ids (integers from 0) as keys"));
+                }
+                token => token?,
+            };
+            let limit = format!("a number from -100 to 100, the bias of token {token}");
+            let bias = field.number(&bias, &limit, |bias| (-100.0..=100.0).contains(&bias))?;
+            Ok((token as u32, bias + 0.0))
+        };
+        let entries = value.entries().map_err(ReadError::Raised)?;
+        let mut biases = entries.into_iter().map(pair).collect::<Result<Vec<_>, _>>()?;
+        biases.sort_unstable_by_key(|(id, _)| *id);
+        Ok(Self(biases))
+    }
+}
+
+/// -1 is another way to disable the filter.
+pub fn read_top_k<V: Value>(field: Field, value: &V) -> Read<u32, V> {
+    match value.integer().map_err(ReadError::Raised)? {
+        Some(-1) => Ok(0),
+        Some(number) if u32::try_from(number).is_ok() => Ok(number as u32),
+        _ => Err(field.refuse(value, format!("an integer from -1 to {}; -1 and 0 keep all", u32::MAX))),
+    }
+}
+
+/// Other engines take a number here.
+pub fn read_logprobs<V: Value>(field: Field, value: &V) -> Read<bool, V> {
+    match value.kind() {
+        Kind::Bool(flag) => Ok(flag),
+        _ => Err(field.refuse(value, "True or False; the number of most likely tokens is top_logprobs")),
+    }
+}
+
+/// A factor that is neither 0 nor infinite in single precision.
+pub fn read_factor<V: Value>(field: Field, value: &V) -> Read<f64, V> {
+    let is_allowed = |number: f64| number as f32 > 0.0 && (number as f32).is_finite();
+    field.number(value, "a finite number above 0", is_allowed)
+}
+
+pub fn read_token_ids<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Vec<u32>, V> {
+    field.token_ids(value, max_items, TOKEN_IDS)
+}
+
+pub fn read_allowed<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Vec<u32>, V> {
+    let ids = read_token_ids(field, value, max_items)?;
+    if ids.is_empty() { Err(field.refuse(value, "left out, or at least one id")) } else { Ok(ids) }
+}
+
+pub fn read_texts<V: Value>(
+    field: Field,
+    value: &V,
+    max_items: usize,
+    max_chars: usize,
+) -> Read<Vec<String>, V> {
+    let read = |field: Field, text: &V| field.text_within(text, max_chars);
+    field.items(value, max_items, "strings", "a sequence of strings", read)
+}
+
+/// `max_chars` limits the sum of all lengths, too.
+pub fn read_choice<V: Value>(
+    field: Field,
+    value: &V,
+    max_items: usize,
+    max_chars: usize,
+) -> Read<Vec<String>, V> {
+    let texts = read_texts(field, value, max_items, max_chars)?;
+    let num_chars: usize = texts.iter().map(|text| text.chars().count()).sum();
+    if num_chars == 0 {
+        Err(field.refuse(value, "left out, or at least one string"))
+    } else if num_chars > max_chars {
+        Err(field.refuse(value, format!("strings of at most {max_chars} characters in all")))
+    } else {
+        Ok(texts)
+    }
+}
+
+/// One string stands for a sequence of one.
+pub fn read_stops<V: Value>(
+    field: Field,
+    value: &V,
+    max_items: usize,
+    max_chars: usize,
+) -> Read<Vec<String>, V> {
+    if value.kind() == Kind::Text {
+        return Ok(vec![field.text_within(value, max_chars)?]);
+    }
+    let read = |field: Field, text: &V| field.text_within(text, max_chars);
+    field.items(value, max_items, "strings", "a string or a sequence of strings", read)
+}
+
+pub fn read_stop_sequences<V: Value>(
+    field: Field,
+    value: &V,
+    max_items: usize,
+    max_ids: usize,
+) -> Read<Vec<Vec<u32>>, V> {
+    let expected = "a sequence of sequences of token ids (integers from 0)";
+    let read = |field: Field, item: &V| match field.token_ids(item, max_ids, expected)? {
+        ids if ids.is_empty() => Err(field.refuse(value, "sequences of at least one id each")),
+        ids => Ok(ids),
+    };
+    field.items(value, max_items, "sequences", expected, read)
+}

@@ -1,0 +1,231 @@
+//! From the parameters of a request and the defaults of the model to the values that the engine and the output side use.
+
+use std::sync::Arc;
+
+use penstock_engine::request::Request;
+use penstock_types::{FieldError, GenerationConfig, LogprobsMode, OutputScope, RequestedOutputs, Sampling};
+
+use super::SamplingParams;
+use crate::output::without_prompt;
+
+/// Maximum size of the logits and hidden states of a request in bytes.
+const MAX_OUTPUT_BYTES: usize = 1 << 30;
+
+/// The properties of a model and its engine that parameters depend on.
+#[derive(Clone, Copy)]
+pub struct ModelLimits<'a> {
+    pub generation: &'a GenerationConfig,
+    pub max_model_len: usize,
+    pub vocabulary_size: usize,
+    pub hidden_size: usize,
+}
+
+impl<'a> ModelLimits<'a> {
+    /// The model's end tokens. Some published files name ids outside the vocabulary, which are never generated.
+    pub fn end_ids(&self) -> impl Iterator<Item = u32> + use<'a> {
+        let vocabulary_size = self.vocabulary_size;
+        let is_known = move |id: &u32| (*id as usize) < vocabulary_size;
+        self.generation.eos_token_ids.iter().copied().filter(is_known)
+    }
+}
+
+/// The parameters of a request with every default in place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResolvedParams {
+    /// Number of choices that are generated.
+    pub num_choices: usize,
+    pub max_tokens: usize,
+    pub min_tokens: usize,
+    /// Stop token ids, the model's end tokens included; ascending.
+    pub stop_token_ids: Vec<u32>,
+    pub stop_token_sequences: Vec<Vec<u32>>,
+    /// Without bad words, which depend on the tokenizer.
+    pub sampling: Sampling,
+    pub outputs: RequestedOutputs,
+    pub priority: i32,
+    pub prefix_cache: bool,
+    pub cache_salt: Option<Arc<str>>,
+}
+
+impl ResolvedParams {
+    /// The engine's request for a prompt, without grammar and processors.
+    pub fn request(&self, prompt: Arc<[u32]>) -> Request {
+        Request {
+            min_tokens: self.min_tokens,
+            stop_token_ids: self.stop_token_ids.clone(),
+            stop_token_sequences: self.stop_token_sequences.clone(),
+            outputs: self.outputs,
+            priority: self.priority,
+            prefix_cache: self.prefix_cache,
+            cache_salt: self.cache_salt.clone(),
+            ..Request::new(prompt, self.max_tokens, self.sampling.clone())
+        }
+    }
+}
+
+/// The request for choice `index` of a prompt: its seed is larger by `index`, and only the first reports on the prompt.
+pub fn choice_request(first: &Request, index: usize) -> Request {
+    let mut request = first.clone();
+    if index > 0 {
+        request.sampling.seed = first.sampling.seed.wrapping_add(index as u64);
+        request.outputs = without_prompt(first.outputs);
+    }
+    request
+}
+
+impl SamplingParams {
+    /// Checks the conflicts between parameters.
+    pub fn check(&self) -> Result<(), FieldError> {
+        self.find_conflict().map_or(Ok(()), |(field, limit)| Err(self.refuse(field, limit)))
+    }
+
+    /// The error for a field; `limit` completes the sentence "it must be ...".
+    pub fn refuse(&self, field: &'static str, limit: impl Into<String>) -> FieldError {
+        FieldError::new(field, self.quote(field), limit)
+    }
+
+    /// Resolves the defaults for a prompt of `num_prompt` tokens. `max_tokens` is limited to what the model's length leaves;
+    /// `seed` is used if none was given.
+    pub fn resolve(
+        &self,
+        model: &ModelLimits<'_>,
+        num_prompt: usize,
+        seed: u64,
+    ) -> Result<ResolvedParams, FieldError> {
+        let mut stop_token_ids = self.stop_token_ids.clone();
+        if !self.ignore_eos {
+            stop_token_ids.extend(model.end_ids());
+        }
+        stop_token_ids.sort_unstable();
+        stop_token_ids.dedup();
+        // A request that sets a filter samples, even if the model's default is greedy decoding.
+        let is_greedy = model.generation.do_sample == Some(false) && !self.has_filter();
+        let temperature = if is_greedy { Some(0.0) } else { model.generation.temperature };
+        let defaults = GenerationConfig { temperature, ..model.generation.clone() };
+        let resolved = ResolvedParams {
+            num_choices: self.n,
+            max_tokens: self.max_new_tokens(model, num_prompt)?,
+            min_tokens: self.min_tokens,
+            stop_token_ids,
+            stop_token_sequences: self.stop_token_sequences.clone(),
+            sampling: self.sampling(&defaults, seed),
+            outputs: self.outputs(),
+            priority: self.priority,
+            prefix_cache: self.use_prefix_cache,
+            cache_salt: self.cache_salt.as_deref().map(Arc::from),
+        };
+        self.check_output_size(model, num_prompt, &resolved)?;
+        Ok(resolved)
+    }
+
+    /// The same parameters with every default filled in.
+    pub fn filled(&self, resolved: &ResolvedParams) -> Self {
+        Self { max_tokens: Some(resolved.max_tokens), ..self.with_defaults(&resolved.sampling) }
+    }
+
+    /// The number of tokens that can be generated: that of the request, else the model's, else the rest of its length.
+    fn max_new_tokens(&self, model: &ModelLimits<'_>, num_prompt: usize) -> Result<usize, FieldError> {
+        let widened = |number: Option<u32>| number.map(|number| number as usize);
+        let GenerationConfig { max_new_tokens, max_length, .. } = *model.generation;
+        let (max_tokens, max_length) = match (self.max_tokens, self.max_length) {
+            // As in transformers, max_new_tokens takes precedence.
+            (None, None) => {
+                (widened(max_new_tokens), widened(max_length.filter(|_| max_new_tokens.is_none())))
+            }
+            given => given,
+        };
+        let mut room = model.max_model_len.saturating_sub(num_prompt).max(1);
+        if let Some(max_length) = max_length {
+            let left = max_length.checked_sub(num_prompt).filter(|left| *left > 0).ok_or_else(|| {
+                let params = Self { max_length: Some(max_length), ..self.clone() };
+                params.refuse("max_length", format!("more than the {num_prompt} tokens of the prompt"))
+            })?;
+            room = room.min(left);
+        }
+        Ok(max_tokens.map_or(room, |tokens| tokens.min(room)))
+    }
+
+    /// Limits the size of logits and hidden states, which are kept until they are read.
+    fn check_output_size(
+        &self,
+        model: &ModelLimits<'_>,
+        num_prompt: usize,
+        resolved: &ResolvedParams,
+    ) -> Result<(), FieldError> {
+        let generated = resolved.max_tokens.saturating_mul(self.n);
+        let values = |scope: Option<OutputScope>, width: usize| {
+            let positions = match scope {
+                Some(OutputScope::Prompt) => num_prompt,
+                Some(OutputScope::Generation) => generated,
+                Some(OutputScope::All) => num_prompt.saturating_mul(self.n).saturating_add(generated),
+                None => 0,
+            };
+            positions.saturating_mul(width)
+        };
+        let logits = values(self.output_logits, model.vocabulary_size);
+        let hidden_states = values(self.output_hidden_states, model.hidden_size);
+        let bytes = logits.saturating_add(hidden_states).saturating_mul(size_of::<f32>());
+        if bytes <= MAX_OUTPUT_BYTES {
+            return Ok(());
+        }
+        let field = if logits >= hidden_states { "output_logits" } else { "output_hidden_states" };
+        let limit = format!(
+            "left out, or of fewer positions (max_tokens): logits and hidden states would take {bytes} bytes, the \
+             maximum is {MAX_OUTPUT_BYTES}"
+        );
+        Err(self.refuse(field, limit))
+    }
+
+    /// The parameters for scoring the prompt: nothing is generated.
+    pub fn for_scoring(&self) -> Self {
+        Self { max_tokens: Some(0), prompt_logprobs: self.prompt_logprobs.or(Some(0)), ..self.clone() }
+    }
+
+    /// The parameters for a step of a beam search: one token, and the most likely tokens after all bans.
+    pub fn for_beams(&self) -> Self {
+        Self {
+            n: 1,
+            num_beams: 1,
+            length_penalty: 1.0,
+            max_tokens: Some(1),
+            max_length: None,
+            min_tokens: 0,
+            temperature: Some(0.0),
+            stop: Vec::new(),
+            stop_token_sequences: Vec::new(),
+            logprobs: true,
+            top_logprobs: None,
+            logprobs_mode: LogprobsMode::Processed,
+            ..self.clone()
+        }
+    }
+
+    fn outputs(&self) -> RequestedOutputs {
+        RequestedOutputs {
+            logprobs: self.logprobs.then(|| self.top_logprobs.unwrap_or(0)),
+            prompt_logprobs: self.prompt_logprobs,
+            processed_logprobs: self.logprobs_mode == LogprobsMode::Processed,
+            logits: self.output_logits,
+            hidden_states: self.output_hidden_states,
+        }
+    }
+
+    /// The ids of `allowed_token_ids`, ascending.
+    pub(super) fn allowed_ids(&self) -> Option<Vec<u32>> {
+        self.allowed_token_ids.clone().map(|mut ids| {
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        })
+    }
+
+    pub(super) fn biases(&self) -> Vec<(u32, f32)> {
+        let biases = self.logit_bias.iter().flat_map(|bias| &bias.0);
+        biases.map(|(id, bias)| (*id, *bias as f32)).collect()
+    }
+}
+
+/// The shortest decimal that reads as this single: 0.9, not 0.8999999761581421.
+pub(super) fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}

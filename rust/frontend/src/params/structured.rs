@@ -1,0 +1,221 @@
+//! `response_format`, `tools` and `tool_choice`, in the format of OpenAI's API. The caller gets back the JSON that was
+//! passed.
+
+use super::close_schema::close_schema;
+use super::json::Json;
+use crate::field::{Field, Read, ReadError};
+use crate::value::{Kind, Value};
+
+/// Maximum number of tools of a request.
+const MAX_TOOLS: usize = 128;
+/// Maximum length of a tool's name in characters.
+const MAX_NAME_CHARS: usize = 128;
+/// The schema of the arguments of a tool without `parameters`.
+const NO_PARAMETERS: &str = r#"{"type":"object","properties":{},"additionalProperties":false}"#;
+
+/// `response_format`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResponseFormat {
+    pub kind: ResponseKind,
+    pub json: Json,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum ResponseKind {
+    /// Any text.
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that is valid under this schema.
+    JsonSchema(Json),
+}
+
+/// `tools`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tools {
+    pub functions: Vec<Function>,
+    pub json: Json,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Function {
+    pub name: String,
+    /// The JSON schema of the arguments.
+    pub parameters: String,
+}
+
+/// `tool_choice`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToolChoice {
+    /// No tool is called.
+    None,
+    /// The model decides.
+    Auto,
+    /// At least one tool is called.
+    Required,
+    /// This tool is called.
+    Function { name: String, json: Json },
+}
+
+impl ResponseFormat {
+    pub fn read<V: Value>(field: Field, value: &V) -> Read<Self, V> {
+        let refuse = || field.refuse(value, "a mapping whose type is 'text', 'json_object' or 'json_schema'");
+        if value.kind() != Kind::Map {
+            return Err(refuse());
+        }
+        let kind = match word(&get(value, "type")?)?.as_deref() {
+            Some("text") => ResponseKind::Text,
+            Some("json_object") => ResponseKind::JsonObject,
+            Some("json_schema") => ResponseKind::JsonSchema(read_schema(field, value)?),
+            _ => return Err(refuse()),
+        };
+        let is_schema = matches!(kind, ResponseKind::JsonSchema(_));
+        check_keys(field, value, if is_schema { &["type", "json_schema"] } else { &["type"] })?;
+        Ok(Self { kind, json: Json::read(field, value)? })
+    }
+
+    /// Whether it constrains the output.
+    pub fn is_constraint(&self) -> bool {
+        self.kind != ResponseKind::Text
+    }
+}
+
+fn get<V: Value>(map: &V, key: &str) -> Read<Option<V>, V> {
+    map.get(key).map_err(ReadError::Raised)
+}
+
+/// A value that is a short string.
+fn word<V: Value>(value: &Option<V>) -> Read<Option<String>, V> {
+    let is_word = |value: &&V| value.kind() == Kind::Text && matches!(value.text_len(), Ok(0..=64));
+    let text = value.as_ref().filter(is_word).map(Value::text).transpose().map_err(ReadError::Raised)?;
+    Ok(text.flatten())
+}
+
+/// Refuses keys that are not known: they would have no effect.
+fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Read<(), V> {
+    for (key, _) in map.entries().map_err(ReadError::Raised)? {
+        let text = word(&Some(key.clone()))?;
+        if !text.is_some_and(|text| known.contains(&text.as_str())) {
+            let known: Vec<_> = known.iter().map(|key| format!("'{key}'")).collect();
+            let limit = format!("one without {}: its keys are {}", key.quote(), known.join(", "));
+            return Err(field.refuse(map, limit));
+        }
+    }
+    Ok(())
+}
+
+/// The schema is the value of `schema` in `json_schema`, or `json_schema` itself.
+fn read_schema<V: Value>(field: Field, format: &V) -> Read<Json, V> {
+    let limit = "one with a schema in 'json_schema', as its value or as its 'schema'";
+    let refuse = || field.refuse(format, limit);
+    let holder =
+        get(format, "json_schema")?.filter(|holder| holder.kind() == Kind::Map).ok_or_else(refuse)?;
+    let (schema, is_strict) = match get(&holder, "schema")? {
+        Some(schema) => {
+            check_keys(field, &holder, &["name", "description", "schema", "strict"])?;
+            (schema, is_strict(field, &holder)?)
+        }
+        None if get(&holder, "name")?.is_some() && get(&holder, "type")?.is_none() => return Err(refuse()),
+        None => (holder, false),
+    };
+    if schema.kind() != Kind::Map {
+        return Err(refuse());
+    }
+    let schema = Json::read(field, &schema)?;
+    Ok(if is_strict { Json(close_schema(&schema.0)) } else { schema })
+}
+
+/// The `strict` beside a schema.
+fn is_strict<V: Value>(field: Field, holder: &V) -> Read<bool, V> {
+    match get(holder, "strict")?.map(|strict| strict.kind()) {
+        None | Some(Kind::Null) => Ok(false),
+        Some(Kind::Bool(strict)) => Ok(strict),
+        Some(_) => Err(field.refuse(holder, "one whose 'strict' is True or False")),
+    }
+}
+
+impl Tools {
+    pub fn read<V: Value>(field: Field, value: &V) -> Read<Self, V> {
+        let expected = "a list of tools, each a mapping with type 'function' and a 'function'; at least one";
+        if value.kind() != Kind::Array || value.array().next().is_none() {
+            return Err(field.refuse(value, expected));
+        }
+        let functions =
+            field.items(value, MAX_TOOLS, "tools", expected, |_, tool| Function::read(field, tool))?;
+        let mut names: Vec<_> = functions.iter().map(|function| &function.name).collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(field.refuse(value, format!("tools with different names ({} occurs twice)", pair[0])));
+        }
+        Ok(Self { functions, json: Json::read(field, value)? })
+    }
+
+    /// Whether a tool has this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.functions.iter().any(|function| function.name == name)
+    }
+}
+
+impl Function {
+    fn read<V: Value>(field: Field, tool: &V) -> Read<Self, V> {
+        let Some(function) = function_of(tool)? else {
+            return Err(field.refuse(tool, "a list of mappings with type 'function' and a 'function'"));
+        };
+        let name = match get(&function, "name")? {
+            Some(name) => field.text_within(&name, MAX_NAME_CHARS)?,
+            None => return Err(field.refuse(tool, "tools whose function has a name")),
+        };
+        let is_strict = is_strict(field, &function)?;
+        let parameters = match get(&function, "parameters")? {
+            Some(parameters) if parameters.kind() == Kind::Map => {
+                let schema = Json::read(field, &parameters)?.0;
+                if is_strict || has_no_properties(&parameters)? { close_schema(&schema) } else { schema }
+            }
+            Some(other) if other.kind() != Kind::Null => {
+                return Err(field.refuse(&other, "tools whose parameters are a JSON schema"));
+            }
+            _ => NO_PARAMETERS.to_owned(),
+        };
+        Ok(Self { name, parameters })
+    }
+}
+
+/// Whether the `properties` of a schema are an empty object.
+fn has_no_properties<V: Value>(parameters: &V) -> Read<bool, V> {
+    match get(parameters, "properties")?.filter(|properties| properties.kind() == Kind::Map) {
+        Some(properties) => Ok(properties.map_len().map_err(ReadError::Raised)? == 0),
+        None => Ok(false),
+    }
+}
+
+/// The `function` of a mapping whose type is `function`.
+fn function_of<V: Value>(value: &V) -> Read<Option<V>, V> {
+    if value.kind() != Kind::Map || word(&get(value, "type")?)?.as_deref() != Some("function") {
+        return Ok(None);
+    }
+    Ok(get(value, "function")?.filter(|function| function.kind() == Kind::Map))
+}
+
+impl ToolChoice {
+    pub fn read<V: Value>(field: Field, value: &V) -> Read<Self, V> {
+        let limit =
+            "'none', 'auto', 'required', or a mapping as {'type': 'function', 'function': {'name': ...}}";
+        let refuse = || field.refuse(value, limit);
+        if value.kind() == Kind::Text {
+            return match word(&Some(value.clone()))?.as_deref() {
+                Some("none") => Ok(Self::None),
+                Some("auto") => Ok(Self::Auto),
+                Some("required") => Ok(Self::Required),
+                _ => Err(refuse()),
+            };
+        }
+        let function = function_of(value)?.ok_or_else(refuse)?;
+        let name = field.text_within(&get(&function, "name")?.ok_or_else(refuse)?, MAX_NAME_CHARS)?;
+        Ok(Self::Function { name, json: Json::read(field, value)? })
+    }
+
+    /// Whether the output has to call a tool.
+    pub fn requires_call(&self) -> bool {
+        matches!(self, Self::Required | Self::Function { .. })
+    }
+}
