@@ -22,7 +22,8 @@ pub(crate) fn spawn(
     thread::Builder::new().name("penstock-engine".into()).spawn(move || run_thread(core, mailbox, executor))
 }
 
-/// The loop: take messages, end cancelled requests, plan and submit, ring. An iteration is also due when a prefix expires.
+/// The loop: take messages, end cancelled requests, plan and submit, ring. An iteration is also due when a prefix
+/// expires.
 fn run(mut core: EngineCore, mailbox: &Mailbox, executor: &mut dyn Executor) {
     // A local, so dropped before `core`: a consumer that sees its request end finds the gate closed.
     let _closing = CloseOnDrop(mailbox.gate());
@@ -45,13 +46,13 @@ fn run(mut core: EngineCore, mailbox: &Mailbox, executor: &mut dyn Executor) {
 
 /// Runs the loop so that no panic leaves the thread and no caller waits for ever.
 fn run_thread(core: EngineCore, mailbox: Mailbox, mut executor: Box<dyn Executor>) {
-    // Unwinding drops `core`, and with it every outbox: each open request ends as stopped. The rest is only dropped, so broken
-    // invariants do not matter.
+    // Unwinding drops `core`, and with it every outbox: each open request ends as stopped. The rest is only dropped, so
+    // broken invariants do not matter.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(core, &mailbox, &mut *executor))) {
         log::error!("the engine crashed: {}", panic_text(&*panic));
     }
-    // The mailbox first: that rejects the starts left in it, and releases an executor thread that waits for room to send its
-    // last step, which the drop of the executor may wait for.
+    // The mailbox first: that rejects the starts left in it, and releases an executor thread that waits for room to
+    // send its last step, which the drop of the executor may wait for.
     drop(mailbox);
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(executor))) {
         log::error!("the executor panicked while it was dropped: {}", panic_text(&*panic));

@@ -1,7 +1,7 @@
 //! The engine without its thread: a state machine with messages and the clock as inputs, plans and events as outputs.
 //!
-//! The `actor` drives it with a mailbox and an executor; the simulation drives it with a random number generator. It never
-//! waits and never reads a clock.
+//! The `actor` drives it with a mailbox and an executor; the simulation drives it with a random number generator. It
+//! never waits and never reads a clock.
 //!
 //! ```text
 //! handle(Start)     ─▶ a slot or the queue, Admitted or Rejected
@@ -164,8 +164,8 @@ impl EngineCore {
         }
     }
 
-    /// Ends the cancelled sequences and resumes those whose consumers have read, if the attention flag was raised since the
-    /// last call. Removes expired prefixes.
+    /// Ends the cancelled sequences and resumes those whose consumers have read, if the attention flag was raised since
+    /// the last call. Removes expired prefixes.
     pub fn attend(&mut self, now: Instant) {
         if self.next_expiry().is_some_and(|expiry| expiry <= now) {
             self.scheduler.expire(now);
@@ -183,8 +183,9 @@ impl EngineCore {
         self.flush_finishes();
     }
 
-    /// The next step, if anything can be computed now and fewer than [`DEPTH`] steps are in flight, or none while a sequence
-    /// drafts (see `scheduler::rows`). The caller submits it; steps complete in the order they are returned here.
+    /// The next step, if anything can be computed now and fewer than [`DEPTH`] steps are in flight, or none while a
+    /// sequence drafts (see `scheduler::rows`). The caller submits it; steps complete in the order they are returned
+    /// here.
     pub fn plan(&mut self, now: Instant) -> Option<(Box<StepPlan>, Box<StepOutput>)> {
         let is_full = match self.in_flight.len() {
             0 => false,

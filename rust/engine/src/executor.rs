@@ -26,7 +26,8 @@ pub enum StepError {
 
 /// Runs steps, in order, on a thread of its own.
 pub trait Executor: Send {
-    /// Takes a plan and an empty output, and returns at once. At most [`DEPTH`](crate::step::DEPTH) steps are in flight. Every step, a failed
-    /// one too, is returned by [`Completions::send`](crate::mailbox::Completions::send), in order.
+    /// Takes a plan and an empty output, and returns at once. At most [`DEPTH`](crate::step::DEPTH) steps are in
+    /// flight. Every step, a failed one too, is returned by [`Completions::send`](crate::mailbox::Completions::send),
+    /// in order.
     fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>);
 }

@@ -1,7 +1,7 @@
 //! The handles of callers: [`Engine`] to start requests, [`Consumer`] to receive the events of one.
 //!
-//! Handles own no engine state. A method checks what can be checked on the caller's thread, sends a message to the mailbox and
-//! returns. Events come through the result queue of the request.
+//! Handles own no engine state. A method checks what can be checked on the caller's thread, sends a message to the
+//! mailbox and returns. Events come through the result queue of the request.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -63,8 +63,8 @@ pub enum StartError {
 }
 
 impl Engine {
-    /// Starts the engine thread. `make_executor` is called on this thread, with the channel for completed steps; the executor
-    /// then moves to the engine thread and is dropped there.
+    /// Starts the engine thread. `make_executor` is called on this thread, with the channel for completed steps; the
+    /// executor then moves to the engine thread and is dropped there.
     pub fn start(
         limits: Limits,
         make_executor: impl FnOnce(Completions) -> Box<dyn Executor>,
@@ -146,14 +146,14 @@ impl Engine {
         Ok(readers.into_iter().map(consumer).collect())
     }
 
-    /// Empties the prefix cache, for instance because the weights have changed: requests started after this returns reuse
-    /// nothing that was computed before. Running requests keep their blocks. Waits for room in a full mailbox.
+    /// Empties the prefix cache, for instance because the weights have changed: requests started after this returns
+    /// reuse nothing that was computed before. Running requests keep their blocks. Waits for room in a full mailbox.
     pub fn reset_prefix_cache(&self) {
         self.inner.letterbox.reset_prefix_cache();
     }
 
-    /// Ends every open request as cancelled, and returns once the engine thread has ended and the executor is dropped. May be
-    /// called any number of times, from several threads at once; every call returns after the end.
+    /// Ends every open request as cancelled, and returns once the engine thread has ended and the executor is dropped.
+    /// May be called any number of times, from several threads at once; every call returns after the end.
     pub fn shutdown(&self) {
         self.inner.shutdown();
     }
@@ -200,8 +200,8 @@ impl Consumer {
         self.id
     }
 
-    /// The next event, if there is one; never blocks. The last event is `Rejected` or `Finished` and always comes, even if the
-    /// engine crashes.
+    /// The next event, if there is one; never blocks. The last event is `Rejected` or `Finished` and always comes, even
+    /// if the engine crashes.
     pub fn pop(&mut self) -> Option<Event> {
         let event = self.reader.pop();
         if event.is_some() && self.reader.must_nudge() {

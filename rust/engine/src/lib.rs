@@ -1,7 +1,7 @@
 //! The Penstock engine: an actor that owns the scheduler, the KV cache's blocks and every sequence.
 //!
-//! It knows no model, no Python, no GPU and no clock: an [`Executor`] computes steps, consumers listen on a [`Port`], and time
-//! is an argument.
+//! It knows no model, no Python, no GPU and no clock: an [`Executor`] computes steps, consumers listen on a [`Port`],
+//! and time is an argument.
 //!
 //! ```text
 //!   caller ── Engine::start_request ──▶ mailbox ──▶ engine thread ──▶ Executor::submit ──▶ executor
@@ -38,7 +38,7 @@ mod sync;
 pub mod testing {
     pub use crate::engine_core::EngineCore;
     pub use crate::kv_cache::{
-        Allocation, BlockTable, Demand, KvCacheManager, LoadLimit, PrefixMatch, SwappedBlocks,
+        BlockTable, Demand, KvAllocation, KvCacheManager, LoadLimit, PrefixMatch, SwappedBlocks,
     };
     pub use crate::mailbox::{Attention, Gate};
     pub use crate::message::{Message, Outbox, Start};

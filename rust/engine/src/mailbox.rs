@@ -1,11 +1,11 @@
 //! The one way into the engine thread: a bounded channel, and beside it two flags that cannot fill up.
 //!
-//! A full mailbox rejects starts. It never loses a cancel: a consumer that raises a flag in a result queue also raises the
-//! attention flag and then tries to send a nudge. If the mailbox is full no nudge is needed, because the engine is about to
-//! take a message out of it and looks at the attention flag after every message it takes.
+//! A full mailbox rejects starts. It never loses a cancel: a consumer that raises a flag in a result queue also raises
+//! the attention flag and then tries to send a nudge. If the mailbox is full no nudge is needed, because the engine is
+//! about to take a message out of it and looks at the attention flag after every message it takes.
 //!
-//! Nor does it lose a start: the channel would keep a message that is sent while the engine ends, so the engine closes the
-//! gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
+//! Nor does it lose a start: the channel would keep a message that is sent while the engine ends, so the engine closes
+//! the gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -32,9 +32,9 @@ impl Attention {
     pub fn raise(&self) {
         // Release: an engine that sees this flag sees the sequence's flag.
         self.raised.store(true, Ordering::Release);
-        // Here: set the flag, fence, look whether the mailbox is full. In `take`: take a message, fence, look at the flag.
-        // The side whose fence is second sees what the other did: if the mailbox was full here, the engine sees the flag
-        // after taking the next message.
+        // Here: set the flag, fence, look whether the mailbox is full. In `take`: take a message, fence, look at the
+        // flag. The side whose fence is second sees what the other did: if the mailbox was full here, the engine sees
+        // the flag after taking the next message.
         fence(Ordering::SeqCst);
     }
 
@@ -71,14 +71,15 @@ impl Gate {
         self.cause.get().cloned().expect("a gate closes with a cause; this is a bug")
     }
 
-    /// Closes it for ever. True for the first call, whose cause is kept. Afterwards the mailbox contains every message whose
-    /// sender was not told that it came too late.
+    /// Closes it for ever. True for the first call, whose cause is kept. Afterwards the mailbox contains every message
+    /// whose sender was not told that it came too late.
     pub fn close(&self, cause: StopCause) -> bool {
         let _ = self.cause.set(cause); // the first cause stays
         // Release: a thread that sees the gate closed sees the cause. The rest is ordered by the fence.
         let was_open = self.is_open.swap(false, Ordering::Release);
-        // Here: close the gate, fence, empty the mailbox. In `is_open_after_sending`: send, fence, look at the gate. The side
-        // whose fence is second sees what the other did: the engine finds the message or the sender the closed gate.
+        // Here: close the gate, fence, empty the mailbox. In `is_open_after_sending`: send, fence, look at the gate.
+        // The side whose fence is second sees what the other did: the engine finds the message or the sender the closed
+        // gate.
         fence(Ordering::SeqCst);
         was_open
     }
@@ -139,7 +140,8 @@ impl Mailbox {
         }
     }
 
-    /// The messages that have arrived, at most as many as there are now: a flood of starts must not delay the next step.
+    /// The messages that have arrived, at most as many as there are now: a flood of starts must not delay the next
+    /// step.
     pub(crate) fn drain(&self) -> impl Iterator<Item = Message> {
         self.messages.try_iter().take(self.messages.len())
     }
@@ -200,8 +202,8 @@ impl Letterbox {
 }
 
 impl Completions {
-    /// Returns the oldest step in flight. Waits for room if the mailbox is full of starts, which the engine thread makes
-    /// without waiting for the executor. If the engine is gone, the step is dropped.
+    /// Returns the oldest step in flight. Waits for room if the mailbox is full of starts, which the engine thread
+    /// makes without waiting for the executor. If the engine is gone, the step is dropped.
     pub fn send(&self, done: StepDone) {
         let _ = self.messages.send(Message::StepDone(done));
     }

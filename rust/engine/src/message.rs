@@ -1,7 +1,7 @@
 //! The messages that the engine thread receives. Each carries exactly what it needs.
 //!
-//! A cancel is not a message but a flag in the request's queue, since it must survive a full mailbox; and statistics are read
-//! from atomics.
+//! A cancel is not a message but a flag in the request's queue, since it must survive a full mailbox; and statistics
+//! are read from atomics.
 
 use std::sync::Arc;
 
@@ -32,8 +32,8 @@ pub struct Start {
     pub outbox: Outbox,
 }
 
-/// The engine's end of a result queue, with the bell of the port that listens to it. If it is dropped before the last event,
-/// because the engine crashed or the message was discarded, the consumer is woken and finds the queue closed.
+/// The engine's end of a result queue, with the bell of the port that listens to it. If it is dropped before the last
+/// event, because the engine crashed or the message was discarded, the consumer is woken and finds the queue closed.
 pub struct Outbox {
     writer: Option<Writer>,
     bell: Bell,

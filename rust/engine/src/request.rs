@@ -1,7 +1,7 @@
 //! Requests and their events: plain values.
 //!
-//! A [`Request`] is checked against the [`Limits`](crate::limits::Limits) on the caller's thread. Its [`Event`]s end with exactly
-//! one [`Event::Rejected`] or [`Event::Finished`].
+//! A [`Request`] is checked against the [`Limits`](crate::limits::Limits) on the caller's thread. Its [`Event`]s end
+//! with exactly one [`Event::Rejected`] or [`Event::Finished`].
 
 #![warn(missing_docs)]
 
@@ -196,15 +196,16 @@ pub struct TokenDetails {
     pub hidden_state: Vec<f32>,
 }
 
-/// What a consumer receives: `Admitted`, any number of `Prompt`, any number of `Token`, and `Finished`; or only `Rejected`.
+/// What a consumer receives: `Admitted`, any number of `Prompt`, any number of `Token`, and `Finished`; or only
+/// `Rejected`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The request waits or runs.
     Admitted,
     /// The request was not admitted.
     Rejected(Rejection),
-    /// The next positions of the prompt with requested outputs: all but the last, which the first token's details cover, or all
-    /// if no token is generated.
+    /// The next positions of the prompt with requested outputs: all but the last, which the first token's details
+    /// cover, or all if no token is generated.
     Prompt(Vec<PromptPosition>),
     /// The next generated token.
     Token(Token),
@@ -215,8 +216,8 @@ pub enum Event {
 /// Why the engine did not admit a valid request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// The waiting queue is full, and the request cannot run at once. Whatever its priority: an admitted request is never dropped
-    /// for a new one.
+    /// The waiting queue is full, and the request cannot run at once. Whatever its priority: an admitted request is
+    /// never dropped for a new one.
     Overloaded {
         /// Requests waiting now, preempted ones included.
         waiting: usize,

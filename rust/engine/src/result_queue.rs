@@ -11,10 +11,11 @@
 //!             armed       both              the sequence is paused for lack of room: nudge the engine when there is some
 //! ```
 //!
-//! A request can always be opened and ended: the ring has room for `capacity` events, of which the first is `Admitted`, and for
-//! the last event.
+//! A request can always be opened and ended: the ring has room for `capacity` events, of which the first is `Admitted`,
+//! and for the last event.
 //!
-//! The queue neither waits nor wakes. The reader reports when a nudge is due ([`Reader::must_nudge`]) and the handle sends it.
+//! The queue neither waits nor wakes. The reader reports when a nudge is due ([`Reader::must_nudge`]) and the handle
+//! sends it.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -156,13 +157,13 @@ impl Writer {
         self.ring.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Requests a nudge once at most half the capacity is unread; false if that is already so. To be called when there is no
-    /// room and no token in flight, so that only reading can change that.
+    /// Requests a nudge once at most half the capacity is unread; false if that is already so. To be called when there
+    /// is no room and no token in flight, so that only reading can change that.
     pub fn arm(&mut self) -> bool {
         // Release: the reader that takes the flag sees the tail that filled the ring.
         self.ring.armed.store(true, Ordering::Release);
-        // Here: write the flag, fence, read the head. In `must_nudge`: write the head, fence, read the flag. The side whose
-        // fence is second sees what the other wrote: either the room is seen here or the reader sees the flag.
+        // Here: write the flag, fence, read the head. In `must_nudge`: write the head, fence, read the flag. The side
+        // whose fence is second sees what the other wrote: either the room is seen here or the reader sees the flag.
         fence(Ordering::SeqCst);
         self.seen_head.set(self.ring.head.0.load(Ordering::Acquire)); // as in `has_room_for`
         if self.tail.wrapping_sub(self.seen_head.get()) <= self.ring.capacity / 2 {
@@ -191,8 +192,8 @@ impl Drop for Writer {
 }
 
 impl Reader {
-    /// The next event, if there is one; `None` for ever after the last. If the engine has crashed, the last event is made here:
-    /// `Rejected` for a request that was not admitted, `Finished` for an open one.
+    /// The next event, if there is one; `None` for ever after the last. If the engine has crashed, the last event is
+    /// made here: `Rejected` for a request that was not admitted, `Finished` for an open one.
     pub fn pop(&mut self) -> Option<Event> {
         if self.is_ended {
             return None;
@@ -253,7 +254,8 @@ impl Reader {
         }))
     }
 
-    /// Whether the sequence is paused and there is room now. True at most once per pause; the caller must nudge the engine.
+    /// Whether the sequence is paused and there is room now. True at most once per pause; the caller must nudge the
+    /// engine.
     pub fn must_nudge(&self) -> bool {
         fence(Ordering::SeqCst); // between writing the head and reading the flag: see `Writer::arm`
         // Acquire: with the flag comes the tail that filled the ring, so the length below is exact.

@@ -29,8 +29,8 @@ pub struct StatEntry {
 
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident: $kind:ident,)+) => {
-        /// A snapshot of the engine's numbers. Each was true at some moment of the latest iteration of the engine. A consumer
-        /// that has received its last event finds its blocks, its slot and its tokens accounted for.
+        /// A snapshot of the engine's numbers. Each was true at some moment of the latest iteration of the engine. A
+        /// consumer that has received its last event finds its blocks, its slot and its tokens accounted for.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub $name: u64,)+

@@ -1,14 +1,16 @@
-//! A step as data: the engine fills a [`StepPlan`], and the executor a [`StepOutput`]. Plain integers; no model, no device, no
-//! tensor.
+//! A step as data: the engine fills a [`StepPlan`], and the executor a [`StepOutput`]. Plain integers; no model, no
+//! device, no tensor.
 //!
-//! Up to [`DEPTH`] steps are in flight. A plan may be submitted before the tokens sampled by the previous step are known:
-//! such a row sets [`ScheduledRow::follows_sample`], and its input is the token that was sampled last for its slot.
+//! Up to [`DEPTH`] steps are in flight. A plan may be submitted before the tokens sampled by the previous step are
+//! known: such a row sets [`ScheduledRow::follows_sample`], and its input is the token that was sampled last for its
+//! slot.
 //!
 //! The executor keeps, for each slot, the request and the tokens generated so far, on which sampling depends. A
 //! [`NewSequence`] resets a slot.
 //!
 //! A row may end with draft tokens. Sampling verifies them position by position: a draft is accepted if it equals the
-//! sampled token. The output of the row is the accepted drafts and the first sampled token that differs or follows them.
+//! sampled token. The output of the row is the accepted drafts and the first sampled token that differs or follows
+//! them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,13 +27,13 @@ pub const DEPTH: usize = 2;
 pub struct ScheduledRow {
     /// The slot of the sequence, below `Limits::max_num_seqs`.
     pub slot: u32,
-    /// Position of the first token of this row in the sequence. The first row of a slot may start anywhere: the positions
-    /// before it are in blocks that were computed for other sequences, loaded, or kept from an earlier slot.
+    /// Position of the first token of this row in the sequence. The first row of a slot may start anywhere: the
+    /// positions before it are in blocks that were computed for other sequences, loaded, or kept from an earlier slot.
     pub start: u32,
     /// Length of the request's prompt. Dynamic rope scaling depends on it, not on the chunking.
     pub prompt_len: u32,
-    /// The number of tokens that are computed, at least one. They are in `tokens`, unless `follows_sample` is set: then that
-    /// is empty, and the only token is the one that the latest earlier step sampled for this slot.
+    /// The number of tokens that are computed, at least one. They are in `tokens`, unless `follows_sample` is set: then
+    /// that is empty, and the only token is the one that the latest earlier step sampled for this slot.
     pub num_tokens: u32,
     /// Range of [`StepPlan::tokens`] with the input token ids.
     pub tokens: Range<u32>,
@@ -50,8 +52,8 @@ pub struct ScheduledRow {
 /// The key of a sampled token; the parameters are those of the slot's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// The number of tokens generated before this one: with the seed, the key of the random number. Below `min_tokens` no stop
-    /// id is sampled.
+    /// The number of tokens generated before this one: with the seed, the key of the random number. Below `min_tokens`
+    /// no stop id is sampled.
     pub index: u32,
 }
 
@@ -69,7 +71,8 @@ pub struct NewSequence {
 /// The output of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowOutput {
-    /// Number of tokens in [`StepOutput::sampled`]: 0 if the row does not sample, else the accepted drafts and one more.
+    /// Number of tokens in [`StepOutput::sampled`]: 0 if the row does not sample, else the accepted drafts and one
+    /// more.
     pub num_tokens: u32,
     /// Number of entries in [`StepOutput::positions`]: the length of [`ScheduledRow::prompt_outputs`].
     pub num_positions: u32,
@@ -87,8 +90,8 @@ pub struct StepPlan {
     pub step: u64,
     /// Copies of blocks, made in this order, after everything of earlier steps and before the rows of this one.
     pub copies: Vec<BlockCopy>,
-    /// Slots that were freed since the last plan and have no new sequence in this one: their requests are not needed any more.
-    /// Slots freed before the engine becomes idle are in the next plan.
+    /// Slots that were freed since the last plan and have no new sequence in this one: their requests are not needed
+    /// any more. Slots freed before the engine becomes idle are in the next plan.
     pub freed_slots: Vec<u32>,
     /// Sequences that get slots, each with its first row in this plan.
     pub new_sequences: Vec<NewSequence>,

@@ -55,7 +55,8 @@ fn step(core: &mut EngineCore, readers: &mut [Reader], now: Instant) -> usize {
     tokens.filter(|event| matches!(event, Event::Token(_))).count()
 }
 
-/// Runs streams that draft up to `num_speculative_tokens` tokens. Returns the allocations and the tokens of the last 200 steps.
+/// Runs streams that draft up to `num_speculative_tokens` tokens. Returns the allocations and the tokens of the last
+/// 200 steps.
 fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
     let limits = Limits {
         max_model_len: 8192,

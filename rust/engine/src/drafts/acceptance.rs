@@ -1,8 +1,8 @@
 //! How many drafts a sequence verifies per step.
 //!
 //! *Cost.* A step reads all weights once, however many rows it computes, and each row adds its arithmetic. In units of a step
-//! of one row, a step of `n` rows takes about `1 + ROW_COST * (n - 1)`, and a draft is one more row. In addition, the plans
-//! of a drafting sequence cannot be made in advance, which costs every sequence `WAIT_COST`.
+//! of one row, a step of `n` rows takes about `1 + ROW_COST * (n - 1)`, and a draft is one more row. In addition, the
+//! plans of a drafting sequence cannot be made in advance, which costs every sequence `WAIT_COST`.
 //!
 //! *Benefit.* If each draft is accepted with probability `p`, provided that those before it were, `d` drafts yield
 //! `p + p^2 + ... + p^d` more tokens.
@@ -13,11 +13,12 @@
 //!     (n + p + ... + p^d) / (1 + ROW_COST * (n - 1 + d) + WAIT_COST)        n / (1 + ROW_COST * (n - 1)) for none
 //! ```
 //!
-//! A single stream gains from a draft that is accepted more often than 15 times of 100; with seven other streams only above
-//! 70, because there the arithmetic is most of the step's cost. So drafting does not slow down the streams that do not draft.
+//! A single stream gains from a draft that is accepted more often than 15 times of 100; with seven other streams only
+//! above 70, because there the arithmetic is most of the step's cost. So drafting does not slow down the streams that
+//! do not draft.
 //!
-//! `p` is an average over the latest predictions, whether or not they were drafted: the next token judges them all. So bad
-//! predictions cost next to nothing.
+//! `p` is an average over the latest predictions, whether or not they were drafted: the next token judges them all. So
+//! bad predictions cost next to nothing.
 
 /// Measured on a CPU, where it matters most: steps of eight rows took 1.6 times as long as steps of one.
 const ROW_COST: f32 = 0.1;

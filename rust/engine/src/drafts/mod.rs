@@ -1,5 +1,5 @@
-//! Draft tokens: predictions of the tokens that a sequence will generate, which the next step verifies. Where they come from
-//! (`ngram`) and how many are worth verifying (`acceptance`).
+//! Draft tokens: predictions of the tokens that a sequence will generate, which the next step verifies. Where they come
+//! from (`ngram`) and how many are worth verifying (`acceptance`).
 
 mod acceptance;
 mod ngram;

@@ -1,7 +1,7 @@
 //! Drafts by n-gram lookup: the tokens that followed an earlier occurrence of the last few tokens, in prompt or output.
 //!
-//! No index: the last tokens are searched backwards for the last one, and the tokens before each match are compared. Eight
-//! thousand tokens take five microseconds, and twenty-five if every third is a match.
+//! No index: the last tokens are searched backwards for the last one, and the tokens before each match are compared.
+//! Eight thousand tokens take five microseconds, and twenty-five if every third is a match.
 
 use crate::prefix_cache::Tokens;
 

@@ -7,9 +7,9 @@ use super::block_table::BlockTable;
 /// All blocks of the KV cache. Every operation is O(1).
 ///
 /// Invariants: the reference count of a block is the number of tables that contain it; a block without references is in
-/// `free` or is one of the `num_cached`, whose contents the prefix cache keeps; `num_reserved` is the sum over the tables, and
-/// at most the number of blocks that are free or cached. So allocating a reserved block cannot fail, once a cached block was
-/// evicted where none is free.
+/// `free` or is one of the `num_cached`, whose contents the prefix cache keeps; `num_reserved` is the sum over the
+/// tables, and at most the number of blocks that are free or cached. So allocating a reserved block cannot fail, once a
+/// cached block was evicted where none is free.
 #[derive(Debug)]
 pub struct BlockPool {
     /// A stack: the block freed last is the most likely to be in a CPU cache.
@@ -101,8 +101,8 @@ impl BlockPool {
         was_cached
     }
 
-    /// Drops a reference to a block. If it was the last, returns true, and the block becomes cached if `is_published`, else
-    /// free.
+    /// Drops a reference to a block. If it was the last, returns true, and the block becomes cached if `is_published`,
+    /// else free.
     pub fn release(&mut self, block: BlockId, is_published: bool) -> bool {
         let count = &mut self.ref_counts[block.0 as usize];
         *count -= 1;

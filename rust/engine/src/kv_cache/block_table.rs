@@ -4,10 +4,11 @@ use penstock_types::BlockId;
 
 use crate::prefix_cache::NodeId;
 
-/// The blocks of one sequence, in the order of the positions they hold. All layers form one group, with one list of blocks.
+/// The blocks of one sequence, in the order of the positions they hold. All layers form one group, with one list of
+/// blocks.
 ///
-/// [`KvCacheManager`](super::KvCacheManager) allocates, grows and frees it. Dropping a table that was not freed leaks its
-/// blocks; debug builds panic.
+/// [`KvCacheManager`](super::KvCacheManager) allocates, grows and frees it. Dropping a table that was not freed leaks
+/// its blocks; debug builds panic.
 #[derive(Debug, Default)]
 #[must_use = "a block table must be freed"]
 pub struct BlockTable {
@@ -17,8 +18,9 @@ pub struct BlockTable {
     /// The number of first blocks that are in the prefix cache, found there or published; `last_published` is the last.
     pub(super) num_published: usize,
     pub(super) last_published: Option<NodeId>,
-    /// The epoch of the prefix cache when the first of its blocks were computed or found; 0 without a prefix cache. After a
-    /// reset of the cache nothing of this table is published any more, not even once it was swapped out and back.
+    /// The epoch of the prefix cache when the first of its blocks were computed or found; 0 without a prefix cache.
+    /// After a reset of the cache nothing of this table is published any more, not even once it was swapped out and
+    /// back.
     pub(super) epoch: u64,
     /// The latest step whose plan loads something into its blocks; 0 if none does.
     pub(super) depends_on: u64,

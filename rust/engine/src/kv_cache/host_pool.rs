@@ -10,8 +10,8 @@ pub struct HostPool {
     num_blocks: usize,
 }
 
-/// The blocks of a preempted sequence in the host tier: those from block `first` on; the blocks before it are left to the
-/// prefix cache. Ends by being allocated again or discarded.
+/// The blocks of a preempted sequence in the host tier: those from block `first` on; the blocks before it are left to
+/// the prefix cache. Ends by being allocated again or discarded.
 #[derive(Debug)]
 #[must_use = "swapped blocks must be restored or discarded"]
 pub struct SwappedBlocks {

@@ -6,8 +6,8 @@ use super::manager::KvCacheManager;
 use crate::prefix_cache::PrefixCache;
 
 impl KvCacheManager {
-    /// Panics unless pool, prefix cache and host tier agree with each other, with `tables` and with `swapped`, which must be
-    /// all there are.
+    /// Panics unless pool, prefix cache and host tier agree with each other, with `tables` and with `swapped`, which
+    /// must be all there are.
     pub fn check_integrity<'a>(
         &self,
         tables: impl Iterator<Item = &'a BlockTable> + Clone,

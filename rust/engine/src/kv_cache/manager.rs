@@ -1,7 +1,8 @@
 //! [`KvCacheManager`]: block pool, prefix cache and host tier as one. The scheduler allocates from it and frees to it.
 //!
-//! A block is taken from the free ones; without any, the least recently used cached block is evicted, and saved in the host
-//! tier if that has a free block or an older prefix to drop. If nothing is left to evict, the scheduler has to preempt.
+//! A block is taken from the free ones; without any, the least recently used cached block is evicted, and saved in the
+//! host tier if that has a free block or an older prefix to drop. If nothing is left to evict, the scheduler has to
+//! preempt.
 
 use std::time::Instant;
 
@@ -15,8 +16,8 @@ use crate::limits::Limits;
 use crate::prefix_cache::{BlockHasher, Chain, Location, NodeId, PrefixCache, Tokens};
 use crate::step::StepPlan;
 
-/// Once one plan has this many copies, those for newly admitted sequences wait for the next plan: the rows of a plan wait
-/// for its copies. A few hundred blocks take some milliseconds.
+/// Once one plan has this many copies, those for newly admitted sequences wait for the next plan: the rows of a plan
+/// wait for its copies. A few hundred blocks take some milliseconds.
 pub(super) const MAX_COPIES: usize = 256;
 
 /// See the module.
@@ -59,11 +60,11 @@ pub enum LoadLimit {
 
 /// The outcome of [`KvCacheManager::allocate`].
 #[derive(Debug)]
-pub enum Allocation {
+pub enum KvAllocation {
     /// The blocks, and the number of first tokens whose contents they have.
     Allocated(BlockTable, usize),
-    /// More has to be loaded from the host tier than one plan may. This many tokens more are in the KV cache once the next
-    /// plan has run.
+    /// More has to be loaded from the host tier than one plan may. This many tokens more are in the KV cache once the
+    /// next plan has run.
     Staged(usize),
     /// Too few blocks are available. Nothing has changed.
     OutOfBlocks,
@@ -103,8 +104,8 @@ impl KvCacheManager {
         hit
     }
 
-    /// Whether `demand` could be met by the longest prefix match there can be, of at most `max_tokens` tokens. Without a
-    /// lookup, which costs as much as the sequence is long.
+    /// Whether `demand` could be met by the longest prefix match there can be, of at most `max_tokens` tokens. Without
+    /// a lookup, which costs as much as the sequence is long.
     pub fn could_allocate(&self, demand: &Demand, chain: &Chain, max_tokens: usize) -> bool {
         let most_in_use = (max_tokens / self.block_size).min(chain.max_blocks()).min(self.pool.num_used());
         let num_blocks = self.num_blocks(demand.num_tokens);
@@ -122,7 +123,8 @@ impl KvCacheManager {
     }
 
     /// Allocates a table that begins with the blocks of `hit`, those on the host being loaded, and continues with the
-    /// `swapped` ones if they follow without a gap. If they do not, or if the cache was reset meanwhile, they are discarded.
+    /// `swapped` ones if they follow without a gap. If they do not, or if the cache was reset meanwhile, they are
+    /// discarded.
     pub fn allocate(
         &mut self,
         mut hit: PrefixMatch,
@@ -130,25 +132,25 @@ impl KvCacheManager {
         demand: &Demand,
         limit: LoadLimit,
         now: Instant,
-    ) -> Allocation {
+    ) -> KvAllocation {
         let num_loadable = match limit {
             LoadLimit::PerPlan => MAX_COPIES.saturating_sub(self.copies.len()) / 2, // each may evict one to the host
             LoadLimit::None => usize::MAX,
         };
         if hit.num_on_host() <= num_loadable && (num_loadable > 0 || swapped.is_none()) {
             return match self.allocate_at_once(hit, swapped, demand) {
-                Some((table, num_computed)) => Allocation::Allocated(table, num_computed),
-                None => Allocation::OutOfBlocks,
+                Some((table, num_computed)) => KvAllocation::Allocated(table, num_computed),
+                None => KvAllocation::OutOfBlocks,
             };
         }
         // A table that is freed at once leaves what it has loaded in the prefix cache.
         hit.truncate(hit.num_on_device.saturating_add(num_loadable));
         let num_staged = hit.cached().host;
         let Some((table, _)) = self.allocate_at_once(hit, &mut None, demand) else {
-            return Allocation::OutOfBlocks;
+            return KvAllocation::OutOfBlocks;
         };
         self.free(table, now);
-        Allocation::Staged(num_staged)
+        KvAllocation::Staged(num_staged)
     }
 
     fn allocate_at_once(
@@ -254,8 +256,9 @@ impl KvCacheManager {
         }
     }
 
-    /// Frees a table. Its reservation is cancelled; blocks in no other table become cached if they are published, else free.
-    /// They may be allocated again at once, although plans in flight may read and write them: see the module `kv_cache`.
+    /// Frees a table. Its reservation is cancelled; blocks in no other table become cached if they are published, else
+    /// free. They may be allocated again at once, although plans in flight may read and write them: see the module
+    /// `kv_cache`.
     pub fn free(&mut self, mut table: BlockTable, now: Instant) {
         self.pool.cancel_reservation(&mut table);
         // The last block first: the prefix cache requires it, and the next table gets free blocks in the same order.
@@ -278,8 +281,8 @@ impl KvCacheManager {
         num_tokens >= self.block_size
     }
 
-    /// Gives the next plan, which has rows, its step and the copies decided so far. Those for sequences that are not in this
-    /// plan are made early, never late.
+    /// Gives the next plan, which has rows, its step and the copies decided so far. Those for sequences that are not in
+    /// this plan are made early, never late.
     pub fn begin_step(&mut self, plan: &mut StepPlan) {
         plan.step = self.next_step;
         plan.copies.append(&mut self.copies);
@@ -327,8 +330,8 @@ impl KvCacheManager {
                 self.copies.push(BlockCopy::Save { from: block, to });
                 cache.move_to_host(node, to);
             }
-            // The host tier has no block for it: there is no tier or none for prefixes, or swapped sequences and the blocks
-            // about to be loaded use it all. Nothing there follows this node, which is unreferenced.
+            // The host tier has no block for it: there is no tier or none for prefixes, or swapped sequences and the
+            // blocks about to be loaded use it all. Nothing there follows this node, which is unreferenced.
             None => cache.remove(node),
         }
         self.pool.evict(block);

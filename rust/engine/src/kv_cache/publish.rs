@@ -7,8 +7,9 @@ use super::manager::KvCacheManager;
 use crate::prefix_cache::{Chain, Location, Tokens};
 
 impl KvCacheManager {
-    /// Publishes the full blocks among the first `num_computed` tokens of a table; the steps that computed them are done. If
-    /// the prefix cache has a block of the same contents, the table refers to that one from now on and its own becomes free.
+    /// Publishes the full blocks among the first `num_computed` tokens of a table; the steps that computed them are
+    /// done. If the prefix cache has a block of the same contents, the table refers to that one from now on and its own
+    /// becomes free.
     pub fn publish(
         &mut self,
         table: &mut BlockTable,
@@ -76,8 +77,8 @@ impl KvCacheManager {
         });
     }
 
-    /// A plan with copies has failed: the contents that it or a later plan copies are corrupt. The scheduler handles the
-    /// tables that depend on one of them and the blocks that one of them swaps out.
+    /// A plan with copies has failed: the contents that it or a later plan copies are corrupt. The scheduler handles
+    /// the tables that depend on one of them and the blocks that one of them swaps out.
     pub fn invalidate_copies(&mut self) {
         self.reset_prefix_cache();
         self.copies.clear();

@@ -9,9 +9,9 @@ use super::prefix_match::PrefixMatch;
 use crate::prefix_cache::PrefixCache;
 
 impl KvCacheManager {
-    /// Saves in the host tier the blocks of a table that the prefix cache does not keep, all of them, and drops prefixes there
-    /// to make room. To be called before the table is freed. `None` if there is nothing to save, no room for it, or too much
-    /// to copy already.
+    /// Saves in the host tier the blocks of a table that the prefix cache does not keep, all of them, and drops
+    /// prefixes there to make room. To be called before the table is freed. `None` if there is nothing to save, no room
+    /// for it, or too much to copy already.
     pub fn swap_out(&mut self, table: &BlockTable, num_tokens: usize) -> Option<SwappedBlocks> {
         let epoch = self.prefix_cache.as_ref().map(PrefixCache::epoch);
         let first = if epoch == Some(table.epoch) { table.num_published } else { 0 };

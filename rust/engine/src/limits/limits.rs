@@ -17,8 +17,8 @@ pub enum PreemptionMode {
     Recompute,
     /// It waits, its blocks saved in the host tier; if the tier is full, as `Recompute`.
     Swap,
-    /// It ends, with the tokens it has generated. Only if running sequences grow: a sequence that is preempted for a request of
-    /// higher priority, or because its consumer does not read, waits as with `Recompute`.
+    /// It ends, with the tokens it has generated. Only if running sequences grow: a sequence that is preempted for a
+    /// request of higher priority, or because its consumer does not read, waits as with `Recompute`.
     Interrupt,
 }
 
@@ -43,8 +43,8 @@ pub struct Limits {
     pub queue_capacity: usize,
     /// How long unused blocks stay in the prefix cache; `None` for no prefix cache.
     pub prefix_cache_ttl: Option<Duration>,
-    /// Sequences with longer prompts share no blocks, and blocks at positions from this on are not shared. For models whose
-    /// keys depend on the prompt's length beyond this.
+    /// Sequences with longer prompts share no blocks, and blocks at positions from this on are not shared. For models
+    /// whose keys depend on the prompt's length beyond this.
     pub max_shared_len: usize,
     /// What happens when the blocks run out.
     pub preemption_mode: PreemptionMode,
@@ -124,8 +124,8 @@ impl Limits {
         self.max_kv_tokens(request).div_ceil(self.block_size)
     }
 
-    /// The capacity of the result queue of `request`: no more than the events it can have, which are `Admitted`, one per token,
-    /// and at most one per position with prompt outputs.
+    /// The capacity of the result queue of `request`: no more than the events it can have, which are `Admitted`, one
+    /// per token, and at most one per position with prompt outputs.
     pub fn result_capacity(&self, request: &Request) -> usize {
         let num_positions = if request.outputs.has_prompt() { request.prompt.len() } else { 0 };
         self.queue_capacity.min(request.max_tokens.saturating_add(num_positions).saturating_add(1))

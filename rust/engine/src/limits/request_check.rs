@@ -8,8 +8,8 @@ use penstock_types::{FieldError, RequestedOutputs, Sampling};
 use super::limits::Limits;
 use crate::request::Request;
 
-/// The most sequences in `stop_token_sequences`, and the most ids in one: each is compared with the output's end at every
-/// token.
+/// The most sequences in `stop_token_sequences`, and the most ids in one: each is compared with the output's end at
+/// every token.
 const MAX_STOP_SEQUENCES: usize = 64;
 
 /// The most entries of the lists that are applied at every token: stop ids, biases, and the ids of all bad words.

@@ -27,8 +27,8 @@ enum BellKind {
 }
 
 impl Port {
-    /// A port for an event loop: its [`fd`](Self::fd) becomes readable when the bell rings. Fails if the process may open no
-    /// more files.
+    /// A port for an event loop: its [`fd`](Self::fd) becomes readable when the bell rings. Fails if the process may
+    /// open no more files.
     pub fn with_eventfd() -> io::Result<Self> {
         Ok(Self::new(BellKind::Descriptor(DescriptorBell::new()?)))
     }
@@ -42,8 +42,8 @@ impl Port {
         Self { bell: Bell { kind: Arc::new(kind) } }
     }
 
-    /// The file to wait for, non-blocking and closed on exec; `None` for a condvar port. Valid while a clone of the port lives.
-    /// Only [`clear`](Self::clear) may read it.
+    /// The file to wait for, non-blocking and closed on exec; `None` for a condvar port. Valid while a clone of the
+    /// port lives. Only [`clear`](Self::clear) may read it.
     pub fn fd(&self) -> Option<RawFd> {
         match &*self.bell.kind {
             BellKind::Descriptor(bell) => bell.fd(),
@@ -75,7 +75,8 @@ impl Port {
 }
 
 impl Bell {
-    /// Wakes the listener, or makes its next wait return at once. Never blocks; several rings before a clear count as one.
+    /// Wakes the listener, or makes its next wait return at once. Never blocks; several rings before a clear count as
+    /// one.
     pub fn ring(&self) {
         match &*self.kind {
             BellKind::Descriptor(bell) => bell.ring(),

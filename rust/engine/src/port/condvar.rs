@@ -1,7 +1,7 @@
 //! The bell of a blocking thread: a flag, and a condition variable for a sleeping listener.
 //!
-//! The engine thread must not wait for a listener, so the lock only guards the listener's way into sleep: the listener holds it
-//! from setting `is_waiting` until it sleeps, and `ring` takes it only if `is_waiting` is set.
+//! The engine thread must not wait for a listener, so the lock only guards the listener's way into sleep: the listener
+//! holds it from setting `is_waiting` until it sleeps, and `ring` takes it only if `is_waiting` is set.
 
 #![cfg_attr(not(loom), expect(clippy::disallowed_types, reason = "a blocking listener sleeps on it"))]
 
@@ -29,11 +29,11 @@ impl CondvarBell {
     }
 
     pub(super) fn ring(&self) {
-        // Release: a listener that takes the ring sees the events pushed before. A swap, because engines may share a port: a
-        // plain store would hide the ring it overwrites, a swap passes it on.
+        // Release: a listener that takes the ring sees the events pushed before. A swap, because engines may share a
+        // port: a plain store would hide the ring it overwrites, a swap passes it on.
         self.rung.swap(true, Ordering::Release);
-        // Each side writes its own flag, fences, and reads the other's. The side whose fence is second sees what the other
-        // wrote: the listener stays awake, or it is seen waiting here.
+        // Each side writes its own flag, fences, and reads the other's. The side whose fence is second sees what the
+        // other wrote: the listener stays awake, or it is seen waiting here.
         fence(Ordering::SeqCst);
         if self.is_waiting.load(Ordering::Relaxed) {
             // With the lock held here, the listener sleeps (or has left): it cannot be between its look and its sleep.

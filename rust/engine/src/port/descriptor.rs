@@ -32,8 +32,8 @@ mod system {
         }
 
         pub(in crate::port) fn ring(&self) {
-            // An eventfd takes eight bytes, and so does a pipe. The only possible error is "would block": the counter or the
-            // pipe is full, so the file is readable, which is the purpose of a ring.
+            // An eventfd takes eight bytes, and so does a pipe. The only possible error is "would block": the counter
+            // or the pipe is full, so the file is readable, which is the purpose of a ring.
             while let Err(error) = (&self.writer).write(&1u64.to_ne_bytes()) {
                 if error.kind() != io::ErrorKind::Interrupted {
                     break;
@@ -112,8 +112,8 @@ mod model {
 
     use crate::sync::{AtomicUsize, Ordering};
 
-    /// An eventfd: a write adds, a read takes everything, and a wait sleeps while it is zero. The kernel orders memory as a lock
-    /// does, hence acquire and release.
+    /// An eventfd: a write adds, a read takes everything, and a wait sleeps while it is zero. The kernel orders memory
+    /// as a lock does, hence acquire and release.
     pub(in crate::port) struct DescriptorBell {
         counter: AtomicUsize,
     }

@@ -1,7 +1,7 @@
 //! The engine's side of all ports: those with new events are rung once per iteration.
 //!
-//! Owned by the engine thread. A port is known while requests of it are open, by an index, so that touching one per token costs
-//! no hash and no reference count.
+//! Owned by the engine thread. A port is known while requests of it are open, by an index, so that touching one per
+//! token costs no hash and no reference count.
 
 use rustc_hash::FxHashMap;
 

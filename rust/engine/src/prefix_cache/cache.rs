@@ -12,8 +12,8 @@ use super::node::{Location, NONE, Node, NodeId, Parent};
 
 /// See the module `prefix_cache`.
 ///
-/// Invariants: a node is in the bucket of its hash; `node_of` names exactly the nodes in the KV cache; the parent of a listed
-/// node is listed behind it in the same list, or on the device; a node on the device has no parent on the host.
+/// Invariants: a node is in the bucket of its hash; `node_of` names exactly the nodes in the KV cache; the parent of a
+/// listed node is listed behind it in the same list, or on the device; a node on the device has no parent on the host.
 pub struct PrefixCache {
     pub(super) block_size: usize,
     ttl: Duration,
@@ -33,8 +33,8 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// An empty cache over `num_blocks` of the KV cache and `host_blocks` of the host tier. Blocks expire that were not used
-    /// for `ttl`.
+    /// An empty cache over `num_blocks` of the KV cache and `host_blocks` of the host tier. Blocks expire that were not
+    /// used for `ttl`.
     pub fn new(
         num_blocks: usize,
         host_blocks: usize,
@@ -65,8 +65,8 @@ impl PrefixCache {
         self.epoch
     }
 
-    /// Appends to `nodes` the longest run of first blocks of `tokens` in the cache, of at most `max_blocks`. They must be
-    /// acquired before anything else changes the cache.
+    /// Appends to `nodes` the longest run of first blocks of `tokens` in the cache, of at most `max_blocks`. They must
+    /// be acquired before anything else changes the cache.
     pub fn find(&self, chain: &mut Chain, tokens: Tokens<'_>, max_blocks: usize, nodes: &mut Vec<NodeId>) {
         let Some(namespace) = self.namespaces.find(chain.namespace()) else { return };
         let mut parent = Parent::Namespace(namespace);
@@ -94,8 +94,8 @@ impl PrefixCache {
         None
     }
 
-    /// Adds block `index` of a sequence, which is computed and in `block`. The sequence references all blocks before it, the
-    /// last of them `parent`. Returns the node with these tokens, and whether it is new and refers to `block`.
+    /// Adds block `index` of a sequence, which is computed and in `block`. The sequence references all blocks before
+    /// it, the last of them `parent`. Returns the node with these tokens, and whether it is new and refers to `block`.
     pub fn insert(
         &mut self,
         chain: &mut Chain,

@@ -4,9 +4,9 @@
 //!   namespace ─▶ hash 0 ──tokens of block 0──▶ hash 1 ──tokens of block 1──▶ hash 2 ...
 //! ```
 //!
-//! SipHash-1-3 with 128 bits of output. Because it is keyed, a client cannot send prompts that all fall into one bucket. It
-//! costs a few nanoseconds per token, a thousandth of a step. Tokens are compared on a hit, so a collision is slow, not
-//! wrong.
+//! SipHash-1-3 with 128 bits of output. Because it is keyed, a client cannot send prompts that all fall into one
+//! bucket. It costs a few nanoseconds per token, a thousandth of a step. Tokens are compared on a hit, so a collision
+//! is slow, not wrong.
 
 /// The hash after a block, from the key, the hash before the block and the tokens of the block.
 pub type HashFunction = fn(key: u128, parent: u128, tokens: &[u32]) -> u128;
@@ -38,7 +38,7 @@ impl BlockHasher {
 /// SipHash-1-3-128 of the message `parent`, `tokens`, all little-endian.
 fn siphash(key: u128, parent: u128, tokens: &[u32]) -> u128 {
     let [k0, k1] = [key as u64, (key >> 64) as u64];
-    let mut state = State([
+    let mut state = SipState([
         k0 ^ 0x736f_6d65_7073_6575,
         k1 ^ 0x646f_7261_6e64_6f6d ^ 0xee,
         k0 ^ 0x6c79_6765_6e65_7261,
@@ -56,9 +56,9 @@ fn siphash(key: u128, parent: u128, tokens: &[u32]) -> u128 {
     u128::from(low) | u128::from(state.squeeze(1, 0xdd)) << 64
 }
 
-struct State([u64; 4]);
+struct SipState([u64; 4]);
 
-impl State {
+impl SipState {
     fn absorb(&mut self, word: u64) {
         self.0[3] ^= word;
         self.round();

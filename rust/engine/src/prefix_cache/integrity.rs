@@ -6,7 +6,8 @@ use super::cache::PrefixCache;
 use super::node::{Location, NONE, NodeId, Parent};
 
 impl PrefixCache {
-    /// Panics unless buckets, lists, locations and parents agree, and exactly the blocks with `is_referenced` are referenced.
+    /// Panics unless buckets, lists, locations and parents agree, and exactly the blocks with `is_referenced` are
+    /// referenced.
     pub fn check_integrity(&self, is_referenced: impl Fn(BlockId) -> bool) {
         let mut nodes = Vec::new();
         let mut is_known = vec![false; self.nodes.len()];

@@ -6,14 +6,14 @@
 //!              └─ "Write a"
 //! ```
 //!
-//! A node is one block. It is referenced by running sequences, or it is in the LRU list of its tier. One rule makes every
-//! operation O(blocks touched):
+//! A node is one block. It is referenced by running sequences, or it is in the LRU list of its tier. One rule makes
+//! every operation O(blocks touched):
 //!
 //! > **A sequence that references a block references all blocks before it, and releases the last one first.**
 //!
-//! So no ancestor of a referenced block is unreferenced; in a list a block comes before its parent; the least recently used
-//! block of a list is a leaf; and the expired blocks are the least recently used. Eviction, expiry and the move to the host
-//! take from the old end of a list and never search.
+//! So no ancestor of a referenced block is unreferenced; in a list a block comes before its parent; the least recently
+//! used block of a list is a leaf; and the expired blocks are the least recently used. Eviction, expiry and the move to
+//! the host take from the old end of a list and never search.
 //!
 //! It knows contents only. Which blocks are free and how many tables contain a block is the business of
 //! [`kv_cache`](crate::kv_cache).

@@ -1,23 +1,23 @@
 //! When waiting sequences are admitted.
 //!
-//! Strictly in scheduling order: a sequence does not overtake another that is ready, so a large one is not starved by small
-//! ones. The next is admitted when there are a slot and blocks for all its tokens, except those that other sequences share
-//! with it through the prefix cache, and a watermark of free blocks stays: one for each running sequence that is still to
-//! grow, so that none has to be preempted again at once.
+//! Strictly in scheduling order: a sequence does not overtake another that is ready, so a large one is not starved by
+//! small ones. The next is admitted when there are a slot and blocks for all its tokens, except those that other
+//! sequences share with it through the prefix cache, and a watermark of free blocks stays: one for each running
+//! sequence that is still to grow, so that none has to be preempted again at once.
 //!
-//! The blocks that an admitted sequence loads from the host tier are copied by the next plan, and every row in it waits for
-//! them. So a plan with other work loads a bounded number of blocks: a long prefix is staged in the KV cache plan by plan, and
-//! its sequence is admitted with the last part. Only swapped blocks are loaded at once.
+//! The blocks that an admitted sequence loads from the host tier are copied by the next plan, and every row in it waits
+//! for them. So a plan with other work loads a bounded number of blocks: a long prefix is staged in the KV cache plan
+//! by plan, and its sequence is admitted with the last part. Only swapped blocks are loaded at once.
 //!
-//! If slots or blocks lack, the sequences that lose little are preempted: paused ones, whose consumers do not read, and those
-//! of lower priority. They are not ended for that; they wait like every preempted sequence.
+//! If slots or blocks lack, the sequences that lose little are preempted: paused ones, whose consumers do not read, and
+//! those of lower priority. They are not ended for that; they wait like every preempted sequence.
 
 use std::time::Instant;
 
 use super::queue::QueuePosition;
 use super::scheduler::Scheduler;
 use super::slots::Running;
-use crate::kv_cache::{Allocation, Demand, LoadLimit};
+use crate::kv_cache::{Demand, KvAllocation, LoadLimit};
 use crate::request::CachedTokens;
 
 /// The outcome of an attempt to admit a sequence.
@@ -61,12 +61,12 @@ impl Scheduler {
         let hit = self.kv.match_prefix(chain, tokens, num_reusable, now);
         let cached = hit.cached();
         let (table, num_computed) = match self.kv.allocate(hit, &mut sequence.swapped, &demand, limit, now) {
-            Allocation::Allocated(table, num_computed) => (table, num_computed),
-            Allocation::Staged(num_tokens) => {
+            KvAllocation::Allocated(table, num_computed) => (table, num_computed),
+            KvAllocation::Staged(num_tokens) => {
                 sequence.num_staged += num_tokens;
                 return Admission::Staging;
             }
-            Allocation::OutOfBlocks => return Admission::NoRoom,
+            KvAllocation::OutOfBlocks => return Admission::NoRoom,
         };
         let mut sequence = self.queue.remove(position);
         // Staged tokens were found on the host, unless they were evicted meanwhile.

@@ -9,13 +9,13 @@
 //!
 //! The budget that is left then is used for draft tokens; see `rows`.
 
-use super::scheduler::Scheduler;
+use super::slots::Slots;
 
 /// The token budget of a step.
 pub(super) struct TokenBudget {
     /// `max_num_batched_tokens`.
-    pub(super) total: usize,
-    /// Scratch of `schedule_tokens`: the sequences with more than one pending token.
+    total: usize,
+    /// Scratch of `distribute`: the sequences with more than one pending token.
     prefills: Vec<PendingPrefill>,
 }
 
@@ -31,52 +31,39 @@ impl TokenBudget {
     pub(super) fn new(total: usize, max_num_seqs: usize) -> Self {
         Self { total, prefills: Vec::with_capacity(max_num_seqs) }
     }
-}
 
-impl Scheduler {
     /// Sets the number of tokens that each running sequence computes in the next step, and pauses the blocked ones.
-    pub(super) fn schedule_tokens(&mut self) {
-        let mut remaining = self.budget.total;
-        let num_paused = self.slots.num_paused();
-        self.budget.prefills.clear();
-        for rank in 0..self.slots.num_running() {
-            let slot = self.slots.order()[rank];
-            let sequence = &self.slots.get(slot).sequence;
+    pub(super) fn distribute(&mut self, slots: &mut Slots) {
+        let mut remaining = self.total;
+        self.prefills.clear();
+        for rank in 0..slots.num_running() {
+            let slot = slots.order()[rank];
+            let sequence = &slots.get(slot).sequence;
             let mut num_pending = sequence.num_schedulable();
             if num_pending == 0 && sequence.is_blocked() {
-                num_pending = usize::from(!self.slots.try_pause(slot));
+                num_pending = usize::from(!slots.try_pause(slot));
             }
             let num_scheduled = usize::from(num_pending == 1);
-            self.slots.get_mut(slot).num_scheduled = num_scheduled;
+            slots.get_mut(slot).num_scheduled = num_scheduled;
             remaining -= num_scheduled;
             if num_pending > 1 {
-                self.budget.prefills.push(PendingPrefill { num_pending, rank, slot });
+                self.prefills.push(PendingPrefill { num_pending, rank, slot });
             }
         }
-        if self.slots.num_paused() > num_paused {
-            self.release_followers_of_paused();
-        }
-        let Some((first, others)) = self.budget.prefills.split_first_mut() else { return };
+        let Some((first, others)) = self.prefills.split_first_mut() else { return };
         let set_aside = first.num_pending.min(remaining.div_ceil(2));
         let mut shared = remaining - set_aside;
         others.sort_unstable();
         for PendingPrefill { num_pending, slot, .. } in others {
             let num_scheduled = (*num_pending).min(shared);
             shared -= num_scheduled;
-            self.slots.get_mut(*slot).num_scheduled = num_scheduled;
+            slots.get_mut(*slot).num_scheduled = num_scheduled;
         }
-        self.slots.get_mut(first.slot).num_scheduled = first.num_pending.min(set_aside + shared);
+        slots.get_mut(first.slot).num_scheduled = first.num_pending.min(set_aside + shared);
     }
 
-    /// No sequence waits for a leader that waits for its consumer.
-    fn release_followers_of_paused(&mut self) {
-        let is_paused = |leader: &_| {
-            let mut running = self.slots.iter().map(|running| &running.sequence);
-            running.any(|sequence| sequence.id == *leader && sequence.is_paused)
-        };
-        loop {
-            let Some(leader) = self.queue.leaders().find(is_paused) else { return };
-            self.queue.release_followers(leader);
-        }
+    /// The tokens that no sequence was given.
+    pub(super) fn remaining(&self, slots: &Slots) -> usize {
+        self.total - slots.iter().map(|running| running.num_scheduled).sum::<usize>()
     }
 }

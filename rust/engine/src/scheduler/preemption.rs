@@ -1,9 +1,9 @@
 //! Which sequence is preempted when the blocks run out, and what becomes of it.
 //!
-//! First a sequence whose last token is in flight: it needs its blocks no more. Otherwise the one that is scheduled last: of
-//! the lowest priority, a paused one, else the newest. That may be the sequence that needs the blocks, but not while another
-//! one is paused: a consumer that does not read must not stop others. Blocks are allocated in scheduling order, so a preempted
-//! sequence has no row in the plan that is being made.
+//! First a sequence whose last token is in flight: it needs its blocks no more. Otherwise the one that is scheduled
+//! last: of the lowest priority, a paused one, else the newest. That may be the sequence that needs the blocks, but not
+//! while another one is paused: a consumer that does not read must not stop others. Blocks are allocated in scheduling
+//! order, so a preempted sequence has no row in the plan that is being made.
 
 use std::time::Instant;
 
@@ -13,8 +13,8 @@ use crate::limits::PreemptionMode;
 use crate::request::RequestId;
 
 impl Scheduler {
-    /// Grows the block tables of the sequences that were given tokens, and preempts later ones for it. A preempted sequence
-    /// loses its tokens of this step; that part of the budget is not used.
+    /// Grows the block tables of the sequences that were given tokens, and preempts later ones for it. A preempted
+    /// sequence loses its tokens of this step; that part of the budget is not used.
     pub(super) fn make_room(&mut self, now: Instant) {
         let mut rank = 0;
         while let Some(&slot) = self.slots.order().get(rank) {
@@ -55,9 +55,9 @@ impl Scheduler {
         paused.map_or(last, |(_, place)| place)
     }
 
-    /// Takes slot and blocks from a sequence. It waits to be scheduled again, with the blocks that are swapped out or stay in
-    /// the prefix cache; its tokens in flight still arrive. A sequence that waits only for those loses nothing: it ends when
-    /// the last one arrives.
+    /// Takes slot and blocks from a sequence. It waits to be scheduled again, with the blocks that are swapped out or
+    /// stay in the prefix cache; its tokens in flight still arrive. A sequence that waits only for those loses nothing:
+    /// it ends when the last one arrives.
     pub(super) fn preempt(&mut self, slot: u32, now: Instant) {
         let Running { mut sequence, mut table, .. } = self.slots.remove(slot);
         let num_tokens = sequence.leave_slot();
@@ -80,9 +80,9 @@ impl Scheduler {
         self.interrupted.push(sequence);
     }
 
-    /// The plan of `step` has failed before its copies were made, so blocks that it or a later plan copies are corrupt. The
-    /// sequences that depend on them start over, with the tokens that have arrived; this does not count as a preemption.
-    /// Appends to `invalidated` the requests whose rows in flight are to be ignored.
+    /// The plan of `step` has failed before its copies were made, so blocks that it or a later plan copies are corrupt.
+    /// The sequences that depend on them start over, with the tokens that have arrived; this does not count as a
+    /// preemption. Appends to `invalidated` the requests whose rows in flight are to be ignored.
     pub(crate) fn invalidate_copies(&mut self, step: u64, invalidated: &mut Vec<RequestId>, now: Instant) {
         self.kv.invalidate_copies();
         for rank in (0..self.slots.num_running()).rev() {

@@ -1,8 +1,8 @@
 //! The sequences that wait: new ones, preempted ones, and those that wait for another choice of their group.
 //!
-//! Several choices for one prompt form a group. Its leader computes the prompt; the followers wait until it has, and find the
-//! blocks of the prompt in the prefix cache then. They continue as preempted sequences do: they were admitted with the leader,
-//! so they are not rejected.
+//! Several choices for one prompt form a group. Its leader computes the prompt; the followers wait until it has, and
+//! find the blocks of the prompt in the prefix cache then. They continue as preempted sequences do: they were admitted
+//! with the leader, so they are not rejected.
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,14 @@ use crate::sequence::{SchedulingKey, Sequence};
 
 /// All waiting sequences.
 ///
-/// Invariants: `new` and `preempted` are sorted by scheduling key; only sequences in `preempted` have swapped blocks or rows
-/// in flight.
+/// Invariants: `new` and `preempted` are sorted by scheduling key; only sequences in `preempted` have swapped blocks or
+/// rows in flight.
 #[derive(Default)]
 pub(super) struct WaitingQueue {
     /// Requests that were never scheduled; at most `max_waiting`.
     new: VecDeque<Sequence>,
-    /// Sequences that were preempted, or admitted together with another one. They were admitted once and do not count against
-    /// `max_waiting`.
+    /// Sequences that were preempted, or admitted together with another one. They were admitted once and do not count
+    /// against `max_waiting`.
     preempted: VecDeque<Sequence>,
     groups: Vec<ChoiceGroup>,
     num_changes: u64,
@@ -53,8 +53,8 @@ impl WaitingQueue {
         self.preempted.iter().filter(|sequence| sequence.was_scheduled()).count()
     }
 
-    /// Counts the changes after which another sequence may be the next to run, or the same one may be ready. A new request
-    /// does not count: [`is_next`](Self::is_next) tells whether it is the next.
+    /// Counts the changes after which another sequence may be the next to run, or the same one may be ready. A new
+    /// request does not count: [`is_next`](Self::is_next) tells whether it is the next.
     pub(super) fn num_changes(&self) -> u64 {
         self.num_changes
     }
@@ -102,8 +102,8 @@ impl WaitingQueue {
         self.groups.retain(|group| !group.followers.is_empty());
     }
 
-    /// The first in scheduling order, without the paused sequences and those that only wait for their last tokens. None while
-    /// rows of it are in flight: it was preempted a moment ago, and no other overtakes it.
+    /// The first in scheduling order, without the paused sequences and those that only wait for their last tokens. None
+    /// while rows of it are in flight: it was preempted a moment ago, and no other overtakes it.
     pub(super) fn next(&self) -> Option<QueuePosition> {
         let is_schedulable = |sequence: &Sequence| !sequence.is_paused && !sequence.is_all_planned();
         let preempted = self.preempted.iter().position(is_schedulable).map(QueuePosition::Preempted);

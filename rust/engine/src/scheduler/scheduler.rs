@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::budget::TokenBudget;
 use super::queue::WaitingQueue;
-use super::rows::DraftBudget;
+use super::rows::RowPlanner;
 use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit};
 use crate::limits::{Limits, PreemptionMode};
@@ -16,8 +16,8 @@ use crate::step::{ScheduledRow, StepPlan};
 
 /// Owns every sequence and every block.
 ///
-/// Invariants: those of its parts; the block tables of running sequences are all tables there are; the next waiting sequence
-/// lacks a slot or blocks, unless `admission_is_due` or `is_staging`.
+/// Invariants: those of its parts; the block tables of running sequences are all tables there are; the next waiting
+/// sequence lacks a slot or blocks, unless `admission_is_due` or `is_staging`.
 pub struct Scheduler {
     pub(super) max_waiting: usize,
     pub(super) preemption_mode: PreemptionMode,
@@ -32,8 +32,8 @@ pub struct Scheduler {
     pub(super) interrupted: Vec<Sequence>,
     /// The counters of the engine; its gauges are zero here.
     pub(crate) counters: Stats,
-    pub(super) budget: TokenBudget,
-    pub(super) drafts: DraftBudget,
+    budget: TokenBudget,
+    rows: RowPlanner,
 }
 
 impl Scheduler {
@@ -50,11 +50,12 @@ impl Scheduler {
             interrupted: Vec::new(),
             counters: Stats::default(),
             budget: TokenBudget::new(limits.max_num_batched_tokens, limits.max_num_seqs),
-            drafts: DraftBudget::new(limits.num_speculative_tokens),
+            rows: RowPlanner::new(limits.num_speculative_tokens),
         }
     }
 
-    /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full it is rejected: returned.
+    /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full it is rejected:
+    /// returned.
     #[must_use]
     pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<Sequence> {
         // Preempted sequences count only if there are very many: consumers that never read would pile them up.
@@ -73,8 +74,8 @@ impl Scheduler {
         is_rejected.then(|| self.queue.remove_new(key)).flatten()
     }
 
-    /// Adds another choice for the prompt of the request `leader`, which was not rejected. It waits for the leader if it can
-    /// reuse a block of it.
+    /// Adds another choice for the prompt of the request `leader`, which was not rejected. It waits for the leader if
+    /// it can reuse a block of it.
     pub(crate) fn add_choice(&mut self, leader: RequestId, sequence: Sequence) {
         if sequence.uses_prefix_cache() && self.kv.can_share(sequence.num_reusable()) {
             self.queue.push_follower(leader, sequence);
@@ -93,8 +94,8 @@ impl Scheduler {
         self.queue.promote_leader(leader);
     }
 
-    /// Fills an empty plan with the rows of the next step, and `requests` with their requests. The plan stays empty if nothing
-    /// can be computed now; copies and freed slots then wait for a plan with rows.
+    /// Fills an empty plan with the rows of the next step, and `requests` with their requests. The plan stays empty if
+    /// nothing can be computed now; copies and freed slots then wait for a plan with rows.
     pub(crate) fn plan(&mut self, plan: &mut StepPlan, requests: &mut Vec<Option<RequestId>>, now: Instant) {
         self.schedule_tokens();
         let mut is_due = self.admission_is_due() || self.is_staging;
@@ -105,22 +106,45 @@ impl Scheduler {
             is_due = self.admission_is_due() || self.is_staging && !self.has_work();
         }
         self.make_room(now);
-        self.add_rows(plan, requests, now);
+        let budget = self.budget.remaining(&self.slots);
+        self.rows.add_rows(&mut self.slots, &mut self.kv, budget, plan, requests, now);
         if !plan.rows.is_empty() {
             self.kv.begin_step(plan);
             self.slots.report_freed(plan);
         }
     }
 
-    /// The sequence of a row in flight, unless it has ended. It may have been preempted meanwhile; it is not scheduled again
-    /// before the row is done.
+    /// Whether plans are made one at a time because a sequence drafts; see `rows`.
+    pub(crate) fn is_drafting(&self) -> bool {
+        self.rows.is_drafting(&self.slots)
+    }
+
+    /// Distributes the token budget. No sequence waits for a leader that pauses.
+    fn schedule_tokens(&mut self) {
+        let num_paused = self.slots.num_paused();
+        self.budget.distribute(&mut self.slots);
+        if self.slots.num_paused() == num_paused {
+            return;
+        }
+        let is_paused = |leader: &RequestId| {
+            let mut running = self.slots.iter().map(|running| &running.sequence);
+            running.any(|sequence| sequence.id == *leader && sequence.is_paused)
+        };
+        loop {
+            let Some(leader) = self.queue.leaders().find(is_paused) else { return };
+            self.queue.release_followers(leader);
+        }
+    }
+
+    /// The sequence of a row in flight, unless it has ended. It may have been preempted meanwhile; it is not scheduled
+    /// again before the row is done.
     pub(crate) fn find(&mut self, slot: u32, request: RequestId) -> Option<&mut Sequence> {
         let running = self.slots.find(slot, request).map(|running| &mut running.sequence);
         running.or_else(|| self.queue.find_preempted(request))
     }
 
-    /// Accounts for a row that was computed, after its outputs were delivered, and publishes its full blocks if the sequence
-    /// still runs.
+    /// Accounts for a row that was computed, after its outputs were delivered, and publishes its full blocks if the
+    /// sequence still runs.
     pub(crate) fn row_computed(
         &mut self,
         row: &ScheduledRow,
@@ -145,8 +169,8 @@ impl Scheduler {
         computed
     }
 
-    /// Takes out the sequence of a row, unless it has ended, and frees its slot and blocks. They are not given to another
-    /// sequence before the next plan: the step may have more rows to deliver.
+    /// Takes out the sequence of a row, unless it has ended, and frees its slot and blocks. They are not given to
+    /// another sequence before the next plan: the step may have more rows to deliver.
     pub(crate) fn finish(&mut self, slot: u32, request: RequestId, now: Instant) -> Option<Sequence> {
         if self.slots.find(slot, request).is_some() {
             return Some(self.deschedule(slot, now));
@@ -155,9 +179,9 @@ impl Scheduler {
         Some(self.discard_swapped(sequence))
     }
 
-    /// Takes a running sequence out and frees its slot and blocks. Its rows in flight do no harm: plans run in order, so they
-    /// write before any plan submitted from now on does, and a sequence reads only positions that it has written itself or
-    /// found published.
+    /// Takes a running sequence out and frees its slot and blocks. Its rows in flight do no harm: plans run in order,
+    /// so they write before any plan submitted from now on does, and a sequence reads only positions that it has
+    /// written itself or found published.
     pub(super) fn deschedule(&mut self, slot: u32, now: Instant) -> Sequence {
         let Running { sequence, table, .. } = self.slots.remove(slot);
         self.kv.free(table, now);
@@ -171,8 +195,8 @@ impl Scheduler {
         sequence
     }
 
-    /// Looks at the flags that consumers have raised: moves every cancelled sequence to `cancelled`, and resumes those whose
-    /// consumers have read.
+    /// Looks at the flags that consumers have raised: moves every cancelled sequence to `cancelled`, and resumes those
+    /// whose consumers have read.
     pub(crate) fn attend(&mut self, cancelled: &mut Vec<Sequence>, now: Instant) {
         for rank in (0..self.slots.num_running()).rev() {
             let slot = self.slots.order()[rank];

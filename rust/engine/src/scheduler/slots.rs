@@ -15,7 +15,8 @@ pub(super) struct Running {
 
 /// All slots.
 ///
-/// Invariants: a slot is in `free` or in `order`, and occupied exactly if in `order`; `order` is sorted by scheduling key.
+/// Invariants: a slot is in `free` or in `order`, and occupied exactly if in `order`; `order` is sorted by scheduling
+/// key.
 pub(super) struct Slots {
     slots: Vec<Option<Running>>,
     free: Vec<u32>,

@@ -1,10 +1,11 @@
 //! The draft tokens of a sequence: those it may verify in its next row, and the number in flight.
 //!
-//! A draft is not a token of the sequence: it counts neither among its tokens nor among the planned ones. When the row is
-//! done, the accepted drafts have been generated and their positions are computed; the rejected ones leave no trace.
+//! A draft is not a token of the sequence: it counts neither among its tokens nor among the planned ones. When the row
+//! is done, the accepted drafts have been generated and their positions are computed; the rejected ones leave no trace.
 //!
-//! Predictions are kept from one token to the next and compared with the tokens that are sampled, whether or not they were
-//! drafted. So a sequence with bad predictions costs no rows, and resumes drafting once its predictions become good.
+//! Predictions are kept from one token to the next and compared with the tokens that are sampled, whether or not they
+//! were drafted. So a sequence with bad predictions costs no rows, and resumes drafting once its predictions become
+//! good.
 
 use crate::drafts::{AcceptanceRate, MAX_FORCED, look_up};
 use crate::prefix_cache::Tokens;

@@ -8,12 +8,12 @@
 //!               └──────── pending ────────────────────────┘
 //! ```
 //!
-//! `num_planned` tokens are computed or in a plan in flight. The last token may be unknown yet (a plan in flight samples it):
-//! a row for it follows the sample instead of naming its input. Only a row whose tokens are all known may end with draft
-//! tokens (`drafting`).
+//! `num_planned` tokens are computed or in a plan in flight. The last token may be unknown yet (a plan in flight
+//! samples it): a row for it follows the sample instead of naming its input. Only a row whose tokens are all known may
+//! end with draft tokens (`drafting`).
 //!
-//! A preempted sequence keeps its tokens and loses its computed state, except what the prefix cache or the host tier has of
-//! it when it is scheduled again. It is not scheduled again while rows of it are in flight.
+//! A preempted sequence keeps its tokens and loses its computed state, except what the prefix cache or the host tier
+//! has of it when it is scheduled again. It is not scheduled again while rows of it are in flight.
 
 mod drafting;
 mod planning;

@@ -9,7 +9,8 @@ use super::sequence::Sequence;
 use crate::step::{NewSequence, Sample, ScheduledRow, StepPlan};
 
 impl Sequence {
-    /// The number of tokens that the next step may compute. Tokens whose events would not fit the result queue are left out.
+    /// The number of tokens that the next step may compute. Tokens whose events would not fit the result queue are left
+    /// out.
     pub(crate) fn num_schedulable(&self) -> usize {
         // The last token is never computed, and known in advance to be the last if it ends the request by length.
         if self.is_paused || self.is_all_planned() {
@@ -23,8 +24,8 @@ impl Sequence {
         if queue.has_room_for(num_events + usize::from(!outputs.is_empty()) + usize::from(samples)) {
             return end - start;
         }
-        // With room for one event: all but the last token, after which a token is sampled; or all, if there are only prompt
-        // outputs.
+        // With room for one event: all but the last token, after which a token is sampled; or all, if there are only
+        // prompt outputs.
         let silent_end = match outputs.is_empty() {
             true => end - 1,
             false if queue.has_room_for(num_events + 1) => end - usize::from(samples),
@@ -42,8 +43,8 @@ impl Sequence {
             && self.num_schedulable() == 0
     }
 
-    /// Pauses a blocked sequence until its consumer has read half of the result queue. False if it has meanwhile: then one
-    /// token at least can be scheduled.
+    /// Pauses a blocked sequence until its consumer has read half of the result queue. False if it has meanwhile: then
+    /// one token at least can be scheduled.
     pub(crate) fn try_pause(&mut self) -> bool {
         self.is_paused = self.outbox.queue_mut().arm();
         self.is_paused
@@ -54,8 +55,8 @@ impl Sequence {
         self.num_samples_in_flight + self.drafting.num_in_flight + self.prompt_outputs.num_rows()
     }
 
-    /// Whether its next row will probably have drafts, provided that the step has budget left for them, or a row in flight
-    /// has drafts. Its next row cannot be planned before the one in flight is done then.
+    /// Whether its next row will probably have drafts, provided that the step has budget left for them, or a row in
+    /// flight has drafts. Its next row cannot be planned before the one in flight is done then.
     pub(crate) fn is_drafting(&self, num_running: usize, has_budget: bool) -> bool {
         if self.drafting.num_in_flight > 0 {
             return true;
@@ -71,9 +72,9 @@ impl Sequence {
         self.max_new_tokens - self.generated.len() - self.num_samples_in_flight
     }
 
-    /// Appends to `drafts` the draft tokens of its next row, which computes `num_tokens` tokens: at most `max_drafts`, and no
-    /// more than it may generate and the result queue has room for. None if the row does not compute the last token, or that
-    /// is not known.
+    /// Appends to `drafts` the draft tokens of its next row, which computes `num_tokens` tokens: at most `max_drafts`,
+    /// and no more than it may generate and the result queue has room for. None if the row does not compute the last
+    /// token, or that is not known.
     pub(crate) fn propose_drafts(
         &self,
         num_tokens: usize,

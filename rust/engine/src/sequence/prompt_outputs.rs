@@ -9,8 +9,8 @@ use crate::request::{Request, RequestId};
 /// Invariant: `num_delivered <= num_planned <= end`; they differ only while rows with prompt outputs are in flight.
 #[derive(Debug)]
 pub(super) struct PromptOutputs {
-    /// The number of positions with outputs: the whole prompt, but for the last position if the first token's details cover
-    /// it; 0 if no outputs of the prompt are requested.
+    /// The number of positions with outputs: the whole prompt, but for the last position if the first token's details
+    /// cover it; 0 if no outputs of the prompt are requested.
     end: usize,
     /// Positions below this are delivered, or rows in flight will output them.
     num_planned: usize,
@@ -55,7 +55,8 @@ impl PromptOutputs {
         self.num_rows = 0;
     }
 
-    /// The number of first positions that need not be computed when the sequence is scheduled again. No rows are in flight.
+    /// The number of first positions that need not be computed when the sequence is scheduled again. No rows are in
+    /// flight.
     pub(super) fn num_reusable(&self) -> usize {
         if self.is_all_planned() { usize::MAX } else { self.num_planned }
     }

@@ -156,8 +156,8 @@ impl Sequence {
             && self.prompt_outputs.is_all_planned()
     }
 
-    /// The number of first tokens that need not be computed if the prefix cache has them: all but those with prompt outputs,
-    /// and all but the last, after which a token is sampled.
+    /// The number of first tokens that need not be computed if the prefix cache has them: all but those with prompt
+    /// outputs, and all but the last, after which a token is sampled.
     pub(crate) fn num_reusable(&self) -> usize {
         self.prompt_outputs.num_reusable().min(self.num_tokens() - 1)
     }
@@ -167,8 +167,8 @@ impl Sequence {
         self.chain.max_blocks() > 0 && self.prompt_outputs.is_all_planned()
     }
 
-    /// It is scheduled, with blocks that hold its first `num_computed` tokens. Returns whether for the first time; `cached`
-    /// is reported with its end then.
+    /// It is scheduled, with blocks that hold its first `num_computed` tokens. Returns whether for the first time;
+    /// `cached` is reported with its end then.
     pub(crate) fn enter_slot(&mut self, num_computed: usize, cached: CachedTokens) -> bool {
         let is_first = self.cached.is_none();
         if is_first {
@@ -211,8 +211,8 @@ impl Sequence {
         ComputedTokens { end, prompt, again: known - start }
     }
 
-    /// Pushes the prompt outputs of a row that was computed. Returns the reason if the request ends with them. There was room
-    /// for them when the row was planned.
+    /// Pushes the prompt outputs of a row that was computed. Returns the reason if the request ends with them. There
+    /// was room for them when the row was planned.
     pub(crate) fn deliver_positions(
         &mut self,
         row: &ScheduledRow,
@@ -228,15 +228,16 @@ impl Sequence {
         is_end.then_some(FinishReason::Length)
     }
 
-    /// Appends and pushes a token that a row has sampled. Returns the reason if the request ends with it. There was room for
-    /// it when the row was planned.
+    /// Appends and pushes a token that a row has sampled. Returns the reason if the request ends with it. There was
+    /// room for it when the row was planned.
     pub(crate) fn append(&mut self, token: Token, now: Instant) -> Option<FinishReason> {
         let (id, index) = (token.id, self.generated.len());
         self.generated.push(id);
         self.drafting.observe(id);
         self.first_token.get_or_insert(now);
         self.outbox.queue_mut().push_token(token);
-        // The token at `index` was sampled when `index` tokens had been generated; a stop sequence counts its last token.
+        // The token at `index` was sampled when `index` tokens had been generated; a stop sequence counts its last
+        // token.
         if index >= self.request.min_tokens && self.request.stop_token_ids.contains(&id) {
             return Some(FinishReason::Stop(id));
         }

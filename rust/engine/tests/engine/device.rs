@@ -1,7 +1,7 @@
-//! A fake executor without a thread whose cache has contents. The contents of a position are a digest of its token and of the
-//! contents of the positions before it, as with keys and values; the token after a row is sampled from everything the row reads
-//! through its block table. So a wrong block, a stale hit, a missing or late copy, a block that is reused too early, and a
-//! position that is skipped or computed from a wrong token all show as a wrong token.
+//! A fake executor without a thread whose cache has contents. The contents of a position are a digest of its token and
+//! of the contents of the positions before it, as with keys and values; the token after a row is sampled from
+//! everything the row reads through its block table. So a wrong block, a stale hit, a missing or late copy, a block
+//! that is reused too early, and a position that is skipped or computed from a wrong token all show as a wrong token.
 //!
 //! Whatever a failed step would have written is garbage afterwards, copies included unless it failed after them.
 

@@ -1,5 +1,5 @@
-//! An engine core with a fake device and consumers, driven step by step and with a simulated clock, as the actor and the
-//! handles drive it.
+//! An engine core with a fake device and consumers, driven step by step and with a simulated clock, as the actor and
+//! the handles drive it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -183,7 +183,8 @@ impl Harness {
         num_copies
     }
 
-    /// Fills the pipeline and completes the oldest step, as the actor does with a slow device. False if there was nothing to do.
+    /// Fills the pipeline and completes the oldest step, as the actor does with a slow device. False if there was
+    /// nothing to do.
     pub fn step(&mut self) -> bool {
         while !self.plan().is_empty() {}
         if self.device.num_plans() == 0 {

@@ -1,5 +1,5 @@
-//! The engine core without a thread, by random schedules and by single behaviours; the engine with threads; and the KV cache
-//! manager against a naive reference.
+//! The engine core without a thread, by random schedules and by single behaviours; the engine with threads; and the KV
+//! cache manager against a naive reference.
 
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]

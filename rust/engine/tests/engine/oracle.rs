@@ -1,5 +1,5 @@
-//! The expected output of a request. Its tokens are a function of its seed and of the contents of all positions before them,
-//! which are a function of the tokens there.
+//! The expected output of a request. Its tokens are a function of its seed and of the contents of all positions before
+//! them, which are a function of the tokens there.
 
 use penstock_engine::{
     FinishReason, Grammar, GrammarState, Limits, PromptPosition, Request, Token, TokenDetails,
@@ -10,8 +10,8 @@ use crate::random::mix;
 
 pub const VOCABULARY: u32 = 24;
 
-/// The contents of a position, from its token and from the contents before it. As with dynamic rope scaling, the prompt's
-/// length matters beyond `max_shared_len`.
+/// The contents of a position, from its token and from the contents before it. As with dynamic rope scaling, the
+/// prompt's length matters beyond `max_shared_len`.
 pub fn digest(before: Option<u64>, position: usize, token: u32, prompt_len: usize, limits: &Limits) -> u64 {
     let is_stretched = prompt_len > limits.max_shared_len || position >= limits.max_shared_len;
     let stretch = if is_stretched { prompt_len as u64 } else { 0 };

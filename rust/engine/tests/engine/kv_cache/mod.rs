@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::testing::{
-    Allocation, BlockHasher, BlockTable, Chain, Demand, KvCacheManager, LoadLimit, Namespace, SwappedBlocks,
-    Tokens,
+    BlockHasher, BlockTable, Chain, Demand, KvAllocation, KvCacheManager, LoadLimit, Namespace,
+    SwappedBlocks, Tokens,
 };
 use penstock_engine::{Limits, PreemptionMode, StepPlan};
 
@@ -152,9 +152,9 @@ impl World {
         let demand = Demand { num_tokens, max_tokens: num_tokens, watermark };
         let could_allocate = self.kv.could_allocate(&demand, &chain, max_tokens);
         let allocated = match self.kv.allocate(hit, &mut swapped, &demand, LoadLimit::None, now) {
-            Allocation::Allocated(table, num_computed) => Some((table, num_computed)),
-            Allocation::OutOfBlocks => None,
-            Allocation::Staged(_) => unreachable!("any number of blocks may be loaded"),
+            KvAllocation::Allocated(table, num_computed) => Some((table, num_computed)),
+            KvAllocation::OutOfBlocks => None,
+            KvAllocation::Staged(_) => unreachable!("any number of blocks may be loaded"),
         };
         assert!(could_allocate || allocated.is_none(), "the estimate without a lookup is optimistic");
         let (device, host) = (found.device / block_size, found.host / block_size);

@@ -41,8 +41,8 @@ impl World {
                 }
                 Event::Token(token) => {
                     assert!(observed.is_admitted);
-                    // A request that is read is in every plan, so it advances at least with every second completed step, as
-                    // long as no sequence is preempted or starts over.
+                    // A request that is read is in every plan, so it advances at least with every second completed
+                    // step, as long as no sequence is preempted or starts over.
                     let last = observed.last_progress;
                     let is_late = stats.steps > last + DEPTH as u64 && !has_preemptions;
                     assert!(
@@ -75,7 +75,7 @@ impl World {
 
     pub fn check_stats(&mut self) {
         let stats = self.harness.stats();
-        assert_eq!(stats.requests_admitted - stats.requests_finished, (stats.running + stats.waiting) as u64);
+        assert_eq!(stats.requests_admitted - stats.requests_finished, stats.running + stats.waiting);
         assert!(stats.blocks_used + stats.blocks_cached <= stats.blocks_total);
         assert!(stats.host_blocks_used <= stats.host_blocks_total);
         self.seen.paused += u64::from(stats.paused > 0);

@@ -1,6 +1,6 @@
-//! Random schedules: arrivals, slow and dropped consumers, cancels, stops, resets, failures, lost devices and shutdowns in any
-//! order, on an engine with too few blocks. Its integrity is checked after every operation, and every output is compared with
-//! the expected one.
+//! Random schedules: arrivals, slow and dropped consumers, cancels, stops, resets, failures, lost devices and shutdowns
+//! in any order, on an engine with too few blocks. Its integrity is checked after every operation, and every output is
+//! compared with the expected one.
 
 mod checks;
 mod inputs;
