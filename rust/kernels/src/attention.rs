@@ -9,9 +9,9 @@ use std::mem::MaybeUninit;
 use penstock_types::{AttentionParams, AttentionRow};
 
 use crate::generic::attention::{
-    self as generic, JOB_FLOATS, JOB_ROWS, Job, PARTIAL_FLOATS, Shape, partial_floats,
+    self as generic, AttentionJob, AttentionShape, JOB_FLOATS, JOB_ROWS, PARTIAL_FLOATS, partial_floats,
 };
-use crate::generic::tile::Tiles;
+use crate::generic::tile::RowTiles;
 use crate::kernels::Kernels;
 use crate::kv::KvLayout;
 use crate::panel::LANES;
@@ -47,7 +47,7 @@ impl Kernels {
         scratch: &mut [f32],
         mut out: RowsMut<'_>,
     ) {
-        let shape = Shape {
+        let shape = AttentionShape {
             layout: *layout,
             block_bytes: layout.block_bytes(),
             cache: cache.as_ptr(),
@@ -162,8 +162,8 @@ impl Kernels {
     /// of `attend_split`; no other thread accesses the job's output.
     unsafe fn merge_splits(
         &self,
-        shape: &Shape,
-        job: &Job<'_>,
+        shape: &AttentionShape,
+        job: &AttentionJob<'_>,
         mut partial: impl FnMut(usize) -> *const f32,
     ) {
         let mut total = MaybeUninit::<[f32; PARTIAL_FLOATS]>::uninit();
@@ -180,7 +180,13 @@ impl Kernels {
 }
 
 /// Panics unless `rows` are in order, inside q and out, and their visible blocks inside the cache.
-fn check(shape: &Shape, cache_bytes: usize, rows: &[AttentionRow], block_table: &[u32], queries: usize) {
+fn check(
+    shape: &AttentionShape,
+    cache_bytes: usize,
+    rows: &[AttentionRow],
+    block_table: &[u32],
+    queries: usize,
+) {
     let block_size = shape.layout.block_size;
     let blocks_in_cache = cache_bytes / shape.block_bytes;
     let mut next_query = 0;
@@ -200,7 +206,7 @@ fn check(shape: &Shape, cache_bytes: usize, rows: &[AttentionRow], block_table: 
 
 /// The jobs of one call: by sequence, then by kv head, then by groups of query rows of nearly equal size.
 struct JobPlan<'a> {
-    shape: &'a Shape,
+    shape: &'a AttentionShape,
     rows: &'a [AttentionRow],
     block_table: &'a [u32],
 }
@@ -215,9 +221,9 @@ impl JobPlan<'_> {
     }
 
     /// The groups of query rows of one kv head.
-    fn jobs(&self, row: &AttentionRow) -> Tiles {
+    fn jobs(&self, row: &AttentionRow) -> RowTiles {
         let padded = self.shape.layout.head_dim.next_multiple_of(LANES);
-        Tiles::new(row.num_queries * self.shape.group, JOB_ROWS.min(JOB_FLOATS / padded))
+        RowTiles::new(row.num_queries * self.shape.group, JOB_ROWS.min(JOB_FLOATS / padded))
     }
 
     /// The number of splits that are visible to a sequence's queries; fewer may be visible to one job.
@@ -234,7 +240,7 @@ impl JobPlan<'_> {
 
 /// A job, one of its splits, and the offset of its first partial result.
 struct WorkItem<'a> {
-    job: Job<'a>,
+    job: AttentionJob<'a>,
     split: usize,
     partials: usize,
 }
@@ -272,7 +278,7 @@ impl<'a> Cursor<'a> {
             let partials =
                 self.floats_before + rows_before * all_splits * partial_floats(plan.shape.layout.head_dim);
             let blocks = &plan.block_table[row.blocks.clone()];
-            let job = Job { kv_head, rows, first_query: row.first_query, start: row.start, blocks };
+            let job = AttentionJob { kv_head, rows, first_query: row.first_query, start: row.start, blocks };
             return WorkItem { job, split, partials };
         }
     }

@@ -12,7 +12,7 @@ use penstock_types::Epilogue;
 use crate::arch::{self, Table};
 use crate::generic::matmul::{BLOCK_TILES, Product, SHARE_TILES};
 use crate::generic::row_ops::Activation;
-use crate::generic::tile::{MAX_ROWS, Tiles, panels_at_once};
+use crate::generic::tile::{MAX_ROWS, RowTiles, panels_at_once};
 use crate::isa::{Isa, IsaError};
 use crate::kv::KvLayout;
 use crate::matrix::Matrix;
@@ -84,7 +84,7 @@ impl Kernels {
         let product = Product {
             x: x.as_ptr(),
             columns: layout.columns,
-            tokens: Tiles::new(tokens, MAX_ROWS),
+            tokens: RowTiles::new(tokens, MAX_ROWS),
             weights: matrix.bytes.as_ptr(),
             rows: layout.rows,
             epilogue,
@@ -93,7 +93,7 @@ impl Kernels {
         let tiles = product.tokens;
         let run = self.table.matmul.of(layout.dtype);
         // The unit of work is (token block, panel), panels fastest: the activations of a block stay in L2.
-        let blocks = Tiles::new(tiles.count, BLOCK_TILES);
+        let blocks = RowTiles::new(tiles.count, BLOCK_TILES);
         let panels = layout.panels();
         let claims = Claims::new(blocks.count * panels);
         let unit = if tiles.count == 1 { panels_at_once(tokens) } else { 1 };
@@ -263,6 +263,6 @@ impl Kernels {
 /// Runs `run` over `count` rows of `width` floats: divided among the workers, or on this thread if there are few.
 fn share_rows(pool: &Pool, count: usize, width: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
     let shares = pool.threads().min(count * width / ROW_SHARE).max(1);
-    let rows = Tiles::new(count, count.div_ceil(shares).max(1));
+    let rows = RowTiles::new(count, count.div_ceil(shares).max(1));
     pool.for_each(rows.count, &|share| run(rows.rows(share)));
 }

@@ -51,7 +51,7 @@ pub struct Extent {
 
 /// The blocks in use under one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub struct NamedUsage {
     pub name: &'static str,
     /// Total size.
     pub bytes: usize,
@@ -68,7 +68,7 @@ pub struct Exhausted {
     /// The allocator's statistics.
     pub stats: AllocatorStats,
     /// The largest usages, in descending order; at most [`Exhausted::MAX_USAGES`].
-    pub usages: Vec<Usage>,
+    pub usages: Vec<NamedUsage>,
 }
 
 impl Exhausted {
@@ -87,7 +87,7 @@ impl fmt::Display for Exhausted {
         if *retired > 0 {
             write!(f, ", and {retired} are in use by the device")?;
         }
-        for (index, Usage { name, bytes, num_blocks }) in usages.iter().enumerate() {
+        for (index, NamedUsage { name, bytes, num_blocks }) in usages.iter().enumerate() {
             let lead = if index == 0 { "; in use:" } else { "," };
             write!(
                 f,
@@ -127,13 +127,13 @@ impl Accounting {
 }
 
 /// The largest usages, in descending order; equals by name.
-pub(super) fn largest_usages<'a>(chunks: impl Iterator<Item = &'a Chunk>) -> Vec<Usage> {
+pub(super) fn largest_usages<'a>(chunks: impl Iterator<Item = &'a Chunk>) -> Vec<NamedUsage> {
     let mut in_use: Vec<_> =
         chunks.filter_map(|chunk| Some((chunk.allocation.as_ref()?.name, chunk.size))).collect();
     in_use.sort_unstable();
     let mut usages: Vec<_> = in_use
         .chunk_by(|left, right| left.0 == right.0)
-        .map(|same| Usage {
+        .map(|same| NamedUsage {
             name: same[0].0,
             bytes: same.iter().map(|(_, size)| size).sum(),
             num_blocks: same.len(),

@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use penstock_types::FieldError;
 
 use accounting::Accounting;
-pub use accounting::{AllocatorStats, Exhausted, Extent, Usage};
+pub use accounting::{AllocatorStats, Exhausted, Extent, NamedUsage};
 use chunk::{Allocation, Chunk, Chunks};
 pub use error::StaleBlock;
 use free_chunks::FreeChunks;

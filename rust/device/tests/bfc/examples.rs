@@ -1,6 +1,6 @@
 //! One example of each rule of the allocator.
 
-use penstock_device::bfc::{Bfc, Block, DEFAULT_ALIGNMENT, Extent, Placement, StaleBlock, Usage};
+use penstock_device::bfc::{Bfc, Block, DEFAULT_ALIGNMENT, Extent, NamedUsage, Placement, StaleBlock};
 
 use Placement::{High, Low};
 
@@ -118,7 +118,7 @@ fn exhausted_error_reports_request_free_bytes_and_usages() {
     let retired = bfc.allocate(256 * 20, High, "workspace").expect("there is room");
     bfc.retire(retired.id, 3).expect("a live block");
     let error = bfc.allocate(256 * 14 + 1, High, "image").expect_err("14 units are free");
-    let usage = |name, units: usize, num_blocks| Usage { name, bytes: 256 * units, num_blocks };
+    let usage = |name, units: usize, num_blocks| NamedUsage { name, bytes: 256 * units, num_blocks };
     let most =
         [usage("weights", 40, 1), usage("adapter", 20, 2), usage("workspace", 20, 1), usage("logits", 3, 1)];
     assert_eq!(error.usages, most);

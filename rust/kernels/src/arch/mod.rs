@@ -11,23 +11,23 @@ pub(crate) mod x86_64;
 
 use std::ops::Range;
 
-use crate::generic::attention::{Job, Shape};
+use crate::generic::attention::{AttentionJob, AttentionShape};
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Activation;
 use crate::isa::Isa;
 use penstock_types::{Dtype, KvDtype};
 
 pub(crate) type MatmulFn = unsafe fn(&Product<'_>, Range<usize>, Range<usize>);
-pub(crate) type AttendSplitFn = unsafe fn(&Shape, &Job<'_>, usize, *mut f32);
+pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, usize, *mut f32);
 
 /// The operations of one instruction set. The safety requirements of each are those of the function of the same name in
 /// `generic`, and that the instruction set is available.
 pub(crate) struct Table {
     pub(crate) matmul: PerDtype<MatmulFn>,
     pub(crate) attend_split: PerKvDtype<AttendSplitFn>,
-    pub(crate) attention_clear: unsafe fn(&Shape, &Job<'_>, *mut f32),
-    pub(crate) attention_merge: unsafe fn(&Shape, &Job<'_>, usize, *const f32, *mut f32),
-    pub(crate) attention_finish: unsafe fn(&Shape, &Job<'_>, *const f32),
+    pub(crate) attention_clear: unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32),
+    pub(crate) attention_merge: unsafe fn(&AttentionShape, &AttentionJob<'_>, usize, *const f32, *mut f32),
+    pub(crate) attention_finish: unsafe fn(&AttentionShape, &AttentionJob<'_>, *const f32),
     pub(crate) rms_norm: unsafe fn(*const f32, usize, &[f32], f32, *mut f32),
     pub(crate) gated: unsafe fn(Activation, *const f32, usize, *mut f32),
     pub(crate) rope: unsafe fn(*mut f32, usize, usize, &[f32], &[f32]),
@@ -95,7 +95,7 @@ macro_rules! compile_table {
         pub(crate) static TABLE: $crate::arch::Table = {
             use $crate::arch::{PerDtype, PerKvDtype, Table};
             use $crate::generic::attention::{floats::Floats, quantised::Quantised};
-            use $crate::generic::storage::{Bf16, F16, F32};
+            use $crate::generic::panel_dtype::{Bf16, F16, F32};
             Table {
                 matmul: PerDtype {
                     f32: entry::matmul::<F32>,
@@ -129,23 +129,23 @@ macro_rules! compile_table {
         mod entry {
             use super::*;
             use $crate::generic::attention::KvFormat;
-            use $crate::generic::storage::Storage;
+            use $crate::generic::panel_dtype::PanelDtype;
             use $crate::generic::{attention, matmul as product, reduce, row_ops};
 
             $crate::arch::compile_entries! {
                 $simd, $new, $(#[$features])?
-                fn matmul<E: Storage>(p: &product::Product<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
+                fn matmul<E: PanelDtype>(p: &product::Product<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = product::matmul;
                 fn attend_split<F: KvFormat>(
-                    shape: &attention::Shape, job: &attention::Job<'_>, split: usize, partial: *mut f32
+                    shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, split: usize, partial: *mut f32
                 ) = attention::attend_split;
-                fn attention_clear(shape: &attention::Shape, job: &attention::Job<'_>, total: *mut f32)
+                fn attention_clear(shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, total: *mut f32)
                     = attention::clear;
                 fn attention_merge(
-                    shape: &attention::Shape, job: &attention::Job<'_>, split: usize,
+                    shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, split: usize,
                     partial: *const f32, total: *mut f32
                 ) = attention::merge;
-                fn attention_finish(shape: &attention::Shape, job: &attention::Job<'_>, total: *const f32)
+                fn attention_finish(shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, total: *const f32)
                     = attention::finish;
                 fn rms_norm(x: *const f32, width: usize, weight: &[f32], eps: f32, out: *mut f32) = row_ops::rms_norm;
                 fn gated(activation: row_ops::Activation, x: *const f32, f: usize, out: *mut f32) = row_ops::gated;

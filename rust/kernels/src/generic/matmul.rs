@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `out[t][r]` is the chain 0, `fma(x[t][0], w[r][0], .)`, `fma(x[t][1], w[r][1], .)`, ... and then one addition each for a
-//! residual and a bias. Tiles, blocks and the share of a worker do not affect it.
+//! residual and a bias. RowTiles, blocks and the share of a worker do not affect it.
 //!
 //! With a single tile the weights are read once from memory, so the panels of a group are read as several streams, each
 //! contiguous through its part of the group. Measured without a gain: unpacking a panel to f32 first, K blocks or token
@@ -19,15 +19,15 @@ use std::ops::Range;
 
 use penstock_types::Epilogue;
 
+use super::panel_dtype::PanelDtype;
 use super::row_ops::{load, store};
-use super::storage::Storage;
-use super::tile::{self, Prefetch, Tiles, panels_at_once, with_tile_shape};
+use super::tile::{self, Prefetch, RowTiles, panels_at_once, with_tile_shape};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
 
 /// The most columns of a K block; the blocks are balanced, so usually smaller.
 const K_BLOCK: usize = 1024;
-/// Tiles of a token block: 96 rows of a K block are 384 KiB of L2.
+/// RowTiles of a token block: 96 rows of a K block are 384 KiB of L2.
 pub(crate) const BLOCK_TILES: usize = 16;
 /// The most tiles times panels of a share; their accumulators are 48 KiB.
 pub(crate) const SHARE_TILES: usize = 128;
@@ -41,7 +41,7 @@ const ACC_FLOATS: usize = SHARE_TILES * tile::MAX_ROWS * LANES;
 pub(crate) struct Product<'a> {
     pub(crate) x: *const f32,
     pub(crate) columns: usize,
-    pub(crate) tokens: Tiles,
+    pub(crate) tokens: RowTiles,
     pub(crate) weights: *const u8,
     pub(crate) rows: usize,
     pub(crate) epilogue: Epilogue<&'a [f32]>,
@@ -57,7 +57,7 @@ unsafe impl Sync for Product<'_> {}
 /// - `product` is as its type requires, for dtype `E`;
 /// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most [`SHARE_TILES`].
 #[inline(always)]
-pub(crate) unsafe fn matmul<S: Simd, E: Storage>(
+pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
     s: S,
     product: &Product<'_>,
     panels: Range<usize>,
@@ -176,7 +176,7 @@ struct TileCall {
 /// # Safety
 /// `call` describes `T` rows, `P` panels and their accumulators, which are set unless `steps` starts at 0.
 #[inline(always)]
-unsafe fn run_tile<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, call: &TileCall) {
+unsafe fn run_tile<S: Simd, E: PanelDtype, const T: usize, const P: usize>(s: S, call: &TileCall) {
     let mut panels = [call.panel; P];
     for (p, panel) in panels.iter_mut().enumerate() {
         // SAFETY: the call has P panels this far apart.

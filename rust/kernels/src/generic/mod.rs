@@ -6,7 +6,7 @@
 pub(crate) mod attention;
 pub(crate) mod math;
 pub(crate) mod matmul;
+pub(crate) mod panel_dtype;
 pub(crate) mod reduce;
 pub(crate) mod row_ops;
-pub(crate) mod storage;
 pub(crate) mod tile;

@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use super::storage::Storage;
+use super::panel_dtype::PanelDtype;
 use crate::simd::Simd;
 
 /// The most rows of a tile.
@@ -30,14 +30,14 @@ pub(crate) const fn panels_at_once(rows: usize) -> usize {
 /// A division of rows into as few tiles as possible, of nearly equal height: 32 is 6 6 5 5 5 5 and not 6 6 6 6 6 2, whose
 /// last tile would run at a third of the speed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tiles {
+pub(crate) struct RowTiles {
     pub(crate) count: usize,
     base: usize,
     larger: usize,
 }
 
-impl Tiles {
-    /// Tiles of at most `limit` rows.
+impl RowTiles {
+    /// RowTiles of at most `limit` rows.
     pub(crate) const fn new(rows: usize, limit: usize) -> Self {
         let count = rows.div_ceil(limit);
         let divisor = if count == 0 { 1 } else { count };
@@ -135,7 +135,7 @@ pub(crate) unsafe fn store<S: Simd, const T: usize, const P: usize>(
 /// - `x` has `T` rows, `x_stride` floats apart, with `steps` readable in each;
 /// - every one of `panels` has the pairs that `steps` touches.
 #[inline(always)]
-pub(crate) unsafe fn advance<S: Simd, E: Storage, const T: usize, const P: usize>(
+pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: usize>(
     s: S,
     acc: &mut Acc<S, T, P>,
     x: *const f32,
@@ -184,7 +184,7 @@ pub(crate) unsafe fn advance<S: Simd, E: Storage, const T: usize, const P: usize
 /// - `rows` have column `k`;
 /// - `panels` have the pair of step `k`, which is odd if `ODD` and even if not.
 #[inline(always)]
-unsafe fn step<S: Simd, E: Storage, const T: usize, const P: usize, const ODD: bool>(
+unsafe fn step<S: Simd, E: PanelDtype, const T: usize, const P: usize, const ODD: bool>(
     s: S,
     acc: &mut Acc<S, T, P>,
     rows: [*const f32; T],
@@ -210,14 +210,14 @@ mod tests {
     #[test]
     fn tiles_are_balanced_and_cover_every_row_once() {
         let heights = |rows| {
-            let tiles = Tiles::new(rows, MAX_ROWS);
+            let tiles = RowTiles::new(rows, MAX_ROWS);
             (0..tiles.count).map(|i| tiles.rows(i).len()).collect::<Vec<_>>()
         };
         assert_eq!(heights(32), [6, 6, 5, 5, 5, 5]);
         assert_eq!(heights(7), [4, 3]);
         assert_eq!(heights(0), []);
         for rows in 0..200 {
-            let tiles = Tiles::new(rows, MAX_ROWS);
+            let tiles = RowTiles::new(rows, MAX_ROWS);
             let all: Vec<usize> = (0..tiles.count).flat_map(|i| tiles.rows(i)).collect();
             assert_eq!(all, (0..rows).collect::<Vec<_>>());
             assert!(heights(rows).iter().all(|height| (1..=MAX_ROWS).contains(height)));

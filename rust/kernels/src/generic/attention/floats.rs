@@ -6,9 +6,9 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{KvFormat, Pass, SPLIT, Shape, Visible, partial_floats};
+use super::{AttentionShape, KvFormat, Pass, SPLIT, Visible, partial_floats};
+use crate::generic::panel_dtype::PanelDtype;
 use crate::generic::row_ops::load as load_lanes;
-use crate::generic::storage::Storage;
 use crate::generic::tile::{self, Prefetch, with_tile_shape};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
@@ -16,9 +16,9 @@ use crate::simd::Simd;
 #[derive(Clone, Copy)]
 pub(crate) struct Floats<E>(PhantomData<E>);
 
-impl<E: Storage> KvFormat for Floats<E> {
+impl<E: PanelDtype> KvFormat for Floats<E> {
     #[inline(always)]
-    unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, from: *const f32, to: *mut f32) {
+    unsafe fn copy_query<S: Simd>(s: S, shape: &AttentionShape, from: *const f32, to: *mut f32) {
         let head_dim = shape.layout.head_dim;
         let scale = s.splat(shape.scale);
         let mut d = 0;
@@ -72,7 +72,7 @@ impl Pass<'_> {
     /// The prefetches for `panels`, `bytes` bytes each at offset `offsets[p]` of tile `tiles[p]`: this pass's share of the
     /// same bytes of the next split. At this distance the load on the memory is constant.
     #[inline(always)]
-    fn prefetch<E: Storage, const P: usize>(
+    fn prefetch<E: PanelDtype, const P: usize>(
         &self,
         panels: [*const u8; P],
         tiles: [usize; P],
@@ -97,7 +97,7 @@ impl Pass<'_> {
 /// # Safety
 /// `pass` has these rows and tiles.
 #[inline(always)]
-unsafe fn score<S: Simd, E: Storage, const T: usize, const P: usize>(s: S, pass: &Pass<'_>, first: usize) {
+unsafe fn score<S: Simd, E: PanelDtype, const T: usize, const P: usize>(s: S, pass: &Pass<'_>, first: usize) {
     let mut panels = [std::ptr::null(); P];
     panels.copy_from_slice(&pass.tiles[first..first + P]);
     let head_dim = pass.layout.head_dim;
@@ -174,7 +174,7 @@ impl Iterator for Segments<'_> {
 /// # Safety
 /// `pass` has these rows and panels, and weights and values for these positions; the sums are set.
 #[inline(always)]
-unsafe fn sum_values<S: Simd, E: Storage, const T: usize, const P: usize>(
+unsafe fn sum_values<S: Simd, E: PanelDtype, const T: usize, const P: usize>(
     s: S,
     pass: &Pass<'_>,
     segment: &Segment,

@@ -29,7 +29,7 @@ use std::ops::Range;
 
 use super::math;
 use super::row_ops::store as store_lanes;
-use super::tile::{MAX_ROWS, Tiles};
+use super::tile::{MAX_ROWS, RowTiles};
 use crate::kv::KvLayout;
 use crate::panel::LANES;
 use crate::simd::Simd;
@@ -51,7 +51,7 @@ pub(crate) const fn partial_floats(head_dim: usize) -> usize {
 pub(crate) const PARTIAL_FLOATS: usize = JOB_FLOATS + JOB_ROWS * LANES;
 
 /// The inputs that all jobs of a call share. Its pointers are valid for its shapes.
-pub(crate) struct Shape {
+pub(crate) struct AttentionShape {
     pub(crate) layout: KvLayout,
     pub(crate) block_bytes: usize,
     pub(crate) cache: *const u8,
@@ -68,11 +68,11 @@ pub(crate) struct Shape {
 }
 
 // SAFETY: the pointers come from slices that the caller of the attention borrows for its duration.
-unsafe impl Sync for Shape {}
+unsafe impl Sync for AttentionShape {}
 
 /// The query rows of one job: row r is head `group * kv_head + r % group` of the sequence's query r / group.
 #[derive(Clone)]
-pub(crate) struct Job<'a> {
+pub(crate) struct AttentionJob<'a> {
     pub(crate) kv_head: usize,
     pub(crate) rows: Range<usize>,
     /// The row of the sequence's first query in q and out.
@@ -82,7 +82,7 @@ pub(crate) struct Job<'a> {
     pub(crate) blocks: &'a [u32],
 }
 
-impl Shape {
+impl AttentionShape {
     /// The positions visible to query row `row` of a sequence.
     #[inline(always)]
     pub(crate) fn visible(&self, start: usize, row: usize) -> Range<usize> {
@@ -92,7 +92,7 @@ impl Shape {
 
     /// The query of row `row` of a job.
     #[inline(always)]
-    fn query(&self, job: &Job<'_>, row: usize) -> *const f32 {
+    fn query(&self, job: &AttentionJob<'_>, row: usize) -> *const f32 {
         let row = job.rows.start + row;
         let head = job.kv_head * self.group + row % self.group;
         let query = job.first_query + row / self.group;
@@ -100,10 +100,10 @@ impl Shape {
     }
 }
 
-impl Job<'_> {
+impl AttentionJob<'_> {
     /// The splits with a position visible to the job.
     #[inline(always)]
-    pub(crate) fn splits(&self, shape: &Shape) -> Range<usize> {
+    pub(crate) fn splits(&self, shape: &AttentionShape) -> Range<usize> {
         let first = shape.visible(self.start, self.rows.start);
         let last = shape.visible(self.start, self.rows.end - 1);
         first.start / SPLIT..last.end.div_ceil(SPLIT)
@@ -116,7 +116,7 @@ pub(crate) trait KvFormat: Copy {
     ///
     /// # Safety
     /// `head_dim` floats are readable at `from`; `to` has room for head_dim padded to 16.
-    unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, from: *const f32, to: *mut f32);
+    unsafe fn copy_query<S: Simd>(s: S, shape: &AttentionShape, from: *const f32, to: *mut f32);
 
     /// Computes the scores of the rows of `pass` with the positions of `tiles`, those without a key included.
     ///
@@ -141,8 +141,8 @@ pub(crate) trait KvFormat: Copy {
 #[inline(always)]
 pub(crate) unsafe fn attend_split<S: Simd, F: KvFormat>(
     s: S,
-    shape: &Shape,
-    job: &Job<'_>,
+    shape: &AttentionShape,
+    job: &AttentionJob<'_>,
     split: usize,
     partial: *mut f32,
 ) {
@@ -157,7 +157,7 @@ pub(crate) unsafe fn attend_split<S: Simd, F: KvFormat>(
     let end = shape.visible(job.start, job.rows.end - 1).end.saturating_sub((split + 1) * SPLIT).min(SPLIT);
     let next_tiles = tile_pointers(shape, job, (split + 1) * SPLIT, 0..end.div_ceil(LANES));
 
-    let tiles = Tiles::new(job.rows.len(), MAX_ROWS);
+    let tiles = RowTiles::new(job.rows.len(), MAX_ROWS);
     for index in 0..tiles.count {
         let rows = tiles.rows(index);
         let mut visible = [Visible::default(); MAX_ROWS];
@@ -244,8 +244,8 @@ pub(crate) struct Pass<'a> {
 /// Pointers to the tiles `tiles`, counted from position `start`.
 #[inline(always)]
 fn tile_pointers(
-    shape: &Shape,
-    job: &Job<'_>,
+    shape: &AttentionShape,
+    job: &AttentionJob<'_>,
     start: usize,
     tiles: Range<usize>,
 ) -> [*const u8; SPLIT_TILES] {
@@ -321,7 +321,7 @@ unsafe fn softmax_weights<S: Simd>(s: S, softcap: f32, seen: Visible, scores: *m
 /// # Safety
 /// `total` has room for the job's rows.
 #[inline(always)]
-pub(crate) unsafe fn clear<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, total: *mut f32) {
+pub(crate) unsafe fn clear<S: Simd>(s: S, shape: &AttentionShape, job: &AttentionJob<'_>, total: *mut f32) {
     let floats = partial_floats(shape.layout.head_dim);
     for row in 0..job.rows.len() {
         let mut i = 0;
@@ -342,8 +342,8 @@ pub(crate) unsafe fn clear<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, total: *
 #[inline(always)]
 pub(crate) unsafe fn merge<S: Simd>(
     s: S,
-    shape: &Shape,
-    job: &Job<'_>,
+    shape: &AttentionShape,
+    job: &AttentionJob<'_>,
     split: usize,
     partial: *const f32,
     total: *mut f32,
@@ -380,7 +380,12 @@ pub(crate) unsafe fn merge<S: Simd>(
 /// # Safety
 /// `total` has the job's rows, each with at least one split merged; no other thread accesses their output.
 #[inline(always)]
-pub(crate) unsafe fn finish<S: Simd>(s: S, shape: &Shape, job: &Job<'_>, total: *const f32) {
+pub(crate) unsafe fn finish<S: Simd>(
+    s: S,
+    shape: &AttentionShape,
+    job: &AttentionJob<'_>,
+    total: *const f32,
+) {
     let head_dim = shape.layout.head_dim;
     let floats = partial_floats(head_dim);
     for (index, row) in job.rows.clone().enumerate() {

@@ -19,7 +19,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::{KvFormat, Pass, SPLIT, Shape, Visible, partial_floats};
+use super::{AttentionShape, KvFormat, Pass, SPLIT, Visible, partial_floats};
 use crate::generic::row_ops::load as load_lanes;
 use crate::generic::tile::MAX_ROWS;
 use crate::kv::PARAMS_LINE;
@@ -59,7 +59,7 @@ impl<const BITS: u32> Quantised<BITS> {
 impl<const BITS: u32> KvFormat for Quantised<BITS> {
     /// Writes `[head_dim padded to 16]` i16, then the unit and the unit times the sum of all.
     #[inline(always)]
-    unsafe fn copy_query<S: Simd>(s: S, shape: &Shape, from: *const f32, to: *mut f32) {
+    unsafe fn copy_query<S: Simd>(s: S, shape: &AttentionShape, from: *const f32, to: *mut f32) {
         let head_dim = shape.layout.head_dim;
         let most = i32::MAX as usize / (Self::QUANTISER.levels() as usize * head_dim);
         let limit = most.min(i16::MAX as usize) as f32;

@@ -6,7 +6,7 @@ use crate::panel::panel_bytes;
 use crate::simd::Simd;
 
 /// Panels store steps in pairs, see `panel`: `even` reads the first of a pair, `odd` the second.
-pub(crate) trait Storage: Copy {
+pub(crate) trait PanelDtype: Copy {
     const DTYPE: Dtype;
     /// Bytes of a pair of steps.
     const PAIR: usize = panel_bytes(Self::DTYPE, 2);
@@ -26,7 +26,7 @@ pub(crate) struct F16;
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
 
-impl Storage for F32 {
+impl PanelDtype for F32 {
     const DTYPE: Dtype = Dtype::F32;
 
     #[inline(always)]
@@ -42,7 +42,7 @@ impl Storage for F32 {
     }
 }
 
-impl Storage for F16 {
+impl PanelDtype for F16 {
     const DTYPE: Dtype = Dtype::F16;
 
     #[inline(always)]
@@ -58,7 +58,7 @@ impl Storage for F16 {
     }
 }
 
-impl Storage for Bf16 {
+impl PanelDtype for Bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
 
     #[inline(always)]
