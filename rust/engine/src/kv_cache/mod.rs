@@ -16,8 +16,8 @@
 //! host tier. [`KvCacheManager`] combines the three and is what the scheduler calls. Its interface is in tokens: how
 //! many blocks hold them, and which of them a sequence still needs, is decided here.
 //!
-//! **Plans run in the order they are submitted, and the copies of a plan run before its rows.** Every decision here may rely
-//! on earlier plans having run and on earlier copies having been made: a freed block may be allocated again at once
+//! **Plans run in the order they are submitted, and the copies of a plan run before its rows.** Every decision here may
+//! rely on earlier plans having run and on earlier copies having been made: a freed block may be allocated again at once
 //! although a step in flight still reads or writes it, and a block may be evicted, saved and filled by another sequence
 //! in one plan. Only the output of a plan is not known before its step is done: blocks are published then.
 

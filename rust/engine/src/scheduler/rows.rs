@@ -4,14 +4,14 @@
 //! No sequence waits or is preempted for drafts, no prefix is evicted for them, and the blocks of rejected drafts are
 //! freed before the next plan is made.
 //!
-//! **Drafting and steps in flight.** A draft follows a known token, so the row of a drafting sequence cannot be planned before
-//! its row in flight is done. While a sequence drafts, plans are made one at a time, for all sequences. If only the
-//! drafting sequences waited, the steps would alternate between all sequences and the others. A step of `n - k` rows
-//! takes about as long as one of `n`, since both read all weights. So `k` drafting sequences would advance in every
-//! second step only and lose half their speed, which is what drafts are for; and if all sequences draft, the steps fall
-//! apart into two halves, each as long as one of all. Planning one at a time costs the engine's part of a step: about a
-//! twentieth of a step of one row, less of larger ones. `drafts::acceptance` counts it among the costs of a draft
-//! (`WAIT_COST`).
+//! **Drafting and steps in flight.** A draft follows a known token, so the row of a drafting sequence cannot be planned
+//! before its row in flight is done. While a sequence drafts, plans are made one at a time, for all sequences. If only
+//! the drafting sequences waited, the steps would alternate between all sequences and the others. A step of `n - k`
+//! rows takes about as long as one of `n`, since both read all weights. So `k` drafting sequences would advance in
+//! every second step only and lose half their speed, which is what drafts are for; and if all sequences draft, the
+//! steps fall apart into two halves, each as long as one of all. Planning one at a time costs the engine's part of a
+//! step: about a twentieth of a step of one row, less of larger ones. `drafts::acceptance` counts it among the costs of
+//! a draft (`WAIT_COST`).
 //!
 //! Two steps stay in flight if no sequence is expected to have drafts worth verifying, and if the last plan had no
 //! budget left for drafts because prompts use it all.
