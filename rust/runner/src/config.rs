@@ -113,7 +113,10 @@ impl EngineConfig {
     }
 
     pub(crate) fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
+        self.threads.unwrap_or_else(|| {
+            let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            available.min(MAX_THREADS)
+        })
     }
 
     pub(crate) fn block_size(&self) -> usize {

@@ -40,7 +40,8 @@ pub(super) enum QueuePosition {
 
 impl WaitingQueue {
     pub(super) fn len(&self) -> usize {
-        self.iter().count()
+        let followers = self.groups.iter().map(|group| group.followers.len());
+        self.new.len() + self.preempted.len() + followers.sum::<usize>()
     }
 
     /// The number of requests that were never scheduled.

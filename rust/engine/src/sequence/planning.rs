@@ -34,13 +34,11 @@ impl Sequence {
         silent_end - start
     }
 
-    /// Whether it can only proceed once its consumer reads: tokens are pending, the result queue has no room for their
-    /// events, and none are in flight.
+    /// Whether a sequence of which no token is schedulable can only proceed once its consumer reads: tokens are pending,
+    /// and no events are in flight. Does not look at the result queue again, because the consumer may have read since
+    /// [`num_schedulable`](Self::num_schedulable); then [`try_pause`](Self::try_pause) notices.
     pub(crate) fn is_blocked(&self) -> bool {
-        !self.is_paused
-            && !self.is_all_planned()
-            && self.num_events_in_flight() == 0
-            && self.num_schedulable() == 0
+        !self.is_paused && !self.is_all_planned() && self.num_events_in_flight() == 0
     }
 
     /// Pauses a blocked sequence until its consumer has read half of the result queue. False if it has meanwhile: then

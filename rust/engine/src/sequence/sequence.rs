@@ -251,7 +251,11 @@ impl Sequence {
     }
 
     /// Predicts the tokens after the last generated one, after which the grammar allows only `forced`.
+    /// A request with logits processors has no drafts: its processors see only tokens that were generated.
     pub(crate) fn update_drafts(&mut self, forced: &[u32]) {
+        if !self.request.processors.is_empty() {
+            return;
+        }
         let tokens = Tokens { prompt: &self.request.prompt, generated: &self.generated };
         self.drafting.update(tokens, forced);
     }

@@ -91,8 +91,14 @@ fn word<V: Value>(value: &Option<V>) -> Read<Option<String>, V> {
     Ok(text.flatten())
 }
 
+/// The most keys of a map whose keys are checked one by one; more are refused before any is read.
+const MAX_KEYS: usize = 64;
+
 /// Refuses keys that are not known: they would have no effect.
 fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Read<(), V> {
+    if map.map_len().map_err(ReadError::Raised)? > MAX_KEYS {
+        return Err(field.refuse(map, format!("one of at most {MAX_KEYS} keys")));
+    }
     for (key, _) in map.entries().map_err(ReadError::Raised)? {
         let text = word(&Some(key.clone()))?;
         if !text.is_some_and(|text| known.contains(&text.as_str())) {
