@@ -1,9 +1,9 @@
-# ruff: noqa: A002, PYI021 - the stub is where the native half is documented
-"""The native half of Penstock. Use what `penstock` re-exports; the rest is the seam between the two halves.
+# ruff: noqa: A002, PYI021 - the stub documents the native module
+"""The native extension module. `penstock` re-exports its public names; the others are internal.
 
-All classes are immutable and may be shared between threads. Value classes take keywords only, compare and
-hash by value, and print as the call that makes an equal object. Where a number counts tokens, positions or
-blocks it is an `int`; times are in seconds; sizes are in bytes.
+All classes are immutable and can be shared between threads. Value classes take keyword arguments only, are
+compared and hashed by value, and have a `repr` that is the call of their constructor. Numbers of tokens,
+positions and blocks are `int`; times are in seconds, sizes in bytes.
 """
 
 import os
@@ -858,23 +858,26 @@ class SamplingParams:
 
 @final
 class Tensor:
-    """An array of float32 numbers in C order, which other libraries read where it lies.
+    """An array of float32 numbers in C order, which other libraries can read without a copy.
 
         numpy.asarray(tensor)    torch.from_dlpack(tensor)    memoryview(tensor)
 
-    None of these copies, and what they make keeps the memory as long as it is needed. The tensors of a result
-    are read-only; that of a logits processor may be written to, which counts until the processor returns.
-    Prints its shape alone; equal are tensors of the same shape and the same bits.
+    Each of these objects keeps the memory alive. The tensors of a result are read-only; the tensor passed to
+    a logits processor is writable, and its values are read when the processor returns. `repr` shows the shape
+    only. Two tensors are equal if their shapes and the bits of their values are equal.
     """
 
     def __new__(cls, *, shape: tuple[int, ...], data: bytes) -> Tensor:
-        """A read-only copy of the values' bytes, in the machine's own order; at most 64 dimensions.
+        """A read-only tensor with a copy of `data`: the values in C order and in the machine's byte order.
 
-        Raises `ValueError` where they do not go together.
+        Raises `ValueError` if `shape` has more than 64 dimensions, or if the length of `data` is not four
+        bytes per value of `shape`.
         """
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension, the slowest first."""
+
     def __dlpack__(
         self,
         *,
@@ -883,13 +886,15 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """For `from_dlpack` of other libraries; of DLPack 1.0 where `max_version` allows it.
+        """Export the tensor to `from_dlpack` of another library, as DLPack 1.0 if `max_version` allows it.
 
-        Raises `BufferError` for another device, and for a read-only tensor that is asked for in the form from
-        before 1.0, which cannot say so, unless with `copy=True`.
+        Raises `BufferError` for a device other than the CPU and for a `stream`. Older versions of DLPack
+        cannot mark a tensor as read-only: for them a read-only tensor is a `BufferError` unless `copy=True`.
         """
 
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU in DLPack's numbering: `(1, 0)`."""
+
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -1694,28 +1699,34 @@ class ModelInfo:
 
 @final
 class Beams:
-    """What the requests of a beam search share: everything but the tokens of the beam."""
+    """The common part of the requests of a beam search: everything except the tokens of each beam."""
 
     @property
     def params(self) -> SamplingParams:
-        """What was asked for, every default filled in."""
+        """The sampling parameters of the search, with all defaults filled in."""
 
     def start(self, token_ids: Sequence[int], port: Port) -> Request:
-        """Asks for the next token of the beam that has these. Raises as `Engine.start_request`."""
+        """Start the request for the next token of the beam with these output tokens.
+
+        Raises as `Engine.start_request` does.
+        """
 
     def stop_search(self) -> StopSearch:
-        """A search for the stop strings in a text that has not begun."""
+        """A search for the stop strings at the start of a beam."""
 
 @final
 class StopSearch:
-    """How far a text has come in the stop strings."""
+    """The state of the search for stop strings after the tokens of a beam."""
 
     def push(self, token_id: int) -> tuple[StopSearch, str | None]:
-        """The same with one more token, and the string that it completes."""
+        """The state after one more token, and the stop string that the token completes, if any."""
 
 @final
 class Engine:
-    """The native engine. Dropping it without `shutdown` shuts it down from another thread."""
+    """A loaded model and the threads that compute its requests.
+
+    Dropping it without `shutdown` stops the threads without waiting for them.
+    """
 
     @staticmethod
     def open(
@@ -1723,11 +1734,11 @@ class Engine:
         config: EngineConfig,
         progress: Callable[[int, int], object] | None = None,
     ) -> Engine:
-        """Loads a directory or GGUF file; long.
+        """Load a model directory or a GGUF file. Blocks for seconds to minutes, without the GIL.
 
-        `progress(done, total)` gets bytes, at most about 20 times a second. What it raises stops the
-        loading is raised here, and so does Ctrl-C in the main thread. Raises `ConfigError`,
-        `ModelLoadError`, `OutOfMemoryError`.
+        `progress(done, total)` receives byte counts, at most about 20 times per second. An exception raised
+        in it stops the loading and is raised here; so is `KeyboardInterrupt` in the main thread. Raises
+        `ConfigError`, `ModelLoadError` and `OutOfMemoryError`.
         """
 
     def start_request(
@@ -1740,24 +1751,28 @@ class Engine:
         is_scoring: bool = False,
         check_cancelled: Callable[[], None] | None = None,
     ) -> Request:
-        """Hands a request over; what comes of it is heard on `port`.
+        """Submit a request, whose output `port` receives. Does not wait for the engine.
 
-        With `is_chat` the prompt is what a template made of messages: no special tokens are added, tools may
-        be called, and the answer is parsed. With `is_scoring` nothing is generated, and the log probabilities
-        of the prompt are told. Never waits for the engine, but tokenises text, and compiles the form that an
-        answer is to have, which may take seconds; `check_cancelled` is called now and then meanwhile, and
-        what it raises, or Ctrl-C in the main thread, ends the waiting.
+        With `is_chat` the prompt is a rendered chat template: no special tokens are added, tools are allowed,
+        and the output is parsed. With `is_scoring` no token is generated; the result has the log
+        probabilities of the prompt.
 
-        Raises `InvalidRequestError`, `OverloadedError`, `EngineStoppedError`.
+        Tokenises the text and compiles a grammar, which can take seconds. Meanwhile `check_cancelled` is
+        called at intervals; an exception raised in it ends the call, and so does Ctrl-C in the main thread.
+
+        Raises `InvalidRequestError`, `OverloadedError` and `EngineStoppedError`.
         """
 
     def prepare_beams(
         self, prompt: str | Sequence[int], params: SamplingParams, *, is_chat: bool = False
     ) -> Beams:
-        """As `start_request`, of a beam search: nothing is started yet."""
+        """Check the arguments of a beam search and tokenise its prompt. Starts no request.
+
+        Takes the arguments of `start_request` and raises the same errors.
+        """
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Raises `InvalidRequestError` for text that is not valid Unicode."""
+        """The token ids of a text. Raises `InvalidRequestError` if the text has a lone surrogate."""
 
     def decode(
         self,
@@ -1766,110 +1781,126 @@ class Engine:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = False,
     ) -> str:
-        """Text of token ids; ids outside the vocabulary say nothing."""
+        """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> ModelInfo:
+        """The model's properties and the engine's settings in effect."""
+
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Sources of the model's chat templates by name; `default` is the one for prompts."""
+        """The source of each chat template of the model, by name. Requests use `default`."""
 
     @property
     def special_tokens(self) -> list[tuple[str, str]]:
-        """Names and texts of special tokens for chat templates, such as `("bos_token", "<s>")`."""
+        """Names and texts of the special tokens for chat templates, such as `("bos_token", "<s>")`."""
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Ids with which the model ends an answer."""
+        """The token ids that end an output of the model."""
 
     @property
     def is_running(self) -> bool:
         """Whether requests can be started."""
 
-    def stats(self) -> Stats: ...
+    def stats(self) -> Stats:
+        """A snapshot of the engine's counters; lock-free. Also delivers queued log records."""
+
     def reset_prefix_cache(self) -> None:
-        """Removes all cached blocks; those in use are no longer shared. Raises `EngineStoppedError`."""
+        """Remove all blocks from the prefix cache; running requests keep theirs.
+
+        Raises `EngineStoppedError` if the engine is not running.
+        """
 
     @staticmethod
     def check_may_wait() -> None:
-        """Raises `RuntimeError` inside a logits processor, which whoever waited would wait for."""
+        """Raise `RuntimeError` inside a logits processor: waiting for the engine there would be a deadlock."""
 
     def stop(self) -> None:
-        """Begins a shutdown that needs nobody to wait for it; may be repeated.
+        """Start a shutdown without waiting for it. Can be called repeatedly.
 
-        Returns at once, unless the system gives no thread to wait in.
+        Waits only if the operating system cannot start a thread for the shutdown.
         """
 
     def shutdown(self) -> None:
-        """Ends every open request as cancelled; returns when the threads are gone. May be repeated."""
+        """Cancel open requests and wait until the engine's threads have ended. Can be called repeatedly."""
 
 @final
 class Port:
-    """Where one listener hears of its requests: an event loop, or with `blocking` a thread.
+    """The receiver of the output of any number of requests, for one event loop or one blocking caller.
 
-    Raises `OSError` when the process may open no more files.
+    `Request.is_admitted`, `has_chunk` and `has_ended` return whether the request has reached that state. If
+    one of them returns False, `drain` returns the request's id once it would return True.
 
-    A request's three questions (`is_admitted`, `has_chunk`, `has_ended`) look at what has arrived; one that
-    was answered with false is remembered, and `drain` names the request when the answer becomes true.
+    Raises `OSError` if the process has too many open files.
     """
 
     def __new__(cls, *, blocking: bool = False) -> Port: ...
     def fileno(self) -> int:
-        """Becomes readable when something arrived; valid while the port lives. -1 for a blocking port."""
+        """A descriptor that is readable while output waits to be drained. It is valid as long as the port.
+
+        -1 for a blocking port.
+        """
 
     def drain(self) -> list[int]:
-        """Receives for every open request of this port; returns the ids of those that were waited for.
+        """Receive the output of this port's requests; return the ids of those with an awaited change.
 
-        Silences the descriptor first. Never waits; the interpreter is released meanwhile.
+        Clears the descriptor first. Never waits; runs without the GIL.
         """
 
     def wait(self) -> None:
-        """Sleeps until something may have arrived, for one thread at a time. Raises `KeyboardInterrupt`."""
+        """Wait until output may have arrived. One thread at a time; Ctrl-C raises `KeyboardInterrupt`."""
 
 @final
 class Request:
-    """The native half of a request, all its choices. Dropping it cancels."""
+    """A submitted request with all its choices. Dropping it cancels the request."""
 
     @property
     def id(self) -> int:
-        """The engine's number for it."""
+        """The request's number, unique within its engine."""
 
     @property
     def params(self) -> SamplingParams:
-        """Every default filled in."""
+        """The sampling parameters in effect: all defaults filled in, including the seed."""
 
     @property
     def finish_reason(
         self,
     ) -> Literal["stop", "length", "cancelled", "interrupted", "error"] | None:
-        """Once all choices have ended: that of the first, or `error` where one of them failed."""
+        """The reason of the first choice, or `error` if a choice failed; `None` until all have ended."""
 
     def is_admitted(self) -> bool:
-        """Whether the engine has decided to compute it, or not to."""
+        """Whether the engine has accepted or rejected the request."""
 
     def has_chunk(self) -> bool:
-        """Whether there is something to take, or there never will be again."""
+        """Whether `take` returns a chunk, or the request has ended."""
 
     def has_ended(self) -> bool:
-        """Whether nothing follows. From now on all is received at once, however far the reader is behind."""
+        """Whether all choices have ended. The first call lifts the limit on unread output."""
 
     def take(self) -> Chunk | None:
-        """What was received of a choice and not taken yet; `None` if that is nothing. They take turns."""
+        """The unread output of one choice, which then counts as read; `None` if there is none.
+
+        The choices take turns.
+        """
 
     def check_admission(self) -> None:
-        """Raises what kept it from being admitted, if something did; what fails later is for its reader."""
+        """Raise the error of a request that was rejected. Later failures are not raised here."""
 
     def check(self) -> None:
-        """Raises what went wrong with any of the choices, once all have ended.
+        """Raise the error of the first choice that failed, once all choices have ended.
 
-        `OverloadedError`, `EngineStoppedError` or `GenerationError`.
+        It is an `OverloadedError`, `EngineStoppedError` or `GenerationError`.
         """
 
     def result(self) -> Result | None:
-        """The whole output once it has ended. Raises as `check`."""
+        """The complete output, or `None` until all choices have ended. Raises as `check` does."""
 
     def cancel(self) -> None:
-        """Asks the engine to end it. Never waits, never raises."""
+        """Cancel the request. Never waits, never raises."""
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a checkpoint consists of, from its headers alone; for `penstock info`. Raises `ModelLoadError`."""
+    """The contents of a model directory or GGUF file, read from its headers only; for `penstock info`.
+
+    Raises `ModelLoadError`.
+    """
