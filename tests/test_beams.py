@@ -141,7 +141,7 @@ def test_first_step_expands_one_beam_and_later_steps_the_best() -> None:
         assert [beam.total for beam in batch] == sorted((beam.total for beam in batch), reverse=True)
 
 
-def test_search_stops_when_no_running_beam_beats_the_worst_result() -> None:
+def test_search_stops_when_the_worst_result_beats_every_beam() -> None:
     def model(_ids: tuple[int, ...]) -> list[float]:
         return [math.log(p) for p in (0.9, 0.06, 0.04)]
 

@@ -112,7 +112,7 @@ async def test_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engi
     await assert_at_rest(engine)
 
 
-async def test_finished_or_cancelled_request_is_dropped_without_warning(engine: penstock.Engine) -> None:
+async def test_ended_request_is_dropped_without_warning(engine: penstock.Engine) -> None:
     unread = await engine.start_request(PROMPT, SHORT)
     await assert_at_rest(engine)
     cancelled = await engine.start_request(PROMPT, LONG)

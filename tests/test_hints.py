@@ -133,7 +133,7 @@ def test_attribute_hints_name_existing_attributes() -> None:
                 assert match[1] in penstock.__all__, hint
 
 
-def test_unknown_attribute_without_hint_uses_the_python_suggestion() -> None:
+def test_unknown_attribute_without_hint_gets_python_suggestion() -> None:
     with pytest.raises(AttributeError, match=r"^'Engine' object has no attribute 'generat'$") as caught:
         penstock.Engine("model").generat  # type: ignore[attr-defined] # noqa: B018
     assert caught.value.name == "generat"

@@ -88,7 +88,7 @@ def test_feature_testing_is_enabled_only_by_dev_dependencies(crate: str) -> None
     assert "testing" not in manifest(crate).get("features", {}).get("default", [])  # type: ignore[operator]
 
 
-def test_backend_is_named_in_one_file_and_kernels_only_by_the_cpu_backend() -> None:
+def test_cpu_backend_and_kernels_are_named_in_listed_files() -> None:
     def users(module: str) -> set[str]:
         sources = RUST.glob("*/src/**/*.rs")
         return {str(source.relative_to(RUST)) for source in sources if module in code_of(source)}

@@ -139,9 +139,7 @@ def test_dynamic_rope_follows_the_current_length(prompt_length: int, tmp_path: P
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_weights_compute_like_their_float32_values(
-    family: str, dtype: str, tmp_path: Path
-) -> None:
+def test_half_precision_weights_compute_as_in_float32(family: str, dtype: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, make_config(family, dtype=dtype))
     check(checkpoint, kv_cache_dtype="float32")
 

@@ -145,7 +145,7 @@ async def test_text_after_the_only_allowed_call_is_content(
     assert result.content == second + "."
 
 
-async def test_special_tokens_around_calls_are_parsed_when_skipped_in_text(
+async def test_skipped_special_tokens_around_calls_are_parsed(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
     pieces = [*THINKING, "I ", "<|other|>", "ask.", *CALLING]

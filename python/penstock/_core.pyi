@@ -1814,7 +1814,7 @@ class Engine:
 
     @staticmethod
     def check_may_wait() -> None:
-        """Raise `RuntimeError` inside a logits processor: waiting for the engine there would be a deadlock."""
+        """Raise `RuntimeError` inside a logits processor, where waiting for the engine never ends."""
 
     def stop(self) -> None:
         """Start a shutdown without waiting for it. Can be called repeatedly.

@@ -268,7 +268,7 @@ fn drafted(device: &mut Device, drafts: &[u32], tile: usize) -> Vec<Sampled> {
 }
 
 #[test]
-fn drafts_are_verified_in_one_call_with_the_bits_of_plain_decoding() {
+fn verified_drafts_have_the_bits_of_plain_decoding() {
     let prompt = Arc::from([1, 5, 9]);
     let sampling = Sampling {
         repetition_penalty: 1.5,

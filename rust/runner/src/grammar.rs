@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn accepted_tokens_continue_from_the_fork_or_from_the_former_state() {
+    fn accepted_tokens_continue_from_the_fork_or_the_state_before() {
         let next = |drafts: &[u32], tokens: &[u32]| {
             let mut grammar = drafted(2, drafts);
             grammar.accept(tokens).expect("it never fails");

@@ -110,7 +110,7 @@ fn next_step_is_launched_before_any_token_of_the_step_before() {
 }
 
 #[test]
-fn grammars_and_processors_delay_only_the_sampling_of_the_next_step() {
+fn grammars_and_processors_delay_only_the_next_sampling() {
     let with_grammar = || {
         let mut requests = requests();
         requests[1].grammar = Some(Arc::new(Thirds(Fault::Never)));

@@ -43,7 +43,7 @@ fn readmitted_sequence_continues_its_grammar() {
 }
 
 #[test]
-fn failing_grammar_ends_only_its_request_and_its_slot_is_reusable() {
+fn failing_grammar_ends_only_its_request_and_frees_its_slot() {
     let mut steps = Steps::of_four();
     let neighbour = || Request { stop_token_ids: vec![], ..with_everything(12, 20, 24) };
     let (alone, constrained_alone) =

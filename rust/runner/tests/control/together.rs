@@ -98,7 +98,7 @@ fn engine(num_speculative_tokens: usize) -> Engine {
 }
 
 #[test]
-fn mixed_batch_has_the_bits_of_single_requests_with_and_without_drafts() {
+fn mixed_batch_has_the_bits_of_single_requests_for_any_drafts() {
     let plain = engine(0);
     let alone: Vec<String> = requests().flat_map(|request| run(&plain, vec![request])).collect();
     assert_eq!(run(&plain, requests().collect()), alone);

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_kept_where_all_is_too_little_and_one_where_nothing_is_wanted() {
+    fn cutoff_includes_all_for_too_much_mass_and_one_for_none() {
         let ids = [(5, 1.0), (9, 2.0), (u32::MAX, 0.5)];
         let included = |ranks, wanted| {
             let mut cutoff = find(ranks, wanted, &ids);

@@ -300,7 +300,7 @@ fn greedy_takes_lowest_id_among_equals_and_never_nan() {
 }
 
 #[test]
-fn rows_without_numbers_give_token_and_rows_without_candidates_say_so() {
+fn nan_rows_give_a_token_and_masked_rows_no_candidates() {
     const NONE: f32 = f32::NEG_INFINITY;
     let cases = [
         ([NONE; 4], None),
