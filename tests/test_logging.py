@@ -74,7 +74,7 @@ def test_excess_records_are_dropped_and_counted(
     engine.stats()
     messages = [record.getMessage() for record in caplog.records]
     assert messages[:CAPACITY] == [f"record {number} of a test" for number in range(CAPACITY)]
-    assert messages[CAPACITY:] == ["1000 records were dropped: more than 256 waited"]
+    assert messages[CAPACITY:] == ["1000 log records were dropped; the queue holds 256"]
     caplog.clear()
     hooks.log_records("error", 1)
     engine.stats()

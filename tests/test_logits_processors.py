@@ -103,10 +103,10 @@ def fail(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
 
 FAILURES: dict[str, Any] = {
     "LookupError: not today": fail,
-    r"ndarray of shape \[3\], where float32 of shape \[512\]": lambda *_: np.zeros(3, dtype=np.float32),
+    r"ndarray of shape \[3\] is not a float32 array of shape \[512\]": lambda *_: np.zeros(3, dtype=np.float32),
     r"ndarray of shape \[1, 512\]": lambda *_: np.zeros((1, 512), dtype=np.float32),
-    "ndarray that is not of float32": lambda *_: np.zeros(512),
-    "str, where float32": lambda *_: "logits",
+    "ndarray is not a float32 array on the CPU": lambda *_: np.zeros(512),
+    r"str is not a float32 array of shape \[512\]": lambda *_: "logits",
     "the logit of token 0 is NaN": lambda *_: np.full(512, np.nan, dtype=np.float32),
     "the logit of token 0 is inf": lambda *_: np.full(512, np.inf, dtype=np.float32),
     "no token is left to choose from: logits_processors": lambda *_: np.full(512, -np.inf, dtype=np.float32),
@@ -144,7 +144,7 @@ async def test_engine_call_inside_a_processor_raises(engine: penstock.Engine, wa
         def wait(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
             WAITS[way](engine, other)
 
-        with pytest.raises(penstock.GenerationError, match="cannot be waited for inside a logits processor"):
+        with pytest.raises(penstock.GenerationError, match="a logits processor cannot wait for the engine"):
             await engine.generate(PROMPT, SHORT, logits_processors=[wait])
     await assert_at_rest(engine)
 

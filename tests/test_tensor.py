@@ -126,7 +126,7 @@ def test_equal_tensors_have_equal_shapes_and_bits() -> None:
 
 @pytest.mark.parametrize("shape", [(2,), (1, 2), (2**63, 2), (0,)])
 def test_bytes_that_do_not_match_the_shape_are_rejected(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="bytes are no float32 of shape"):
+    with pytest.raises(ValueError, match="bytes, which is not a float32 array of shape"):
         penstock.Tensor(shape=shape, data=b"\0" * 9 if shape == (2,) else b"\0" * 4)
 
 

@@ -61,7 +61,7 @@ pub struct Workspace<B: Backend> {
 }
 
 impl<B: Backend> Workspace<B> {
-    /// Room for steps as large as `spec`.
+    /// Allocates the workspace of steps up to the size of `spec`.
     pub fn new(backend: &mut B, config: &ModelConfig, spec: &StepSpec) -> Result<Self, DeviceError> {
         let [hidden, normed, qkv, attended, gate_up, gated, output_hidden, output_attended, logits] =
             buffer_lens(config, spec);
@@ -81,7 +81,7 @@ impl<B: Backend> Workspace<B> {
         })
     }
 
-    /// Bytes that [`new`](Self::new) takes.
+    /// Number of bytes that [`new`](Self::new) allocates.
     pub fn bytes(backend: &B, config: &ModelConfig, spec: &StepSpec) -> u64 {
         let rope = backend.rope_bytes(config.rope.table_len(spec.positions), spec);
         let buffers = buffer_lens(config, spec).map(|len| backend.buffer_bytes(len));
@@ -118,7 +118,7 @@ impl<B: Backend> Decoder<B> {
         Self { config, embedding, layers, norm, head }
     }
 
-    /// What the model is.
+    /// The configuration of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }

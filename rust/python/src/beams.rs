@@ -1,5 +1,5 @@
-//! What the steps of a beam search share: the request that is the same for every beam but for its prompt, and the
-//! search for stop strings, which goes on with each beam from where its beginning has come.
+//! `Beams`: the common part of the requests of a beam search, which differ in their prompts only. `StopSearch`: the state
+//! of the search for stop strings after the tokens of a beam.
 
 use std::sync::Arc;
 
@@ -22,15 +22,15 @@ pub struct Beams {
     engine: Engine,
     tokenizer: Tokenizer,
     options: TextOptions,
-    /// What was asked for, resolved.
+    /// The parameters of the search, with all defaults filled in.
     params: PySamplingParams,
-    /// What is asked for in a step, and the request for it of a beam that has no token yet.
+    /// The parameters of each step, and the request of the first step.
     step_params: PySamplingParams,
     first: EngineRequest,
 }
 
 impl Beams {
-    /// A search whose steps are like `first`, the request that `step_params` ask for.
+    /// A search whose first request is `first`, which has the parameters `step_params`.
     pub fn new(
         engine: Engine,
         output: OutputOptions,

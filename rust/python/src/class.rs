@@ -1,5 +1,5 @@
-//! The Python classes of plain values: frozen, made of keywords only, compared and hashed by value, printed as the call
-//! that makes an equal object.
+//! Python classes of plain values: frozen, with keyword arguments only, compared and hashed by value. Their `repr` is the
+//! call of the constructor.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
 /// `value_class! { Class = Value, "Name", "doc"; field: "doc", ...; methods }`: the class `Name` of the struct `Value`,
-/// which every field must be given for. `classes.rs`, which is generated, has its uses.
+/// whose constructor requires every field. The generated `classes.rs` uses it.
 macro_rules! value_class {
     ($class:ident = $value:ident, $name:tt, $doc:tt; $($field:ident: $field_doc:tt,)*; $($methods:tt)*) => {
         #[doc = $doc]

@@ -1,4 +1,4 @@
-//! What a checkpoint consists of, read from its headers alone: for `penstock info`.
+//! `describe`: a summary of a checkpoint, read from its headers only; for `penstock info`.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,6 @@
-//! Every error of every crate, and the one place where they become Python exceptions.
+//! Conversion of the errors of all crates to Python exceptions.
 //!
-//! The exception classes are written in Python (`penstock/errors.py`), where their tree can be read; they are looked
-//! up by name when the first error is raised.
+//! The exception classes are defined in Python (`penstock/errors.py`) and are looked up by name.
 
 use penstock_checkpoint::CheckpointError;
 use penstock_engine::StartError;
@@ -14,43 +13,42 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
 
-/// A field that a user filled in wrongly.
+/// An invalid field of a configuration or of a request.
 pub struct Problem {
-    /// The whole sentence.
+    /// The complete error message.
     pub message: String,
-    /// The field's name as the user spells it.
+    /// The name of the field in the Python API.
     pub field: String,
-    /// What was given.
     pub value: Option<Py<PyAny>>,
-    /// What is allowed.
+    /// The allowed values, in words.
     pub limit: Option<String>,
 }
 
-/// Whatever goes wrong in this crate.
+/// An error of this crate or of a crate below it.
 pub enum Error {
-    /// A field of `EngineConfig`.
+    /// An invalid field of `EngineConfig`.
     Config(Problem),
-    /// A field of a request.
+    /// An invalid field of a request.
     Request(Problem),
-    /// The model's files.
+    /// The files of the model cannot be used.
     Checkpoint(CheckpointError),
-    /// The tokenizer's file.
+    /// The file of the tokenizer cannot be used.
     Text(TextError),
-    /// Opening the model.
+    /// The model could not be opened.
     Launch(LaunchError),
-    /// Starting a request.
+    /// The request could not be submitted.
     Start(StartError),
-    /// A request was refused.
+    /// The engine rejected the request.
     Rejected(Rejection),
-    /// Too much of something else comes before a request; what, in words.
+    /// A queue is full; the reason names it.
     Overloaded(String),
     /// The engine has stopped.
     Stopped(StopCause),
-    /// The step that a request was part of failed.
+    /// The request failed while it ran.
     Failed(String),
-    /// A panic of ours, caught.
+    /// A panic, which is a bug.
     Defect(String),
-    /// Raised by Python code that was called from here.
+    /// An exception of Python code that this crate called.
     Python(PyErr),
 }
 
@@ -134,7 +132,7 @@ impl From<Error> for PyErr {
     }
 }
 
-/// The engine's own refusals in the words of the Python API.
+/// The engine's error with the name of the field in the Python API.
 fn invalid(py: Python<'_>, error: &InvalidRequest) -> Problem {
     let number = |number: usize| number.into_pyobject(py).map(|number| number.into_any().unbind()).ok();
     let (field, value, limit) = match error {
@@ -146,7 +144,7 @@ fn invalid(py: Python<'_>, error: &InvalidRequest) -> Problem {
             ("prompt", number(*prompt), format!("at most {limit} tokens"))
         }
         InvalidRequest::NeverFits { max_tokens, available, .. } => {
-            ("max_tokens", number(*max_tokens), format!("what fits {available} KV blocks"))
+            ("max_tokens", number(*max_tokens), format!("at most the tokens that {available} KV blocks hold"))
         }
         InvalidRequest::Field(FieldError { field, value, limit }) => {
             let value = value.into_pyobject(py).map(|text| text.into_any().unbind()).ok();
@@ -165,7 +163,7 @@ fn plain(py: Python<'_>, class: &str, message: String) -> PyErr {
     instance(py, class, |class| class.call1((message,)))
 }
 
-/// An exception of one of our classes; or the error that kept us from making it.
+/// An exception of a class of `penstock.errors`, or the error that occurred while creating it.
 fn instance<'py>(
     py: Python<'py>,
     class: &str,

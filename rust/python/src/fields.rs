@@ -1,8 +1,7 @@
-//! Reading one argument: the right type and inside its range, or an error that names the field, the value and what is
-//! allowed.
+//! Reads one argument: checks its type and range, or returns an error with the field, the value and the limit.
 //!
-//! Values are hostile: an iterator may never end, a text may fill the memory. So nothing is copied before it is known
-//! to be within its bound, and nothing is read beyond it, not even for the error's message.
+//! Values are untrusted: an iterator may be endless, a text may fill the memory. So nothing is copied before its size is
+//! known to be within the limit, and nothing is read beyond the limit, not even for the error message.
 
 use std::ops::RangeInclusive;
 
@@ -13,16 +12,16 @@ use pyo3::types::{PyBool, PyByteArray, PyBytes, PyMapping, PyString};
 
 use crate::errors::{Error, Problem};
 
-/// What [`Field::token_ids`] reads.
+/// The values that [`Field::token_ids`] accepts.
 pub const TOKEN_IDS: &str = "a sequence of token ids (integers from 0)";
-/// Longest `repr` of a value that an error message quotes.
+/// Maximum length of a value's `repr` in an error message.
 const MAX_QUOTED_CHARS: usize = 80;
 
 /// A field of a configuration or of a request.
 #[derive(Clone, Copy)]
 pub struct Field {
     name: &'static str,
-    /// Of a sequence, the number of the item; and of one within it, that of its own.
+    /// The index of the item of a sequence, and of an item inside that item.
     positions: [Option<usize>; 2],
     wrap: fn(Problem) -> Error,
 }
@@ -48,7 +47,7 @@ impl Field {
         (self.wrap)(Problem { message, field: self.name.to_owned(), value, limit: Some(limit) })
     }
 
-    /// The item of that number.
+    /// The item with this index.
     fn at(self, position: usize) -> Self {
         let positions = match self.positions {
             [None, _] => [Some(position), None],
@@ -66,17 +65,17 @@ impl Field {
         })
     }
 
-    /// A size in memory: an integer from 1 that counts things.
+    /// An integer from 1, as a `usize`.
     pub fn count(self, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
         self.integer(value, 1..=u64::from(u32::MAX)).map(|count| count as usize)
     }
 
-    /// An integer that is not negative; `bool` is not one.
+    /// An integer from 0; `bool` is not one.
     pub fn unsigned(self, value: &Bound<'_, PyAny>) -> Result<u64, Error> {
         read_number(value)?.ok_or_else(|| self.refuse(value, "an integer from 0 to 2**64 - 1"))
     }
 
-    /// An integer that is not negative, as a size in memory.
+    /// An integer from 0, as a `usize`; `bool` is not one.
     pub fn size(self, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
         self.unsigned(value).map(|size| usize::try_from(size).unwrap_or(usize::MAX))
     }
@@ -86,7 +85,7 @@ impl Field {
         read_number(value)?.ok_or_else(|| self.refuse(value, "a number"))
     }
 
-    /// A number that `allowed` accepts; `bool` is not one, NaN never is.
+    /// A number that `allowed` accepts; `bool` and NaN are rejected.
     pub fn number(
         self,
         value: &Bound<'_, PyAny>,
@@ -110,7 +109,7 @@ impl Field {
             .map_err(|_| self.refuse(value, "valid Unicode (it holds a lone surrogate)"))
     }
 
-    /// Text that is not empty, of at most `most` characters.
+    /// Non-empty text of at most `most` characters.
     pub fn text_within(self, value: &Bound<'_, PyAny>, most: usize) -> Result<String, Error> {
         if let Ok(text) = value.cast::<PyString>()
             && !(1..=most).contains(&text.len()?)
@@ -120,7 +119,7 @@ impl Field {
         self.text(value)
     }
 
-    /// One of a few words.
+    /// One of the given strings.
     pub fn choice(self, value: &Bound<'_, PyAny>, choices: &[&'static str]) -> Result<&'static str, Error> {
         let given = value.cast::<PyString>().ok().and_then(|text| text.to_str().ok());
         choices.iter().find(|choice| Some(**choice) == given).copied().ok_or_else(|| {
@@ -129,7 +128,7 @@ impl Field {
         })
     }
 
-    /// Token ids out of any iterable of integers, at most `most`; what is none must be, in words, `expected`.
+    /// At most `most` token ids from any iterable of integers; the error for another value says `expected`.
     pub fn token_ids(self, value: &Bound<'_, PyAny>, most: usize, expected: &str) -> Result<Vec<u32>, Error> {
         let token_id = |field: Field, item: &Bound<'_, PyAny>| {
             field.integer(item, 0..=u64::from(u32::MAX)).map(|id| id as u32)
@@ -137,8 +136,8 @@ impl Field {
         self.items(value, most, "ids", expected, token_id)
     }
 
-    /// What `read` makes of the items of any iterable but text, bytes and mappings, each with the field that names its
-    /// position; at most `most`, which are called `noun`. What is none must be, in words, `expected`.
+    /// Reads the items of any iterable except text, bytes and mappings with `read`, which gets the field with the item's
+    /// index. There are at most `most`, called `noun` in errors; the error for another value says `expected`.
     pub fn items<'py, T>(
         self,
         value: &Bound<'py, PyAny>,
@@ -163,8 +162,7 @@ impl Field {
     }
 }
 
-/// A number, unless it is none of that type; `bool` is none. What a conversion of the user's raises is passed on, but for
-/// what says that.
+/// Extracts a number. `None` for a `bool` or a value of another type; other exceptions of a conversion are returned.
 pub fn read_number<'py, T>(value: &Bound<'py, PyAny>) -> PyResult<Option<T>>
 where
     T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
@@ -182,7 +180,7 @@ where
     }
 }
 
-/// The value's `repr`, cut to a length that fits a message; of a large value no more is looked at than that.
+/// The value's `repr`, truncated to fit a message. Of a large value only that part is read.
 pub fn quote(value: &Bound<'_, PyAny>) -> String {
     let Ok(text) = short_repr(value) else { return format!("<{}>", value.get_type()) };
     match text.char_indices().nth(MAX_QUOTED_CHARS) {

@@ -1,8 +1,8 @@
-//! `penstock._core`: the Python face of the engine, and the only place where the interpreter is known.
+//! `penstock._core`: the Python extension module, the only crate that depends on PyO3.
 //!
-//! Calls come in attached, do what takes longer than a few microseconds in `detach`, and answer with frozen values.
-//! Nothing waits for anything attached, no panic leaves, and no thread of the engine ever attaches. Waiting itself is
-//! done in Python, on the file descriptor of a `port`.
+//! Calls arrive attached to the interpreter, run everything that takes longer than a few microseconds in `detach`, and
+//! return immutable values. No attached code waits, and no panic leaves the crate. Threads of the engine attach only to
+//! call a logits processor. Event loops wait in Python, on the file descriptor of a `Port`.
 
 mod bad_words;
 mod beams;

@@ -1,10 +1,10 @@
-//! What the engine logs, on its way to Python's `logging`: no thread of the engine waits for the interpreter.
+//! Passes log records to Python's `logging`. No thread of the engine waits for the interpreter.
 //!
 //! ```text
-//! log::error! on any thread ── try_send ──> bounded queue ── drain, where Python calls anyway ──> logger "penstock"
+//! log::error! on any thread ── try_send ──> bounded queue ── drain, in calls from Python ──> logger "penstock"
 //! ```
 //!
-//! A record that finds the queue full is counted instead; the count is reported with what is drained next.
+//! If the queue is full, records are dropped and counted; the next `drain` logs the count.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-/// Most records that wait to be drained.
+/// Maximum number of queued records.
 const CAPACITY: usize = 256;
 
 static QUEUE: LazyLock<Queue> = LazyLock::new(|| {
@@ -26,7 +26,7 @@ static QUEUE: LazyLock<Queue> = LazyLock::new(|| {
 struct Queue {
     sender: Sender<Record>,
     records: Receiver<Record>,
-    /// Relaxed everywhere: a count that orders nothing.
+    /// All accesses are relaxed: the count does not order other memory accesses.
     dropped: AtomicU64,
 }
 
@@ -37,7 +37,7 @@ struct Record {
 
 impl Log for Queue {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Others' records may quote what passes through them: prompts, for a start.
+        // Records of dependencies are excluded, because they may contain prompts.
         metadata.target().starts_with("penstock") && metadata.level() <= log::max_level()
     }
 
@@ -53,22 +53,22 @@ impl Log for Queue {
     fn flush(&self) {}
 }
 
-/// Lets through from now on what the logger lets through; below that, a record costs one comparison.
+/// Sets the level to that of the Python logger. A record below the level costs one comparison.
 pub fn listen(py: Python<'_>) -> PyResult<()> {
     let level: i64 = logger(py)?.call_method0(intern!(py, "getEffectiveLevel"))?.extract()?;
     let allowed = Level::iter().filter(|allowed| number(*allowed) >= level).max();
-    let _ = log::set_logger(&*QUEUE); // an error says that this was done before
+    let _ = log::set_logger(&*QUEUE); // fails if the logger is already set
     log::set_max_level(allowed.map_or(LevelFilter::Off, |level| level.to_level_filter()));
     Ok(())
 }
 
-/// Hands over what was logged. Next to nothing when that is nothing. What a handler raises is printed, and raised here
-/// only if it is no `Exception`: Ctrl-C meets the handlers' code as well as any other.
+/// Passes the queued records to the Python logger; cheap if there are none. An `Exception` of a log handler is printed;
+/// other exceptions, such as `KeyboardInterrupt`, are returned.
 pub fn drain(py: Python<'_>) -> PyResult<()> {
     if QUEUE.records.is_empty() {
         return Ok(());
     }
-    hand_over(py).or_else(|error| {
+    deliver(py).or_else(|error| {
         if !error.is_instance_of::<PyException>(py) {
             return Err(error);
         }
@@ -77,7 +77,7 @@ pub fn drain(py: Python<'_>) -> PyResult<()> {
     })
 }
 
-fn hand_over(py: Python<'_>) -> PyResult<()> {
+fn deliver(py: Python<'_>) -> PyResult<()> {
     let logger = logger(py)?;
     let log = |level, message: &str| logger.call_method1(intern!(py, "log"), (level, "%s", message));
     for Record { level, message } in QUEUE.records.try_iter().take(CAPACITY) {
@@ -85,7 +85,7 @@ fn hand_over(py: Python<'_>) -> PyResult<()> {
     }
     let dropped = QUEUE.dropped.swap(0, Ordering::Relaxed);
     if dropped > 0 {
-        log(number(Level::Warn), &format!("{dropped} records were dropped: more than {CAPACITY} waited"))?;
+        log(number(Level::Warn), &format!("{dropped} log records were dropped; the queue holds {CAPACITY}"))?;
     }
     Ok(())
 }
@@ -94,7 +94,7 @@ fn logger(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     py.import(intern!(py, "logging"))?.call_method1(intern!(py, "getLogger"), (intern!(py, "penstock"),))
 }
 
-/// The level as Python counts; below its own lowest there is room for one.
+/// The level as a number of Python's `logging`, which has no level for `Trace`.
 fn number(level: Level) -> i64 {
     match level {
         Level::Error => 40,

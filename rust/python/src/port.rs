@@ -12,14 +12,14 @@ use crate::errors::Error;
 use crate::logs;
 use crate::processors::check_may_wait;
 
-/// How often a blocking wait looks for signals such as Ctrl-C.
+/// The interval at which a blocking wait checks for signals such as Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// See `_core.pyi`. A request whose Python object is gone leaves the list with its last reference.
+/// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Port {
-    /// The engine's side.
     pub inner: penstock_engine::Port,
+    /// The open requests. `drain` removes those whose Python object has been dropped.
     requests: Mutex<Vec<Weak<RequestState>>>,
 }
 

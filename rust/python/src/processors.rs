@@ -1,17 +1,17 @@
-//! `logits_processors`: the user's own functions between the model and the choice of a token.
+//! `logits_processors`: Python callables that modify the logits before sampling.
 //!
-//! They are the one thing that a thread of the engine attaches to the interpreter for: the device thread, for the
-//! length of a call, with no lock held. References to callables may be dropped on any thread; PyO3 gives them back when
-//! next somebody is attached.
+//! Only these calls attach a thread of the engine to the interpreter: the device thread, for the duration of the call,
+//! without holding a lock. References to callables may be dropped on any thread; PyO3 releases them when a thread
+//! attaches next.
 //!
-//! What waits for a step of an engine would wait in a processor for the thread it runs on, and so for ever. So a mark on
-//! the thread lasts as long as the call, and whatever waits asks [`check_may_wait`] first.
+//! A processor that waits for a step would block the thread that runs the steps. So a thread-local flag is set during
+//! a call, and every function that waits calls [`check_may_wait`] first.
 //!
-//! A processor may refer to its own request. So a request's Python object alone owns its callables, where the collector
-//! of cycles sees them; the engine knows the places that they are in, and finds those empty afterwards.
+//! A processor may refer to its own request. So only the request's Python object owns its callables, where the garbage
+//! collector sees the cycle. The engine has the slots that contain them; the slots are empty once the object is gone.
 //!
-//! The interpreter ends threads that come back to it while it goes away, which would end the process badly. So its exit
-//! closes a gate first and waits for the call that is inside, though not for ever; later calls fail.
+//! During its exit the interpreter blocks or ends threads that attach to it, which could crash the process. So an exit
+//! handler closes a gate and waits, for a limited time, until no call is in progress; later calls fail.
 
 use std::cell::Cell;
 use std::process;
@@ -30,36 +30,36 @@ use crate::errors::Error;
 use crate::fields::Field;
 use crate::tensor::{Tensor, read_vector};
 
-/// Most processors of a request.
+/// Maximum number of processors of a request.
 const MAX_PROCESSORS: usize = 16;
-const GOING_AWAY: &str = "the interpreter is going away";
+const EXITING: &str = "the interpreter is exiting";
 const REQUEST_GONE: &str = "the request was dropped";
-/// Longest that the interpreter's exit waits for a call, and how often it looks for signals meanwhile.
+/// Maximum time that the exit of the interpreter waits for calls, and the interval at which it checks for signals.
 const MAX_EXIT_WAIT: Duration = Duration::from_secs(5);
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-static GATE: Mutex<Gate> = Mutex::new(Gate { is_closed: false, inside: 0 });
-static LEFT: Condvar = Condvar::new();
-/// The process that the last call was in. A fork copies the gate, but none of the threads that are inside.
+static GATE: Mutex<Gate> = Mutex::new(Gate { is_closed: false, num_calls: 0 });
+static CALL_ENDED: Condvar = Condvar::new();
+/// The process of the last call. A fork copies the gate, but not the threads of the calls in progress.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    /// Whether a processor is being called on this thread.
+    /// Whether this thread is calling a processor.
     static IS_CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// An error on a thread that is inside a processor.
+/// Fails on a thread that is calling a processor.
 pub fn check_may_wait() -> PyResult<()> {
     if IS_CALLING.get() {
-        return Err(PyRuntimeError::new_err("the engine cannot be waited for inside a logits processor"));
+        return Err(PyRuntimeError::new_err("a logits processor cannot wait for the engine"));
     }
     Ok(())
 }
 
-/// What calls go through.
+/// Counts the calls in progress and rejects calls after the exit of the interpreter has begun.
 struct Gate {
     is_closed: bool,
-    inside: usize,
+    num_calls: usize,
 }
 
 impl Gate {
@@ -67,10 +67,10 @@ impl Gate {
         GATE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the exit of the interpreter closes the gate.
-    fn watch_exit(py: Python<'_>) -> PyResult<()> {
-        static WATCHED: PyOnceLock<()> = PyOnceLock::new();
-        WATCHED.get_or_try_init(py, || {
+    /// Registers the exit handler, once.
+    fn register_exit(py: Python<'_>) -> PyResult<()> {
+        static REGISTERED: PyOnceLock<()> = PyOnceLock::new();
+        REGISTERED.get_or_try_init(py, || {
             let close =
                 |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| Self::close(arguments.py());
             let close = PyCFunction::new_closure(py, None, None, close)?;
@@ -91,40 +91,41 @@ impl Gate {
         Ok(())
     }
 
-    /// Waits a moment; says whether nobody is inside.
+    /// Waits up to [`SIGNAL_INTERVAL`]. Returns whether no call is in progress.
     fn wait() -> bool {
-        let waited = LEFT.wait_timeout_while(Self::lock(), SIGNAL_INTERVAL, |gate| gate.inside > 0);
-        waited.unwrap_or_else(PoisonError::into_inner).0.inside == 0
+        let waited = CALL_ENDED.wait_timeout_while(Self::lock(), SIGNAL_INTERVAL, |gate| gate.num_calls > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.num_calls == 0
     }
 }
 
-/// A call that the gate has let in.
-struct Inside;
+/// A call in progress.
+struct CallGuard;
 
-impl Inside {
+impl CallGuard {
+    /// `None` if the gate is closed.
     fn enter() -> Option<Self> {
         let mut gate = Gate::lock();
         if gate.is_closed {
             return None;
         }
         if PROCESS.swap(process::id(), Ordering::Relaxed) != process::id() {
-            gate.inside = 0;
+            gate.num_calls = 0;
         }
-        gate.inside += 1;
+        gate.num_calls += 1;
         IS_CALLING.set(true);
         Some(Self)
     }
 }
 
-impl Drop for Inside {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         IS_CALLING.set(false);
-        Gate::lock().inside -= 1;
-        LEFT.notify_all();
+        Gate::lock().num_calls -= 1;
+        CALL_ENDED.notify_all();
     }
 }
 
-/// Callables, called one after the other.
+/// Callables in the order of their calls.
 #[derive(Clone, Debug, Default)]
 pub struct Processors(pub Vec<Arc<Py<PyAny>>>);
 
@@ -138,43 +139,41 @@ impl Processors {
                 Err(field.refuse(item, expected))
             }
         };
-        Gate::watch_exit(value.py())?;
+        Gate::register_exit(value.py())?;
         field.items(value, MAX_PROCESSORS, "processors", expected, callable).map(Self)
     }
 
-    /// References of their own for one request.
+    /// New references for one request.
     pub fn owned(&self, py: Python<'_>) -> Owned {
-        let place = |callable: &Arc<Py<PyAny>>| Arc::new(Place(Mutex::new(Some(callable.clone_ref(py)))));
-        Owned(self.0.iter().map(place).collect())
+        let slot =
+            |callable: &Arc<Py<PyAny>>| Arc::new(CallableSlot(Mutex::new(Some(callable.clone_ref(py)))));
+        Owned(self.0.iter().map(slot).collect())
     }
 }
 
-/// The callables of one request, for the one Python object that shows them to the collector. No reference to any of them
-/// is elsewhere but while it is called, when the collector finds one more than it can account for and leaves it alone.
+/// The callables of one request, owned by the Python object that reports them to the garbage collector. No other
+/// reference exists, except during a call; the collector then finds an additional reference and keeps the object.
 #[derive(Default)]
-pub struct Owned(Vec<Arc<Place>>);
+pub struct Owned(Vec<Arc<CallableSlot>>);
 
 impl Owned {
-    /// As the engine knows them.
+    /// The processors that the engine calls.
     pub fn for_engine(&self) -> Vec<Arc<dyn LogitsProcessor>> {
-        self.0
-            .iter()
-            .map(|place| Arc::new(Processor(Arc::clone(place))) as Arc<dyn LogitsProcessor>)
-            .collect()
+        self.0.iter().map(|slot| Arc::new(Processor(Arc::clone(slot))) as Arc<dyn LogitsProcessor>).collect()
     }
 
-    /// As parameters know them.
+    /// The callables that are left, as a value of the parameter.
     pub fn listed(&self, py: Python<'_>) -> Processors {
-        Processors(self.0.iter().filter_map(|place| place.get(py)).map(Arc::new).collect())
+        Processors(self.0.iter().filter_map(|slot| slot.get(py)).map(Arc::new).collect())
     }
 
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.0.iter().try_for_each(|place| visit.call(&*place.lock()))
+        self.0.iter().try_for_each(|slot| visit.call(&*slot.lock()))
     }
 
-    /// Empties all places; what was there is dropped with no lock held, for that may run code of the user's.
+    /// Empties all slots. The callables are dropped without a lock, because that may run user code.
     pub fn clear(&self) {
-        self.0.iter().for_each(|place| drop(place.take()));
+        self.0.iter().for_each(|slot| drop(slot.take()));
     }
 }
 
@@ -184,11 +183,11 @@ impl Drop for Owned {
     }
 }
 
-/// Where a callable is. Locked by who is attached alone, and for no longer than it takes to copy a reference.
+/// The slot of one callable. Only attached threads lock it, and only to copy or take the reference.
 #[derive(Debug)]
-struct Place(Mutex<Option<Py<PyAny>>>);
+struct CallableSlot(Mutex<Option<Py<PyAny>>>);
 
-impl Place {
+impl CallableSlot {
     fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.lock().as_ref().map(|callable| callable.clone_ref(py))
     }
@@ -203,31 +202,31 @@ impl Place {
 }
 
 #[derive(Debug)]
-struct Processor(Arc<Place>);
+struct Processor(Arc<CallableSlot>);
 
 impl LogitsProcessor for Processor {
     fn process(&self, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> Result<(), String> {
-        let Some(_inside) = Inside::enter() else { return Err(GOING_AWAY.to_owned()) };
+        let Some(_guard) = CallGuard::enter() else { return Err(EXITING.to_owned()) };
         let called = Python::try_attach(|py| {
             let callable = self.0.get(py).ok_or_else(|| REQUEST_GONE.to_owned())?;
             call(callable.bind(py), prompt, generated, logits).map_err(|error| {
                 let trace = error.traceback(py).and_then(|trace| trace.format().ok()).unwrap_or_default();
-                // The library has another name than the crate, and its records would not be let through.
+                // The target is set because the library's name differs from the crate's, which the filter expects.
                 log::warn!(target: "penstock_python", "a logits processor raised:\n{trace}{error}");
-                match place_of(py, &error) {
-                    Some(place) => format!("{error} ({place})"),
+                match location_of(py, &error) {
+                    Some(location) => format!("{error} ({location})"),
                     None => error.to_string(),
                 }
             })
         });
-        called.unwrap_or_else(|| Err(GOING_AWAY.to_owned()))
+        called.unwrap_or_else(|| Err(EXITING.to_owned()))
     }
 }
 
 fn call(callable: &Bound<'_, PyAny>, prompt: &[u32], generated: &[u32], logits: &mut [f32]) -> PyResult<()> {
     let py = callable.py();
     let tokens = PyList::new(py, [prompt, generated].concat())?;
-    // Whoever keeps the tensor after the call has memory of its own.
+    // A copy, because the processor may keep the tensor after the call.
     let tensor = Bound::new(py, Tensor::writable(vec![logits.len()], logits.to_vec()))?;
     let returned = callable.call1((tokens, &tensor))?;
     if returned.is_none() || returned.is(&tensor) {
@@ -241,8 +240,8 @@ fn call(callable: &Bound<'_, PyAny>, prompt: &[u32], generated: &[u32], logits: 
     }
 }
 
-/// File and line of the frame that raised, where one of Python did.
-fn place_of(py: Python<'_>, error: &PyErr) -> Option<String> {
+/// File and line of the frame that raised the error, if it was a Python frame.
+fn location_of(py: Python<'_>, error: &PyErr) -> Option<String> {
     let mut trace = error.traceback(py)?.into_any();
     while let Some(next) = trace.getattr("tb_next").ok().filter(|next| !next.is_none()) {
         trace = next;
@@ -254,7 +253,7 @@ fn place_of(py: Python<'_>, error: &PyErr) -> Option<String> {
 }
 
 impl PartialEq for Processors {
-    /// As Python compares them: two bound methods of one object are equal.
+    /// Compares with Python's `==`: two references to one bound method are equal.
     fn eq(&self, other: &Self) -> bool {
         let are_equal = |py: Python<'_>| {
             self.0.iter().zip(&other.0).all(|(one, other)| one.bind(py).eq(other.bind(py)).unwrap_or(false))

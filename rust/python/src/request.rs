@@ -1,5 +1,5 @@
-//! `Request`: Python's handle on one request. Each of its three questions also tells the port's `drain` what to name
-//! the request for, so that nobody is woken for less than it waits for.
+//! `Request`: the Python handle of one request. If `is_admitted`, `has_chunk` or `has_ended` returns false, the port's
+//! `drain` returns the request's id once it would return true, so a task is woken only for the state it waits for.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::errors::Error;
 use crate::logs;
 use crate::processors::{Owned, Processors};
 
-/// See `_core.pyi`. Dropping the object is a cancel.
+/// See `_core.pyi`. Dropping the object cancels the request.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Request {
     pub state: Arc<RequestState>,
@@ -23,13 +23,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// `params` are resolved; of their processors, `processors` are the request's own.
+    /// `params` have all defaults filled in; `processors` are the request's references to their processors.
     pub fn new(state: Arc<RequestState>, params: PySamplingParams, processors: Owned) -> Self {
         let params = PySamplingParams { processors: Processors::default(), ..params };
         Self { state, params, processors }
     }
 
-    /// See [`RequestState::wait_for`]. Tensors are copied when the end arrives, which can take long.
+    /// See [`RequestState::wait_for`]. Detached if tensors are copied at the end, which can take long.
     fn wait_for(&self, py: Python<'_>, milestone: Milestone) -> Result<bool, Error> {
         if self.state.has_tensors {
             detach(py, || self.state.wait_for(milestone))
@@ -83,7 +83,7 @@ impl Request {
         match self.state.end() {
             Some(ChoiceEnd::Rejected(rejection)) => Err(Error::Rejected(rejection)),
             Some(ChoiceEnd::Failed(reason)) => {
-                logs::drain(py)?; // more may be said there of what failed
+                logs::drain(py)?; // a record may have details of the failure
                 Err(Error::Failed(reason))
             }
             Some(ChoiceEnd::Stopped(cause)) => Err(Error::Stopped(cause)),

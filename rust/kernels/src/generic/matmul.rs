@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `out[t][r]` is the chain 0, `fma(x[t][0], w[r][0], .)`, `fma(x[t][1], w[r][1], .)`, ... and then one addition each for a
-//! residual and a bias. RowTiles, blocks and the share of a worker do not affect it.
+//! residual and a bias. Tiles, blocks and the share of a worker do not affect it.
 //!
 //! With a single tile the weights are read once from memory, so the panels of a group are read as several streams, each
 //! contiguous through its part of the group. Measured without a gain: unpacking a panel to f32 first, K blocks or token
@@ -25,11 +25,11 @@ use super::tile::{self, Prefetch, RowTiles, panels_at_once, with_tile_shape};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
 
-/// The most columns of a K block; the blocks are balanced, so usually smaller.
+/// Maximum number of columns of a K block; the blocks are balanced, so most are smaller.
 const K_BLOCK: usize = 1024;
-/// RowTiles of a token block: 96 rows of a K block are 384 KiB of L2.
+/// Row tiles of a token block: 96 rows of a K block are 384 KiB of L2.
 pub(crate) const BLOCK_TILES: usize = 16;
-/// The most tiles times panels of a share; their accumulators are 48 KiB.
+/// Maximum of tiles times panels of a share; their accumulators are 48 KiB.
 pub(crate) const SHARE_TILES: usize = 128;
 /// The prefetch distance of a stream, in bytes.
 const STREAM_AHEAD: isize = 1536;

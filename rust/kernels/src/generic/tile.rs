@@ -19,7 +19,7 @@ use std::ops::Range;
 use super::panel_dtype::PanelDtype;
 use crate::simd::Simd;
 
-/// The most rows of a tile.
+/// Maximum number of rows of a tile.
 pub(crate) const MAX_ROWS: usize = 6;
 
 /// The number of panels that a tile of `rows` rows processes at a time.
@@ -37,7 +37,7 @@ pub(crate) struct RowTiles {
 }
 
 impl RowTiles {
-    /// RowTiles of at most `limit` rows.
+    /// Tiles of at most `limit` rows.
     pub(crate) const fn new(rows: usize, limit: usize) -> Self {
         let count = rows.div_ceil(limit);
         let divisor = if count == 0 { 1 } else { count };

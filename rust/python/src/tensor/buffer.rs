@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 
 use super::Tensor;
 
-/// What the `struct` module calls a float32.
+/// float32 in the notation of the `struct` module.
 const FORMAT: &CStr = c"f";
 const ITEM_BYTES: isize = size_of::<f32>() as isize;
 
-/// Fills in `view` as far as `flags` ask for it.
+/// Fills the fields of `view` that `flags` request.
 ///
 /// # Safety
 ///
@@ -29,17 +29,17 @@ pub(super) unsafe fn fill(
     let refusal = if has(ffi::PyBUF_WRITABLE) && !is_writable {
         Some("the tensor is read-only")
     } else if has(ffi::PyBUF_F_CONTIGUOUS) && shape.len() > 1 {
-        Some("the tensor's last dimension's values are next to each other, not its first one's")
+        Some("the tensor is in C order, not in Fortran order")
     } else {
         None
     };
     let mut filled = ffi::Py_buffer::new();
     if let Some(refusal) = refusal {
-        // SAFETY: `view` is valid for writes; without an object it is not one to be released.
+        // SAFETY: `view` is valid for writes. Without an object it needs no release.
         unsafe { view.write(filled) };
         return Err(PyBufferError::new_err(refusal));
     }
-    // The protocol's pointers are all to mutable data; who gets them may write where it asked for a writable view.
+    // All pointers of the protocol are mutable; a consumer writes only if it requested a writable view.
     filled.buf = array.values.bits().as_ptr().cast_mut().cast();
     filled.len = array.values.bits().len() as isize * ITEM_BYTES;
     filled.itemsize = ITEM_BYTES;
@@ -49,9 +49,9 @@ pub(super) unsafe fn fill(
     filled.shape = if has(ffi::PyBUF_ND) { shape.as_ptr().cast_mut() } else { ptr::null_mut() };
     filled.strides = if has(ffi::PyBUF_STRIDES) { strides.as_ptr().cast_mut() } else { ptr::null_mut() };
     filled.obj = tensor.into_ptr();
-    // SAFETY: `view` is valid for writes. It owns a reference to the tensor, which never changes its array, and the
-    // array never its vectors: so the pointers into them are valid until the view is released. Shape, strides and
-    // format are for reading, as the protocol says; the values are atomics, so writing to them is sound.
+    // SAFETY: `view` is valid for writes. It owns a reference to the tensor. Neither the tensor's array nor the array's
+    // vectors are ever replaced, so pointers into them are valid until the view is released. Consumers only read shape,
+    // strides and format, by the protocol; the values are atomics, so writing to them is sound.
     unsafe { view.write(filled) };
     Ok(())
 }

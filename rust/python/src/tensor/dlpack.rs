@@ -1,6 +1,8 @@
-//! DLPack, the other way to share an array: a struct of pointers in a capsule, which whoever takes it renames and later
-//! hands back to its deleter; a capsule that nobody took calls the deleter itself. The layouts are those of DLPack's
-//! `dlpack.h`, in both forms: the versioned one of 1.0 and the one from before, which cannot say "read-only".
+//! The DLPack protocol: a capsule with a pointer to a struct that describes an array.
+//!
+//! A consumer renames the capsule and calls the struct's deleter when it is done. The destructor of a capsule that was
+//! not consumed calls the deleter. The layouts are those of `dlpack.h`: the versioned one of DLPack 1.0, and the older
+//! one, which has no flag for read-only arrays.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
@@ -13,7 +15,7 @@ use pyo3::types::PyCapsule;
 
 use super::{Tensor, name_of, unlike};
 
-/// The kind and number of the device that all of our tensors are on.
+/// The device type and id of all tensors.
 pub(super) const CPU: (i32, i32) = (1, 0);
 const VERSION: Version = Version { major: 1, minor: 0 };
 const FLAG_READ_ONLY: u64 = 1;
@@ -73,10 +75,10 @@ struct Versioned {
     view: View,
 }
 
-/// What a capsule points to: the struct comes first, and behind it is what keeps the array alive. Dropped on whatever
-/// thread the deleter is called on, attached or not, for nothing of Python's is in it.
+/// The target of a capsule's pointer: DLPack's struct first, then the tensor that keeps the array alive. It contains no
+/// Python objects, so any thread may drop it, attached or not.
 #[repr(C)]
-struct Lent<M> {
+struct Exported<M> {
     managed: M,
     _tensor: Tensor,
 }
@@ -91,17 +93,17 @@ pub(super) fn versioned(py: Python<'_>, tensor: Tensor, is_copied: bool) -> PyRe
         flags: read_only | if is_copied { FLAG_IS_COPIED } else { 0 },
         view: view_of(&tensor),
     };
-    lend(py, Lent { managed, _tensor: tensor }, VERSIONED, release_versioned)
+    export(py, Exported { managed, _tensor: tensor }, VERSIONED, release_versioned)
 }
 
-/// The tensor in a capsule of the form before 1.0.
+/// The tensor in a capsule of DLPack before 1.0.
 pub(super) fn legacy(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, PyCapsule>> {
     let (view, deleter) = (view_of(&tensor), Some(delete::<Legacy> as unsafe extern "C" fn(*mut Legacy)));
     let managed = Legacy { view, owner: ptr::null_mut(), deleter };
-    lend(py, Lent { managed, _tensor: tensor }, LEGACY, release_legacy)
+    export(py, Exported { managed, _tensor: tensor }, LEGACY, release_legacy)
 }
 
-/// Its pointers are valid as long as the tensor or a copy of it is.
+/// DLPack's description of a tensor. Its pointers are valid as long as the tensor or a clone of it exists.
 fn view_of(tensor: &Tensor) -> View {
     let array = &tensor.array;
     let [shape, strides] = &array.dlpack;
@@ -120,35 +122,37 @@ fn view_of(tensor: &Tensor) -> View {
     }
 }
 
-fn lend<'py, M>(
+fn export<'py, M>(
     py: Python<'py>,
-    lent: Lent<M>,
+    exported: Exported<M>,
     name: &'static CStr,
     release: ffi::PyCapsule_Destructor,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    let lent = NonNull::from(Box::leak(Box::new(lent)));
-    // SAFETY: the pointer is to a leaked box, valid until the deleter takes that back, which happens once: the capsule
-    // does it unless it was renamed, and who renames it has that duty from then on. The deleter may run on any thread.
-    let capsule = unsafe { PyCapsule::new_with_pointer_and_destructor(py, lent.cast(), name, Some(release)) };
+    let exported = NonNull::from(Box::leak(Box::new(exported)));
+    // SAFETY: the pointer is to a leaked box, valid until the deleter frees it. The deleter is called once, on any
+    // thread: by the capsule's destructor, or by the consumer that has renamed the capsule.
+    let capsule =
+        unsafe { PyCapsule::new_with_pointer_and_destructor(py, exported.cast(), name, Some(release)) };
     capsule.inspect_err(|_| {
-        // SAFETY: there is no capsule, so the box is still this function's alone.
-        drop(unsafe { Box::from_raw(lent.as_ptr()) });
+        // SAFETY: there is no capsule, so only this function has the pointer.
+        drop(unsafe { Box::from_raw(exported.as_ptr()) });
     })
 }
 
 /// # Safety
 ///
-/// `managed` is what a capsule of [`lend`] pointed to, and nobody uses it any more.
+/// `managed` is the pointer of a capsule of [`export`], and is not used afterwards.
 unsafe extern "C" fn delete<M>(managed: *mut M) {
-    // SAFETY: the struct is the first in a `Lent` of C layout that was leaked from a box; this is its one deletion.
-    drop(unsafe { Box::from_raw(managed.cast::<Lent<M>>()) });
+    // SAFETY: the struct is the first field of an `Exported` of C layout that was leaked from a box, and this is the only
+    // call that frees it.
+    drop(unsafe { Box::from_raw(managed.cast::<Exported<M>>()) });
 }
 
 /// # Safety
 ///
-/// `capsule` is one of [`versioned`] that goes away.
+/// `capsule` was made by [`versioned`] and is being destroyed.
 unsafe extern "C" fn release_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: a capsule of its own name holds a pointer of `lend` that nobody took; one that was renamed is left alone.
+    // SAFETY: a capsule that still has this name was not consumed, and its pointer is from `export`.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, VERSIONED.as_ptr()) == 1 {
             delete::<Versioned>(ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr()).cast());
@@ -158,9 +162,9 @@ unsafe extern "C" fn release_versioned(capsule: *mut ffi::PyObject) {
 
 /// # Safety
 ///
-/// `capsule` is one of [`legacy`] that goes away.
+/// `capsule` was made by [`legacy`] and is being destroyed.
 unsafe extern "C" fn release_legacy(capsule: *mut ffi::PyObject) {
-    // SAFETY: as for a versioned one.
+    // SAFETY: as in `release_versioned`.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, LEGACY.as_ptr()) == 1 {
             delete::<Legacy>(ffi::PyCapsule_GetPointer(capsule, LEGACY.as_ptr()).cast());
@@ -168,31 +172,31 @@ unsafe extern "C" fn release_legacy(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// Copies the numbers of another library's array, which must be on the CPU, of one dimension and as many. The capsule
-/// is not taken, only looked into, so it deletes its array itself.
+/// Copies the values of another library's array, which must be one-dimensional, of this length and on the CPU. The
+/// capsule is not consumed, so its destructor frees the array.
 pub(super) fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyResult<()> {
     let py = source.py();
     let Some(export) = source.getattr_opt(intern!(py, "__dlpack__"))? else {
         let kind = name_of(source);
         return Err(PyTypeError::new_err(format!(
-            "{kind}, where float32 of shape [{}] is wanted",
+            "{kind} is not a float32 array of shape [{}]",
             values.len()
         )));
     };
     let capsule = export.call0()?.cast_into::<PyCapsule>()?;
     let managed = capsule.pointer_checked(Some(LEGACY))?.cast::<Legacy>();
-    // SAFETY: a capsule of this name points to this struct, which is valid as long as the capsule is and nobody takes
-    // it, which nobody does who lends it out at the same time.
+    // SAFETY: a capsule of this name points to this struct, which is valid while the capsule exists and is not consumed.
+    // The capsule was just made for this function, so there is no other consumer.
     let view = unsafe { &managed.as_ref().view };
     if (view.device.kind, view.data_type) != (CPU.0, FLOAT32) {
         let kind = name_of(source);
-        return Err(PyValueError::new_err(format!("{kind} that is not of float32 on the CPU")));
+        return Err(PyValueError::new_err(format!("{kind} is not a float32 array on the CPU")));
     }
     let ndim = usize::try_from(view.ndim).unwrap_or(0);
     let shape: Vec<i64> = if ndim == 0 {
         Vec::new()
     } else {
-        // SAFETY: the shape has as many sizes as there are dimensions.
+        // SAFETY: the shape has one size for each dimension.
         unsafe { std::slice::from_raw_parts(view.shape, ndim) }.to_vec()
     };
     if shape != [values.len() as i64] {
@@ -202,11 +206,11 @@ pub(super) fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyRe
     let stride = if view.strides.is_null() {
         1
     } else {
-        // SAFETY: where there are strides there is one for the one dimension.
+        // SAFETY: if there are strides, there is one for the only dimension.
         unsafe { *view.strides as isize }
     };
     for (index, value) in values.iter_mut().enumerate() {
-        // SAFETY: the struct says that a float32 lies there for each index below the size; it need not be aligned.
+        // SAFETY: by the protocol a float32, aligned or not, is readable there for each index below the size.
         *value = unsafe {
             let first = view.data.cast::<u8>().add(view.byte_offset as usize).cast::<f32>();
             first.offset(index as isize * stride).read_unaligned()

@@ -1,7 +1,7 @@
-//! `Tensor`: an array of numbers of ours that other libraries read, and may write, where it lies.
+//! `Tensor`: an array of float32 numbers that other libraries read, and sometimes write, without a copy.
 //!
-//! Whoever borrows the memory, by DLPack or by the buffer protocol, keeps it alive; nobody ever waits for its return.
-//! Borrowers may write at any time from any thread, so here each number is an atomic, and read as one.
+//! DLPack and the buffer protocol share the memory. Each consumer keeps it alive, so no code waits for consumers. They
+//! may write from any thread at any time, so each number is an atomic.
 
 mod buffer;
 mod dlpack;
@@ -19,7 +19,7 @@ use pyo3::types::{PyBytes, PyCapsule, PyDict, PyTuple};
 
 use dlpack::CPU;
 
-/// Most dimensions, as many as the buffer protocol's readers take.
+/// Maximum number of dimensions, which is that of the buffer protocol.
 const MAX_DIMENSIONS: usize = 64;
 
 /// See `_core.pyi`. Copies share their values.
@@ -30,12 +30,12 @@ pub struct Tensor {
     is_writable: bool,
 }
 
-/// The values with what the protocols point to.
+/// The values, and the shapes and strides that the protocols point to.
 struct Array {
     values: Arc<FloatArray>,
-    /// What DLPack's pointers are to: the shape, and the distances between neighbours of a dimension in values.
+    /// Shape and strides for DLPack; the strides in values.
     dlpack: [Vec<i64>; 2],
-    /// Likewise the buffer protocol's, whose distances are in bytes.
+    /// Shape and strides for the buffer protocol; the strides in bytes.
     buffer: [Vec<isize>; 2],
 }
 
@@ -56,7 +56,7 @@ impl Tensor {
         Self { array: Arc::new(Array { values, dlpack, buffer }), is_writable: false }
     }
 
-    /// A tensor that others can write to.
+    /// A tensor that consumers can write to.
     pub fn writable(shape: Vec<usize>, values: Vec<f32>) -> Self {
         Self { is_writable: true, ..Self::new(shape, values) }
     }
@@ -79,7 +79,7 @@ impl Tensor {
     }
 }
 
-/// Distances between neighbours of each dimension, in values.
+/// The strides of an array in C order, in values.
 fn strides_of(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for dimension in (1..shape.len()).rev() {
@@ -88,7 +88,7 @@ fn strides_of(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Reads the numbers of anything of Python's that holds as many, of the same type and in one dimension.
+/// Reads a one-dimensional float32 array of the length of `values`, by the buffer protocol or DLPack.
 pub fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyResult<()> {
     if let Ok(buffer) = PyBuffer::<f32>::get(source) {
         let is_alike = buffer.dimensions() == 1 && buffer.item_count() == values.len();
@@ -101,10 +101,10 @@ pub fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyResult<()
     dlpack::read_vector(source, values)
 }
 
-/// What was given instead of a vector.
+/// The error for an array of another shape or type.
 fn unlike(source: &Bound<'_, PyAny>, shape: &[usize], len: usize) -> PyErr {
     let kind = name_of(source);
-    PyValueError::new_err(format!("{kind} of shape {shape:?}, where float32 of shape [{len}] is wanted"))
+    PyValueError::new_err(format!("{kind} of shape {shape:?} is not a float32 array of shape [{len}]"))
 }
 
 fn name_of(source: &Bound<'_, PyAny>) -> String {
@@ -113,7 +113,7 @@ fn name_of(source: &Bound<'_, PyAny>) -> String {
 
 #[pymethods]
 impl Tensor {
-    /// A copy of `data`, whose bytes are those of the values.
+    /// A tensor with a copy of `data`, the bytes of the values.
     #[new]
     #[pyo3(signature = (*, shape, data))]
     fn from_bytes(shape: &Bound<'_, PyTuple>, data: &Bound<'_, PyBytes>) -> PyResult<Self> {
@@ -124,12 +124,14 @@ impl Tensor {
         }
         let sizes = shape.iter().map(|size| size.extract()).collect::<PyResult<Vec<usize>>>()?;
         let (chunks, rest) = data.as_bytes().as_chunks();
-        // Distances are reckoned as if no dimension were empty, and in bytes.
+        // Strides are computed in bytes, with a size of at least 1 in each dimension.
         let span = sizes.iter().try_fold(size_of::<f32>(), |span, size| span.checked_mul((*size).max(1)));
         let is_addressable = span.is_some_and(|span| isize::try_from(span).is_ok());
         if !is_addressable || sizes.iter().product::<usize>() != chunks.len() || !rest.is_empty() {
             let bytes = data.as_bytes().len();
-            return Err(PyValueError::new_err(format!("{bytes} bytes are no float32 of shape {sizes:?}")));
+            return Err(PyValueError::new_err(format!(
+                "data has {bytes} bytes, which is not a float32 array of shape {sizes:?}"
+            )));
         }
         Ok(Self::new(sizes, chunks.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()))
     }
@@ -151,7 +153,7 @@ impl Tensor {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         if stream.is_some() || dl_device.is_some_and(|device| device != CPU) {
             return Err(PyBufferError::new_err(
-                "the tensor is in the CPU's memory, where there are no streams",
+                "the tensor is in CPU memory; stream must be None and dl_device the CPU",
             ));
         }
         let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
@@ -164,7 +166,7 @@ impl Tensor {
             dlpack::legacy(py, shared)
         } else {
             Err(PyBufferError::new_err(
-                "the tensor is read-only, which DLPack can say from its version 1.0 on: give max_version, or copy=True",
+                "the tensor is read-only, which needs DLPack 1.0; pass max_version=(1, 0), or copy=True",
             ))
         }
     }
@@ -176,9 +178,9 @@ impl Tensor {
 
     /// # Safety
     ///
-    /// `view` is a buffer that the interpreter asks to be filled in.
+    /// `view` is valid for writes.
     unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        // SAFETY: as the interpreter promises.
+        // SAFETY: the interpreter passes a valid view.
         unsafe { buffer::fill(this, view, flags) }
     }
 
@@ -188,7 +190,7 @@ impl Tensor {
         format!("<Tensor of shape ({}{comma})>", sizes.join(", "))
     }
 
-    /// Of the shape alone: values may be many, and those that others may change do change.
+    /// The hash of the shape: hashing the values could take long, and values of a writable tensor change.
     fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
         self.shape_tuple(py)?.hash()
     }

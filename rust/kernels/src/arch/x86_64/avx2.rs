@@ -39,8 +39,8 @@ macro_rules! both {
     };
 }
 
-/// Assembly, because the compiler schedules the broadcasts of a whole step early, runs out of registers and spills
-/// accumulators, which doubles the time of a tile.
+/// Written in assembly, because the compiler schedules the broadcasts of a whole step early, runs out of registers and
+/// spills accumulators, which doubles the time of a tile.
 ///
 /// # Safety
 /// `row[k]` is readable.
@@ -95,7 +95,7 @@ unsafe fn add_products(row: *const i16, pair: usize, halves: I, mut c: I) -> I {
     c
 }
 
-/// Assembly for the same reason: the compiler would load the pairs once for both halves and keep them in registers.
+/// In assembly for the same reason: the compiler would load the pairs once for both halves and keep them in registers.
 ///
 /// # Safety
 /// 64 bytes are readable at `from`.

@@ -38,16 +38,16 @@ use crate::simd::Simd;
 pub(crate) const SPLIT: usize = 256;
 const SPLIT_TILES: usize = SPLIT / LANES;
 
-/// The most floats of the query rows of one job, padded to 16.
+/// Maximum number of floats of the query rows of one job, padded to 16.
 pub(crate) const JOB_FLOATS: usize = 48 * 128;
-/// The most query rows of one job.
+/// Maximum number of query rows of one job.
 pub(crate) const JOB_ROWS: usize = 48;
 
 /// Floats of the (max, sum, acc) of a row.
 pub(crate) const fn partial_floats(head_dim: usize) -> usize {
     head_dim.next_multiple_of(LANES) + LANES
 }
-/// The most floats of the (max, sum, acc) of all rows of a job.
+/// Maximum number of floats of the (max, sum, acc) of all rows of a job.
 pub(crate) const PARTIAL_FLOATS: usize = JOB_FLOATS + JOB_ROWS * LANES;
 
 /// The inputs that all jobs of a call share. Its pointers are valid for its shapes.
