@@ -1,8 +1,9 @@
 //! Conversion of stored elements to `f32`, block by block.
 //!
-//! These loops run when a model is loaded. Each iterates over arrays of constant length without branches or overflow checks,
-//! which the compiler vectorises for any target. Bytes need no alignment. Results are exact for exact types, otherwise rounded
-//! after the product and after the sum, so that they are bit-for-bit equal to those of other readers of these formats.
+//! These loops run when a model is loaded. Each iterates over arrays of constant length without branches or overflow
+//! checks, which the compiler vectorises for any target. Bytes need no alignment. Results are exact for exact types,
+//! otherwise rounded after the product and after the sum, so that they are bit-for-bit equal to those of other readers
+//! of these formats.
 
 use crate::storage::Storage;
 
@@ -44,8 +45,8 @@ fn each_block<const BYTES: usize, const ELEMENTS: usize>(
     }
 }
 
-/// Converts half to single precision without branches, exactly for every value. Subnormals are converted as integers, not as
-/// subnormal singles, so the result does not depend on the processor's flush-to-zero mode.
+/// Converts half to single precision without branches, exactly for every value. Subnormals are converted as integers,
+/// not as subnormal singles, so the result does not depend on the processor's flush-to-zero mode.
 #[inline(always)]
 pub(crate) fn f16_to_f32(half: u16) -> f32 {
     const REBIAS: u32 = (127 - 15) << 23;
@@ -89,9 +90,9 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// The 6-bit scale and minimum of each group of 32, packed into 12 bytes. Groups 0..4 are in the low six bits of bytes 0..4
-/// (scales) and 4..8 (minima). Groups 4..8 have their low four bits in the nibbles of bytes 8..12 and their high two bits in
-/// the top bits of bytes 0..8.
+/// The 6-bit scale and minimum of each group of 32, packed into 12 bytes. Groups 0..4 are in the low six bits of bytes
+/// 0..4 (scales) and 4..8 (minima). Groups 4..8 have their low four bits in the nibbles of bytes 8..12 and their high
+/// two bits in the top bits of bytes 0..8.
 fn scales_and_minima(packed: &[u8]) -> [(f32, f32); 8] {
     std::array::from_fn(|group| {
         let (scale, minimum) = if group < 4 {
@@ -144,8 +145,8 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let (high_bits, scales) = rest[..80].split_at(64);
     let halves = low_bits.chunks_exact(64).zip(high_bits.chunks_exact(32)).zip(scales.chunks_exact(8));
     for (out, ((low, high), scales)) in out.chunks_exact_mut(128).zip(halves) {
-        // Four runs of 32 elements. Runs 0 and 2 are the nibbles of one half of `low`, runs 1 and 3 of the other. Each byte
-        // of `high` contains the upper two bits of one element of every run. Each scale applies to 16 elements.
+        // Four runs of 32 elements. Runs 0 and 2 are the nibbles of one half of `low`, runs 1 and 3 of the other. Each
+        // byte of `high` contains the upper two bits of one element of every run. Each scale applies to 16 elements.
         for (run, out) in out.chunks_exact_mut(32).enumerate() {
             let low = &low[run % 2 * 32..][..32];
             for (part, out) in out.chunks_exact_mut(16).enumerate() {

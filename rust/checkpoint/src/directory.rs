@@ -1,7 +1,7 @@
 //! Reader of Hugging Face model directories.
 //!
-//! `config.json` and safetensors weights are required. Tokenizer and template files are optional: whether they are needed
-//! depends on the caller.
+//! `config.json` and safetensors weights are required. Tokenizer and template files are optional: whether they are
+//! needed depends on the caller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -118,8 +118,8 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Whether a name from an index stays inside the directory. Symbolic links may lead anywhere, because they were created by
-/// the owner of the directory.
+/// Whether a name from an index stays inside the directory. Symbolic links may lead anywhere, because they were created
+/// by the owner of the directory.
 fn is_inside(name: &str) -> bool {
     let mut components = Path::new(name).components().peekable();
     components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))

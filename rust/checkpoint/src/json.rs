@@ -1,6 +1,7 @@
 //! JSON files of limited size, and typed access to their objects.
 //!
-//! The limits are far above the size of real files and bound the memory that parsing allocates. The parser limits nesting.
+//! The limits are far above the size of real files and bound the memory that parsing allocates. The parser limits
+//! nesting.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};

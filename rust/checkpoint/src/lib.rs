@@ -1,11 +1,12 @@
 //! Model files on disk: safetensors, GGUF, configuration, tokenizer and chat templates.
 //!
-//! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file. Both have the same interface, with Hugging Face's
-//! names, shapes and configuration keys. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of rows to `f32`.
+//! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file. Both have the same interface, with Hugging
+//! Face's names, shapes and configuration keys. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of
+//! rows to `f32`.
 //!
-//! Files are untrusted input. Every count, length, offset and name is checked against the actual bytes before it is used or
-//! memory is allocated for it. A violation is a [`CheckpointError`] that names the file, the field, the value and the limit.
-//! The crate does not know how a model uses its weights, tokens or templates.
+//! Files are untrusted input. Every count, length, offset and name is checked against the actual bytes before it is
+//! used or memory is allocated for it. A violation is a [`CheckpointError`] that names the file, the field, the value
+//! and the limit. The crate does not know how a model uses its weights, tokens or templates.
 
 #![allow(missing_docs)]
 

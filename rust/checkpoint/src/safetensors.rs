@@ -1,8 +1,8 @@
 //! Parser of safetensors headers: eight bytes of length, a JSON object of tensors, then the data.
 //!
-//! The `safetensors` crate is only the reference in the tests, for three reasons: its errors name neither the tensor nor the
-//! numbers, the last of two tensors with the same name silently wins, and parsing a header of the maximum size takes many
-//! times its size in memory.
+//! The `safetensors` crate is only the reference in the tests, for three reasons: its errors name neither the tensor
+//! nor the numbers, the last of two tensors with the same name silently wins, and parsing a header of the maximum size
+//! takes many times its size in memory.
 
 use std::collections::{BTreeMap, btree_map};
 use std::fmt;

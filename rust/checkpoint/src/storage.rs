@@ -4,7 +4,8 @@ use std::fmt;
 
 use penstock_types::Dtype;
 
-/// The type of a tensor on disk. Quantised types are ggml's: blocks of 32 or 256 consecutive elements of a row share scales.
+/// The type of a tensor on disk. Quantised types are ggml's: blocks of 32 or 256 consecutive elements of a row share
+/// scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Storage {
     /// IEEE single precision.
@@ -63,7 +64,8 @@ impl Storage {
         }
     }
 
-    /// Size in bytes of this many elements of a row, or `None` if they are not a multiple of the block size or the size overflows.
+    /// Size in bytes of this many elements of a row, or `None` if they are not a multiple of the block size or the size
+    /// overflows.
     pub(crate) fn bytes_of(self, elements: usize) -> Option<usize> {
         if !elements.is_multiple_of(self.block_elements()) {
             return None;

@@ -12,8 +12,9 @@ use crate::storage::Storage;
 pub(crate) enum RowOrder {
     /// The same order.
     AsStored,
-    /// The order of query and key rows in GGUF files of the llama architecture. ggml rotates neighbouring pairs, so within
-    /// each head row `2i` is the Hugging Face row `i`, and row `2i + 1` is its rotation partner `i + head_dim / 2`.
+    /// The order of query and key rows in GGUF files of the llama architecture. ggml rotates neighbouring pairs, so
+    /// within each head row `2i` is the Hugging Face row `i`, and row `2i + 1` is its rotation partner
+    /// `i + head_dim / 2`.
     Interleaved { head_dim: usize },
 }
 

@@ -1,5 +1,5 @@
-//! The tokenizer data of a checkpoint: vocabulary, special tokens, added tokens. Plain values, from which the text crate
-//! builds a tokenizer.
+//! The tokenizer data of a checkpoint: vocabulary, special tokens, added tokens. Plain values, from which the text
+//! crate builds a tokenizer.
 
 /// The vocabulary as stored in the checkpoint.
 #[derive(Clone, Debug)]
@@ -27,8 +27,8 @@ pub enum TokenType {
     Byte,
 }
 
-/// The vocabulary in GGUF metadata (`tokenizer.ggml.*`). Every id is below `tokens.len()`; `scores` and `types` are empty or
-/// as long as `tokens`.
+/// The vocabulary in GGUF metadata (`tokenizer.ggml.*`). Every id is below `tokens.len()`; `scores` and `types` are
+/// empty or as long as `tokens`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufVocabulary {
     /// The algorithm: `gpt2` is byte-level BPE, `llama` is SentencePiece.
@@ -64,7 +64,8 @@ pub struct SpecialTokens {
     pub pad: Option<String>,
 }
 
-/// A token that `tokenizer_config.json` or `added_tokens.json` adds to the vocabulary. Most are also in `tokenizer.json`.
+/// A token that `tokenizer_config.json` or `added_tokens.json` adds to the vocabulary. Most are also in
+/// `tokenizer.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddedToken {
     pub id: u32,

@@ -121,8 +121,8 @@ fn nibble(bytes: &[u8], i: usize) -> u32 {
     u32::from(bytes[i % half]) >> (i / half * 4) & 15
 }
 
-/// An element of a group of a 4- or 5-bit K type. The twelve bytes contain eight 6-bit scales and eight 6-bit minima; those of
-/// the upper four groups are split.
+/// An element of a group of a 4- or 5-bit K type. The twelve bytes contain eight 6-bit scales and eight 6-bit minima;
+/// those of the upper four groups are split.
 fn scaled(block: &[u8], group: usize, quant: u32) -> f32 {
     let packed = |byte: usize| u32::from(block[4 + byte]);
     let six_bits = |base: usize, shift: u32| {

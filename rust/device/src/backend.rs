@@ -5,11 +5,11 @@
 //! positions, block tables) are uploaded once and shared by every layer.
 //!
 //! Operations take effect in the order of the calls, but may return before they have: only [`Backend::collect`],
-//! [`Backend::download`] and [`Backend::synchronize`] wait for the device. Host arguments may be reused as soon as a call
-//! returns.
+//! [`Backend::download`] and [`Backend::synchronize`] wait for the device. Host arguments may be reused as soon as a
+//! call returns.
 //!
-//! Every operation is deterministic: an output row depends on its own input row (and, for attention, on the sequence's own
-//! cache) alone, never on the number of rows or of threads.
+//! Every operation is deterministic: an output row depends on its own input row (and, for attention, on the sequence's
+//! own cache) alone, never on the number of rows or of threads.
 
 use std::ops::Range;
 use std::task::{Poll, Waker};
@@ -39,7 +39,7 @@ pub enum DeviceError {
     /// The device has no such memory.
     #[error("{what} needs {bytes} bytes and the device refused them: {reason}")]
     OutOfMemory {
-        /// What the memory was for.
+        /// The purpose of the memory.
         what: &'static str,
         /// How much was requested.
         bytes: u64,
@@ -85,8 +85,8 @@ pub struct MemoryUse {
 
 /// A device that can run a decoder. See the module's contract.
 ///
-/// All its memory is reserved once, divided while a model is loaded, and released with the backend. So every size must be
-/// known before, and can be asked for before anything is reserved.
+/// All its memory is reserved once, divided while a model is loaded, and released with the backend. So every size must
+/// be known in advance, and the `*_bytes` methods return it before anything is reserved.
 pub trait Backend: Send + 'static {
     /// A weight matrix `[rows, columns]`, in a layout of the backend's choice.
     type Matrix: Send;
@@ -110,7 +110,8 @@ pub trait Backend: Send + 'static {
     /// Bytes of memory that are available.
     fn available_memory(&self) -> u64;
 
-    /// Reserves `bytes` for all later allocations and releases the former reservation. Called before the first allocation.
+    /// Reserves `bytes` for all later allocations and releases the former reservation. Called before the first
+    /// allocation.
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
 
     /// Use of the reserved memory.
@@ -214,8 +215,8 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// Rows of `qkv` hold query, key and value heads side by side. Normalises the heads of q and k if `norms` (of q, of k,
-    /// epsilon) are given, rotates them in place, and writes k and v into the layer's cache.
+    /// Rows of `qkv` hold query, key and value heads side by side. Normalises the heads of q and k if `norms` (of q, of
+    /// k, epsilon) are given, rotates them in place, and writes k and v into the layer's cache.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn rope_write_kv(
         &mut self,
@@ -270,8 +271,8 @@ pub trait Backend: Send + 'static {
         scratch: &mut Self::Scratch,
     ) -> Result<Self::Ticket, DeviceError>;
 
-    /// Ready if [`collect`](Self::collect) does not wait for the device. Otherwise `waker` is woken when it may have become
-    /// ready.
+    /// Ready if [`collect`](Self::collect) does not wait for the device. Otherwise `waker` is woken when it may have
+    /// become ready.
     fn poll(&mut self, ticket: &mut Self::Ticket, waker: &Waker) -> Poll<()>;
 
     /// Replaces `out` by the results of a [`sample`](Self::sample) call, one for each entry. Waits for the device.

@@ -11,14 +11,14 @@
 //! 7. the random draw, which is keyed by (seed, index) and has no state.
 //!
 //! The token and the log probabilities of a position depend on its logits, its slot and its own entry alone. A log
-//! probability is one function of a distribution and an id, so it has the same bits whether the id was sampled, given or
-//! among the most likely.
+//! probability is one function of a distribution and an id, so it has the same bits whether the id was sampled, given
+//! or among the most likely.
 
 use std::sync::Arc;
 
 use penstock_types::{LogprobsRequest, Sampling};
 
-/// What a slot is admitted with. Ids outside the vocabulary have no effect in any list.
+/// The parameters of a request when it is admitted to a slot. Ids outside the vocabulary have no effect in any list.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotParams<'a> {
     /// How tokens are sampled.
@@ -57,9 +57,9 @@ const NONE: u32 = u32::MAX;
 
 /// The positions sampled by one call, as parallel arrays with one element per entry.
 ///
-/// The entries of a slot are adjacent and in the order of their positions. An entry without a draft is sampled. An entry
-/// with a draft is sampled if the position before it was sampled, gave exactly this draft, and the draft does not end the
-/// request; so all drafts of a sequence are verified in one call, or across the calls of one step.
+/// The entries of a slot are adjacent and in the order of their positions. An entry without a draft is sampled. An
+/// entry with a draft is sampled if the position before it was sampled, gave exactly this draft, and the draft does not
+/// end the request; so all drafts of a sequence are verified in one call, or across the calls of one step.
 #[derive(Clone, Debug, Default)]
 pub struct SamplingBatch {
     rows: Vec<u32>,
@@ -191,8 +191,8 @@ pub struct Sampled {
     pub token: u32,
     /// Log of its probability, or NaN if not requested.
     pub logprob: f32,
-    /// The most likely ids of the same distribution with theirs, the most likely first, the lowest id first among equals.
-    /// Ids with probability zero are left out, so there may be fewer than requested.
+    /// The most likely ids of the same distribution with theirs, the most likely first, the lowest id first among
+    /// equals. Ids with probability zero are left out, so there may be fewer than requested.
     pub top: Vec<(u32, f32)>,
     /// Whether there is a token.
     pub outcome: SampleOutcome,

@@ -366,19 +366,19 @@ impl EngineCore {
 
     /// Whether no step is in flight and no request is open.
     pub fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.scheduler.num_open() == 0
+        self.in_flight.is_empty() && self.scheduler.num_unfinished() == 0
     }
 
     /// Panics unless all parts agree with each other. May be called between any two operations.
     pub fn check_integrity(&self) {
         self.scheduler.check_integrity();
-        let num_open = self.scheduler.num_open();
-        self.ringer.check_integrity(num_open);
+        let num_unfinished = self.scheduler.num_unfinished();
+        self.ringer.check_integrity(num_unfinished);
         assert!(self.in_flight.len() <= DEPTH, "too many steps in flight; this is a bug");
         assert!(self.in_flight.len() + self.spare.len() <= DEPTH, "step buffers multiply; this is a bug");
         assert!(self.pending_finishes.is_empty(), "a request was left without its last event; this is a bug");
         let counters = &self.scheduler.counters;
         let num_counted = counters.requests_admitted - counters.requests_finished;
-        assert_eq!(num_counted, num_open as u64, "requests lost or duplicated; this is a bug");
+        assert_eq!(num_counted, num_unfinished as u64, "requests lost or duplicated; this is a bug");
     }
 }

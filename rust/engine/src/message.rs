@@ -1,4 +1,4 @@
-//! The messages that the engine thread receives. Each carries exactly what it needs.
+//! The messages that the engine thread receives.
 //!
 //! A cancel is not a message but a flag in the request's queue, since it must survive a full mailbox; and statistics
 //! are read from atomics.
@@ -28,7 +28,7 @@ pub enum Message {
 pub struct Start {
     pub id: RequestId,
     pub request: Arc<Request>,
-    /// Where its events go.
+    /// The receiver of its events.
     pub outbox: Outbox,
 }
 

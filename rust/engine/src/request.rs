@@ -196,8 +196,8 @@ pub struct TokenDetails {
     pub hidden_state: Vec<f32>,
 }
 
-/// What a consumer receives: `Admitted`, any number of `Prompt`, any number of `Token`, and `Finished`; or only
-/// `Rejected`.
+/// An event that a consumer receives: `Admitted`, any number of `Prompt`, any number of `Token`, and `Finished`; or
+/// only `Rejected`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The request waits or runs.

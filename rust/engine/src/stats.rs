@@ -107,7 +107,7 @@ stats! {
     steps: Counter,
 }
 
-/// Where the engine thread writes its [`Stats`] and other threads read them.
+/// The [`Stats`] of the engine thread, for other threads to read.
 #[derive(Default)]
 pub struct SharedStats {
     values: [AtomicU64; Stats::LEN],

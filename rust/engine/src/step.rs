@@ -22,7 +22,7 @@ use crate::request::{PromptPosition, Request, Token};
 /// The most steps in flight.
 pub const DEPTH: usize = 2;
 
-/// What one sequence computes in a step: tokens at the positions `start..start + num_tokens`.
+/// The computation of one sequence in a step: tokens at the positions `start..start + num_tokens`.
 #[derive(Clone, Debug)]
 pub struct ScheduledRow {
     /// The slot of the sequence, below `Limits::max_num_seqs`.

@@ -1,4 +1,5 @@
-//! Compilation of one grammar: checks before the library, the library's translation and compiler, a check of the result.
+//! Compilation of one grammar: checks before the library, the library's translation and compiler, a check of the
+//! result.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Compilation on worker threads, so that callers can stop waiting.
 //!
-//! Compilation in the library cannot be interrupted. A compilation that exceeds its time limit keeps its thread until the
-//! library's own limits end it; its result is cached for later requests. Callers that ask for the same grammar in the
-//! meantime wait for the same compilation. A queued grammar without callers is removed from the queue.
+//! Compilation in the library cannot be interrupted. A compilation that exceeds its time limit keeps its thread until
+//! the library's own limits end it; its result is cached for later requests. Callers that ask for the same grammar in
+//! the meantime wait for the same compilation. A queued grammar without callers is removed from the queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,8 +14,8 @@ use crate::cache::GrammarCache;
 use crate::library;
 use crate::{CompiledGrammar, GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary};
 
-/// Stack size of a worker thread, in bytes. [`GuidanceLimits::recursion`] keeps the library within it. The system commits only the
-/// pages in use.
+/// Stack size of a worker thread, in bytes. [`GuidanceLimits::recursion`] keeps the library within it. The system
+/// commits only the pages in use.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Interval at which a waiting caller is asked whether to continue.
@@ -65,7 +65,8 @@ pub struct CacheUsage {
 }
 
 impl GrammarCompiler {
-    /// Creates a compiler. Worker threads start on demand. Indexing a vocabulary of 150,000 tokens takes about a second.
+    /// Creates a compiler. Worker threads start on demand. Indexing a vocabulary of 150,000 tokens takes about a
+    /// second.
     ///
     /// # Errors
     /// [`GuidanceError::Vocabulary`] if the library cannot use the vocabulary.
@@ -88,14 +89,14 @@ impl GrammarCompiler {
     ///
     /// # Errors
     /// [`GuidanceError::Invalid`], [`GuidanceError::TooComplex`] and [`GuidanceError::DeadEnd`] if the grammar is not
-    /// usable, [`GuidanceError::TimedOut`] if compilation takes too long, [`GuidanceError::Overloaded`] if too many other
-    /// grammars are queued, [`GuidanceError::Library`] if the library fails.
+    /// usable, [`GuidanceError::TimedOut`] if compilation takes too long, [`GuidanceError::Overloaded`] if too many
+    /// other grammars are queued, [`GuidanceError::Library`] if the library fails.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, GuidanceError> {
         self.compile_while(spec, || true)
     }
 
-    /// Like [`compile`](Self::compile), but stops waiting when `should_continue` returns false. It is called at intervals
-    /// while there is no result.
+    /// Like [`compile`](Self::compile), but stops waiting when `should_continue` returns false. It is called at
+    /// intervals while there is no result.
     ///
     /// # Errors
     /// Those of [`compile`](Self::compile), and [`GuidanceError::Cancelled`].

@@ -33,8 +33,8 @@ pub struct GuidanceLimits {
     pub lexer_nodes: u64,
     /// Maximum number of lexer states in one sequence.
     pub lexer_states: usize,
-    /// Maximum growth of the lexer automaton in one sequence, in bytes as the library counts them after a mask. Typical schemas
-    /// stay below a tenth of the default; 128 sequences at the limit take 1 GiB.
+    /// Maximum growth of the lexer automaton in one sequence, in bytes as the library counts them after a mask. Typical
+    /// schemas stay below a tenth of the default; 128 sequences at the limit take 1 GiB.
     pub lexer_bytes: usize,
     /// Maximum number of lexer nodes created by one mask. About 14 per microsecond.
     pub mask_nodes: u64,

@@ -68,8 +68,8 @@ impl CompiledGrammar {
 
 /// Computes the allowed next tokens of one sequence.
 ///
-/// Its results depend only on the accepted tokens, not on which masks were computed. So a matcher that accepts all tokens
-/// of another matcher at once continues exactly like the other.
+/// Its results depend only on the accepted tokens, not on which masks were computed. So a matcher that accepts all
+/// tokens of another matcher at once continues exactly like the other.
 ///
 /// An error other than [`GuidanceError::Rejected`] is final: every later call returns it again.
 pub struct GrammarMatcher {
@@ -127,8 +127,8 @@ impl GrammarMatcher {
     }
 
     /// Sets the bits of the allowed tokens and clears all others: token `id` is bit `id % 32` of word `id / 32`. Words
-    /// beyond the vocabulary are cleared; tokens beyond the words are left out. If text is forced, its next token, as the
-    /// tokenizer splits it, is the only one allowed.
+    /// beyond the vocabulary are cleared; tokens beyond the words are left out. If text is forced, its next token, as
+    /// the tokenizer splits it, is the only one allowed.
     ///
     /// # Errors
     /// [`GuidanceError::DeadEnd`] if no token is allowed, [`GuidanceError::TooComplex`] if the mask exceeds a limit,
@@ -220,9 +220,9 @@ impl GrammarMatcher {
         self.advance(token)
     }
 
-    /// Runs a step. Each mask builds a part of the automaton within its own limits; after skipped masks, one step may have
-    /// to build all their parts. If that exceeds the limits, the accepted tokens are replayed with their masks and the
-    /// step is run again.
+    /// Runs a step. Each mask builds a part of the automaton within its own limits; after skipped masks, one step may
+    /// have to build all their parts. If that exceeds the limits, the accepted tokens are replayed with their masks and
+    /// the step is run again.
     fn retry_with_masks(
         &mut self,
         mut step: impl FnMut(&mut Self) -> Result<(), GuidanceError>,
@@ -269,8 +269,8 @@ impl GrammarMatcher {
         self.update_forced()
     }
 
-    /// Resets the fuel of the library's lexer. The library does this only when it computes a mask, so without it all tokens
-    /// accepted between two masks would share the fuel of one. Each token therefore starts with an empty mask.
+    /// Resets the fuel of the library's lexer. The library does this only when it computes a mask, so without it all
+    /// tokens accepted between two masks would share the fuel of one. Each token therefore starts with an empty mask.
     fn reset_fuel(&mut self) -> Result<(), GuidanceError> {
         let empty = EmptyMask(Arc::clone(self.initial.vocabulary.environment()));
         // Masks with a prefix are not cached by the library.

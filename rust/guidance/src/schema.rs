@@ -1,5 +1,5 @@
-//! Preparation of a JSON schema for the library: rejects schemas whose compilation would take too much recursion or time,
-//! and sets the whitespace policy.
+//! Preparation of a JSON schema for the library: rejects schemas whose compilation would take too much recursion or
+//! time, and sets the whitespace policy.
 
 use std::collections::{HashMap, HashSet};
 use std::ptr;
@@ -29,8 +29,8 @@ const ANNOTATIONS: [&str; 13] = [
 
 /// Maximum number of patterns that the library may have to intersect. Its work doubles with each.
 const MAX_INTERSECTED_PATTERNS: usize = 12;
-/// Maximum least common multiple of all `multipleOf` values, in units of their last decimal. The library computes it in 32
-/// bits and creates an automaton state for each remainder.
+/// Maximum least common multiple of all `multipleOf` values, in units of their last decimal. The library computes it in
+/// 32 bits and creates an automaton state for each remainder.
 const MAX_COMMON_MULTIPLE: u64 = 10_000_000;
 /// Maximum number of decimals of `multipleOf`.
 const MAX_DECIMALS: u32 = 6;
@@ -83,14 +83,14 @@ pub(crate) fn prepare_argument_schema(
 /// The key of the library's own options in a schema.
 const OPTIONS: &str = "x-guidance";
 
-/// Allows one optional space after a comma or colon and no other whitespace. Models write both `{"a": 1}` and `{"a":1}`;
-/// unlimited whitespace would let a text grow forever.
+/// Allows one optional space after a comma or colon and no other whitespace. Models write both `{"a": 1}` and
+/// `{"a":1}`; unlimited whitespace would let a text grow forever.
 fn options() -> Value {
     json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"})
 }
 
-/// Checks upper bounds on the library's recursion through definitions, on the bytes it copies to combine schemas, and on
-/// the pairs of properties or alternatives it compares. Takes time linear in the source.
+/// Checks upper bounds on the library's recursion through definitions, on the bytes it copies to combine schemas, and
+/// on the pairs of properties or alternatives it compares. Takes time linear in the source.
 fn check_cost(kind: &'static str, schema: &Value, limits: &GuidanceLimits) -> Result<(), GuidanceError> {
     let mut references = HashSet::new();
     let mut largest_object = 0;
@@ -248,8 +248,8 @@ impl SchemaCost {
     }
 }
 
-/// Maximum number of different patterns and formats that can apply to the same property. Patterns of array items count for
-/// the array's property; patterns of unnamed properties count for every property.
+/// Maximum number of different patterns and formats that can apply to the same property. Patterns of array items count
+/// for the array's property; patterns of unnamed properties count for every property.
 fn intersected_patterns(schema: &Value) -> usize {
     type PatternsByProperty<'schema> = HashMap<Option<&'schema str>, HashSet<&'schema Value>>;
     fn collect<'schema>(

@@ -14,7 +14,8 @@ use crate::library;
 const MAX_TOKEN_BYTES: usize = 1_000;
 /// Amount of forced text that is tokenised at a time, in bytes. It bounds the time of accepting a token.
 const FORCED_BYTES: usize = 256;
-/// Distance from the end of a truncated text, in bytes, within which its tokens may differ from those of the whole text.
+/// Distance from the end of a truncated text, in bytes, within which its tokens may differ from those of the whole
+/// text.
 const UNSETTLED_BYTES: usize = 128;
 
 /// Encodes text as token ids.
@@ -40,10 +41,10 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Creates a vocabulary from the texts of all ids. Ids without a text are never allowed. If several ids have the same
-    /// text, masks allow one of them. `end_ids` end a text and are special regardless of their text. `encode` encodes text
-    /// as the tokenizer does in the middle of a text: without adding tokens and without recognising special tokens. If the
-    /// ids it returns do not spell the text, the text is split greedily instead.
+    /// Creates a vocabulary from the texts of all ids. Ids without a text are never allowed. If several ids have the
+    /// same text, masks allow one of them. `end_ids` end a text and are special regardless of their text. `encode`
+    /// encodes text as the tokenizer does in the middle of a text: without adding tokens and without recognising
+    /// special tokens. If the ids it returns do not spell the text, the text is split greedily instead.
     ///
     /// # Errors
     /// [`GuidanceError::Vocabulary`] if there are no end ids, an end id is not in the table, or the table is too large.
@@ -126,8 +127,8 @@ impl fmt::Debug for Vocabulary {
     }
 }
 
-/// The trie entry of a special token: a byte that occurs in no text, followed by the name. If the name is missing or too
-/// long, the id replaces it, and grammars can refer to the token only by id.
+/// The trie entry of a special token: a byte that occurs in no text, followed by the name. If the name is missing or
+/// too long, the id replaces it, and grammars can refer to the token only by id.
 fn special_word(id: u32, name: &[u8]) -> Vec<u8> {
     let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
     if name.is_empty() || name.len() >= MAX_TOKEN_BYTES {
@@ -138,8 +139,8 @@ fn special_word(id: u32, name: &[u8]) -> Vec<u8> {
     word
 }
 
-/// The trie entry of a text token. An empty entry is never allowed. Text that contains the marker byte of special tokens
-/// would be read as the start of one, so such tokens get an empty entry.
+/// The trie entry of a text token. An empty entry is never allowed. Text that contains the marker byte of special
+/// tokens would be read as the start of one, so such tokens get an empty entry.
 fn text_word(bytes: Vec<u8>) -> Vec<u8> {
     if bytes.len() > MAX_TOKEN_BYTES || bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) {
         Vec::new()
@@ -172,8 +173,8 @@ impl Environment {
 }
 
 impl Environment {
-    /// Tokenises text without special tokens. Also returns whether the tokens spell all of the text: tokens of a long text
-    /// spell only its beginning, and so do tokens of a text that the vocabulary cannot spell.
+    /// Tokenises text without special tokens. Also returns whether the tokens spell all of the text: tokens of a long
+    /// text spell only its beginning, and so do tokens of a text that the vocabulary cannot spell.
     fn tokenize(&self, bytes: &[u8]) -> (Vec<TokenId>, bool) {
         let head = &bytes[..bytes.len().min(self.window)];
         let text = match std::str::from_utf8(head) {

@@ -25,8 +25,8 @@ fn forced(matcher: &mut GrammarMatcher) -> Vec<u32> {
     tokens
 }
 
-/// Generates random tokens with masks. A second matcher accepts them without masks and must force the same tokens; after
-/// every `stride` tokens, a third one replays all tokens and must return the same mask.
+/// Generates random tokens with masks. A second matcher accepts them without masks and must force the same tokens;
+/// after every `stride` tokens, a third one replays all tokens and must return the same mask.
 fn check(tokens: &Tokens, grammar: &GrammarSpec, random: &mut Random, limit: usize, stride: usize) {
     let name = format!("{:.200}", format!("{grammar:?}"));
     let compiled = compiler(tokens).compile(grammar).unwrap();

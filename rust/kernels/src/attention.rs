@@ -1,8 +1,8 @@
 //! The safe interface of attention: checks a call, divides it into jobs and runs them on the pool.
 //!
 //! A job is a number of query rows of one sequence and one kv head. If there are too few jobs for the workers (one long
-//! sequence that decodes), the fixed splits of the jobs are computed separately and then merged. Both ways take the same
-//! steps in the same order and give the same bits.
+//! sequence that decodes), the fixed splits of the jobs are computed separately and then merged. Both ways take the
+//! same steps in the same order and give the same bits.
 
 use std::mem::MaybeUninit;
 
@@ -28,8 +28,8 @@ pub fn attention_scratch(heads: usize, head_dim: usize, positions: usize) -> usi
 }
 
 impl Kernels {
-    /// Attention of `rows` over a layer's paged cache, into the same rows of `out`; rows of `out` without a query do not
-    /// change. The cache already has the keys and values of the queries' own positions.
+    /// Attention of `rows` over a layer's paged cache, into the same rows of `out`; rows of `out` without a query do
+    /// not change. The cache already has the keys and values of the queries' own positions.
     ///
     /// `q` and `out` have `heads * head_dim` columns; `rows` are in ascending order of `first_query` and do not
     /// overlap. The bits of a query's result depend only on the query and on the keys and values that it sees.
@@ -154,12 +154,12 @@ impl Kernels {
         });
     }
 
-    /// Merges the splits of a job in ascending order, `partial(split)` being the result of a split, and writes the job's
-    /// output.
+    /// Merges the splits of a job in ascending order, `partial(split)` being the result of a split, and writes the
+    /// job's output.
     ///
     /// # Safety
-    /// The table's instruction set is available; `shape` and `job` are as their types require; `partial` returns results
-    /// of `attend_split`; no other thread accesses the job's output.
+    /// The table's instruction set is available; `shape` and `job` are as their types require; `partial` returns
+    /// results of `attend_split`; no other thread accesses the job's output.
     unsafe fn merge_splits(
         &self,
         shape: &AttentionShape,

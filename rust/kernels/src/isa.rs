@@ -4,7 +4,8 @@ use std::{error, fmt};
 
 /// An instruction set with a kernel table, from the least to the most capable.
 ///
-/// To add one (AVX-512/VNNI, AMX, NEON): a variant here, a `Simd` implementation in `arch/`, and a line in [`Isa::ALL`].
+/// To add one (AVX-512/VNNI, AMX, NEON): a variant here, a `Simd` implementation in `arch/`, and a line in
+/// [`Isa::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Isa {

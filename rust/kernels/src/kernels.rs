@@ -1,8 +1,8 @@
 //! The safe interface: the kernel table of one instruction set, with checked slices.
 //!
-//! Every method checks the shapes (a mismatch is a bug of the caller and panics with the numbers), divides the work over
-//! the pool, and calls the table. The division does not affect the result: see the determinism contract in the crate's
-//! documentation.
+//! Every method checks the shapes (a mismatch is a bug of the caller and panics with the numbers), divides the work
+//! over the pool, and calls the table. The division does not affect the result: see the determinism contract in the
+//! crate's documentation.
 
 use std::fmt;
 use std::ops::Range;
@@ -32,7 +32,8 @@ impl fmt::Debug for Kernels {
     }
 }
 
-/// The least number of floats per worker for which a row operation is divided; a smaller share costs less than a barrier.
+/// The least number of floats per worker for which a row operation is divided; a smaller share costs less than a
+/// barrier.
 const ROW_SHARE: usize = 4096;
 
 impl Kernels {
@@ -158,7 +159,8 @@ impl Kernels {
         self.gated(pool, Activation::Silu, gate_up, out);
     }
 
-    /// `out = gelu(gate) * up` with the tanh approximation of gelu, where a row of `gate_up` is the gate followed by up.
+    /// `out = gelu(gate) * up` with the tanh approximation of gelu, where a row of `gate_up` is the gate followed by
+    /// up.
     pub fn gelu_tanh_mul(&self, pool: &Pool, gate_up: Rows<'_>, out: RowsMut<'_>) {
         self.gated(pool, Activation::GeluTanh, gate_up, out);
     }
@@ -179,9 +181,9 @@ impl Kernels {
         });
     }
 
-    /// Rotary embedding in the half-rotated order of Hugging Face: in every head, float i is rotated with float i + r/2,
-    /// for i below r/2, where r/2 is the width of `cos` and `sin` (one row for each row of `x`). The floats of a head from
-    /// r on do not change.
+    /// Rotary embedding in the half-rotated order of Hugging Face: in every head, float i is rotated with float i +
+    /// r/2, for i below r/2, where r/2 is the width of `cos` and `sin` (one row for each row of `x`). The floats of a
+    /// head from r on do not change.
     pub fn rope(&self, pool: &Pool, mut x: RowsMut<'_>, head_dim: usize, cos: Rows<'_>, sin: Rows<'_>) {
         let (width, stride, count) = (x.width(), x.stride(), x.count());
         assert!(head_dim > 0 && width.is_multiple_of(head_dim), "heads of {head_dim} in rows of {width}");
@@ -231,8 +233,8 @@ impl Kernels {
         unsafe { (self.table.sum)(x) }
     }
 
-    /// `out = exp((x - shift) * factor)`, for a positive `factor` and a finite `shift` that no element exceeds. A subnormal
-    /// result is 0, and so is the result of a NaN. Returns the [`sum`](Self::sum) of `out`.
+    /// `out = exp((x - shift) * factor)`, for a positive `factor` and a finite `shift` that no element exceeds. A
+    /// subnormal result is 0, and so is the result of a NaN. Returns the [`sum`](Self::sum) of `out`.
     pub fn exp_weights(&self, x: &[f32], shift: f32, factor: f32, out: &mut [f32]) -> f32 {
         assert_eq!(x.len(), out.len(), "lengths of x and out");
         // SAFETY: the table's instruction set is available.
@@ -245,8 +247,8 @@ impl Kernels {
         unsafe { (self.table.sum_of_exp)(x, shift, factor) }
     }
 
-    /// Writes one token's keys and values, `[kv_heads * head_dim]` each, to position `offset` of block `block`. `cache` has
-    /// all blocks of the layer. The bytes of other tokens do not change.
+    /// Writes one token's keys and values, `[kv_heads * head_dim]` each, to position `offset` of block `block`. `cache`
+    /// has all blocks of the layer. The bytes of other tokens do not change.
     pub fn write_kv(
         &self,
         layout: &KvLayout,

@@ -20,15 +20,15 @@
 //!
 //! # Determinism contract
 //!
-//! For a given [`Isa`], every output element is one fixed sequence of operations and roundings. It does not depend on the
-//! number of tokens in the call, on tiles, blocks or chunks, or on the number of threads. So a request gets the same bits
-//! alone and in any batch. The header of each kernel states its sequence.
+//! For a given [`Isa`], every output element is one fixed sequence of operations and roundings. It does not depend on
+//! the number of tokens in the call, on tiles, blocks or chunks, or on the number of threads. So a request gets the
+//! same bits alone and in any batch. The header of each kernel states its sequence.
 //!
 //! # Modules
 //!
-//! `simd` is the vector trait (always 16 lanes), `generic` has each algorithm once, `arch` compiles the algorithms into a
-//! function table per instruction set, and [`mod@reference`] is the reference implementation that every table is tested
-//! against.
+//! `simd` is the vector trait (always 16 lanes), `generic` has each algorithm once, `arch` compiles the algorithms into
+//! a function table per instruction set, and [`mod@reference`] is the reference implementation that every table is
+//! tested against.
 
 #![allow(missing_docs)]
 

@@ -44,8 +44,8 @@ pub(crate) fn read_float(dtype: Dtype, bytes: &[u8], index: usize) -> f32 {
     }
 }
 
-/// Rounds `count` floats to `dtype` and writes them to `bytes`; `entry(dtype, i)` is the index and the value of float i.
-/// The dtype is an argument of `entry` so that it is a constant inside the loops.
+/// Rounds `count` floats to `dtype` and writes them to `bytes`; `entry(dtype, i)` is the index and the value of float
+/// i. The dtype is an argument of `entry` so that it is a constant inside the loops.
 #[inline(always)]
 pub(crate) fn write_floats(
     dtype: Dtype,

@@ -7,12 +7,12 @@
 //! x      ~ scale * (q - zero)  =  offset + scale * q      with offset = -zero * scale = min
 //! ```
 //!
-//! These are the scale and zero that DashInfer documents for its quantised KV cache, with Qmin = 0 and the zero stored as
-//! an offset. The offset is `min`, so a constant row has scale 0 and is restored exactly, and dequantisation does not
-//! divide. The scale is rounded *up* to bf16, so that `levels` steps reach `max`; its 8 significant bits times 8 bits are
-//! exact in f32, so `offset + scale * q` is rounded once, on every instruction set. The error is at most half a scale plus
-//! the roundings of `x - min` and of that sum. (If `max - min` reaches the largest f32, large values may be restored as
-//! infinity.)
+//! These are the scale and zero that DashInfer documents for its quantised KV cache, with Qmin = 0 and the zero stored
+//! as an offset. The offset is `min`, so a constant row has scale 0 and is restored exactly, and dequantisation does
+//! not divide. The scale is rounded *up* to bf16, so that `levels` steps reach `max`; its 8 significant bits times 8
+//! bits are exact in f32, so `offset + scale * q` is rounded once, on every instruction set. The error is at most half
+//! a scale plus the roundings of `x - min` and of that sum. (If `max - min` reaches the largest f32, large values may
+//! be restored as infinity.)
 //!
 //! A row with a NaN or an infinity is restored as NaN: offset NaN, scale 0, quantised values 0.
 //!
@@ -133,7 +133,8 @@ impl Quantiser {
         quantised
     }
 
-    /// Writes 16 steps of `lane`, from `step` (a multiple of 16) on or as many as the panel has; other lanes do not change.
+    /// Writes 16 steps of `lane`, from `step` (a multiple of 16) on or as many as the panel has; other lanes do not
+    /// change.
     pub(crate) fn set_steps(self, panel: &mut [u8], step: usize, lane: usize, quantised: [u8; LANES]) {
         let words = panel[step / self.steps() * WORD_BYTES..].chunks_exact_mut(WORD_BYTES);
         for (word, quantised) in words.zip(quantised.chunks_exact(self.steps())) {

@@ -1,8 +1,8 @@
 //! The vector trait over which the algorithms in `generic` are written.
 //!
-//! A vector always has 16 lanes, in as many registers as the instruction set needs (two on AVX2, one with AVX-512, four on
-//! NEON). So the order of every reduction is the same everywhere, and results of two instruction sets differ only if one
-//! fuses multiply-adds and the other does not.
+//! A vector always has 16 lanes, in as many registers as the instruction set needs (two on AVX2, one with AVX-512, four
+//! on NEON). So the order of every reduction is the same everywhere, and results of two instruction sets differ only if
+//! one fuses multiply-adds and the other does not.
 //!
 //! A value of a `Simd` type proves that the CPU has the instructions, because only the functions of an available
 //! [`crate::Isa`] construct it. This makes the arithmetic methods safe. All functions here and in `generic` are
@@ -82,8 +82,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I;
     /// Rounds to the nearest f32, ties to even.
     fn to_f32(self, i: Self::I) -> Self::V;
-    /// Stores integers from -2^15 to 2^15 - 1. The result for any other value is unspecified, but a function of that lane
-    /// alone.
+    /// Stores integers from -2^15 to 2^15 - 1. The result for any other value is unspecified, but a function of that
+    /// lane alone.
     /// # Safety
     /// 16 integers are writable at `to`; no alignment needed.
     unsafe fn store_i16(self, to: *mut i16, v: Self::V);

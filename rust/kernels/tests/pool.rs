@@ -166,8 +166,8 @@ fn shared_job_is_finished_when_share_returns() {
 
 #[test]
 fn share_does_not_wait_for_workers_that_have_not_joined() {
-    // More workers than CPUs, all asleep: the caller returns long before most of them have woken up. `run` must still call
-    // every worker afterwards.
+    // More workers than CPUs, all asleep: the caller returns long before most of them have woken up. `run` must still
+    // call every worker afterwards.
     let pool = Pool::new(8).unwrap();
     for _ in 0..500 {
         pool.share(&|_| {});

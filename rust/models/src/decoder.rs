@@ -39,7 +39,8 @@ pub struct Decoder<B: Backend> {
     head: Option<B::Matrix>,
 }
 
-/// Activations of one step and all other state of the device but weights and cache, allocated once for the largest step.
+/// Activations of one step and all other state of the device but weights and cache, allocated once for the largest
+/// step.
 pub struct Workspace<B: Backend> {
     hidden: B::Buffer,
     /// The last hidden states of the output rows, after [`Decoder::forward`].
@@ -123,8 +124,9 @@ impl<B: Backend> Decoder<B> {
         &self.config
     }
 
-    /// Appends one sequence's rows to a step: its tokens at positions from `start`, their rotations, and where their keys and
-    /// values are written. The sequence's block table must already be the last `num_blocks` entries of `inputs.blocks`.
+    /// Appends one sequence's rows to a step: its tokens at positions from `start`, their rotations, and where their
+    /// keys and values are written. The sequence's block table must already be the last `num_blocks` entries of
+    /// `inputs.blocks`.
     pub fn push_sequence(
         &self,
         inputs: &mut StepInputs,
@@ -151,8 +153,8 @@ impl<B: Backend> Decoder<B> {
         });
     }
 
-    /// Computes the step: keys and values of every row go to `cache`, the last hidden states of the output rows, through
-    /// the last norm, to `workspace.normed`.
+    /// Computes the step: keys and values of every row go to `cache`, the last hidden states of the output rows,
+    /// through the last norm, to `workspace.normed`.
     pub fn forward(
         &self,
         backend: &mut B,
@@ -163,8 +165,9 @@ impl<B: Backend> Decoder<B> {
         self.forward_through(&self.layers, backend, inputs, cache, workspace)
     }
 
-    /// The step through at most `num_layers` layers and the final norm. Uses all the memory that [`forward`](Self::forward)
-    /// does, because its layers share it, in a fraction of the time. For the warm-up; the results are meaningless.
+    /// The step through at most `num_layers` layers and the final norm. Uses all the memory that
+    /// [`forward`](Self::forward) does, because its layers share it, in a fraction of the time. For the warm-up; the
+    /// results are meaningless.
     pub fn forward_through_some(
         &self,
         num_layers: usize,

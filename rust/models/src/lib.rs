@@ -1,8 +1,9 @@
-//! Decoder models: [`ModelConfig`] is read from a Hugging Face configuration, [`load`] loads the tensors of a checkpoint into a
-//! [`Decoder`], whose forward pass is written once over [`Backend`](penstock_device::Backend).
+//! Decoder models: [`ModelConfig`] is read from a Hugging Face configuration, [`load`] loads the tensors of a
+//! checkpoint into a [`Decoder`], whose forward pass is written once over [`Backend`](penstock_device::Backend).
 //!
-//! `registry.rs` lists the supported architectures; a file of `families/` reads the configuration fields that are specific to
-//! its family and has no arithmetic. The tables in `weights.rs` list the tensors that are fused into one matrix.
+//! `registry.rs` lists the supported architectures; a file of `families/` reads the configuration fields that are
+//! specific to its family and has no arithmetic. The tables in `weights.rs` list the tensors that are fused into one
+//! matrix.
 
 #![allow(missing_docs)]
 

@@ -1,8 +1,8 @@
 //! The supported model families, and the reading of a Hugging Face configuration.
 //!
-//! [`ModelConfig::from_json`] reads a `config.json` (or its equivalent made from GGUF metadata): the fields that all families
-//! share here, the others by the family. It accepts the format of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`)
-//! and 5 (`rope_parameters`, `dtype`).
+//! [`ModelConfig::from_json`] reads a `config.json` (or its equivalent made from GGUF metadata): the fields that all
+//! families share here, the others by the family. It accepts the format of transformers 4 (`rope_theta`,
+//! `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`).
 
 use penstock_types::HeadShape;
 use serde_json::Value;

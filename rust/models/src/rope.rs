@@ -2,8 +2,8 @@
 //!
 //! The angles of position p are p times the inverse frequencies, computed in float32 exactly as `transformers` does, so
 //! that far positions agree. `Dynamic` is the only scaling whose frequencies depend on a length: the prompt's for every
-//! position of the prompt, the position's own plus one after it. This equals one prefill of the whole prompt and decoding
-//! token by token, and depends on the request alone, never on the prompt chunks.
+//! position of the prompt, the position's own plus one after it. This equals one prefill of the whole prompt and
+//! decoding token by token, and depends on the request alone, never on the prompt chunks.
 
 use crate::error::ModelError;
 use crate::fields::{Fields, MAX_POSITIONS};
@@ -132,8 +132,8 @@ impl Rope {
         self.head_dim / 2
     }
 
-    /// The length on which the frequencies of `position` depend, in a request with a prompt of `prompt_len` tokens. Rows
-    /// with the same length have the same frequencies.
+    /// The length on which the frequencies of `position` depend, in a request with a prompt of `prompt_len` tokens.
+    /// Rows with the same length have the same frequencies.
     pub(crate) fn frequency_len(&self, position: usize, prompt_len: usize) -> usize {
         match self.scaling {
             RopeScaling::Dynamic { .. } => prompt_len.max(position + 1).max(self.max_position_embeddings),

@@ -10,7 +10,8 @@ use crate::rope::{Frequencies, Rope};
 fn write_rotation(position: usize, (frequencies, factor): &Frequencies, out: &mut [f32]) {
     let (cosines, sines) = out.split_at_mut(frequencies.len());
     for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
-        // The product is rounded to float32 first, as `transformers` does; its sine and cosine are exact to the last bit.
+        // The product is rounded to float32 first, as `transformers` does; its sine and cosine are exact to the last
+        // bit.
         let angle = f64::from(position as f32 * frequency);
         let (exact_sine, exact_cosine) = angle.sin_cos();
         *cosine = exact_cosine as f32 * factor;

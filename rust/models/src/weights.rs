@@ -1,5 +1,5 @@
-//! Loads the weights of a decoder from a checkpoint. The tables `FUSED_*` list the tensors that are fused into one matrix; the
-//! backend packs the matrices.
+//! Loads the weights of a decoder from a checkpoint. The tables `FUSED_*` list the tensors that are fused into one
+//! matrix; the backend packs the matrices.
 
 use std::ops::{ControlFlow, Range};
 

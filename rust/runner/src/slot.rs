@@ -1,5 +1,5 @@
-//! The host's state of each slot: the request, its grammar and processors, and why it failed. All other state that sampling
-//! depends on is in the backend's slots.
+//! The host's state of each slot: the request, its grammar and processors, and why it failed. All other state that
+//! sampling depends on is in the backend's slots.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(crate) struct FailingPosition {
     pub failure: String,
 }
 
-/// What sampling a position takes from the host: numbers in the batch.
+/// The host's inputs to the sampling of one position, as indices in the batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HostInputs {
     pub mask: Option<u32>,
@@ -126,8 +126,8 @@ impl Slot {
         }
     }
 
-    /// Adds what the host contributes to a position of the step to `batch`; `read` reads the position's logits. `None` if
-    /// the position is not sampled. Called once for each position, in order.
+    /// Adds what the host contributes to a position of the step to `batch`; `read` reads the position's logits. `None`
+    /// if the position is not sampled. Called once for each position, in order.
     pub fn prepare(
         &mut self,
         position: usize,

@@ -1,10 +1,11 @@
 //! The incremental detokenizer: decodes ids one at a time.
 //!
 //! One state machine serves streaming and one-shot decoding, so their results are equal. It holds back at most one
-//! incomplete character or one run of byte-fallback tokens; one invalid byte turns the whole run into replacement characters.
+//! incomplete character or one run of byte-fallback tokens; one invalid byte turns the whole run into replacement
+//! characters.
 //!
-//! With spaces between special tokens, each added token is a segment of the text, and so is each run of other tokens, decoded
-//! independently. Non-empty segments are separated by one space.
+//! With spaces between special tokens, each added token is a segment of the text, and so is each run of other tokens,
+//! decoded independently. Non-empty segments are separated by one space.
 
 use std::char::REPLACEMENT_CHARACTER;
 

@@ -1,7 +1,7 @@
 //! Construction of a tokenizer from the vocabulary of a GGUF file.
 //!
-//! Supported are byte-level BPE (`gpt2`), whose merges are in the file, and SentencePiece BPE (`llama`), whose merges follow
-//! from the scores. Both become the pipeline of the model's own `tokenizer.json`.
+//! Supported are byte-level BPE (`gpt2`), whose merges are in the file, and SentencePiece BPE (`llama`), whose merges
+//! follow from the scores. Both become the pipeline of the model's own `tokenizer.json`.
 
 use penstock_checkpoint::{GgufVocabulary, TokenType};
 use tokenizers::AddedToken;
@@ -168,8 +168,8 @@ fn implied_merges(vocab: &Vocab, scores: &[f32]) -> Merges {
     merges.into_iter().map(|merge| (merge.left.to_owned(), merge.right.to_owned())).collect()
 }
 
-/// Adds the tokens that are matched verbatim in text: control tokens, BOS and EOS as special tokens, user-defined tokens as
-/// plain ones.
+/// Adds the tokens that are matched verbatim in text: control tokens, BOS and EOS as special tokens, user-defined
+/// tokens as plain ones.
 fn add_tokens(pipeline: &mut Pipeline, vocabulary: &GgufVocabulary) -> Result<(), TextError> {
     let named = [vocabulary.bos, vocabulary.eos];
     let added = vocabulary.tokens.iter().zip(0_u32..).filter_map(|(token, id)| {

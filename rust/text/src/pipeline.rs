@@ -11,8 +11,8 @@ use crate::splitter::Splitter;
 pub(crate) type Pipeline =
     TokenizerImpl<ModelWrapper, NormalizerWrapper, Splitter, PostProcessorWrapper, DecoderWrapper>;
 
-/// Parses a `tokenizer.json`. The library panics on some malformed files, such as those with merges longer than any token.
-/// Parsing touches only its own result, so the panic is returned as an error.
+/// Parses a `tokenizer.json`. The library panics on some malformed files, such as those with merges longer than any
+/// token. Parsing touches only its own result, so the panic is returned as an error.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Pipeline, TextError> {
     match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes))) {
         Ok(parsed) => parsed.map_err(|error| TextError::Json { reason: error.to_string() }),

@@ -1,10 +1,10 @@
 //! Pre-tokenisation: splits text into the words for BPE, in linear time.
 //!
-//! The `tokenizers` library uses a backtracking regex engine that gives up after a million steps and silently leaves the
-//! rest of the text unsplit: a megabyte of spaces is enough to get different ids. So the library's regex steps are replaced
-//! here. Nearly every byte-level tokenizer ends its expression in `\s+(?!\S)|\s+`, whose look-ahead only leaves the last
-//! space to the next word; that is implemented by hand, and the rest of the expression runs on an automaton. Other expressions
-//! use a backtracking engine with a higher limit; a text that exceeds it is an error.
+//! The `tokenizers` library uses a backtracking regex engine that gives up after a million steps and silently leaves
+//! the rest of the text unsplit: a megabyte of spaces is enough to get different ids. So the library's regex steps are
+//! replaced here. Nearly every byte-level tokenizer ends its expression in `\s+(?!\S)|\s+`, whose look-ahead only
+//! leaves the last space to the next word; that is implemented by hand, and the rest of the expression runs on an
+//! automaton. Other expressions use a backtracking engine with a higher limit; a text that exceeds it is an error.
 
 use regex_automata::meta::Regex;
 use regex_automata::{Input, PatternID};
@@ -21,12 +21,12 @@ const SPACES_TAIL: &str = r"|\s+(?!\S)|\s+";
 /// The expression of GPT-2, which is built into `ByteLevel`.
 pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Cache size of the lazy automaton. With too small a cache, text in many scripts makes the automaton rebuild its states or
-/// fall back to a slower engine.
+/// Cache size of the lazy automaton. With too small a cache, text in many scripts makes the automaton rebuild its
+/// states or fall back to a slower engine.
 const AUTOMATON_BYTES: usize = 16 << 20;
 
-/// Maximum number of backtracking steps per match. This is seconds of time; a reasonable expression takes a few steps per
-/// character.
+/// Maximum number of backtracking steps per match. This is seconds of time; a reasonable expression takes a few steps
+/// per character.
 const BACKTRACK_LIMIT: usize = 50_000_000;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;

@@ -10,8 +10,8 @@ pub struct StopSequences(Vec<SequenceAutomaton>);
 #[derive(Clone)]
 struct SequenceAutomaton {
     ids: Vec<u32>,
-    /// The failure function: `failure[n]` is the length of the longest proper prefix of the first `n` ids that is also their
-    /// suffix.
+    /// The failure function: `failure[n]` is the length of the longest proper prefix of the first `n` ids that is also
+    /// their suffix.
     failure: Vec<usize>,
     /// Length of the longest prefix of the sequence that the stream ends with.
     matched: usize,

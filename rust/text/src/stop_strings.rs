@@ -1,8 +1,8 @@
 //! Stop string matching in streamed text.
 //!
-//! The result depends only on the text, not on token boundaries: the first character that completes a stop string ends the
-//! text; if it completes several, the longest counts. One Aho-Corasick automaton of all stop strings reads every byte once,
-//! so the cost per byte does not depend on their number or length.
+//! The result depends only on the text, not on token boundaries: the first character that completes a stop string ends
+//! the text; if it completes several, the longest counts. One Aho-Corasick automaton of all stop strings reads every
+//! byte once, so the cost per byte does not depend on their number or length.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use aho_corasick::nfa::contiguous::NFA;
 
 use crate::error::TextError;
 
-/// Maximum total length of the stop strings of one request, in bytes. The automaton takes about 20 bytes of memory per byte.
+/// Maximum total length of the stop strings of one request, in bytes. The automaton takes about 20 bytes of memory per
+/// byte.
 const MAX_STOP_BYTES: usize = 1 << 20;
 
 /// A stop string that ended the text.

@@ -1,8 +1,8 @@
 //! Incremental decoding of one running request.
 //!
 //! [`TextStream::push`] adds ids; [`TextStream::take`] returns the text that is final: complete characters that cannot
-//! belong to a stop string. All taken texts together equal the one-shot decoding of all ids, cut before the stop string if
-//! one occurs. If the stop string is included in the output, the text is cut after it and nothing is held back.
+//! belong to a stop string. All taken texts together equal the one-shot decoding of all ids, cut before the stop string
+//! if one occurs. If the stop string is included in the output, the text is cut after it and nothing is held back.
 
 use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
@@ -39,8 +39,8 @@ impl TextStream {
         })
     }
 
-    /// Adds an id. Returns the stop string that ended the text, if any; later ids are ignored and return the same. An id
-    /// outside the vocabulary adds no text.
+    /// Adds an id. Returns the stop string that ended the text, if any; later ids are ignored and return the same. An
+    /// id outside the vocabulary adds no text.
     pub fn push(&mut self, id: u32) -> Option<StopMatch> {
         if self.stopped.is_none() {
             let from = self.text.len();
@@ -67,8 +67,8 @@ impl TextStream {
         text
     }
 
-    /// Ends the stream: text that was held back can be taken, and bytes of an incomplete character become U+FFFD, which may
-    /// complete a stop string.
+    /// Ends the stream: text that was held back can be taken, and bytes of an incomplete character become U+FFFD, which
+    /// may complete a stop string.
     pub fn finish(&mut self) -> Option<StopMatch> {
         if self.stopped.is_none() {
             let from = self.text.len();

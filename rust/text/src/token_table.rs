@@ -1,7 +1,7 @@
 //! The table of decoded tokens, in one flat allocation.
 //!
-//! It is built once per tokenizer. Decoder steps that depend on one token only are applied here to the whole vocabulary;
-//! steps that depend on previous tokens become a [`DecodeRule`] for the detokenizer.
+//! It is built once per tokenizer. Decoder steps that depend on one token only are applied here to the whole
+//! vocabulary; steps that depend on previous tokens become a [`DecodeRule`] for the detokenizer.
 
 use std::collections::HashMap;
 
@@ -19,8 +19,8 @@ const MAX_TOKEN_ID: u32 = (1 << 22) - 1;
 pub(crate) enum DecodeRule {
     /// Tokens are bytes. A character may be split across tokens.
     Bytes,
-    /// Tokens are text, or single bytes whose runs are decoded together. `strip` is a character and the maximum number of
-    /// times it is removed from the start of the text.
+    /// Tokens are text, or single bytes whose runs are decoded together. `strip` is a character and the maximum number
+    /// of times it is removed from the start of the text.
     Text { byte_fallback: bool, strip: Option<(char, usize)> },
     /// Tokens are words joined with spaces.
     Words,
@@ -222,8 +222,8 @@ fn flatten<'a>(decoder: &'a DecoderWrapper, parts: &mut Vec<&'a DecoderWrapper>)
     }
 }
 
-/// The byte of a character of the byte-level alphabet. Printable Latin-1 characters are their own bytes; the other 68 bytes
-/// are numbered in order from U+0100.
+/// The byte of a character of the byte-level alphabet. Printable Latin-1 characters are their own bytes; the other 68
+/// bytes are numbered in order from U+0100.
 fn byte_of(character: char) -> Option<u8> {
     let code = u32::from(character);
     match code {

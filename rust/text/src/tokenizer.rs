@@ -1,7 +1,7 @@
 //! The tokenizer: encodes text to ids and decodes ids to text.
 //!
-//! Encoding uses the `tokenizers` library's pipeline with our splitter. Decoding is our own code, shared by streaming and
-//! one-shot decoding; tests compare it with the library's decoder.
+//! Encoding uses the `tokenizers` library's pipeline with our splitter. Decoding is our own code, shared by streaming
+//! and one-shot decoding; tests compare it with the library's decoder.
 
 use std::sync::Arc;
 
@@ -61,8 +61,8 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(TokenizerInner { pipeline, table, rule }) })
     }
 
-    /// Encodes text. The text of a special token is encoded as that token. `add_special_tokens` adds the tokens that the
-    /// tokenizer puts around a text, such as BOS.
+    /// Encodes text. The text of a special token is encoded as that token. `add_special_tokens` adds the tokens that
+    /// the tokenizer puts around a text, such as BOS.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
         let encoding = self.inner.pipeline.encode_fast(text, add_special_tokens);
         let encoding =
@@ -70,8 +70,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Decodes ids like a [`TextStream`](crate::TextStream) without stop strings. Ids outside the vocabulary are ignored;
-    /// invalid bytes become U+FFFD.
+    /// Decodes ids like a [`TextStream`](crate::TextStream) without stop strings. Ids outside the vocabulary are
+    /// ignored; invalid bytes become U+FFFD.
     pub fn decode(&self, ids: &[u32], options: TextOptions) -> String {
         let mut detokenizer = Detokenizer::new(self.rule(), options);
         let mut text = String::new();
@@ -97,14 +97,14 @@ impl Tokenizer {
         self.inner.pipeline.id_to_token(id)
     }
 
-    /// Whether decoded text is the concatenation of each token's bytes, so that [`Self::token_bytes`] is available. It is
-    /// not for vocabularies of words, which are joined with spaces.
+    /// Whether decoded text is the concatenation of each token's bytes, so that [`Self::token_bytes`] is available. It
+    /// is not for vocabularies of words, which are joined with spaces.
     pub fn has_token_bytes(&self) -> bool {
         self.rule() != DecodeRule::Words
     }
 
-    /// The text of a token in the middle of a text with special tokens shown. At the start of a text, a token may lack its
-    /// leading space. `None` for ids outside the vocabulary, and for all ids without [`Self::has_token_bytes`].
+    /// The text of a token in the middle of a text with special tokens shown. At the start of a text, a token may lack
+    /// its leading space. `None` for ids outside the vocabulary, and for all ids without [`Self::has_token_bytes`].
     pub fn token_bytes(&self, id: u32) -> Option<TokenBytes<'_>> {
         let entry = self.table().get(id).filter(|_| self.has_token_bytes())?;
         Some(TokenBytes { bytes: entry.bytes, special: entry.special })

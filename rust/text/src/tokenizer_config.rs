@@ -1,7 +1,7 @@
 //! Configurations of byte-level tokenizers by their names in GGUF files.
 //!
-//! A GGUF file contains the vocabulary, but of the pre-tokenizer only the name, in `tokenizer.ggml.pre`. Each configuration
-//! here corresponds to the `tokenizer.json` of the models with that name.
+//! A GGUF file contains the vocabulary, but of the pre-tokenizer only the name, in `tokenizer.ggml.pre`. Each
+//! configuration here corresponds to the `tokenizer.json` of the models with that name.
 
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;

@@ -28,8 +28,8 @@ fn options() -> impl Strategy<Value = TextOptions> {
     })
 }
 
-/// Streams `ids`, takes text after the pushes selected by `takes`, and compares the text with a naive search after every
-/// push and at the end.
+/// Streams `ids`, takes text after the pushes selected by `takes`, and compares the text with a naive search after
+/// every push and at the end.
 fn check(
     tokenizer: &Tokenizer,
     options: TextOptions,

@@ -89,8 +89,8 @@ fn incomplete_character_becomes_one_replacement_at_the_end() {
     assert_eq!(stream.take(), "");
 }
 
-/// The result of tokenizers written in Python: each added token and each run of other tokens is decoded independently, and
-/// non-empty results are joined with spaces.
+/// The result of tokenizers written in Python: each added token and each run of other tokens is decoded independently,
+/// and non-empty results are joined with spaces.
 fn joined(library: &tokenizers::Tokenizer, ids: &[u32]) -> String {
     let added = library.get_added_tokens_decoder();
     let runs = ids.chunk_by(|left, right| !added.contains_key(left) && !added.contains_key(right));

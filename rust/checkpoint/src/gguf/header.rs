@@ -1,7 +1,7 @@
 //! Parser of GGUF headers: metadata, then the table of tensors.
 //!
-//! Memory is never allocated by a count in the file. Every entry consumes existing bytes, so the size of the result is bounded
-//! by the length of the file.
+//! Memory is never allocated by a count in the file. Every entry consumes existing bytes, so the size of the result is
+//! bounded by the length of the file.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -193,8 +193,8 @@ impl<'a> HeaderReader<'a> {
         })
     }
 
-    /// An array is kept as its bytes; only its length is checked here. Nested arrays are rejected, because no known key uses
-    /// them; so there is no recursion.
+    /// An array is kept as its bytes; only its length is checked here. Nested arrays are rejected, because no known key
+    /// uses them; so there is no recursion.
     fn array_value(&mut self, key: &str) -> Result<MetadataValue<'a>, CheckpointError> {
         let value_type = self.u32(key)?;
         let count = self.u64(key)?;

@@ -7,8 +7,8 @@ use crate::error::CheckpointError;
 use crate::tokenizer::{GgufVocabulary, SpecialTokens, TokenType};
 use penstock_types::GenerationConfig;
 
-/// Texts of the end-of-turn token of the supported architectures, for files that do not specify it. Without it a chat model
-/// would not stop after its answer.
+/// Texts of the end-of-turn token of the supported architectures, for files that do not specify it. Without it a chat
+/// model would not stop after its answer.
 const END_OF_TURN: [&str; 2] = ["<|im_end|>", "<|eot_id|>"];
 
 /// The vocabulary, if the file has one.

@@ -24,8 +24,8 @@ impl Scratch {
         &self.0
     }
 
-    /// Writes a file and returns its path. An existing file is removed, not truncated: some file systems flush truncated
-    /// files to disk immediately, and these tests write thousands.
+    /// Writes a file and returns its path. An existing file is removed, not truncated: some file systems flush
+    /// truncated files to disk immediately, and these tests write thousands.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -5,7 +5,7 @@
 //! host tier   [block][layer]       all layers of a block are adjacent
 //! ```
 //!
-//! So a copy is one run of bytes per layer, and the host's side of it is one run altogether.
+//! So a copy is one contiguous run of bytes per layer, and a single run in the host tier.
 
 use penstock_kernels::KvLayout;
 use penstock_types::{BlockCopy, HeadShape};
@@ -13,7 +13,7 @@ use penstock_types::{BlockCopy, HeadShape};
 use crate::arena::Region;
 use crate::backend::CacheSpec;
 
-/// The regions, and where in them a block lies.
+/// The regions of the cache, and the layout of blocks in them.
 pub struct CpuCache {
     pub(super) layout: KvLayout,
     pub(super) num_blocks: usize,
@@ -22,7 +22,7 @@ pub struct CpuCache {
     pub(super) shape: CacheShape,
 }
 
-/// Where blocks lie.
+/// The layout of blocks in a region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheShape {
     layers: usize,

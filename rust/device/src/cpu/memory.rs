@@ -24,7 +24,7 @@ fn commit_available() -> Option<u64> {
     parse_commit(&policy, &fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// What is left of the commit limit; `None` unless the overcommit policy is 2 (never).
+/// The remaining part of the commit limit, in bytes; `None` unless the overcommit policy is 2 (never).
 fn parse_commit(policy: &str, meminfo: &str) -> Option<u64> {
     if policy.trim() != "2" {
         return None;

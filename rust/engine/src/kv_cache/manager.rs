@@ -38,7 +38,7 @@ pub struct KvCacheManager {
     num_references: Vec<u32>,
 }
 
-/// What a waiting sequence needs to be scheduled.
+/// The blocks that a waiting sequence needs to be scheduled.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
     /// Tokens that its table must hold; the blocks that are not allocated at once are reserved.
@@ -52,7 +52,7 @@ pub struct Demand {
 /// How many blocks may be loaded from the host tier by the next plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadLimit {
-    /// As many as do not delay the plan's other rows for long.
+    /// A bounded number, so that the plan's other rows are not delayed for long.
     PerPlan,
     /// Any number.
     None,

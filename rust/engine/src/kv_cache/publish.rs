@@ -1,4 +1,4 @@
-//! Which blocks the prefix cache has: computed blocks are published, unused ones expire.
+//! Publishing of computed blocks to the prefix cache, and expiry of unused ones.
 
 use std::time::Instant;
 

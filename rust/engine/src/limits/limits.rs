@@ -9,7 +9,7 @@ use crate::request::Request;
 /// The largest `num_speculative_tokens`: predictions further ahead are hardly ever right.
 pub const MAX_SPECULATIVE_TOKENS: usize = 32;
 
-/// What happens to the newest sequence of the lowest priority when other sequences need its blocks.
+/// The effect of preemption on the newest sequence of the lowest priority when other sequences need its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PreemptionMode {
     /// It waits, and is then computed again from its beginning.
@@ -46,7 +46,7 @@ pub struct Limits {
     /// Sequences with longer prompts share no blocks, and blocks at positions from this on are not shared. For models
     /// whose keys depend on the prompt's length beyond this.
     pub max_shared_len: usize,
-    /// What happens when the blocks run out.
+    /// The effect of preemption when the blocks run out.
     pub preemption_mode: PreemptionMode,
     /// Blocks of the host tier, where blocks are saved that the KV cache has no room for; 0 for none.
     pub host_blocks: usize,

@@ -1,5 +1,5 @@
-//! Where consumers listen: a [`Port`] belongs to one listener (an event loop or a blocking thread), and all requests
-//! started on it share its bell.
+//! Ports, which wake consumers: a [`Port`] belongs to one listener (an event loop or a blocking thread), and all
+//! requests started on it share its bell.
 //!
 //! The order is fixed. The engine pushes, then rings; the listener clears the bell, then drains its consumers:
 //!

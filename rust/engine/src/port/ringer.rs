@@ -78,8 +78,8 @@ impl Ringer {
         self.entries[port.0 as usize].as_mut().expect("a connected port is known; this is a bug")
     }
 
-    /// Panics unless the entries agree with each other and count `num_open` open requests.
-    pub fn check_integrity(&self, num_open: usize) {
+    /// Panics unless the entries agree with each other and count `num_unfinished` open requests.
+    pub fn check_integrity(&self, num_unfinished: usize) {
         let mut users = 0;
         let mut occupied = 0;
         for (index, entry) in self.entries.iter().enumerate() {
@@ -94,7 +94,7 @@ impl Ringer {
             assert_eq!(self.touched.contains(&(index as u32)), entry.is_touched, "touch lost; this is a bug");
             assert!(entry.users > 0 || entry.is_touched, "port {index} leaked; this is a bug");
         }
-        assert_eq!(users, num_open, "open requests and users of ports differ; this is a bug");
+        assert_eq!(users, num_unfinished, "open requests and users of ports differ; this is a bug");
         assert_eq!(occupied, self.by_address.len(), "ports and addresses differ; this is a bug");
         assert_eq!(occupied + self.vacant.len(), self.entries.len(), "entries leaked; this is a bug");
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What must be equal, besides the tokens, for two sequences to share a block.
+/// Two sequences share a block only if their tokens and their namespaces are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
     /// The request's `cache_salt`.

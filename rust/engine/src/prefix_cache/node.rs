@@ -22,7 +22,7 @@ pub enum Location {
     Host(HostBlockId),
 }
 
-/// What a block follows.
+/// The predecessor of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parent {
     /// It is the first block of a sequence.

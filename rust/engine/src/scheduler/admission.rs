@@ -1,9 +1,9 @@
-//! When waiting sequences are admitted.
+//! Admission of waiting sequences.
 //!
-//! Strictly in scheduling order: a sequence does not overtake another that is ready, so a large one is not starved by
-//! small ones. The next is admitted when there are a slot and blocks for all its tokens, except those that other
-//! sequences share with it through the prefix cache, and a watermark of free blocks stays: one for each running
-//! sequence that is still to grow, so that none has to be preempted again at once.
+//! Sequences are admitted strictly in scheduling order: a sequence does not overtake another that is ready, so a large
+//! one is not starved by small ones. The next is admitted when there are a slot and blocks for all its tokens, except
+//! those that other sequences share with it through the prefix cache, and a watermark of free blocks stays: one for
+//! each running sequence that is still to grow, so that none has to be preempted again at once.
 //!
 //! The blocks that an admitted sequence loads from the host tier are copied by the next plan, and every row in it waits
 //! for them. So a plan with other work loads a bounded number of blocks: a long prefix is staged in the KV cache plan
@@ -82,7 +82,7 @@ impl Scheduler {
         Admission::Admitted
     }
 
-    /// What a waiting sequence needs beside the running ones that stay.
+    /// The demand of a waiting sequence, beside the running ones that stay.
     fn demand(&self, position: QueuePosition, stays: impl Fn(&Running) -> bool) -> Demand {
         let may_grow = |running: &&Running| {
             self.kv.may_grow(&running.table, running.sequence.max_kv_tokens) && stays(running)

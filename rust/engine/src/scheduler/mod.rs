@@ -1,13 +1,13 @@
-//! Which sequences run, and how many tokens each computes in the next step.
+//! The scheduler: selects the sequences that run, and the number of tokens that each computes in the next step.
 //!
 //! There is one order, by [`SchedulingKey`](crate::sequence::SchedulingKey): priority, then arrival. Waiting sequences
 //! are admitted in it (`admission`), the tokens of a step are distributed along it (`budget`), and blocks go to the
 //! first in it at the cost of the last (`preemption`). A running sequence has a slot and blocks for the tokens it has;
 //! blocks for the tokens still to come are allocated one at a time.
 //!
-//! Why every request ends: the first sequence in the order, of those whose consumers read, gets every block it asks
-//! for, since the others are preempted one by one; and alone it fits, as was checked when it arrived. So it is computed
-//! in every step until it ends, and then another sequence is the first.
+//! Every request ends: of the sequences whose consumers read, the first in the order gets every block it needs, because
+//! the others are preempted one by one, and alone it fits, as was checked when it arrived. So it is computed in every
+//! step until it ends, and then another sequence is the first.
 //!
 //! One choice of a group computes the prompt; the others reuse its blocks (`queue`). Draft tokens use the remaining
 //! step budget (`rows`). Decoding, a chunk of a prompt, and recomputation after preemption are all "pending tokens";

@@ -1,9 +1,9 @@
-//! Which sequence is preempted when the blocks run out, and what becomes of it.
+//! Preemption when the blocks run out.
 //!
-//! First a sequence whose last token is in flight: it needs its blocks no more. Otherwise the one that is scheduled
-//! last: of the lowest priority, a paused one, else the newest. That may be the sequence that needs the blocks, but not
-//! while another one is paused: a consumer that does not read must not stop others. Blocks are allocated in scheduling
-//! order, so a preempted sequence has no row in the plan that is being made.
+//! The first victim is a sequence whose last token is in flight, because it no longer needs its blocks. Otherwise it is
+//! the sequence that is scheduled last: of the lowest priority, a paused one, else the newest. That may be the sequence
+//! that needs the blocks, but not while another one is paused: a consumer that does not read must not stop others.
+//! Blocks are allocated in scheduling order, so a preempted sequence has no row in the plan that is being made.
 
 use std::time::Instant;
 
@@ -95,7 +95,7 @@ impl Scheduler {
             }
         }
         for sequence in self.queue.preempted_mut() {
-            // What the rows in flight of a preempted sequence depend on is no longer known: they are computed again.
+            // The dependencies of its rows in flight are no longer known, so the rows are computed again.
             if !sequence.has_no_rows_in_flight() {
                 sequence.clear_in_flight();
                 invalidated.push(sequence.id);

@@ -256,7 +256,7 @@ impl Scheduler {
     }
 
     /// The number of open requests.
-    pub(crate) fn num_open(&self) -> usize {
+    pub(crate) fn num_unfinished(&self) -> usize {
         self.slots.num_running() + self.queue.len()
     }
 

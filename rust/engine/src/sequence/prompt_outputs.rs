@@ -1,4 +1,4 @@
-//! Which positions of its prompt a request gets outputs of, and how far they are delivered.
+//! The positions of its prompt that a request gets outputs of, and the number of delivered ones.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use crate::request::{Request, RequestId};
 /// Invariant: `num_delivered <= num_planned <= end`; they differ only while rows with prompt outputs are in flight.
 #[derive(Debug)]
 pub(super) struct PromptOutputs {
-    /// The number of positions with outputs: the whole prompt, but for the last position if the first token's details
-    /// cover it; 0 if no outputs of the prompt are requested.
+    /// The number of positions with outputs: the whole prompt, except for the last position if the first token's
+    /// details cover it; 0 if no outputs of the prompt are requested.
     end: usize,
     /// Positions below this are delivered, or rows in flight will output them.
     num_planned: usize,

@@ -52,7 +52,7 @@ pub struct Sequence {
     pub(super) num_rows_in_flight: usize,
     /// Rows in flight that sample. Each yields one token, or with drafts at least one.
     pub(super) num_samples_in_flight: usize,
-    /// What the prefix cache had when it was first scheduled.
+    /// The tokens found in the prefix cache when it was first scheduled.
     cached: Option<CachedTokens>,
     arrived: Instant,
     pub(super) first_planned: Option<Instant>,

@@ -3,7 +3,7 @@
 //! everything the row reads through its block table. So a wrong block, a stale hit, a missing or late copy, a block
 //! that is reused too early, and a position that is skipped or computed from a wrong token all show as a wrong token.
 //!
-//! Whatever a failed step would have written is garbage afterwards, copies included unless it failed after them.
+//! After a failed step, everything that it would have written is garbage, copies included unless it failed after them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

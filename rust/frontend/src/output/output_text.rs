@@ -80,7 +80,7 @@ impl OutputOptions {
             marked: marked_stream.clone().map(marked),
             deltas: Vec::new(),
         };
-        // Text that is kept whatever follows is not held back.
+        // If the text includes stop sequences, no text is held back for them.
         let held_back: &[_] =
             if options.options.include_stop_str_in_output { &[] } else { &options.sequences };
         let sequences = StopSequences::new(held_back);

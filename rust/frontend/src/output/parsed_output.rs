@@ -19,7 +19,7 @@ pub struct ParsedOutput {
 }
 
 impl ParsedOutput {
-    /// Adds what the parser found.
+    /// Adds the deltas of the parser.
     pub fn extend(&mut self, deltas: impl Iterator<Item = Delta>) {
         for delta in deltas {
             match delta {

@@ -5,8 +5,8 @@
 //!  one per choice              └────────── result ───────────> all of it
 //! ```
 //!
-//! If a reader falls `max_unread` tokens of a choice behind, that choice is not received: its queue in the engine fills up
-//! and its sequence pauses. Waiting for the end receives everything.
+//! If a reader falls `max_unread` tokens of a choice behind, that choice is not received: its queue in the engine fills
+//! up and its sequence pauses. Waiting for the end receives everything.
 //!
 //! Each choice ends independently, with or without an error; the request is over when all have ended. Chunks are taken
 //! from the choices in turn.
@@ -23,7 +23,7 @@ use super::position_tensors::{self, PositionTensors};
 use super::{Chunk, RequestOutput, Timings, Usage};
 use crate::Error;
 
-/// What a listener waits for.
+/// A state of a request that a listener waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Milestone {
     /// The engine has admitted or rejected the request.

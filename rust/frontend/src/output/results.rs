@@ -1,4 +1,4 @@
-//! What the generated result types are made of, and how they are made.
+//! The types of the fields of the generated result types, and the construction of the results.
 
 use penstock_engine::request::{CachedTokens, Finish};
 
@@ -7,7 +7,7 @@ use super::{Timings, Usage};
 /// Ids and log probabilities of the most likely tokens at a position.
 pub type TopLogprobs = Vec<(u32, f32)>;
 
-/// What ended a request whose finish reason is `stop`.
+/// The stop condition of an output with the finish reason `stop`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StopReason {
     Text(String),

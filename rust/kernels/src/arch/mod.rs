@@ -1,9 +1,9 @@
 //! One table of function pointers per instruction set.
 //!
-//! A table has the algorithms of `generic`, compiled for one implementation of the vector trait. Only the functions of a
-//! table have target features, and only [`crate::Kernels`] reads a table, after it has checked that the instruction set is
-//! available. An instruction set with a better algorithm for an operation (integer dot products, matrix tiles) sets that
-//! entry to its own function.
+//! A table has the algorithms of `generic`, compiled for one implementation of the vector trait. Only the functions of
+//! a table have target features, and only [`crate::Kernels`] reads a table, after it has checked that the instruction
+//! set is available. An instruction set with a better algorithm for an operation (integer dot products, matrix tiles)
+//! sets that entry to its own function.
 
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]

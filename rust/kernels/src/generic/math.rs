@@ -1,8 +1,8 @@
 //! exp and tanh of 16 lanes.
 //!
-//! `exp`: x = n ln 2 + r with |r| <= ln 2 / 2, then e^r by a polynomial, then times 2^n. The error is at most 1 ulp with
-//! fused multiply-adds and 2 ulp without (a test covers the range); exp(0) is exactly 1, exp(-inf) is 0, an overflow is
-//! inf, NaN stays NaN.
+//! `exp`: x = n ln 2 + r with |r| <= ln 2 / 2, then e^r by a polynomial, then times 2^n. The error is at most 1 ulp
+//! with fused multiply-adds and 2 ulp without (a test covers the range); exp(0) is exactly 1, exp(-inf) is 0, an
+//! overflow is inf, NaN stays NaN.
 
 use crate::simd::Simd;
 

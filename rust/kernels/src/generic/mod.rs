@@ -1,7 +1,7 @@
 //! Every algorithm once, generic over the instruction set and the dtype.
 //!
-//! `arch` compiles these into functions with target features. They take raw pointers that the safe interfaces (`kernels`
-//! and `attention`) have checked. Scheduling the work on threads is not their concern.
+//! `arch` compiles these into functions with target features. They take raw pointers that the safe interfaces
+//! (`kernels` and `attention`) have checked. Scheduling the work on threads is not their concern.
 
 pub(crate) mod attention;
 pub(crate) mod math;

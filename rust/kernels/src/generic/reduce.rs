@@ -1,7 +1,7 @@
 //! Reductions of one row, each in one fixed order, and the softmax helpers of the sampler.
 //!
-//! Long sums accumulate 512 floats in 16 lanes of f32 and add the sum of those lanes to an f64: about the accuracy of f64 at
-//! the speed of f32.
+//! Long sums accumulate 512 floats in 16 lanes of f32 and add the sum of those lanes to an f64: about the accuracy of
+//! f64 at the speed of f32.
 
 use super::math;
 use crate::panel::LANES;

@@ -4,13 +4,14 @@
 //! acc[t][p] = fma(x[t][k], panel[p][k], acc[t][p])      for k ascending
 //! ```
 //!
-//! Weights, keys and values are all panels, so nearly all time is spent in this loop. The determinism contract follows from
-//! it: each lane of each accumulator is one chain over ascending k, and storing and reloading the chain (at a K block, at a
-//! tile of a split) does not change its bits.
+//! Weights, keys and values are all panels, so nearly all time is spent in this loop. The determinism contract follows
+//! from it: each lane of each accumulator is one chain over ascending k, and storing and reloading the chain (at a K
+//! block, at a tile of a split) does not change its bits.
 //!
-//! T x P is chosen for 16 registers of 8 lanes. At T x P = 6 the accumulators take 12 registers, which leaves two for the
-//! panel, one for the broadcast and one for the bf16 mask; fewer than 8 accumulator registers would expose the latency of
-//! the fused multiply-add (4 cycles, two per cycle). So 1 row takes 4 panels at a time, 2 rows take 3, 3 rows take 2.
+//! T x P is chosen for 16 registers of 8 lanes. At T x P = 6 the accumulators take 12 registers, which leaves two for
+//! the panel, one for the broadcast and one for the bf16 mask; fewer than 8 accumulator registers would expose the
+//! latency of the fused multiply-add (4 cycles, two per cycle). So 1 row takes 4 panels at a time, 2 rows take 3, 3
+//! rows take 2.
 
 #![allow(clippy::needless_range_loop, reason = "t and p index several arrays")]
 
@@ -27,8 +28,8 @@ pub(crate) const fn panels_at_once(rows: usize) -> usize {
     [0, 4, 3, 2, 1, 1, 1][rows]
 }
 
-/// A division of rows into as few tiles as possible, of nearly equal height: 32 is 6 6 5 5 5 5 and not 6 6 6 6 6 2, whose
-/// last tile would run at a third of the speed.
+/// A division of rows into as few tiles as possible, of nearly equal height: 32 is 6 6 5 5 5 5 and not 6 6 6 6 6 2,
+/// whose last tile would run at a third of the speed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowTiles {
     pub(crate) count: usize,

@@ -6,12 +6,12 @@
 //! ```
 //!
 //! [`Pool::run`] keeps the job open until every worker has joined. [`Pool::share`] closes it when the caller's own call
-//! has returned: the workers claim their parts, so the caller does not wait for a worker that the system has not scheduled
-//! in time. On a busy machine that wait would be most of a decode step.
+//! has returned: the workers claim their parts, so the caller does not wait for a worker that the system has not
+//! scheduled in time. On a busy machine that wait would be most of a decode step.
 //!
-//! Worker 0 is the caller. A waiting worker spins briefly, then sleeps, so an idle pool does not use the CPU. A panic in `f`
-//! resumes in the caller of [`Pool::run`] after every worker has returned; the pool stays usable. The pool does not
-//! allocate after its construction, panics aside.
+//! Worker 0 is the caller. A waiting worker spins briefly, then sleeps, so an idle pool does not use the CPU. A panic
+//! in `f` resumes in the caller of [`Pool::run`] after every worker has returned; the pool stays usable. The pool does
+//! not allocate after its construction, panics aside.
 
 mod counter;
 mod share;
@@ -72,8 +72,8 @@ impl JoinState {
 }
 
 // SAFETY: `job` is the only part that is not Sync by itself. The thread that has set `busy` writes it while the job is
-// closed and no worker is in it, then opens it (release of `join_state`); a worker reads it after joining (acquire), and the
-// next write waits until the last worker has left (release and acquire of `join_state` again).
+// closed and no worker is in it, then opens it (release of `join_state`); a worker reads it after joining (acquire),
+// and the next write waits until the last worker has left (release and acquire of `join_state` again).
 unsafe impl Sync for PoolState {}
 // SAFETY: the closure behind `job` is Sync, so a reference to it may move to another thread.
 unsafe impl Send for PoolState {}
@@ -138,8 +138,9 @@ impl Pool {
         }
     }
 
-    /// Calls `job(worker)` here (worker 0) and at most once on each worker that joins before the call here has returned.
-    /// For jobs that claim their parts: when one call returns, every part is finished or in progress in another call.
+    /// Calls `job(worker)` here (worker 0) and at most once on each worker that joins before the call here has
+    /// returned. For jobs that claim their parts: when one call returns, every part is finished or in progress in
+    /// another call.
     ///
     /// Concurrent use and panics are as for [`run`](Self::run).
     pub fn share(&self, job: Job<'_>) {
@@ -155,8 +156,8 @@ impl Pool {
         if self.workers.is_empty() || state.busy.swap(true, Ordering::Acquire) {
             return false;
         }
-        // SAFETY: only the lifetime changes. Workers use the reference while they are in the job, and this function does not
-        // return (not even by a panic) before the job is closed and every worker has left it.
+        // SAFETY: only the lifetime changes. Workers use the reference while they are in the job, and this function
+        // does not return (not even by a panic) before the job is closed and every worker has left it.
         let forever = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         // SAFETY: this thread has set `busy`, the job is closed and no worker is in it.
         unsafe { *state.job.get() = Some(forever) };

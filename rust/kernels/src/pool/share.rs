@@ -23,8 +23,8 @@ impl Claims {
         (index < self.count).then_some(index)
     }
 
-    /// The next unclaimed indices: `1 / (2 threads)` of the rest, rounded up to a multiple of `unit`, at most `limit`. The
-    /// pieces shrink towards the end, so that workers of unequal speed finish together.
+    /// The next unclaimed indices: `1 / (2 threads)` of the rest, rounded up to a multiple of `unit`, at most `limit`.
+    /// The pieces shrink towards the end, so that workers of unequal speed finish together.
     pub(crate) fn next_share(&self, threads: usize, unit: usize, limit: usize) -> Option<Range<usize>> {
         let share = |next: usize| {
             let left = self.count.checked_sub(next).filter(|left| *left > 0)?;

@@ -1,4 +1,5 @@
-//! Paged attention: correct (against the reference) and deterministic (same bits for every chunking, batch and division).
+//! Paged attention: correct (against the reference) and deterministic (same bits for every chunking, batch and
+//! division).
 
 #![allow(clippy::unwrap_used)]
 

@@ -21,8 +21,8 @@ pub(crate) struct Family {
     pub(crate) read_fields: fn(Fields<'_>, &mut ModelConfig) -> Result<(), ModelError>,
 }
 
-/// Reads the sliding windows of Qwen: none unless `use_sliding_window` is set, else those of `layer_types`, or of the layers
-/// from `max_window_layers` on.
+/// Reads the sliding windows of Qwen: none unless `use_sliding_window` is set, else those of `layer_types`, or of the
+/// layers from `max_window_layers` on.
 fn read_qwen_windows(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {
     if !fields.flag_or("use_sliding_window", false)? {
         return Ok(());

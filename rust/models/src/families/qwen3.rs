@@ -1,4 +1,5 @@
-//! Qwen3 dense: its own default of `head_dim`, RMS norms over each head of q and k, optional biases and sliding windows.
+//! Qwen3 dense: its own default of `head_dim`, RMS norms over each head of q and k, optional biases and sliding
+//! windows.
 
 use super::{Family, read_qwen_windows};
 use crate::config::ModelConfig;

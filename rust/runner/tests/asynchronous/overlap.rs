@@ -1,4 +1,4 @@
-//! What the host waits for before it launches the next step.
+//! The results that the host waits for before it launches the next step.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

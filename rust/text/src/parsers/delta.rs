@@ -18,9 +18,9 @@ pub enum Delta {
     Arguments {
         /// Index of the call.
         index: usize,
-        /// JSON text. All parts together are the object as the model wrote it; `{}` if a complete call has no arguments. If
-        /// the arguments are a string that contains an object, they are that object, in one part. Other values are passed
-        /// on as written.
+        /// JSON text. All parts together are the object as the model wrote it; `{}` if a complete call has no
+        /// arguments. If the arguments are a string that contains an object, they are that object, in one part. Other
+        /// values are passed on as written.
         text: String,
     },
 }

@@ -2,8 +2,8 @@
 
 use super::format::{ReasoningFormat, ToolFormat};
 
-/// The formats of reasoning and of tool calls that a chat template writes and explains. Each is `None` if the template has
-/// no known format; tool calls also if it has more than one.
+/// The formats of reasoning and of tool calls that a chat template writes and explains. Each is `None` if the template
+/// has no known format; tool calls also if it has more than one.
 pub fn detect(chat_template: &str) -> (Option<ReasoningFormat>, Option<ToolFormat>) {
     let reasoning = ["<think>", "</think>"]
         .iter()

@@ -13,7 +13,8 @@ impl ReasoningFormat {
         prompt.trim_ascii_end().ends_with(self.opening())
     }
 
-    /// The markers of the format. If the tokenizer has one of them as a special token, the decoded text must contain it.
+    /// The markers of the format. If the tokenizer has one of them as a special token, the decoded text must contain
+    /// it.
     pub fn markers(self) -> &'static [&'static str] {
         match self {
             Self::ThinkTags => &["<think>", "</think>"],
@@ -36,14 +37,14 @@ impl ReasoningFormat {
 /// How a model writes tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
-    /// `<tool_call>` `{"name": …, "arguments": {…}}` `</tool_call>`, any number of times, with content before and between.
-    /// Hermes, Qwen 2.5 and Qwen 3.
+    /// `<tool_call>` `{"name": …, "arguments": {…}}` `</tool_call>`, any number of times, with content before and
+    /// between. Hermes, Qwen 2.5 and Qwen 3.
     Hermes,
-    /// `{"name": …, "parameters": {…}}`, optionally after `<|python_tag|>`, several separated by `;`. Llama 3.1 and later.
-    /// Without the tag, an object is a call only if it has parameters.
+    /// `{"name": …, "parameters": {…}}`, optionally after `<|python_tag|>`, several separated by `;`. Llama 3.1 and
+    /// later. Without the tag, an object is a call only if it has parameters.
     Llama3Json,
-    /// `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`; later models write each call as `[TOOL_CALLS]name{…}`
-    /// or `[TOOL_CALLS]name[ARGS]{…}`, with an optional `[CALL_ID]` that is dropped.
+    /// `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`; later models write each call as
+    /// `[TOOL_CALLS]name{…}` or `[TOOL_CALLS]name[ARGS]{…}`, with an optional `[CALL_ID]` that is dropped.
     Mistral,
 }
 
@@ -93,7 +94,8 @@ impl ToolFormat {
         }
     }
 
-    /// The markers of the format. If the tokenizer has one of them as a special token, the decoded text must contain it.
+    /// The markers of the format. If the tokenizer has one of them as a special token, the decoded text must contain
+    /// it.
     pub fn markers(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &["<tool_call>", "</tool_call>"],

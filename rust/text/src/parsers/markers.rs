@@ -51,8 +51,8 @@ impl MarkerSearch {
         }
     }
 
-    /// Appends text outside markers to `plain`. Returns the end of a marker in `text`, and the marker; the search is then
-    /// over.
+    /// Appends text outside markers to `plain`. Returns the end of a marker in `text`, and the marker; the search is
+    /// then over.
     pub(super) fn feed(&mut self, text: &str, plain: &mut String) -> Option<(usize, &'static str)> {
         let mut at = 0;
         while at < text.len() {

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Parsing never fails: text that turns out not to be a call is returned as content, unchanged. The concatenated deltas
-//! depend only on the text, not on how it was divided. Every byte is read a bounded number of times. Held back are only a
-//! possible prefix of a marker, up to [`MAX_HELD_WHITESPACE`] bytes of whitespace before it, and a call until its name is
-//! known and its arguments start.
+//! depend only on the text, not on how it was divided. Every byte is read a bounded number of times. Held back are only
+//! a possible prefix of a marker, up to [`MAX_HELD_WHITESPACE`] bytes of whitespace before it, and a call until its
+//! name is known and its arguments start.
 //!
 //! Whitespace on either side of a marker is removed. Inside arguments every character is kept.
 

@@ -12,8 +12,8 @@ pub struct OutputParser {
 }
 
 impl OutputParser {
-    /// Creates a parser for the given formats. The flag beside the reasoning format is true if the prompt has opened the
-    /// reasoning block, so that the output starts inside it.
+    /// Creates a parser for the given formats. The flag beside the reasoning format is true if the prompt has opened
+    /// the reasoning block, so that the output starts inside it.
     pub fn new(reasoning: Option<(ReasoningFormat, bool)>, tools: Option<ToolFormat>) -> Self {
         let reasoning = reasoning.map(|(format, starts_inside)| ReasoningParser::new(format, starts_inside));
         Self { reasoning, tools: tools.map(ToolParser::new) }

@@ -1,7 +1,7 @@
 //! The reasoning block before an answer.
 //!
-//! It is recognised only at the start of an output, so that an answer may mention the tags. Without a closing tag, everything
-//! is reasoning.
+//! It is recognised only at the start of an output, so that an answer may mention the tags. Without a closing tag,
+//! everything is reasoning.
 
 use super::delta::{Delta, add};
 use super::format::ReasoningFormat;

@@ -1,7 +1,8 @@
 //! Separation of an answer into content and tool calls.
 //!
-//! One state machine serves all formats: content up to a marker, delimiters before an object, the object, delimiters after
-//! it. Text between a marker and the start of a call is held back, and becomes content at the first byte that does not fit.
+//! One state machine serves all formats: content up to a marker, delimiters before an object, the object, delimiters
+//! after it. Text between a marker and the start of a call is held back, and becomes content at the first byte that
+//! does not fit.
 
 use super::call_reader::CallReader;
 use super::delta::{Delta, add};

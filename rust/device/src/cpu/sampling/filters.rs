@@ -1,8 +1,8 @@
 //! `top_k`, `top_p`, `min_p` and `typical_p`, each applied to the candidates that the one before left.
 //!
 //! Those that keep a share of the probability first compute a weight below which no id is needed: ids lighter than the
-//! share that is cut, divided by the vocabulary size, hold less than that share together. In a typical text this leaves a
-//! few thousand ids to look at. Half of that weight is used, because sums are rounded.
+//! share that is cut, divided by the vocabulary size, hold less than that share together. In a typical text this leaves
+//! a few thousand ids to look at. Half of that weight is used, because sums are rounded.
 
 use super::candidates::Candidates;
 use super::tiles;
@@ -24,7 +24,7 @@ pub(super) fn top_p(candidates: &mut Candidates<'_>, share: f32) {
     });
 }
 
-/// Keeps those that weigh at least `share` of the heaviest, whose weight is 1: no filter before this one removes it.
+/// Keeps the candidates with a weight of at least `share`. The largest weight is 1; no earlier filter removes it.
 pub(super) fn min_p(candidates: &mut Candidates<'_>, share: f32) {
     candidates.cut_tiles_below(share.ln() - SLACK);
     candidates.cut_below(share);
@@ -33,14 +33,15 @@ pub(super) fn min_p(candidates: &mut Candidates<'_>, share: f32) {
 /// Single-precision logarithms and exponentials are not exact inverses: a bound on the difference.
 const SLACK: f32 = 1e-3;
 
-/// Keeps the fewest that hold `share` of the weight, in the order of the distance between their log weight and its mean.
-/// This is the distance between surprise and entropy, because both are negated log weights plus the same constant.
+/// Keeps the fewest that hold `share` of the weight, in the order of the distance between their log weight and its
+/// mean. This is the distance between surprise and entropy, because both are negated log weights plus the same
+/// constant.
 pub(super) fn typical_p(candidates: &mut Candidates<'_>, share: f32) {
     let total = candidates.total();
     let mean = sum_log_weights(candidates) / total;
     let (log_total, log_floor) = (total.ln(), lightest_needed(candidates, share, total).ln());
-    // An id with a surprise of twice the entropy or more is farther from it than every likelier id, so it is not needed if
-    // the likelier ones suffice.
+    // An id with a surprise of twice the entropy or more is farther from it than every likelier id, so it is not needed
+    // if the likelier ones suffice.
     let entropy = log_total - mean;
     let farthest = (mean - log_floor).max(entropy) as f32 + SLACK;
     let mean = mean as f32;

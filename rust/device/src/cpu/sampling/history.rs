@@ -34,8 +34,8 @@ impl<'a> History<'a> {
     }
 }
 
-/// Calls `each` with every element of `all` that comes right after `run`. This is the search of Knuth, Morris and Pratt: a
-/// few comparisons for each element, however long the run is and however it overlaps itself.
+/// Calls `each` with every element of `all` that comes right after `run`. This is the search of Knuth, Morris and
+/// Pratt: a few comparisons for each element, however long the run is and however it overlaps itself.
 fn for_each_after<T: Copy + PartialEq>(run: &[T], all: impl Iterator<Item = T>, mut each: impl FnMut(T)) {
     if run.is_empty() {
         return all.for_each(each);
@@ -82,7 +82,7 @@ mod tests {
         }
     }
 
-    /// What comes after the last `count` of `all`.
+    /// The tokens that follow earlier occurrences of the last `count` tokens of `all`.
     fn after(all: &[u32], count: usize) -> Vec<u32> {
         let all: Vec<Counted> = all.iter().copied().map(Counted).collect();
         let mut found = vec![];

@@ -1,9 +1,9 @@
 //! From one row of logits to one token, on the CPU: the steps of [`crate::sample`], in its order.
 //!
-//! A parameter that is not set costs nothing: a greedy row only reads its logits, a sampled one writes its weights once.
-//! The vocabulary is never sorted. Ids lie in tiles of 128, and the highest logit of a tile tells whether to look into it
-//! (`tiles.rs`); the end of a filter is found by a radix select (`radix_select.rs`). Every sum has one fixed order. NaN
-//! counts as minus infinity unless there are no numbers.
+//! A parameter that is not set costs nothing: a greedy row only reads its logits, a sampled one writes its weights
+//! once. The vocabulary is never sorted. Ids lie in tiles of 128, and the highest logit of a tile decides whether the
+//! tile is read (`tiles.rs`); the end of a filter is found by a radix select (`radix_select.rs`). Every sum has one
+//! fixed order. NaN counts as minus infinity unless there are no numbers.
 
 mod candidates;
 mod filters;
@@ -31,7 +31,7 @@ use tiles::{TILE, Tiles};
 /// Lower temperatures are greedy: dividing by them would only overflow.
 const MIN_TEMPERATURE: f32 = 1e-5;
 
-/// What the sampling of one position depends on, besides its logits.
+/// The inputs of the sampling of one position, besides its logits.
 #[derive(Clone, Copy, Debug)]
 struct Input<'a> {
     sampling: &'a Sampling,

@@ -57,7 +57,7 @@ struct World {
     has_restarted: bool,
     /// Why it takes no more requests.
     stopped: Option<StopCause>,
-    /// What prompts begin with.
+    /// The beginnings of prompts.
     openings: Vec<Vec<u32>>,
     seen: Seen,
 }

@@ -1,7 +1,7 @@
 //! Attention over floating-point keys and values: both products are chains of f32 multiply-adds of the microkernel.
 //!
-//! A score is a chain over dimensions. An acc is a chain over exactly the positions visible to its row, in ascending order;
-//! positions that are not visible to all rows of a tile are added row by row.
+//! A score is a chain over dimensions. An acc is a chain over exactly the positions visible to its row, in ascending
+//! order; positions that are not visible to all rows of a tile are added row by row.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -69,8 +69,8 @@ impl<E: PanelDtype> KvFormat for Floats<E> {
 }
 
 impl Pass<'_> {
-    /// The prefetches for `panels`, `bytes` bytes each at offset `offsets[p]` of tile `tiles[p]`: this pass's share of the
-    /// same bytes of the next split. At this distance the load on the memory is constant.
+    /// The prefetches for `panels`, `bytes` bytes each at offset `offsets[p]` of tile `tiles[p]`: this pass's share of
+    /// the same bytes of the next split. At this distance the load on the memory is constant.
     #[inline(always)]
     fn prefetch<E: PanelDtype, const P: usize>(
         &self,
@@ -186,8 +186,8 @@ unsafe fn sum_values<S: Simd, E: PanelDtype, const T: usize, const P: usize>(
     for (p, offset) in offsets.iter_mut().enumerate() {
         *offset += p * panel_bytes;
     }
-    // SAFETY: the acc of each row follows its first 16 floats, 16 floats for each panel; the panels lie inside the tiles;
-    // each row has 16 weights for each tile.
+    // SAFETY: the acc of each row follows its first 16 floats, 16 floats for each panel; the panels lie inside the
+    // tiles; each row has 16 weights for each tile.
     unsafe {
         let acc_at = pass.partial.add(segment.rows.start * stride + LANES + panel * LANES);
         let mut acc = tile::load::<S, T, P>(s, acc_at, stride, LANES);

@@ -1,7 +1,7 @@
 //! Attention of a few query rows of one kv head over paged keys and values.
 //!
-//! A *query row* is one query head at one position; the rows of a job share a kv head (the heads of its group times some
-//! consecutive positions), so that keys and values are read from memory once for all of them.
+//! A *query row* is one query head at one position; the rows of a job share a kv head (the heads of its group times
+//! some consecutive positions), so that keys and values are read from memory once for all of them.
 //!
 //! ```text
 //! for a split of 256 positions            the splits start at 0, 256, 512, ... for every query
@@ -17,9 +17,9 @@
 //!
 //! Determinism contract: the output of a row is a function of its own query and of the keys and values visible to it. A
 //! score is a function of the query and one key; the maximum does not depend on an order; lane i of the sum adds the
-//! weights of positions i, i + 16, ... of the split; acc adds only the visible positions, in an order that does not depend
-//! on the batch; splits are merged in ascending order. An invisible position adds nothing, so its bytes (NaN included) have
-//! no effect.
+//! weights of positions i, i + 16, ... of the split; acc adds only the visible positions, in an order that does not
+//! depend on the batch; splits are merged in ascending order. An invisible position adds nothing, so its bytes (NaN
+//! included) have no effect.
 
 pub(crate) mod floats;
 pub(crate) mod quantised;

@@ -1,5 +1,5 @@
-//! Attention over quantised keys and values: both products are sums of integers; the quantisation parameters of the tokens
-//! are applied to the sums.
+//! Attention over quantised keys and values: both products are sums of integers; the quantisation parameters of the
+//! tokens are applied to the sums.
 //!
 //! ```text
 //! query of a row     q[d] ~ unit * int[d]                      int: 16 bits, unit = max |q| / limit
@@ -9,12 +9,13 @@
 //! ```
 //!
 //! k and v are the quantised values. They are not expanded to f32: one instruction multiplies and adds two of them in
-//! 16-bit halves, twice as many as f32 multiply-adds process. The limits exclude an overflow of the 32-bit sums, so every
-//! sum is exact and independent of the order; an invisible position has weight 0, and a quantised value is never NaN.
+//! 16-bit halves, twice as many as f32 multiply-adds process. The limits exclude an overflow of the 32-bit sums, so
+//! every sum is exact and independent of the order; an invisible position has weight 0, and a quantised value is never
+//! NaN.
 //!
-//! The query is rounded to 16 bits (an error of 2^-16 of its largest value; bf16 keys have 2^-9 of each value), and so are
-//! the weights of a split. The rounding error of a weight is carried to the next position of the same lane, so many small
-//! weights beside a large one do not vanish: their sum is off by at most half a step per lane, 8 of 32766.
+//! The query is rounded to 16 bits (an error of 2^-16 of its largest value; bf16 keys have 2^-9 of each value), and so
+//! are the weights of a split. The rounding error of a weight is carried to the next position of the same lane, so many
+//! small weights beside a large one do not vanish: their sum is off by at most half a step per lane, 8 of 32766.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -171,7 +172,8 @@ struct LinePrefetch {
 }
 
 impl Pass<'_> {
-    /// The prefetches for `words` words at `offset` of tile `tile`: this pass's share of the same words of the next split.
+    /// The prefetches for `words` words at `offset` of tile `tile`: this pass's share of the same words of the next
+    /// split.
     #[inline(always)]
     fn line_prefetch(&self, tile: usize, offset: usize, words: usize) -> LinePrefetch {
         let address = self.next_tiles[tile];
@@ -214,8 +216,8 @@ unsafe fn score<S: Simd, const BITS: u32, const T: usize>(s: S, pass: &Pass<'_>,
     }
 }
 
-/// Rounds the weights of one row to integers, 0 at invisible positions, and writes their unit and the sum of the weighted
-/// offsets.
+/// Rounds the weights of one row to integers, 0 at invisible positions, and writes their unit and the sum of the
+/// weighted offsets.
 ///
 /// # Safety
 /// `pass` has this row and these tiles; `integers` has 256 elements.
