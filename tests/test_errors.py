@@ -189,7 +189,7 @@ def test_invalid_option_error_is_raised_before_loading(field: str, value: Any) -
 
 
 def test_conflicting_sizes_error_is_raised_before_loading() -> None:
-    contradictions: dict[str, dict[str, Any]] = {
+    conflicts: dict[str, dict[str, Any]] = {
         r"max_num_batched_tokens=32 .* block_size=64": {"block_size": 64, "max_num_batched_tokens": 32},
         r"max_num_seqs=65 .* max_num_batched_tokens=64": {"max_num_seqs": 65, "max_num_batched_tokens": 64},
         r"host_cache_bytes=0 .* preemption_mode is swap": {"preemption_mode": "swap", "host_cache_bytes": 0},
@@ -197,7 +197,7 @@ def test_conflicting_sizes_error_is_raised_before_loading() -> None:
         r"prefix_cache_ttl=9.0 .* prefix_cache is False": {"prefix_cache": False, "prefix_cache_ttl": 9},
         r"num_speculative_tokens=4 .* speculation is None": {"num_speculative_tokens": 4},
     }
-    for message, options in contradictions.items():
+    for message, options in conflicts.items():
         with pytest.raises(penstock.ConfigError, match=message) as caught:
             penstock.EngineConfig(**options)
         assert caught.value.field is not None

@@ -34,7 +34,7 @@ SCHEMA: dict[str, Any] = {
 NAMED = {"type": "function", "function": {"name": "weather"}}
 NAMED_NEWS = {"type": "function", "function": {"name": "news"}}
 
-CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+CONFLICTS: dict[str, tuple[str, dict[str, Any]]] = {
     "at most max_tokens, 3": ("min_tokens", {"min_tokens": 4, "max_tokens": 3}),
     "at most max_length, 3": ("min_tokens", {"min_tokens": 4, "max_length": 3}),
     "at least n, 3": ("best_of", {"n": 3, "best_of": 2}),
@@ -115,9 +115,9 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("limit", CONTRADICTIONS)
+@pytest.mark.parametrize("limit", CONFLICTS)
 def test_conflicting_parameters_are_named(limit: str) -> None:
-    field, options = CONTRADICTIONS[limit]
+    field, options = CONFLICTS[limit]
     with pytest.raises(penstock.InvalidRequestError) as caught:
         penstock.SamplingParams(**options)
     assert caught.value.field == field

@@ -179,7 +179,7 @@ impl MaskThreads {
     }
 
     /// Waits until all jobs are done, and returns the grammars.
-    pub fn collect(&mut self, mut give_back: impl FnMut(usize, Box<SequenceGrammar>)) {
+    pub fn collect(&mut self, mut on_finished: impl FnMut(usize, Box<SequenceGrammar>)) {
         while self.num_pending > 0 {
             let (slot, grammar) = match self.waiting.try_recv() {
                 Ok((slot, mut grammar)) => {
@@ -189,7 +189,7 @@ impl MaskThreads {
                 Err(_) => self.done.recv().expect("no failure ends a mask thread; this is a bug"),
             };
             self.num_pending -= 1;
-            give_back(slot, grammar);
+            on_finished(slot, grammar);
         }
     }
 }
