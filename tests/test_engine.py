@@ -245,13 +245,14 @@ def test_idle_engine_uses_almost_no_cpu(tiny_model: Path) -> None:
 
 
 def test_repr_of_value_class_evaluates_to_an_equal_object(tiny_model: Path) -> None:
-    with make_engine(tiny_model) as engine:
+    with make_engine(tiny_model, profile=True) as engine:
         result = engine.blocking.generate(PROMPT, SHORT, logprobs=True, stop="x")
         request = engine.blocking.start_request(PROMPT, SHORT, logprobs=True)
         values = [
             engine.config,
             engine.info,
             engine.stats(),
+            engine.profile()[0],
             request.params,
             next(request),
             result,

@@ -32,6 +32,7 @@ PUBLIC = {
     "OutOfMemoryError",
     "OverloadedError",
     "PenstockError",
+    "ProfileRow",
     "Request",
     "RequestError",
     "Result",

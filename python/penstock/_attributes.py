@@ -65,6 +65,7 @@ BLOCKING_HINTS = {
             "decode",
             "encode",
             "info",
+            "profile",
             "reset_prefix_cache",
             "stats",
         )

@@ -23,6 +23,7 @@ __all__ = [
     "MemoryInfo",
     "ModelInfo",
     "Port",
+    "ProfileRow",
     "Request",
     "Result",
     "SamplingParams",
@@ -81,6 +82,7 @@ class EngineConfig:
       by default what its chat template says.
     - `reasoning_parser`: how it marks reasoning that comes before its answer: `"think"` or `"none"`; by
       default what its chat template says.
+    - `profile`: measure the operations of the device; see `Engine.profile`. Off by default.
 
     Raises `ConfigError` for a value of the wrong type or out of range, `TypeError` for a keyword that does
     not exist.
@@ -109,6 +111,7 @@ class EngineConfig:
         num_speculative_tokens: int | None = None,
         tool_parser: str | None = "auto",
         reasoning_parser: str | None = "auto",
+        profile: bool | None = False,
     ) -> EngineConfig: ...
     @property
     def device(self) -> str: ...
@@ -150,6 +153,8 @@ class EngineConfig:
     def tool_parser(self) -> str: ...
     @property
     def reasoning_parser(self) -> str: ...
+    @property
+    def profile(self) -> bool: ...
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some fields changed; `None` sets a field back to its default."""
 
@@ -1560,6 +1565,35 @@ class Stats:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
+class ProfileRow:
+    """Totals of one operation of the device since the engine was opened, without its warm-up.
+
+    - `operation`: name of the operation, such as `"linear"` or `"attention"`.
+    - `calls`: number of calls.
+    - `seconds`: time in all calls.
+    - `bytes`: bytes of memory that the calls had to read and write.
+    - `flops`: floating-point operations of matrix products and attention; `None` for other operations.
+    """
+
+    def __new__(
+        cls, *, operation: str, calls: int, seconds: float, bytes: int, flops: int | None
+    ) -> ProfileRow: ...
+    @property
+    def operation(self) -> str: ...
+    @property
+    def calls(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def flops(self) -> int | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
 class MemoryInfo:
     """Where the memory is, in bytes, as it was divided at the opening. Nothing grows afterwards.
 
@@ -1805,6 +1839,9 @@ class Engine:
 
     def stats(self) -> Stats:
         """A snapshot of the engine's counters; lock-free. Also delivers queued log records."""
+
+    def profile(self) -> list[ProfileRow]:
+        """Raises `RuntimeError` unless `EngineConfig.profile` is set."""
 
     def reset_prefix_cache(self) -> None:
         """Remove all blocks from the prefix cache; running requests keep theirs.

@@ -51,6 +51,7 @@ class EngineOptions(TypedDict, total=False):
         ToolParser | None, "Format of tool calls: auto, none, hermes, llama3_json or mistral."
     ]
     reasoning_parser: Annotated[ReasoningParser | None, "Format of reasoning: auto, none or think."]
+    profile: bool | None
 
 
 # begin generated: SamplingParams

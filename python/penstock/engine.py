@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import NoReturn, Self, Unpack
 
     from penstock import _core
-    from penstock._core import EngineConfig, ModelInfo, Port, Result, SamplingParams, Score, Stats
+    from penstock._core import EngineConfig, ModelInfo, Port, ProfileRow, Result, SamplingParams, Score, Stats
     from penstock._options import EngineOptions, Prompt, SamplingOptions
     from penstock._selection import BeamSearch
 
@@ -58,7 +58,7 @@ class Engine:
     An open engine can be used from any number of tasks, event loops and threads at the same time. A request
     belongs to the event loop that it was started on.
 
-    `info`, `stats()`, `encode()`, `decode()` and `apply_chat_template()` also work on a closed engine; before
+    `info`, `stats()`, `profile()`, `encode()`, `decode()` and `apply_chat_template()` also work on a closed engine; before
     the engine is opened they raise `EngineStoppedError`.
     """
 
@@ -247,6 +247,14 @@ class Engine:
     def stats(self) -> Stats:
         """A snapshot of the engine's counters; cheap and lock-free."""
         return self._session.native.stats()
+
+    def profile(self) -> list[ProfileRow]:
+        """Number of calls, time and work of each operation of the device since the engine was opened.
+
+        In the order of a step; operations that were not called are omitted. Raises `RuntimeError` unless the
+        engine was created with `profile=True`.
+        """
+        return self._session.native.profile()
 
     def reset_prefix_cache(self) -> None:
         """Remove all cached blocks from the prefix cache; running requests are not affected.

@@ -37,6 +37,7 @@ options! {
         num_speculative_tokens: Option<usize> = None, Field::size;
         tool_parser: String = auto, |field: Field, value| field.choice(value, &TOOL_PARSERS);
         reasoning_parser: String = auto, |field: Field, value| field.choice(value, &REASONING_PARSERS);
+        profile: bool = false, Field::boolean;
     }
 }
 
@@ -117,6 +118,7 @@ impl EngineConfig {
                 _ => PreemptionMode::Recompute,
             },
             num_speculative_tokens: self.speculation.as_ref().map(|_| num_drafts),
+            profile: self.profile,
             ..penstock_runner::EngineConfig::default()
         }
     }

@@ -13,7 +13,9 @@ use penstock_engine::request::{Request as EngineRequest, StopCause};
 use penstock_frontend::output::{OutputFormats, OutputOptions, RequestState};
 use penstock_frontend::params::{ModelLimits, ResolvedParams, SamplingParams, choice_request};
 use penstock_guidance::GuidanceError;
+use penstock_runner::Profile;
 use penstock_text::{TextOptions, Tokenizer};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -30,7 +32,7 @@ use crate::logs;
 use crate::port::Port;
 use crate::processors;
 use crate::request::Request;
-use crate::results::{ModelInfo, Stats};
+use crate::results::{ModelInfo, ProfileRow, Stats};
 
 /// What a prompt may be; messages are text by the time they are here.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
@@ -56,6 +58,8 @@ struct Model {
     generation: GenerationConfig,
     chat_templates: BTreeMap<String, String>,
     special_tokens: SpecialTokens,
+    /// With `EngineConfig.profile`.
+    profile: Option<Arc<Profile>>,
 }
 
 #[pymethods]
@@ -187,6 +191,13 @@ impl Engine {
         Ok(self.engine.stats().into())
     }
 
+    fn profile(&self) -> PyResult<Vec<ProfileRow>> {
+        let profile = self.model.profile.as_ref();
+        let profile =
+            profile.ok_or_else(|| PyRuntimeError::new_err("profile() requires Engine(profile=True)"))?;
+        Ok(profile.rows().into_iter().map(ProfileRow::from).collect())
+    }
+
     #[getter]
     fn is_running(&self) -> bool {
         self.engine.is_running()
@@ -256,6 +267,7 @@ impl Engine {
                 generation: checkpoint.generation().clone(),
                 chat_templates: checkpoint.chat_templates().clone(),
                 special_tokens: checkpoint.special_tokens().clone(),
+                profile: info.profile,
             };
             Ok(Self { engine, model })
         })?;

@@ -55,7 +55,7 @@ mod _core {
     #[pymodule_export]
     use crate::request::Request;
     #[pymodule_export]
-    use crate::results::{HostTierInfo, MemoryInfo, ModelInfo, Stats};
+    use crate::results::{HostTierInfo, MemoryInfo, ModelInfo, ProfileRow, Stats};
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_init]

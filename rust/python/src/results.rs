@@ -1,4 +1,4 @@
-//! What an engine reports of itself: `Stats`, `ModelInfo`.
+//! What an engine reports of itself: `Stats`, `ProfileRow`, `ModelInfo`.
 
 use penstock_engine::Limits;
 
@@ -35,6 +35,11 @@ record! {
     fn prefix_hit_rate(&self) -> f64 {
         self.prefix_hit_tokens as f64 / self.prefix_query_tokens.max(1) as f64
     }
+}
+
+record! {
+    /// Number of calls, time and work of an operation of the device.
+    ProfileRow { operation: String, calls: u64, seconds: f64, bytes: u64, flops: Option<u64> }
 }
 
 record! {
@@ -105,6 +110,13 @@ impl From<penstock_runner::HostTierInfo> for HostTierInfo {
     fn from(info: penstock_runner::HostTierInfo) -> Self {
         let penstock_runner::HostTierInfo { save, load, recompute, keeps_prefixes } = info;
         Self { save_seconds: save, load_seconds: load, recompute_seconds: recompute, keeps_prefixes }
+    }
+}
+
+impl From<penstock_runner::ProfileRow> for ProfileRow {
+    fn from(row: penstock_runner::ProfileRow) -> Self {
+        let penstock_runner::ProfileRow { operation, calls, seconds, bytes, flops } = row;
+        Self { operation: operation.to_owned(), calls, seconds, bytes, flops }
     }
 }
 
