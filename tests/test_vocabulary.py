@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -76,13 +77,18 @@ def sources() -> list[Path]:
     return [file for file in files if file.suffix in SUFFIXES and file != Path(__file__)]
 
 
-def lines_with(pattern: re.Pattern[str]) -> list[str]:
+@functools.cache
+def numbered_lines() -> list[tuple[str, str]]:
+    """All lines, each with its file and number."""
     return [
-        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        (f"{file.relative_to(ROOT)}:{number}", line.strip())
         for file in sources()
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
-        if pattern.search(line)
     ]
+
+
+def lines_with(pattern: re.Pattern[str]) -> list[str]:
+    return [f"{place}: {line}" for place, line in numbered_lines() if pattern.search(line)]
 
 
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
