@@ -31,6 +31,7 @@ mod scheduler;
 mod sequence;
 pub mod stats;
 pub mod step;
+mod stop;
 mod sync;
 
 /// The parts of the engine, for tests that drive them without a thread.

@@ -231,23 +231,11 @@ impl Sequence {
     /// Appends and pushes a token that a row has sampled. Returns the reason if the request ends with it. There was
     /// room for it when the row was planned.
     pub(crate) fn append(&mut self, token: Token, now: Instant) -> Option<FinishReason> {
-        let (id, index) = (token.id, self.generated.len());
-        self.generated.push(id);
-        self.drafting.observe(id);
+        self.generated.push(token.id);
+        self.drafting.observe(token.id);
         self.first_token.get_or_insert(now);
         self.outbox.queue_mut().push_token(token);
-        // The token at `index` was sampled when `index` tokens had been generated; a stop sequence counts its last
-        // token.
-        if index >= self.request.min_tokens && self.request.stop_token_ids.contains(&id) {
-            return Some(FinishReason::Stop(id));
-        }
-        if self.generated.len() >= self.request.min_tokens {
-            let ends_with = |sequence: &Vec<u32>| self.generated.ends_with(sequence);
-            if let Some(index) = self.request.stop_token_sequences.iter().position(ends_with) {
-                return Some(FinishReason::StopSequence(index));
-            }
-        }
-        (self.generated.len() == self.max_new_tokens).then_some(FinishReason::Length)
+        self.request.finish_reason(&self.generated, self.max_new_tokens)
     }
 
     /// Predicts the tokens after the last generated one, after which the grammar allows only `forced`.
