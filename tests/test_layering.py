@@ -25,7 +25,7 @@ LAYERS = {
     "text": {"checkpoint"},
     "runner": {"types", "device", "models", "checkpoint", "engine"},
     "frontend": {"types", "engine", "text", "guidance"},
-    "python": {"types", "frontend", "runner", "engine", "text", "checkpoint", "guidance"},
+    "python": {"types", "frontend", "runner", "engine", "text", "checkpoint"},
 }
 
 # The only places with unsafe code.

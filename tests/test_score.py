@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from api_support import assert_at_rest, make_engine
-from penstock._scoring import score_of
+from penstock._core import score as score_of
 from support.running import compute_logits, random_prompt
 
 if TYPE_CHECKING:

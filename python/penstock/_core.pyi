@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, final
 from typing_extensions import CapsuleType
 
 __all__ = [
-    "Beams",
+    "BeamSearch",
     "Choice",
     "Chunk",
     "Engine",
@@ -29,14 +29,16 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Stats",
-    "StopSearch",
     "Tensor",
     "Timings",
     "ToolCall",
     "ToolCallDelta",
     "Usage",
     "__version__",
+    "best_of",
+    "candidate_params",
     "describe",
+    "score",
 ]
 
 __version__: Final[str]
@@ -1732,28 +1734,21 @@ class ModelInfo:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
-class Beams:
-    """The common part of the requests of a beam search: everything except the tokens of each beam."""
+class BeamSearch:
+    """A beam search in progress. Each step generates one token of every running beam."""
 
     @property
-    def params(self) -> SamplingParams:
-        """The sampling parameters of the search, with all defaults filled in."""
+    def is_running(self) -> bool:
+        """Whether another step follows."""
 
-    def start(self, token_ids: Sequence[int], port: Port) -> Request:
-        """Start the request for the next token of the beam with these output tokens.
+    def start_step(self, port: Port) -> list[Request]:
+        """Start the requests of the next step. Raises as `Engine.start_request` does."""
 
-        Raises as `Engine.start_request` does.
-        """
+    def advance(self, results: Sequence[Result]) -> None:
+        """Take the results of the step's requests, in their order."""
 
-    def stop_search(self) -> StopSearch:
-        """A search for the stop strings at the start of a beam."""
-
-@final
-class StopSearch:
-    """The state of the search for stop strings after the tokens of a beam."""
-
-    def push(self, token_id: int) -> tuple[StopSearch, str | None]:
-        """The state after one more token, and the stop string that the token completes, if any."""
+    def result(self) -> Result:
+        """The best outputs, best first; fewer than `n` if the search found fewer."""
 
 @final
 class Engine:
@@ -1797,13 +1792,10 @@ class Engine:
         Raises `InvalidRequestError`, `OverloadedError` and `EngineStoppedError`.
         """
 
-    def prepare_beams(
+    def search_beams(
         self, prompt: str | Sequence[int], params: SamplingParams, *, is_chat: bool = False
-    ) -> Beams:
-        """Check the arguments of a beam search and tokenise its prompt. Starts no request.
-
-        Takes the arguments of `start_request` and raises the same errors.
-        """
+    ) -> BeamSearch:
+        """Prepare a beam search, of which no request has started. Raises as `start_request` does."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text. Raises `InvalidRequestError` if the text has a lone surrogate."""
@@ -1828,10 +1820,6 @@ class Engine:
     @property
     def special_tokens(self) -> list[tuple[str, str]]:
         """Names and texts of the special tokens for chat templates, such as `("bos_token", "<s>")`."""
-
-    @property
-    def eos_token_ids(self) -> list[int]:
-        """The token ids that end an output of the model."""
 
     @property
     def is_running(self) -> bool:
@@ -1936,8 +1924,24 @@ class Request:
     def cancel(self) -> None:
         """Cancel the request. Never waits, never raises."""
 
+def best_of(result: Result, params: SamplingParams) -> Result:
+    """The `n` choices with the highest mean log probability, which becomes their score, best first.
+
+    Returns `result` if `params.best_of` is not set. The usage counts the tokens of all candidates.
+    """
+
+def candidate_params(params: SamplingParams) -> SamplingParams:
+    """The parameters of the request that generates the candidates of `best_of`."""
+
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The contents of a model directory or GGUF file, read from its headers only; for `penstock info`.
 
     Raises `ModelLoadError`.
+    """
+
+def score(result: Result) -> Score:
+    """The score of the prompt, from the result of a scoring request.
+
+    Raises `EngineStoppedError` if the engine was closed before the prompt was scored, and `GenerationError`
+    if only a part of the prompt was scored.
     """

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _core
 from penstock._options import merge
-from penstock._selection import BeamSearch
 from penstock.chat import ChatTemplate, checked
 from penstock.errors import EngineStoppedError, InvalidRequestError
 
@@ -166,14 +165,12 @@ class Session:
             text, params, port, is_scoring=True, check_cancelled=check_cancelled
         )
 
-    def search(self, prompt: Prompt, params: SamplingParams) -> BeamSearch:
+    def search_beams(self, prompt: Prompt, params: SamplingParams) -> _core.BeamSearch:
         """Begin a beam search; slow if `should_offload`."""
         native = self.check_open()
         if _is_chat(prompt):
-            beams = native.prepare_beams(self.apply_chat_template(prompt), params, is_chat=True)
-        else:
-            beams = native.prepare_beams(prompt, params)
-        return BeamSearch(native, beams)
+            return native.search_beams(self.apply_chat_template(prompt), params, is_chat=True)
+        return native.search_beams(prompt, params)
 
     def apply_chat_template(
         self,

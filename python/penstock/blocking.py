@@ -5,20 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock import _attributes, _hub
+from penstock import _attributes, _core, _hub
 from penstock._core import Port
-from penstock._scoring import score_of
-from penstock._selection import best_of, with_candidates
 from penstock.request import BlockingRequest, BlockingStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn, Unpack
 
-    from penstock import _core
     from penstock._core import Result, SamplingParams, Score
     from penstock._options import Prompt, SamplingOptions
-    from penstock._selection import BeamSearch
     from penstock._session import Session
 
 __all__ = ["Blocking"]
@@ -72,13 +68,13 @@ class Blocking:
         """Submit a request and return its complete result; see `Engine.generate`."""
         prompt, params = self._session.prepare(prompt, params, dict(options))
         if params.num_beams > 1:
-            search = self._session.search(prompt, params)
+            search = self._session.search_beams(prompt, params)
             while search.is_running:
-                search.advance(self._ask(search))
+                search.advance(self._run_step(search))
             return search.result()
-        submit = partial(self._session.submit, prompt, with_candidates(params))
+        submit = partial(self._session.submit, prompt, _core.candidate_params(params))
         with BlockingStream(partial(self._start, submit)) as request:
-            return best_of(request.result(), params)
+            return _core.best_of(request.result(), params)
 
     def score(self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0) -> Score:
         """Log probabilities and perplexity of a text or of token ids; see `Engine.score`."""
@@ -86,7 +82,7 @@ class Blocking:
         with BlockingStream(
             partial(self._start, partial(self._session.submit_scoring, text, params))
         ) as request:
-            return score_of(request.result())
+            return _core.score(request.result())
 
     def _start(self, submit: Callable[[Port], _core.Request]) -> BlockingRequest:
         port = Port(blocking=True)
@@ -98,12 +94,11 @@ class Blocking:
             raise
         return request
 
-    def _ask(self, search: BeamSearch) -> list[Result]:
+    def _run_step(self, search: _core.BeamSearch) -> list[Result]:
         """Run one step of a beam search: all its requests concurrently."""
         port = Port(blocking=True)
-        requests: list[BlockingRequest] = []
+        requests = [BlockingRequest(self._session, native, port) for native in search.start_step(port)]
         try:
-            requests.extend(BlockingRequest(self._session, native, port) for native in search.requests(port))
             return [request.result() for request in requests]
         finally:
             for request in requests:

@@ -11,10 +11,8 @@ import anyio.from_thread
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
-from penstock import _attributes, _hub
+from penstock import _attributes, _core, _hub
 from penstock._pump import Pump
-from penstock._scoring import score_of
-from penstock._selection import best_of, with_candidates
 from penstock._session import Session, should_offload
 from penstock.blocking import Blocking
 from penstock.request import Request, Stream
@@ -25,10 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self, Unpack
 
-    from penstock import _core
     from penstock._core import EngineConfig, ModelInfo, Port, ProfileRow, Result, SamplingParams, Score, Stats
     from penstock._options import EngineOptions, Prompt, SamplingOptions
-    from penstock._selection import BeamSearch
 
 __all__ = ["Engine"]
 
@@ -58,8 +54,8 @@ class Engine:
     An open engine can be used from any number of tasks, event loops and threads at the same time. A request
     belongs to the event loop that it was started on.
 
-    `info`, `stats()`, `profile()`, `encode()`, `decode()` and `apply_chat_template()` also work on a closed engine; before
-    the engine is opened they raise `EngineStoppedError`.
+    `info`, `stats()`, `profile()`, `encode()`, `decode()` and `apply_chat_template()` also work on a closed
+    engine; before the engine is opened they raise `EngineStoppedError`.
     """
 
     def __init__(
@@ -188,13 +184,13 @@ class Engine:
         prompt, params = self._session.prepare(prompt, params, dict(options))
         in_thread = should_offload(prompt, params)
         if params.num_beams > 1:
-            search = await _call(lambda _: self._session.search(prompt, params), in_thread=in_thread)
+            search = await _call(lambda _: self._session.search_beams(prompt, params), in_thread=in_thread)
             while search.is_running:
-                search.advance(await self._ask(search))
+                search.advance(await self._run_step(search))
             return search.result()
-        submit = partial(self._session.submit, prompt, with_candidates(params))
+        submit = partial(self._session.submit, prompt, _core.candidate_params(params))
         async with Stream(partial(self._start, submit, in_thread=in_thread)) as request:
-            return best_of(await request.result(), params)
+            return _core.best_of(await request.result(), params)
 
     async def score(
         self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0
@@ -211,7 +207,7 @@ class Engine:
         params = self._session.prepare_scoring(text, cache_salt, priority)
         submit = partial(self._session.submit_scoring, text, params)
         async with Stream(partial(self._start, submit, in_thread=should_offload(text, params))) as request:
-            return score_of(await request.result())
+            return _core.score(await request.result())
 
     async def _start(
         self, submit: Callable[[Port, Callable[[], None]], _core.Request], *, in_thread: bool
@@ -226,12 +222,11 @@ class Engine:
             raise
         return request
 
-    async def _ask(self, search: BeamSearch) -> list[Result]:
+    async def _run_step(self, search: _core.BeamSearch) -> list[Result]:
         """Run one step of a beam search: all its requests concurrently."""
         pump = self._pump()
-        requests: list[Request] = []
+        requests = [Request(self._session, native, pump) for native in search.start_step(pump.port)]
         try:
-            requests.extend(Request(self._session, native, pump) for native in search.requests(pump.port))
             return [await request.result() for request in requests]
         finally:
             for request in requests:

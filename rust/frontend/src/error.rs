@@ -2,13 +2,23 @@
 
 use penstock_engine::StartError;
 use penstock_text::TextError;
+use penstock_types::FieldError;
 
-/// A request cannot be started, or ended with an error.
+/// A request cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// A parameter does not fit the model or the prompt.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    /// The tokenizer cannot encode the prompt.
+    #[error(transparent)]
+    Prompt(TextError),
     /// The text options are not valid.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// Too many grammars are being compiled.
+    #[error("{0}")]
+    Overloaded(String),
     /// The engine did not accept the request.
     #[error(transparent)]
     Start(#[from] StartError),

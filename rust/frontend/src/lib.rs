@@ -7,6 +7,8 @@ pub mod field;
 pub mod output;
 pub mod panics;
 pub mod params;
+pub mod prompt;
+pub mod selection;
 pub mod value;
 
 pub use error::Error;

@@ -1,95 +1,81 @@
-//! `Beams`: the common part of the requests of a beam search, which differ in their prompts only. `StopSearch`: the state
-//! of the search for stop strings after the tokens of a beam.
+//! Beam search, `best_of` and scores of texts: the classes and functions around those of the front end.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use penstock_engine::Engine;
-use penstock_engine::request::Request as EngineRequest;
-use penstock_frontend::output::{OutputOptions, RequestState};
-use penstock_text::{StopMatch, TextOptions, TextStream, Tokenizer};
+use penstock_frontend::selection;
 use pyo3::prelude::*;
 
-use crate::classes::PySamplingParams;
+use crate::classes::{PyRequestOutput, PySamplingParams, PyScore};
+use crate::detach::detach;
 use crate::errors::Error;
-use crate::fields::{Field, TOKEN_IDS};
 use crate::port::Port;
-use crate::processors::Owned;
+use crate::processors::{Owned, Processors};
 use crate::request::Request;
 
 /// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
-pub struct Beams {
-    engine: Engine,
-    tokenizer: Tokenizer,
-    options: TextOptions,
-    /// The parameters of the search, with all defaults filled in.
-    params: PySamplingParams,
-    /// The parameters of each step, and the request of the first step.
-    step_params: PySamplingParams,
-    first: EngineRequest,
-}
+pub struct BeamSearch(Mutex<selection::BeamSearch>);
 
-impl Beams {
-    /// A search whose first request is `first`, which has the parameters `step_params`.
-    pub fn new(
-        engine: Engine,
-        output: OutputOptions,
-        params: PySamplingParams,
-        step_params: PySamplingParams,
-        first: EngineRequest,
-    ) -> Self {
-        let OutputOptions { tokenizer, options, .. } = output;
-        Self { engine, tokenizer, options, params, step_params, first }
+impl BeamSearch {
+    pub fn new(search: selection::BeamSearch) -> Self {
+        Self(Mutex::new(search))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, selection::BeamSearch> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[pymethods]
-impl Beams {
+impl BeamSearch {
     #[getter]
-    fn params(&self) -> PySamplingParams {
-        self.params.clone()
+    fn is_running(&self) -> bool {
+        self.lock().is_running()
     }
 
-    fn start(&self, token_ids: &Bound<'_, PyAny>, port: &Port) -> Result<Request, Error> {
-        let most = self.engine.limits().max_model_len;
-        let token_ids = Field::request("token_ids").token_ids(token_ids, most, TOKEN_IDS)?;
-        let mut request = self.first.clone();
-        request.min_tokens = usize::from(token_ids.len() < self.params.params.min_tokens);
-        request.prompt = self.first.prompt.iter().copied().chain(token_ids).collect();
-        let output = OutputOptions {
-            tokenizer: self.tokenizer.clone(),
-            options: self.options,
-            stops: Vec::new(),
-            sequences: Vec::new(),
-            echo: None,
-            formats: None,
+    fn start_step(&self, py: Python<'_>, port: &Port) -> Result<Vec<Request>, Error> {
+        let (params, states) = detach(py, || {
+            let search = self.lock();
+            (search.step_params().clone(), search.start_step(&port.inner))
+        })?;
+        let params = PySamplingParams { params, processors: Processors::default() };
+        let request = |state| {
+            let state = Arc::new(state);
+            port.register(&state);
+            Request::new(state, params.clone(), Owned::default())
         };
-        let requests = vec![Arc::new(request)];
-        let state = Arc::new(RequestState::start(&self.engine, requests, output, &port.inner)?);
-        port.register(&state);
-        Ok(Request::new(state, self.step_params.clone(), Owned::default()))
+        Ok(states?.into_iter().map(request).collect())
     }
 
-    fn stop_search(&self) -> Result<StopSearch, Error> {
-        let stops: Arc<[String]> = self.params.params.stop.clone().into();
-        Ok(StopSearch { stream: TextStream::new(&self.tokenizer, self.options, &stops)?, stops })
+    fn advance(&self, py: Python<'_>, results: Vec<PyRequestOutput>) -> Result<(), Error> {
+        let outputs: Vec<_> = results.into_iter().map(|result| result.0).collect();
+        detach(py, || self.lock().advance(&outputs))
+    }
+
+    fn result(&self, py: Python<'_>) -> Result<PyRequestOutput, Error> {
+        let result = detach(py, || self.lock().result())??;
+        Ok(PyRequestOutput(result.into()))
     }
 }
 
 /// See `_core.pyi`.
-#[pyclass(frozen, module = "penstock._core")]
-pub struct StopSearch {
-    stream: TextStream,
-    stops: Arc<[String]>,
+#[pyfunction]
+pub fn candidate_params(params: &PySamplingParams) -> PySamplingParams {
+    params.with_params(params.params.for_candidates())
 }
 
-#[pymethods]
-impl StopSearch {
-    fn push(&self, token_id: u32) -> (Self, Option<&str>) {
-        let mut stream = self.stream.clone();
-        let found = stream.push(token_id);
-        drop(stream.take());
-        let stop = found.map(|StopMatch { stop }| &*self.stops[stop]);
-        (Self { stream, stops: Arc::clone(&self.stops) }, stop)
+/// See `_core.pyi`.
+#[pyfunction]
+pub fn best_of(result: &PyRequestOutput, params: &PySamplingParams) -> PyRequestOutput {
+    PyRequestOutput(selection::best_of(&result.0, &params.params))
+}
+
+/// See `_core.pyi`.
+#[pyfunction]
+pub fn score(result: &PyRequestOutput) -> Result<PyScore, Error> {
+    match selection::score(&result.0) {
+        Ok(score) => Ok(PyScore(score.into())),
+        Err(error @ selection::ScoreError::Closed) => Err(Error::Stopped(error.to_string())),
+        Err(error @ selection::ScoreError::Incomplete { .. }) => Err(Error::Failed(error.to_string())),
     }
 }

@@ -5,7 +5,7 @@
 use penstock_checkpoint::CheckpointError;
 use penstock_engine::StartError;
 use penstock_engine::limits::InvalidRequest;
-use penstock_engine::request::{Rejection, StopCause};
+use penstock_engine::request::Rejection;
 use penstock_runner::LaunchError;
 use penstock_text::TextError;
 use penstock_types::FieldError;
@@ -42,8 +42,8 @@ pub enum Error {
     Rejected(Rejection),
     /// A queue is full; the reason names it.
     Overloaded(String),
-    /// The engine has stopped.
-    Stopped(StopCause),
+    /// The engine has stopped, for this reason.
+    Stopped(String),
     /// The request failed while it ran.
     Failed(String),
     /// A panic, which is a bug.
@@ -72,8 +72,18 @@ impl From<TextError> for Error {
 
 impl From<penstock_frontend::Error> for Error {
     fn from(error: penstock_frontend::Error) -> Self {
+        let message = error.to_string();
         match error {
+            penstock_frontend::Error::Field(error) => {
+                let field = error.field.to_owned();
+                Error::Request(Problem { message, field, value: None, limit: Some(error.limit) })
+            }
+            penstock_frontend::Error::Prompt(_) => {
+                let limit = Some("text that the tokenizer can encode".to_owned());
+                Error::Request(Problem { message, field: "prompt".to_owned(), value: None, limit })
+            }
             penstock_frontend::Error::Text(error) => Error::Text(error),
+            penstock_frontend::Error::Overloaded(reason) => Error::Overloaded(reason),
             penstock_frontend::Error::Start(error) => Error::Start(error),
         }
     }
@@ -116,9 +126,10 @@ impl From<Error> for PyErr {
             Error::Start(StartError::Overloaded) => {
                 plain(py, "OverloadedError", "the engine's mailbox is full; try again later".to_owned())
             }
-            Error::Start(StartError::Stopped(cause))
-            | Error::Rejected(Rejection::Stopped(cause))
-            | Error::Stopped(cause) => plain(py, "EngineStoppedError", cause.to_string()),
+            Error::Start(StartError::Stopped(cause)) | Error::Rejected(Rejection::Stopped(cause)) => {
+                plain(py, "EngineStoppedError", cause.to_string())
+            }
+            Error::Stopped(reason) => plain(py, "EngineStoppedError", reason),
             Error::Overloaded(reason) => plain(py, "OverloadedError", format!("{reason}; try again later")),
             Error::Rejected(Rejection::Overloaded { waiting, limit }) => {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");

@@ -12,8 +12,6 @@ use pyo3::types::{PyBool, PyByteArray, PyBytes, PyMapping, PyString};
 
 use crate::errors::{Error, Problem};
 
-/// The values that [`Field::token_ids`] accepts.
-pub const TOKEN_IDS: &str = "a sequence of token ids (integers from 0)";
 /// Maximum length of a value's `repr` in an error message.
 const MAX_QUOTED_CHARS: usize = 80;
 
@@ -126,14 +124,6 @@ impl Field {
             let choices: Vec<_> = choices.iter().map(|choice| format!("'{choice}'")).collect();
             self.refuse(value, format!("one of {}", choices.join(", ")))
         })
-    }
-
-    /// At most `most` token ids from any iterable of integers; the error for another value says `expected`.
-    pub fn token_ids(self, value: &Bound<'_, PyAny>, most: usize, expected: &str) -> Result<Vec<u32>, Error> {
-        let token_id = |field: Field, item: &Bound<'_, PyAny>| {
-            field.integer(item, 0..=u64::from(u32::MAX)).map(|id| id as u32)
-        };
-        self.items(value, most, "ids", expected, token_id)
     }
 
     /// Reads the items of any iterable except text, bytes and mappings with `read`, which gets the field with the item's

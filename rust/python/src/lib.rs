@@ -4,7 +4,6 @@
 //! return immutable values. No attached code waits, and no panic leaves the crate. Threads of the engine attach only to
 //! call a logits processor. Event loops wait in Python, on the file descriptor of a `Port`.
 
-mod bad_words;
 mod beams;
 mod class;
 #[rustfmt::skip]
@@ -19,8 +18,6 @@ mod errors;
 #[cfg(feature = "testing")]
 mod fake_executor;
 mod fields;
-mod formats;
-mod grammar;
 mod logs;
 mod params;
 mod port;
@@ -37,7 +34,7 @@ mod value;
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
-    use crate::beams::{Beams, StopSearch};
+    use crate::beams::{BeamSearch, best_of, candidate_params, score};
     #[pymodule_export]
     use crate::classes::PySamplingParams;
     #[pymodule_export]

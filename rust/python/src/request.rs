@@ -54,7 +54,7 @@ impl Request {
     #[getter]
     fn finish_reason(&self) -> Option<&'static str> {
         self.state.end().map(|end| match end {
-            ChoiceEnd::Finished(reason, ..) => reason,
+            ChoiceEnd::Finished(ending, _) => ending.finish_reason,
             ChoiceEnd::Rejected(_) | ChoiceEnd::Failed(_) | ChoiceEnd::Stopped(_) => "error",
         })
     }
@@ -86,7 +86,7 @@ impl Request {
                 logs::drain(py)?; // a record may have details of the failure
                 Err(Error::Failed(reason))
             }
-            Some(ChoiceEnd::Stopped(cause)) => Err(Error::Stopped(cause)),
+            Some(ChoiceEnd::Stopped(cause)) => Err(Error::Stopped(cause.to_string())),
             Some(ChoiceEnd::Finished(..)) | None => Ok(()),
         }
     }

@@ -7,6 +7,7 @@ use pyo3::types::{
     PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple,
 };
 
+use crate::classes::PySamplingParams;
 use crate::errors::{Error, Problem};
 use crate::fields::{quote, read_number};
 
@@ -117,5 +118,13 @@ pub fn request_error(error: ReadError<PyValue<'_>>) -> Error {
             limit: Some(problem.limit),
         }),
         ReadError::Raised(error) => Error::Python(error),
+    }
+}
+
+/// The error for a request that cannot be prepared or started; `params` are its parameters.
+pub fn prepare_error(params: &PySamplingParams, error: penstock_frontend::Error) -> Error {
+    match error {
+        penstock_frontend::Error::Field(error) => params.error(error),
+        error => error.into(),
     }
 }

@@ -11,8 +11,9 @@ use penstock_types::{OutputScope, RequestedOutputs};
 
 use super::output_text::OutputText;
 use super::position_tensors::PositionTensors;
+use super::stop_checker::{Ending, StopChecker};
 use super::token_output::TokenOutput;
-use super::{Choice, StopReason, TopLogprobs};
+use super::{Choice, TopLogprobs};
 use crate::panics::catch;
 
 /// How a choice ended.
@@ -20,8 +21,8 @@ use crate::panics::catch;
 pub enum ChoiceEnd {
     /// The engine rejected the request.
     Rejected(Rejection),
-    /// It ended normally, was cancelled or interrupted: with the finish reason of the Python API.
-    Finished(&'static str, Option<StopReason>, Finish),
+    /// It ended normally, was cancelled or interrupted.
+    Finished(Ending, Finish),
     /// A step failed, or an output could not be stored.
     Failed(String),
     /// The engine stopped.
@@ -42,6 +43,7 @@ pub struct ChoiceOutput {
     pub hidden_states: PositionTensors,
     /// `None` after the end.
     consumer: Option<Consumer>,
+    stops: StopChecker,
     text: OutputText,
     /// The stop string that ended the text; the engine has not confirmed the cancellation yet.
     stopped_by: Option<String>,
@@ -60,6 +62,7 @@ impl ChoiceOutput {
             logits: PositionTensors::default(),
             hidden_states: PositionTensors::default(),
             consumer: Some(consumer),
+            stops: StopChecker::new(Arc::clone(&request), text.includes_stops()),
             text,
             stopped_by: None,
             request,
@@ -107,7 +110,7 @@ impl ChoiceOutput {
 
     /// The complete choice, unless it failed.
     pub fn choice(&self, index: usize) -> Option<Choice> {
-        let Some(ChoiceEnd::Finished(finish_reason, stop_reason, _)) = &self.end else { return None };
+        let Some(ChoiceEnd::Finished(ending, _)) = &self.end else { return None };
         let TokenOutput { text, echoed, parsed, token_ids, logprobs, top_logprobs, .. } = &self.output;
         let has_logprobs = self.output.has_logprobs;
         let text: Arc<str> = text.as_str().into();
@@ -123,8 +126,8 @@ impl ChoiceOutput {
             logprobs: has_logprobs.then(|| logprobs.clone()),
             top_logprobs: self.output.has_top_logprobs.then(|| top_logprobs.clone()),
             cumulative_logprob: has_logprobs.then(|| logprobs.iter().copied().map(f64::from).sum()),
-            finish_reason: (*finish_reason).to_owned(),
-            stop_reason: stop_reason.clone(),
+            finish_reason: ending.finish_reason.to_owned(),
+            stop_reason: ending.stop_reason.clone(),
             seed: self.request.sampling.seed,
             score: None,
             content,
@@ -166,7 +169,7 @@ impl ChoiceOutput {
         let mut details = token.details.map_or_else(TokenDetails::default, |details| *details);
         self.output.push(token.id, token.logprob, std::mem::take(&mut details.top));
         self.push_rows(&details);
-        if self.request.stop_token_ids.contains(&token.id) && !self.text.includes_stops() {
+        if !self.stops.adds_text(token.id, self.output.token_ids.len() - 1) {
             return;
         }
         if let Some(stop) = self.text.push(token.id, &mut self.output) {
@@ -203,22 +206,8 @@ impl ChoiceOutput {
                 _ => self.text.finish(&mut self.output).map(str::to_owned),
             };
         }
-        let stop = |reason| ("stop", Some(reason));
-        let (reason, stop_reason) = match (self.stopped_by.take(), &finish.reason) {
-            (Some(text), _) => stop(StopReason::Text(text)),
-            (None, FinishReason::Stop(token)) => stop(StopReason::Token(*token)),
-            (None, FinishReason::StopSequence(index)) => {
-                stop(StopReason::Sequence(self.request.stop_token_sequences[*index].clone()))
-            }
-            (None, FinishReason::Length) => ("length", None),
-            (None, FinishReason::Interrupted) => ("interrupted", None),
-            (None, FinishReason::Cancelled) => ("cancelled", None),
-            (None, FinishReason::Failed(reason)) => return self.end_as(ChoiceEnd::Failed(reason.clone())),
-            (None, FinishReason::EngineStopped(cause)) => {
-                return self.end_as(ChoiceEnd::Stopped(cause.clone()));
-            }
-        };
-        self.end_as(ChoiceEnd::Finished(reason, stop_reason, finish));
+        let ending = self.stops.ending(&finish.reason, self.stopped_by.take());
+        self.end_as(ending.map_or_else(|end| end, |ending| ChoiceEnd::Finished(ending, finish)));
     }
 
     /// Dropping the consumer cancels what the engine still computes.

@@ -4,6 +4,7 @@
 //! result queue, one per choice ── ChoiceOutput ── RequestState ── Chunk, RequestOutput
 //!                                 ├─ TokenOutput     tokens, logprobs, text so far
 //!                                 ├─ OutputText      detokenisation, stop strings, parsing
+//!                                 ├─ StopChecker     when the output ends
 //!                                 └─ PositionTensors logits and hidden states
 //! ```
 
@@ -14,6 +15,7 @@ mod parsed_output;
 mod position_tensors;
 mod request_state;
 mod results;
+mod stop_checker;
 mod text_buffer;
 mod token_output;
 
@@ -26,3 +28,4 @@ pub use request_state::{Milestone, RequestState};
 mod result_types;
 pub use result_types::{Choice, Chunk, RequestOutput, Score, Timings, ToolCall, ToolCallDelta, Usage};
 pub use results::{StopReason, TopLogprobs};
+pub use stop_checker::{Ending, StopChecker};

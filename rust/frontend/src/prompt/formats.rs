@@ -1,29 +1,32 @@
-//! What the output of a chat is parsed for: the formats of the model, and which of them a request asks for.
+//! The reasoning and tool-call formats of a model, and those that a request's output is parsed for.
 
-use penstock_frontend::output::OutputFormats;
-use penstock_frontend::params::{SamplingParams, ToolChoice};
 use penstock_text::parsers::{self, ReasoningFormat, ToolFormat};
 
-use crate::config::EngineConfig;
+use crate::output::OutputFormats;
+use crate::params::{SamplingParams, ToolChoice};
 
-/// How a model sets reasoning and tool calls apart.
+/// How a model writes reasoning and tool calls.
 pub struct ModelFormats {
     reasoning: Option<ReasoningFormat>,
     tools: Option<ToolFormat>,
 }
 
 impl ModelFormats {
-    /// As the configuration says, or, where it leaves that to us, as the chat templates do.
-    pub fn new<'a>(config: &EngineConfig, templates: impl Iterator<Item = &'a String>) -> Self {
+    /// The formats that the configuration names; "auto" detects them in the chat templates.
+    pub fn new<'a>(
+        reasoning_parser: &str,
+        tool_parser: &str,
+        templates: impl Iterator<Item = &'a String>,
+    ) -> Self {
         let templates: Vec<_> = templates.map(String::as_str).collect();
         let (reasoning, tools) = parsers::detect(&templates.join("\n"));
         Self {
-            reasoning: match config.reasoning_parser.as_str() {
+            reasoning: match reasoning_parser {
                 "think" => Some(ReasoningFormat::ThinkTags),
                 "none" => None,
                 _ => reasoning,
             },
-            tools: match config.tool_parser.as_str() {
+            tools: match tool_parser {
                 "hermes" => Some(ToolFormat::Hermes),
                 "llama3_json" => Some(ToolFormat::Llama3Json),
                 "mistral" => Some(ToolFormat::Mistral),
@@ -33,8 +36,8 @@ impl ModelFormats {
         }
     }
 
-    /// For a chat of this prompt: reasoning always, tool calls where there are tools that may be called.
-    pub fn of(&self, params: &SamplingParams, prompt: Option<&str>) -> Option<OutputFormats> {
+    /// The formats for a chat with this rendered prompt: reasoning always, tool calls if tools can be called.
+    pub fn of_chat(&self, params: &SamplingParams, prompt: Option<&str>) -> Option<OutputFormats> {
         let is_opened = |format: ReasoningFormat| prompt.is_some_and(|prompt| format.is_opened_by(prompt));
         let has_tools = params.tools.is_some() && params.tool_choice != Some(ToolChoice::None);
         let formats = OutputFormats {

@@ -1,0 +1,267 @@
+//! `Frontend`: prepares and starts the requests of one model.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+
+use penstock_engine::request::{LogitsProcessor, Request, StopCause};
+use penstock_engine::{Engine, Port, StartError};
+use penstock_guidance::GuidanceError;
+use penstock_text::{TextOptions, Tokenizer};
+use penstock_types::{FieldError, GenerationConfig};
+
+use super::bad_words;
+use super::formats::ModelFormats;
+use super::grammar_spec::requested_grammar;
+use super::grammars::Grammars;
+use crate::Error;
+use crate::field::{Field, Read};
+use crate::output::{OutputFormats, OutputOptions, RequestState};
+use crate::params::{ModelLimits, ResolvedParams, SamplingParams, choice_request};
+use crate::selection::{BeamSearch, BeamStep};
+use crate::value::{Kind, Value};
+
+/// The types of a prompt, in words. Messages are rendered to text before.
+const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
+
+/// A prompt as the caller passes it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// How a prompt is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The model continues the prompt.
+    Completion,
+    /// The prompt is a rendered chat: it contains its special tokens, and the output is parsed.
+    Chat,
+    /// The prompt is scored, and nothing is generated.
+    Scoring,
+}
+
+/// One engine, and the properties of its model that requests depend on.
+pub struct Frontend {
+    pub engine: Engine,
+    pub tokenizer: Tokenizer,
+    pub formats: ModelFormats,
+    pub grammars: Grammars,
+    pub generation: GenerationConfig,
+    pub hidden_size: usize,
+}
+
+/// A request that is ready to start.
+pub struct PreparedRequest {
+    /// The parameters with every default filled in.
+    pub params: SamplingParams,
+    /// The request of the first choice.
+    first: Request,
+    num_choices: usize,
+    output: OutputOptions,
+}
+
+impl Prompt {
+    /// Reads text, or at most `max_tokens` token ids.
+    pub fn read<V: Value>(value: &V, max_tokens: usize) -> Read<Self, V> {
+        let field = Field::new("prompt");
+        match value.kind() {
+            Kind::Text => field.text(value).map(Prompt::Text),
+            _ => field.token_ids(value, max_tokens, PROMPT).map(Prompt::Tokens),
+        }
+    }
+}
+
+impl Frontend {
+    /// The properties of the model that parameters depend on.
+    pub fn limits(&self) -> ModelLimits<'_> {
+        let limits = self.engine.limits();
+        ModelLimits {
+            generation: &self.generation,
+            max_model_len: limits.max_model_len,
+            vocabulary_size: limits.vocabulary_size,
+            hidden_size: self.hidden_size,
+        }
+    }
+
+    /// The most token ids of a prompt. Generation needs room for a token.
+    pub fn max_prompt_tokens(&self, mode: Mode) -> usize {
+        self.engine.limits().max_model_len - usize::from(mode != Mode::Scoring)
+    }
+
+    /// The token ids of a text.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Error> {
+        self.tokenizer.encode(text, add_special_tokens).map_err(Error::Prompt)
+    }
+
+    /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. Compiling can take seconds;
+    /// it ends early with an error when `is_wanted` returns false.
+    pub fn prepare(
+        &self,
+        params: &SamplingParams,
+        prompt: Prompt,
+        mode: Mode,
+        is_wanted: impl FnMut() -> bool,
+    ) -> Result<PreparedRequest, Error> {
+        let (text, prompt) = self.tokenise(prompt, mode)?;
+        let (params, resolved) = match mode {
+            Mode::Scoring => self.resolve(&params.for_scoring(), prompt.len())?,
+            Mode::Completion | Mode::Chat => self.resolve(params, prompt.len())?,
+        };
+        let output = self.output_options(&params, text, &prompt, mode);
+        let request = resolved.request(prompt.into());
+        let first = self.constrain(&params, output.formats, request, is_wanted)?;
+        Ok(PreparedRequest { params, first, num_choices: resolved.num_choices, output })
+    }
+
+    /// Prepares a beam search; nothing is started yet.
+    pub fn prepare_beams(
+        &self,
+        params: &SamplingParams,
+        prompt: Prompt,
+        mode: Mode,
+    ) -> Result<BeamSearch, Error> {
+        let (_text, prompt) = self.tokenise(prompt, mode)?;
+        let prompt: Arc<[u32]> = prompt.into();
+        let (params, resolved) = self.resolve(params, prompt.len())?;
+        let (step_params, step) = self.resolve(&params.for_beams(), prompt.len())?;
+        let output = self.output_options(&params, None, &prompt, Mode::Completion);
+        let mut request = self.constrain(&step_params, None, step.request(Arc::clone(&prompt)), || true)?;
+        // Enough tokens that `num_beams` continuations remain when the others end.
+        let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
+        request.outputs.logprobs = Some(num_likeliest.min(self.limits().vocabulary_size as u32));
+        let step = BeamStep { params: step_params, request };
+        BeamSearch::new(self.engine.clone(), params, resolved.request(prompt), step, output)
+    }
+
+    /// The text of a prompt, if it is given as text, and its token ids.
+    fn tokenise(&self, prompt: Prompt, mode: Mode) -> Result<(Option<String>, Vec<u32>), Error> {
+        match prompt {
+            // Chat templates write special tokens themselves.
+            Prompt::Text(text) => {
+                let ids = self.encode(&text, mode != Mode::Chat)?;
+                Ok((Some(text), ids))
+            }
+            Prompt::Tokens(ids) => Ok((None, ids)),
+        }
+    }
+
+    /// The parameters with every default filled in, and their values for the engine.
+    fn resolve(
+        &self,
+        params: &SamplingParams,
+        num_prompt: usize,
+    ) -> Result<(SamplingParams, ResolvedParams), FieldError> {
+        let resolved = params.resolve(&self.limits(), num_prompt, random_seed())?;
+        Ok((params.filled(&resolved), resolved))
+    }
+
+    fn output_options(
+        &self,
+        params: &SamplingParams,
+        text: Option<String>,
+        prompt: &[u32],
+        mode: Mode,
+    ) -> OutputOptions {
+        let options = text_options(params);
+        let is_chat = mode == Mode::Chat;
+        OutputOptions {
+            formats: if is_chat { self.formats.of_chat(params, text.as_deref()) } else { None },
+            echo: params.echo.then(|| text.unwrap_or_else(|| self.tokenizer.decode(prompt, options))),
+            tokenizer: self.tokenizer.clone(),
+            options,
+            stops: params.stop.clone(),
+            sequences: params.stop_token_sequences.clone(),
+        }
+    }
+
+    /// Adds the constraints that depend on the vocabulary: bad words and the grammar.
+    fn constrain(
+        &self,
+        params: &SamplingParams,
+        formats: Option<OutputFormats>,
+        mut request: Request,
+        is_wanted: impl FnMut() -> bool,
+    ) -> Result<Request, Error> {
+        if !params.bad_words.is_empty() {
+            let refuse = |limit: String| params.refuse("bad_words", limit);
+            let sequences = bad_words::tokenisations(&params.bad_words, &self.tokenizer)
+                .map_err(|error| refuse(format!("strings that the tokenizer can encode ({error})")))?;
+            let limit = || format!("at most {} tokens in all", bad_words::MAX_IDS);
+            request.sampling.bad_words = sequences.ok_or_else(|| refuse(limit()))?;
+        }
+        if let Some((field, grammar)) = requested_grammar(params, formats)? {
+            let stop_ids = &request.stop_token_ids;
+            let compiled =
+                self.grammars.compile(&grammar, &self.tokenizer, &self.limits(), stop_ids, is_wanted);
+            let compiled = compiled.ok_or(StartError::Stopped(StopCause::Closed))?;
+            request.grammar = Some(compiled.map_err(|error| match error {
+                GuidanceError::Overloaded { .. } => Error::Overloaded(error.to_string()),
+                _ => params.refuse(field, format!("a grammar for this model's vocabulary ({error})")).into(),
+            })?);
+        }
+        Ok(request)
+    }
+
+    /// Stops the engine without waiting for it: a shutdown waits for a full mailbox and for the current step, so it runs on
+    /// a thread of its own. Repeated calls have no effect.
+    pub fn stop(&self) {
+        let compiler = self.grammars.close();
+        if self.engine.is_running() {
+            let engine = self.engine.clone();
+            let stopping = std::thread::Builder::new().spawn(move || {
+                engine.shutdown();
+                drop(compiler);
+            });
+            if stopping.is_err() {
+                self.engine.shutdown();
+            }
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Checks that a single request with these parameters can be started in `mode`.
+    pub fn check_mode(&self, mode: Mode) -> Result<(), FieldError> {
+        let generate_only =
+            "left out, or passed to generate(): its outputs are selected after all have finished";
+        if self.num_beams > 1 {
+            return Err(self.refuse("num_beams", generate_only));
+        }
+        if self.best_of.is_some() {
+            return Err(self.refuse("best_of", generate_only));
+        }
+        if mode != Mode::Chat && self.tools.is_some() {
+            return Err(self.refuse("tools", "left out when the prompt is not a chat"));
+        }
+        Ok(())
+    }
+}
+
+impl PreparedRequest {
+    /// Starts one engine request per choice, with these logits processors. `port` is notified of their events.
+    pub fn start(
+        mut self,
+        processors: Vec<Arc<dyn LogitsProcessor>>,
+        engine: &Engine,
+        port: &Port,
+    ) -> Result<RequestState, Error> {
+        self.first.processors = processors;
+        let choices = (0..self.num_choices).map(|index| Arc::new(choice_request(&self.first, index)));
+        RequestState::start(engine, choices.collect(), self.output, port)
+    }
+}
+
+fn text_options(params: &SamplingParams) -> TextOptions {
+    TextOptions {
+        skip_special_tokens: params.skip_special_tokens,
+        spaces_between_special_tokens: params.spaces_between_special_tokens,
+        include_stop_str_in_output: params.include_stop_str_in_output,
+    }
+}
+
+/// A random seed. The standard library keys every hasher at random; 53 bits survive JSON.
+fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish() >> 11
+}
