@@ -54,7 +54,7 @@ bench:  ## Benchmark kernels and a random 0.5B model (BENCH="--rounds 5")
 	cargo bench -p penstock-runner --bench control
 
 generate:  ## Rewrite the files generated from rust/frontend/definitions
-	$(PYTHON) tools/generate.py
+	$(PYTHON) -B tools/generate
 
 format: $(DEV)  ## Format all sources
 	cargo fmt --all

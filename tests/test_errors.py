@@ -64,7 +64,8 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("repetition_penalty", value) for value in (0, -1, NAN, INFINITY, 1e-60, 1e300, True)],
     *[("presence_penalty", value) for value in (-2.1, 2.1, NAN, INFINITY, True)],
     *[("frequency_penalty", value) for value in (-2.1, 2.1, NAN, -INFINITY, True)],
-    *[("no_repeat_ngram_size", value) for value in (-1, 2**32, 1.5, True)],
+    *[("top_n_sigma", value) for value in (-1, NAN, INFINITY, 1e300, True, "one")],
+    *[("no_repeat_ngram_size", value) for value in (-1, 1025, 2**32, 1.5, True)],
     *[("repetition_penalty_scope", value) for value in (0, True, "prompt")],
     *[
         ("logit_bias", value)

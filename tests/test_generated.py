@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_generated_files_are_fresh() -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "generate.py", "--check"],
+        [sys.executable, "-B", ROOT / "tools" / "generate", "--check"],
         check=False,
         capture_output=True,
         text=True,

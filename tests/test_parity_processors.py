@@ -295,6 +295,18 @@ def test_presence_and_frequency_penalties_count_output_tokens(presence: float, f
     assert_same(got, naive(row, presence=presence, frequency=frequency))
 
 
+@pytest.mark.parametrize("count", [0.05, 1.0, 1.5, 3.0, 40.0])
+@pytest.mark.parametrize("num_infinite", [0, 30, 960], ids="{} infinite".format)
+def test_top_n_sigma_keeps_logits_near_the_highest(count: float, num_infinite: int) -> None:
+    row = random_row(12, num_infinite=num_infinite)
+    logits = row.logits.astype(np.float64)
+    deviation = logits[np.isfinite(logits)].std()
+    logits[logits < logits.max() - count * deviation] = -np.inf
+    for temperature in (0.5, 1.0, 2.0):
+        got = ours(row, top_n_sigma=count, temperature=temperature)
+        assert_same(got, naive(Row((logits / temperature).astype(np.float32), [], [])))
+
+
 @pytest.mark.parametrize("allowed", [[0], [999], [3, 1, 2, 3], range(0, 1000, 7), range(1000)])
 def test_allowed_ids_mask_all_others(allowed: Sequence[int]) -> None:
     row = random_row(10)

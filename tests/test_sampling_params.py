@@ -12,6 +12,7 @@ import tracemalloc
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pytest
 
 import penstock
@@ -326,6 +327,26 @@ def resolved(
     request = engine.blocking.start_request(prompt, **options)
     request.cancel()
     return request.params
+
+
+@pytest.mark.parametrize("count", [0.5, 1.0, 2.0])
+def test_top_n_sigma_samples_near_the_highest_logit(tiny_model: Path, count: float) -> None:
+    with make_engine(tiny_model) as engine:
+        for seed in range(4):
+            result = engine.blocking.generate(
+                PROMPT, top_n_sigma=count, temperature=2, seed=seed, max_tokens=16, output_logits="generation"
+            )
+            rows = np.asarray(result.logits)
+            floor = rows.max(axis=1) - count * rows.std(axis=1)
+            chosen = rows[np.arange(len(rows)), result.token_ids]
+            assert (chosen >= floor - 1e-4).all()
+        options: dict[str, Any] = {"temperature": 2, "seed": 1, "max_tokens": 16}
+        plain = engine.blocking.generate(PROMPT, **options)
+        assert engine.blocking.generate(PROMPT, top_n_sigma=0, **options).token_ids == plain.token_ids
+        assert engine.blocking.generate(PROMPT, top_n_sigma=None, **options).token_ids == plain.token_ids
+        greedy = engine.blocking.generate(PROMPT, temperature=0, max_tokens=16)
+        nearest = engine.blocking.generate(PROMPT, top_n_sigma=1e-6, **options)
+        assert nearest.token_ids == greedy.token_ids
 
 
 @pytest.fixture

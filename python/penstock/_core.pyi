@@ -173,13 +173,13 @@ class SamplingParams:
 
     Every field is optional; `None` selects the default. A default named "the model's" is the value in the
     model's `generation_config.json`. `do_sample: false` there means a default temperature of 0 for
-    requests that set none of `top_k`, `top_p`, `min_p` and `typical_p`.
+    requests that set no filter (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`).
 
     The logits of each token are processed in this order: `logits_processors`, `logit_bias`,
-    `repetition_penalty`, `presence_penalty` and `frequency_penalty`, all bans (`no_repeat_ngram_size`,
-    `bad_words`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured output), `temperature`,
-    `top_k`, `top_p`, `min_p`, `typical_p`. The token is then sampled with `seed` and its index in the
-    output.
+    `repetition_penalty`, `presence_penalty` and `frequency_penalty`, the masks (`no_repeat_ngram_size`,
+    `bad_words`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured output), `temperature`, the
+    filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`). The token is then sampled with `seed`
+    and its index in the output.
 
     Objects are immutable. Two are equal if all fields are. `response_format`, `tools`, `tool_choice` and
     `logit_bias` are copied when they are passed and each time they are read.
@@ -208,7 +208,7 @@ class SamplingParams:
       prompt. Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining `max_model_len`.
     - `max_length`: Maximum number of tokens of prompt and output together. Greater than the number of
       prompt tokens. Range: 1 or more. Default: the model's, if it has no `max_new_tokens`.
-    - `min_tokens`: Number of tokens before which stop tokens are banned and stop sequences do not end the
+    - `min_tokens`: Number of tokens before which stop tokens are masked and stop sequences do not end the
       output. At most `max_tokens` and `max_length`. Range: 0 or more. Default: 0.
     - `stop`: Stop strings: the output ends before the first one that appears. One string or a sequence of
       strings. `text` does not contain the stop string unless `include_stop_str_in_output` is set;
@@ -227,6 +227,11 @@ class SamplingParams:
     - `temperature`: Divisor of the logits; 0 selects the most likely token (greedy). With 0 the filters
       and `seed` have no effect; among equal logits the lowest id is selected. Not allowed when `num_beams`
       is above 1: a beam search does not sample. Range: 0 to 2. Default: the model's, else 1.0.
+    - `top_n_sigma`: Sample among tokens whose logit is at most this many standard deviations below the
+      highest one. Top-n-sigma sampling (Tang et al. 2024), as in llama.cpp. The standard deviation is that
+      of all logits that are not minus infinity, before temperature, which does not change the tokens that
+      remain. 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not
+      sample. Range: 0 or more. Default: 0.0.
     - `top_k`: Sample among this many most likely tokens; 0 and -1 disable the filter. Exactly this many
       tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Not allowed when
       `num_beams` is above 1: a beam search does not sample. Range: -1 or more. Default: the model's, else
@@ -261,10 +266,10 @@ class SamplingParams:
       Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
       output. Range: -2 to 2. Default: 0.0.
     - `no_repeat_ngram_size`: Length of the token n-grams that occur at most once in prompt and output; 0
-      disables the rule. Range: 0 or more. Default: the model's, else 0.
+      disables the rule. Range: 0 to 1024. Default: the model's, else 0.
     - `allowed_token_ids`: The only token ids that can be generated. Range: 1 to 1048576 ids. Default: all.
     - `bad_token_ids`: Token ids that cannot be generated. Range: up to 1048576 ids. Default: none.
-    - `bad_words`: Strings whose tokenisation is banned. Both tokenisations are banned: at the beginning of
+    - `bad_words`: Strings whose tokenisation is masked. Both tokenisations are masked: at the beginning of
       a text and after a space. Another tokenisation of the same text is still possible. At most 1024
       tokens in all. Range: up to 128 strings of 1 to 256 characters. Default: none.
     - `logits_processors`: Callables that modify the logits of each token. They are called in order as
@@ -317,7 +322,7 @@ class SamplingParams:
       holds. Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt
       and output. Range: 0 to 20. Default: none.
     - `logprobs_mode`: Distribution of the log probabilities. `"raw"`: the log-softmax of the model's
-      logits. `"processed"`: that of the logits after processors, penalties, bans and temperature, before
+      logits. `"processed"`: that of the logits after processors, penalties, masks and temperature, before
       the filters. Not allowed when `logprobs` is False and `prompt_logprobs` is not given: no log
       probabilities are returned. Range: `"raw"`, `"processed"`. Default: `"raw"`.
     - `output_logits`: Return the raw logits of these positions. A `Tensor` of float32, shape `(positions,
@@ -363,6 +368,7 @@ class SamplingParams:
         include_stop_str_in_output: bool | None = False,
         ignore_eos: bool | None = False,
         temperature: float | None = None,
+        top_n_sigma: float | None = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
@@ -458,7 +464,7 @@ class SamplingParams:
 
     @property
     def min_tokens(self) -> int:
-        """Number of tokens before which stop tokens are banned and stop sequences do not end the output.
+        """Number of tokens before which stop tokens are masked and stop sequences do not end the output.
 
         At most `max_tokens` and `max_length`.
 
@@ -517,6 +523,18 @@ class SamplingParams:
         allowed when `num_beams` is above 1: a beam search does not sample.
 
         Range: 0 to 2. Default: the model's, else 1.0.
+        """
+
+    @property
+    def top_n_sigma(self) -> float:
+        """Sample among tokens whose logit is at most this many standard deviations below the highest one.
+
+        Top-n-sigma sampling (Tang et al. 2024), as in llama.cpp. The standard deviation is that of all
+        logits that are not minus infinity, before temperature, which does not change the tokens that
+        remain. 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not
+        sample.
+
+        Range: 0 or more. Default: 0.0.
         """
 
     @property
@@ -623,7 +641,7 @@ class SamplingParams:
     def no_repeat_ngram_size(self) -> int | None:
         """Length of the token n-grams that occur at most once in prompt and output; 0 disables the rule.
 
-        Range: 0 or more. Default: the model's, else 0.
+        Range: 0 to 1024. Default: the model's, else 0.
         """
 
     @property
@@ -642,9 +660,9 @@ class SamplingParams:
 
     @property
     def bad_words(self) -> tuple[str, ...]:
-        """Strings whose tokenisation is banned.
+        """Strings whose tokenisation is masked.
 
-        Both tokenisations are banned: at the beginning of a text and after a space. Another tokenisation
+        Both tokenisations are masked: at the beginning of a text and after a space. Another tokenisation
         of the same text is still possible. At most 1024 tokens in all.
 
         Range: up to 128 strings of 1 to 256 characters. Default: none.
@@ -771,7 +789,7 @@ class SamplingParams:
         """Distribution of the log probabilities.
 
         `"raw"`: the log-softmax of the model's logits. `"processed"`: that of the logits after processors,
-        penalties, bans and temperature, before the filters. Not allowed when `logprobs` is False and
+        penalties, masks and temperature, before the filters. Not allowed when `logprobs` is False and
         `prompt_logprobs` is not given: no log probabilities are returned.
 
         Range: `"raw"`, `"processed"`. Default: `"raw"`.

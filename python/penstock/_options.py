@@ -75,7 +75,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     min_tokens: Annotated[
         int | None,
-        "Number of tokens before which stop tokens are banned and stop sequences do not end the output. "
+        "Number of tokens before which stop tokens are masked and stop sequences do not end the output. "
         "Default: 0.",
     ]
     stop: Annotated[
@@ -98,6 +98,11 @@ class SamplingOptions(TypedDict, total=False):
     temperature: Annotated[
         float | None,
         "Divisor of the logits; 0 selects the most likely token (greedy). Default: the model's, else 1.0.",
+    ]
+    top_n_sigma: Annotated[
+        float | None,
+        "Sample among tokens whose logit is at most this many standard deviations below the highest one. "
+        "Default: 0.0.",
     ]
     top_k: Annotated[
         int | None,
@@ -156,7 +161,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     bad_words: Annotated[
         Sequence[str] | None,
-        "Strings whose tokenisation is banned. Default: none.",
+        "Strings whose tokenisation is masked. Default: none.",
     ]
     logits_processors: Sequence[LogitsProcessor] | None
     response_format: Mapping[str, Any] | None
@@ -205,6 +210,10 @@ class SamplingOptions(TypedDict, total=False):
         bool | None,
         "Use blocks from the prefix cache and add this request's blocks to it. Default: True.",
     ]
+
+
+#: The sampling filters, in the order in which they apply.
+FILTERS = ("top_n_sigma", "top_k", "top_p", "min_p", "typical_p")
 # fmt: on
 # end generated: SamplingParams
 

@@ -18,7 +18,7 @@ import click
 
 import penstock
 from penstock import _core, _hub, demo
-from penstock._options import EngineOptions, Prompt, SamplingOptions
+from penstock._options import FILTERS, EngineOptions, Prompt, SamplingOptions
 
 if TYPE_CHECKING:
     Function = Callable[..., None]
@@ -165,7 +165,7 @@ def _demo(question: str, **options: Any) -> None:
     """Ask the demo model a QUESTION."""
     if options["max_tokens"] is None:
         options["max_tokens"] = 256
-    if not any(options[name] is not None for name in ("temperature", "top_k", "top_p", "min_p")):
+    if not any(options[name] is not None for name in ("temperature", *FILTERS)):
         options["temperature"] = 0.0  # a small model gives poor answers when sampling
     _answer_once(str(demo.model_path()), [{"role": "user", "content": question}], options)
 

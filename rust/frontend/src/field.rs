@@ -80,16 +80,24 @@ impl Field {
         number.filter(|number| is_allowed(*number)).ok_or_else(|| self.refuse(value, limit))
     }
 
-    /// A number from `low` to `high`.
+    /// A number from `low` to `high`; if `high` is infinite, a number that is finite in single precision.
     pub fn range<V: Value>(self, value: &V, low: f64, high: f64) -> Read<f64, V> {
-        let limit = format!("a number from {low} to {high}");
-        self.number(value, &limit, |number| (low..=high).contains(&number))
+        let limit = match high.is_finite() {
+            true => format!("a number from {low} to {high}"),
+            false => format!("a finite number, at least {low}"),
+        };
+        self.number(value, &limit, |number| (low..=high).contains(&number) && (number as f32).is_finite())
     }
 
-    /// A number above `low`, in single precision too, and at most `high`.
+    /// A number above `low`, in single precision too, and at most `high`; if `high` is infinite, a number that is finite
+    /// in single precision.
     pub fn above<V: Value>(self, value: &V, low: f64, high: f64) -> Read<f64, V> {
-        let limit = format!("a number above {low} and at most {high}");
-        self.number(value, &limit, |number| number as f32 > low as f32 && number <= high)
+        let limit = match high.is_finite() {
+            true => format!("a number above {low} and at most {high}"),
+            false => format!("a finite number above {low}"),
+        };
+        let is_allowed = |number: f64| number as f32 > low as f32 && number <= high;
+        self.number(value, &limit, |number| is_allowed(number) && (number as f32).is_finite())
     }
 
     /// `True` or `False`.

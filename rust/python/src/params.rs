@@ -3,109 +3,27 @@
 use penstock_frontend::params::SamplingParams;
 use penstock_types::FieldError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyDict;
 
+use crate::class;
 use crate::classes::PySamplingParams;
 use crate::errors::{Error, Problem};
 use crate::fields::Field;
 use crate::processors::Processors;
-use crate::record;
 use crate::value::{PyValue, request_error};
-
-/// `params_class! { "doc"; field: kind "doc", ... }`: the class, with a property for each field.
-macro_rules! params_class {
-    ($doc:tt; $($field:ident: $kind:ident $field_doc:tt,)*) => {
-        #[doc = $doc]
-        #[pyo3::pyclass(frozen, eq, name = "SamplingParams", module = "penstock", from_py_object)]
-        #[derive(Clone, Debug, Default, PartialEq)]
-        pub struct PySamplingParams {
-            pub params: penstock_frontend::params::SamplingParams,
-            pub processors: $crate::processors::Processors,
-        }
-
-        #[pyo3::pymethods]
-        impl PySamplingParams {
-            #[new]
-            #[pyo3(signature = (**fields), text_signature = None)]
-            fn new(
-                fields: Option<&pyo3::Bound<'_, pyo3::types::PyDict>>,
-            ) -> Result<Self, $crate::errors::Error> {
-                Self::default().with(fields)
-            }
-
-            /// Return a copy with some fields changed; `None` sets a field back to its default.
-            #[pyo3(signature = (**changes))]
-            fn replace(
-                &self,
-                changes: Option<&pyo3::Bound<'_, pyo3::types::PyDict>>,
-            ) -> Result<Self, $crate::errors::Error> {
-                self.clone().with(changes)
-            }
-
-            $(
-                #[doc = $field_doc]
-                #[getter]
-                fn $field<'py>(
-                    &self,
-                    py: pyo3::Python<'py>,
-                ) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::PyAny>> {
-                    $crate::params::property!($kind self py $field)
-                }
-            )*
-
-            fn __getattr__(this: &pyo3::Bound<'_, Self>, name: &str) -> pyo3::PyResult<pyo3::Py<pyo3::PyAny>> {
-                Err($crate::record::missing(this.as_any(), name))
-            }
-
-            fn __repr__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<String> {
-                $crate::record::repr(this.as_any(), SamplingParams::FIELDS)
-            }
-
-            fn __hash__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<isize> {
-                $crate::record::hash(this.as_any(), SamplingParams::FIELDS)
-            }
-
-            fn __getnewargs_ex__<'py>(
-                this: &pyo3::Bound<'py, Self>,
-            ) -> pyo3::PyResult<(pyo3::Bound<'py, pyo3::types::PyTuple>, pyo3::Bound<'py, pyo3::types::PyDict>)> {
-                $crate::record::new_arguments(this.as_any(), SamplingParams::FIELDS)
-            }
-        }
-    };
-}
-pub(crate) use params_class;
-
-/// The value of a property: of the parameters, or of this crate.
-macro_rules! property {
-    (plain $self:ident $py:ident $field:ident) => {
-        $crate::convert::ToPython::to_python(&$self.params.$field, $py)
-    };
-    (binding $self:ident $py:ident $field:ident) => {
-        Ok(pyo3::IntoPyObject::into_pyobject(&$self.processors, $py)?.into_any())
-    };
-}
-pub(crate) use property;
 
 impl PySamplingParams {
     /// The parameters with the fields that `fields` has.
     pub fn with(mut self, fields: Option<&Bound<'_, PyDict>>) -> Result<Self, Error> {
-        let Some(fields) = fields else { return Ok(self) };
-        for (name, value) in fields {
-            let name = name.cast::<PyString>().map_err(PyErr::from)?.to_string();
-            let is_given = !value.is_none();
-            let value = PyValue(value);
-            if name == "logits_processors" {
-                self.processors = match is_given {
-                    true => Processors::read(Field::request("logits_processors"), &value.0)?,
-                    false => Processors::default(),
-                };
-                self.params.logits_processors = self.processors.0.len();
-            } else if !self.params.set(&name, is_given.then_some(&value)).map_err(request_error)? {
-                let unknown = PyDict::new(fields.py());
-                unknown.set_item(name, &value.0)?;
-                return Err(record::unknown("SamplingParams", &unknown).into());
+        class::set_all("SamplingParams", fields, |name, value| {
+            if name != "logits_processors" {
+                return self.params.set(name, value.map(PyValue).as_ref()).map_err(request_error);
             }
-        }
+            let read = |value| Processors::read(Field::request("logits_processors"), &value);
+            self.processors = value.map(read).transpose()?.unwrap_or_default();
+            self.params.logits_processors = self.processors.0.len();
+            Ok(true)
+        })?;
         self.params.check().map_err(|error| self.error(error))?;
         Ok(self)
     }

@@ -20,18 +20,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_engine::request::LogitsProcessor;
+use penstock_frontend::params::SamplingParams;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 
+use crate::convert::ToPython;
 use crate::errors::Error;
 use crate::fields::Field;
 use crate::tensor::{Tensor, read_vector};
 
-/// Maximum number of processors of a request.
-const MAX_PROCESSORS: usize = 16;
 const EXITING: &str = "the interpreter is exiting";
 const REQUEST_GONE: &str = "the request was dropped";
 /// Maximum time that the exit of the interpreter waits for calls, and the interval at which it checks for signals.
@@ -140,7 +140,7 @@ impl Processors {
             }
         };
         Gate::register_exit(value.py())?;
-        field.items(value, MAX_PROCESSORS, "processors", expected, callable).map(Self)
+        field.items(value, SamplingParams::MAX_LOGITS_PROCESSORS, "processors", expected, callable).map(Self)
     }
 
     /// New references for one request.
@@ -262,12 +262,9 @@ impl PartialEq for Processors {
     }
 }
 
-impl<'py> IntoPyObject<'py> for &Processors {
-    type Target = PyTuple;
-    type Output = Bound<'py, PyTuple>;
-    type Error = PyErr;
-
-    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
-        PyTuple::new(py, self.0.iter().map(|processor| processor.bind(py)))
+impl ToPython for Processors {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let callables = self.0.iter().map(|processor| processor.bind(py));
+        Ok(PyTuple::new(py, callables)?.into_any())
     }
 }

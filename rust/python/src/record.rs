@@ -2,42 +2,8 @@
 //! the printed text builds an equal object. [`record!`] writes a class of values that we make, [`options!`] one of
 //! values that users choose; both from one line a field.
 
-use pyo3::conversion::IntoPyObject;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
-
-/// `Name(field=value, ...)`, every value by its own `repr`.
-pub fn repr(object: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<String> {
-    let values = fields
-        .iter()
-        .map(|field| Ok(format!("{field}={}", object.getattr(*field)?.repr()?)))
-        .collect::<PyResult<Vec<_>>>()?;
-    Ok(format!("{}({})", object.get_type().name()?, values.join(", ")))
-}
-
-/// The hash of the tuple of all values. Of what has none, a dict or a list, its `repr` counts: equal objects have equal
-/// ones, for each makes its dicts and lists anew from the same text or numbers.
-pub fn hash(object: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<isize> {
-    let hashable = |value: Bound<'_, PyAny>| -> PyResult<_> {
-        let is_mutable = value.is_instance_of::<PyDict>() || value.is_instance_of::<PyList>();
-        if is_mutable { Ok(value.repr()?.into_any().unbind()) } else { Ok(value.unbind()) }
-    };
-    let values =
-        fields.iter().map(|field| hashable(object.getattr(*field)?)).collect::<PyResult<Vec<_>>>()?;
-    PyTuple::new(object.py(), values)?.hash()
-}
-
-/// What `copy` and `pickle` build an equal object from: no positions, all fields as keywords.
-pub fn new_arguments<'py>(
-    object: &Bound<'py, PyAny>,
-    fields: &[&str],
-) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
-    let values = PyDict::new(object.py());
-    for field in fields {
-        values.set_item(field, object.getattr(*field)?)?;
-    }
-    Ok((PyTuple::empty(object.py()), values))
-}
+use pyo3::types::PyDict;
 
 /// A new object of the same class, through its constructor: the fields of `object`, with `changes` over them.
 pub fn replace<'py>(
@@ -45,52 +11,11 @@ pub fn replace<'py>(
     fields: &[&str],
     changes: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let (_, values) = new_arguments(object, fields)?;
+    let (_, values) = crate::class::new_arguments(object, fields)?;
     if let Some(changes) = changes {
         values.update(changes.as_mapping())?;
     }
     object.get_type().call((), Some(&values))
-}
-
-/// The error for keywords that a class does not have; what was meant instead is said in Python.
-pub fn unknown(class: &str, keywords: &Bound<'_, PyDict>) -> PyErr {
-    let module = keywords.py().import("penstock._keywords");
-    let error =
-        module.and_then(|module| module.call_method1("unknown", (class, keywords.keys().get_item(0)?)));
-    error.map_or_else(|error| error, PyErr::from_value)
-}
-
-/// The error for an attribute that the object does not have; Python adds a hint.
-pub fn missing(object: &Bound<'_, PyAny>, name: &str) -> PyErr {
-    let module = object.py().import("penstock._attributes");
-    let error = module.and_then(|module| module.call_method1("missing_field", (object, name)));
-    error.map_or_else(|error| error, PyErr::from_value)
-}
-
-/// A sequence that Python sees as a tuple, so that a frozen object stays frozen.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tuple<T>(pub Vec<T>);
-
-impl<'py, T> IntoPyObject<'py> for &Tuple<T>
-where
-    for<'a> &'a T: IntoPyObject<'py>,
-{
-    type Target = PyTuple;
-    type Output = Bound<'py, PyTuple>;
-    type Error = PyErr;
-
-    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
-        PyTuple::new(py, &self.0)
-    }
-}
-
-impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for Tuple<T> {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let items = object.try_iter()?.map(|item| item?.extract().map_err(Into::into));
-        items.collect::<PyResult<Vec<_>>>().map(Tuple)
-    }
 }
 
 /// The class itself; `methods` is its constructor and what else it has of its own.
@@ -108,21 +33,21 @@ macro_rules! class {
             $($methods)*
 
             fn __getattr__(this: &pyo3::Bound<'_, Self>, name: &str) -> pyo3::PyResult<pyo3::Py<pyo3::PyAny>> {
-                Err($crate::record::missing(this.as_any(), name))
+                Err($crate::class::missing(this.as_any(), name))
             }
 
             fn __repr__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<String> {
-                $crate::record::repr(this.as_any(), &[$(stringify!($field)),*])
+                $crate::class::repr(this.as_any(), &[$(stringify!($field)),*])
             }
 
             fn __hash__(this: &pyo3::Bound<'_, Self>) -> pyo3::PyResult<isize> {
-                $crate::record::hash(this.as_any(), &[$(stringify!($field)),*])
+                $crate::class::hash(this.as_any(), &[$(stringify!($field)),*])
             }
 
             fn __getnewargs_ex__<'py>(
                 this: &pyo3::Bound<'py, Self>,
             ) -> pyo3::PyResult<(pyo3::Bound<'py, pyo3::types::PyTuple>, pyo3::Bound<'py, pyo3::types::PyDict>)> {
-                $crate::record::new_arguments(this.as_any(), &[$(stringify!($field)),*])
+                $crate::class::new_arguments(this.as_any(), &[$(stringify!($field)),*])
             }
         }
 
@@ -186,7 +111,7 @@ macro_rules! options {
                 unknown: Option<&pyo3::Bound<'_, pyo3::types::PyDict>>,
             ) -> Result<Self, $crate::errors::Error> {
                 if let Some(unknown) = unknown {
-                    return Err($crate::record::unknown(stringify!($name), unknown).into());
+                    return Err($crate::class::first_unknown(stringify!($name), unknown).into());
                 }
                 let options = Self {
                     $($field: match $field {

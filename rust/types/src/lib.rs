@@ -11,6 +11,7 @@ mod generation;
 mod head_shape;
 mod named;
 mod outputs;
+#[rustfmt::skip]
 mod sampling;
 
 pub use attention::{AttentionParams, AttentionRow};

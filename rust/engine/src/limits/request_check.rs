@@ -1,7 +1,6 @@
 //! The check of a request against the limits, on the caller's thread. An invalid request costs the engine nothing.
 
 use std::collections::HashSet;
-use std::ops::RangeInclusive;
 
 use penstock_types::{FieldError, RequestedOutputs, Sampling};
 
@@ -14,9 +13,6 @@ const MAX_STOP_SEQUENCES: usize = 64;
 
 /// The most entries of the lists that are applied at every token: stop ids, biases, and the ids of all bad words.
 const MAX_LISTED: usize = 1024;
-
-/// Longer n-grams hardly ever repeat, and each step searches the whole output for one.
-const MAX_NO_REPEAT_NGRAM_SIZE: u32 = 1024;
 
 /// A request that the engine can never run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -184,29 +180,7 @@ impl Limits {
 
 /// The ranges that depend neither on the model nor on the engine.
 fn check_numbers(sampling: &Sampling) -> Result<(), InvalidRequest> {
-    // NaN is outside every range.
-    let is_positive = |value: f32| value > 0.0 && value.is_finite();
-    let is_share = |value: f32| value > 0.0 && value <= 1.0;
-    const SHARES: RangeInclusive<f32> = 0.0..=1.0;
-    let Sampling { temperature, top_p, min_p, typical_p, repetition_penalty, .. } = *sampling;
-    let Sampling { presence_penalty, frequency_penalty, .. } = *sampling;
-    let is_warm = temperature == 0.0 || is_positive(temperature);
-    let numbers = [
-        ("temperature", temperature, is_warm, "finite and at least 0"),
-        ("top_p", top_p, is_share(top_p), "above 0 and at most 1"),
-        ("min_p", min_p, SHARES.contains(&min_p), "from 0 to 1"),
-        ("typical_p", typical_p, is_share(typical_p), "above 0 and at most 1"),
-        ("repetition_penalty", repetition_penalty, is_positive(repetition_penalty), "finite and above 0"),
-        ("presence_penalty", presence_penalty, presence_penalty.is_finite(), "finite"),
-        ("frequency_penalty", frequency_penalty, frequency_penalty.is_finite(), "finite"),
-    ];
-    if let Some((field, value, _, limit)) = numbers.into_iter().find(|(.., is_in_range, _)| !is_in_range) {
-        return Err(not_allowed(field, value, limit));
-    }
-    if sampling.no_repeat_ngram_size > MAX_NO_REPEAT_NGRAM_SIZE {
-        let limit = format!("at most {MAX_NO_REPEAT_NGRAM_SIZE}");
-        return Err(not_allowed("no_repeat_ngram_size", sampling.no_repeat_ngram_size, limit));
-    }
+    sampling.check()?;
     match sampling.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
         Some((id, bias)) => Err(not_allowed("logit_bias", format!("{bias} for id {id}"), "finite")),
         None => Ok(()),

@@ -3,22 +3,19 @@
 use crate::field::{Field, Read, ReadError, TOKEN_IDS};
 use crate::value::{Kind, Value};
 
-/// Maximum number of token ids with a bias.
-const MAX_BIASES: usize = 1024;
-
 /// Values added to the logits of token ids, in ascending order of the ids. Zeros are positive, so that equal values print
 /// equally.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogitBias(pub Vec<(u32, f64)>);
 
 impl LogitBias {
-    pub fn read<V: Value>(field: Field, value: &V) -> Read<Self, V> {
+    pub fn read<V: Value>(field: Field, value: &V, max_items: usize, low: f64, high: f64) -> Read<Self, V> {
         if value.kind() != Kind::Map {
-            let limit = "a mapping of token ids (integers from 0) to numbers from -100 to 100";
+            let limit = format!("a mapping of token ids (integers from 0) to numbers from {low} to {high}");
             return Err(field.refuse(value, limit));
         }
-        if value.map_len().map_err(ReadError::Raised)? > MAX_BIASES {
-            return Err(field.refuse(value, format!("at most {MAX_BIASES} ids")));
+        if value.map_len().map_err(ReadError::Raised)? > max_items {
+            return Err(field.refuse(value, format!("at most {max_items} ids")));
         }
         let pair = |(id, bias): (V, V)| {
             let token = match field.integer(&id, 0..=i128::from(u32::MAX)) {
@@ -27,8 +24,8 @@ impl LogitBias {
                 }
                 token => token?,
             };
-            let limit = format!("a number from -100 to 100, the bias of token {token}");
-            let bias = field.number(&bias, &limit, |bias| (-100.0..=100.0).contains(&bias))?;
+            let limit = format!("a number from {low} to {high}, the bias of token {token}");
+            let bias = field.number(&bias, &limit, |bias| (low..=high).contains(&bias))?;
             Ok((token as u32, bias + 0.0))
         };
         let entries = value.entries().map_err(ReadError::Raised)?;
@@ -39,11 +36,10 @@ impl LogitBias {
 }
 
 /// -1 is another way to disable the filter.
-pub fn read_top_k<V: Value>(field: Field, value: &V) -> Read<u32, V> {
+pub fn read_top_k<V: Value>(field: Field, value: &V, low: i128, high: i128) -> Read<u32, V> {
     match value.integer().map_err(ReadError::Raised)? {
-        Some(-1) => Ok(0),
-        Some(number) if u32::try_from(number).is_ok() => Ok(number as u32),
-        _ => Err(field.refuse(value, format!("an integer from -1 to {}; -1 and 0 keep all", u32::MAX))),
+        Some(number) if (low..=high).contains(&number) => Ok(number.max(0) as u32),
+        _ => Err(field.refuse(value, format!("an integer from {low} to {high}; -1 and 0 keep all"))),
     }
 }
 
@@ -53,12 +49,6 @@ pub fn read_logprobs<V: Value>(field: Field, value: &V) -> Read<bool, V> {
         Kind::Bool(flag) => Ok(flag),
         _ => Err(field.refuse(value, "True or False; the number of most likely tokens is top_logprobs")),
     }
-}
-
-/// A factor that is neither 0 nor infinite in single precision.
-pub fn read_factor<V: Value>(field: Field, value: &V) -> Read<f64, V> {
-    let is_allowed = |number: f64| number as f32 > 0.0 && (number as f32).is_finite();
-    field.number(value, "a finite number above 0", is_allowed)
 }
 
 pub fn read_token_ids<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Vec<u32>, V> {

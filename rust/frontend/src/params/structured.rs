@@ -6,8 +6,6 @@ use super::json::Json;
 use crate::field::{Field, Read, ReadError};
 use crate::value::{Kind, Value};
 
-/// Maximum number of tools of a request.
-const MAX_TOOLS: usize = 128;
 /// Maximum length of a tool's name in characters.
 const MAX_NAME_CHARS: usize = 128;
 /// The schema of the arguments of a tool without `parameters`.
@@ -141,13 +139,13 @@ fn is_strict<V: Value>(field: Field, holder: &V) -> Read<bool, V> {
 }
 
 impl Tools {
-    pub fn read<V: Value>(field: Field, value: &V) -> Read<Self, V> {
+    pub fn read<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Self, V> {
         let expected = "a list of tools, each a mapping with type 'function' and a 'function'; at least one";
         if value.kind() != Kind::Array || value.array().next().is_none() {
             return Err(field.refuse(value, expected));
         }
         let functions =
-            field.items(value, MAX_TOOLS, "tools", expected, |_, tool| Function::read(field, tool))?;
+            field.items(value, max_items, "tools", expected, |_, tool| Function::read(field, tool))?;
         let mut names: Vec<_> = functions.iter().map(|function| &function.name).collect();
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {

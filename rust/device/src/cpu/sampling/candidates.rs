@@ -92,6 +92,18 @@ impl<'a> Candidates<'a> {
         }
     }
 
+    /// Removes the ids with a score below `floor`.
+    pub fn cut_scores_below(&mut self, floor: f32) {
+        for (tile, sum) in self.sums.iter_mut().enumerate().filter(|(_, sum)| **sum > 0.0) {
+            let ids = tiles::ids(tile, self.weights.len());
+            let (scores, weights) = (&self.tiles.scores[ids.clone()], &mut self.weights[ids]);
+            for (score, weight) in scores.iter().zip(&mut *weights) {
+                *weight = if *score < floor { 0.0 } else { *weight };
+            }
+            *sum = self.kernels.sum(weights);
+        }
+    }
+
     /// Removes the ids with a weight below `floor`.
     pub fn cut_below(&mut self, floor: f32) {
         for (tile, sum) in self.sums.iter_mut().enumerate().filter(|(_, sum)| **sum > 0.0) {

@@ -1,4 +1,4 @@
-//! `top_k`, `top_p`, `min_p` and `typical_p`, each applied to the candidates that the one before left.
+//! The filters, each applied to the candidates that the one before left.
 //!
 //! Those that keep a share of the probability first compute a weight below which no id is needed: ids lighter than the
 //! share that is cut, divided by the vocabulary size, hold less than that share together. In a typical text this leaves
@@ -6,6 +6,34 @@
 
 use super::candidates::Candidates;
 use super::tiles;
+
+/// The lowest score that `top_n_sigma` keeps: `count` standard deviations below the best. Scores of minus infinity and
+/// NaN do not count.
+pub(super) fn sigma_floor(scores: &[f32], best: f32, count: f32) -> f32 {
+    /// Eight interleaved sums, added in a fixed order: of the numbers, of the distances to the best, of their squares.
+    #[derive(Default)]
+    struct Lanes {
+        counts: [f64; 8],
+        sums: [f64; 8],
+        squares: [f64; 8],
+    }
+    let best = f64::from(best);
+    let mut lanes = Lanes::default();
+    for scores in scores.chunks(8) {
+        for (lane, score) in scores.iter().enumerate() {
+            let is_number = *score > f32::NEG_INFINITY;
+            let distance = if is_number { best - f64::from(*score) } else { 0.0 };
+            lanes.counts[lane] += f64::from(u8::from(is_number));
+            lanes.sums[lane] += distance;
+            lanes.squares[lane] += distance * distance;
+        }
+    }
+    let sum = |lanes: [f64; 8]| lanes.into_iter().sum::<f64>();
+    let num_scores = sum(lanes.counts);
+    let mean = sum(lanes.sums) / num_scores;
+    let variance = sum(lanes.squares) / num_scores - mean * mean;
+    (best - f64::from(count) * variance.max(0.0).sqrt()) as f32
+}
 
 /// Keeps exactly `count` of the highest scores (all, if there are fewer); none of them has a rank above `needed`.
 pub(super) fn top_k(candidates: &mut Candidates<'_>, count: u32, needed: u32) {

@@ -135,7 +135,7 @@ fn distribution<'a>(
     sampling: &Sampling,
     space: &'a mut TileSpace<'_>,
 ) -> Distribution<'a> {
-    let &Sampling { top_k, top_p, min_p, typical_p, .. } = sampling;
+    let &Sampling { top_n_sigma, top_k, top_p, min_p, typical_p, .. } = sampling;
     if is_greedy(sampling) || top_k == 1 {
         return Distribution::Certain(most_likely(kernels, scores));
     }
@@ -143,8 +143,13 @@ fn distribution<'a>(
     if !tiles.best().is_finite() {
         return Distribution::Certain(most_likely(kernels, scores)); // infinity has all the probability
     }
-    let needed = if top_k > 0 { tiles.rank_needed(top_k) } else { u32::MAX };
+    let mut needed = if top_k > 0 { tiles.rank_needed(top_k) } else { u32::MAX };
+    let floor = (top_n_sigma > 0.0).then(|| filters::sigma_floor(scores, tiles.best(), top_n_sigma));
+    needed = floor.map_or(needed, |floor| needed.min(tiles::rank(floor)));
     let mut candidates = Candidates::new(kernels, tiles, needed, factor(sampling), space.weights, space.sums);
+    if let Some(floor) = floor {
+        candidates.cut_scores_below(floor);
+    }
     if top_k > 0 {
         filters::top_k(&mut candidates, top_k, needed);
     }

@@ -105,6 +105,7 @@ fn filters_match_reference() {
         };
         let all = Sampling {
             temperature: random.one(&[0.3, 1.0, 1.7]),
+            top_n_sigma: if random.below(2) == 0 { 0.0 } else { 3.0 * random.unit() },
             top_k: random.one(&[0, 0, 1, 2, 7, 40, 200, 5000]),
             top_p: if random.below(2) == 0 { 1.0 } else { 0.02 + 0.97 * random.unit() },
             min_p: if random.below(2) == 0 { 0.0 } else { random.unit() },
@@ -113,11 +114,12 @@ fn filters_match_reference() {
         };
         // One filter alone, then all together.
         let none = Sampling { temperature: all.temperature, ..random_sampling() };
-        let sampling = match round % 5 {
+        let sampling = match round % 6 {
             0 => Sampling { top_k: all.top_k, ..none },
             1 => Sampling { top_p: all.top_p, ..none },
             2 => Sampling { min_p: all.min_p, ..none },
             3 => Sampling { typical_p: all.typical_p, ..none },
+            4 => Sampling { top_n_sigma: all.top_n_sigma, ..none },
             _ => all,
         };
         check(&logits, &input(&sampling));
@@ -135,6 +137,8 @@ fn filters_match_reference_for_any_spread_of_logits() {
             Sampling { top_k: 1234, ..random_sampling() },
             Sampling { top_k: 4999, ..random_sampling() },
             Sampling { min_p: 0.3, ..random_sampling() },
+            Sampling { top_n_sigma: 0.77, ..random_sampling() },
+            Sampling { top_n_sigma: 1.5, top_k: 300, ..random_sampling() },
         ] {
             check(&logits, &input(&sampling));
         }
@@ -178,6 +182,27 @@ fn filter_that_ends_among_equals_keeps_lowest_ids() {
     assert_eq!(kept(Sampling { top_p: 0.02, ..random_sampling() }), [0, 1, 2]);
     // The mean log weight is nearest to that of the most likely ids, so they are the most typical.
     assert_eq!(kept(Sampling { typical_p: 0.02, ..random_sampling() }), [0, 1, 2]);
+}
+
+#[test]
+fn top_n_sigma_keeps_logits_within_deviations_of_numbers() {
+    // Deviation 2 around the mean 3; the masked logits do not count.
+    let logits = [f32::NEG_INFINITY, 1.0, 5.0, f32::NAN, 5.0, 1.0, f32::NEG_INFINITY];
+    let kept = |sampling: Sampling| {
+        let probabilities = probabilities(&logits, &input(&sampling));
+        (0..logits.len()).filter(|id| probabilities[*id] > 0.0).collect::<Vec<_>>()
+    };
+    for temperature in [0.1, 1.0, 2.0] {
+        let sigma = |top_n_sigma| Sampling { temperature, top_n_sigma, ..random_sampling() };
+        assert_eq!(kept(sigma(0.0)), [1, 2, 4, 5]);
+        assert_eq!(kept(sigma(0.01)), [2, 4]);
+        assert_eq!(kept(sigma(1.9)), [2, 4]);
+        assert_eq!(kept(sigma(2.1)), [1, 2, 4, 5]);
+        assert_eq!(kept(Sampling { top_k: 1, ..sigma(2.1) }), [2]);
+        assert_eq!(kept(Sampling { top_k: 3, ..sigma(1.9) }), [2, 4]);
+    }
+    let equal = probabilities(&[2.0; 5], &input(&Sampling { top_n_sigma: 1.0, ..random_sampling() }));
+    assert_eq!(equal, [0.2; 5], "the deviation is 0");
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn until(order: &[usize], share: f32, weights: &[f64]) -> Vec<usize> {
 /// The probability of each id.
 pub fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f64> {
     let scores = process(logits, input);
-    let &Sampling { temperature, top_k, top_p, min_p, typical_p, .. } = input.sampling;
+    let &Sampling { temperature, top_n_sigma, top_k, top_p, min_p, typical_p, .. } = input.sampling;
     let mut probabilities = vec![0.0; scores.len()];
     let mut kept: Vec<usize> = (0..scores.len()).filter(|id| scores[*id] > f32::NEG_INFINITY).collect();
     kept.sort_by(|a, b| (scores[*b] + 0.0).total_cmp(&(scores[*a] + 0.0)).then(a.cmp(b)));
@@ -88,6 +88,13 @@ pub fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f64> {
     }
     let logs = log_softmax(&scores, temperature);
     let weights: Vec<f64> = logs.iter().map(|log| log.exp()).collect();
+    if top_n_sigma > 0.0 {
+        let mean = kept.iter().map(|id| f64::from(scores[*id])).sum::<f64>() / kept.len() as f64;
+        let square = |id: &usize| (f64::from(scores[*id]) - mean).powi(2);
+        let deviation = (kept.iter().map(square).sum::<f64>() / kept.len() as f64).sqrt();
+        let floor = f64::from(scores[best]) - f64::from(top_n_sigma) * deviation;
+        kept.retain(|id| f64::from(scores[*id]) >= floor);
+    }
     if top_k > 0 {
         kept.truncate(top_k as usize);
     }

@@ -1,0 +1,35 @@
+"""The tables of docs/guide.md."""
+
+from __future__ import annotations
+
+from definitions import Definition
+from text import listed
+from values import ValueClass
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def options_table(definition: Definition) -> str:
+    rows = []
+    for title, entries in definition.grouped():
+        rows.append([f"**{title}**", "", "", ""])
+        rows += [
+            [f"`{entry.name}`", entry.summary, entry.range_in_words(), entry.default_in_words()]
+            for entry in entries
+        ]
+    return table(["parameter", "meaning", "range", "default"], rows)
+
+
+def filters_step(definition: Definition) -> str:
+    """The step of the sampling order that applies the filters."""
+    return f"7. {listed(definition.filters)}, each applied to the tokens that the one before left.\n"
+
+
+def values_table(item: ValueClass) -> str:
+    """The fields of a value class."""
+    rows = [[f"`{entry.name}`", entry.summary] for entry in (*item.fields, *item.properties)]
+    return table(["field", "meaning"], rows)

@@ -1,0 +1,71 @@
+"""The stub `_core.pyi` and the typed keywords of `_options.py`."""
+
+from __future__ import annotations
+
+import textwrap
+
+from definitions import Definition, Field
+from text import WIDTH, docstring, quoted
+from values import ValueClass, ValueField
+
+STUB_PROTOCOL = [
+    "    def __eq__(self, other: object, /) -> bool: ...",
+    "    def __ne__(self, other: object, /) -> bool: ...",
+    "    def __hash__(self) -> int: ...",
+    "    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...",
+]
+
+
+def stub_property(entry: Field | ValueField) -> list[str]:
+    signature = f"    def {entry.name}(self) -> {entry.python_type}:"
+    return ["    @property", signature, *docstring(entry.description(), "        "), ""]
+
+
+def stub_value_class(item: ValueClass, classes: list[ValueClass]) -> list[str]:
+    lines = ["@final", f"class {item.name}:", *docstring(item.description(), "    "), ""]
+    lines += ["    def __new__(", "        cls,", "        *,"]
+    lines += [f"        {entry.name}: {entry.python_in}," for entry in item.fields]
+    lines.append(f"    ) -> {item.name}: ...")
+    for entry in [*item.fields, *item.properties, *item.delegated(classes)]:
+        lines += stub_property(entry)
+    return [*lines, *STUB_PROTOCOL, ""]
+
+
+def stub_value_classes(classes: list[ValueClass]) -> str:
+    return "\n".join(line for item in classes for line in stub_value_class(item, classes))
+
+
+def stub_option_class(definition: Definition) -> str:
+    lines = ["@final", f"class {definition.name}:", *docstring(definition.description(), "    "), ""]
+    lines += ["    def __new__(", "        cls,", "        *,"]
+    for entry in definition.fields:
+        lines.append(f"        {entry.name}: {entry.python_in} | None = {entry.python_default},")
+    lines.append(f"    ) -> {definition.name}: ...")
+    for entry in definition.fields:
+        lines += stub_property(entry)
+    lines += [
+        f"    def replace(self, **changes: Any) -> {definition.name}:",
+        '        """Return a copy with some fields changed; `None` sets a field back to its default."""',
+        "",
+        *STUB_PROTOCOL,
+    ]
+    return "\n".join([*lines, ""])
+
+
+def typed_dict(definition: Definition, name: str) -> str:
+    """The keywords as a `TypedDict` with the help texts of the command line; the names of the filters."""
+    lines = [f"class {name}(TypedDict, total=False):", f'    """The fields of `{definition.name}`."""', ""]
+    for entry in definition.fields:
+        plain = f"{entry.typed_dict or entry.python_in} | None"
+        if not entry.cli:
+            lines.append(f"    {entry.name}: {plain}")
+            continue
+        help_text = f"{entry.summary}. Default: {entry.default_in_words()}.".replace("`", "").replace('"', "")
+        lines += [f"    {entry.name}: Annotated[", f"        {plain},"]
+        *begin, end = textwrap.wrap(help_text, WIDTH - 12, break_on_hyphens=False)
+        lines += [f'        "{line} "' for line in begin]
+        lines += [f'        "{end}",', "    ]"]
+    if definition.filters:
+        lines += ["", "", "#: The sampling filters, in the order in which they apply."]
+        lines.append(f"FILTERS = ({quoted(definition.filters)})")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,47 @@
+"""The PyO3 classes: one macro call per class, with its docstrings."""
+
+from __future__ import annotations
+
+from definitions import Definition
+from text import doc_literal, rust_string, wrapped
+from values import ValueClass
+
+
+def rust_option_class(definition: Definition, parts: str, path: str) -> list[str]:
+    """The class of options. `parts` are the fields of the Rust struct; `path` is that of the options."""
+    doc = rust_string(definition.signature() + "\n".join(wrapped(definition.description())))
+    lines = ["option_class! {", f'    Py{definition.name}, "{definition.name}", {parts}, {doc};']
+    for entry in definition.fields:
+        value = entry.binding or f"{path}.{entry.name}"
+        lines.append(f"    {entry.name}: {value}, {doc_literal(entry.description())};")
+    return [*lines, "}"]
+
+
+def rust_value_class(item: ValueClass, classes: list[ValueClass]) -> list[str]:
+    doc = rust_string(item.signature() + "\n".join(wrapped(item.description())))
+    lines = ["value_class! {", f"    Py{item.rust} = {item.rust}, {rust_string(item.name)}, {doc};"]
+    lines += [f"    {entry.name}: {doc_literal(entry.description())}," for entry in item.fields]
+    lines.append("    ;")
+    values = [(entry, f"self.0.{entry.name}()") for entry in item.properties]
+    first = f"first(&self.0.{item.first_of})?"
+    values += [(entry, f"{first}.{entry.name}") for entry in item.delegated(classes)]
+    for entry, value in values:
+        lines += [
+            f"    #[doc = {doc_literal(entry.description())}]",
+            "    #[getter]",
+            f"    fn {entry.name}<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {{",
+            f"        {value}.to_python(py)",
+            "    }",
+        ]
+    return [*lines, "}"]
+
+
+def rust_constructor(item: ValueClass) -> list[str]:
+    """The struct of a value class with the expressions of its fields."""
+    lines = [
+        f"impl {item.rust} {{",
+        "    pub fn new(info: &penstock_runner::ModelInfo, limits: &Limits) -> Self {",
+        "        Self {",
+    ]
+    lines += [f"            {entry.name}: {entry.value}," for entry in item.fields]
+    return [*lines, "        }", "    }", "}"]

@@ -1,0 +1,199 @@
+"""The Rust struct of an option class: fields, defaults, readers, conflicts."""
+
+from __future__ import annotations
+
+import re
+
+from definitions import ENUMS, INFINITY, Conflict, Definition, Field, condition_in_words
+from text import rust_doc
+
+RUST_TYPES = {
+    "float": "f64",
+    "bool": "bool",
+    "text": "String",
+    "token_ids": "Vec<u32>",
+    "token_id_lists": "Vec<Vec<u32>>",
+    "texts": "Vec<String>",
+}
+
+
+def rust_type(entry: Field) -> str:
+    if entry.binding:
+        return "usize"
+    plain = RUST_TYPES.get(entry.type) or entry.enum or entry.rust
+    plain = f"Auto<{plain}>" if entry.auto else plain
+    return f"Option<{plain}>" if entry.is_optional else plain
+
+
+def rust_default(entry: Field) -> str:
+    if entry.is_optional:
+        return "None"
+    if entry.binding:
+        return "0"
+    if entry.default == []:
+        return "Vec::new()"
+    if isinstance(entry.default, bool):
+        return str(entry.default).lower()
+    if entry.auto:
+        return "Auto(None)"
+    if entry.enum:
+        return f"{entry.enum}::{ENUMS[entry.enum].variant(entry.default)}"
+    return str(entry.default)
+
+
+def literal(value: float | None) -> str:
+    return "f64::INFINITY" if value == INFINITY else str(value)
+
+
+def rust_reader(entry: Field) -> str:
+    """The expression that reads a value. A reader gets the limits that the entry has."""
+    low, high = literal(entry.min), literal(entry.max)
+    if entry.reader:
+        bounds = [] if entry.min is None or entry.enum else [low, high]
+        limits = [str(limit) for limit in (entry.max_items, entry.max_inner, entry.max_chars) if limit]
+        return f"{entry.reader}({', '.join(['field', 'value', *limits, *bounds])})?"
+    if entry.one_of:
+        return f"field.one_of(value, &{list(entry.one_of)})? as {entry.rust}"
+    readers = {
+        "int": f"field.integer(value, {low}..={high})? as {entry.rust}",
+        "float": f"field.{'above' if entry.min_exclusive else 'range'}(value, {low}, {high})?",
+        "bool": "field.boolean(value)?",
+        "enum": f"field.{'choice_or_auto' if entry.auto else 'choice'}(value)?",
+        "text": f"field.text_within(value, {entry.max_chars})?",
+        "texts": f"read_texts(field, value, {entry.max_items}, {entry.max_chars})?",
+        "token_ids": f"read_token_ids(field, value, {entry.max_items})?",
+    }
+    return readers[entry.type]
+
+
+def rust_given(entry: Field) -> str:
+    """Whether a field differs from its default."""
+    if entry.given:
+        return entry.given
+    if entry.is_optional:
+        return f"self.{entry.name}.is_some()"
+    if entry.binding:
+        return f"self.{entry.name} > 0"
+    if entry.default == []:
+        return f"!self.{entry.name}.is_empty()"
+    if isinstance(entry.default, bool):
+        return f"{'!' if entry.default else ''}self.{entry.name}"
+    return f"self.{entry.name} != {rust_default(entry)}"
+
+
+def rust_condition(when: str) -> str:
+    parts = []
+    for part in when.split(" and "):
+        if part.endswith(" is None"):
+            parts.append(f"self.{part.removesuffix(' is None')}.is_none()")
+        else:
+            parts.append(re.sub(r"^(not )?", lambda match: "!self." if match[1] else "self.", part))
+    return " && ".join(parts)
+
+
+def rust_bound(conflict: Conflict, entry: Field, bound: Field) -> tuple[str, str]:
+    """Whether a field exceeds its bound, and the value of the bound."""
+    sign = ">" if conflict.at_most else "<"
+    value, other = f"self.{entry.name}", f"self.{bound.name}"
+    if bound.is_optional:
+        return f"{other}.is_some_and(|bound| {value} > bound)", f"{other}.unwrap_or_default()"
+    if entry.is_optional:
+        return f"{value}.is_some_and(|value| value {sign} {other})", other
+    return f"{value} {sign} {other}", other
+
+
+def rust_conflicts(definition: Definition) -> list[str]:
+    fields = {entry.name: entry for entry in definition.fields}
+    lines = []
+    for conflict in definition.conflicts:
+        condition = f"{rust_condition(conflict.when)} && " if conflict.when else ""
+        for text in conflict.fields:
+            name, _, comparison = text.partition(" ")
+            given = f"self.{name}.is_some_and(|value| value {comparison}.0)" if comparison else ""
+            given = given or rust_given(fields[name])
+            for bound in (*conflict.at_most, *conflict.at_least):
+                words = "at most" if conflict.at_most else "at least"
+                test, shown = rust_bound(conflict, fields[name], fields[bound])
+                lines += [
+                    f"        if {condition}{test} {{",
+                    f'            return Some(("{name}", format!("{words} {bound}, {{}}", {shown})));',
+                    "        }",
+                ]
+            for other in conflict.after:
+                if other == name:
+                    break
+                lines += [
+                    f"        if {given} && {rust_given(fields[other])} {{",
+                    f'            let limit = "left out when {other} is given: {conflict.because}";',
+                    f'            return Some(("{name}", limit.to_owned()));',
+                    "        }",
+                ]
+            if conflict.when and not (conflict.at_most or conflict.at_least):
+                limit = f"left out when {condition_in_words(conflict.when, '')}: {conflict.because}"
+                lines += [
+                    f"        if {condition}{given} {{",
+                    f'            return Some(("{name}", "{limit}".to_owned()));',
+                    "        }",
+                ]
+    return lines
+
+
+def rust_options(definition: Definition, header: list[str]) -> list[str]:
+    """The struct, its default, and the methods of every option class."""
+    fields = definition.fields
+    lines = [
+        *header,
+        "",
+        f"/// {definition.summary} A field that is `None` has its default.",
+        "#[derive(Clone, Debug, PartialEq)]",
+        f"pub struct {definition.name} {{",
+    ]
+    for entry in fields:
+        lines += [*rust_doc(f"{entry.summary}.", "    "), f"    pub {entry.name}: {rust_type(entry)},"]
+    lines += [
+        "}",
+        "",
+        f"impl Default for {definition.name} {{",
+        "    fn default() -> Self {",
+        "        Self {",
+    ]
+    lines += [f"            {entry.name}: {rust_default(entry)}," for entry in fields]
+    lines += ["        }", "    }", "}", "", f"impl {definition.name} {{"]
+    lines += [
+        "    /// Sets a field to a value, or to its default for `None`. Returns false for an unknown name.",
+        "    #[allow(clippy::too_many_lines)]",
+        "    pub fn set<V: Value>(&mut self, name: &str, value: Option<&V>) -> Read<bool, V> {",
+        "        let default = Self::default;",
+        "        match (name, value) {",
+    ]
+    for entry in fields:
+        if entry.binding:
+            continue
+        read = rust_reader(entry)
+        value = f"Some({read})" if entry.is_optional else read
+        lines += [
+            f'            ("{entry.name}", None) => self.{entry.name} = default().{entry.name},',
+            f'            ("{entry.name}", Some(value)) => {{',
+            f'                let field = Field::new("{entry.name}");',
+            f"                self.{entry.name} = {value};",
+            "            }",
+        ]
+    lines += ["            _ => return Ok(false),", "        }", "        Ok(true)", "    }", ""]
+    lines += [
+        "    /// The first of the declared conflicts: a field, and its limit in words.",
+        "    #[allow(clippy::too_many_lines)]",
+        "    pub fn declared_conflict(&self) -> Option<(&'static str, String)> {",
+    ]
+    return [*lines, *rust_conflicts(definition), "        None", "    }"]
+
+
+def rust_quote(definition: Definition) -> list[str]:
+    lines = ["    /// The value of a field as text.", "    pub fn quote(&self, name: &str) -> String {"]
+    lines.append("        match name {")
+    for entry in definition.fields:
+        text = f'format!("{{:?}}", self.{entry.name})'
+        if entry.is_optional:
+            shown = 'map_or_else(|| "None".to_owned(), |value| format!("{value:?}"))'
+            text = f"self.{entry.name}.as_ref().{shown}"
+        lines.append(f'            "{entry.name}" => {text},')
+    return [*lines, "            _ => String::new(),", "        }", "    }"]
