@@ -63,6 +63,14 @@ def failing_engine(
     return engine
 
 
+def losing_engine(
+    path: str | os.PathLike[str], config: penstock.EngineConfig, losing_token: int
+) -> _core.Engine:
+    """An engine whose device is lost in the first step that computes `losing_token`."""
+    engine: _core.Engine = _hooks.losing_engine(path, config, losing_token)
+    return engine
+
+
 def fake_engine(path: str | os.PathLike[str], config: penstock.EngineConfig) -> _core.Engine:
     """An engine with an executor that does not compute but returns tokens and outputs by simple rules."""
     engine: _core.Engine = _hooks.fake_engine(path, config)

@@ -23,6 +23,7 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(logits, &module)?)?;
     module.add_function(wrap_pyfunction!(probabilities, &module)?)?;
     module.add_function(wrap_pyfunction!(failing_engine, &module)?)?;
+    module.add_function(wrap_pyfunction!(losing_engine, &module)?)?;
     module.add_function(wrap_pyfunction!(fake_engine, &module)?)?;
     module.add_function(wrap_pyfunction!(log_records, &module)?)?;
     module.add_function(wrap_pyfunction!(tensor, &module)?)?;
@@ -94,6 +95,18 @@ pub fn failing_engine(
     failing_token: u32,
 ) -> Result<Engine, Error> {
     let runner_config = RunnerConfig { failing_token: Some(failing_token), ..config.with_environment()? };
+    Engine::load(py, path, runner_config, config, None)
+}
+
+/// An engine whose device is lost in the first step that computes `losing_token`.
+#[pyfunction]
+pub fn losing_engine(
+    py: Python<'_>,
+    path: PathBuf,
+    config: &EngineConfig,
+    losing_token: u32,
+) -> Result<Engine, Error> {
+    let runner_config = RunnerConfig { losing_token: Some(losing_token), ..config.with_environment()? };
     Engine::load(py, path, runner_config, config, None)
 }
 

@@ -64,6 +64,9 @@ pub struct EngineConfig {
     /// A step that computes this token fails.
     #[cfg(feature = "testing")]
     pub failing_token: Option<u32>,
+    /// A step that computes this token loses the device.
+    #[cfg(feature = "testing")]
+    pub losing_token: Option<u32>,
 }
 
 impl EngineConfig {
@@ -114,8 +117,7 @@ impl EngineConfig {
 
     pub(crate) fn threads(&self) -> usize {
         self.threads.unwrap_or_else(|| {
-            let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-            available.min(MAX_THREADS)
+            default_threads(std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
         })
     }
 
@@ -143,6 +145,11 @@ impl EngineConfig {
     pub(crate) fn memory_ratio(&self) -> f64 {
         self.memory_ratio.unwrap_or(DEFAULT_MEMORY_RATIO)
     }
+}
+
+/// The number of compute threads with this many CPUs.
+fn default_threads(num_cpus: usize) -> usize {
+    num_cpus.min(MAX_THREADS)
 }
 
 /// Checks that a value is from `least` to `most`, if it is set.
@@ -185,6 +192,12 @@ mod tests {
         assert!(config.check().is_ok());
         change(&mut config);
         assert_eq!(config.check().expect_err("invalid").to_string(), message);
+    }
+
+    #[test]
+    fn default_threads_are_the_cpus_up_to_the_limit() {
+        assert_eq!([1, MAX_THREADS, MAX_THREADS + 1].map(default_threads), [1, MAX_THREADS, MAX_THREADS]);
+        assert!(check_threads("threads", Some(default_threads(4096))).is_ok());
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub(crate) fn open<B: Backend>(
     };
     #[cfg(feature = "testing")]
     {
-        runner.failing_token = config.failing_token;
+        (runner.failing_token, runner.losing_token) = (config.failing_token, config.losing_token);
     }
     Ok(Opened { runner, limits, info })
 }

@@ -38,6 +38,9 @@ pub(crate) struct Runner<B: Backend> {
     /// See [`crate::EngineConfig::failing_token`].
     #[cfg(feature = "testing")]
     pub(crate) failing_token: Option<u32>,
+    /// See [`crate::EngineConfig::losing_token`].
+    #[cfg(feature = "testing")]
+    pub(crate) losing_token: Option<u32>,
 }
 
 /// A step that was launched and is not finished.
@@ -89,6 +92,8 @@ impl<B: Backend> Runner<B> {
             spec: *spec,
             #[cfg(feature = "testing")]
             failing_token: None,
+            #[cfg(feature = "testing")]
+            losing_token: None,
             backend,
             decoder,
         })
@@ -159,9 +164,7 @@ impl<B: Backend> Runner<B> {
         inputs::build(&self.decoder, plan, self.spec.block_size, &mut self.inputs);
         flight.rows.find(plan, &self.slots, &mut self.inputs.output_rows);
         #[cfg(feature = "testing")]
-        if let Some(token) = self.failing_token {
-            self.fail_on(token, plan);
-        }
+        self.fail_on_chosen_tokens(plan)?;
         let depends_on_host = plan.rows.iter().any(|row| {
             row.follows_sample && row.sample.is_some() && self.slots[row.slot as usize].needs_host()
         });
@@ -209,12 +212,21 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
-    /// Panics if a row of the plan computes `token`.
+    /// Panics or loses the device if a row of the plan computes the token that was set for it.
     #[cfg(feature = "testing")]
-    fn fail_on(&self, token: u32, plan: &StepPlan) {
-        let follows = |slot: u32| self.slots[slot as usize].last_token() == Some(token);
-        let follows = plan.rows.iter().any(|row| row.follows_sample && follows(row.slot));
-        assert!(!follows && !self.inputs.tokens.contains(&token), "token {token} was to fail its step");
+    fn fail_on_chosen_tokens(&self, plan: &StepPlan) -> Result<(), DeviceError> {
+        let follows = |token: u32| {
+            let is_last = |slot: u32| self.slots[slot as usize].last_token() == Some(token);
+            plan.rows.iter().any(|row| row.follows_sample && is_last(row.slot))
+        };
+        let is_computed = |token: &u32| follows(*token) || self.inputs.tokens.contains(token);
+        if let Some(token) = self.failing_token.filter(is_computed) {
+            panic!("token {token} was to fail its step");
+        }
+        match self.losing_token.filter(is_computed) {
+            Some(token) => Err(DeviceError::Lost(format!("token {token} was to lose the device"))),
+            None => Ok(()),
+        }
     }
 
     /// Starts computing the masks of the slots that sample a token.

@@ -150,3 +150,48 @@ impl Sequence {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_types::Sampling;
+
+    use super::*;
+    use crate::message::Outbox;
+    use crate::port::{Port, Ringer};
+    use crate::prefix_cache::{Chain, Namespace};
+    use crate::request::{Event, Request, RequestId, Token};
+    use crate::result_queue::{Reader, result_queue};
+    use crate::sequence::{Arrival, SchedulingKey};
+
+    /// A sequence whose result queue of four events is full, and the reader.
+    fn blocked() -> (Sequence, Reader) {
+        let port = Port::with_condvar();
+        let (writer, reader) = result_queue(4);
+        let mut outbox = Outbox::new(writer, port.bell());
+        outbox.queue_mut().admit();
+        (1..4).for_each(|id| outbox.queue_mut().push_token(Token::new(id, 0.0)));
+        let arrival = Arrival {
+            id: RequestId(1),
+            key: SchedulingKey { priority: 0, arrival: 0 },
+            request: Arc::new(Request::new(vec![1], 8, Sampling::default())),
+            port: Ringer::default().connect(outbox.bell()),
+            outbox,
+            max_new_tokens: 8,
+            max_kv_tokens: 8,
+            chain: Chain::new(Namespace { salt: None }, 0, 0),
+        };
+        (Sequence::new(arrival, 0, Instant::now()), reader)
+    }
+
+    #[test]
+    fn sequence_stays_blocked_if_its_consumer_reads_after_the_first_look() {
+        for (num_read, is_paused) in [(1, true), (2, false)] {
+            let (mut sequence, mut reader) = blocked();
+            assert_eq!(sequence.num_schedulable(), 0);
+            assert_eq!(reader.pop(), Some(Event::Admitted));
+            (1..num_read).for_each(|id| assert_eq!(reader.pop(), Some(Event::Token(Token::new(id, 0.0)))));
+            assert!(sequence.is_blocked(), "or it would neither be scheduled nor wake the engine");
+            assert_eq!(sequence.try_pause(), is_paused, "{num_read} events are read");
+        }
+    }
+}

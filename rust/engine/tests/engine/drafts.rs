@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_engine::{FinishReason, Limits, PreemptionMode, Request};
+use penstock_engine::{FinishReason, Limits, LogitsProcessor, PreemptionMode, Request};
 
 use crate::harness::{Client, Harness, caching, check_output, limits, read};
 use crate::oracle::{Rails, expected_output, request};
@@ -18,6 +18,16 @@ fn repetitive(num_prompt: usize, max_tokens: usize) -> Request {
 
 fn guided(request: Request) -> Request {
     Request { grammar: Some(Arc::new(Rails)), ..request }
+}
+
+/// Leaves the logits as they are.
+#[derive(Debug)]
+struct Unchanged;
+
+impl LogitsProcessor for Unchanged {
+    fn process(&self, _: &[u32], _: &[u32], _: &mut [f32]) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// The number of steps of a request.
@@ -57,6 +67,17 @@ fn forced_tokens_are_drafted_without_speculation_too() {
         let stats = harness.stats();
         assert!(stats.accepted_tokens > 20 && stats.steps < 36, "{stats:?}");
         assert!(harness.device.num_rejected_drafts > 0, "forced tokens may be wrong");
+    }
+}
+
+#[test]
+fn request_with_logits_processors_has_no_drafts() {
+    for request in [repetitive(4, 56), guided(repetitive(4, 56))] {
+        let mut harness = Harness::new(speculating());
+        let mut client = harness.start(Request { processors: vec![Arc::new(Unchanged)], ..request });
+        harness.run();
+        check_output(&mut client, &harness.limits);
+        assert_eq!((harness.stats().drafted_tokens, harness.stats().steps), (0, 56));
     }
 }
 
