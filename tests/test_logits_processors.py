@@ -103,13 +103,13 @@ def fail(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
 
 FAILURES: dict[str, Any] = {
     "LookupError: not today": fail,
-    r"ndarray of shape \[3\] is not a float32 array of shape \[512\]": lambda *_: np.zeros(3, dtype=np.float32),
+    r"ndarray of shape \[3\] is not a float32 array of": lambda *_: np.zeros(3, dtype=np.float32),
     r"ndarray of shape \[1, 512\]": lambda *_: np.zeros((1, 512), dtype=np.float32),
     "ndarray is not a float32 array on the CPU": lambda *_: np.zeros(512),
     r"str is not a float32 array of shape \[512\]": lambda *_: "logits",
     "the logit of token 0 is NaN": lambda *_: np.full(512, np.nan, dtype=np.float32),
     "the logit of token 0 is inf": lambda *_: np.full(512, np.inf, dtype=np.float32),
-    "no token is left to choose from: logits_processors": lambda *_: np.full(512, -np.inf, dtype=np.float32),
+    "no token is left to sample: logits_processors": lambda *_: np.full(512, -np.inf, dtype=np.float32),
     "positional argument": lambda: None,
 }
 

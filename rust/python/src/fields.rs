@@ -104,7 +104,7 @@ impl Field {
         let text = value.cast::<PyString>().map_err(|_| self.refuse(value, "a string"))?;
         text.to_str()
             .map(str::to_owned)
-            .map_err(|_| self.refuse(value, "valid Unicode (it holds a lone surrogate)"))
+            .map_err(|_| self.refuse(value, "valid Unicode (it contains a lone surrogate)"))
     }
 
     /// Non-empty text of at most `most` characters.

@@ -227,7 +227,7 @@ impl LogitsRows {
             // A failure after a token is reported with the next row, as it would be without drafts.
             let failure = match is_current {
                 true => slot.failure().filter(|_| num_tokens == 0).cloned(),
-                false => (!is_complete).then(|| "no token is left to choose from".to_owned()),
+                false => (!is_complete).then(|| "no token is left to sample".to_owned()),
             };
             if failure.is_some() {
                 output.positions.truncate(first_position);

@@ -118,7 +118,7 @@ pub(crate) fn reserve<B: Backend>(
 fn out_of_memory(error: &dyn Display, suggestions: &[String]) -> LaunchError {
     let fitting = match suggestions {
         [] => "no other max_model_len, dtype or memory_ratio alone would fit".to_owned(),
-        _ => format!("what fits: {}", suggestions.join(", or ")),
+        _ => format!("settings that fit: {}", suggestions.join(", or ")),
     };
     LaunchError::OutOfMemory(format!("{error}; {fitting}"))
 }
@@ -224,7 +224,7 @@ mod tests {
             for available in (100_000..1_500_000).step_by(1_117) {
                 let Err(error) = resolve(&backend, &config, available) else { continue };
                 let error = error.to_string();
-                let Some((_, suggestions)) = error.split_once("; what fits: ") else {
+                let Some((_, suggestions)) = error.split_once("; settings that fit: ") else {
                     assert!(error.ends_with(" alone would fit"), "{error}");
                     continue;
                 };

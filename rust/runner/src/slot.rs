@@ -226,10 +226,10 @@ impl Slot {
         let causes: Vec<&str> = causes.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| *name).collect();
         let verb = if causes.len() == 1 { "excludes" } else { "exclude" };
         let cause = match causes.is_empty() {
-            true => "the model gives none of them a finite logit".into(),
-            false => format!("{} {verb} all of them", causes.join(", ")),
+            true => "the model returned no finite logit".into(),
+            false => format!("{} {verb} every token", causes.join(", ")),
         };
-        self.fail(format!("no token is left to choose from: {cause}"));
+        self.fail(format!("no token is left to sample: {cause}"));
     }
 
     fn is_ended_by(&self, token: u32) -> bool {
@@ -283,16 +283,16 @@ mod tests {
         };
         assert_eq!(
             failure(Sampling::default()),
-            "no token is left to choose from: the model gives none of them a finite logit"
+            "no token is left to sample: the model returned no finite logit"
         );
         assert_eq!(
             failure(Sampling { logit_bias: vec![(1, f32::MIN)], ..Sampling::default() }),
-            "no token is left to choose from: logit_bias excludes all of them"
+            "no token is left to sample: logit_bias excludes every token"
         );
         let penalties = Sampling { repetition_penalty: 2.0, presence_penalty: 1.0, ..Sampling::default() };
         assert_eq!(
             failure(penalties),
-            "no token is left to choose from: repetition_penalty, presence_penalty exclude all of them"
+            "no token is left to sample: repetition_penalty, presence_penalty exclude every token"
         );
     }
 }

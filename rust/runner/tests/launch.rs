@@ -88,7 +88,7 @@ fn length_that_does_not_fit_is_an_error_default_is_reduced() {
         error.to_string(),
         format!(
             "a sequence of max_model_len=256 tokens needs a KV cache of {} bytes, but it has {}; \
-             what fits: max_model_len=80",
+             settings that fit: max_model_len=80",
             16 * BLOCK,
             5 * BLOCK,
         )
@@ -99,7 +99,7 @@ fn length_that_does_not_fit_is_an_error_default_is_reduced() {
 
     let almost = EngineConfig { kv_cache_bytes: Some(8 * BLOCK), max_model_len: Some(LONGEST), ..config() };
     let error = model.launch(&almost).err().unwrap().to_string();
-    assert!(error.ends_with("what fits: max_model_len=128, or dtype=float16"), "{error}");
+    assert!(error.ends_with("settings that fit: max_model_len=128, or dtype=float16"), "{error}");
 }
 
 /// The bytes that an error names as remaining.
@@ -122,7 +122,7 @@ fn size_beyond_the_memory_error_names_the_remaining_bytes() {
     assert!(remaining(&host) > 0, "{host}");
     let weights = error(EngineConfig { memory_ratio: Some(1e-9), ..config() });
     assert!(weights.starts_with("weights ("), "{weights}");
-    let ratio = weights.rsplit("what fits: memory_ratio=").next().unwrap();
+    let ratio = weights.rsplit("settings that fit: memory_ratio=").next().unwrap();
     assert!((0.01..=1.0).contains(&ratio.parse::<f64>().unwrap()), "{weights}");
 }
 

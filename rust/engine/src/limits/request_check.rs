@@ -21,7 +21,9 @@ pub enum InvalidRequest {
     #[error("prompt is empty; it needs at least one token")]
     EmptyPrompt,
     /// A token id outside the vocabulary.
-    #[error("prompt holds token id {token} at position {position}; the vocabulary has {vocabulary_size} ids")]
+    #[error(
+        "prompt contains token id {token} at position {position}; the vocabulary has {vocabulary_size} ids"
+    )]
     UnknownToken {
         /// The id.
         token: u32,
@@ -222,7 +224,7 @@ mod tests {
         );
         check(
             |r| r.prompt = [1, 1, 1, 100].into(),
-            "prompt holds token id 100 at position 3; the vocabulary has 100 ids",
+            "prompt contains token id 100 at position 3; the vocabulary has 100 ids",
         );
         check(
             |r| r.max_tokens = 0,

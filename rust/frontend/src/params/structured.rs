@@ -95,13 +95,14 @@ const MAX_KEYS: usize = 64;
 /// Refuses keys that are not known: they would have no effect.
 fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Read<(), V> {
     if map.map_len().map_err(ReadError::Raised)? > MAX_KEYS {
-        return Err(field.refuse(map, format!("one of at most {MAX_KEYS} keys")));
+        return Err(field.refuse(map, format!("a mapping of at most {MAX_KEYS} keys")));
     }
     for (key, _) in map.entries().map_err(ReadError::Raised)? {
         let text = word(&Some(key.clone()))?;
         if !text.is_some_and(|text| known.contains(&text.as_str())) {
             let known: Vec<_> = known.iter().map(|key| format!("'{key}'")).collect();
-            let limit = format!("one without {}: its keys are {}", key.quote(), known.join(", "));
+            let limit =
+                format!("a mapping without the key {}; the known keys are {}", key.quote(), known.join(", "));
             return Err(field.refuse(map, limit));
         }
     }
@@ -110,7 +111,7 @@ fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Read<(), V> {
 
 /// The schema is the value of `schema` in `json_schema`, or `json_schema` itself.
 fn read_schema<V: Value>(field: Field, format: &V) -> Read<Json, V> {
-    let limit = "one with a schema in 'json_schema', as its value or as its 'schema'";
+    let limit = "a mapping with a schema in 'json_schema', as its value or as its 'schema'";
     let refuse = || field.refuse(format, limit);
     let holder =
         get(format, "json_schema")?.filter(|holder| holder.kind() == Kind::Map).ok_or_else(refuse)?;
@@ -134,7 +135,7 @@ fn is_strict<V: Value>(field: Field, holder: &V) -> Read<bool, V> {
     match get(holder, "strict")?.map(|strict| strict.kind()) {
         None | Some(Kind::Null) => Ok(false),
         Some(Kind::Bool(strict)) => Ok(strict),
-        Some(_) => Err(field.refuse(holder, "one whose 'strict' is True or False")),
+        Some(_) => Err(field.refuse(holder, "a mapping whose 'strict' is True or False")),
     }
 }
 

@@ -22,7 +22,8 @@ use dlpack::CPU;
 /// Maximum number of dimensions, which is that of the buffer protocol.
 const MAX_DIMENSIONS: usize = 64;
 
-/// See `_core.pyi`. Copies share their values.
+/// An array of float32 numbers in C order, which other libraries can read without a copy.
+/// `numpy.asarray(tensor)`, `torch.from_dlpack(tensor)` and `memoryview(tensor)` share its memory.
 #[pyclass(frozen, eq, module = "penstock", from_py_object)]
 #[derive(Clone, Debug)]
 pub struct Tensor {

@@ -54,7 +54,7 @@ fn failing_grammar_ends_only_its_request_and_frees_its_slot() {
         (Fault::Mask(0), 0, "the grammar failed: no mask"),
         (Fault::Mask(5), 5, "the grammar failed: no mask"),
         (Fault::MaskPanics(6), 6, "the grammar panicked: mask panics"),
-        (Fault::Nothing(6), 6, "no token is left to choose from: the grammar excludes all of them"),
+        (Fault::Nothing(6), 6, "no token is left to sample: the grammar excludes every token"),
         (Fault::Accept(4), 5, "the grammar failed: not accepted"),
         (Fault::ForcedPanics(9), 9, "the grammar panicked: forced panics"),
     ] {
@@ -108,7 +108,7 @@ fn no_candidates_error_lists_every_filter_in_use() {
     assert_eq!(
         failed.failure.as_deref(),
         Some(
-            "no token is left to choose from: no_repeat_ngram_size, bad_token_ids, allowed_token_ids exclude all of them"
+            "no token is left to sample: no_repeat_ngram_size, bad_token_ids, allowed_token_ids exclude every token"
         )
     );
 }
