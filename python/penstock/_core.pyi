@@ -885,11 +885,10 @@ class SamplingParams:
 class Tensor:
     """An array of float32 numbers in C order, which other libraries can read without a copy.
 
-        numpy.asarray(tensor)    torch.from_dlpack(tensor)    memoryview(tensor)
-
-    Each of these objects keeps the memory alive. The tensors of a result are read-only; the tensor passed to
-    a logits processor is writable, and its values are read when the processor returns. `repr` shows the shape
-    only. Two tensors are equal if their shapes and the bits of their values are equal.
+    `numpy.asarray(tensor)`, `torch.from_dlpack(tensor)` and `memoryview(tensor)` share its memory and keep it
+    alive. The tensors of a result are read-only; the tensor passed to a logits processor is writable, and its
+    values are read when the processor returns. `repr` shows the shape only. Two tensors are equal if their
+    shapes and the bits of their values are equal.
     """
 
     def __new__(cls, *, shape: tuple[int, ...], data: bytes) -> Tensor:

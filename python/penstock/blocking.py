@@ -21,7 +21,9 @@ __all__ = ["Blocking"]
 
 
 class Blocking:
-    """The methods of `Engine` without `await`, for any number of threads. Ctrl-C interrupts every wait.
+    """`engine.blocking`: the methods of `Engine` without `await`, for any number of threads.
+
+    Ctrl-C interrupts every wait, in the main thread.
 
     Do not use it in a thread that runs an event loop: it blocks the loop.
     """

@@ -122,7 +122,7 @@ class Engine:
         await self.aclose()
 
     def close(self) -> None:
-        """The same as `aclose`, without an event loop."""
+        """The same as `aclose`, without an event loop: blocks the calling thread."""
         self.blocking.close()
 
     def __enter__(self) -> Self:
@@ -167,9 +167,9 @@ class Engine:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> Stream:
-        """`async with engine.stream(...) as request`: `start_request`, cancelled when the block is left.
+        """`async with engine.stream(...) as request`: start a request, and cancel it when the block is left.
 
-        Takes the same arguments and raises the same errors as `start_request`.
+        Takes the arguments of `start_request`; entering the block raises the same errors.
         """
         return Stream(partial(self.start_request, prompt, params, **options))
 

@@ -211,7 +211,15 @@ class _Stream(Generic[SomeRequest]):
 
 
 class Stream(_Stream[Request]):
-    """`async with engine.stream(...) as request`."""
+    """The return value of `Engine.stream`, an async context manager.
+
+        async with engine.stream("Why is the sky blue?") as request:
+            async for chunk in request:
+                print(chunk.text, end="", flush=True)
+
+    Entering it starts the request, raises the errors of `Engine.start_request`, and returns the `Request`.
+    Leaving it cancels the request if it has not finished.
+    """
 
     def __init__(self, start: Callable[[], Awaitable[Request]]) -> None:
         self._start = start
@@ -236,7 +244,7 @@ class Stream(_Stream[Request]):
 
 
 class BlockingStream(_Stream[BlockingRequest]):
-    """`with engine.blocking.stream(...) as request`."""
+    """The return value of `Blocking.stream`, a context manager. The same as `Stream`, without `await`."""
 
     def __init__(self, start: Callable[[], BlockingRequest]) -> None:
         self._start = start
