@@ -1,6 +1,6 @@
-//! The engine thread: an [`EngineCore`], a mailbox to wait at, an executor to submit to, and what happens when it ends.
+//! The engine thread: runs an [`EngineCore`] with a mailbox and an executor, and handles the end of the engine.
 //!
-//! It waits nowhere else, takes no lock, and is the only part of the engine that reads the clock.
+//! The thread waits only for the mailbox, takes no lock, and is the only part of the engine that reads the clock.
 
 use std::any::Any;
 use std::io;
@@ -44,7 +44,7 @@ fn run(mut core: EngineCore, mailbox: &Mailbox, executor: &mut dyn Executor) {
     }
 }
 
-/// Runs the loop so that no panic leaves the thread and no caller waits for ever.
+/// Runs the loop so that no panic leaves the thread and no caller waits forever.
 fn run_thread(core: EngineCore, mailbox: Mailbox, mut executor: Box<dyn Executor>) {
     // Unwinding drops `core`, and with it every outbox: each open request ends as stopped. The rest is only dropped, so
     // broken invariants do not matter.

@@ -4,8 +4,8 @@
 //! the attention flag and then tries to send a nudge. If the mailbox is full no nudge is needed, because the engine is
 //! about to take a message out of it and looks at the attention flag after every message it takes.
 //!
-//! Nor does it lose a start: the channel would keep a message that is sent while the engine ends, so the engine closes
-//! the gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
+//! A start is not lost either: the channel would keep a message that is sent while the engine ends, so the engine
+//! closes the gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -71,8 +71,8 @@ impl Gate {
         self.cause.get().cloned().expect("a gate closes with a cause; this is a bug")
     }
 
-    /// Closes it for ever. True for the first call, whose cause is kept. Afterwards the mailbox contains every message
-    /// whose sender was not told that it came too late.
+    /// Closes it permanently. True for the first call, whose cause is kept. Afterwards the mailbox contains every
+    /// message whose sender was not told that it came too late.
     pub fn close(&self, cause: StopCause) -> bool {
         let _ = self.cause.set(cause); // the first cause stays
         // Release: a thread that sees the gate closed sees the cause. The rest is ordered by the fence.

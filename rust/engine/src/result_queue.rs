@@ -192,7 +192,7 @@ impl Drop for Writer {
 }
 
 impl Reader {
-    /// The next event, if there is one; `None` for ever after the last. If the engine has crashed, the last event is
+    /// The next event, if there is one; always `None` after the last. If the engine has crashed, the last event is
     /// made here: `Rejected` for a request that was not admitted, `Finished` for an open one.
     pub fn pop(&mut self) -> Option<Event> {
         if self.is_ended {

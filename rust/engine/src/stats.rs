@@ -1,4 +1,4 @@
-//! The numbers that describe what the engine is doing. Any thread may read them at any time.
+//! Counters and gauges of the engine. Any thread may read them at any time.
 //!
 //! Each number is one entry of the table below. [`Stats`], its [entries](Stats::entries) and the [`SharedStats`] follow
 //! from the table: a new counter is an entry and the statement that increments it.

@@ -202,14 +202,14 @@ impl Engine {
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
         logs::listen(py)?;
-        let mut watcher = LoadProgress { progress, called: None, raised: None };
+        let mut loading = LoadProgress { progress, called: None, raised: None };
         let opened = detach(py, || {
             let checkpoint = Checkpoint::open(&path)?;
             let tokenizer = match &config.tokenizer {
                 Some(path) => read_tokenizer(Path::new(path))?,
                 None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
             };
-            let mut report = |done, total| watcher.report(done, total);
+            let mut report = |done, total| loading.report(done, total);
             let (engine, info) = penstock_runner::launch(&checkpoint, &runner_config, &mut report)?;
             let templates = checkpoint.chat_templates();
             let frontend = Frontend {
@@ -228,7 +228,7 @@ impl Engine {
                 profile: info.profile,
             })
         })?;
-        match watcher.raised {
+        match loading.raised {
             Some(raised) => Err(Error::Python(raised)),
             None => opened,
         }

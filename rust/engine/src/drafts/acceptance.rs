@@ -1,8 +1,8 @@
-//! How many drafts a sequence verifies per step.
+//! The number of drafts that a sequence verifies per step.
 //!
-//! *Cost.* A step reads all weights once, however many rows it computes, and each row adds its arithmetic. In units of a step
-//! of one row, a step of `n` rows takes about `1 + ROW_COST * (n - 1)`, and a draft is one more row. In addition, the
-//! plans of a drafting sequence cannot be made in advance, which costs every sequence `WAIT_COST`.
+//! *Cost.* A step reads all weights once, however many rows it computes, and each row adds its arithmetic. In units of
+//! a step of one row, a step of `n` rows takes about `1 + ROW_COST * (n - 1)`, and a draft is one more row. In
+//! addition, the plans of a drafting sequence cannot be made in advance, which costs every sequence `WAIT_COST`.
 //!
 //! *Benefit.* If each draft is accepted with probability `p`, provided that those before it were, `d` drafts yield
 //! `p + p^2 + ... + p^d` more tokens.
@@ -17,8 +17,8 @@
 //! above 70, because there the arithmetic is most of the step's cost. So drafting does not slow down the streams that
 //! do not draft.
 //!
-//! `p` is an average over the latest predictions, whether or not they were drafted: the next token judges them all. So
-//! bad predictions cost next to nothing.
+//! `p` is an average over the latest predictions, whether or not they were drafted: each is compared with the next
+//! token. So bad predictions cost almost nothing.
 
 /// Measured on a CPU, where it matters most: steps of eight rows took 1.6 times as long as steps of one.
 const ROW_COST: f32 = 0.1;

@@ -1,4 +1,4 @@
-//! The allocation of the KV cache: which blocks hold which tokens. Block ids only; the bytes are in the executor.
+//! The allocation of the KV cache: assigns blocks to tokens. It handles block ids only; the executor has the bytes.
 //!
 //! ```text
 //!              ┌────────────── free (not published) ───────────────────┐
@@ -13,13 +13,13 @@
 //!
 //! Free and cached blocks are available. Some of them are reserved for sequences that are still to grow. `block_pool`
 //! counts blocks, the [prefix cache](crate::prefix_cache) knows their contents, `host_pool` counts the blocks of the
-//! host tier. [`KvCacheManager`] combines the three and is what the scheduler calls. Its interface is in tokens: how
-//! many blocks hold them, and which of them a sequence still needs, is decided here.
+//! host tier. The scheduler calls [`KvCacheManager`], which combines the three. Its interface is in tokens; it decides
+//! how many blocks hold them and which of the blocks a sequence still needs.
 //!
 //! **Plans run in the order they are submitted, and the copies of a plan run before its rows.** Every decision here may
-//! rely on earlier plans having run and on earlier copies having been made: a freed block may be allocated again at once
-//! although a step in flight still reads or writes it, and a block may be evicted, saved and filled by another sequence
-//! in one plan. Only the output of a plan is not known before its step is done: blocks are published then.
+//! rely on earlier plans having run and on earlier copies having been made: a freed block may be allocated again at
+//! once although a step in flight still reads or writes it, and a block may be evicted, saved and filled by another
+//! sequence in one plan. Only the output of a plan is not known before its step is done: blocks are published then.
 
 mod block_pool;
 mod block_table;

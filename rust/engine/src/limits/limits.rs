@@ -1,4 +1,4 @@
-//! [`Limits`]: their values, their validation, and what a request needs of them.
+//! [`Limits`]: their values, their validation, and the needs of a request.
 
 use std::time::Duration;
 

@@ -15,8 +15,8 @@
 //! used block of a list is a leaf; and the expired blocks are the least recently used. Eviction, expiry and the move to
 //! the host take from the old end of a list and never search.
 //!
-//! It knows contents only. Which blocks are free and how many tables contain a block is the business of
-//! [`kv_cache`](crate::kv_cache).
+//! This module knows contents only. [`kv_cache`](crate::kv_cache) keeps track of free blocks and of the tables that
+//! contain a block.
 
 mod cache;
 mod chain;

@@ -1,4 +1,4 @@
-//! How the `max_num_batched_tokens` of a step are distributed among the pending tokens of the running sequences:
+//! Distribution of the `max_num_batched_tokens` of a step among the pending tokens of the running sequences:
 //!
 //! 1. Every sequence with a single pending token gets it. There are at most `max_num_seqs` of them, which the limits keep
 //!    within the budget: a decoding sequence advances in every step, whatever prompts arrive.
@@ -7,7 +7,7 @@
 //! 3. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one, and the
 //!    average time to the first token is least. What they leave goes to the first.
 //!
-//! The budget that is left then is used for draft tokens; see `rows`.
+//! Draft tokens use the remaining budget; see `rows`.
 
 use super::slots::Slots;
 

@@ -8,7 +8,7 @@
 //! before its row in flight is done. While a sequence drafts, plans are made one at a time, for all sequences. If only
 //! the drafting sequences waited, the steps would alternate between all sequences and the others. A step of `n - k`
 //! rows takes about as long as one of `n`, since both read all weights. So `k` drafting sequences would advance in
-//! every second step only and lose half their speed, which is what drafts are for; and if all sequences draft, the
+//! every second step only and lose half their speed; and if all sequences draft, the
 //! steps fall apart into two halves, each as long as one of all. Planning one at a time costs the engine's part of a
 //! step: about a twentieth of a step of one row, less of larger ones. `drafts::acceptance` counts it among the costs of
 //! a draft (`WAIT_COST`).

@@ -1,4 +1,4 @@
-//! [`Scheduler`]: what the engine core calls.
+//! [`Scheduler`]: the interface of the scheduler to the engine core.
 
 use std::time::Instant;
 

@@ -129,7 +129,7 @@ impl Slots {
         self.num_paused -= 1;
     }
 
-    /// Tells a plan with rows which slots were freed since the last one, but for those it has new sequences for.
+    /// Tells a plan with rows which slots were freed since the last one, except those with new sequences.
     pub(super) fn report_freed(&mut self, plan: &mut StepPlan) {
         let is_new = |slot: &u32| plan.new_sequences.iter().any(|new| new.slot == *slot);
         plan.freed_slots.extend(self.freed.drain(..).filter(|slot| !is_new(slot)));

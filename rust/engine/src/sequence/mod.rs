@@ -1,4 +1,4 @@
-//! A request inside the engine: its tokens, how far they are computed, and where its events go.
+//! A request inside the engine: its tokens, the number of computed ones, and the outbox for its events.
 //!
 //! There are no prefill and decode phases. A sequence has tokens, and its computed tokens catch up with them:
 //!

@@ -1,4 +1,4 @@
-//! How much of a sequence the next step may compute, and its row in the plan.
+//! The part of a sequence that the next step may compute, and its row in the plan.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,9 +34,9 @@ impl Sequence {
         silent_end - start
     }
 
-    /// Whether a sequence of which no token is schedulable can only proceed once its consumer reads: tokens are pending,
-    /// and no events are in flight. Does not look at the result queue again, because the consumer may have read since
-    /// [`num_schedulable`](Self::num_schedulable); then [`try_pause`](Self::try_pause) notices.
+    /// Whether a sequence of which no token is schedulable can only proceed once its consumer reads: tokens are
+    /// pending, and no events are in flight. Does not look at the result queue again, because the consumer may have
+    /// read since [`num_schedulable`](Self::num_schedulable); then [`try_pause`](Self::try_pause) notices.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.is_paused && !self.is_all_planned() && self.num_events_in_flight() == 0
     }
