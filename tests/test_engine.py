@@ -103,6 +103,21 @@ async def test_closed_engine_cancels_open_requests(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
+async def test_close_starts_no_thread(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    engine = make_engine(tiny_model)
+    engine.blocking.start()
+    request = await engine.start_request(PROMPT, LONG)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    await engine.aclose()
+    assert not engine._session.native.is_running
+    assert (await request.result()).finish_reason == "cancelled"
+
+
+@pytest.mark.anyio
 async def test_close_cannot_be_cancelled(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     await engine.start()

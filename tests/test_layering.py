@@ -33,6 +33,7 @@ MAY_BE_UNSAFE = (
     "kernels/src/",
     "engine/src/result_queue",
     "engine/src/port",
+    "engine/src/process.rs",
     "checkpoint/src/mapped.rs",
     "python/src/tensor/",
 )

@@ -237,6 +237,20 @@ def test_interpreter_exits_though_a_processor_never_returns(tiny_model: Path) ->
     assert process.returncode is not None
 
 
+def test_ctrl_c_interrupts_close(tiny_model: Path) -> None:
+    close = """
+threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+try:
+    engine.close()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+os._exit(0)
+"""
+    with start_python(STUCK + close, tiny_model) as process:
+        output, errors = process.communicate(timeout=60)
+    assert output == b"interrupted\n", errors.decode()
+
+
 def test_fork_during_a_processor_call_exits_at_once(tiny_model: Path) -> None:
     fork = """
 child = os.fork()

@@ -1854,15 +1854,22 @@ class Engine:
         Raises `EngineStoppedError` if the engine is not running.
         """
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is the child of a fork, and the engine's threads are in the parent."""
+
+    def check_process(self) -> None:
+        """Raise `EngineStoppedError` if `is_forked`."""
+
     @staticmethod
     def check_may_wait() -> None:
         """Raise `RuntimeError` inside a logits processor, where waiting for the engine never ends."""
 
     def stop(self) -> None:
-        """Start a shutdown without waiting for it. Can be called repeatedly.
+        """Start a shutdown; never waits. Can be called repeatedly."""
 
-        Waits only if the operating system cannot start a thread for the shutdown.
-        """
+    def ring_at_end(self, port: Port) -> None:
+        """Make `port` readable once the engine's threads have ended; `shutdown` then does not wait."""
 
     def shutdown(self) -> None:
         """Cancel open requests and wait until the engine's threads have ended. Can be called repeatedly."""
@@ -1895,7 +1902,10 @@ class Port:
 
 @final
 class Request:
-    """A submitted request with all its choices. Dropping it cancels the request."""
+    """A submitted request with all its choices. Dropping it cancels the request.
+
+    In the child of a fork its methods raise `EngineStoppedError`, and dropping it has no effect.
+    """
 
     @property
     def id(self) -> int:
@@ -1910,6 +1920,10 @@ class Request:
         self,
     ) -> Literal["stop", "length", "cancelled", "interrupted", "error"] | None:
         """The reason of the first choice, or `error` if a choice failed; `None` until all have ended."""
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is the child of a fork, and the request belongs to the parent."""
 
     def is_admitted(self) -> bool:
         """Whether the engine has accepted or rejected the request."""

@@ -59,6 +59,7 @@ class Session:
         if self._is_closed:
             raise EngineStoppedError(_CLOSED)
         if self._native is not None:
+            self._native.check_process()
             return False
         if self._is_starting:
             message = "the engine is already being started by another task or thread"
@@ -86,13 +87,15 @@ class Session:
     def close(self) -> _core.Engine | None:
         """Mark the session as closed and tell the engine's threads to stop; returns the engine to wait for.
 
-        Never waits, so an interruption of the caller's wait leaves no thread running. Raises `RuntimeError`
-        in a logits processor, before any state has changed.
+        In the child of a fork there is nothing to stop: the threads are in the parent. Never waits, so an
+        interruption of the caller's wait leaves no thread running. Raises `RuntimeError` in a logits
+        processor, before any state has changed.
         """
         _core.Engine.check_may_wait()
         self._is_closed = True
-        if self._native is not None:
-            self._native.stop()
+        if self._native is None or self._native.is_forked:
+            return None
+        self._native.stop()
         return self._native
 
     # ---- the open engine
@@ -102,6 +105,7 @@ class Session:
         """The native engine, for queries; also after it was closed."""
         if self._native is None:
             raise EngineStoppedError(_CLOSED if self._is_closed else _NOT_OPEN)
+        self._native.check_process()
         return self._native
 
     def check_open(self) -> _core.Engine:
@@ -187,7 +191,16 @@ class Session:
         return self._chat_templates[template].render(messages, tools=tools)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "new" if self._native is None else "open"
+        is_open = self._native is not None and not self._native.is_forked
+        state = (
+            "closed"
+            if self._is_closed
+            else "open"
+            if is_open
+            else "new"
+            if self._native is None
+            else "forked"
+        )
         return f"<Engine {self.model!r} {state}>"
 
     def __del__(self) -> None:

@@ -46,9 +46,15 @@ class Blocking:
                 raise
 
     def close(self) -> None:
-        """Cancel open requests, stop the engine's threads and free the model; see `Engine.aclose`."""
+        """Cancel open requests, stop the engine's threads and free the model; see `Engine.aclose`.
+
+        Ctrl-C interrupts the wait; the threads end all the same.
+        """
         native = self._session.close()
         if native is not None:
+            port = Port(blocking=True)
+            native.ring_at_end(port)
+            port.wait()
             native.shutdown()
 
     def start_request(

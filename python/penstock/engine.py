@@ -12,6 +12,7 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from penstock import _attributes, _core, _hub
+from penstock._core import Port
 from penstock._pump import Pump
 from penstock._session import Session, should_offload
 from penstock.blocking import Blocking
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self, Unpack
 
-    from penstock._core import EngineConfig, ModelInfo, Port, ProfileRow, Result, SamplingParams, Score, Stats
+    from penstock._core import EngineConfig, ModelInfo, ProfileRow, Result, SamplingParams, Score, Stats
     from penstock._options import EngineOptions, Prompt, SamplingOptions
 
 __all__ = ["Engine"]
@@ -105,9 +106,11 @@ class Engine:
         """
         native = self._session.close()
         if native is not None:
-            # A separate limiter: worker threads that wait for this engine may have exhausted the default one.
+            port = Port()
+            native.ring_at_end(port)
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(native.shutdown, limiter=anyio.CapacityLimiter(1))
+                await anyio.wait_readable(port.fileno())
+            native.shutdown()
 
     async def __aenter__(self) -> Self:
         await self.start()

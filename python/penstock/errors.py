@@ -61,7 +61,7 @@ class OutOfMemoryError(PenstockError, MemoryError):
 
 
 class EngineStoppedError(PenstockError):
-    """The engine is not open, was closed, crashed (a bug), or lost its device."""
+    """The engine is not open, was closed or opened before a fork, crashed (a bug), or lost its device."""
 
 
 class RequestError(PenstockError):

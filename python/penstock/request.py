@@ -60,7 +60,7 @@ class _Request:
         self._native.cancel()
 
     def __repr__(self) -> str:
-        state = self.finish_reason or "open"
+        state = "forked" if self._native.is_forked else self.finish_reason or "open"
         return f"<{type(self).__name__} {self.id} {state}>"
 
     if not TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _Request:
     def __del__(self) -> None:
         """Cancel the request if it is unfinished: its output can no longer be read."""
         native = getattr(self, "_native", None)
-        if native is None or self._is_cancelled or native.has_ended():
+        if native is None or self._is_cancelled or native.is_forked or native.has_ended():
             return
         native.cancel()
         warnings.warn(

@@ -5,21 +5,28 @@
 use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use crate::ending::Ending;
 use crate::engine_core::EngineCore;
 use crate::executor::Executor;
 use crate::mailbox::{Gate, Mailbox};
 use crate::request::StopCause;
 
-/// Starts the thread. It ends, with the executor dropped, after a `Shutdown`, a lost device or a panic.
+/// Starts the thread. It ends after a `Shutdown`, a lost device or a panic, and completes `ending` when the executor is
+/// dropped.
 pub(crate) fn spawn(
     core: EngineCore,
     mailbox: Mailbox,
     executor: Box<dyn Executor>,
+    ending: Arc<Ending>,
 ) -> io::Result<JoinHandle<()>> {
-    thread::Builder::new().name("penstock-engine".into()).spawn(move || run_thread(core, mailbox, executor))
+    thread::Builder::new().name("penstock-engine".into()).spawn(move || {
+        run_thread(core, mailbox, executor);
+        ending.complete();
+    })
 }
 
 /// The loop: take messages, end cancelled requests, plan and submit, ring. An iteration is also due when a prefix

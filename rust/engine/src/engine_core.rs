@@ -165,7 +165,7 @@ impl EngineCore {
     }
 
     /// Ends the cancelled sequences and resumes those whose consumers have read, if the attention flag was raised since
-    /// the last call. Removes expired prefixes.
+    /// the last call; stops if the gate was closed. Removes expired prefixes.
     pub fn attend(&mut self, now: Instant) {
         if self.next_expiry().is_some_and(|expiry| expiry <= now) {
             self.scheduler.expire(now);
@@ -173,6 +173,9 @@ impl EngineCore {
         }
         if !self.attention.take() {
             return;
+        }
+        if !self.is_stopped && !self.gate.is_open() {
+            return self.stop(self.gate.cause(), now);
         }
         let mut cancelled = std::mem::take(&mut self.cancelled);
         self.scheduler.attend(&mut cancelled, now);

@@ -5,12 +5,14 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use penstock_types::FieldError;
 
 use crate::actor;
+use crate::ending::Ending;
 use crate::engine_core::EngineCore;
 use crate::executor::Executor;
 use crate::limits::{InvalidRequest, Limits};
@@ -18,11 +20,15 @@ use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{Outbox, Start};
 use crate::port::Port;
 use crate::prefix_cache::BlockHasher;
+use crate::process::Process;
 use crate::request::{Event, Request, RequestId, StopCause};
 use crate::result_queue::{CancelFlag, Reader, result_queue};
 use crate::stats::{SharedStats, Stats};
 
-/// A running engine. Clones are handles of the same engine, which shuts down when the last of them is dropped.
+/// A running engine. Clones are handles of the same engine, which closes when the last of them is dropped.
+///
+/// In the child of a fork a handle is without effect: the engine's threads are in the parent. Its methods report
+/// [`StopCause::Forked`] or do nothing, and dropping it touches nothing that the threads may have locked.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -33,6 +39,8 @@ struct Inner {
     stats: Arc<SharedStats>,
     letterbox: Letterbox,
     next_id: AtomicU64,
+    process: Process,
+    ending: Arc<Ending>,
     /// Joins the engine thread when first forced.
     joined: LazyLock<(), Box<dyn FnOnce() + Send>>,
 }
@@ -75,14 +83,25 @@ impl Engine {
         let hasher = BlockHasher::new(random_key());
         let gate = Arc::clone(letterbox.gate());
         let core = EngineCore::new(limits.clone(), hasher, letterbox.attention(), gate, Arc::clone(&stats));
-        let thread = actor::spawn(core, mailbox, make_executor(completions))?;
+        let ending = Arc::new(Ending::default());
+        let thread = actor::spawn(core, mailbox, make_executor(completions), Arc::clone(&ending))?;
         let join = move || {
             // The thread catches its own panics, so there is no error.
             let _ = thread.join();
         };
         let joined = LazyLock::new(Box::new(join) as Box<dyn FnOnce() + Send>);
         let next_id = AtomicU64::new(1);
-        Ok(Self { inner: Arc::new(Inner { limits, stats, letterbox, next_id, joined }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                limits,
+                stats,
+                letterbox,
+                next_id,
+                process: Process::current(),
+                ending,
+                joined,
+            }),
+        })
     }
 
     /// The limits it was started with.
@@ -97,12 +116,18 @@ impl Engine {
 
     /// Whether requests can still be started.
     pub fn is_running(&self) -> bool {
-        self.inner.letterbox.gate().is_open()
+        self.inner.process.is_current() && self.inner.letterbox.gate().is_open()
+    }
+
+    /// The process that has the engine's threads.
+    pub fn process(&self) -> Process {
+        self.inner.process
     }
 
     /// Why no requests can be started any more.
     pub fn stop_cause(&self) -> Option<StopCause> {
-        (!self.is_running()).then(|| self.inner.letterbox.gate().cause())
+        let gate = self.inner.letterbox.gate();
+        self.inner.process.check().err().or_else(|| (!gate.is_open()).then(|| gate.cause()))
     }
 
     /// Starts a request; never blocks. The first event of the consumer, on `port`, says whether it was admitted.
@@ -124,8 +149,8 @@ impl Engine {
     ) -> Result<Vec<Consumer>, StartError> {
         let inner = &*self.inner;
         requests.iter().try_for_each(|request| inner.limits.check(request))?;
-        if !self.is_running() {
-            return Err(StartError::Stopped(inner.letterbox.gate().cause()));
+        if let Some(cause) = self.stop_cause() {
+            return Err(StartError::Stopped(cause));
         }
         let (mut starts, mut readers) = (Vec::new(), Vec::new());
         for request in requests {
@@ -141,7 +166,7 @@ impl Engine {
         })?;
         let consumer = |(id, reader): (RequestId, Reader)| {
             let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());
-            Consumer { id, reader, cancelled, letterbox }
+            Consumer { id, reader, cancelled, letterbox, process: inner.process }
         };
         Ok(readers.into_iter().map(consumer).collect())
     }
@@ -149,28 +174,55 @@ impl Engine {
     /// Empties the prefix cache, for instance because the weights have changed: requests started after this returns
     /// reuse nothing that was computed before. Running requests keep their blocks. Waits for room in a full mailbox.
     pub fn reset_prefix_cache(&self) {
-        self.inner.letterbox.reset_prefix_cache();
+        if self.inner.process.is_current() {
+            self.inner.letterbox.reset_prefix_cache();
+        }
     }
 
-    /// Ends every open request as cancelled, and returns once the engine thread has ended and the executor is dropped.
-    /// May be called any number of times, from several threads at once; every call returns after the end.
+    /// Tells the engine to end every open request as cancelled and to stop, and does not wait for it.
+    pub fn close(&self) {
+        if self.inner.process.is_current() {
+            self.inner.close();
+        }
+    }
+
+    /// Rings the bell of `port` once the engine thread has ended, or at once if it has. Then `shutdown` does not wait.
+    pub fn ring_at_end(&self, port: &Port) {
+        if self.inner.process.is_current() {
+            self.inner.ending.notify(port.bell());
+        }
+    }
+
+    /// Closes the engine, and returns once the engine thread has ended and the executor is dropped. May be called any
+    /// number of times, from several threads at once; every call returns after the end.
     pub fn shutdown(&self) {
-        self.inner.shutdown();
+        self.close();
+        if self.inner.process.is_current() {
+            LazyLock::force(&self.inner.joined);
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if !self.inner.process.is_current() {
+            // One reference more than there are handles: the channel and the thread's handle are never dropped.
+            mem::forget(Arc::clone(&self.inner));
+        }
     }
 }
 
 impl Inner {
-    fn shutdown(&self) {
+    fn close(&self) {
         if self.letterbox.gate().close(StopCause::Closed) {
             self.letterbox.shutdown();
         }
-        LazyLock::force(&self.joined);
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.shutdown();
+        self.close();
     }
 }
 
@@ -192,6 +244,7 @@ pub struct Consumer {
     reader: Reader,
     cancelled: CancelFlag,
     letterbox: Letterbox,
+    process: Process,
 }
 
 impl Consumer {
@@ -215,9 +268,10 @@ impl Consumer {
         self.reader.is_ended()
     }
 
-    /// Cancels the request; never blocks, and has no effect when repeated. Events continue until `Finished`.
+    /// Cancels the request; never blocks, and has no effect when repeated or in the child of a fork. Events continue
+    /// until `Finished`.
     pub fn cancel(&self) {
-        if self.cancelled.set() {
+        if self.process.is_current() && self.cancelled.set() {
             self.letterbox.nudge();
         }
     }

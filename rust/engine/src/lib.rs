@@ -16,6 +16,7 @@
 
 mod actor;
 mod drafts;
+mod ending;
 mod engine_core;
 pub mod executor;
 mod handle;
@@ -25,6 +26,7 @@ mod mailbox;
 mod message;
 mod port;
 mod prefix_cache;
+mod process;
 pub mod request;
 mod result_queue;
 mod scheduler;
@@ -54,6 +56,7 @@ pub use limits::{InvalidRequest, Limits, PreemptionMode};
 pub use mailbox::Completions;
 pub use penstock_types::{BlockCopy, BlockId, HostBlockId, OutputScope, RequestedOutputs, Sampling};
 pub use port::Port;
+pub use process::Process;
 pub use request::{
     CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor, PromptPosition,
     Rejection, Request, RequestId, StopCause, Token, TokenDetails,

@@ -186,12 +186,14 @@ impl Letterbox {
         let _ = self.messages.try_send(Message::Nudge);
     }
 
-    /// May wait for room in the mailbox, which the engine thread makes without waiting for anything.
+    /// Stops the engine, whose gate has been closed. Never blocks.
     pub(crate) fn shutdown(&self) {
-        let _ = self.messages.send(Message::Shutdown); // an error says that it has stopped already
+        self.attention.raise();
+        // Full: the engine is about to see that the gate is closed. Disconnected: it has stopped already.
+        let _ = self.messages.try_send(Message::Shutdown);
     }
 
-    /// May wait for room, like `shutdown`.
+    /// May wait for room in the mailbox, which the engine thread makes without waiting for anything.
     pub(crate) fn reset_prefix_cache(&self) {
         let _ = self.messages.send(Message::ResetPrefixCache); // without an engine there is nothing to reset
     }

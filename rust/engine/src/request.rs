@@ -120,6 +120,9 @@ pub enum StopCause {
     /// The device is gone, for this reason.
     #[error("the device was lost: {0}; create a new engine")]
     DeviceLost(Arc<str>),
+    /// The handle was copied by a fork from this process, which has the engine's threads.
+    #[error("the engine was opened in process {0}, before a fork; open an engine in each process")]
+    Forked(u32),
 }
 
 /// Tokens found in the prefix cache, by tier.

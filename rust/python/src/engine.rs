@@ -34,7 +34,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Engine {
-    frontend: Frontend,
+    frontend: Arc<Frontend>,
     info: ModelInfo,
     chat_templates: BTreeMap<String, String>,
     special_tokens: SpecialTokens,
@@ -169,10 +169,19 @@ impl Engine {
 
     fn reset_prefix_cache(&self, py: Python<'_>) -> Result<(), Error> {
         if let Some(cause) = self.frontend.engine.stop_cause() {
-            return Err(Error::Stopped(cause.to_string()));
+            return Err(cause.into());
         }
         processors::check_may_wait()?;
         detach(py, || self.frontend.engine.reset_prefix_cache())
+    }
+
+    #[getter]
+    fn is_forked(&self) -> bool {
+        !self.frontend.engine.process().is_current()
+    }
+
+    fn check_process(&self) -> Result<(), Error> {
+        self.frontend.engine.process().check().map_err(Error::from)
     }
 
     #[staticmethod]
@@ -181,12 +190,16 @@ impl Engine {
     }
 
     fn stop(&self) {
-        self.frontend.stop();
+        self.frontend.engine.close();
+    }
+
+    fn ring_at_end(&self, port: &Port) {
+        self.frontend.engine.ring_at_end(&port.inner);
     }
 
     fn shutdown(&self, py: Python<'_>) -> Result<(), Error> {
         processors::check_may_wait()?;
-        let done = detach(py, || self.frontend.engine.shutdown());
+        let done = detach(py, || self.frontend.shutdown());
         logs::drain(py)?;
         done
     }
@@ -222,7 +235,7 @@ impl Engine {
             };
             Ok(Self {
                 info: ModelInfo::of(&info, frontend.engine.limits()),
-                frontend,
+                frontend: Arc::new(frontend),
                 chat_templates: templates.clone(),
                 special_tokens: checkpoint.special_tokens().clone(),
                 profile: info.profile,
@@ -241,7 +254,8 @@ impl Engine {
         executor: impl FnOnce(penstock_engine::Completions) -> Box<dyn penstock_engine::Executor> + Send + 'static,
     ) -> Result<Self, Error> {
         let started = penstock_engine::Engine::start(self.frontend.engine.limits().clone(), executor);
-        self.frontend.engine = started.map_err(|error| Error::Defect(error.to_string()))?;
+        let frontend = Arc::get_mut(&mut self.frontend).expect("nothing is started yet");
+        frontend.engine = started.map_err(|error| Error::Defect(error.to_string()))?;
         Ok(self)
     }
 
@@ -268,7 +282,10 @@ fn check_interest(py: Python<'_>, check_cancelled: Option<&Py<PyAny>>) -> PyResu
 impl Drop for Engine {
     /// The thread that drops an engine is attached to the interpreter, so it must not wait for the engine's threads.
     fn drop(&mut self) {
-        self.frontend.stop();
+        self.stop();
+        if self.is_forked() {
+            std::mem::forget(Arc::clone(&self.frontend)); // it has threads, which are in the parent
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use penstock_checkpoint::CheckpointError;
 use penstock_engine::StartError;
 use penstock_engine::limits::InvalidRequest;
-use penstock_engine::request::Rejection;
+use penstock_engine::request::{Rejection, StopCause};
 use penstock_runner::LaunchError;
 use penstock_text::TextError;
 use penstock_types::FieldError;
@@ -92,6 +92,12 @@ impl From<penstock_frontend::Error> for Error {
 impl From<LaunchError> for Error {
     fn from(error: LaunchError) -> Self {
         Error::Launch(error)
+    }
+}
+
+impl From<StopCause> for Error {
+    fn from(cause: StopCause) -> Self {
+        Error::Stopped(cause.to_string())
     }
 }
 

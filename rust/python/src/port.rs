@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use penstock_engine::Process;
 use penstock_frontend::output::RequestState;
 use pyo3::prelude::*;
 
@@ -19,6 +20,7 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Port {
     pub inner: penstock_engine::Port,
+    process: Process,
     /// The open requests. `drain` removes those whose Python object has been dropped.
     requests: Mutex<Vec<Weak<RequestState>>>,
 }
@@ -34,7 +36,7 @@ impl Port {
         } else {
             penstock_engine::Port::with_eventfd()?
         };
-        Ok(Self { inner, requests: Mutex::default() })
+        Ok(Self { inner, process: Process::current(), requests: Mutex::default() })
     }
 
     fn fileno(&self) -> RawFd {
@@ -42,6 +44,7 @@ impl Port {
     }
 
     fn drain(&self, py: Python<'_>) -> Result<Vec<u64>, Error> {
+        self.process.check()?;
         logs::drain(py)?;
         detach(py, || {
             self.inner.clear();
@@ -58,8 +61,9 @@ impl Port {
         })
     }
 
-    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>) -> Result<(), Error> {
         check_may_wait()?;
+        self.process.check()?;
         while !detach(py, || self.inner.wait(Some(SIGNAL_INTERVAL)))? {
             py.check_signals()?;
         }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use penstock_engine::Process;
 use penstock_frontend::output::{ChoiceEnd, Milestone, RequestState};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
@@ -16,7 +17,8 @@ use crate::processors::{Owned, Processors};
 /// See `_core.pyi`. Dropping the object cancels the request.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Request {
-    pub state: Arc<RequestState>,
+    state: Arc<RequestState>,
+    process: Process,
     /// Without the processors.
     params: PySamplingParams,
     processors: Owned,
@@ -26,15 +28,22 @@ impl Request {
     /// `params` have all defaults filled in; `processors` are the request's references to their processors.
     pub fn new(state: Arc<RequestState>, params: PySamplingParams, processors: Owned) -> Self {
         let params = PySamplingParams { processors: Processors::default(), ..params };
-        Self { state, params, processors }
+        Self { state, process: Process::current(), params, processors }
+    }
+
+    /// The state, unless another process has it: a thread there may have locked the copy at the fork.
+    fn state(&self) -> Result<&RequestState, Error> {
+        self.process.check()?;
+        Ok(&self.state)
     }
 
     /// See [`RequestState::wait_for`]. Detached if tensors are copied at the end, which can take long.
     fn wait_for(&self, py: Python<'_>, milestone: Milestone) -> Result<bool, Error> {
-        if self.state.has_tensors {
-            detach(py, || self.state.wait_for(milestone))
+        let state = self.state()?;
+        if state.has_tensors {
+            detach(py, || state.wait_for(milestone))
         } else {
-            Ok(self.state.wait_for(milestone))
+            Ok(state.wait_for(milestone))
         }
     }
 }
@@ -52,11 +61,16 @@ impl Request {
     }
 
     #[getter]
-    fn finish_reason(&self) -> Option<&'static str> {
-        self.state.end().map(|end| match end {
+    fn finish_reason(&self) -> Result<Option<&'static str>, Error> {
+        Ok(self.state()?.end().map(|end| match end {
             ChoiceEnd::Finished(ending, _) => ending.finish_reason,
             ChoiceEnd::Rejected(_) | ChoiceEnd::Failed(_) | ChoiceEnd::Stopped(_) => "error",
-        })
+        }))
+    }
+
+    #[getter]
+    fn is_forked(&self) -> bool {
+        !self.process.is_current()
     }
 
     fn is_admitted(&self, py: Python<'_>) -> Result<bool, Error> {
@@ -71,33 +85,35 @@ impl Request {
         self.wait_for(py, Milestone::End)
     }
 
-    fn take(&self) -> Option<PyChunk> {
-        self.state.take().map(|chunk| PyChunk(chunk.into()))
+    fn take(&self) -> Result<Option<PyChunk>, Error> {
+        Ok(self.state()?.take().map(|chunk| PyChunk(chunk.into())))
     }
 
     fn check_admission(&self, py: Python<'_>) -> Result<(), Error> {
-        if self.state.was_admitted() { Ok(()) } else { self.check(py) }
+        if self.state()?.was_admitted() { Ok(()) } else { self.check(py) }
     }
 
     fn check(&self, py: Python<'_>) -> Result<(), Error> {
-        match self.state.end() {
+        match self.state()?.end() {
             Some(ChoiceEnd::Rejected(rejection)) => Err(Error::Rejected(rejection)),
             Some(ChoiceEnd::Failed(reason)) => {
                 logs::drain(py)?; // a record may have details of the failure
                 Err(Error::Failed(reason))
             }
-            Some(ChoiceEnd::Stopped(cause)) => Err(Error::Stopped(cause.to_string())),
+            Some(ChoiceEnd::Stopped(cause)) => Err(cause.into()),
             Some(ChoiceEnd::Finished(..)) | None => Ok(()),
         }
     }
 
     fn result(&self, py: Python<'_>) -> Result<Option<PyRequestOutput>, Error> {
         self.check(py)?;
-        Ok(self.state.result().map(|result| PyRequestOutput(result.into())))
+        Ok(self.state()?.result().map(|result| PyRequestOutput(result.into())))
     }
 
     fn cancel(&self) {
-        self.state.cancel();
+        if let Ok(state) = self.state() {
+            state.cancel();
+        }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -28,10 +28,10 @@ impl Default for Grammars {
 }
 
 impl Grammars {
-    /// Refuses further compilations. Dropping the returned compiler ends its threads and frees its cache, which can take a
-    /// moment.
-    pub fn close(&self) -> Option<Arc<Compiler>> {
-        self.lock().take()
+    /// Refuses further compilations, ends the threads and frees the cache, which can take a moment.
+    pub fn close(&self) {
+        let compiler = self.lock().take();
+        drop(compiler); // after the lock
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Compiler>>> {

@@ -204,19 +204,12 @@ impl Frontend {
         Ok(request)
     }
 
-    /// Stops the engine without waiting for it: a shutdown waits for a full mailbox and for the current step, so it runs on
-    /// a thread of its own. Repeated calls have no effect.
-    pub fn stop(&self) {
-        let compiler = self.grammars.close();
-        if self.engine.is_running() {
-            let engine = self.engine.clone();
-            let stopping = std::thread::Builder::new().spawn(move || {
-                engine.shutdown();
-                drop(compiler);
-            });
-            if stopping.is_err() {
-                self.engine.shutdown();
-            }
+    /// Stops the engine and the grammar compiler, and waits until their threads have ended. Without effect in the child of
+    /// a fork.
+    pub fn shutdown(&self) {
+        if self.engine.process().is_current() {
+            self.engine.shutdown();
+            self.grammars.close();
         }
     }
 }
