@@ -63,7 +63,7 @@ print("parent done")
 def run_program(program: str, model: Path) -> str:
     """The output of a program, which must exit with status 0 and write no error."""
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", PREAMBLE + program, str(model)],
+        [sys.executable, "-W", "default", "-c", PREAMBLE + program, str(model)],
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
