@@ -67,7 +67,7 @@ def rust_resolved(definition: Definition, notice: str) -> str:
         f"use crate::enums::{{{', '.join(enums)}}};" if len(enums) > 1 else f"use crate::enums::{enums[0]};",
         "use crate::field_error::FieldError;",
         "",
-        "/// How the next token is chosen from the logits. Every value is resolved.",
+        "/// The parameters of sampling, with all defaults filled in.",
         "#[derive(Clone, Debug, PartialEq)]",
         "pub struct Sampling {",
     ]

@@ -41,7 +41,7 @@ pub enum DeviceError {
     OutOfMemory {
         /// The purpose of the memory.
         what: &'static str,
-        /// How much was requested.
+        /// The number of bytes that were requested.
         bytes: u64,
         /// The device's message.
         reason: String,
@@ -70,7 +70,7 @@ pub struct CacheSpec {
     pub block_size: usize,
     /// Query, key and value heads.
     pub heads: HeadShape,
-    /// How keys and values are stored.
+    /// The type of the stored keys and values.
     pub dtype: KvDtype,
 }
 

@@ -352,7 +352,8 @@ impl EngineCore {
         self.stats.publish(self.scheduler.stats());
     }
 
-    /// When the next block of the prefix cache expires; `attend` is to be called then, even if no message has arrived.
+    /// The time at which the next block of the prefix cache expires. `attend` must be called then, even without a
+    /// message.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.scheduler.next_expiry()
     }

@@ -13,7 +13,7 @@ pub struct StepDone {
     pub result: Result<(), StepError>,
 }
 
-/// Why a step failed.
+/// The reason why a step failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
     /// The requests of the step end with this message; the engine continues.

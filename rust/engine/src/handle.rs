@@ -45,7 +45,7 @@ struct Inner {
     joined: LazyLock<(), Box<dyn FnOnce() + Send>>,
 }
 
-/// Why an engine did not start.
+/// The reason why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A limit is out of range.
@@ -56,7 +56,8 @@ pub enum EngineError {
     Thread(#[from] std::io::Error),
 }
 
-/// Why a request was not sent to the engine. A request that is sent may still be rejected, by [`Event::Rejected`].
+/// The reason why a request was not sent to the engine. A request that is sent may still be rejected, by
+/// [`Event::Rejected`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StartError {
     /// The engine can never run it.
@@ -124,7 +125,7 @@ impl Engine {
         self.inner.process
     }
 
-    /// Why no requests can be started any more.
+    /// The reason why no more requests can be started.
     pub fn stop_cause(&self) -> Option<StopCause> {
         let gate = self.inner.letterbox.gate();
         self.inner.process.check().err().or_else(|| (!gate.is_open()).then(|| gate.cause()))

@@ -1,4 +1,4 @@
-//! The one way into the engine thread: a bounded channel, and beside it two flags that cannot fill up.
+//! The mailbox of the engine thread: a bounded channel, and two flags, which cannot fill up.
 //!
 //! A full mailbox rejects starts. It never loses a cancel: a consumer that raises a flag in a result queue also raises
 //! the attention flag and then tries to send a nudge. If the mailbox is full no nudge is needed, because the engine is
@@ -66,7 +66,7 @@ impl Gate {
         self.is_open.load(Ordering::Acquire) // pairs with the release in `close`: the cause is set
     }
 
-    /// Why it is closed.
+    /// The reason why it is closed.
     pub fn cause(&self) -> StopCause {
         self.cause.get().cloned().expect("a gate closes with a cause; this is a bug")
     }
@@ -111,7 +111,7 @@ pub struct Completions {
     messages: Sender<Message>,
 }
 
-/// Why a start was not sent.
+/// The reason why a start was not sent.
 pub(crate) enum NotSent {
     Full,
     Stopped(StopCause),

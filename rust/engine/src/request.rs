@@ -52,7 +52,7 @@ pub struct Request {
     pub stop_token_ids: Vec<u32>,
     /// Non-empty sequences of ids that end the request when its output ends with one of them.
     pub stop_token_sequences: Vec<Vec<u32>>,
-    /// How tokens are sampled.
+    /// The parameters of sampling.
     pub sampling: Sampling,
     /// Outputs besides the tokens.
     pub outputs: RequestedOutputs,
@@ -89,7 +89,7 @@ impl Request {
     }
 }
 
-/// Why a request ended.
+/// The reason for the end of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// This stop token was generated (it is the last token of the output).
@@ -108,7 +108,7 @@ pub enum FinishReason {
     EngineStopped(StopCause),
 }
 
-/// Why an engine takes no more requests.
+/// The reason why an engine takes no more requests.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StopCause {
     /// It was closed.
@@ -137,7 +137,7 @@ pub struct CachedTokens {
 /// The end of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finish {
-    /// Why it ended.
+    /// The reason for its end.
     pub reason: FinishReason,
     /// Prompt tokens that the prefix cache had when the request was first scheduled.
     pub cached: CachedTokens,
@@ -216,7 +216,7 @@ pub enum Event {
     Finished(Finish),
 }
 
-/// Why the engine did not admit a valid request.
+/// The reason why the engine did not admit a valid request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
     /// The waiting queue is full, and the request cannot run at once. Whatever its priority: an admitted request is

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How a number of [`Stats`] changes.
+/// The kind of a number of [`Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatKind {
     /// A current value, which goes up and down.
@@ -21,7 +21,7 @@ pub struct StatEntry {
     pub name: &'static str,
     /// The description of the field.
     pub doc: &'static str,
-    /// How it changes.
+    /// Its kind.
     pub kind: StatKind,
     /// Its value.
     pub value: u64,

@@ -1,7 +1,7 @@
 //! The grammar of one sequence, and the threads that compute its masks while the device runs.
 //!
-//! A [`SequenceGrammar`] goes to a thread with [`MaskThreads::start`] and comes back with [`MaskThreads::collect`], its masks
-//! filled in; the collecting thread takes over waiting jobs. In between it belongs to that thread alone.
+//! A [`SequenceGrammar`] goes to a thread with [`MaskThreads::start`] and comes back with [`MaskThreads::collect`], its
+//! masks filled in; the collecting thread takes over waiting jobs. In between it belongs to that thread alone.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -34,7 +34,7 @@ pub(crate) struct SequenceGrammar {
     masks: Vec<u32>,
     /// Words of a bitmap.
     words: usize,
-    /// Why the position after the followed drafts cannot be sampled.
+    /// The reason why the position after the followed drafts cannot be sampled.
     failure: Option<String>,
 }
 

@@ -93,7 +93,7 @@ impl Slot {
         request.grammar.is_some() || !request.processors.is_empty()
     }
 
-    /// Why the request failed.
+    /// The reason why the request failed.
     pub fn failure(&self) -> Option<&String> {
         self.failure.as_ref()
     }

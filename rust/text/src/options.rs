@@ -1,6 +1,6 @@
 //! Options of decoded text.
 
-/// How token ids are decoded to text.
+/// Options of decoding token ids to text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextOptions {
     /// Leave out special tokens.

@@ -14,7 +14,7 @@ use crate::error::TextError;
 /// Maximum token id. Far above any real vocabulary; bounds the table for hostile files.
 const MAX_TOKEN_ID: u32 = (1 << 22) - 1;
 
-/// How successive tokens are joined to text.
+/// The rule that joins successive tokens to text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum DecodeRule {
     /// Tokens are bytes. A character may be split across tokens.

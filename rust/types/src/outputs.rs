@@ -40,7 +40,7 @@ impl RequestedOutputs {
 /// The log probabilities that a row of logits returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogprobsRequest {
-    /// How many of the most likely ids are returned besides the chosen one.
+    /// The number of most likely ids that are returned besides the sampled one.
     pub top: u32,
     /// Whether the distribution is the one after bans and temperature (1 if greedy), not that of the raw logits.
     pub processed: bool,

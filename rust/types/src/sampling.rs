@@ -3,7 +3,7 @@
 use crate::enums::PenaltyScope;
 use crate::field_error::FieldError;
 
-/// How the next token is chosen from the logits. Every value is resolved.
+/// The parameters of sampling, with all defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Divisor of the logits; 0 selects the most likely token (greedy).

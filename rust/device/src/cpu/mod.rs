@@ -44,8 +44,8 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A backend on `threads` threads, the calling one included, with the instruction set that `PENSTOCK_ISA` names or else
-    /// the best there is.
+    /// A backend on `threads` threads, the calling one included, with the instruction set that `PENSTOCK_ISA` names or
+    /// else the best there is.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
         let pool = Pool::new(threads).map_err(|error| DeviceError::Start(error.to_string()))?;
         let (kernels, arena) = (Kernels::from_environment()?, arena(PAGE)?);
@@ -89,7 +89,7 @@ impl Cpu {
     }
 }
 
-/// Why there is no CPU backend.
+/// The reason why there is no CPU backend.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// `PENSTOCK_ISA` cannot be honoured.

@@ -43,7 +43,7 @@ impl AcceptanceRate {
         Self { estimate: INITIAL_ESTIMATE }
     }
 
-    /// How many of at most `most` drafts to verify while `num_rows` sequences run, this one included.
+    /// The number of drafts, at most `most`, to verify while `num_rows` sequences run, this one included.
     pub(crate) fn num_drafts(&self, most: usize, num_rows: usize) -> usize {
         optimum(self.estimate, most, num_rows)
     }

@@ -9,7 +9,7 @@ use crate::prefix_cache::Tokens;
 const LONGEST: usize = 4;
 const SHORTEST: usize = 2;
 
-/// How many tokens before the last one are searched.
+/// The number of tokens before the last one that are searched.
 const LOOK_BACK: usize = 8192;
 
 /// Appends to `drafts` the tokens that are likely to follow `tokens`: those after the latest earlier occurrence of the

@@ -64,7 +64,7 @@ impl BlockPool {
         self.free.len() + self.num_cached - self.num_reserved
     }
 
-    /// How often blocks have become available since the start.
+    /// The number of times that blocks have become available since the start.
     pub fn num_releases(&self) -> u64 {
         self.num_releases
     }

@@ -49,7 +49,7 @@ pub struct Demand {
     pub watermark: usize,
 }
 
-/// How many blocks may be loaded from the host tier by the next plan.
+/// The number of blocks that the next plan may load from the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadLimit {
     /// A bounded number, so that the plan's other rows are not delayed for long.

@@ -63,7 +63,7 @@ impl KvCacheManager {
         }
     }
 
-    /// When `expire` next removes a block, unless it is used before.
+    /// The time at which `expire` next removes a block, unless it is used before.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.prefix_cache.as_ref()?.next_expiry()
     }

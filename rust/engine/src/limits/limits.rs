@@ -41,7 +41,7 @@ pub struct Limits {
     pub vocabulary_size: usize,
     /// Events that a consumer may leave unread before its sequence pauses.
     pub queue_capacity: usize,
-    /// How long unused blocks stay in the prefix cache; `None` for no prefix cache.
+    /// The time for which unused blocks stay in the prefix cache; `None` for no prefix cache.
     pub prefix_cache_ttl: Option<Duration>,
     /// Sequences with longer prompts share no blocks, and blocks at positions from this on are not shared. For models
     /// whose keys depend on the prompt's length beyond this.

@@ -196,7 +196,7 @@ impl PrefixCache {
         self.oldest_on_host().filter(is_over).or_else(|| self.oldest_on_device().filter(is_over))
     }
 
-    /// When the next block expires, unless it is used before.
+    /// The time at which the next block expires, unless it is used before.
     pub fn next_expiry(&self) -> Option<Instant> {
         let oldest = [self.oldest_on_host(), self.oldest_on_device()];
         let last_used = oldest.into_iter().flatten().map(|node| self.last_used(node)).min()?;

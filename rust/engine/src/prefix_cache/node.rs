@@ -38,7 +38,7 @@ pub(super) struct Node {
     pub location: Location,
     /// The step whose plan loads it from the host; 0 if it was computed where it is.
     pub loaded_in: u64,
-    /// When its last reference was released.
+    /// The time at which its last reference was released.
     pub last_used: Instant,
     pub is_listed: bool,
     /// Neighbours in the LRU list of its tier.

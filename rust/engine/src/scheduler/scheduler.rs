@@ -239,7 +239,7 @@ impl Scheduler {
         self.kv.expire(now);
     }
 
-    /// When `expire` next has something to do.
+    /// The time at which `expire` next removes a block.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         self.kv.next_expiry()
     }

@@ -16,7 +16,7 @@ use super::token_output::TokenOutput;
 use super::{Choice, TopLogprobs};
 use crate::panics::catch;
 
-/// How a choice ended.
+/// The end of a choice.
 #[derive(Clone, Debug)]
 pub enum ChoiceEnd {
     /// The engine rejected the request.
@@ -159,8 +159,8 @@ impl ChoiceOutput {
         self.push_rows(&details);
     }
 
-    /// Adds a token. A stop string ends the output at once; tokens that the engine computes until it sees the cancellation
-    /// are dropped.
+    /// Adds a token. A stop string ends the output at once; tokens that the engine computes until it sees the
+    /// cancellation are dropped.
     fn push(&mut self, token: Token) {
         if self.stopped_by.is_some() {
             return;

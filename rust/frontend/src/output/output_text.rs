@@ -16,7 +16,7 @@ use penstock_text::{StopMatch, StopSequences, TextError, TextOptions, TextStream
 use super::text_buffer::TextBuffer;
 use super::token_output::TokenOutput;
 
-/// How the tokens of all choices of a request become text.
+/// The conversion of the tokens of all choices of a request to text.
 pub struct OutputOptions {
     pub tokenizer: Tokenizer,
     pub options: TextOptions,

@@ -1,7 +1,7 @@
 //! `StopChecker`: when an output ends, and which of its last tokens have no text.
 //!
-//! Token ids and the length are checked by the rules of the engine (`stop.rs` there), which ends its own sequences. Stop
-//! strings are found in the text, on this side. If the same token completes a stop string and is a stop token, the
+//! Token ids and the length are checked by the rules of the engine (`stop.rs` there), which ends its own sequences.
+//! Stop strings are found in the text, on this side. If the same token completes a stop string and is a stop token, the
 //! string is reported.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use penstock_engine::request::{FinishReason, Request};
 use super::StopReason;
 use super::choice_output::ChoiceEnd;
 
-/// How an output ended: the finish reason of the Python API, and what stopped it if the reason is `stop`.
+/// The end of an output: the finish reason of the Python API, and for `stop` the stop condition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
     pub finish_reason: &'static str,
@@ -57,7 +57,8 @@ impl StopChecker {
         self.ending(&reason, None).ok()
     }
 
-    /// The end of an output that the engine finished for `reason`; `stop` is the stop string that ended its text before.
+    /// The end of an output that the engine finished for `reason`; `stop` is the stop string that ended its text
+    /// before.
     pub fn ending(&self, reason: &FinishReason, stop: Option<String>) -> Result<Ending, ChoiceEnd> {
         if let Some(stop) = stop {
             return Ok(Ending::stop(StopReason::Text(stop)));
@@ -76,8 +77,8 @@ impl StopChecker {
         }
     }
 
-    /// The number of last tokens that are not part of the text: a stop token or the tokens of a stop sequence, unless they
-    /// are included.
+    /// The number of last tokens that are not part of the text: a stop token or the tokens of a stop sequence, unless
+    /// they are included.
     pub fn num_excluded(&self, stop_reason: Option<&StopReason>) -> usize {
         match stop_reason {
             _ if self.includes_stops => 0,

@@ -5,7 +5,7 @@ use penstock_text::parsers::{self, ReasoningFormat, ToolFormat};
 use crate::output::OutputFormats;
 use crate::params::{SamplingParams, ToolChoice};
 
-/// How a model writes reasoning and tool calls.
+/// The formats of a model's reasoning and tool calls.
 pub struct ModelFormats {
     reasoning: Option<ReasoningFormat>,
     tools: Option<ToolFormat>,

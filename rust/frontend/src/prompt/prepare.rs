@@ -31,7 +31,7 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// How a prompt is used.
+/// The use of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The model continues the prompt.
@@ -95,8 +95,8 @@ impl Frontend {
         self.tokenizer.encode(text, add_special_tokens).map_err(Error::Prompt)
     }
 
-    /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. Compiling can take seconds;
-    /// it ends early with an error when `is_wanted` returns false.
+    /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. Compiling can take
+    /// seconds; it ends early with an error when `is_wanted` returns false.
     pub fn prepare(
         &self,
         params: &SamplingParams,

@@ -1,6 +1,6 @@
 //! The reasoning and tool call formats of model families.
 
-/// How a model marks its reasoning.
+/// The format of a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningFormat {
     /// `<think>` … `</think>`, as in DeepSeek-R1 and Qwen 3.
@@ -34,7 +34,7 @@ impl ReasoningFormat {
     }
 }
 
-/// How a model writes tool calls.
+/// The format of a model's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
     /// `<tool_call>` `{"name": …, "arguments": {…}}` `</tool_call>`, any number of times, with content before and

@@ -24,7 +24,7 @@ struct Running {
     reference: RefTable,
 }
 
-/// How often the schedules together met each case.
+/// The number of times that all schedules together met each case.
 #[derive(Debug, Default)]
 struct Seen {
     device_hits: u64,

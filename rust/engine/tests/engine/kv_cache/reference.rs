@@ -8,7 +8,7 @@ use super::Seen;
 pub struct RefTable {
     pub salt: Option<&'static str>,
     pub tokens: Vec<u32>,
-    /// How many of its blocks may be shared.
+    /// The number of its blocks that may be shared.
     pub max_shared: usize,
     pub num_blocks: usize,
     pub num_reserved: usize,

@@ -17,7 +17,7 @@ const NUM_SCHEDULES: u64 = 4_000;
 const FAILURE: &str = "simulated failure";
 const LOSS: &str = "simulated loss of the device";
 
-/// How a consumer reads its queue.
+/// The reading behaviour of a consumer.
 #[derive(Clone, Copy, PartialEq)]
 enum Habit {
     /// Reads everything after every operation.
@@ -55,14 +55,15 @@ struct World {
     num_failed_steps: u64,
     /// Copies have failed, and sequences that depended on them started over.
     has_restarted: bool,
-    /// Why it takes no more requests.
+    /// The reason why it takes no more requests.
     stopped: Option<StopCause>,
     /// The beginnings of prompts.
     openings: Vec<Vec<u32>>,
     seen: Seen,
 }
 
-/// How often the schedules together met each case: a simulation without pauses would prove nothing about pauses.
+/// The number of times that all schedules together met each case: a simulation without pauses would prove nothing about
+/// pauses.
 #[derive(Debug, Default)]
 struct Seen {
     completed: u64,
