@@ -4,6 +4,8 @@
 
 mod error;
 pub mod field;
+#[cfg(test)]
+mod json_value;
 pub mod output;
 pub mod panics;
 pub mod params;

@@ -88,3 +88,74 @@ impl StopChecker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_engine::request::StopCause;
+    use penstock_types::Sampling;
+
+    use super::*;
+
+    fn checker(includes_stops: bool) -> StopChecker {
+        let request = Request {
+            min_tokens: 1,
+            stop_token_ids: vec![7],
+            stop_token_sequences: vec![vec![8, 9]],
+            ..Request::new([1], 3, Sampling::default())
+        };
+        StopChecker::new(Arc::new(request), includes_stops)
+    }
+
+    fn token() -> Ending {
+        Ending::stop(StopReason::Token(7))
+    }
+
+    fn sequence() -> Ending {
+        Ending::stop(StopReason::Sequence(vec![8, 9]))
+    }
+
+    #[test]
+    fn stop_strings_come_before_tokens_sequences_and_the_length() {
+        let checker = checker(false);
+        let text = |text: &str| Ending::stop(StopReason::Text(text.to_owned()));
+        assert_eq!(checker.check(&[5, 6], None), None);
+        assert_eq!(checker.check(&[5, 6], Some("x")), Some(text("x")));
+        assert_eq!(checker.check(&[5, 7], Some("x")), Some(text("x")));
+        assert_eq!(checker.check(&[5, 7], None), Some(token()));
+        assert_eq!(checker.check(&[5, 8, 9], None), Some(sequence()));
+        assert_eq!(checker.check(&[5, 5, 5], None), Some(Ending::without_stop("length")));
+        assert_eq!(checker.check(&[5, 5, 5], Some("x")), Some(text("x")));
+        assert_eq!(checker.check(&[7], None), None);
+    }
+
+    #[test]
+    fn only_an_included_stop_token_adds_text() {
+        assert!(checker(false).adds_text(6, 1));
+        assert!(!checker(false).adds_text(7, 1));
+        assert!(checker(false).adds_text(7, 0), "it does not end the output before min_tokens");
+        assert!(checker(true).adds_text(7, 1));
+    }
+
+    #[test]
+    fn tokens_of_an_excluded_stop_are_not_part_of_the_text() {
+        let reasons = [None, token().stop_reason, sequence().stop_reason, Some(StopReason::Text("x".into()))];
+        let excluded = reasons.each_ref().map(|reason| checker(false).num_excluded(reason.as_ref()));
+        assert_eq!(excluded, [0, 1, 2, 0]);
+        assert!(reasons.iter().all(|reason| checker(true).num_excluded(reason.as_ref()) == 0));
+    }
+
+    #[test]
+    fn endings_of_the_engine_have_the_finish_reasons_of_the_api() {
+        let ending = |reason| checker(false).ending(&reason, None).map_err(drop);
+        assert_eq!(ending(FinishReason::Stop(7)), Ok(token()));
+        assert_eq!(ending(FinishReason::StopSequence(0)), Ok(sequence()));
+        assert_eq!(ending(FinishReason::Length), Ok(Ending::without_stop("length")));
+        assert_eq!(ending(FinishReason::Cancelled), Ok(Ending::without_stop("cancelled")));
+        assert_eq!(ending(FinishReason::Interrupted), Ok(Ending::without_stop("interrupted")));
+        assert_eq!(ending(FinishReason::Failed("x".to_owned())), Err(()));
+        assert_eq!(ending(FinishReason::EngineStopped(StopCause::Crashed)), Err(()));
+        // The engine was asked to cancel when the stop string was found.
+        let cancelled = checker(false).ending(&FinishReason::Cancelled, Some("x".to_owned()));
+        assert_eq!(cancelled.map_err(drop), Ok(Ending::stop(StopReason::Text("x".to_owned()))));
+    }
+}

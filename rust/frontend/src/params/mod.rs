@@ -15,6 +15,8 @@ mod resolve;
 #[rustfmt::skip]
 mod sampling_params;
 mod structured;
+#[cfg(test)]
+mod tests;
 
 pub use json::Json;
 pub use readers::LogitBias;

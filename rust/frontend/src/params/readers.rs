@@ -110,7 +110,7 @@ pub fn read_stop_sequences<V: Value>(
 ) -> Read<Vec<Vec<u32>>, V> {
     let expected = "a sequence of sequences of token ids (integers from 0)";
     let read = |field: Field, item: &V| match field.token_ids(item, max_ids, expected)? {
-        ids if ids.is_empty() => Err(field.refuse(value, "sequences of at least one id each")),
+        ids if ids.is_empty() => Err(field.refuse(item, "a sequence of at least one id")),
         ids => Ok(ids),
     };
     field.items(value, max_items, "sequences", expected, read)

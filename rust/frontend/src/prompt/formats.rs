@@ -48,3 +48,53 @@ impl ModelFormats {
         (formats.reasoning.is_some() || formats.tools.is_some()).then_some(formats)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params::{Function, Json, Tools};
+
+    const TEMPLATE: &str = r#"<think> <tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
+
+    fn tools() -> Option<Tools> {
+        let function = Function { name: "f".to_owned(), parameters: "{}".to_owned() };
+        Some(Tools { functions: vec![function], json: Json("[]".to_owned()) })
+    }
+
+    fn formats(reasoning: &str, tools: &str) -> ModelFormats {
+        ModelFormats::new(reasoning, tools, [TEMPLATE.to_owned()].iter())
+    }
+
+    #[test]
+    fn formats_are_detected_unless_the_configuration_names_them() {
+        let detected = formats("auto", "auto");
+        assert_eq!(detected.reasoning, Some(ReasoningFormat::ThinkTags));
+        assert_eq!(detected.tools, Some(ToolFormat::Hermes));
+        let named = formats("none", "mistral");
+        assert_eq!((named.reasoning, named.tools), (None, Some(ToolFormat::Mistral)));
+        let none = ModelFormats::new("auto", "none", [].iter());
+        assert_eq!((none.reasoning, none.tools), (None, None));
+    }
+
+    #[test]
+    fn a_chat_is_parsed_for_calls_only_if_tools_can_be_called() {
+        let of_chat = |tools: Option<Tools>, tool_choice| {
+            let params = SamplingParams { tools, tool_choice, ..SamplingParams::default() };
+            formats("none", "hermes").of_chat(&params, None).map(|formats| formats.tools)
+        };
+        assert_eq!(of_chat(None, None), None);
+        assert_eq!(of_chat(tools(), Some(ToolChoice::None)), None);
+        assert_eq!(of_chat(tools(), None), Some(Some(ToolFormat::Hermes)));
+    }
+
+    #[test]
+    fn reasoning_is_open_if_the_prompt_ends_with_its_tag() {
+        let opened = |prompt| {
+            let formats = formats("think", "none").of_chat(&SamplingParams::default(), prompt);
+            formats.and_then(|formats| formats.reasoning).map(|(_, is_opened)| is_opened)
+        };
+        assert_eq!(opened(Some("hello <think>\n")), Some(true));
+        assert_eq!(opened(Some("<think> hello")), Some(false));
+        assert_eq!(opened(None), Some(false));
+    }
+}

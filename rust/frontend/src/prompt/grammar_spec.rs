@@ -87,3 +87,106 @@ fn tool_calls(
 fn quoted(literal: &str) -> String {
     literal.split('"').nth(1).unwrap_or_default().to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_text::parsers::{ReasoningFormat, ToolFormat};
+
+    use super::*;
+    use crate::params::{Function, Json, ResponseFormat};
+
+    const HERMES: OutputFormats = OutputFormats {
+        reasoning: Some((ReasoningFormat::ThinkTags, false)),
+        tools: Some(ToolFormat::Hermes),
+        one_call: false,
+    };
+
+    fn with_tools(tool_choice: Option<ToolChoice>) -> SamplingParams {
+        let function =
+            |name: &str| Function { name: name.to_owned(), parameters: format!("{{\"title\":\"{name}\"}}") };
+        let tools = Tools { functions: vec![function("a"), function("b")], json: Json("[]".to_owned()) };
+        SamplingParams { tools: Some(tools), tool_choice, ..SamplingParams::default() }
+    }
+
+    fn named(name: &str) -> ToolChoice {
+        ToolChoice::Function { name: name.to_owned(), json: Json("{}".to_owned()) }
+    }
+
+    fn calls(params: &SamplingParams, formats: OutputFormats) -> ToolCallSpec {
+        match requested_grammar(params, Some(formats)) {
+            Ok(Some(("tools", GrammarSpec::ToolCalls(calls)))) => calls,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_constraint_has_its_grammar_and_names_its_field() {
+        let none = SamplingParams::default;
+        let format = |kind| Some(ResponseFormat { kind, json: Json(String::new()) });
+        let text = |text: &str| Some(text.to_owned());
+        let schema = ResponseKind::JsonSchema(Json("{}".to_owned()));
+        let cases = [
+            (none(), None),
+            (SamplingParams { response_format: format(ResponseKind::Text), ..none() }, None),
+            (
+                SamplingParams { response_format: format(ResponseKind::JsonObject), ..none() },
+                Some(("response_format", GrammarSpec::JsonObject)),
+            ),
+            (
+                SamplingParams { response_format: format(schema), ..none() },
+                Some(("response_format", GrammarSpec::JsonSchema("{}".to_owned()))),
+            ),
+            (
+                SamplingParams { regex: text("a+"), ..none() },
+                Some(("regex", GrammarSpec::Regex("a+".to_owned()))),
+            ),
+            (
+                SamplingParams { choice: Some(vec!["a".to_owned()]), ..none() },
+                Some(("choice", GrammarSpec::Choice(vec!["a".to_owned()]))),
+            ),
+            (
+                SamplingParams { grammar: text("root ::= \"a\""), ..none() },
+                Some(("grammar", GrammarSpec::Gbnf("root ::= \"a\"".to_owned()))),
+            ),
+            (
+                SamplingParams { grammar: text("start: \"::=\""), ..none() },
+                Some(("grammar", GrammarSpec::Lark("start: \"::=\"".to_owned()))),
+            ),
+        ];
+        for (params, expected) in cases {
+            assert_eq!(requested_grammar(&params, None), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn tools_constrain_the_output_only_if_a_call_is_required() {
+        for choice in [None, Some(ToolChoice::Auto), Some(ToolChoice::None)] {
+            assert_eq!(requested_grammar(&with_tools(choice), Some(HERMES)), Ok(None));
+        }
+        let calls = calls(&with_tools(Some(ToolChoice::Required)), HERMES);
+        assert_eq!((calls.name_key.as_str(), calls.arguments_key.as_str()), ("name", "arguments"));
+        assert_eq!(calls.tools.len(), 2);
+        assert!(calls.parallel);
+        assert_eq!(calls.reasoning, Some(("<think>".to_owned(), "</think>".to_owned())));
+    }
+
+    #[test]
+    fn named_function_is_called_exactly_once() {
+        let calls = calls(&with_tools(Some(named("b"))), HERMES);
+        assert_eq!(calls.tools, [("b".to_owned(), "{\"title\":\"b\"}".to_owned())]);
+        assert!(!calls.parallel);
+    }
+
+    #[test]
+    fn reasoning_that_the_prompt_opens_has_no_opening_tag() {
+        let formats = OutputFormats { reasoning: Some((ReasoningFormat::ThinkTags, true)), ..HERMES };
+        let calls = calls(&with_tools(Some(ToolChoice::Required)), formats);
+        assert_eq!(calls.reasoning, Some((String::new(), "</think>".to_owned())));
+    }
+
+    #[test]
+    fn tools_without_a_known_format_are_refused() {
+        let error = requested_grammar(&with_tools(None), None).unwrap_err();
+        assert_eq!((error.field, error.limit.as_str()), ("tools", NO_TOOL_FORMAT));
+    }
+}

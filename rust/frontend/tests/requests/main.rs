@@ -1,0 +1,8 @@
+//! Whole requests without an interpreter, on an engine with a scripted model.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod beams;
+mod output;
+mod prompt;
+mod support;
