@@ -46,7 +46,9 @@ PUBLIC = {
     "ToolCallDelta",
     "Usage",
     "__version__",
+    "demo",
 }
+NOT_CLASSES = {"__version__", "demo"}
 HEAVY = {"torch", "numpy", "transformers", "jinja2", "tqdm", "huggingface_hub", "click", "trio", "uvloop"}
 
 
@@ -69,7 +71,7 @@ def test_all_lists_exactly_the_public_names() -> None:
     assert unlisted == set()
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+@pytest.mark.parametrize("name", sorted(PUBLIC - NOT_CLASSES))
 def test_public_class_has_a_docstring_and_a_public_module(name: str) -> None:
     value = getattr(penstock, name)
     assert inspect.isclass(value)
@@ -79,10 +81,15 @@ def test_public_class_has_a_docstring_and_a_public_module(name: str) -> None:
 
 
 def test_every_error_is_a_penstock_error() -> None:
-    classes = [getattr(penstock, name) for name in PUBLIC - {"__version__"}]
+    classes = [getattr(penstock, name) for name in PUBLIC - NOT_CLASSES]
     errors = [value for value in classes if issubclass(value, Exception)]
     assert len(errors) == 9
     assert all(issubclass(error, penstock.PenstockError) for error in errors)
+
+
+def test_demo_is_an_attribute_of_the_package() -> None:
+    statement = "import penstock; path = penstock.demo.model_path()"
+    subprocess.run([sys.executable, "-W", "error", "-c", statement], check=True, timeout=60)
 
 
 def test_import_of_the_package_imports_nothing_heavy() -> None:

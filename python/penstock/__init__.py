@@ -11,6 +11,7 @@ package imports only anyio and the extension module.
 
 import typing as _typing
 
+from penstock import demo
 from penstock._core import (
     Choice,
     Chunk,
@@ -78,6 +79,7 @@ __all__ = [
     "ToolCallDelta",
     "Usage",
     "__version__",
+    "demo",
 ]
 
 if not _typing.TYPE_CHECKING:
