@@ -71,7 +71,7 @@ class Endless(Mapping[str, object]):
         return 65
 
 
-def test_mapping_with_too_many_keys_is_refused_before_they_are_read() -> None:
+def test_mapping_with_too_many_keys_is_refused_unread() -> None:
     with pytest.raises(penstock.InvalidRequestError, match="it must be one of at most 64 keys") as raised:
         penstock.SamplingParams(response_format=Endless())
     assert raised.value.field == "response_format"

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_token_takes_precedence_over_a_sequence_and_both_over_the_length() {
+    fn stop_token_precedes_stop_sequence_and_both_precede_length() {
         let request = request(0, &[7], &[&[6, 7], &[6, 8]]);
         assert_eq!(request.finish_reason(&[6, 7], 2), Some(FinishReason::Stop(7)));
         assert_eq!(request.finish_reason(&[6, 8], 2), Some(FinishReason::StopSequence(1)));

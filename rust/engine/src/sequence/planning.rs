@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn sequence_stays_blocked_if_its_consumer_reads_after_the_first_look() {
+    fn blocked_sequence_stays_blocked_if_its_consumer_reads_late() {
         for (num_read, is_paused) in [(1, true), (2, false)] {
             let (mut sequence, mut reader) = blocked();
             assert_eq!(sequence.num_schedulable(), 0);

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_with_the_highest_mean_logprob_come_first_with_their_score() {
+    fn choices_are_ordered_by_mean_logprob() {
         let candidates = [&[-1.0, -3.0][..], &[-1.5], &[], &[-0.5, -1.0]];
         let candidates =
             candidates.iter().enumerate().map(|(index, logprobs)| choice(index, logprobs)).collect();

@@ -132,7 +132,7 @@ fn search_as_wide_as_the_tree_equals_exhaustive_search() {
 }
 
 #[test]
-fn narrow_search_finds_only_outputs_of_the_exhaustive_search_with_their_scores() {
+fn narrow_search_finds_a_subset_of_the_exhaustive_search() {
     for seed in 0..20 {
         let model = random_model(5, seed);
         let all = all_outputs(&model, 5, 4, 1.0);

@@ -51,7 +51,7 @@ fn the_stop_string_that_is_completed_first_ends_the_text() {
 }
 
 #[test]
-fn a_stop_sequence_ends_the_output_and_has_no_text_unless_included() {
+fn stop_sequence_ends_the_output_without_text_unless_included() {
     let setup = saying(bytes("abcabdabe"));
     let sequences = vec![bytes("abd"), bytes("be")];
     let output = setup.generate(&SamplingParams { stop_token_sequences: sequences.clone(), ..params() });
@@ -64,7 +64,7 @@ fn a_stop_sequence_ends_the_output_and_has_no_text_unless_included() {
 }
 
 #[test]
-fn a_stop_token_is_included_only_if_requested_and_can_complete_a_stop_string() {
+fn included_stop_token_can_complete_a_stop_string() {
     let setup = saying(bytes("ab.c"));
     let stop = |included, stop: &[&str]| {
         let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
@@ -179,7 +179,7 @@ fn a_cancelled_request_keeps_the_output_so_far() {
 }
 
 #[test]
-fn scoring_returns_a_log_probability_for_every_token_but_the_first() {
+fn scoring_returns_a_logprob_for_each_token_after_the_first() {
     let setup = saying([]);
     let output =
         Arc::new(setup.run("abcd", &SamplingParams { max_tokens: Some(1), ..params() }, Mode::Scoring));

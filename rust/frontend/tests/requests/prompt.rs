@@ -142,7 +142,7 @@ fn a_stopped_engine_starts_and_compiles_nothing() {
 }
 
 #[test]
-fn parameters_that_need_generate_or_a_chat_are_refused_by_check_mode() {
+fn check_mode_refuses_parameters_of_generate_and_of_chats() {
     let function = penstock_frontend::params::Function { name: "f".to_owned(), parameters: "{}".to_owned() };
     let tools = penstock_frontend::params::Tools { functions: vec![function], json: Json("[]".to_owned()) };
     let with_tools = SamplingParams { tools: Some(tools), ..params() };

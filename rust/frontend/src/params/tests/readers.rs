@@ -16,7 +16,7 @@ fn names() -> impl Iterator<Item = &'static str> {
 
 /// Refused values, with the place and the limit that the error names.
 #[test]
-fn values_of_another_type_or_out_of_range_are_refused_with_the_limit() {
+fn values_of_wrong_type_or_range_are_refused_with_the_limit() {
     let cases = [
         (json!({"n": 0}), "n: an integer from 1 to 128"),
         (json!({"n": 129}), "n: an integer from 1 to 128"),

@@ -43,7 +43,7 @@ fn parameters_without_a_default_of_the_model_are_neutral() {
 }
 
 #[test]
-fn greedy_model_samples_only_if_the_request_sets_a_filter_or_a_temperature() {
+fn greedy_model_samples_only_with_a_filter_or_temperature_set() {
     let greedy = GenerationConfig { do_sample: Some(false), ..generation() };
     let temperature = |fields| resolve(&params(fields), &greedy, 10).sampling.temperature;
     assert_eq!(temperature(json!({})), 0.0);
@@ -52,14 +52,14 @@ fn greedy_model_samples_only_if_the_request_sets_a_filter_or_a_temperature() {
 }
 
 #[test]
-fn stop_tokens_include_the_models_end_tokens_that_are_in_the_vocabulary() {
+fn stop_tokens_include_end_tokens_of_the_vocabulary() {
     let ids = |fields| resolve(&params(fields), &generation(), 10).stop_token_ids;
     assert_eq!(ids(json!({"stop_token_ids": [7, 9]})), [4, 7, 9]);
     assert_eq!(ids(json!({"stop_token_ids": [7, 9], "ignore_eos": true})), [7, 9]);
 }
 
 #[test]
-fn max_tokens_is_that_of_the_request_else_of_the_model_within_the_length() {
+fn max_tokens_defaults_to_the_models_and_fits_the_length() {
     let max_tokens = |fields, generation: &GenerationConfig, num_prompt| {
         resolve(&params(fields), generation, num_prompt).max_tokens
     };
@@ -123,7 +123,7 @@ fn outputs_follow_from_the_logprobs_parameters() {
 }
 
 #[test]
-fn choices_differ_in_their_seeds_and_the_first_reports_on_the_prompt() {
+fn choices_differ_in_seeds_and_the_first_has_prompt_outputs() {
     let resolved =
         resolve(&params(json!({"n": 3, "seed": u64::MAX, "prompt_logprobs": 1})), &generation(), 2);
     let first = resolved.request([1, 2].into());
@@ -134,7 +134,7 @@ fn choices_differ_in_their_seeds_and_the_first_reports_on_the_prompt() {
 }
 
 #[test]
-fn beam_step_generates_one_token_greedily_with_the_bans_of_the_request() {
+fn beam_step_generates_one_greedy_token_with_the_masks() {
     let asked = params(json!({
         "num_beams": 4, "n": 2, "length_penalty": 2.0, "max_tokens": 9, "min_tokens": 3, "stop": "a",
         "stop_token_ids": [1], "stop_token_sequences": [[2]], "bad_token_ids": [3], "logprobs": true,
