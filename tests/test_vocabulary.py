@@ -1,4 +1,7 @@
-"""Words of the project's former private vocabulary do not come back; ARCHITECTURE.md has a glossary."""
+"""Words of the project's former private vocabulary do not come back; ARCHITECTURE.md has a glossary.
+
+Names and comments follow the style in CONTRIBUTING.md, as far as a search can tell.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ WORDS = (
     "remedies",
     "rubbish",
     "seat",
+    "somebody",
     "spoiled",
     "spoilt",
     "strictness",
@@ -69,6 +73,8 @@ WORDS = (
     "vacate",
     "waiting room",
     "weigh",
+    "whoever",
+    "workshop",
 )
 
 
@@ -100,6 +106,10 @@ def test_former_identifier_is_absent(identifier: str) -> None:
 def test_former_word_is_absent(word: str) -> None:
     words = word.replace(" ", r"[\s_]+")
     assert lines_with(re.compile(rf"(?i)(?<![a-z]){words}(?:s|es|ed|ing)?(?![a-z])")) == []
+
+
+def test_function_name_has_at_most_60_characters() -> None:
+    assert lines_with(re.compile(r"\b(fn|def) \w{61}")) == []
 
 
 def test_search_covers_code_and_docs() -> None:
