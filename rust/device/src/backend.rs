@@ -52,7 +52,7 @@ pub enum DeviceError {
     /// The inputs of a step contradict each other or exceed what was allocated.
     #[error("invalid step: {0}; this is a bug")]
     InvalidStep(String),
-    /// The device cannot be used any more, nor anything that was on it.
+    /// The device cannot be used any more, nor anything that was on it. The caller makes no further calls but drops.
     #[error("{0}")]
     Lost(String),
 }
@@ -104,7 +104,8 @@ pub trait Backend: Send + 'static {
     type Slots: Send;
     /// The inputs of a step on the device.
     type Step<'a>: Copy;
-    /// The tokens of a [`sample`](Self::sample) call, which may still be computed.
+    /// The tokens of a [`sample`](Self::sample) call, which may still be computed. May be dropped instead of collected,
+    /// at any time: the call still takes effect, and its tokens are discarded.
     type Ticket: Send;
 
     /// Bytes of memory that are available.
@@ -262,7 +263,8 @@ pub trait Backend: Send + 'static {
     ) -> Result<(), DeviceError>;
 
     /// Samples every entry of `batch` from its row of `logits` and appends the tokens to the slots. See
-    /// [`SamplingBatch`] for entries that verify drafts.
+    /// [`SamplingBatch`] for entries that verify drafts. Tickets complete in order, each after all earlier calls; that of
+    /// an empty batch does nothing else.
     fn sample(
         &mut self,
         logits: &Self::Buffer,
@@ -272,7 +274,7 @@ pub trait Backend: Send + 'static {
     ) -> Result<Self::Ticket, DeviceError>;
 
     /// Ready if [`collect`](Self::collect) does not wait for the device. Otherwise `waker` is woken when it may have
-    /// become ready.
+    /// become ready. A lost device makes every ticket ready and wakes its waker; `collect` then returns the loss.
     fn poll(&mut self, ticket: &mut Self::Ticket, waker: &Waker) -> Poll<()>;
 
     /// Replaces `out` by the results of a [`sample`](Self::sample) call, one for each entry. Waits for the device.

@@ -333,6 +333,9 @@ impl<B: Backend> Backend for Timed<B> {
         slots: &mut B::Slots,
         scratch: &mut B::Scratch,
     ) -> Result<B::Ticket, DeviceError> {
+        if batch.is_empty() {
+            return self.inner.sample(logits, batch, slots, scratch);
+        }
         let work = floats(batch.len() * self.vocabulary);
         self.measure(Operation::Sample, work, |inner| inner.sample(logits, batch, slots, scratch))
     }

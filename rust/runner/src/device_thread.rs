@@ -2,6 +2,7 @@
 //!
 //! Up to [`DEPTH`] steps are in flight. A queued plan is launched without waiting for the tokens of the step before it,
 //! unless its sampling needs the host. A failure inside a step, a panic too, is that step's result; the thread continues.
+//! Once the device is lost, every step ends with the loss, and the backend is not called again.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -73,8 +74,8 @@ struct InFlight<B: Backend> {
 }
 
 impl<B: Backend> InFlight<B> {
-    fn launch(runner: &mut Runner<B>, (plan, mut output): Step, is_behind: bool) -> Self {
-        let flight = catch(|| runner.launch(&plan, &mut output, is_behind));
+    fn launch(device: &mut Device<Runner<B>>, (plan, mut output): Step, is_behind: bool) -> Self {
+        let flight = device.run(|runner| runner.launch(&plan, &mut output, is_behind));
         Self { plan, output, flight }
     }
 
@@ -84,9 +85,9 @@ impl<B: Backend> InFlight<B> {
     }
 
     /// Submits what is left, and returns whether the step is ready to be finished. Called for the oldest step only.
-    fn advance(&mut self, runner: &mut Runner<B>, waker: &Waker) -> bool {
+    fn advance(&mut self, device: &mut Device<Runner<B>>, waker: &Waker) -> bool {
         let Ok(flight) = &mut self.flight else { return true };
-        let advanced = catch(|| {
+        let advanced = device.run(|runner| {
             if !flight.is_sampled() {
                 runner.resume(flight)?;
             }
@@ -95,26 +96,45 @@ impl<B: Backend> InFlight<B> {
         match advanced {
             Ok(is_ready) => is_ready,
             Err(error) => {
-                self.flight = Err(error);
+                if let Ok(flight) = std::mem::replace(&mut self.flight, Err(error)) {
+                    device.runner.recycle(flight);
+                }
                 true
             }
         }
     }
 
-    fn finish(self, runner: &mut Runner<B>) -> StepDone {
+    fn finish(self, device: &mut Device<Runner<B>>) -> StepDone {
         let Self { plan, mut output, flight } = self;
-        let result = flight.and_then(|flight| catch(|| runner.finish(flight, &plan, &mut output)));
+        let result = flight.and_then(|flight| device.run(|runner| runner.finish(flight, &plan, &mut output)));
         StepDone { plan, output, result }
     }
 }
 
-fn catch<T>(run: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, StepError> {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(result) => result.map_err(|error| match error {
-            DeviceError::Lost(reason) => StepError::DeviceLost(reason),
-            error => StepError::Failed(error.to_string()),
-        }),
-        Err(panic) => Err(StepError::Failed(format!("the step panicked: {}", panic_text(panic.as_ref())))),
+/// The runner, until its device is lost.
+struct Device<R> {
+    runner: R,
+    /// The reason of the loss.
+    lost: Option<String>,
+}
+
+impl<R> Device<R> {
+    /// A part of a step. Panics and errors are results; after a loss nothing is run.
+    fn run<T>(&mut self, run: impl FnOnce(&mut R) -> Result<T, DeviceError>) -> Result<T, StepError> {
+        if let Some(reason) = &self.lost {
+            return Err(StepError::DeviceLost(reason.clone()));
+        }
+        match catch_unwind(AssertUnwindSafe(|| run(&mut self.runner))) {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(DeviceError::Lost(reason))) => {
+                self.lost = Some(reason.clone());
+                Err(StepError::DeviceLost(reason))
+            }
+            Ok(Err(error)) => Err(StepError::Failed(error.to_string())),
+            Err(panic) => {
+                Err(StepError::Failed(format!("the step panicked: {}", panic_text(panic.as_ref()))))
+            }
+        }
     }
 }
 
@@ -131,16 +151,17 @@ impl Wake for Wakeup {
     }
 }
 
-fn serve<B: Backend>(mut runner: Runner<B>, incoming: &Receiver<Step>, connection: &Receiver<Completions>) {
+fn serve<B: Backend>(runner: Runner<B>, incoming: &Receiver<Step>, connection: &Receiver<Completions>) {
+    let mut device = Device { runner, lost: None };
     let (wakeup, wakeups) = bounded(1);
     let waker = Waker::from(Arc::new(Wakeup(wakeup)));
     let mut completions = None;
     let mut is_open = true; // until the engine drops its side
     let mut in_flight: VecDeque<InFlight<B>> = VecDeque::with_capacity(DEPTH);
     loop {
-        while in_flight.front_mut().is_some_and(|oldest| oldest.advance(&mut runner, &waker)) {
+        while in_flight.front_mut().is_some_and(|oldest| oldest.advance(&mut device, &waker)) {
             let Some(oldest) = in_flight.pop_front() else { break };
-            let done = oldest.finish(&mut runner);
+            let done = oldest.finish(&mut device);
             // Connected before the first plan is submitted, so this does not wait.
             if completions.is_none() {
                 completions = connection.recv().ok();
@@ -168,8 +189,31 @@ fn serve<B: Backend>(mut runner: Runner<B>, incoming: &Receiver<Step>, connectio
             None
         };
         if let Some(step) = step {
-            let launched = InFlight::launch(&mut runner, step, !in_flight.is_empty());
+            let launched = InFlight::launch(&mut device, step, !in_flight.is_empty());
             in_flight.push_back(launched);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_runs_after_the_device_is_lost() {
+        let mut device = Device { runner: 0, lost: None };
+        let mut run = |result: Result<(), DeviceError>| {
+            let result = device.run(|num_runs: &mut u32| {
+                *num_runs += 1;
+                result
+            });
+            (result, device.runner)
+        };
+        let invalid = DeviceError::InvalidStep("a row".into());
+        assert_eq!(run(Err(invalid.clone())), (Err(StepError::Failed(invalid.to_string())), 1));
+        assert_eq!(run(Ok(())), (Ok(()), 2), "other errors concern one step");
+        let lost = Err(StepError::DeviceLost("it is gone".into()));
+        assert_eq!(run(Err(DeviceError::Lost("it is gone".into()))), (lost.clone(), 3));
+        assert_eq!(run(Ok(())), (lost, 3));
     }
 }

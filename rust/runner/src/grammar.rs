@@ -117,14 +117,11 @@ impl SequenceGrammar {
             if word.is_none_or(|word| word >> (draft % 32) & 1 == 0) {
                 return Ok(()); // never sampled, so no later position is reached
             }
+            self.num_followed += 1; // from here on, an error is that of the position after the draft
             let fork = match self.fork.take() {
                 Some(fork) => fork,
-                None => match catch_user_code(GRAMMAR, || exclusive(&mut self.state).fork()) {
-                    Ok(fork) => Mutex::new(fork),
-                    Err(_) => return Ok(()), // the drafts are not verified
-                },
+                None => Mutex::new(catch_user_code(GRAMMAR, || exclusive(&mut self.state).fork())?),
             };
-            self.num_followed += 1;
             let fork = self.fork.insert(fork);
             catch_user_code(GRAMMAR, || exclusive(fork).accept(draft))?;
         }
@@ -233,7 +230,7 @@ mod tests {
         fn forced(&mut self, _: &mut Vec<u32>) {}
 
         fn fork(&self) -> Result<Box<dyn GrammarState>, String> {
-            Ok(Box::new(self.clone()))
+            if self.0 == 101 { Err("no fork".into()) } else { Ok(Box::new(self.clone())) }
         }
     }
 
@@ -308,6 +305,17 @@ mod tests {
         grammar.set_drafts([].into_iter());
         grammar.compute();
         assert_eq!((grammar.num_masks(), grammar.mask(0)[0], grammar.take_failure()), (1, 214, None));
+    }
+
+    #[test]
+    fn failed_fork_is_the_failure_of_the_position_after_the_draft() {
+        // 101 allows 0, and its state cannot be forked.
+        let mut grammar = drafted(100, &[0, 0]);
+        assert_eq!(grammar.num_masks(), 1);
+        let FailingPosition { position, draft, failure } = grammar.take_failure().expect("a failure");
+        assert_eq!((position, draft, &*failure), (1, Some(0), "the grammar failed: no fork"));
+        grammar.accept(&[2]).expect("the draft was not sampled, so the state continues");
+        assert!(drafted(100, &[1]).take_failure().is_none(), "101 does not allow 1, so nothing is forked");
     }
 
     #[test]

@@ -3,13 +3,14 @@
 //! the step is finished.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use penstock_device::{SampleOutcome, Sampled};
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
 use penstock_engine::{RowOutput, StepOutput, StepPlan};
 use penstock_types::OutputScope;
 
-use crate::slot::Slot;
+use crate::slot::{Slot, no_candidates};
 
 /// A row with logits.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +56,16 @@ enum RowResult {
     NoCandidates,
 }
 
+/// The sequence of a row in the plan. Another one may be in its slot when the step is finished.
+struct RowSequence {
+    slot: usize,
+    /// The generation of the slot.
+    generation: u64,
+    request: Arc<Request>,
+    /// Why the row has no output, if that was known when it was submitted.
+    failure: Option<String>,
+}
+
 /// All rows with logits of a step, in row order. Its memory is reused.
 #[derive(Default)]
 pub(crate) struct LogitsRows {
@@ -64,8 +75,8 @@ pub(crate) struct LogitsRows {
     entries: Vec<usize>,
     /// Number of entries with results.
     num_recorded: usize,
-    /// The generation of the slot of each row in the plan.
-    generations: Vec<u64>,
+    /// The sequence of each row in the plan.
+    sequences: Vec<RowSequence>,
     /// The sampled ids of one row of the plan.
     ids: Vec<u32>,
 }
@@ -81,18 +92,29 @@ impl LogitsRows {
         }
     }
 
-    /// Finds the rows of a plan. `output_rows` receives the number of each among all rows of the step.
-    pub fn find(&mut self, plan: &StepPlan, slots: &[Slot], output_rows: &mut Vec<u32>) {
-        let Self { rows, results, entries, num_recorded, generations, ids: _ } = self;
+    /// Removes all rows and keeps the memory.
+    pub fn clear(&mut self) {
+        let Self { rows, results, entries, num_recorded, sequences, ids: _ } = self;
         rows.clear();
         results.clear();
         entries.clear();
-        generations.clear();
+        sequences.clear();
         *num_recorded = 0;
+    }
+
+    /// Finds the rows of a plan; there are none yet. `output_rows` receives the number of each among all rows of the step.
+    pub fn find(&mut self, plan: &StepPlan, slots: &[Slot], output_rows: &mut Vec<u32>) {
+        let Self { rows, results, sequences, .. } = self;
         let mut first_row = 0;
         for (scheduled, row) in plan.rows.iter().enumerate() {
             let (index, slot) = (row.slot as usize, &slots[row.slot as usize]);
-            generations.push(slot.generation());
+            let request = Arc::clone(slot.request());
+            sequences.push(RowSequence {
+                slot: index,
+                generation: slot.generation(),
+                request,
+                failure: None,
+            });
             let step_rows = first_row..first_row + row.num_tokens;
             first_row = step_rows.end;
             if slot.failure().is_some() {
@@ -106,7 +128,7 @@ impl LogitsRows {
                     _ => RowResult::None,
                 });
             };
-            let Request { prompt, outputs, .. } = slot.request();
+            let Request { prompt, outputs, .. } = &**slot.request();
             for position in row.prompt_outputs.clone() {
                 let next = prompt.get(position as usize + 1).copied();
                 let given = next.filter(|_| outputs.prompt_logprobs.is_some());
@@ -148,6 +170,13 @@ impl LogitsRows {
     /// Notes that the next entry of the batch is for the row at `index`.
     pub fn push_entry(&mut self, index: usize) {
         self.entries.push(index);
+    }
+
+    /// Notes the failures of the requests, now that all rows are submitted.
+    pub fn note_failures(&mut self, slots: &[Slot]) {
+        for RowSequence { slot, failure, .. } in &mut self.sequences {
+            *failure = slots[*slot].failure().cloned();
+        }
     }
 
     /// Stores the results of the next entries.
@@ -203,8 +232,8 @@ impl LogitsRows {
                 }
             }
             let slot = &mut slots[row.slot as usize];
-            let (is_current, start) =
-                (slot.generation() == self.generations[scheduled], output.forced.len() as u32);
+            let RowSequence { generation, request, failure, .. } = &mut self.sequences[scheduled];
+            let (is_current, start) = (slot.generation() == *generation, output.forced.len() as u32);
             if is_current {
                 self.ids.clear();
                 self.ids.extend(output.sampled[first_token..].iter().map(|token| token.id));
@@ -223,11 +252,11 @@ impl LogitsRows {
                 }
             }
             let num_tokens = output.sampled.len() - first_token;
-            let is_complete = num_tokens > 0 || row.sample.is_none();
             // A failure after a token is reported with the next row, as it would be without drafts.
             let failure = match is_current {
-                true => slot.failure().filter(|_| num_tokens == 0).cloned(),
-                false => (!is_complete).then(|| "no token is left to sample".to_owned()),
+                _ if num_tokens > 0 => None,
+                true => slot.failure().cloned(),
+                false => failure.take().or_else(|| Some(no_candidates(request, without_candidates?))),
             };
             if failure.is_some() {
                 output.positions.truncate(first_position);

@@ -11,7 +11,7 @@ use std::task::{Poll, Waker};
 
 use penstock_device::{Backend, CacheSpec, DeviceError, MemoryUse, Sampled, SamplingBatch, SamplingEntry};
 use penstock_device::{StepInputs, StepSpec};
-use penstock_engine::{NewSequence, StepOutput, StepPlan};
+use penstock_engine::{DEPTH, NewSequence, StepOutput, StepPlan};
 use penstock_models::{Decoder, Workspace};
 use penstock_types::BlockCopy;
 
@@ -46,7 +46,8 @@ pub(crate) struct Runner<B: Backend> {
 /// A step that was launched and is not finished.
 pub(crate) struct Flight<B: Backend> {
     rows: LogitsRows,
-    /// The tokens of its batches, in order.
+    /// The tokens of its batches, in order. After the sampling there is at least one ticket, if only of an empty batch:
+    /// the step is not ready before the device has done it.
     tickets: Vec<B::Ticket>,
     is_sampled: bool,
 }
@@ -88,7 +89,7 @@ impl<B: Backend> Runner<B> {
             sampled: Vec::with_capacity(spec.logits_rows),
             masks,
             slots: (0..spec.sequences).map(|_| Slot::default()).collect(),
-            spare_flights: vec![Flight::with_room(spec.tokens)],
+            spare_flights: (0..DEPTH).map(|_| Flight::with_room(spec.tokens)).collect(),
             spec: *spec,
             #[cfg(feature = "testing")]
             failing_token: None,
@@ -135,20 +136,30 @@ impl<B: Backend> Runner<B> {
         self.backend.synchronize()
     }
 
-    /// Frees and admits the slots of a plan.
+    /// Frees and admits the slots of a plan. If the device fails for a slot, the host's state and the other slots are
+    /// right all the same; returns the first error.
     pub(crate) fn change_slots(&mut self, plan: &StepPlan) -> Result<(), DeviceError> {
         self.collect_masks(); // if a step failed before it did
+        let new_sequences = plan.new_sequences.iter().map(|NewSequence { slot, request, generated }| {
+            (*slot, request, &plan.tokens[generated.start as usize..generated.end as usize])
+        });
         for &slot in &plan.freed_slots {
             self.slots[slot as usize].free();
-            self.backend.free_slot(&mut self.workspace.slots, slot)?;
         }
-        for NewSequence { slot, request, generated } in &plan.new_sequences {
-            let generated = &plan.tokens[generated.start as usize..generated.end as usize];
-            self.slots[*slot as usize].admit(request, generated, self.spec.vocabulary);
-            let params = slot_params(request, generated);
-            self.backend.admit_slot(&mut self.workspace.slots, *slot, &params)?;
+        for (slot, request, generated) in new_sequences.clone() {
+            self.slots[slot as usize].admit(request, generated, self.spec.vocabulary);
         }
-        Ok(())
+        let Self { backend, workspace, .. } = self;
+        let mut changed = Ok(());
+        for &slot in &plan.freed_slots {
+            let freed = backend.free_slot(&mut workspace.slots, slot);
+            changed = changed.and(freed);
+        }
+        for (slot, request, generated) in new_sequences {
+            let admitted = backend.admit_slot(&mut workspace.slots, slot, &slot_params(request, generated));
+            changed = changed.and(admitted);
+        }
+        changed
     }
 
     /// Submits the rows of a plan, as far as they do not wait for the host.
@@ -158,9 +169,32 @@ impl<B: Backend> Runner<B> {
         is_behind: bool,
         depth: Depth,
     ) -> Result<Flight<B>, DeviceError> {
+        // A panic in a step loses its flight.
         let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.spec.tokens));
+        match self.submit(plan, is_behind, depth, &mut flight) {
+            Ok(()) => Ok(flight),
+            Err(error) => {
+                self.recycle(flight);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes back the buffers of a step that is finished or has failed. Its remaining tickets are dropped.
+    pub(crate) fn recycle(&mut self, mut flight: Flight<B>) {
+        flight.rows.clear();
         flight.tickets.clear();
         flight.is_sampled = false;
+        self.spare_flights.push(flight);
+    }
+
+    fn submit(
+        &mut self,
+        plan: &StepPlan,
+        is_behind: bool,
+        depth: Depth,
+        flight: &mut Flight<B>,
+    ) -> Result<(), DeviceError> {
         inputs::build(&self.decoder, plan, self.spec.block_size, &mut self.inputs);
         flight.rows.find(plan, &self.slots, &mut self.inputs.output_rows);
         #[cfg(feature = "testing")]
@@ -179,9 +213,9 @@ impl<B: Backend> Runner<B> {
         }
         if !must_wait {
             let num_tiles = if depth == Depth::AllLayers { usize::MAX } else { 1 };
-            self.sample(&mut flight, num_tiles)?;
+            self.sample(flight, num_tiles)?;
         }
-        Ok(flight)
+        Ok(())
     }
 
     /// Submits the sampling of a step whose earlier steps are finished now.
@@ -203,12 +237,20 @@ impl<B: Backend> Runner<B> {
         plan: &StepPlan,
         output: &mut StepOutput,
     ) -> Result<(), DeviceError> {
+        let collected = self.collect(&mut flight);
+        if collected.is_ok() {
+            flight.rows.finish(plan, output, &mut self.slots, self.spec.vocabulary);
+        }
+        self.recycle(flight);
+        collected
+    }
+
+    /// Waits for the tokens that were submitted, and records them.
+    fn collect(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
         for ticket in flight.tickets.drain(..) {
             self.backend.collect(ticket, &mut self.sampled)?;
             flight.rows.record(&mut self.sampled);
         }
-        flight.rows.finish(plan, output, &mut self.slots, self.spec.vocabulary);
-        self.spare_flights.push(flight);
         Ok(())
     }
 
@@ -256,13 +298,16 @@ impl<B: Backend> Runner<B> {
             }
             if self.has_details(tile.clone(), &flight.rows) {
                 // The logits are overwritten by the next tile, so details are read now.
-                for ticket in flight.tickets.drain(..) {
-                    self.backend.collect(ticket, &mut self.sampled)?;
-                    flight.rows.record(&mut self.sampled);
-                }
+                self.collect(flight)?;
                 self.read_details(tile, &mut flight.rows)?;
             }
         }
+        if flight.tickets.is_empty() {
+            let Self { backend, batch, workspace: Workspace { logits, slots, scratch, .. }, .. } = self;
+            batch.clear();
+            flight.tickets.push(backend.sample(logits, batch, slots, scratch)?);
+        }
+        flight.rows.note_failures(&self.slots);
         flight.is_sampled = true;
         Ok(())
     }

@@ -77,7 +77,7 @@ impl Slot {
     }
 
     /// The request of a slot that is not free.
-    pub fn request(&self) -> &Request {
+    pub fn request(&self) -> &Arc<Request> {
         self.request.as_ref().expect("a row has an admitted slot; this is a bug")
     }
 
@@ -207,29 +207,8 @@ impl Slot {
 
     /// Fails the request because its `index`-th token has no candidates.
     pub fn mark_no_candidates(&mut self, index: u32) {
-        let request = self.request();
-        let sampling = &request.sampling;
-        let causes = [
-            (request.grammar.is_some(), "the grammar"),
-            (!request.processors.is_empty(), "logits_processors"),
-            (sampling.no_repeat_ngram_size > 0, "no_repeat_ngram_size"),
-            (!sampling.bad_words.is_empty(), "bad_words"),
-            (!sampling.bad_token_ids.is_empty(), "bad_token_ids"),
-            (sampling.allowed_token_ids.is_some(), "allowed_token_ids"),
-            ((index as usize) < request.min_tokens, "min_tokens"),
-            // Finite values can still push a logit beyond the range of float32.
-            (!sampling.logit_bias.is_empty(), "logit_bias"),
-            (sampling.repetition_penalty != 1.0, "repetition_penalty"),
-            (sampling.presence_penalty != 0.0, "presence_penalty"),
-            (sampling.frequency_penalty != 0.0, "frequency_penalty"),
-        ];
-        let causes: Vec<&str> = causes.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| *name).collect();
-        let verb = if causes.len() == 1 { "excludes" } else { "exclude" };
-        let cause = match causes.is_empty() {
-            true => "the model returned no finite logit".into(),
-            false => format!("{} {verb} every token", causes.join(", ")),
-        };
-        self.fail(format!("no token is left to sample: {cause}"));
+        let failure = no_candidates(self.request(), index);
+        self.fail(failure);
     }
 
     fn is_ended_by(&self, token: u32) -> bool {
@@ -250,6 +229,32 @@ impl Slot {
             Err(failure) => self.fail(failure),
         }
     }
+}
+
+/// The error of a request whose `index`-th token has no candidates.
+pub(crate) fn no_candidates(request: &Request, index: u32) -> String {
+    let sampling = &request.sampling;
+    let causes = [
+        (request.grammar.is_some(), "the grammar"),
+        (!request.processors.is_empty(), "logits_processors"),
+        (sampling.no_repeat_ngram_size > 0, "no_repeat_ngram_size"),
+        (!sampling.bad_words.is_empty(), "bad_words"),
+        (!sampling.bad_token_ids.is_empty(), "bad_token_ids"),
+        (sampling.allowed_token_ids.is_some(), "allowed_token_ids"),
+        ((index as usize) < request.min_tokens, "min_tokens"),
+        // Finite values can still push a logit beyond the range of float32.
+        (!sampling.logit_bias.is_empty(), "logit_bias"),
+        (sampling.repetition_penalty != 1.0, "repetition_penalty"),
+        (sampling.presence_penalty != 0.0, "presence_penalty"),
+        (sampling.frequency_penalty != 0.0, "frequency_penalty"),
+    ];
+    let causes: Vec<&str> = causes.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| *name).collect();
+    let verb = if causes.len() == 1 { "excludes" } else { "exclude" };
+    let cause = match causes.is_empty() {
+        true => "the model returned no finite logit".into(),
+        false => format!("{} {verb} every token", causes.join(", ")),
+    };
+    format!("no token is left to sample: {cause}")
 }
 
 /// The parameters of the backend's slot for a request that has generated these tokens.

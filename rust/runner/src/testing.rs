@@ -49,6 +49,22 @@ impl<B: Backend> BareRunner<B> {
         let flight = self.0.launch(plan, output, false)?;
         self.0.finish(flight, plan, output)
     }
+
+    /// Executes two plans, the second of which is launched before the first is finished.
+    pub fn run_overlapped(
+        &mut self,
+        plans: [&StepPlan; 2],
+        outputs: [&mut StepOutput; 2],
+    ) -> Result<(), DeviceError> {
+        let [first_output, second_output] = outputs;
+        let first = self.0.launch(plans[0], first_output, false)?;
+        let mut second = self.0.launch(plans[1], second_output, true)?;
+        self.0.finish(first, plans[0], first_output)?;
+        if !second.is_sampled() {
+            self.0.resume(&mut second)?;
+        }
+        self.0.finish(second, plans[1], second_output)
+    }
 }
 
 /// Opens a model on a backend and starts its engine.

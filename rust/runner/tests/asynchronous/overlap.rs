@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+use penstock_device::DeviceError;
 use penstock_device::cpu::Cpu;
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, Request};
 use penstock_runner::EngineConfig;
@@ -12,6 +13,7 @@ use penstock_types::Sampling;
 use crate::async_cpu::{AsyncCpu, Control};
 use crate::common::{TinyModel, request};
 use crate::rules::{Fault, Thirds, pulled};
+use crate::steps::{Row, Sequence, Steps};
 
 const TOKENS: usize = 60;
 
@@ -128,6 +130,40 @@ fn grammars_and_processors_delay_only_the_next_sampling() {
     let waits_for_tokens_or_logits = matches!((steps, batches), (2, 1) | (1, 0));
     assert!(waits_for_tokens_or_logits, "{steps} forward passes, {batches} batches");
     assert_eq!(ids, on_cpu(with_processor()));
+}
+
+#[test]
+fn prompt_chunks_are_in_flight_until_the_device_has_computed_them() {
+    let (device, control) = AsyncCpu::new(2);
+    let config = EngineConfig { max_num_batched_tokens: Some(16), ..config() };
+    let engine = TinyModel::write().launch_on(device, &config).unwrap().0;
+    control.hold();
+    let before = control.num_steps.load(SeqCst);
+    let running = Running::start(&engine, vec![request(1, 200, 4)]);
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_millis(300) {
+        std::thread::yield_now();
+    }
+    let num_steps = control.num_steps.load(SeqCst) - before;
+    control.release();
+    assert_eq!(num_steps, 2, "of 13 steps, all but the last without a token");
+    assert_eq!(running.read_to_end(), on_cpu(vec![request(1, 200, 4)]));
+}
+
+#[test]
+fn slots_beside_a_slot_that_fails_are_admitted() {
+    let (device, control) = AsyncCpu::new(2);
+    let mut steps = Steps::of_four_on(device);
+    let mut sequences = [0, 1].map(|slot| Sequence::new(request(slot as usize, 20, 8), slot));
+    fn rows(sequences: &mut [Sequence]) -> Vec<Row<'_>> {
+        sequences.iter_mut().map(|sequence| Row { sequence, chunk: usize::MAX, drafts: vec![] }).collect()
+    }
+    control.fail_admission();
+    let error = steps.try_step(&mut rows(&mut sequences)).unwrap_err();
+    assert_eq!(error, DeviceError::InvalidStep("no admission".into()));
+    // As in a plan that was made before the failure was known.
+    steps.step(&mut rows(&mut sequences[1..]));
+    assert_eq!(sequences[1].ids(), Steps::of_four().run_plainly(request(1, 20, 1)).ids());
 }
 
 #[test]

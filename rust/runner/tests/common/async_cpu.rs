@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
@@ -64,6 +64,8 @@ pub struct Control {
     /// Batches that were submitted, and those whose tokens were published.
     pub num_submitted: AtomicUsize,
     pub num_published: AtomicUsize,
+    /// The next slot is not admitted.
+    fails_admission: AtomicBool,
     /// Completed batches are lost with the device when this is set.
     lost: Mutex<Option<String>>,
 }
@@ -77,6 +79,11 @@ impl Control {
     pub fn release(&self) {
         *lock(&self.held) = false;
         self.released.notify_all();
+    }
+
+    /// The admission of the next slot fails.
+    pub fn fail_admission(&self) {
+        self.fails_admission.store(true, SeqCst);
     }
 
     /// The device is lost for this reason.
@@ -287,6 +294,9 @@ impl Backend for AsyncCpu {
         slot: u32,
         params: &SlotParams<'_>,
     ) -> Result<(), DeviceError> {
+        if self.control.fails_admission.swap(false, SeqCst) {
+            return Err(DeviceError::InvalidStep("no admission".into()));
+        }
         let SlotParams { sampling, prompt, generated, min_tokens, stop_token_ids, logprobs, prompt_logprobs } =
             *params;
         let (slots, sampling, prompt) = (Arc::clone(slots), sampling.clone(), Arc::clone(prompt));

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::rules::with_everything;
+use penstock_engine::Request;
+use penstock_types::{RequestedOutputs, Sampling};
+
+use crate::common::request;
+use crate::rules::{Fault, PullToSum, Thirds, with_everything};
 use crate::steps::{Row, Sequence, Steps};
 
 fn whole(sequence: &mut Sequence) -> Row<'_> {
@@ -21,6 +25,46 @@ fn freed_slot_drops_its_request() {
     let held = sequences.each_ref().map(|sequence| Arc::strong_count(&sequence.request));
     assert_eq!(held[0], 1, "nothing of the request is left");
     assert!(held[1] > 1, "its neighbour stays");
+}
+
+#[test]
+fn failure_is_returned_by_a_row_whose_slot_was_admitted_again() {
+    let failing = |request| Request {
+        outputs: RequestedOutputs { prompt_logprobs: Some(1), ..<_>::default() },
+        ..request
+    };
+    let grammar = |fault| failing(Request { grammar: Some(Arc::new(Thirds(fault))), ..request(1, 20, 8) });
+    let processor = Arc::new(PullToSum { strength: 0.5, fails_at: 0, panics_at: usize::MAX });
+    let excluded = Sampling { allowed_token_ids: Some(vec![]), ..Sampling::default() };
+    for (request, chunk, failure) in [
+        (grammar(Fault::Start), usize::MAX, "the grammar failed: no start"),
+        (grammar(Fault::Start), 8, "the grammar failed: no start"),
+        (grammar(Fault::Mask(0)), usize::MAX, "the grammar failed: no mask"),
+        (
+            grammar(Fault::Nothing(0)),
+            usize::MAX,
+            "no token is left to sample: the grammar excludes every token",
+        ),
+        (
+            failing(Request { processors: vec![processor], ..request(1, 20, 8) }),
+            usize::MAX,
+            "the logits processor failed: it fails",
+        ),
+        (
+            failing(Request { sampling: excluded, ..request(1, 20, 8) }),
+            usize::MAX,
+            "no token is left to sample: allowed_token_ids excludes every token",
+        ),
+    ] {
+        let mut steps = Steps::of_four();
+        let [mut failing, mut next] =
+            [request, with_everything(2, 20, 8)].map(|request| Sequence::new(request, 3));
+        steps.freed = vec![3];
+        let row = Row { sequence: &mut failing, chunk, drafts: vec![] };
+        steps.step_overlapped(&mut [row], &mut [whole(&mut next)]);
+        assert_eq!(failing.failure.as_deref(), Some(failure), "in chunks of {chunk}");
+        assert_eq!((next.tokens.len(), &next.failure), (1, &None));
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use penstock_device::DeviceError;
 use penstock_engine::{
     Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepOutput, StepPlan, Token,
 };
@@ -71,37 +72,48 @@ impl Steps {
 
     /// A model with four slots and tiles of 32 rows.
     pub fn of_four() -> Self {
-        Self::new(&EngineConfig { threads: Some(2), max_num_seqs: Some(4), ..EngineConfig::default() })
+        Self::of_four_on(device(2))
+    }
+
+    pub fn of_four_on(device: Device) -> Self {
+        let config = EngineConfig { threads: Some(2), max_num_seqs: Some(4), ..EngineConfig::default() };
+        let (runner, limits) = TinyModel::write().open_on(device, &config).unwrap();
+        Self { runner, limits, freed: vec![] }
     }
 
     /// One step, in which each sequence has at most one row.
     pub fn step(&mut self, rows: &mut [Row<'_>]) {
+        self.try_step(rows).unwrap();
+    }
+
+    /// One step, which may fail.
+    pub fn try_step(&mut self, rows: &mut [Row<'_>]) -> Result<(), DeviceError> {
+        let plan = self.plan(rows);
+        let mut output = StepOutput::default();
+        self.runner.run(&plan, &mut output)?;
+        apply(rows, plan, output);
+        Ok(())
+    }
+
+    /// Two steps of different sequences, the second of which is launched before the first is finished. It frees `freed`.
+    pub fn step_overlapped(&mut self, first: &mut [Row<'_>], second: &mut [Row<'_>]) {
+        let freed = std::mem::take(&mut self.freed);
+        let first_plan = self.plan(first);
+        self.freed = freed;
+        let second_plan = self.plan(second);
+        let mut outputs = [StepOutput::default(), StepOutput::default()];
+        self.runner.run_overlapped([&first_plan, &second_plan], outputs.each_mut()).unwrap();
+        let [first_output, second_output] = outputs;
+        apply(first, first_plan, first_output);
+        apply(second, second_plan, second_output);
+    }
+
+    fn plan(&mut self, rows: &mut [Row<'_>]) -> StepPlan {
         let mut plan = StepPlan { freed_slots: std::mem::take(&mut self.freed), ..StepPlan::default() };
-        for Row { sequence, chunk, drafts } in &mut *rows {
+        for Row { sequence, chunk, drafts } in rows {
             self.push(&mut plan, sequence, *chunk, drafts);
         }
-        let mut output = StepOutput::default();
-        self.runner.run(&plan, &mut output).unwrap();
-        let (mut sampled, mut positions) = (output.sampled.into_iter(), output.positions.into_iter());
-        for ((Row { sequence, .. }, row), scheduled) in rows.iter_mut().zip(output.rows).zip(plan.rows) {
-            let (num_tokens, num_positions) = (row.num_tokens as usize, row.num_positions as usize);
-            sequence.tokens.extend(sampled.by_ref().take(num_tokens));
-            sequence.positions.extend(positions.by_ref().take(num_positions));
-            sequence.forced = output.forced[row.forced.start as usize..row.forced.end as usize].to_vec();
-            match row.failure {
-                Some(failure) => {
-                    assert_eq!((num_tokens, num_positions), (0, 0));
-                    sequence.failure.get_or_insert(failure);
-                }
-                None => {
-                    let num_undrafted = (scheduled.num_tokens - scheduled.num_drafts) as usize;
-                    sequence.num_computed += num_undrafted + num_tokens.saturating_sub(1);
-                    assert_eq!(num_positions, scheduled.prompt_outputs.len());
-                    assert_eq!(num_tokens > 0, scheduled.sample.is_some());
-                }
-            }
-        }
-        assert!(sampled.next().is_none() && positions.next().is_none());
+        plan
     }
 
     /// A step of one row that fails before anything is computed, because there is no host tier for its copy.
@@ -201,6 +213,30 @@ impl Steps {
         self.runner.run(&plan, &mut output).unwrap();
         output.rows.remove(0).failure
     }
+}
+
+/// Appends the output of a step to its sequences.
+fn apply(rows: &mut [Row<'_>], plan: StepPlan, output: StepOutput) {
+    let (mut sampled, mut positions) = (output.sampled.into_iter(), output.positions.into_iter());
+    for ((Row { sequence, .. }, row), scheduled) in rows.iter_mut().zip(output.rows).zip(plan.rows) {
+        let (num_tokens, num_positions) = (row.num_tokens as usize, row.num_positions as usize);
+        sequence.tokens.extend(sampled.by_ref().take(num_tokens));
+        sequence.positions.extend(positions.by_ref().take(num_positions));
+        sequence.forced = output.forced[row.forced.start as usize..row.forced.end as usize].to_vec();
+        match row.failure {
+            Some(failure) => {
+                assert_eq!((num_tokens, num_positions), (0, 0));
+                sequence.failure.get_or_insert(failure);
+            }
+            None => {
+                let num_undrafted = (scheduled.num_tokens - scheduled.num_drafts) as usize;
+                sequence.num_computed += num_undrafted + num_tokens.saturating_sub(1);
+                assert_eq!(num_positions, scheduled.prompt_outputs.len());
+                assert_eq!(num_tokens > 0, scheduled.sample.is_some());
+            }
+        }
+    }
+    assert!(sampled.next().is_none() && positions.next().is_none());
 }
 
 /// All outputs as text, so that a NaN equals itself.
