@@ -133,7 +133,7 @@ fn grammars_and_processors_delay_only_the_next_sampling() {
 }
 
 #[test]
-fn prompt_chunks_are_in_flight_until_the_device_has_computed_them() {
+fn prompt_chunk_is_in_flight_until_the_device_has_computed_it() {
     let (device, control) = AsyncCpu::new(2);
     let config = EngineConfig { max_num_batched_tokens: Some(16), ..config() };
     let engine = TinyModel::write().launch_on(device, &config).unwrap().0;
