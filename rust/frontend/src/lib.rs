@@ -3,6 +3,8 @@
 #![allow(missing_docs)]
 
 mod error;
+#[cfg(feature = "testing")]
+mod fake_executor;
 pub mod field;
 #[cfg(test)]
 mod json_value;
@@ -14,3 +16,5 @@ pub mod selection;
 pub mod value;
 
 pub use error::Error;
+#[cfg(feature = "testing")]
+pub use fake_executor::FakeExecutor;

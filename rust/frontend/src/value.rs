@@ -2,13 +2,15 @@
 
 /// A value that a caller passes for a field.
 ///
-/// Values are hostile: an iterator may never end, a text may fill the memory. So readers ask for the length first, copy
+/// Values are untrusted: an iterator may be endless, a text may fill the memory. So readers ask for the length first, copy
 /// nothing that is larger than allowed and read nothing beyond the limit, not even for an error message.
 pub trait Value: Clone {
     /// An exception that the caller's code raised while the value was read.
     type Raised;
 
-    /// The JSON type of the value. Runs no code of the caller.
+    /// The JSON type of the value, from its type alone: a value that only converts to a number (`__index__`) is
+    /// [`Kind::Other`]. Looking for a mapping may run code of the caller (`__class__`); if that raises an exception, the
+    /// value is not a mapping.
     fn kind(&self) -> Kind;
     /// An integer; `None` for another type (`bool` is one) or beyond 128 bits.
     fn integer(&self) -> Result<Option<i128>, Self::Raised>;
@@ -20,7 +22,7 @@ pub trait Value: Clone {
     fn text(&self) -> Result<Option<String>, Self::Raised>;
     /// The items of any iterable except strings, bytes and mappings; `None` for those and for other types.
     fn items(&self) -> Result<Option<impl Iterator<Item = Result<Self, Self::Raised>>>, Self::Raised>;
-    /// The items of a [`Kind::Array`]. Runs no code of the caller.
+    /// The items of a [`Kind::Array`], without the iterator of a subclass.
     fn array(&self) -> impl Iterator<Item = Self>;
     /// The number of entries of a [`Kind::Map`].
     fn map_len(&self) -> Result<usize, Self::Raised>;
@@ -37,7 +39,7 @@ pub trait Value: Clone {
 pub enum Kind {
     Null,
     Bool(bool),
-    /// An integer of at most 64 bits.
+    /// A signed integer of 64 bits; larger ones are `Other`.
     Integer(i64),
     Float(f64),
     Text,

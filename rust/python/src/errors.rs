@@ -13,6 +13,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
 
+use crate::fields::quote;
+
 /// An invalid field of a configuration or of a request.
 pub struct Problem {
     /// The complete error message.
@@ -22,6 +24,26 @@ pub struct Problem {
     pub value: Option<Py<PyAny>>,
     /// The allowed values, in words.
     pub limit: Option<String>,
+}
+
+impl Problem {
+    /// The error for a value; `place` is the field, with the index of an item.
+    pub fn new(field: &str, place: &str, value: &Bound<'_, PyAny>, limit: String) -> Self {
+        let message = format!("{place}={} is not allowed: it must be {limit}", quote(value));
+        Self { message, field: field.to_owned(), value: Some(value.clone().unbind()), limit: Some(limit) }
+    }
+}
+
+impl From<FieldError> for Problem {
+    /// Without the value, which is text here.
+    fn from(error: FieldError) -> Self {
+        Self {
+            message: error.to_string(),
+            field: error.field.to_owned(),
+            value: None,
+            limit: Some(error.limit),
+        }
+    }
 }
 
 /// An error of this crate or of a crate below it.
@@ -72,16 +94,14 @@ impl From<TextError> for Error {
 
 impl From<penstock_frontend::Error> for Error {
     fn from(error: penstock_frontend::Error) -> Self {
-        let message = error.to_string();
         match error {
-            penstock_frontend::Error::Field(error) => {
-                let field = error.field.to_owned();
-                Error::Request(Problem { message, field, value: None, limit: Some(error.limit) })
-            }
-            penstock_frontend::Error::Prompt(_) => {
-                let limit = Some("text that the tokenizer can encode".to_owned());
-                Error::Request(Problem { message, field: "prompt".to_owned(), value: None, limit })
-            }
+            penstock_frontend::Error::Field(error) => Error::Request(error.into()),
+            penstock_frontend::Error::Prompt(error) => Error::Request(Problem {
+                message: error.to_string(),
+                field: "prompt".to_owned(),
+                value: None,
+                limit: Some("text that the tokenizer can encode".to_owned()),
+            }),
             penstock_frontend::Error::Text(error) => Error::Text(error),
             penstock_frontend::Error::Overloaded(reason) => Error::Overloaded(reason),
             penstock_frontend::Error::Start(error) => Error::Start(error),
@@ -114,10 +134,8 @@ impl From<Error> for PyErr {
             Error::Config(problem) => field_error(py, "ConfigError", problem),
             Error::Request(problem) => field_error(py, "InvalidRequestError", problem),
             Error::Launch(LaunchError::Config(error)) => {
-                let message = error.to_string();
-                let value = error.value.into_pyobject(py).map(|text| text.into_any().unbind()).ok();
-                let (field, limit) = (error.field.to_owned(), Some(error.limit));
-                field_error(py, "ConfigError", Problem { message, field, value, limit })
+                let value = error.value.as_str().into_pyobject(py).map(|text| text.into_any().unbind()).ok();
+                field_error(py, "ConfigError", Problem { value, ..error.into() })
             }
             Error::Launch(error @ LaunchError::OutOfMemory(_)) => {
                 plain(py, "OutOfMemoryError", error.to_string())

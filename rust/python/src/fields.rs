@@ -1,71 +1,28 @@
-//! Reads one argument: checks its type and range, or returns an error with the field, the value and the limit.
-//!
-//! Values are untrusted: an iterator may be endless, a text may fill the memory. So nothing is copied before its size is
-//! known to be within the limit, and nothing is read beyond the limit, not even for the error message.
-
-use std::ops::RangeInclusive;
+//! Reads one field of a configuration: checks its type, or returns an error with the field, the value and the limit.
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyMapping, PyString};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyString};
 
 use crate::errors::{Error, Problem};
 
 /// Maximum length of a value's `repr` in an error message.
 const MAX_QUOTED_CHARS: usize = 80;
 
-/// A field of a configuration or of a request.
+/// A field of a configuration.
 #[derive(Clone, Copy)]
-pub struct Field {
-    name: &'static str,
-    /// The index of the item of a sequence, and of an item inside that item.
-    positions: [Option<usize>; 2],
-    wrap: fn(Problem) -> Error,
-}
+pub struct Field(&'static str);
 
 impl Field {
     /// A field whose errors are `ConfigError`.
     pub fn config(name: &'static str) -> Self {
-        Self { name, positions: [None; 2], wrap: Error::Config }
-    }
-
-    /// A field whose errors are `InvalidRequestError`.
-    pub fn request(name: &'static str) -> Self {
-        Self { name, positions: [None; 2], wrap: Error::Request }
+        Self(name)
     }
 
     /// The error for `value`; `limit` completes the sentence "it must be ...".
     pub fn refuse(self, value: &Bound<'_, PyAny>, limit: impl Into<String>) -> Error {
-        let limit = limit.into();
-        let positions = self.positions.iter().flatten().map(|position| format!("[{position}]"));
-        let place: String = [self.name.to_owned()].into_iter().chain(positions).collect();
-        let message = format!("{place}={} is not allowed: it must be {limit}", quote(value));
-        let value = Some(value.clone().unbind());
-        (self.wrap)(Problem { message, field: self.name.to_owned(), value, limit: Some(limit) })
-    }
-
-    /// The item with this index.
-    fn at(self, position: usize) -> Self {
-        let positions = match self.positions {
-            [None, _] => [Some(position), None],
-            [outer, _] => [outer, Some(position)],
-        };
-        Self { positions, ..self }
-    }
-
-    /// An integer in `range`; `bool` is not one.
-    pub fn integer(self, value: &Bound<'_, PyAny>, range: RangeInclusive<u64>) -> Result<u64, Error> {
-        let number = read_number::<u64>(value)?;
-        number.filter(|number| range.contains(number)).ok_or_else(|| {
-            let (low, high) = (range.start(), range.end());
-            self.refuse(value, format!("an integer from {low} to {high}"))
-        })
-    }
-
-    /// An integer from 1, as a `usize`.
-    pub fn count(self, value: &Bound<'_, PyAny>) -> Result<usize, Error> {
-        self.integer(value, 1..=u64::from(u32::MAX)).map(|count| count as usize)
+        Error::Config(Problem::new(self.0, self.0, value, limit.into()))
     }
 
     /// An integer from 0; `bool` is not one.
@@ -83,17 +40,6 @@ impl Field {
         read_number(value)?.ok_or_else(|| self.refuse(value, "a number"))
     }
 
-    /// A number that `allowed` accepts; `bool` and NaN are rejected.
-    pub fn number(
-        self,
-        value: &Bound<'_, PyAny>,
-        limit: &str,
-        allowed: impl Fn(f64) -> bool,
-    ) -> Result<f64, Error> {
-        let number = read_number::<f64>(value)?;
-        number.filter(|number| allowed(*number)).ok_or_else(|| self.refuse(value, limit))
-    }
-
     /// `True` or `False`.
     pub fn boolean(self, value: &Bound<'_, PyAny>) -> Result<bool, Error> {
         value.cast::<PyBool>().map(|value| value.is_true()).map_err(|_| self.refuse(value, "True or False"))
@@ -107,16 +53,6 @@ impl Field {
             .map_err(|_| self.refuse(value, "valid Unicode (it contains a lone surrogate)"))
     }
 
-    /// Non-empty text of at most `most` characters.
-    pub fn text_within(self, value: &Bound<'_, PyAny>, most: usize) -> Result<String, Error> {
-        if let Ok(text) = value.cast::<PyString>()
-            && !(1..=most).contains(&text.len()?)
-        {
-            return Err(self.refuse(value, format!("a string of 1 to {most} characters")));
-        }
-        self.text(value)
-    }
-
     /// One of the given strings.
     pub fn choice(self, value: &Bound<'_, PyAny>, choices: &[&'static str]) -> Result<&'static str, Error> {
         let given = value.cast::<PyString>().ok().and_then(|text| text.to_str().ok());
@@ -124,31 +60,6 @@ impl Field {
             let choices: Vec<_> = choices.iter().map(|choice| format!("'{choice}'")).collect();
             self.refuse(value, format!("one of {}", choices.join(", ")))
         })
-    }
-
-    /// Reads the items of any iterable except text, bytes and mappings with `read`, which gets the field with the item's
-    /// index. There are at most `most`, called `noun` in errors; the error for another value says `expected`.
-    pub fn items<'py, T>(
-        self,
-        value: &Bound<'py, PyAny>,
-        most: usize,
-        noun: &str,
-        expected: &str,
-        read: impl Fn(Self, &Bound<'py, PyAny>) -> Result<T, Error>,
-    ) -> Result<Vec<T>, Error> {
-        let is_other = value.is_instance_of::<PyString>()
-            || value.is_instance_of::<PyBytes>()
-            || value.is_instance_of::<PyByteArray>()
-            || value.cast::<PyMapping>().is_ok();
-        let items = if is_other { None } else { value.try_iter().ok() };
-        let mut items = items.ok_or_else(|| self.refuse(value, expected))?;
-        let numbered = items.by_ref().take(most).enumerate();
-        let read = numbered.map(|(position, item)| read(self.at(position), &item?));
-        let read = read.collect::<Result<_, Error>>()?;
-        match items.next() {
-            Some(_) => Err(self.refuse(value, format!("at most {most} {noun}"))),
-            None => Ok(read),
-        }
     }
 }
 

@@ -15,8 +15,6 @@ mod describe;
 mod detach;
 mod engine;
 mod errors;
-#[cfg(feature = "testing")]
-mod fake_executor;
 mod fields;
 mod logs;
 mod params;

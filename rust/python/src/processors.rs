@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_engine::request::LogitsProcessor;
+use penstock_frontend::field::{Field, Read, ReadError};
 use penstock_frontend::params::SamplingParams;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -28,9 +29,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 
 use crate::convert::ToPython;
-use crate::errors::Error;
-use crate::fields::Field;
 use crate::tensor::{Tensor, read_vector};
+use crate::value::PyValue;
 
 const EXITING: &str = "the interpreter is exiting";
 const REQUEST_GONE: &str = "the request was dropped";
@@ -130,16 +130,15 @@ impl Drop for CallGuard {
 pub struct Processors(pub Vec<Arc<Py<PyAny>>>);
 
 impl Processors {
-    pub fn read(field: Field, value: &Bound<'_, PyAny>) -> Result<Self, Error> {
+    /// Reads the value of the parameter.
+    pub fn read<'py>(value: &PyValue<'py>) -> Read<Self, PyValue<'py>> {
         let expected = "a sequence of callables";
-        let callable = |field: Field, item: &Bound<'_, PyAny>| {
-            if item.is_callable() {
-                Ok(Arc::new(item.clone().unbind()))
-            } else {
-                Err(field.refuse(item, expected))
-            }
+        let callable = |field: Field, item: &PyValue<'py>| match item.0.is_callable() {
+            true => Ok(Arc::new(item.0.clone().unbind())),
+            false => Err(field.refuse(item, expected)),
         };
-        Gate::register_exit(value.py())?;
+        Gate::register_exit(value.0.py()).map_err(ReadError::Raised)?;
+        let field = Field::new("logits_processors");
         field.items(value, SamplingParams::MAX_LOGITS_PROCESSORS, "processors", expected, callable).map(Self)
     }
 

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use penstock_checkpoint::{Checkpoint, GenerationConfig};
+use penstock_frontend::FakeExecutor;
 use penstock_frontend::params::ModelLimits;
 use penstock_runner::EngineConfig as RunnerConfig;
 use penstock_types::{Dtype, KvDtype};
@@ -15,7 +16,6 @@ use crate::config::EngineConfig;
 use crate::detach::detach;
 use crate::engine::Engine;
 use crate::errors::Error;
-use crate::fake_executor::FakeExecutor;
 
 /// Adds the module to `penstock._core`. It is not in `__all__`, because wheels do not have it.
 pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {

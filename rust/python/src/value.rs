@@ -1,6 +1,6 @@
 //! Python objects as the values of fields.
 
-use penstock_frontend::field::ReadError;
+use penstock_frontend::field::{Problem, ReadError};
 use penstock_frontend::value::{Kind, Value};
 use pyo3::prelude::*;
 use pyo3::types::{
@@ -8,7 +8,7 @@ use pyo3::types::{
 };
 
 use crate::classes::PySamplingParams;
-use crate::errors::{Error, Problem};
+use crate::errors::Error;
 use crate::fields::{quote, read_number};
 
 /// A Python object that a caller passed for a field.
@@ -106,17 +106,9 @@ impl<'py> Value for PyValue<'py> {
 /// The error for a field of a request that cannot be read.
 pub fn request_error(error: ReadError<PyValue<'_>>) -> Error {
     match error {
-        ReadError::Field(problem) => Error::Request(Problem {
-            message: format!(
-                "{}={} is not allowed: it must be {}",
-                problem.place,
-                problem.value.quote(),
-                problem.limit
-            ),
-            field: problem.field.to_owned(),
-            value: Some(problem.value.0.unbind()),
-            limit: Some(problem.limit),
-        }),
+        ReadError::Field(Problem { field, place, value, limit }) => {
+            Error::Request(crate::errors::Problem::new(field, &place, &value.0, limit))
+        }
         ReadError::Raised(error) => Error::Python(error),
     }
 }

@@ -1,13 +1,13 @@
-//! An executor without a model. Its outputs follow rules that tests know, so that they can be compared bit by bit.
+//! An executor without a model, for tests. Its outputs follow rules that tests know, so that they can be compared bit by bit.
 //!
 //! The token after `position` is `position + seed`. The log probability of a token is -0.01 times its position, the most likely
 //! tokens are the ids from 0, and rows of logits and hidden states start with the position and the seed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-use crossbeam_channel::{Sender, unbounded};
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
 use penstock_engine::{Completions, Executor, RowOutput, ScheduledRow, StepDone, StepOutput, StepPlan};
 use penstock_types::OutputScope;
@@ -20,7 +20,7 @@ pub struct FakeExecutor(Sender<Step>);
 impl FakeExecutor {
     /// An executor that reports finished steps to `completions`.
     pub fn start(completions: Completions) -> Self {
-        let (sender, steps) = unbounded::<Step>();
+        let (sender, steps) = channel::<Step>();
         thread::spawn(move || {
             let mut slots = HashMap::new();
             for (plan, mut output) in steps {
