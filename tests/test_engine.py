@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -115,6 +116,28 @@ async def test_close_starts_no_thread(tiny_model: Path, monkeypatch: pytest.Monk
     await engine.aclose()
     assert not engine._session.native.is_running
     assert (await request.result()).finish_reason == "cancelled"
+
+
+@pytest.mark.anyio
+async def test_close_makes_an_unfinished_generate_raise(tiny_model: Path) -> None:
+    engine = make_engine(tiny_model)
+    await engine.start()
+    request = await engine.start_request(PROMPT, LONG)
+    first = await anext(request)
+    async with anyio.create_task_group() as group:
+
+        async def generate(**options: Any) -> None:
+            with pytest.raises(penstock.EngineStoppedError, match="closed before the request finished"):
+                await engine.generate(PROMPT, LONG, **options)
+
+        group.start_soon(generate)
+        group.start_soon(partial(generate, best_of=2))
+        while engine.stats().running < 4:
+            await anyio.lowlevel.checkpoint()
+        await engine.aclose()
+    result = await request.result()
+    assert result.finish_reason == "cancelled"
+    assert result.token_ids[: len(first.token_ids)] == first.token_ids
 
 
 @pytest.mark.anyio

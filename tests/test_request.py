@@ -326,3 +326,24 @@ async def test_timeout_around_one_chunk_loses_no_output(engine: penstock.Engine)
             scope.cancel()
     tokens += [token async for chunk in request for token in chunk.token_ids]
     assert tuple(tokens) == expected.token_ids
+
+
+async def test_finish_reason_is_known_without_a_reader(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, SHORT)
+    while request.finish_reason is None:
+        await anyio.lowlevel.checkpoint()
+    assert request.finish_reason == "length"
+
+
+async def test_polling_takes_no_output_from_a_reader(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, LONG)
+    chunks: list[penstock.Chunk] = []
+    async with anyio.create_task_group() as group:
+
+        async def read() -> None:
+            chunks.extend([chunk async for chunk in request])
+
+        group.start_soon(read)
+        while request.finish_reason is None:
+            await anyio.lowlevel.checkpoint()
+    assert sum((chunk.token_ids for chunk in chunks), ()) == (await request.result()).token_ids

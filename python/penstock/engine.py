@@ -182,7 +182,8 @@ class Engine:
         """Submit a request and return its complete result. Cancelling the task cancels the request.
 
         Takes the arguments of `start_request`, and also `best_of` and `num_beams`, which cannot be streamed.
-        Raises as `start_request` does, and `GenerationError` if the request fails while it runs.
+        Raises as `start_request` does, `GenerationError` if the request fails while it runs, and
+        `EngineStoppedError` if the engine is closed first.
         """
         prompt, params = self._session.prepare(prompt, params, dict(options))
         in_thread = should_offload(prompt, params)

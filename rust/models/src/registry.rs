@@ -50,8 +50,22 @@ fn find_family(fields: Fields<'_>) -> Result<&'static Family, ModelError> {
         })
 }
 
+/// Fields that change the result of the model and are not supported: they must be missing, null or false.
+const UNSUPPORTED: [&str; 5] = [
+    "use_logn_attn",
+    "use_dynamic_ntk",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "quantization_config",
+];
+
 /// Reads the fields that all families share.
 fn read_common_fields(family: &Family, fields: Fields<'_>) -> Result<ModelConfig, ModelError> {
+    for name in UNSUPPORTED {
+        if let Some(value) = fields.get(name).filter(|value| **value != Value::Bool(false)) {
+            return Err(fields.error(name, value, "missing: penstock does not support it"));
+        }
+    }
     if let Some(activation) = fields.optional_text("hidden_act")?.filter(|name| *name != "silu") {
         return Err(fields.error("hidden_act", &activation.into(), "\"silu\""));
     }
@@ -132,6 +146,15 @@ mod tests {
     }
 
     #[test]
+    fn unsupported_fields_may_be_null_or_false() {
+        for value in [Value::Null, json!(false)] {
+            for name in UNSUPPORTED {
+                ModelConfig::from_json(&with(name, value.clone())).expect(name);
+            }
+        }
+    }
+
+    #[test]
     fn model_type_selects_the_family_without_architectures() {
         let mut config = llama();
         config["architectures"] = Value::Null;
@@ -152,6 +175,11 @@ mod tests {
             ("rms_norm_eps", json!(-1e-6)),
             ("hidden_act", json!("gelu")),
             ("tie_word_embeddings", json!(1)),
+            ("use_logn_attn", json!(true)),
+            ("use_dynamic_ntk", json!(true)),
+            ("attn_logit_softcapping", json!(50.0)),
+            ("final_logit_softcapping", json!(30.0)),
+            ("quantization_config", json!({"quant_method":"gptq"})),
             ("max_position_embeddings", json!(1e300)),
         ] {
             let message = ModelConfig::from_json(&with(field, value.clone())).expect_err(field).to_string();

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use penstock_frontend::output::RequestOutput;
 use penstock_frontend::selection;
 use pyo3::prelude::*;
 
@@ -54,6 +55,7 @@ impl BeamSearch {
 
     fn result(&self, py: Python<'_>) -> Result<PyRequestOutput, Error> {
         let result = detach(py, || self.lock().result())??;
+        check_complete(&result)?;
         Ok(PyRequestOutput(result.into()))
     }
 }
@@ -66,8 +68,17 @@ pub fn candidate_params(params: &PySamplingParams) -> PySamplingParams {
 
 /// See `_core.pyi`.
 #[pyfunction]
-pub fn best_of(result: &PyRequestOutput, params: &PySamplingParams) -> PyRequestOutput {
-    PyRequestOutput(selection::best_of(&result.0, &params.params))
+pub fn best_of(result: &PyRequestOutput, params: &PySamplingParams) -> Result<PyRequestOutput, Error> {
+    check_complete(&result.0)?;
+    Ok(PyRequestOutput(selection::best_of(&result.0, &params.params)))
+}
+
+/// An error if the engine was closed first: only that cancels a request whose caller waits for its result.
+fn check_complete(output: &RequestOutput) -> Result<(), Error> {
+    match output.choices.iter().any(|choice| choice.finish_reason == "cancelled") {
+        true => Err(Error::Stopped("the engine was closed before the request finished".to_owned())),
+        false => Ok(()),
+    }
 }
 
 /// See `_core.pyi`.

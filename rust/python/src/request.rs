@@ -61,8 +61,14 @@ impl Request {
     }
 
     #[getter]
-    fn finish_reason(&self) -> Result<Option<&'static str>, Error> {
-        Ok(self.state()?.end().map(|end| match end {
+    fn finish_reason(&self, py: Python<'_>) -> Result<Option<&'static str>, Error> {
+        let state = self.state()?;
+        if state.has_tensors {
+            detach(py, || state.poll())?;
+        } else {
+            state.poll();
+        }
+        Ok(state.end().map(|end| match end {
             ChoiceEnd::Finished(ending, _) => ending.finish_reason,
             ChoiceEnd::Rejected(_) | ChoiceEnd::Failed(_) | ChoiceEnd::Stopped(_) => "error",
         }))

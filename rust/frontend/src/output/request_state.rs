@@ -100,6 +100,12 @@ impl RequestState {
         reached
     }
 
+    /// Receives the events that have arrived, for a caller that does not wait. A listener that waits for a milestone is
+    /// told by the next `receive` as before.
+    pub fn poll(&self) {
+        self.lock().receive();
+    }
+
     /// Receives the events that have arrived. Returns whether `milestone` is reached; if not, a later `receive` returns
     /// true when it is.
     pub fn wait_for(&self, milestone: Milestone) -> bool {
