@@ -38,7 +38,7 @@ const REQUEST_GONE: &str = "the request was dropped";
 const MAX_EXIT_WAIT: Duration = Duration::from_secs(5);
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-static GATE: Mutex<Gate> = Mutex::new(Gate { is_closed: false, num_calls: 0 });
+static GATE: Mutex<CallGate> = Mutex::new(CallGate { is_closed: false, num_calls: 0 });
 static CALL_ENDED: Condvar = Condvar::new();
 /// The process of the last call. A fork copies the gate, but not the threads of the calls in progress.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -57,12 +57,12 @@ pub fn check_may_wait() -> PyResult<()> {
 }
 
 /// Counts the calls in progress and rejects calls after the exit of the interpreter has begun.
-struct Gate {
+struct CallGate {
     is_closed: bool,
     num_calls: usize,
 }
 
-impl Gate {
+impl CallGate {
     fn lock() -> MutexGuard<'static, Self> {
         GATE.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,7 +104,7 @@ struct CallGuard;
 impl CallGuard {
     /// `None` if the gate is closed.
     fn enter() -> Option<Self> {
-        let mut gate = Gate::lock();
+        let mut gate = CallGate::lock();
         if gate.is_closed {
             return None;
         }
@@ -120,7 +120,7 @@ impl CallGuard {
 impl Drop for CallGuard {
     fn drop(&mut self) {
         IS_CALLING.set(false);
-        Gate::lock().num_calls -= 1;
+        CallGate::lock().num_calls -= 1;
         CALL_ENDED.notify_all();
     }
 }
@@ -137,7 +137,7 @@ impl Processors {
             true => Ok(Arc::new(item.0.clone().unbind())),
             false => Err(field.refuse(item, expected)),
         };
-        Gate::register_exit(value.0.py()).map_err(ReadError::Raised)?;
+        CallGate::register_exit(value.0.py()).map_err(ReadError::Raised)?;
         let field = Field::new("logits_processors");
         field.items(value, SamplingParams::MAX_LOGITS_PROCESSORS, "processors", expected, callable).map(Self)
     }

@@ -15,7 +15,8 @@ use penstock_device::{Backend, DeviceError};
 use penstock_engine::Completions;
 use penstock_engine::{DEPTH, Executor, StepDone, StepError, StepOutput, StepPlan};
 
-use crate::runner::{Flight, Runner};
+use crate::flight::Flight;
+use crate::runner::Runner;
 use crate::user_code::panic_text;
 
 /// A plan and the buffer of its output.

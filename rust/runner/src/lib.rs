@@ -10,6 +10,7 @@ mod config;
 mod device_thread;
 mod environment;
 mod error;
+mod flight;
 mod grammar;
 mod info;
 mod inputs;

@@ -10,7 +10,7 @@ use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
 use penstock_engine::{RowOutput, StepOutput, StepPlan};
 use penstock_types::OutputScope;
 
-use crate::slot::{Slot, no_candidates};
+use crate::slot::{HostSlot, no_candidates};
 
 /// A row with logits.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +103,7 @@ impl LogitsRows {
     }
 
     /// Finds the rows of a plan; there are none yet. `output_rows` receives the number of each among all rows of the step.
-    pub fn find(&mut self, plan: &StepPlan, slots: &[Slot], output_rows: &mut Vec<u32>) {
+    pub fn find(&mut self, plan: &StepPlan, slots: &[HostSlot], output_rows: &mut Vec<u32>) {
         let Self { rows, results, sequences, .. } = self;
         let mut first_row = 0;
         for (scheduled, row) in plan.rows.iter().enumerate() {
@@ -173,7 +173,7 @@ impl LogitsRows {
     }
 
     /// Notes the failures of the requests, now that all rows are submitted.
-    pub fn note_failures(&mut self, slots: &[Slot]) {
+    pub fn note_failures(&mut self, slots: &[HostSlot]) {
         for RowSequence { slot, failure, .. } in &mut self.sequences {
             *failure = slots[*slot].failure().cloned();
         }
@@ -214,7 +214,7 @@ impl LogitsRows {
         &mut self,
         plan: &StepPlan,
         output: &mut StepOutput,
-        slots: &mut [Slot],
+        slots: &mut [HostSlot],
         vocabulary: usize,
     ) {
         let mut rows = self.rows.iter().zip(self.results.drain(..)).peekable();

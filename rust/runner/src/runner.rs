@@ -15,10 +15,11 @@ use penstock_engine::{DEPTH, NewSequence, StepOutput, StepPlan};
 use penstock_models::{Decoder, Workspace};
 use penstock_types::BlockCopy;
 
+use crate::flight::Flight;
 use crate::grammar::MaskThreads;
 use crate::inputs;
 use crate::logits_rows::{Kind, LogitsRow, LogitsRows};
-use crate::slot::{HostInputs, Slot, slot_params};
+use crate::slot::{HostInputs, HostSlot, slot_params};
 
 /// Everything a step needs, on one thread.
 pub(crate) struct Runner<B: Backend> {
@@ -31,7 +32,7 @@ pub(crate) struct Runner<B: Backend> {
     batch: SamplingBatch,
     /// The results of one batch.
     sampled: Vec<Sampled>,
-    slots: Vec<Slot>,
+    slots: Vec<HostSlot>,
     masks: MaskThreads,
     /// The buffers of finished steps.
     spare_flights: Vec<Flight<B>>,
@@ -41,26 +42,6 @@ pub(crate) struct Runner<B: Backend> {
     /// See [`crate::EngineConfig::losing_token`].
     #[cfg(feature = "testing")]
     pub(crate) losing_token: Option<u32>,
-}
-
-/// A step that was launched and is not finished.
-pub(crate) struct Flight<B: Backend> {
-    rows: LogitsRows,
-    /// The tokens of its batches, in order. After the sampling there is at least one ticket, if only of an empty batch:
-    /// the step is not ready before the device has done it.
-    tickets: Vec<B::Ticket>,
-    is_sampled: bool,
-}
-
-impl<B: Backend> Flight<B> {
-    fn with_room(tokens: usize) -> Self {
-        Self { rows: LogitsRows::with_room(tokens), tickets: Vec::new(), is_sampled: false }
-    }
-
-    /// Whether all of the step was submitted. If not, it waits for [`Runner::resume`], and no other step may be launched.
-    pub(crate) fn is_sampled(&self) -> bool {
-        self.is_sampled
-    }
 }
 
 /// The number of layers that a step computes.
@@ -88,7 +69,7 @@ impl<B: Backend> Runner<B> {
             batch: SamplingBatch::with_capacity(spec.logits_rows),
             sampled: Vec::with_capacity(spec.logits_rows),
             masks,
-            slots: (0..spec.sequences).map(|_| Slot::default()).collect(),
+            slots: (0..spec.sequences).map(|_| HostSlot::default()).collect(),
             spare_flights: (0..DEPTH).map(|_| Flight::with_room(spec.tokens)).collect(),
             spec: *spec,
             #[cfg(feature = "testing")]
@@ -182,9 +163,7 @@ impl<B: Backend> Runner<B> {
 
     /// Takes back the buffers of a step that is finished or has failed. Its remaining tickets are dropped.
     pub(crate) fn recycle(&mut self, mut flight: Flight<B>) {
-        flight.rows.clear();
-        flight.tickets.clear();
-        flight.is_sampled = false;
+        flight.clear();
         self.spare_flights.push(flight);
     }
 

@@ -12,7 +12,7 @@ use crate::user_code::catch_user_code;
 
 /// A slot. After a failure no more tokens are sampled until a new sequence is admitted.
 #[derive(Default)]
-pub(crate) struct Slot {
+pub(crate) struct HostSlot {
     /// `None` while the slot is free.
     request: Option<Arc<Request>>,
     /// Counts the sequences of the slot, so that rows of an earlier one are recognised.
@@ -46,7 +46,7 @@ pub(crate) struct HostInputs {
     pub processed: Option<u32>,
 }
 
-impl Slot {
+impl HostSlot {
     /// Replaces all state.
     pub fn admit(&mut self, request: &Arc<Request>, generated: &[u32], vocabulary: usize) {
         *self = Self {
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn no_candidates_error_lists_every_filter_in_use() {
         let failure = |sampling: Sampling| {
-            let mut slot = Slot::default();
+            let mut slot = HostSlot::default();
             slot.admit(&Arc::new(Request::new(vec![1], 4, sampling)), &[], 8);
             slot.mark_no_candidates(0);
             slot.failure.expect("a failure")

@@ -16,7 +16,7 @@ use crate::launch::{self, default_dtype, mask_threads};
 use crate::memory::{HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
 use crate::resolve::reserve;
 use crate::runner::Runner;
-use crate::slot::{Slot, slot_params};
+use crate::slot::{HostSlot, slot_params};
 use crate::{EngineConfig, LaunchError, ModelInfo};
 
 /// A runner on the caller's thread, without an engine.
@@ -128,7 +128,7 @@ pub fn probabilities(
 ) -> Result<Vec<f32>, String> {
     let request = Arc::new(request);
     let mut processed = logits.to_vec();
-    let mut slot = Slot::default();
+    let mut slot = HostSlot::default();
     slot.admit(&request, generated, logits.len());
     slot.process(&mut processed)?;
     let params = slot_params(&request, generated);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Chunk;
+use super::MemoryChunk;
 
 /// A snapshot of the allocator. Bytes in use are whole chunks, retired ones included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +110,7 @@ pub(super) struct Accounting {
 
 impl Accounting {
     /// Adds a chunk to the sums; a free chunk adds nothing.
-    pub fn add(&mut self, chunk: &Chunk) {
+    pub fn add(&mut self, chunk: &MemoryChunk) {
         let Some(allocation) = &chunk.allocation else { return };
         self.in_use += chunk.size;
         self.requested += allocation.requested;
@@ -118,7 +118,7 @@ impl Accounting {
     }
 
     /// Subtracts a chunk from the sums.
-    pub fn remove(&mut self, chunk: &Chunk) {
+    pub fn remove(&mut self, chunk: &MemoryChunk) {
         let Some(allocation) = &chunk.allocation else { return };
         self.in_use -= chunk.size;
         self.requested -= allocation.requested;
@@ -127,7 +127,7 @@ impl Accounting {
 }
 
 /// The largest usages, in descending order; equals by name.
-pub(super) fn largest_usages<'a>(chunks: impl Iterator<Item = &'a Chunk>) -> Vec<NamedUsage> {
+pub(super) fn largest_usages<'a>(chunks: impl Iterator<Item = &'a MemoryChunk>) -> Vec<NamedUsage> {
     let mut in_use: Vec<_> =
         chunks.filter_map(|chunk| Some((chunk.allocation.as_ref()?.name, chunk.size))).collect();
     in_use.sort_unstable();

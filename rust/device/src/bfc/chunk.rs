@@ -13,7 +13,7 @@ pub(super) const LOWEST: u32 = 0;
 
 /// A part of the region that is in use or free.
 #[derive(Debug)]
-pub(super) struct Chunk {
+pub(super) struct MemoryChunk {
     pub offset: usize,
     pub size: usize,
     /// Slot of the chunk that ends where this one starts.
@@ -41,7 +41,7 @@ pub(super) struct Allocation {
 /// chain or in `vacant`.
 #[derive(Debug)]
 pub(super) struct Chunks {
-    slots: Vec<Chunk>,
+    slots: Vec<MemoryChunk>,
     vacant: Vec<u32>,
     highest: u32,
 }
@@ -49,16 +49,16 @@ pub(super) struct Chunks {
 impl Chunks {
     /// One free chunk of `size` bytes.
     pub fn new(size: usize) -> Self {
-        let chunk = Chunk { offset: 0, size, lower: NONE, upper: NONE, allocation: None };
+        let chunk = MemoryChunk { offset: 0, size, lower: NONE, upper: NONE, allocation: None };
         Self { slots: vec![chunk], vacant: Vec::new(), highest: LOWEST }
     }
 
     /// The chunk in a slot; in a vacant slot it has no allocation.
-    pub fn get(&self, slot: u32) -> &Chunk {
+    pub fn get(&self, slot: u32) -> &MemoryChunk {
         &self.slots[slot as usize]
     }
 
-    pub fn get_mut(&mut self, slot: u32) -> &mut Chunk {
+    pub fn get_mut(&mut self, slot: u32) -> &mut MemoryChunk {
         &mut self.slots[slot as usize]
     }
 
@@ -69,7 +69,7 @@ impl Chunks {
 
     /// The bin entry of a free chunk. Its neighbours must be in use.
     pub fn free_chunk(&self, slot: u32) -> (Side, FreeChunk) {
-        let Chunk { offset, size, lower, upper, .. } = *self.get(slot);
+        let MemoryChunk { offset, size, lower, upper, .. } = *self.get(slot);
         let placement = |slot, at_end| match slot {
             NONE => at_end,
             _ => self.get(slot).allocation.as_ref().expect("adjacent free chunks; this is a bug").placement,
@@ -89,8 +89,9 @@ impl Chunks {
     ///     | slot: size | rest       | upper      |
     /// ```
     pub fn split(&mut self, slot: u32, size: usize) -> u32 {
-        let Chunk { offset, size: whole, upper, .. } = *self.get(slot);
-        let rest = Chunk { offset: offset + size, size: whole - size, lower: slot, upper, allocation: None };
+        let MemoryChunk { offset, size: whole, upper, .. } = *self.get(slot);
+        let rest =
+            MemoryChunk { offset: offset + size, size: whole - size, lower: slot, upper, allocation: None };
         let rest = self.insert(rest);
         let chunk = self.get_mut(slot);
         (chunk.size, chunk.upper) = (size, rest);
@@ -101,7 +102,7 @@ impl Chunks {
     /// Joins a free chunk with its free upper neighbour, whose slot becomes vacant.
     pub fn absorb_upper(&mut self, slot: u32) {
         let absorbed = self.get(slot).upper;
-        let Chunk { size, upper, .. } = *self.get(absorbed);
+        let MemoryChunk { size, upper, .. } = *self.get(absorbed);
         let chunk = self.get_mut(slot);
         (chunk.size, chunk.upper) = (chunk.size + size, upper);
         self.set_lower(upper, slot);
@@ -119,15 +120,16 @@ impl Chunks {
             self.get_mut(top).size += size;
             return top;
         }
-        let (lower, Chunk { offset, size: below, .. }) = (self.highest, self.get(self.highest));
-        let slot = self.insert(Chunk { offset: offset + below, size, lower, upper: NONE, allocation: None });
+        let (lower, MemoryChunk { offset, size: below, .. }) = (self.highest, self.get(self.highest));
+        let slot =
+            self.insert(MemoryChunk { offset: offset + below, size, lower, upper: NONE, allocation: None });
         self.get_mut(lower).upper = slot;
         self.highest = slot;
         slot
     }
 
     /// The chunks in the order of their offsets.
-    pub fn in_order(&self) -> impl Iterator<Item = (u32, &Chunk)> {
+    pub fn in_order(&self) -> impl Iterator<Item = (u32, &MemoryChunk)> {
         let above = |slot: u32| (slot != NONE).then(|| (slot, self.get(slot)));
         std::iter::successors(above(LOWEST), move |(_, chunk)| above(chunk.upper))
     }
@@ -163,7 +165,7 @@ impl Chunks {
         num_chunks
     }
 
-    fn insert(&mut self, chunk: Chunk) -> u32 {
+    fn insert(&mut self, chunk: MemoryChunk) -> u32 {
         if let Some(slot) = self.vacant.pop() {
             self.slots[slot as usize] = chunk;
             return slot;

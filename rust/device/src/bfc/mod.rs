@@ -38,7 +38,7 @@ use penstock_types::FieldError;
 
 use accounting::Accounting;
 pub use accounting::{AllocatorStats, Exhausted, Extent, NamedUsage};
-use chunk::{Allocation, Chunk, Chunks};
+use chunk::{Allocation, Chunks, MemoryChunk};
 pub use error::StaleBlock;
 use free_chunks::FreeChunks;
 
@@ -246,7 +246,7 @@ impl Bfc {
     }
 
     /// The chunk of a block in use. The serial distinguishes the allocations of one slot.
-    fn find(&self, id: AllocationId) -> Result<&Chunk, StaleBlock> {
+    fn find(&self, id: AllocationId) -> Result<&MemoryChunk, StaleBlock> {
         if id.allocator != self.identity {
             return Err(StaleBlock::Foreign);
         }
@@ -257,7 +257,7 @@ impl Bfc {
 
     /// Frees a chunk in use and joins it with its free neighbours.
     fn release(&mut self, slot: u32) {
-        let Chunk { lower, upper, .. } = *self.chunks.get(slot);
+        let MemoryChunk { lower, upper, .. } = *self.chunks.get(slot);
         let (joins_lower, joins_upper) = (self.chunks.is_free(lower), self.chunks.is_free(upper));
         // The neighbours leave their bins while this chunk is in use, because it determines their sides.
         if joins_lower {

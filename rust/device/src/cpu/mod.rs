@@ -85,7 +85,7 @@ impl Cpu {
         let spread = spec.sequences.min((4 * self.threads()).div_ceil(kv_heads));
         let positions = spread.saturating_mul(spec.positions.div_ceil(SPLIT)).saturating_mul(SPLIT);
         let attention = attention_scratch(heads, head_dim, positions.min(MOST_SCRATCH_POSITIONS));
-        (attention, self.threads().saturating_mul(sampling::Workspace::len(spec.vocabulary)))
+        (attention, self.threads().saturating_mul(sampling::SamplingWorkspace::len(spec.vocabulary)))
     }
 }
 

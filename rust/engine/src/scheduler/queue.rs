@@ -202,7 +202,7 @@ impl WaitingQueue {
         self.new.iter().chain(&self.preempted).chain(self.groups.iter().flat_map(|group| &group.followers))
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+    pub(super) fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut Sequence> {
         let followers = self.groups.iter_mut().flat_map(|group| &mut group.followers);
         self.new.iter_mut().chain(&mut self.preempted).chain(followers)
     }

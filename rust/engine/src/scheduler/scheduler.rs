@@ -248,10 +248,10 @@ impl Scheduler {
         self.kv.reset_prefix_cache();
     }
 
-    /// The sequence of the `arrival`th request, which was just admitted.
+    /// The sequence of the `arrival`th request, which was just admitted: the newest ones are searched first.
     pub(crate) fn find_arrival(&mut self, arrival: u64) -> &mut Sequence {
         let running = self.slots.iter_mut().map(|running| &mut running.sequence);
-        let mut all = running.chain(self.queue.iter_mut());
+        let mut all = self.queue.iter_mut().rev().chain(running);
         all.find(|sequence| sequence.key.arrival == arrival).expect("it was admitted; this is a bug")
     }
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../common/async_cpu.rs"]
+#[path = "../common/async_cpu/mod.rs"]
 mod async_cpu;
 #[path = "../common/mod.rs"]
 mod common;

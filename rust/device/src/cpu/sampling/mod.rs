@@ -48,7 +48,7 @@ struct Input<'a> {
 }
 
 /// The memory that one thread reuses from row to row.
-pub(super) struct Workspace<'a> {
+pub(super) struct SamplingWorkspace<'a> {
     /// The logits after bias, penalties and masks.
     row: &'a mut [f32],
     tiles: TileSpace<'a>,
@@ -61,7 +61,7 @@ struct TileSpace<'a> {
     sums: &'a mut [f32],
 }
 
-impl<'a> Workspace<'a> {
+impl<'a> SamplingWorkspace<'a> {
     /// Number of floats for rows of `vocabulary`.
     pub fn len(vocabulary: usize) -> usize {
         2 * vocabulary.saturating_add(vocabulary.div_ceil(TILE))
@@ -81,10 +81,10 @@ fn sample_row(
     kernels: Kernels,
     logits: &[f32],
     input: &Input<'_>,
-    workspace: &mut Workspace<'_>,
+    workspace: &mut SamplingWorkspace<'_>,
     out: &mut Sampled,
 ) {
-    let Workspace { row, tiles } = workspace;
+    let SamplingWorkspace { row, tiles } = workspace;
     let wants_processed = input.logprobs.is_some_and(|logprobs| logprobs.processed);
     let scores =
         if input.given.is_none() || wants_processed { process(kernels, logits, input, row) } else { logits };
@@ -189,8 +189,8 @@ fn most_likely(kernels: Kernels, scores: &[f32]) -> Option<u32> {
 #[cfg(any(test, feature = "testing"))]
 fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f32> {
     let kernels = Kernels::best();
-    let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
-    let Workspace { row, mut tiles } = Workspace::new(&mut floats, logits.len());
+    let mut floats = vec![f32::NAN; SamplingWorkspace::len(logits.len())];
+    let SamplingWorkspace { row, mut tiles } = SamplingWorkspace::new(&mut floats, logits.len());
     let scores = process(kernels, logits, input, row);
     let mut probabilities = vec![0.0; logits.len()];
     match distribution(kernels, scores, input.sampling, &mut tiles) {
@@ -214,7 +214,7 @@ pub fn probabilities_for_testing(
     mask: Option<&[u32]>,
     processed: Option<&[f32]>,
 ) -> Vec<f32> {
-    let slot = slots::Slot::new(params);
+    let slot = slots::CpuSlot::new(params);
     let index = params.generated.len() as u32;
     probabilities(logits, &Input { mask, processed, ..slot.input(index) })
 }

@@ -7,7 +7,7 @@ use penstock_kernels::{Kernels, Pool};
 use penstock_types::{LogprobsRequest, Sampling};
 
 use super::history::History;
-use super::{Input, Workspace, penalties, sample_row};
+use super::{Input, SamplingWorkspace, penalties, sample_row};
 use crate::counts::TokenCounts;
 use crate::sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
 
@@ -15,14 +15,14 @@ use crate::sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotPa
 pub struct CpuSlots {
     pub(in crate::cpu) vocabulary: usize,
     /// Each slot is locked by at most one work item at a time, so no lock is ever waited for.
-    slots: Vec<Mutex<Slot>>,
+    slots: Vec<Mutex<CpuSlot>>,
     /// Apart from the slots, because entries with a given token are sampled beside those of the same slot.
     prompt_logprobs: Vec<Option<u32>>,
 }
 
 impl CpuSlots {
     pub(in crate::cpu) fn new(slots: usize, vocabulary: usize) -> Self {
-        let empty = || Mutex::new(Slot::default());
+        let empty = || Mutex::new(CpuSlot::default());
         Self {
             vocabulary,
             slots: std::iter::repeat_with(empty).take(slots).collect(),
@@ -35,7 +35,7 @@ impl CpuSlots {
     }
 
     pub(in crate::cpu) fn admit(&mut self, slot: usize, params: &SlotParams<'_>) {
-        *self.slots[slot].get_mut().unwrap_or_else(PoisonError::into_inner) = Slot::new(params);
+        *self.slots[slot].get_mut().unwrap_or_else(PoisonError::into_inner) = CpuSlot::new(params);
         self.prompt_logprobs[slot] = params.prompt_logprobs;
     }
 
@@ -51,14 +51,14 @@ impl CpuSlots {
         *last.expect("a row follows a slot that was admitted; this is a bug")
     }
 
-    fn lock(&self, slot: usize) -> MutexGuard<'_, Slot> {
+    fn lock(&self, slot: usize) -> MutexGuard<'_, CpuSlot> {
         self.slots[slot].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The sampling state of one sequence.
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct CpuSlot {
     sampling: Sampling,
     prompt: Arc<[u32]>,
     generated: Vec<u32>,
@@ -69,7 +69,7 @@ pub(super) struct Slot {
     logprobs: Option<LogprobsRequest>,
 }
 
-impl Slot {
+impl CpuSlot {
     pub fn new(params: &SlotParams<'_>) -> Self {
         let mut counts = TokenCounts::default();
         if penalties::is_set(params.sampling) {
@@ -130,26 +130,28 @@ pub(in crate::cpu) fn sample_batch(
     out: &mut [Sampled],
 ) {
     let vocabulary = slots.vocabulary;
-    let workspaces = Mutex::new(floats.chunks_exact_mut(Workspace::len(vocabulary)));
+    let workspaces = Mutex::new(floats.chunks_exact_mut(SamplingWorkspace::len(vocabulary)));
     let items = Mutex::new(Items { batch, start: 0, out });
     let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let plain = Slot::default();
-    let sample =
-        |entry: &SamplingEntry, input: &Input<'_>, workspace: &mut Workspace<'_>, out: &mut Sampled| {
-            let input = Input {
-                mask: entry.mask.map(|mask| batch.mask(mask, vocabulary.div_ceil(32))),
-                processed: entry.processed.map(|processed| batch.processed(processed, vocabulary)),
-                given: entry.given,
-                ..*input
-            };
-            let logits = &logits[entry.row as usize * vocabulary..][..vocabulary];
-            sample_row(kernels, logits, &input, workspace, out);
+    let plain = CpuSlot::default();
+    let sample = |entry: &SamplingEntry,
+                  input: &Input<'_>,
+                  workspace: &mut SamplingWorkspace<'_>,
+                  out: &mut Sampled| {
+        let input = Input {
+            mask: entry.mask.map(|mask| batch.mask(mask, vocabulary.div_ceil(32))),
+            processed: entry.processed.map(|processed| batch.processed(processed, vocabulary)),
+            given: entry.given,
+            ..*input
         };
+        let logits = &logits[entry.row as usize * vocabulary..][..vocabulary];
+        sample_row(kernels, logits, &input, workspace, out);
+    };
     // Results do not depend on which thread takes which item.
     let share = |_| {
         let floats = workspaces.lock().unwrap_or_else(PoisonError::into_inner).next();
         let floats = floats.expect("there is one workspace for each thread; this is a bug");
-        let mut workspace = Workspace::new(floats, vocabulary);
+        let mut workspace = SamplingWorkspace::new(floats, vocabulary);
         while let Some((entries, out)) = next() {
             let first = batch.entry(entries.start);
             if first.given.is_some() {

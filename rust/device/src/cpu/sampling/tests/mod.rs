@@ -78,11 +78,17 @@ pub(super) fn input(sampling: &Sampling) -> Input<'_> {
 }
 
 pub(super) fn sample_one(logits: &[f32], input: &Input<'_>) -> Sampled {
-    let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
+    let mut floats = vec![f32::NAN; SamplingWorkspace::len(logits.len())];
     // The former values do not matter.
     let mut out =
         Sampled { token: 9, logprob: 1.0, top: vec![(3, 0.5); 2], outcome: SampleOutcome::Rejected };
-    sample_row(Kernels::best(), logits, input, &mut Workspace::new(&mut floats, logits.len()), &mut out);
+    sample_row(
+        Kernels::best(),
+        logits,
+        input,
+        &mut SamplingWorkspace::new(&mut floats, logits.len()),
+        &mut out,
+    );
     out
 }
 
@@ -220,8 +226,8 @@ fn most_likely_id_can_be_untypical() {
 fn check_sampled(logits: &[f32], input: &Input<'_>) {
     const SAMPLES: u32 = 200_000;
     let expected = reference::probabilities(logits, input);
-    let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
-    let Workspace { row, mut tiles } = Workspace::new(&mut floats, logits.len());
+    let mut floats = vec![f32::NAN; SamplingWorkspace::len(logits.len())];
+    let SamplingWorkspace { row, mut tiles } = SamplingWorkspace::new(&mut floats, logits.len());
     let scores = process(Kernels::best(), logits, input, row);
     let mut counts = vec![0_u32; logits.len()];
     match distribution(Kernels::best(), scores, input.sampling, &mut tiles) {
@@ -301,8 +307,8 @@ fn seed_and_index_determine_the_sampled_id() {
 #[test]
 fn rounding_remainder_selects_the_last_candidate() {
     let logits = [vec![0.1; 200], vec![f32::NEG_INFINITY; 200]].concat();
-    let mut floats = vec![f32::NAN; Workspace::len(logits.len())];
-    let Workspace { mut tiles, .. } = Workspace::new(&mut floats, logits.len());
+    let mut floats = vec![f32::NAN; SamplingWorkspace::len(logits.len())];
+    let SamplingWorkspace { mut tiles, .. } = SamplingWorkspace::new(&mut floats, logits.len());
     let sampling = random_sampling();
     let Distribution::Candidates(candidates) = distribution(Kernels::best(), &logits, &sampling, &mut tiles)
     else {

@@ -1,15 +1,15 @@
 //! An asynchronous backend around the CPU's: calls are queued for a thread of its own, and tokens are published late and in
 //! bursts. Only `collect`, `download`, `synchronize` and allocations wait for the thread.
 
-use std::collections::VecDeque;
+mod device_thread;
+
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, MutexGuard};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{Sender, bounded, unbounded};
 use penstock_device::cpu::Cpu;
 use penstock_device::{
     Backend, CacheSpec, DeviceError, MemoryUse, RowSource, Sampled, SamplingBatch, SlotParams, StepInputs,
@@ -17,25 +17,8 @@ use penstock_device::{
 };
 use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
 
-/// Tokens are published when so many batches are complete, or when nothing was submitted for a while.
-const BURST: usize = 3;
-const LATENCY: Duration = Duration::from_micros(300);
-
-/// A value that the host and the device thread use, the latter in the order of the calls.
-pub type Shared<T> = Arc<Mutex<T>>;
-
-fn shared<T>(value: T) -> Shared<T> {
-    Arc::new(Mutex::new(value))
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap()
-}
-
-type Command<T> = Box<dyn FnOnce(&mut Cpu) -> Result<T, DeviceError> + Send>;
-
-/// The results of a batch.
-type Results = Result<Vec<Sampled>, DeviceError>;
+pub use device_thread::Control;
+use device_thread::{Job, Shared, Ticket, lock, run, shared};
 
 pub struct AsyncCpu {
     cpu: Shared<Cpu>,
@@ -45,64 +28,6 @@ pub struct AsyncCpu {
     error: Shared<Option<DeviceError>>,
     control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
-}
-
-enum Job {
-    Run(Command<()>),
-    Sample(Arc<Ticket>, Command<Vec<Sampled>>),
-    /// Answered when everything before it is complete.
-    Barrier(Sender<()>),
-}
-
-/// Holds the device thread and counts what was submitted to it.
-#[derive(Default)]
-pub struct Control {
-    held: Mutex<bool>,
-    released: Condvar,
-    /// Steps whose inputs were uploaded.
-    pub num_steps: AtomicUsize,
-    /// Batches that were submitted, and those whose tokens were published.
-    pub num_submitted: AtomicUsize,
-    pub num_published: AtomicUsize,
-    /// The next slot is not admitted.
-    fails_admission: AtomicBool,
-    /// Completed batches are lost with the device when this is set.
-    lost: Mutex<Option<String>>,
-}
-
-impl Control {
-    /// From now on the device thread does nothing.
-    pub fn hold(&self) {
-        *lock(&self.held) = true;
-    }
-
-    pub fn release(&self) {
-        *lock(&self.held) = false;
-        self.released.notify_all();
-    }
-
-    /// The admission of the next slot fails.
-    pub fn fail_admission(&self) {
-        self.fails_admission.store(true, SeqCst);
-    }
-
-    /// The device is lost for this reason.
-    pub fn lose(&self, reason: &str) {
-        *lock(&self.lost) = Some(reason.to_owned());
-    }
-
-    fn wait(&self) {
-        let held = lock(&self.held);
-        drop(self.released.wait_while(held, |held| *held).unwrap());
-    }
-}
-
-/// The tokens of a batch, once they are published.
-#[derive(Default)]
-pub struct Ticket {
-    results: Mutex<Option<Results>>,
-    published: Condvar,
-    waker: Mutex<Option<Waker>>,
 }
 
 impl AsyncCpu {
@@ -149,45 +74,6 @@ impl Drop for AsyncCpu {
         self.control.release();
         drop(self.commands.take());
         self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-/// The device thread.
-fn run(queue: &Receiver<Job>, cpu: &Mutex<Cpu>, error: &Mutex<Option<DeviceError>>, control: &Control) {
-    let mut complete: VecDeque<(Arc<Ticket>, Results)> = VecDeque::new();
-    let publish = |complete: &mut VecDeque<(Arc<Ticket>, Results)>| {
-        for (ticket, results) in complete.drain(..) {
-            let lost = lock(&control.lost).clone().map(DeviceError::Lost);
-            *lock(&ticket.results) = Some(lost.map_or(results, Err));
-            control.num_published.fetch_add(1, SeqCst);
-            ticket.published.notify_all();
-            if let Some(waker) = lock(&ticket.waker).take() {
-                waker.wake();
-            }
-        }
-    };
-    loop {
-        let job = queue.recv_timeout(LATENCY);
-        control.wait();
-        match job {
-            Ok(Job::Run(command)) => {
-                if let Err(failure) = command(&mut lock(cpu)) {
-                    lock(error).get_or_insert(failure);
-                }
-            }
-            Ok(Job::Sample(ticket, command)) => {
-                let results = command(&mut lock(cpu));
-                complete.push_back((ticket, results));
-                if complete.len() >= BURST {
-                    publish(&mut complete);
-                }
-            }
-            Ok(Job::Barrier(answer)) => {
-                let _ = answer.send(());
-            }
-            Err(RecvTimeoutError::Timeout) => publish(&mut complete),
-            Err(RecvTimeoutError::Disconnected) => return publish(&mut complete),
-        }
     }
 }
 
