@@ -79,8 +79,8 @@ impl Engine {
             raised.is_none()
         };
         let started = detach(py, || {
-            let prepared = self.frontend.prepare(&params.params, prompt, mode, is_wanted)?;
-            let resolved = prepared.params.clone();
+            let mut prepared = self.frontend.prepare(&params.params, prompt, mode, is_wanted)?;
+            let resolved = std::mem::take(&mut prepared.params);
             Ok((prepared.start(processors, &self.frontend.engine, &port.inner)?, resolved))
         })?;
         if let Some(raised) = raised {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use penstock_engine::Consumer;
 use penstock_engine::request::{
-    Event, Finish, FinishReason, PromptPosition, Rejection, Request, RequestId, StopCause, Token,
-    TokenDetails,
+    Event, Finish, PromptPosition, Rejection, Request, RequestId, StopCause, Token, TokenDetails,
 };
 use penstock_types::{OutputScope, RequestedOutputs};
 
@@ -197,17 +196,16 @@ impl ChoiceOutput {
     fn close(&mut self, finish: Finish) {
         if self.stopped_by.is_none() {
             self.text.begin(&mut self.output);
-            self.stopped_by = match &finish.reason {
-                FinishReason::StopSequence(index) if !self.text.includes_stops() => {
-                    let length = self.request.stop_token_sequences[*index].len();
-                    self.text.finish_without(length, &mut self.output);
+            self.stopped_by = match self.stops.excluded_sequence(&finish.reason) {
+                Some(sequence) => {
+                    self.text.finish_without(sequence.len(), &mut self.output);
                     None
                 }
-                _ => self.text.finish(&mut self.output).map(str::to_owned),
+                None => self.text.finish(&mut self.output).map(str::to_owned),
             };
         }
         let ending = self.stops.ending(&finish.reason, self.stopped_by.take());
-        self.end_as(ending.map_or_else(|end| end, |ending| ChoiceEnd::Finished(ending, finish)));
+        self.end_as(ending.map_or_else(|end| *end, |ending| ChoiceEnd::Finished(ending, finish)));
     }
 
     /// Dropping the consumer cancels what the engine still computes.

@@ -59,7 +59,7 @@ impl StopChecker {
 
     /// The end of an output that the engine finished for `reason`; `stop` is the stop string that ended its text
     /// before.
-    pub fn ending(&self, reason: &FinishReason, stop: Option<String>) -> Result<Ending, ChoiceEnd> {
+    pub fn ending(&self, reason: &FinishReason, stop: Option<String>) -> Result<Ending, Box<ChoiceEnd>> {
         if let Some(stop) = stop {
             return Ok(Ending::stop(StopReason::Text(stop)));
         }
@@ -72,8 +72,18 @@ impl StopChecker {
             FinishReason::Length => Ok(Ending::without_stop("length")),
             FinishReason::Interrupted => Ok(Ending::without_stop("interrupted")),
             FinishReason::Cancelled => Ok(Ending::without_stop("cancelled")),
-            FinishReason::Failed(reason) => Err(ChoiceEnd::Failed(reason.clone())),
-            FinishReason::EngineStopped(cause) => Err(ChoiceEnd::Stopped(cause.clone())),
+            FinishReason::Failed(reason) => Err(ChoiceEnd::Failed(reason.clone()).into()),
+            FinishReason::EngineStopped(cause) => Err(ChoiceEnd::Stopped(cause.clone()).into()),
+        }
+    }
+
+    /// The stop sequence that ended an output and is not part of its text. Text held back for it is dropped.
+    pub fn excluded_sequence(&self, reason: &FinishReason) -> Option<&[u32]> {
+        match reason {
+            FinishReason::StopSequence(index) if !self.includes_stops => {
+                Some(&self.request.stop_token_sequences[*index])
+            }
+            _ => None,
         }
     }
 

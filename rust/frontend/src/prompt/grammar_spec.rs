@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn tools_without_a_known_format_are_refused() {
-        let error = requested_grammar(&with_tools(None), None).unwrap_err();
+        let error = requested_grammar(&with_tools(None), None).expect_err("there is no format");
         assert_eq!((error.field, error.limit.as_str()), ("tools", NO_TOOL_FORMAT));
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of the parameters with JSON values: readers and ranges, conflicts, resolution.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod conflicts;
 mod readers;
 mod resolution;
