@@ -196,7 +196,7 @@ def test_conflicting_sizes_error_is_raised_before_loading() -> None:
         r"host_cache_bytes=0 .* preemption_mode is swap": {"preemption_mode": "swap", "host_cache_bytes": 0},
         r"host_cache_bytes=1 .* prefix_cache is False": {"prefix_cache": False, "host_cache_bytes": 1},
         r"prefix_cache_ttl=9.0 .* prefix_cache is False": {"prefix_cache": False, "prefix_cache_ttl": 9},
-        r"num_speculative_tokens=4 .* speculation is None": {"num_speculative_tokens": 4},
+        r"num_speculative_tokens=4 .* speculation is not given": {"num_speculative_tokens": 4},
     }
     for message, options in conflicts.items():
         with pytest.raises(penstock.ConfigError, match=message) as caught:

@@ -133,4 +133,4 @@ def test_num_speculative_tokens_requires_speculation() -> None:
         penstock.EngineConfig(num_speculative_tokens=4)
     assert raised.value.field == "num_speculative_tokens"
     with pytest.raises(penstock.ConfigError, match="ngram"):
-        penstock.EngineConfig(speculation="magic")
+        penstock.EngineConfig(speculation="magic")  # type: ignore[arg-type]

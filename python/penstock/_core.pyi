@@ -43,127 +43,293 @@ __all__ = [
 
 __version__: Final[str]
 
+# begin generated: EngineConfig
+# fmt: off
 @final
 class EngineConfig:
-    """How a model is opened. `None` and `"auto"` let the engine choose; `Engine.info` says what it chose.
+    """The configuration of an engine.
 
-    - `device`: `"cpu"` or `"auto"`.
-    - `dtype`: type the weights are kept in, `"float32"`, `"float16"` or `"bfloat16"`; by default that of
-      the files, float32 for GGUF. Arithmetic is in float32 always.
-    - `threads`: compute threads, 1 to 1024; by default the environment variable `PENSTOCK_THREADS`, else
-      all CPUs this process may use.
-    - `max_model_len`: most tokens of one sequence, prompt and output together; by default the model's own
-      length, or what the KV cache holds if that is less.
-    - `max_num_seqs`: most sequences computed together; 64 by default.
-    - `max_num_batched_tokens`: most tokens computed in one step, so also the longest piece of a prompt; 512
-      by default.
-    - `max_waiting`: most requests that may wait; more raise `OverloadedError`. 1024 by default.
-    - `block_size`: tokens per block of the KV cache: 16 (default), 32, 64 or 128.
-    - `kv_cache_dtype`: type of the KV cache: `"float32"`, `"float16"`, `"bfloat16"`, or with a scale and
-      an offset for each token and head `"int8"` and `"uint4"`; by default that of the weights.
-    - `kv_cache_bytes`: size of the KV cache; by default what `memory_ratio` leaves where it is given,
-      else a quarter of what is left, and never more than twice what `max_num_seqs` sequences of
-      `max_model_len` tokens need.
-    - `memory_ratio`: share of the memory available at the opening that weights, working memory and KV
-      cache may take together; above 0, at most 1. By default the environment variable
-      `PENSTOCK_MEMORY_RATIO` (or `BFC_MEM_RATIO`), else 0.9. `BFC_LEFTOVER_MB` mebibytes are set aside
-      first.
-    - `prefix_cache`: keep computed blocks for requests that begin with the same tokens; true by default.
-    - `prefix_cache_ttl`: seconds for which a block that nobody uses is kept; 300 by default.
-    - `host_cache_bytes`: size of the host tier, to which blocks go that the KV cache has no room for; 0 by
-      default, and with `preemption_mode="swap"` as large as the KV cache.
-    - `preemption_mode`: what happens to the newest of the least urgent requests when the KV cache is full:
-      `"recompute"` (default) and `"swap"` make it wait and go on later, with the same answer, computed
-      again or loaded from the host tier; `"interrupt"` ends it with what it has.
-    - `tokenizer`: another `tokenizer.json`, a directory that holds one, or a GGUF file.
-    - `speculation`: `"ngram"` guesses tokens ahead where the text so far repeats itself. Never changes an
-      answer, only how soon it comes. Off by default.
-    - `num_speculative_tokens`: most tokens guessed ahead in one step, 1 to 32; 8 by default. Only with
-      `speculation`.
-    - `tool_parser`: how the model writes tool calls: `"hermes"`, `"llama3_json"`, `"mistral"`, or `"none"`;
-      by default what its chat template says.
-    - `reasoning_parser`: how it marks reasoning that comes before its answer: `"think"` or `"none"`; by
-      default what its chat template says.
-    - `profile`: measure the operations of the device; see `Engine.profile`. Off by default.
+    Every field is optional; `None` selects the default, and `"auto"` lets the engine choose. `Engine.info`
+    has the values in effect.
 
-    Raises `ConfigError` for a value of the wrong type or out of range, `TypeError` for a keyword that does
-    not exist.
+    Most fields affect speed and memory only. These change outputs: `dtype`, `kv_cache_dtype` and
+    `tokenizer`; for chats with tools or reasoning, `tool_parser` and `reasoning_parser`.
+
+    Raises `ConfigError` for a value of the wrong type or out of range and for conflicting fields,
+    `TypeError` for an unknown keyword.
+
+    Computation:
+
+    - `device`: Device that computes. Range: `"auto"`, `"cpu"`. Default: `"auto"`.
+    - `dtype`: Type of the weights in memory. Arithmetic is in float32. Range: `"auto"`, `"float32"`,
+      `"float16"`, `"bfloat16"`. Default: that of the files; float32 if they are quantised.
+    - `threads`: Number of compute threads. If it is not set, the environment variable `PENSTOCK_THREADS`
+      applies. Range: 1 to 1024. Default: all CPUs that the process may use.
+    - `profile`: Measure the operations of the device; see `Engine.profile`. Default: `False`.
+
+    Lengths and batches:
+
+    - `max_model_len`: Maximum number of tokens of a sequence, prompt and output together. Range: 1 to
+      2**31 - 1. Default: the model's, or what the KV cache holds.
+    - `max_num_seqs`: Maximum number of sequences in a step. At most `max_num_batched_tokens`. Range: 1 to
+      65536. Default: 64.
+    - `max_num_batched_tokens`: Token budget of a step, and so the length of the largest prefill chunk. At
+      least `block_size`. Range: 16 to 1048576. Default: 512.
+    - `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`. Range: 1
+      or more. Default: 1024.
+
+    Memory:
+
+    - `block_size`: Number of tokens in a block of the KV cache. Range: 16, 32, 64, 128. Default: 16.
+    - `kv_cache_dtype`: Type of the KV cache. `"int8"` and `"uint4"` have a scale and an offset for each
+      token and head. Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`.
+      Default: that of the weights.
+    - `kv_cache_bytes`: Size of the KV cache in bytes. By default never larger than twice what
+      `max_num_seqs` sequences of `max_model_len` tokens need. Range: 1 to 2**63 - 1. Default: what
+      `memory_ratio` leaves if it is set, else a quarter of the remaining memory.
+    - `memory_ratio`: Share of the available memory that weights, workspace and KV cache may take together.
+      If it is not set, the environment variable `PENSTOCK_MEMORY_RATIO` or `BFC_MEM_RATIO` applies.
+      `BFC_LEFTOVER_MB` mebibytes are subtracted from the available memory first. Range: above 0, at most
+      1. Default: 0.9.
+
+    Prefix cache and preemption:
+
+    - `prefix_cache`: Keep computed blocks for requests that begin with the same tokens. Default: `True`.
+    - `prefix_cache_ttl`: Time for which unused blocks are kept, in seconds. Not allowed when
+      `prefix_cache` is False: there is no prefix cache. Range: above 0, at most 1000000000. Default: 300.
+    - `host_cache_bytes`: Size in bytes of the host tier, which takes blocks that the KV cache has no room
+      for. Range: 0 to 2**63 - 1. Default: 0; with `preemption_mode="swap"`, the size of the KV cache.
+    - `preemption_mode`: Effect of preemption, which occurs when the KV cache is full, on a request.
+      `"recompute"` and `"swap"`: it waits and resumes later with the same output, recomputed or loaded
+      from the host tier. `"interrupt"`: it ends with its output so far. Range: `"recompute"`, `"swap"`,
+      `"interrupt"`. Default: `"recompute"`.
+
+    Text:
+
+    - `tokenizer`: Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
+      Default: the model's.
+    - `tool_parser`: Format of tool calls. Range: `"auto"`, `"none"`, `"hermes"`, `"llama3_json"`,
+      `"mistral"`. Default: detected from the chat template.
+    - `reasoning_parser`: Format of the reasoning before the answer. Range: `"auto"`, `"none"`, `"think"`.
+      Default: detected from the chat template.
+
+    Speculative decoding:
+
+    - `speculation`: Method that proposes draft tokens; does not change the output. `"ngram"`: tokens that
+      followed an earlier occurrence of the last tokens (prompt lookup). Range: `"ngram"`. Default: off.
+    - `num_speculative_tokens`: Maximum number of draft tokens of a sequence in a step. Not allowed when
+      `speculation` is not given: there are no draft tokens. Range: 1 to 32. Default: 8.
     """
 
     def __new__(
         cls,
         *,
-        device: str | None = "auto",
-        dtype: str | None = "auto",
+        device: Literal["auto", "cpu"] | None = "auto",
+        dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = "auto",
         threads: int | None = None,
+        profile: bool | None = False,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_waiting: int | None = None,
         block_size: int | None = None,
-        kv_cache_dtype: str | None = "auto",
+        kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None = "auto",
         kv_cache_bytes: int | None = None,
         memory_ratio: float | None = None,
         prefix_cache: bool | None = True,
         prefix_cache_ttl: float | None = None,
         host_cache_bytes: int | None = None,
-        preemption_mode: str | None = "recompute",
+        preemption_mode: Literal["recompute", "swap", "interrupt"] | None = "recompute",
         tokenizer: str | os.PathLike[str] | None = None,
-        speculation: str | None = None,
+        tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None = "auto",
+        reasoning_parser: Literal["auto", "none", "think"] | None = "auto",
+        speculation: Literal["ngram"] | None = None,
         num_speculative_tokens: int | None = None,
-        tool_parser: str | None = "auto",
-        reasoning_parser: str | None = "auto",
-        profile: bool | None = False,
     ) -> EngineConfig: ...
     @property
-    def device(self) -> str: ...
+    def device(self) -> Literal["auto", "cpu"]:
+        """Device that computes.
+
+        Range: `"auto"`, `"cpu"`. Default: `"auto"`.
+        """
+
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> Literal["auto", "float32", "float16", "bfloat16"]:
+        """Type of the weights in memory.
+
+        Arithmetic is in float32.
+
+        Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; float32 if
+        they are quantised.
+        """
+
     @property
-    def threads(self) -> int | None: ...
+    def threads(self) -> int | None:
+        """Number of compute threads.
+
+        If it is not set, the environment variable `PENSTOCK_THREADS` applies.
+
+        Range: 1 to 1024. Default: all CPUs that the process may use.
+        """
+
     @property
-    def max_model_len(self) -> int | None: ...
+    def profile(self) -> bool:
+        """Measure the operations of the device; see `Engine.profile`.
+
+        Default: `False`.
+        """
+
     @property
-    def max_num_seqs(self) -> int | None: ...
+    def max_model_len(self) -> int | None:
+        """Maximum number of tokens of a sequence, prompt and output together.
+
+        Range: 1 to 2**31 - 1. Default: the model's, or what the KV cache holds.
+        """
+
     @property
-    def max_num_batched_tokens(self) -> int | None: ...
+    def max_num_seqs(self) -> int | None:
+        """Maximum number of sequences in a step.
+
+        At most `max_num_batched_tokens`.
+
+        Range: 1 to 65536. Default: 64.
+        """
+
     @property
-    def max_waiting(self) -> int | None: ...
+    def max_num_batched_tokens(self) -> int | None:
+        """Token budget of a step, and so the length of the largest prefill chunk.
+
+        At least `block_size`.
+
+        Range: 16 to 1048576. Default: 512.
+        """
+
     @property
-    def block_size(self) -> int | None: ...
+    def max_waiting(self) -> int | None:
+        """Maximum number of waiting requests; further requests raise `OverloadedError`.
+
+        Range: 1 or more. Default: 1024.
+        """
+
     @property
-    def kv_cache_dtype(self) -> str: ...
+    def block_size(self) -> int | None:
+        """Number of tokens in a block of the KV cache.
+
+        Range: 16, 32, 64, 128. Default: 16.
+        """
+
     @property
-    def kv_cache_bytes(self) -> int | None: ...
+    def kv_cache_dtype(self) -> Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"]:
+        """Type of the KV cache.
+
+        `"int8"` and `"uint4"` have a scale and an offset for each token and head.
+
+        Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`. Default: that of the
+        weights.
+        """
+
     @property
-    def memory_ratio(self) -> float | None: ...
+    def kv_cache_bytes(self) -> int | None:
+        """Size of the KV cache in bytes.
+
+        By default never larger than twice what `max_num_seqs` sequences of `max_model_len` tokens need.
+
+        Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves if it is set, else a quarter of the
+        remaining memory.
+        """
+
     @property
-    def prefix_cache(self) -> bool: ...
+    def memory_ratio(self) -> float | None:
+        """Share of the available memory that weights, workspace and KV cache may take together.
+
+        If it is not set, the environment variable `PENSTOCK_MEMORY_RATIO` or `BFC_MEM_RATIO` applies.
+        `BFC_LEFTOVER_MB` mebibytes are subtracted from the available memory first.
+
+        Range: above 0, at most 1. Default: 0.9.
+        """
+
     @property
-    def prefix_cache_ttl(self) -> float | None: ...
+    def prefix_cache(self) -> bool:
+        """Keep computed blocks for requests that begin with the same tokens.
+
+        Default: `True`.
+        """
+
     @property
-    def host_cache_bytes(self) -> int | None: ...
+    def prefix_cache_ttl(self) -> float | None:
+        """Time for which unused blocks are kept, in seconds.
+
+        Not allowed when `prefix_cache` is False: there is no prefix cache.
+
+        Range: above 0, at most 1000000000. Default: 300.
+        """
+
     @property
-    def preemption_mode(self) -> str: ...
+    def host_cache_bytes(self) -> int | None:
+        """Size in bytes of the host tier, which takes blocks that the KV cache has no room for.
+
+        Range: 0 to 2**63 - 1. Default: 0; with `preemption_mode="swap"`, the size of the KV cache.
+        """
+
     @property
-    def tokenizer(self) -> str | None: ...
+    def preemption_mode(self) -> Literal["recompute", "swap", "interrupt"]:
+        """Effect of preemption, which occurs when the KV cache is full, on a request.
+
+        `"recompute"` and `"swap"`: it waits and resumes later with the same output, recomputed or loaded
+        from the host tier. `"interrupt"`: it ends with its output so far.
+
+        Range: `"recompute"`, `"swap"`, `"interrupt"`. Default: `"recompute"`.
+        """
+
     @property
-    def speculation(self) -> str | None: ...
+    def tokenizer(self) -> str | None:
+        """Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
+
+        Default: the model's.
+        """
+
     @property
-    def num_speculative_tokens(self) -> int | None: ...
+    def tool_parser(self) -> Literal["auto", "none", "hermes", "llama3_json", "mistral"]:
+        """Format of tool calls.
+
+        Range: `"auto"`, `"none"`, `"hermes"`, `"llama3_json"`, `"mistral"`. Default: detected from the
+        chat template.
+        """
+
     @property
-    def tool_parser(self) -> str: ...
+    def reasoning_parser(self) -> Literal["auto", "none", "think"]:
+        """Format of the reasoning before the answer.
+
+        Range: `"auto"`, `"none"`, `"think"`. Default: detected from the chat template.
+        """
+
     @property
-    def reasoning_parser(self) -> str: ...
+    def speculation(self) -> Literal["ngram"] | None:
+        """Method that proposes draft tokens; does not change the output.
+
+        `"ngram"`: tokens that followed an earlier occurrence of the last tokens (prompt lookup).
+
+        Range: `"ngram"`. Default: off.
+        """
+
     @property
-    def profile(self) -> bool: ...
+    def num_speculative_tokens(self) -> int | None:
+        """Maximum number of draft tokens of a sequence in a step.
+
+        Not allowed when `speculation` is not given: there are no draft tokens.
+
+        Range: 1 to 32. Default: 8.
+        """
+
     def replace(self, **changes: Any) -> EngineConfig:
-        """A copy with some fields changed; `None` sets a field back to its default."""
+        """Return a copy with some fields changed; `None` sets a field back to its default."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+# fmt: on
+# end generated: EngineConfig
 
 # begin generated: SamplingParams
 # fmt: off
@@ -1483,25 +1649,39 @@ class Score:
 # fmt: on
 # end generated: results
 
+# begin generated: statistics
+# fmt: off
 @final
 class Stats:
-    """What the engine is doing.
+    """A snapshot of the engine's numbers.
 
-    - `running`, `waiting`: requests being computed, and waiting for a place or for memory.
-    - `paused`: running requests that compute nothing because their reader has fallen behind.
-    - `blocks_total`, `blocks_used`, `blocks_reserved`: blocks of the KV cache, those that hold tokens of
-      open requests, and those promised to them and not taken yet.
-    - `blocks_cached`: blocks of no open request that are kept because their beginnings may come again.
-    - `host_blocks_total`, `host_blocks_used`: blocks of the host tier.
-    - `requests_admitted`, `requests_finished`, `prompt_tokens`, `generation_tokens`, `steps`: counted since
-      the engine opened. Prompt tokens are those that were computed.
-    - `drafted_tokens`, `accepted_tokens`: tokens that were guessed ahead (`speculation`) or that a form left
-      no choice about, and those of them that came true and so saved a step of their own.
-    - `prefix_query_tokens`, `prefix_hit_tokens`, `prefix_host_hit_tokens`: prompt tokens that were looked
-      up in the prefix cache, those it had, and those of them that came from the host tier.
-    - `preemptions`, `swaps`, `recomputed_tokens`: how often a request gave up its memory to others, how
-      often its blocks were saved in the host tier meanwhile, and tokens that were computed more than once
-      because of it.
+    - `running`: Sequences that hold a slot, paused ones included.
+    - `waiting`: Requests that wait for a slot or for blocks, preempted ones included.
+    - `paused`: Running sequences that compute nothing because their consumer does not read.
+    - `blocks_total`: Blocks of the KV cache.
+    - `blocks_used`: Blocks that hold tokens of running sequences.
+    - `blocks_cached`: Blocks that no sequence uses and that are kept for reuse. They are evicted when
+      blocks are needed.
+    - `blocks_reserved`: Blocks reserved for tokens that running sequences have already, and not allocated
+      yet.
+    - `host_blocks_total`: Blocks of the host tier.
+    - `host_blocks_used`: Blocks of the host tier that hold prefixes or swapped sequences.
+    - `requests_admitted`: Requests admitted.
+    - `requests_finished`: Admitted requests that have ended.
+    - `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.
+    - `recomputed_tokens`: Tokens computed again after their sequence was preempted.
+    - `generation_tokens`: Tokens generated for requests.
+    - `drafted_tokens`: Draft tokens verified: predicted, or forced by a grammar.
+    - `accepted_tokens`: Draft tokens accepted.
+    - `prefix_query_tokens`: Prompt tokens of scheduled requests that may use the prefix cache.
+    - `prefix_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had, in the KV cache or
+      on the host.
+    - `prefix_host_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had on the host.
+    - `preemptions`: Running sequences with tokens to compute that were preempted, whether they wait or
+      end.
+    - `swaps`: Preemptions that saved the sequence's blocks in the host tier.
+    - `steps`: Steps completed, failed ones included.
+    - `prefix_hit_rate`: Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query.
     """
 
     def __new__(
@@ -1512,101 +1692,119 @@ class Stats:
         paused: int,
         blocks_total: int,
         blocks_used: int,
+        blocks_cached: int,
         blocks_reserved: int,
+        host_blocks_total: int,
+        host_blocks_used: int,
         requests_admitted: int,
         requests_finished: int,
         prompt_tokens: int,
+        recomputed_tokens: int,
         generation_tokens: int,
         drafted_tokens: int,
         accepted_tokens: int,
-        steps: int,
-        blocks_cached: int,
-        host_blocks_total: int,
-        host_blocks_used: int,
         prefix_query_tokens: int,
         prefix_hit_tokens: int,
         prefix_host_hit_tokens: int,
         preemptions: int,
         swaps: int,
-        recomputed_tokens: int,
+        steps: int,
     ) -> Stats: ...
     @property
-    def running(self) -> int: ...
+    def running(self) -> int:
+        """Sequences that hold a slot, paused ones included."""
+
     @property
-    def waiting(self) -> int: ...
+    def waiting(self) -> int:
+        """Requests that wait for a slot or for blocks, preempted ones included."""
+
     @property
-    def paused(self) -> int: ...
+    def paused(self) -> int:
+        """Running sequences that compute nothing because their consumer does not read."""
+
     @property
-    def blocks_total(self) -> int: ...
+    def blocks_total(self) -> int:
+        """Blocks of the KV cache."""
+
     @property
-    def blocks_used(self) -> int: ...
+    def blocks_used(self) -> int:
+        """Blocks that hold tokens of running sequences."""
+
     @property
-    def blocks_reserved(self) -> int: ...
+    def blocks_cached(self) -> int:
+        """Blocks that no sequence uses and that are kept for reuse.
+
+        They are evicted when blocks are needed.
+        """
+
     @property
-    def requests_admitted(self) -> int: ...
+    def blocks_reserved(self) -> int:
+        """Blocks reserved for tokens that running sequences have already, and not allocated yet."""
+
     @property
-    def requests_finished(self) -> int: ...
+    def host_blocks_total(self) -> int:
+        """Blocks of the host tier."""
+
     @property
-    def prompt_tokens(self) -> int: ...
+    def host_blocks_used(self) -> int:
+        """Blocks of the host tier that hold prefixes or swapped sequences."""
+
     @property
-    def generation_tokens(self) -> int: ...
+    def requests_admitted(self) -> int:
+        """Requests admitted."""
+
     @property
-    def drafted_tokens(self) -> int: ...
+    def requests_finished(self) -> int:
+        """Admitted requests that have ended."""
+
     @property
-    def accepted_tokens(self) -> int: ...
+    def prompt_tokens(self) -> int:
+        """Prompt tokens computed; each counts once, however often it was computed."""
+
     @property
-    def steps(self) -> int: ...
+    def recomputed_tokens(self) -> int:
+        """Tokens computed again after their sequence was preempted."""
+
     @property
-    def blocks_cached(self) -> int: ...
+    def generation_tokens(self) -> int:
+        """Tokens generated for requests."""
+
     @property
-    def host_blocks_total(self) -> int: ...
+    def drafted_tokens(self) -> int:
+        """Draft tokens verified: predicted, or forced by a grammar."""
+
     @property
-    def host_blocks_used(self) -> int: ...
+    def accepted_tokens(self) -> int:
+        """Draft tokens accepted."""
+
     @property
-    def prefix_query_tokens(self) -> int: ...
+    def prefix_query_tokens(self) -> int:
+        """Prompt tokens of scheduled requests that may use the prefix cache."""
+
     @property
-    def prefix_hit_tokens(self) -> int: ...
+    def prefix_hit_tokens(self) -> int:
+        """Tokens among `prefix_query_tokens` that the prefix cache had, in the KV cache or on the host."""
+
     @property
-    def prefix_host_hit_tokens(self) -> int: ...
+    def prefix_host_hit_tokens(self) -> int:
+        """Tokens among `prefix_query_tokens` that the prefix cache had on the host."""
+
     @property
-    def preemptions(self) -> int: ...
+    def preemptions(self) -> int:
+        """Running sequences with tokens to compute that were preempted, whether they wait or end."""
+
     @property
-    def swaps(self) -> int: ...
+    def swaps(self) -> int:
+        """Preemptions that saved the sequence's blocks in the host tier."""
+
     @property
-    def recomputed_tokens(self) -> int: ...
+    def steps(self) -> int:
+        """Steps completed, failed ones included."""
+
     @property
     def prefix_hit_rate(self) -> float:
-        """Share of the prompt tokens looked up so far that the prefix cache had; 0 before the first."""
+        """Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query."""
 
-    def __eq__(self, other: object, /) -> bool: ...
-    def __ne__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
-
-@final
-class ProfileRow:
-    """Totals of one operation of the device since the engine was opened, without its warm-up.
-
-    - `operation`: name of the operation, such as `"linear"` or `"attention"`.
-    - `calls`: number of calls.
-    - `seconds`: time in all calls.
-    - `bytes`: bytes of memory that the calls had to read and write.
-    - `flops`: floating-point operations of matrix products and attention; `None` for other operations.
-    """
-
-    def __new__(
-        cls, *, operation: str, calls: int, seconds: float, bytes: int, flops: int | None
-    ) -> ProfileRow: ...
-    @property
-    def operation(self) -> str: ...
-    @property
-    def calls(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def flops(self) -> int | None: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1614,14 +1812,17 @@ class ProfileRow:
 
 @final
 class MemoryInfo:
-    """Where the memory is, in bytes, as it was divided at the opening. Nothing grows afterwards.
+    """The use of the memory in bytes, as planned when the model was opened.
 
-    - `limit`: the most the engine may take, the share of what was available when it was opened.
-    - `weights`: as they are packed.
-    - `workspace`: activations and scratch of the largest step; `inputs`: the arrays that describe it.
-    - `kv_cache`, `host_cache`: the KV cache and its host tier. Their pages are taken from the system when
-      they are first written.
-    - `peak`: the most that was in use by the end of the warm-up, all of the above but `inputs`.
+    Nothing grows afterwards.
+
+    - `limit`: Maximum that the engine may take: its share of the memory that was available.
+    - `weights`: Packed weights.
+    - `workspace`: Activations and scratch buffers of the largest step.
+    - `inputs`: Input arrays of the largest step.
+    - `kv_cache`: KV cache. The system provides its pages when they are first written.
+    - `host_cache`: Host tier of the KV cache. The system provides its pages when they are first written.
+    - `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.
     """
 
     def __new__(
@@ -1636,19 +1837,39 @@ class MemoryInfo:
         peak: int,
     ) -> MemoryInfo: ...
     @property
-    def limit(self) -> int: ...
+    def limit(self) -> int:
+        """Maximum that the engine may take: its share of the memory that was available."""
+
     @property
-    def weights(self) -> int: ...
+    def weights(self) -> int:
+        """Packed weights."""
+
     @property
-    def workspace(self) -> int: ...
+    def workspace(self) -> int:
+        """Activations and scratch buffers of the largest step."""
+
     @property
-    def inputs(self) -> int: ...
+    def inputs(self) -> int:
+        """Input arrays of the largest step."""
+
     @property
-    def kv_cache(self) -> int: ...
+    def kv_cache(self) -> int:
+        """KV cache.
+
+        The system provides its pages when they are first written.
+        """
+
     @property
-    def host_cache(self) -> int: ...
+    def host_cache(self) -> int:
+        """Host tier of the KV cache.
+
+        The system provides its pages when they are first written.
+        """
+
     @property
-    def peak(self) -> int: ...
+    def peak(self) -> int:
+        """Maximum in use at once up to the end of the warm-up, without `inputs`."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1656,11 +1877,13 @@ class MemoryInfo:
 
 @final
 class HostTierInfo:
-    """What the host tier costs, in seconds per block of all layers, as measured by the warm-up.
+    """The measured costs of the host tier, in seconds per block of all layers.
 
-    `save_seconds` and `load_seconds` are those of copying a block there and back, `recompute_seconds`
-    those of computing it again instead. `keeps_prefixes` says whether prefixes are kept there: there is a
-    prefix cache, and loading is quicker than computing again.
+    - `save_seconds`: Copying a block to the host tier.
+    - `load_seconds`: Copying a block back.
+    - `recompute_seconds`: Computing a block again, at the speed of the largest prefill chunk.
+    - `keeps_prefixes`: Whether the host tier keeps prefixes. It does if there is a prefix cache and
+      loading is faster than computing.
     """
 
     def __new__(
@@ -1672,13 +1895,69 @@ class HostTierInfo:
         keeps_prefixes: bool,
     ) -> HostTierInfo: ...
     @property
-    def save_seconds(self) -> float: ...
+    def save_seconds(self) -> float:
+        """Copying a block to the host tier."""
+
     @property
-    def load_seconds(self) -> float: ...
+    def load_seconds(self) -> float:
+        """Copying a block back."""
+
     @property
-    def recompute_seconds(self) -> float: ...
+    def recompute_seconds(self) -> float:
+        """Computing a block again, at the speed of the largest prefill chunk."""
+
     @property
-    def keeps_prefixes(self) -> bool: ...
+    def keeps_prefixes(self) -> bool:
+        """Whether the host tier keeps prefixes.
+
+        It does if there is a prefix cache and loading is faster than computing.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class ProfileRow:
+    """Totals of one operation of the device since the engine was opened, without its warm-up.
+
+    - `operation`: Name of the operation, such as `"linear"` or `"attention"`.
+    - `calls`: Number of calls.
+    - `seconds`: Time in all calls.
+    - `bytes`: Number of bytes of memory that the calls had to read and write.
+    - `flops`: Floating-point operations of matrix products and attention; `None` for other operations.
+    """
+
+    def __new__(
+        cls,
+        *,
+        operation: str,
+        calls: int,
+        seconds: float,
+        bytes: int,
+        flops: int | None,
+    ) -> ProfileRow: ...
+    @property
+    def operation(self) -> str:
+        """Name of the operation, such as `"linear"` or `"attention"`."""
+
+    @property
+    def calls(self) -> int:
+        """Number of calls."""
+
+    @property
+    def seconds(self) -> float:
+        """Time in all calls."""
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes of memory that the calls had to read and write."""
+
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations of matrix products and attention; `None` for other operations."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1686,11 +1965,26 @@ class HostTierInfo:
 
 @final
 class ModelInfo:
-    """The open model and the sizes it runs with; see `EngineConfig` for those that can be chosen.
+    """The open model and the sizes in effect.
 
-    `architecture` is the Hugging Face name; `parameters` counts weights, tied ones once; `num_blocks` is
-    the size of the KV cache in blocks; `isa` names the instruction set in use (`PENSTOCK_ISA` forces a
-    lower one).
+    See `EngineConfig` for the sizes that can be chosen.
+
+    - `architecture`: Hugging Face architecture, such as `LlamaForCausalLM`.
+    - `parameters`: Number of weights; tied weights count once.
+    - `vocabulary_size`: Number of token ids.
+    - `dtype`: Type of the weights in memory.
+    - `kv_cache_dtype`: Type of the KV cache.
+    - `memory`: Use of the memory.
+    - `host_tier`: Costs of the host tier; `None` without one.
+    - `warm_up_seconds`: Duration of the warm-up.
+    - `block_size`: Number of tokens in a block of the KV cache.
+    - `num_blocks`: Size of the KV cache in blocks.
+    - `max_model_len`: Maximum number of tokens of a sequence.
+    - `max_num_seqs`: Maximum number of sequences in a step.
+    - `max_num_batched_tokens`: Token budget of a step.
+    - `max_waiting`: Maximum number of waiting requests.
+    - `threads`: Number of compute threads.
+    - `isa`: Instruction set of the kernels. `PENSTOCK_ISA` selects a lower one.
     """
 
     def __new__(
@@ -1714,41 +2008,78 @@ class ModelInfo:
         isa: str,
     ) -> ModelInfo: ...
     @property
-    def architecture(self) -> str: ...
+    def architecture(self) -> str:
+        """Hugging Face architecture, such as `LlamaForCausalLM`."""
+
     @property
-    def parameters(self) -> int: ...
+    def parameters(self) -> int:
+        """Number of weights; tied weights count once."""
+
     @property
-    def vocabulary_size(self) -> int: ...
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Type of the weights in memory."""
+
     @property
-    def kv_cache_dtype(self) -> str: ...
+    def kv_cache_dtype(self) -> str:
+        """Type of the KV cache."""
+
     @property
-    def memory(self) -> MemoryInfo: ...
+    def memory(self) -> MemoryInfo:
+        """Use of the memory."""
+
     @property
-    def host_tier(self) -> HostTierInfo | None: ...
+    def host_tier(self) -> HostTierInfo | None:
+        """Costs of the host tier; `None` without one."""
+
     @property
-    def warm_up_seconds(self) -> float: ...
+    def warm_up_seconds(self) -> float:
+        """Duration of the warm-up."""
+
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Number of tokens in a block of the KV cache."""
+
     @property
-    def num_blocks(self) -> int: ...
+    def num_blocks(self) -> int:
+        """Size of the KV cache in blocks."""
+
     @property
-    def max_model_len(self) -> int: ...
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of a sequence."""
+
     @property
-    def max_num_seqs(self) -> int: ...
+    def max_num_seqs(self) -> int:
+        """Maximum number of sequences in a step."""
+
     @property
-    def max_num_batched_tokens(self) -> int: ...
+    def max_num_batched_tokens(self) -> int:
+        """Token budget of a step."""
+
     @property
-    def max_waiting(self) -> int: ...
+    def max_waiting(self) -> int:
+        """Maximum number of waiting requests."""
+
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """Number of compute threads."""
+
     @property
-    def isa(self) -> str: ...
+    def isa(self) -> str:
+        """Instruction set of the kernels.
+
+        `PENSTOCK_ISA` selects a lower one.
+        """
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+# fmt: on
+# end generated: statistics
 
 @final
 class BeamSearch:

@@ -13,45 +13,107 @@ from penstock._core import EngineConfig, SamplingParams, Tensor
 
 Fields = TypeVar("Fields", EngineConfig, SamplingParams)
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
-ElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
-CacheElementName: TypeAlias = Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"]
-PreemptionMode: TypeAlias = Literal["recompute", "swap", "interrupt"]
-ToolParser: TypeAlias = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
-ReasoningParser: TypeAlias = Literal["auto", "none", "think"]
 #: Called with the token ids so far and the logits of the next token; see `SamplingParams`.
 LogitsProcessor: TypeAlias = Callable[[Sequence[int], Tensor], object]
 
 
+# begin generated: EngineConfig
+# fmt: off
 class EngineOptions(TypedDict, total=False):
-    """Fields of `EngineConfig`."""
+    """The fields of `EngineConfig`."""
 
-    device: Annotated[str | None, "Device: auto or cpu."]
-    dtype: Annotated[ElementName | None, "Type of the weights in memory: auto, float32, float16 or bfloat16."]
-    threads: Annotated[int | None, "Number of compute threads; all CPUs by default."]
-    max_model_len: Annotated[int | None, "Maximum sequence length in tokens; the model's by default."]
-    max_num_seqs: Annotated[int | None, "Maximum number of sequences in a batch."]
-    max_num_batched_tokens: Annotated[int | None, "Token budget of a step."]
-    max_waiting: Annotated[int | None, "Maximum number of waiting requests."]
-    block_size: Annotated[int | None, "Tokens per block of the KV cache: 16, 32, 64 or 128."]
-    kv_cache_dtype: Annotated[
-        CacheElementName | None, "Type of the KV cache, also int8 or uint4; that of the weights by default."
+    device: Annotated[
+        Literal["auto", "cpu"] | None,
+        "Device that computes: auto, cpu. Default: auto.",
     ]
-    kv_cache_bytes: Annotated[int | None, "Size of the KV cache in bytes."]
-    memory_ratio: Annotated[float | None, "Share of the available memory to use; 0.9 by default."]
-    prefix_cache: Annotated[bool | None, "Reuse the KV cache of common prefixes."]
-    prefix_cache_ttl: Annotated[float | None, "Time to keep unused prefixes, in seconds; 300 by default."]
-    host_cache_bytes: Annotated[int | None, "Size of the KV cache's host tier in bytes; 0 by default."]
-    preemption_mode: Annotated[
-        PreemptionMode | None, "Preemption when the KV cache is full: recompute, swap or interrupt."
+    dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"] | None,
+        "Type of the weights in memory: auto, float32, float16, bfloat16. Default: that of the files; "
+        "float32 if they are quantised.",
     ]
-    tokenizer: Annotated[str | os.PathLike[str] | None, "Another tokenizer.json, or a directory with one."]
-    speculation: Annotated[Literal["ngram"] | None, "Speculative decoding: ngram (prompt lookup)."]
-    num_speculative_tokens: Annotated[int | None, "Maximum number of draft tokens per step; 8 by default."]
-    tool_parser: Annotated[
-        ToolParser | None, "Format of tool calls: auto, none, hermes, llama3_json or mistral."
+    threads: Annotated[
+        int | None,
+        "Number of compute threads. Default: all CPUs that the process may use.",
     ]
-    reasoning_parser: Annotated[ReasoningParser | None, "Format of reasoning: auto, none or think."]
     profile: bool | None
+    max_model_len: Annotated[
+        int | None,
+        "Maximum number of tokens of a sequence, prompt and output together. Default: the model's, or what "
+        "the KV cache holds.",
+    ]
+    max_num_seqs: Annotated[
+        int | None,
+        "Maximum number of sequences in a step. Default: 64.",
+    ]
+    max_num_batched_tokens: Annotated[
+        int | None,
+        "Token budget of a step, and so the length of the largest prefill chunk. Default: 512.",
+    ]
+    max_waiting: Annotated[
+        int | None,
+        "Maximum number of waiting requests; further requests raise OverloadedError. Default: 1024.",
+    ]
+    block_size: Annotated[
+        int | None,
+        "Number of tokens in a block of the KV cache: 16, 32, 64, 128. Default: 16.",
+    ]
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None,
+        "Type of the KV cache: auto, float32, float16, bfloat16, int8, uint4. Default: that of the weights.",
+    ]
+    kv_cache_bytes: Annotated[
+        int | None,
+        "Size of the KV cache in bytes. Default: what memory_ratio leaves if it is set, else a quarter of "
+        "the remaining memory.",
+    ]
+    memory_ratio: Annotated[
+        float | None,
+        "Share of the available memory that weights, workspace and KV cache may take together. Default: "
+        "0.9.",
+    ]
+    prefix_cache: Annotated[
+        bool | None,
+        "Keep computed blocks for requests that begin with the same tokens. Default: True.",
+    ]
+    prefix_cache_ttl: Annotated[
+        float | None,
+        "Time for which unused blocks are kept, in seconds. Default: 300.",
+    ]
+    host_cache_bytes: Annotated[
+        int | None,
+        "Size in bytes of the host tier, which takes blocks that the KV cache has no room for. Default: 0; "
+        "with preemption_mode=swap, the size of the KV cache.",
+    ]
+    preemption_mode: Annotated[
+        Literal["recompute", "swap", "interrupt"] | None,
+        "Effect of preemption, which occurs when the KV cache is full, on a request: recompute, swap, "
+        "interrupt. Default: recompute.",
+    ]
+    tokenizer: Annotated[
+        str | os.PathLike[str] | None,
+        "Path of another tokenizer.json, of a directory that has one, or of a GGUF file. Default: the "
+        "model's.",
+    ]
+    tool_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None,
+        "Format of tool calls: auto, none, hermes, llama3_json, mistral. Default: detected from the chat "
+        "template.",
+    ]
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "think"] | None,
+        "Format of the reasoning before the answer: auto, none, think. Default: detected from the chat "
+        "template.",
+    ]
+    speculation: Annotated[
+        Literal["ngram"] | None,
+        "Method that proposes draft tokens; does not change the output: ngram. Default: off.",
+    ]
+    num_speculative_tokens: Annotated[
+        int | None,
+        "Maximum number of draft tokens of a sequence in a step. Default: 8.",
+    ]
+# fmt: on
+# end generated: EngineConfig
 
 
 # begin generated: SamplingParams
@@ -136,7 +198,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     repetition_penalty_scope: Annotated[
         Literal["all", "output"] | None,
-        "Tokens that repetition_penalty counts. Default: all.",
+        "Tokens that repetition_penalty counts: all, output. Default: all.",
     ]
     presence_penalty: Annotated[
         float | None,

@@ -42,12 +42,13 @@ from __future__ import annotations
 import sys
 
 from definitions import ROOT, Definition, source_of
-from guide import filters_step, options_table
+from guide import filters_step, options_table, values_table
 from python_files import stub_option_class, stub_value_classes, typed_dict
-from rust_classes import rust_option_class, rust_value_class
+from rust_classes import rust_constructor, rust_option_class, rust_value_class
+from rust_options import rust_config
 from rust_sampling import rust_params, rust_resolved
-from rust_types import rust_enums, rust_structs
-from values import ValueClass
+from rust_types import rust_enums, rust_limits, rust_struct, rust_structs
+from values import ValueClass, stats_table
 
 
 def notice(*stems: str) -> str:
@@ -69,42 +70,62 @@ def with_region(text: str, path: str, name: str, content: str) -> str:
     return f"{head}{begin}{content}{end}{tail}"
 
 
-def rust_classes(params: Definition, results: list[ValueClass]) -> str:
+def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
+    results = sorted(item.rust for item in values if not item.rust_path and not item.is_constructed)
+    paths = sorted(item.rust_path for item in values if item.rust_path)
     lines = [
         f"//! The classes of the Python API. {notice()}",
         "",
-        f"use penstock_frontend::output::{{{', '.join(sorted(item.rust for item in results))}}};",
+        "use penstock_engine::Limits;",
+        "use penstock_frontend::config::EngineConfig;",
+        f"use penstock_frontend::output::{{{', '.join(results)}}};",
         "use penstock_frontend::params::SamplingParams;",
+        *(f"use {path};" for path in paths),
         "use pyo3::prelude::*;",
         "",
         "use crate::class::{first, option_class, value_class};",
         "use crate::convert::ToPython;",
         "use crate::processors::Processors;",
     ]
-    for item in results:
-        lines += ["", *rust_value_class(item, results)]
-    parts = "{ params: SamplingParams, processors: Processors }"
-    return "\n".join([*lines, "", *rust_option_class(params, parts, "params"), ""])
+    for item in values:
+        if item.is_constructed:
+            lines += ["", *rust_struct(item), "", *rust_constructor(item)]
+        lines += ["", *rust_value_class(item, values)]
+    parts = {
+        "EngineConfig": ("{ config: EngineConfig }", "config"),
+        "SamplingParams": ("{ params: SamplingParams, processors: Processors }", "params"),
+    }
+    for definition in options:
+        lines += ["", *rust_option_class(definition, *parts[definition.name])]
+    return "\n".join([*lines, ""])
 
 
 def generated() -> dict[str, str]:
     """The content of every file that is generated or has a generated region."""
-    params = Definition.load("sampling_params")
-    results = ValueClass.load("results")
+    config, params = Definition.load("engine_config"), Definition.load("sampling_params")
+    results, info, [stats] = (ValueClass.load(stem) for stem in ("results", "model_info", "stats"))
     structs = ["use std::sync::Arc;", "", "use super::{FloatArray, StopReason, TopLogprobs};"]
     files = {
+        "rust/frontend/src/config/engine_config.rs": rust_config(config, notice("engine_config")),
         "rust/frontend/src/output/result_types.rs": rust_structs(results, notice("results"), structs),
         "rust/frontend/src/params/sampling_params.rs": rust_params(params, notice("sampling_params")),
-        "rust/python/src/classes.rs": rust_classes(params, results),
+        "rust/python/src/classes.rs": rust_classes([config, params], [*results, stats, *info]),
+        "rust/types/src/config_limits.rs": rust_limits(config, notice("engine_config")),
         "rust/types/src/enums.rs": rust_enums(notice("enums")),
         "rust/types/src/sampling.rs": rust_resolved(params, notice("sampling_params")),
     }
     regions = [
+        ("rust/engine/src/stats.rs", stats.name, stats_table(stats)),
+        ("python/penstock/_core.pyi", config.name, stub_option_class(config)),
         ("python/penstock/_core.pyi", params.name, stub_option_class(params)),
         ("python/penstock/_core.pyi", "results", stub_value_classes(results)),
+        ("python/penstock/_core.pyi", "statistics", stub_value_classes([stats, *info])),
+        ("python/penstock/_options.py", config.name, typed_dict(config, "EngineOptions")),
         ("python/penstock/_options.py", params.name, typed_dict(params, "SamplingOptions")),
+        ("docs/guide.md", config.name, options_table(config)),
         ("docs/guide.md", params.name, options_table(params)),
         ("docs/guide.md", "filters", filters_step(params)),
+        ("docs/guide.md", stats.name, values_table(stats)),
     ]
     for path, name, content in regions:
         files[path] = with_region(

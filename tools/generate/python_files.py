@@ -60,7 +60,9 @@ def typed_dict(definition: Definition, name: str) -> str:
         if not entry.cli:
             lines.append(f"    {entry.name}: {plain}")
             continue
-        help_text = f"{entry.summary}. Default: {entry.default_in_words()}.".replace("`", "").replace('"', "")
+        choices = entry.values if entry.enum else map(str, entry.one_of)
+        summary = ": ".join(part for part in (entry.summary, ", ".join(choices)) if part)
+        help_text = f"{summary}. Default: {entry.default_in_words()}.".replace("`", "").replace('"', "")
         lines += [f"    {entry.name}: Annotated[", f"        {plain},"]
         *begin, end = textwrap.wrap(help_text, WIDTH - 12, break_on_hyphens=False)
         lines += [f'        "{line} "' for line in begin]

@@ -58,7 +58,7 @@ def rust_reader(entry: Field) -> str:
         "int": f"field.integer(value, {low}..={high})? as {entry.rust}",
         "float": f"field.{'above' if entry.min_exclusive else 'range'}(value, {low}, {high})?",
         "bool": "field.boolean(value)?",
-        "enum": f"field.{'choice_or_auto' if entry.auto else 'choice'}(value)?",
+        "enum": "field.choice(value)?",
         "text": f"field.text_within(value, {entry.max_chars})?",
         "texts": f"read_texts(field, value, {entry.max_items}, {entry.max_chars})?",
         "token_ids": f"read_token_ids(field, value, {entry.max_items})?",
@@ -185,6 +185,21 @@ def rust_options(definition: Definition, header: list[str]) -> list[str]:
         "    pub fn declared_conflict(&self) -> Option<(&'static str, String)> {",
     ]
     return [*lines, *rust_conflicts(definition), "        None", "    }"]
+
+
+def rust_config(definition: Definition, notice: str) -> str:
+    """`EngineConfig`."""
+    enums = sorted({entry.enum for entry in definition.fields if entry.enum})
+    header = [
+        f"//! `{definition.name}`. {notice}",
+        "",
+        f"use penstock_types::{{Auto, {', '.join(enums)}}};",
+        "",
+        "use super::readers::*;",
+        "use crate::field::{Field, Read};",
+        "use crate::value::Value;",
+    ]
+    return "\n".join([*rust_options(definition, header), "}", ""])
 
 
 def rust_quote(definition: Definition) -> list[str]:

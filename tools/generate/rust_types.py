@@ -20,14 +20,30 @@ def rust_enums(notice: str) -> str:
         lines += [
             "}",
             "",
-            f"impl Named for {enum.name} {{",
-            f"    const ALL: &'static [Self] = &[{all_variants}];",
+            f"impl {enum.name} {{",
+            "    /// Every variant.",
+            f"    pub const ALL: &[Self] = &[{all_variants}];",
             "",
-            "    fn name(self) -> &'static str {",
+            "    /// The name in the Python API.",
+            "    pub const fn name(self) -> &'static str {",
             "        match self {",
         ]
         lines += [f'            Self::{variant} => "{name}",' for variant, (name, _) in enum.variants.items()]
-        lines += ["        }", "    }", "}"]
+        lines += [
+            "        }",
+            "    }",
+            "}",
+            "",
+            f"impl Named for {enum.name} {{",
+            "    fn all() -> impl Iterator<Item = Self> {",
+            "        Self::ALL.iter().copied()",
+            "    }",
+            "",
+            "    fn name(self) -> &'static str {",
+            "        self.name()",
+            "    }",
+            "}",
+        ]
     return "\n".join([*lines, ""])
 
 
@@ -56,7 +72,7 @@ def rust_limits(definition: Definition, notice: str) -> str:
         if entry.one_of:
             lines.append(f"pub const {name}_CHOICES: [{rust}; {len(entry.one_of)}] = {list(entry.one_of)};")
         elif entry.max != INFINITY:
-            lines.append(f"pub const MAX_{name}: {rust} = {entry.max};")
+            lines.append(f"pub const MAX_{name.removeprefix('MAX_')}: {rust} = {entry.max:_};")
         if entry.engine_default is not None:
             lines.append(f"pub const DEFAULT_{name}: {rust} = {entry.engine_default};")
     return "\n".join([*lines, ""])

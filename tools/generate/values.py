@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from definitions import build, load, source_of
 from text import joined, paragraphs
@@ -76,6 +75,11 @@ class ValueClass:
         """The name of the Rust struct."""
         return self.rust_name or self.name
 
+    @property
+    def is_constructed(self) -> bool:
+        """Whether the struct is generated in the Python module, with the expressions of its fields."""
+        return any(entry.value for entry in self.fields)
+
     def delegated(self, classes: list[ValueClass]) -> list[ValueField]:
         """The fields of another class that the class has, too: those of the first item of a field."""
         other = next((other for other in classes if other.name == self.first_class), None)
@@ -121,11 +125,10 @@ def python_of(rust: str, *, is_input: bool) -> str:
     return PYTHON_OF_RUST.get(rust, rust)
 
 
-def stats_table(classes: list[Any]) -> str:
+def stats_table(stats: ValueClass) -> str:
     """The entries of the engine's `stats!` table."""
-    [stats] = classes
     lines = ["stats! {"]
     for entry in stats.fields:
         doc = joined(f"{entry.summary}. {entry.doc}").strip()
-        lines += [f"    /// {doc}", f"    {entry.name}: {entry.kind},"]
+        lines += [f"    /// {doc}", f"    {entry.name}: {entry.kind.capitalize()},"]
     return "\n".join([*lines, "}", ""])

@@ -52,10 +52,10 @@ struct Counter {
 }
 
 /// The totals of one operation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ProfileRow {
     /// The operation's name.
-    pub operation: &'static str,
+    pub operation: String,
     /// Number of calls.
     pub calls: u64,
     /// Time in all calls.
@@ -70,7 +70,7 @@ impl Profile {
     /// The totals of each operation that was called, in the order of a step.
     pub fn rows(&self) -> Vec<ProfileRow> {
         let row = |(operation, counter): (&&'static str, &Counter)| ProfileRow {
-            operation,
+            operation: (*operation).to_owned(),
             calls: counter.calls.load(Relaxed),
             seconds: counter.nanoseconds.load(Relaxed) as f64 * 1e-9,
             bytes: counter.bytes.load(Relaxed),

@@ -337,7 +337,7 @@ fn timed_backend_counts_calls_bytes_and_flops() {
         timed.linear(rows, &x, &table, Epilogue::Store, &mut out).unwrap();
     }
     let row = profile.rows().remove(0);
-    assert_eq!((profile.rows().len(), row.operation, row.calls), (1, "linear", 2));
+    assert_eq!((profile.rows().len(), row.operation.as_str(), row.calls), (1, "linear", 2));
     assert_eq!(row.flops, Some(2 * 5 * (ROWS * VOCABULARY) as u64));
     assert_eq!(row.bytes, (2 * 2 * ROWS * VOCABULARY + 4 * 5 * (ROWS + VOCABULARY)) as u64);
     assert!(row.seconds > 0.0);

@@ -52,9 +52,11 @@ pub mod testing {
 
 pub use executor::{Executor, StepDone, StepError};
 pub use handle::{Consumer, Engine, EngineError, StartError};
-pub use limits::{InvalidRequest, Limits, PreemptionMode};
+pub use limits::{InvalidRequest, Limits};
 pub use mailbox::Completions;
-pub use penstock_types::{BlockCopy, BlockId, HostBlockId, OutputScope, RequestedOutputs, Sampling};
+pub use penstock_types::{
+    BlockCopy, BlockId, HostBlockId, OutputScope, PreemptionMode, RequestedOutputs, Sampling,
+};
 pub use port::Port;
 pub use process::Process;
 pub use request::{

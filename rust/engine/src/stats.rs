@@ -1,7 +1,7 @@
 //! Counters and gauges of the engine. Any thread may read them at any time.
 //!
-//! Each number is one entry of the table below. [`Stats`], its [entries](Stats::entries) and the [`SharedStats`] follow
-//! from the table: a new counter is an entry and the statement that increments it.
+//! Each number is one entry of rust/frontend's `definitions/stats.toml`, from which the table below, the Python class and
+//! the documentation follow: a new counter is an entry and the statement that increments it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -60,6 +60,7 @@ macro_rules! stats {
     };
 }
 
+// begin generated: Stats
 stats! {
     /// Sequences that hold a slot, paused ones included.
     running: Gauge,
@@ -105,6 +106,14 @@ stats! {
     swaps: Counter,
     /// Steps completed, failed ones included.
     steps: Counter,
+}
+// end generated: Stats
+
+impl Stats {
+    /// Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query.
+    pub fn prefix_hit_rate(&self) -> f64 {
+        self.prefix_hit_tokens as f64 / self.prefix_query_tokens.max(1) as f64
+    }
 }
 
 /// The [`Stats`] of the engine thread, for other threads to read.

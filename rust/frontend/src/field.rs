@@ -74,6 +74,15 @@ impl Field {
         })
     }
 
+    /// One of a few integers; `bool` is not one.
+    pub fn one_of<V: Value>(self, value: &V, choices: &[i128]) -> Read<i128, V> {
+        let number = value.integer().map_err(ReadError::Raised)?;
+        number.filter(|number| choices.contains(number)).ok_or_else(|| {
+            let choices: Vec<_> = choices.iter().map(i128::to_string).collect();
+            self.refuse(value, format!("one of {}", choices.join(", ")))
+        })
+    }
+
     /// A number that `is_allowed` accepts; `bool` is not one, NaN never is.
     pub fn number<V: Value>(self, value: &V, limit: &str, is_allowed: impl Fn(f64) -> bool) -> Read<f64, V> {
         let number = value.number().map_err(ReadError::Raised)?;
@@ -129,11 +138,11 @@ impl Field {
 
     /// One of a few words.
     pub fn choice<V: Value, T: Named>(self, value: &V) -> Read<T, V> {
-        let longest = T::ALL.iter().map(|choice| choice.name().len()).max().unwrap_or(0);
+        let longest = T::all().map(|choice| choice.name().len()).max().unwrap_or(0);
         let is_short = value.kind() == Kind::Text && value.text_len().map_err(ReadError::Raised)? <= longest;
         let text = if is_short { value.text().map_err(ReadError::Raised)? } else { None };
         text.and_then(|text| T::from_name(&text)).ok_or_else(|| {
-            let names: Vec<_> = T::ALL.iter().map(|choice| format!("'{}'", choice.name())).collect();
+            let names: Vec<_> = T::all().map(|choice| format!("'{}'", choice.name())).collect();
             self.refuse(value, format!("one of {}", names.join(", ")))
         })
     }

@@ -2,6 +2,7 @@
 
 #![allow(missing_docs)]
 
+pub mod config;
 mod error;
 #[cfg(feature = "testing")]
 mod fake_executor;

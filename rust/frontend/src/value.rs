@@ -1,5 +1,7 @@
 //! The values that a caller passes for fields: Python objects, JSON.
 
+use std::path::PathBuf;
+
 /// A value that a caller passes for a field.
 ///
 /// Values are untrusted: an iterator may be endless, a text may fill the memory. So readers ask for the length first, copy
@@ -20,6 +22,10 @@ pub trait Value: Clone {
     fn text_len(&self) -> Result<usize, Self::Raised>;
     /// A string; `None` if it is not valid Unicode.
     fn text(&self) -> Result<Option<String>, Self::Raised>;
+    /// A path: a string, or an object that stands for a path; `None` for another type.
+    fn path(&self) -> Result<Option<PathBuf>, Self::Raised> {
+        if self.kind() == Kind::Text { Ok(self.text()?.map(PathBuf::from)) } else { Ok(None) }
+    }
     /// The items of any iterable except strings, bytes and mappings; `None` for those and for other types.
     fn items(&self) -> Result<Option<impl Iterator<Item = Result<Self, Self::Raised>>>, Self::Raised>;
     /// The items of a [`Kind::Array`], without the iterator of a subclass.

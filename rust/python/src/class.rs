@@ -209,12 +209,6 @@ fn unknown(py: Python<'_>, class: &str, keyword: &str) -> PyErr {
     error.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// The error for the first of several keywords.
-pub fn first_unknown(class: &str, keywords: &Bound<'_, PyDict>) -> PyErr {
-    let keyword = keywords.keys().get_item(0).and_then(|keyword| keyword.extract::<String>());
-    keyword.map_or_else(|error| error, |keyword| unknown(keywords.py(), class, &keyword))
-}
-
 /// The first choice of a result.
 pub fn first(choices: &[Arc<Choice>]) -> PyResult<&Choice> {
     let first = choices.first().map(|choice| &**choice);

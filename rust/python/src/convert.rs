@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_frontend::output::{FloatArray, StopReason};
 use penstock_frontend::params::{Json, LogitBias, ResponseFormat, ToolChoice, Tools};
-use penstock_types::{LogprobsMode, Named, OutputScope, PenaltyScope};
+use penstock_types::{Auto, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, Speculation};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -64,7 +64,13 @@ macro_rules! named {
     };
 }
 
-named!(LogprobsMode, OutputScope, PenaltyScope);
+named!(LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, Speculation);
+
+impl<T: Named> ToPython for Auto<T> {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.name().to_python(py)
+    }
+}
 
 impl ToPython for Json {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -15,15 +15,13 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::beams::BeamSearch;
-use crate::classes::PySamplingParams;
-use crate::config::EngineConfig;
+use crate::classes::{ModelInfo, PyEngineConfig, PyModelInfo, PyProfileRow, PySamplingParams, PyStats};
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::logs;
 use crate::port::Port;
 use crate::processors;
 use crate::request::Request;
-use crate::results::{ModelInfo, ProfileRow, Stats};
 use crate::value::{PyValue, prepare_error, request_error};
 
 /// Most token ids that are decoded at once.
@@ -35,7 +33,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Engine {
     frontend: Arc<Frontend>,
-    info: ModelInfo,
+    info: Arc<ModelInfo>,
     chat_templates: BTreeMap<String, String>,
     special_tokens: SpecialTokens,
     /// With `EngineConfig.profile`.
@@ -49,7 +47,7 @@ impl Engine {
     fn open(
         py: Python<'_>,
         path: PathBuf,
-        config: &EngineConfig,
+        config: &PyEngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
         Self::load(py, path, config.with_environment()?, config, progress)
@@ -134,8 +132,8 @@ impl Engine {
     }
 
     #[getter]
-    fn info(&self) -> ModelInfo {
-        self.info.clone()
+    fn info(&self) -> PyModelInfo {
+        PyModelInfo(Arc::clone(&self.info))
     }
 
     #[getter]
@@ -150,16 +148,16 @@ impl Engine {
         named.into_iter().filter_map(|(name, token)| Some((name, token.as_deref()?))).collect()
     }
 
-    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+    fn stats(&self, py: Python<'_>) -> PyResult<PyStats> {
         logs::drain(py)?;
-        Ok(self.frontend.engine.stats().into())
+        Ok(PyStats(self.frontend.engine.stats().into()))
     }
 
-    fn profile(&self) -> PyResult<Vec<ProfileRow>> {
+    fn profile(&self) -> PyResult<Vec<PyProfileRow>> {
         let profile = self.profile.as_ref();
         let profile =
             profile.ok_or_else(|| PyRuntimeError::new_err("profile() requires Engine(profile=True)"))?;
-        Ok(profile.rows().into_iter().map(ProfileRow::from).collect())
+        Ok(profile.rows().into_iter().map(|row| PyProfileRow(row.into())).collect())
     }
 
     #[getter]
@@ -211,14 +209,14 @@ impl Engine {
         py: Python<'_>,
         path: PathBuf,
         runner_config: penstock_runner::EngineConfig,
-        config: &EngineConfig,
+        config: &PyEngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
         logs::listen(py)?;
         let mut loading = LoadProgress { progress, called: None, raised: None };
         let opened = detach(py, || {
             let checkpoint = Checkpoint::open(&path)?;
-            let tokenizer = match &config.tokenizer {
+            let tokenizer = match &config.config.tokenizer {
                 Some(path) => read_tokenizer(Path::new(path))?,
                 None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
             };
@@ -226,7 +224,11 @@ impl Engine {
             let (engine, info) = penstock_runner::launch(&checkpoint, &runner_config, &mut report)?;
             let templates = checkpoint.chat_templates();
             let frontend = Frontend {
-                formats: ModelFormats::new(&config.reasoning_parser, &config.tool_parser, templates.values()),
+                formats: ModelFormats::new(
+                    config.config.reasoning_parser,
+                    config.config.tool_parser,
+                    templates.values(),
+                ),
                 tokenizer,
                 grammars: Grammars::default(),
                 generation: checkpoint.generation().clone(),
@@ -234,7 +236,7 @@ impl Engine {
                 engine,
             };
             Ok(Self {
-                info: ModelInfo::of(&info, frontend.engine.limits()),
+                info: ModelInfo::new(&info, frontend.engine.limits()).into(),
                 frontend: Arc::new(frontend),
                 chat_templates: templates.clone(),
                 special_tokens: checkpoint.special_tokens().clone(),

@@ -20,9 +20,7 @@ mod logs;
 mod params;
 mod port;
 mod processors;
-mod record;
 mod request;
-mod results;
 mod tensor;
 #[cfg(feature = "testing")]
 mod testing;
@@ -34,13 +32,10 @@ mod _core {
     #[pymodule_export]
     use crate::beams::{BeamSearch, best_of, candidate_params, score};
     #[pymodule_export]
-    use crate::classes::PySamplingParams;
-    #[pymodule_export]
     use crate::classes::{
-        PyChoice, PyChunk, PyRequestOutput, PyScore, PyTimings, PyToolCall, PyToolCallDelta, PyUsage,
+        PyChoice, PyChunk, PyEngineConfig, PyHostTierInfo, PyMemoryInfo, PyModelInfo, PyProfileRow,
+        PyRequestOutput, PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall, PyToolCallDelta, PyUsage,
     };
-    #[pymodule_export]
-    use crate::config::EngineConfig;
     #[pymodule_export]
     use crate::describe::describe;
     #[pymodule_export]
@@ -49,8 +44,6 @@ mod _core {
     use crate::port::Port;
     #[pymodule_export]
     use crate::request::Request;
-    #[pymodule_export]
-    use crate::results::{HostTierInfo, MemoryInfo, ModelInfo, ProfileRow, Stats};
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_init]

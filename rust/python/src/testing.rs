@@ -7,12 +7,12 @@ use penstock_checkpoint::{Checkpoint, GenerationConfig};
 use penstock_frontend::FakeExecutor;
 use penstock_frontend::params::ModelLimits;
 use penstock_runner::EngineConfig as RunnerConfig;
-use penstock_types::{Dtype, KvDtype};
+use penstock_types::{Dtype, KvDtype, Named};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::classes::PyEngineConfig;
 use crate::classes::PySamplingParams;
-use crate::config::EngineConfig;
 use crate::detach::detach;
 use crate::engine::Engine;
 use crate::errors::Error;
@@ -91,7 +91,7 @@ pub fn probabilities<'py>(
 pub fn failing_engine(
     py: Python<'_>,
     path: PathBuf,
-    config: &EngineConfig,
+    config: &PyEngineConfig,
     failing_token: u32,
 ) -> Result<Engine, Error> {
     let runner_config = RunnerConfig { failing_token: Some(failing_token), ..config.with_environment()? };
@@ -103,7 +103,7 @@ pub fn failing_engine(
 pub fn losing_engine(
     py: Python<'_>,
     path: PathBuf,
-    config: &EngineConfig,
+    config: &PyEngineConfig,
     losing_token: u32,
 ) -> Result<Engine, Error> {
     let runner_config = RunnerConfig { losing_token: Some(losing_token), ..config.with_environment()? };
@@ -112,7 +112,7 @@ pub fn losing_engine(
 
 /// An engine with the executor of `fake_executor`.
 #[pyfunction]
-pub fn fake_engine(py: Python<'_>, path: PathBuf, config: &EngineConfig) -> Result<Engine, Error> {
+pub fn fake_engine(py: Python<'_>, path: PathBuf, config: &PyEngineConfig) -> Result<Engine, Error> {
     let engine = Engine::load(py, path, config.with_environment()?, config, None)?;
     engine.with_executor(|completions| Box::new(FakeExecutor::start(completions)))
 }

@@ -1,5 +1,7 @@
 //! Python objects as the values of fields.
 
+use std::path::PathBuf;
+
 use penstock_frontend::field::{Problem, ReadError};
 use penstock_frontend::value::{Kind, Value};
 use pyo3::prelude::*;
@@ -60,6 +62,10 @@ impl<'py> Value for PyValue<'py> {
         Ok(self.0.cast::<PyString>()?.to_str().ok().map(str::to_owned))
     }
 
+    fn path(&self) -> PyResult<Option<PathBuf>> {
+        Ok(self.0.extract().ok())
+    }
+
     fn items(&self) -> PyResult<Option<impl Iterator<Item = PyResult<Self>>>> {
         let object = &self.0;
         let is_other = object.is_instance_of::<PyString>()
@@ -103,11 +109,20 @@ impl<'py> Value for PyValue<'py> {
     }
 }
 
+/// The error for a field of a configuration that cannot be read.
+pub fn config_error(error: ReadError<PyValue<'_>>) -> Error {
+    field_error(error, Error::Config)
+}
+
 /// The error for a field of a request that cannot be read.
 pub fn request_error(error: ReadError<PyValue<'_>>) -> Error {
+    field_error(error, Error::Request)
+}
+
+fn field_error(error: ReadError<PyValue<'_>>, wrap: fn(crate::errors::Problem) -> Error) -> Error {
     match error {
         ReadError::Field(Problem { field, place, value, limit }) => {
-            Error::Request(crate::errors::Problem::new(field, &place, &value.0, limit))
+            wrap(crate::errors::Problem::new(field, &place, &value.0, limit))
         }
         ReadError::Raised(error) => Error::Python(error),
     }

@@ -3,26 +3,8 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use penstock_engine::PreemptionMode;
-use penstock_engine::limits::MAX_SPECULATIVE_TOKENS;
-use penstock_types::{Dtype, FieldError, KvDtype};
-
-/// The default of `prefix_cache_ttl`.
-pub const DEFAULT_PREFIX_CACHE_TTL: Duration = Duration::from_secs(300);
-/// The default of `num_speculative_tokens` with speculation.
-pub const DEFAULT_SPECULATIVE_TOKENS: usize = 8;
-const DEFAULT_MAX_NUM_SEQS: usize = 64;
-const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
-const DEFAULT_MAX_WAITING: usize = 1024;
-const DEFAULT_MEMORY_RATIO: f64 = 0.9;
-pub(crate) const BLOCK_SIZES: [usize; 4] = [16, 32, 64, 128];
-const MAX_THREADS: usize = 1024;
-const MAX_NUM_SEQS: usize = 1 << 16;
-const MAX_NUM_BATCHED_TOKENS: usize = 1 << 20;
-const MAX_PREFIX_CACHE_TTL: Duration = Duration::from_secs(1_000_000_000);
-/// Positions are 32-bit integers.
-pub(crate) const MAX_POSITIONS: usize = i32::MAX as usize;
-const MAX_BYTES: u64 = i64::MAX as u64;
+use penstock_types::config_limits::*;
+use penstock_types::{Dtype, FieldError, KvDtype, PreemptionMode};
 
 /// The requested configuration of an engine; `None` selects the default.
 #[derive(Clone, Debug, Default)]
@@ -74,7 +56,7 @@ impl EngineConfig {
     pub fn check(&self) -> Result<(), FieldError> {
         check_threads("threads", self.threads)?;
         let block_size = self.block_size();
-        if !BLOCK_SIZES.contains(&block_size) {
+        if !BLOCK_SIZE_CHOICES.contains(&block_size) {
             return Err(FieldError::new("block_size", block_size, "16, 32, 64 or 128"));
         }
         let num_tokens = self.max_num_batched_tokens();
@@ -87,15 +69,15 @@ impl EngineConfig {
             let limit = format!("an integer from 1 to {most} with max_num_batched_tokens={num_tokens}");
             return Err(FieldError::new("max_num_seqs", self.max_num_seqs(), limit));
         }
-        check_range("max_model_len", self.max_model_len, 1, MAX_POSITIONS)?;
-        check_range("max_waiting", self.max_waiting, 1, u32::MAX as usize)?;
-        check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)?;
-        check_range("kv_cache_bytes", self.kv_cache_bytes, 1, MAX_BYTES)?;
+        check_range("max_model_len", self.max_model_len, 1, MAX_MODEL_LEN)?;
+        check_range("max_waiting", self.max_waiting, 1, MAX_WAITING)?;
+        check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_SPECULATIVE_TOKENS)?;
+        check_range("kv_cache_bytes", self.kv_cache_bytes, 1, MAX_KV_CACHE_BYTES)?;
         check_memory_ratio("memory_ratio", self.memory_ratio)?;
         if let Some(ttl) = self.prefix_cache_ttl
-            && (ttl.is_zero() || ttl > MAX_PREFIX_CACHE_TTL)
+            && (ttl.is_zero() || ttl.as_secs_f64() > MAX_PREFIX_CACHE_TTL)
         {
-            let limit = format!("above 0 and at most {} seconds", MAX_PREFIX_CACHE_TTL.as_secs());
+            let limit = format!("above 0 and at most {MAX_PREFIX_CACHE_TTL} seconds");
             return Err(FieldError::new("prefix_cache_ttl", ttl.as_secs_f64(), limit));
         }
         self.check_host_cache()
@@ -103,7 +85,7 @@ impl EngineConfig {
 
     /// A host tier must have a use, and swapping must have a host tier.
     fn check_host_cache(&self) -> Result<(), FieldError> {
-        check_range("host_cache_bytes", self.host_cache_bytes, 0, MAX_BYTES)?;
+        check_range("host_cache_bytes", self.host_cache_bytes, 0, MAX_HOST_CACHE_BYTES)?;
         let is_swapping = self.preemption_mode == PreemptionMode::Swap;
         let limit = match self.host_cache_bytes {
             Some(0) if is_swapping => "above 0 if preemption_mode is swap",
@@ -122,7 +104,7 @@ impl EngineConfig {
     }
 
     pub(crate) fn block_size(&self) -> usize {
-        self.block_size.unwrap_or(BLOCK_SIZES[0])
+        self.block_size.unwrap_or(DEFAULT_BLOCK_SIZE)
     }
 
     pub(crate) fn max_num_batched_tokens(&self) -> usize {
@@ -174,8 +156,8 @@ pub(crate) fn check_threads(field: &'static str, threads: Option<usize>) -> Resu
 pub(crate) fn check_memory_ratio(field: &'static str, ratio: Option<f64>) -> Result<(), FieldError> {
     match ratio {
         // The positive form excludes NaN.
-        Some(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
-            Err(FieldError::new(field, ratio, "a number above 0 and at most 1"))
+        Some(ratio) if !(ratio > 0.0 && ratio <= MAX_MEMORY_RATIO) => {
+            Err(FieldError::new(field, ratio, format!("a number above 0 and at most {MAX_MEMORY_RATIO}")))
         }
         _ => Ok(()),
     }

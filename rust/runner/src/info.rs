@@ -51,11 +51,11 @@ pub struct MemoryInfo {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostTierInfo {
     /// Copying a block to the host tier.
-    pub save: f64,
+    pub save_seconds: f64,
     /// Copying a block back.
-    pub load: f64,
+    pub load_seconds: f64,
     /// Computing a block again, at the speed of the largest prompt chunk.
-    pub recompute: f64,
+    pub recompute_seconds: f64,
     /// Whether the host tier keeps prefixes: there is a prefix cache, and loading is faster than computing.
     pub keeps_prefixes: bool,
 }

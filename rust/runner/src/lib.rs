@@ -27,12 +27,11 @@ mod user_code;
 mod warm_up;
 
 pub use backend::{DefaultBackend, DeviceInfo};
-pub use config::{DEFAULT_PREFIX_CACHE_TTL, DEFAULT_SPECULATIVE_TOKENS, EngineConfig};
+pub use config::EngineConfig;
 pub use error::LaunchError;
 pub use info::{HostTierInfo, MemoryInfo, ModelInfo};
 pub use launch::launch;
 pub use penstock_device::{Profile, ProfileRow};
-pub use penstock_engine::PreemptionMode;
 pub use penstock_models::ProgressCallback;
 #[cfg(feature = "testing")]
 pub use testing::{BareRunner, launch_on, logits, probabilities};

@@ -5,10 +5,10 @@ use std::fmt::Display;
 use penstock_device::{Backend, StepInputs};
 use penstock_engine::Limits;
 use penstock_models::{ModelConfig, RopeScaling};
+use penstock_types::config_limits::MAX_MODEL_LEN;
 use penstock_types::{Dtype, FieldError};
 
 use crate::budget::{MemoryBudget, display_bytes};
-use crate::config::MAX_POSITIONS;
 use crate::memory::{KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
 use crate::suggestions::suggestions;
 use crate::{EngineConfig, LaunchError};
@@ -151,7 +151,7 @@ fn longest_sequence(model: &ModelConfig) -> usize {
         RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => factor * longest as f64,
         RopeScaling::Yarn { factor, original, .. } => factor * *original as f64,
     };
-    longest.max(scaled as usize).min(MAX_POSITIONS)
+    longest.max(scaled as usize).min(MAX_MODEL_LEN)
 }
 
 #[cfg(test)]
@@ -160,6 +160,7 @@ mod tests {
     use std::time::Duration;
 
     use penstock_engine::PreemptionMode;
+    use penstock_types::Named;
     use serde_json::json;
 
     use super::*;

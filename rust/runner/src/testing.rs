@@ -9,9 +9,9 @@ use penstock_engine::request::Request;
 use penstock_engine::{Engine, Limits, StepOutput, StepPlan};
 use penstock_models::ModelConfig;
 use penstock_types::FieldError;
+use penstock_types::config_limits::DEFAULT_BLOCK_SIZE;
 
 use crate::backend::{self, DefaultBackend, DeviceInfo};
-use crate::config::BLOCK_SIZES;
 use crate::launch::{self, default_dtype, mask_threads};
 use crate::memory::{HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
 use crate::resolve::reserve;
@@ -103,7 +103,7 @@ pub fn logits(
         max_model_len: tokens.len().max(1),
         max_num_seqs: 1,
         max_num_batched_tokens: chunk,
-        block_size: BLOCK_SIZES[0],
+        block_size: DEFAULT_BLOCK_SIZE,
         kv_cache: KvCacheSize::All,
         host_cache: HostCacheSize::Bytes(0),
         has_prefix_cache: false,

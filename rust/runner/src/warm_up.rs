@@ -151,7 +151,12 @@ impl Costs {
                 recompute * 1e6
             );
         }
-        HostTierInfo { save, load, recompute, keeps_prefixes: has_prefix_cache && is_faster }
+        HostTierInfo {
+            save_seconds: save,
+            load_seconds: load,
+            recompute_seconds: recompute,
+            keeps_prefixes: has_prefix_cache && is_faster,
+        }
     }
 }
 

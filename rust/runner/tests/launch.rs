@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{LAYERS, LONGEST, TinyModel, VOCABULARY, request, run};
 use penstock_engine::Port;
-use penstock_runner::{EngineConfig, LaunchError, PreemptionMode};
-use penstock_types::Dtype;
+use penstock_runner::{EngineConfig, LaunchError};
+use penstock_types::{Dtype, PreemptionMode};
 
 /// Bytes of a block of 16 tokens in float32: keys and values of two heads of 16 in each layer.
 const BLOCK: u64 = 16 * 2 * 2 * 16 * 4 * LAYERS as u64;
@@ -39,8 +39,8 @@ fn host_tier_is_measured_and_disabled_if_it_is_not_faster() {
     let (engine, info) =
         model.launch(&EngineConfig { prefix_cache_ttl, host_cache_bytes, ..config() }).unwrap();
     let tier = info.host_tier.unwrap();
-    assert!(tier.save > 0.0 && tier.load > 0.0 && tier.recompute > 0.0, "{tier:?}");
-    assert_eq!(tier.keeps_prefixes, tier.load < tier.recompute, "{tier:?}");
+    assert!(tier.save_seconds > 0.0 && tier.load_seconds > 0.0 && tier.recompute_seconds > 0.0, "{tier:?}");
+    assert_eq!(tier.keeps_prefixes, tier.load_seconds < tier.recompute_seconds, "{tier:?}");
     let limits = engine.limits();
     let expected = (if tier.keeps_prefixes { 10 } else { 0 }, tier.keeps_prefixes);
     assert_eq!((limits.host_blocks, limits.host_prefixes), expected);

@@ -11,14 +11,26 @@ pub enum PenaltyScope {
     Output,
 }
 
-impl Named for PenaltyScope {
-    const ALL: &'static [Self] = &[Self::All, Self::Output];
+impl PenaltyScope {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::All, Self::Output];
 
-    fn name(self) -> &'static str {
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::All => "all",
             Self::Output => "output",
         }
+    }
+}
+
+impl Named for PenaltyScope {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
     }
 }
 
@@ -31,14 +43,26 @@ pub enum LogprobsMode {
     Processed,
 }
 
-impl Named for LogprobsMode {
-    const ALL: &'static [Self] = &[Self::Raw, Self::Processed];
+impl LogprobsMode {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::Raw, Self::Processed];
 
-    fn name(self) -> &'static str {
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::Processed => "processed",
         }
+    }
+}
+
+impl Named for LogprobsMode {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
     }
 }
 
@@ -53,14 +77,268 @@ pub enum OutputScope {
     All,
 }
 
-impl Named for OutputScope {
-    const ALL: &'static [Self] = &[Self::Prompt, Self::Generation, Self::All];
+impl OutputScope {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::Prompt, Self::Generation, Self::All];
 
-    fn name(self) -> &'static str {
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
             Self::Generation => "generation",
             Self::All => "all",
         }
+    }
+}
+
+impl Named for OutputScope {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// The processors of the host.
+    Cpu,
+}
+
+impl Device {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::Cpu];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+impl Named for Device {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+/// A floating-point type that weights are stored in. Arithmetic is in float32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a float32.
+    Bf16,
+}
+
+impl Dtype {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::F32, Self::F16, Self::Bf16];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+}
+
+impl Named for Dtype {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+/// The type that keys and values are stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a float32.
+    Bf16,
+    /// 8-bit integers, with a scale and an offset for each token and head.
+    Int8,
+    /// 4-bit integers, with a scale and an offset for each token and head.
+    Uint4,
+}
+
+impl KvDtype {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Uint4];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+            Self::Int8 => "int8",
+            Self::Uint4 => "uint4",
+        }
+    }
+}
+
+impl Named for KvDtype {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+/// The effect of preemption on the newest sequence of the lowest priority, whose blocks other sequences need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PreemptionMode {
+    /// It waits, and is then computed again from its beginning.
+    #[default]
+    Recompute,
+    /// It waits, its blocks saved in the host tier; if the tier is full, as `Recompute`.
+    Swap,
+    /// It ends, with the tokens it has generated. Only if running sequences grow: a sequence that is
+    /// preempted for a request of higher priority, or because its consumer does not read, waits as with
+    /// `Recompute`.
+    Interrupt,
+}
+
+impl PreemptionMode {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::Recompute, Self::Swap, Self::Interrupt];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Recompute => "recompute",
+            Self::Swap => "swap",
+            Self::Interrupt => "interrupt",
+        }
+    }
+}
+
+impl Named for PreemptionMode {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+/// A method that proposes draft tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Speculation {
+    /// The tokens that followed an earlier occurrence of the last tokens.
+    Ngram,
+}
+
+impl Speculation {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::Ngram];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ngram => "ngram",
+        }
+    }
+}
+
+impl Named for Speculation {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+/// The format of tool calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ToolParser {
+    /// Tool calls are not parsed.
+    None,
+    /// Hermes, Qwen 2.5 and Qwen 3.
+    Hermes,
+    /// Llama 3.1 and later.
+    Llama3Json,
+    /// Mistral.
+    Mistral,
+}
+
+impl ToolParser {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::None, Self::Hermes, Self::Llama3Json, Self::Mistral];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Hermes => "hermes",
+            Self::Llama3Json => "llama3_json",
+            Self::Mistral => "mistral",
+        }
+    }
+}
+
+impl Named for ToolParser {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+/// The format of reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReasoningParser {
+    /// Reasoning is not parsed.
+    None,
+    /// Between `<think>` and `</think>`.
+    Think,
+}
+
+impl ReasoningParser {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::None, Self::Think];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Think => "think",
+        }
+    }
+}
+
+impl Named for ReasoningParser {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
     }
 }

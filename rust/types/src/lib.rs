@@ -3,7 +3,11 @@
 
 mod attention;
 mod block;
+#[rustfmt::skip]
+#[allow(missing_docs, reason = "the names say it")]
+pub mod config_limits;
 mod dtype;
+#[rustfmt::skip]
 mod enums;
 mod epilogue;
 mod field_error;
@@ -16,12 +20,14 @@ mod sampling;
 
 pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
-pub use dtype::{Dtype, KvDtype};
-pub use enums::{LogprobsMode, OutputScope, PenaltyScope};
+pub use enums::{
+    Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, ReasoningParser,
+    Speculation, ToolParser,
+};
 pub use epilogue::Epilogue;
 pub use field_error::FieldError;
 pub use generation::GenerationConfig;
 pub use head_shape::HeadShape;
-pub use named::Named;
+pub use named::{Auto, Named};
 pub use outputs::{LogprobsRequest, RequestedOutputs};
 pub use sampling::Sampling;

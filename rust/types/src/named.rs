@@ -3,13 +3,27 @@
 /// An enum whose variants have names in the Python API.
 pub trait Named: Copy + PartialEq + 'static {
     /// Every variant.
-    const ALL: &'static [Self];
+    fn all() -> impl Iterator<Item = Self>;
 
     /// The name in the Python API.
     fn name(self) -> &'static str;
 
     /// The variant with this name.
     fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|variant| variant.name() == name)
+        Self::all().find(|variant| variant.name() == name)
+    }
+}
+
+/// A choice that can be left to the engine, with the name `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Auto<T>(pub Option<T>);
+
+impl<T: Named> Named for Auto<T> {
+    fn all() -> impl Iterator<Item = Self> {
+        [Self(None)].into_iter().chain(T::all().map(|choice| Self(Some(choice))))
+    }
+
+    fn name(self) -> &'static str {
+        self.0.map_or("auto", T::name)
     }
 }

@@ -2,25 +2,10 @@
 
 use std::time::Duration;
 
-use penstock_types::FieldError;
+use penstock_types::config_limits::MAX_NUM_SPECULATIVE_TOKENS;
+use penstock_types::{FieldError, PreemptionMode};
 
 use crate::request::Request;
-
-/// The largest `num_speculative_tokens`: predictions further ahead are hardly ever right.
-pub const MAX_SPECULATIVE_TOKENS: usize = 32;
-
-/// The effect of preemption on the newest sequence of the lowest priority when other sequences need its blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PreemptionMode {
-    /// It waits, and is then computed again from its beginning.
-    #[default]
-    Recompute,
-    /// It waits, its blocks saved in the host tier; if the tier is full, as `Recompute`.
-    Swap,
-    /// It ends, with the tokens it has generated. Only if running sequences grow: a sequence that is preempted for a
-    /// request of higher priority, or because its consumer does not read, waits as with `Recompute`.
-    Interrupt,
-}
 
 /// The limits of an engine, fixed when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,8 +61,8 @@ impl Limits {
         if let Some((field, value)) = indexed.find(|(_, value)| *value > i32::MAX as usize) {
             return Err(FieldError::new(field, value, format!("at most {}", i32::MAX)));
         }
-        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS {
-            let limit = format!("at most {MAX_SPECULATIVE_TOKENS}");
+        if self.num_speculative_tokens > MAX_NUM_SPECULATIVE_TOKENS {
+            let limit = format!("at most {MAX_NUM_SPECULATIVE_TOKENS}");
             return Err(FieldError::new("num_speculative_tokens", self.num_speculative_tokens, limit));
         }
         if self.prefix_cache_ttl.is_some_and(|ttl| ttl.is_zero()) {

@@ -6,5 +6,5 @@ mod request_check;
 #[cfg(test)]
 mod test_support;
 
-pub use limits::{Limits, MAX_SPECULATIVE_TOKENS, PreemptionMode};
+pub use limits::Limits;
 pub use request_check::InvalidRequest;

@@ -2,7 +2,9 @@
 
 use penstock_types::Sampling;
 
-use super::limits::{Limits, PreemptionMode};
+use penstock_types::PreemptionMode;
+
+use super::limits::Limits;
 use crate::request::Request;
 
 pub(super) fn limits() -> Limits {

@@ -7,9 +7,10 @@
 
 use std::time::Instant;
 
+use penstock_types::PreemptionMode;
+
 use super::scheduler::Scheduler;
 use super::slots::Running;
-use crate::limits::PreemptionMode;
 use crate::request::RequestId;
 
 impl Scheduler {

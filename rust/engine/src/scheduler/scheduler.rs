@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
+use penstock_types::PreemptionMode;
+
 use super::budget::TokenBudget;
 use super::queue::WaitingQueue;
 use super::rows::RowPlanner;
 use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit};
-use crate::limits::{Limits, PreemptionMode};
+use crate::limits::Limits;
 use crate::prefix_cache::BlockHasher;
 use crate::request::RequestId;
 use crate::sequence::{ComputedTokens, Sequence};

@@ -1,6 +1,7 @@
 //! The reasoning and tool-call formats of a model, and those that a request's output is parsed for.
 
 use penstock_text::parsers::{self, ReasoningFormat, ToolFormat};
+use penstock_types::{Auto, ReasoningParser, ToolParser};
 
 use crate::output::OutputFormats;
 use crate::params::{SamplingParams, ToolChoice};
@@ -14,24 +15,24 @@ pub struct ModelFormats {
 impl ModelFormats {
     /// The formats that the configuration names; "auto" detects them in the chat templates.
     pub fn new<'a>(
-        reasoning_parser: &str,
-        tool_parser: &str,
+        reasoning_parser: Auto<ReasoningParser>,
+        tool_parser: Auto<ToolParser>,
         templates: impl Iterator<Item = &'a String>,
     ) -> Self {
         let templates: Vec<_> = templates.map(String::as_str).collect();
         let (reasoning, tools) = parsers::detect(&templates.join("\n"));
         Self {
-            reasoning: match reasoning_parser {
-                "think" => Some(ReasoningFormat::ThinkTags),
-                "none" => None,
-                _ => reasoning,
+            reasoning: match reasoning_parser.0 {
+                Some(ReasoningParser::Think) => Some(ReasoningFormat::ThinkTags),
+                Some(ReasoningParser::None) => None,
+                None => reasoning,
             },
-            tools: match tool_parser {
-                "hermes" => Some(ToolFormat::Hermes),
-                "llama3_json" => Some(ToolFormat::Llama3Json),
-                "mistral" => Some(ToolFormat::Mistral),
-                "none" => None,
-                _ => tools,
+            tools: match tool_parser.0 {
+                Some(ToolParser::Hermes) => Some(ToolFormat::Hermes),
+                Some(ToolParser::Llama3Json) => Some(ToolFormat::Llama3Json),
+                Some(ToolParser::Mistral) => Some(ToolFormat::Mistral),
+                Some(ToolParser::None) => None,
+                None => tools,
             },
         }
     }
@@ -51,6 +52,8 @@ impl ModelFormats {
 
 #[cfg(test)]
 mod tests {
+    use penstock_types::Named;
+
     use super::*;
     use crate::params::{Function, Json, Tools};
 
@@ -62,6 +65,8 @@ mod tests {
     }
 
     fn formats(reasoning: &str, tools: &str) -> ModelFormats {
+        let reasoning = Named::from_name(reasoning).expect("a reasoning parser");
+        let tools = Named::from_name(tools).expect("a tool parser");
         ModelFormats::new(reasoning, tools, [TEMPLATE.to_owned()].iter())
     }
 
@@ -72,7 +77,7 @@ mod tests {
         assert_eq!(detected.tools, Some(ToolFormat::Hermes));
         let named = formats("none", "mistral");
         assert_eq!((named.reasoning, named.tools), (None, Some(ToolFormat::Mistral)));
-        let none = ModelFormats::new("auto", "none", [].iter());
+        let none = ModelFormats::new(Auto(None), Auto(Some(ToolParser::None)), [].iter());
         assert_eq!((none.reasoning, none.tools), (None, None));
     }
 

@@ -16,7 +16,7 @@ use penstock_frontend::output::{Milestone, RequestOutput, RequestState};
 use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_text::Tokenizer;
-use penstock_types::GenerationConfig;
+use penstock_types::{Auto, GenerationConfig, ReasoningParser, ToolParser};
 
 /// The model's end token. The ids below are the bytes.
 pub const END: u32 = 256;
@@ -64,7 +64,11 @@ pub fn with_model(model: impl Fn(&Request, &[u32]) -> Vec<f32> + Send + Sync + '
     let frontend = Frontend {
         engine: engine.unwrap(),
         tokenizer: tokenizer(),
-        formats: ModelFormats::new("think", "hermes", [].iter()),
+        formats: ModelFormats::new(
+            Auto(Some(ReasoningParser::Think)),
+            Auto(Some(ToolParser::Hermes)),
+            [].iter(),
+        ),
         grammars: Grammars::default(),
         generation: GenerationConfig { eos_token_ids: vec![END], ..GenerationConfig::default() },
         hidden_size: 4,

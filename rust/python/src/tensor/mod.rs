@@ -137,6 +137,7 @@ impl Tensor {
         Ok(Self::new(sizes, chunks.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()))
     }
 
+    /// The size of each dimension, the slowest first.
     #[getter]
     #[pyo3(name = "shape")]
     fn shape_tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {

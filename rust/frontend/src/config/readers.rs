@@ -1,0 +1,24 @@
+//! Readers of the fields whose form does not follow from their type.
+
+use penstock_types::{Auto, Device};
+
+use crate::field::{Field, Read, ReadError};
+use crate::value::{Kind, Value};
+
+/// Maximum length of a device's name in characters.
+const MAX_DEVICE_CHARS: usize = 64;
+
+pub fn read_device<V: Value>(field: Field, value: &V) -> Read<Auto<Device>, V> {
+    let is_short =
+        value.kind() == Kind::Text && value.text_len().map_err(ReadError::Raised)? <= MAX_DEVICE_CHARS;
+    let name = if is_short { value.text().map_err(ReadError::Raised)? } else { None };
+    if name.is_some_and(|name| name.split(':').next() == Some("cuda")) {
+        return Err(field.refuse(value, "'auto' or 'cpu': this build of penstock has no CUDA backend"));
+    }
+    field.choice(value)
+}
+
+pub fn read_path<V: Value>(field: Field, value: &V) -> Read<String, V> {
+    let path = value.path().map_err(ReadError::Raised)?.ok_or_else(|| field.refuse(value, "a path"))?;
+    path.into_os_string().into_string().map_err(|_| field.refuse(value, "a path that is valid Unicode"))
+}
