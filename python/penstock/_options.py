@@ -1,8 +1,7 @@
 """The keywords of `Engine(...)` and of a request, for type checkers and the command line.
 
-`EngineConfig` and `SamplingParams` in `_core.pyi` document the meaning and range of each field; a test
-compares the names here with theirs. The strings are help texts of the command line; a field without one is
-not a command line option.
+`EngineConfig` and `SamplingParams` in `_core.pyi` document the meaning and range of each field. The strings
+are help texts of the command line; a field without one is not a command line option.
 """
 
 import os
