@@ -72,7 +72,9 @@ class Endless(Mapping[str, object]):
 
 
 def test_mapping_with_too_many_keys_is_refused_unread() -> None:
-    with pytest.raises(penstock.InvalidRequestError, match="it must be one of at most 64 keys") as raised:
+    with pytest.raises(
+        penstock.InvalidRequestError, match="it must be a mapping of at most 64 keys"
+    ) as raised:
         penstock.SamplingParams(response_format=Endless())
     assert raised.value.field == "response_format"
     many = {"type": "text", **{f"key{number}": 1 for number in range(63)}}
