@@ -78,5 +78,5 @@ def test_mapping_with_too_many_keys_is_refused_unread() -> None:
         penstock.SamplingParams(response_format=Endless())
     assert raised.value.field == "response_format"
     many = {"type": "text", **{f"key{number}": 1 for number in range(63)}}
-    with pytest.raises(penstock.InvalidRequestError, match="its keys are 'type'"):
+    with pytest.raises(penstock.InvalidRequestError, match="the known keys are 'type'"):
         penstock.SamplingParams(response_format=many)
