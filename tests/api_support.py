@@ -30,7 +30,7 @@ BACKENDS: list[dict[str, Any]] = [
 ]
 
 
-def make_engine(model: Path, **options: object) -> penstock.Engine:
+def make_engine(model: str | Path, **options: object) -> penstock.Engine:
     """A small engine with one thread, which is fastest for such a small model."""
     return penstock.Engine(model, **{"threads": 1, **options})  # type: ignore[arg-type]
 

@@ -361,6 +361,25 @@ def test_invalid_model_file_is_named(tiny_model: Path, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_git_lfs_pointer_is_named_with_the_remedy(tiny_model: Path, tmp_path: Path) -> None:
+    pointer = tmp_path / "tokenizer.json"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n")
+    for model, tokenizer in ((shutil.copy(pointer, tmp_path / "model.gguf"), None), (tiny_model, pointer)):
+        with pytest.raises(penstock.ModelLoadError, match=r"is a git-lfs pointer.*git lfs pull"):
+            penstock.Engine(model, tokenizer=tokenizer).blocking.start()
+
+
+def test_tilde_in_model_and_tokenizer_is_the_home_folder(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    shutil.copy(tiny_model / "tokenizer.json", tmp_path / "other.json")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with make_engine("~/model", tokenizer="~/other.json") as engine:
+        assert engine.config.tokenizer == "~/other.json"
+        assert engine.decode(engine.encode("Hello")) == "Hello"
+
+
 def test_hub_model_without_extra_or_network_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(penstock.ModelLoadError, match=r"pip install 'penstock\[hub\]'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def resolve(model: str) -> str:
 
     A hub id can name a revision: `owner/name@revision`.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # noqa: PTH111 - never raises
     if model and path.exists():
         return str(path)
     hub_id = _HUB_ID.fullmatch(model)

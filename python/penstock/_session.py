@@ -78,7 +78,10 @@ class Session:
             if self._progress is not None:
                 self._progress(done, total)
 
-        native = _core.Engine.open(path, self.config, on_progress)
+        config = self.config
+        if config.tokenizer is not None:
+            config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
+        native = _core.Engine.open(path, config, on_progress)
         self._native = native
         if self._is_closed:  # closed while the last weights were loaded
             native.shutdown()

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::error::{CheckpointError, shown};
+use crate::lfs::check_lfs_pointer;
 
 pub(crate) const CONFIG_LIMIT: u64 = 4 << 20;
 
@@ -33,6 +34,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Checkpoin
             format!("{} bytes; the limit is {limit}", metadata.len()),
         ));
     }
+    check_lfs_pointer(path, &bytes)?;
     Ok(Some(bytes))
 }
 

@@ -16,6 +16,7 @@ mod directory;
 mod error;
 mod gguf;
 mod json;
+mod lfs;
 mod mapped;
 mod open;
 mod safetensors;
@@ -25,6 +26,7 @@ mod tokenizer;
 
 pub use checkpoint::{Checkpoint, Description, FileFormat};
 pub use error::CheckpointError;
+pub use lfs::check_lfs_pointer;
 pub use penstock_types::GenerationConfig;
 pub use storage::Storage;
 pub use tensor::Tensor;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::error::CheckpointError;
+use crate::lfs::check_lfs_pointer;
 
 /// The bytes of a file, which the operating system reads on first access.
 pub(crate) struct MappedFile {
@@ -27,6 +28,7 @@ impl MappedFile {
         // read as plain numbers. If another process truncates the file, access to a lost page ends the process, as with
         // every mapped file.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        check_lfs_pointer(path, &map)?;
         Ok(MappedFile { path: path.to_owned(), map })
     }
 

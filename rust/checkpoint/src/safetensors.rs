@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::error::{CheckpointError, shown};
+use crate::error::{CheckpointError, TRUNCATED, shown};
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
 use crate::tensor::{RowOrder, StoredType, TensorEntry};
@@ -28,15 +28,18 @@ pub(crate) fn tensors(
     let malformed = |field: &str, problem: String| CheckpointError::malformed(file.path(), field, problem);
 
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(malformed("header length", format!("needs 8 bytes; the file has {}", bytes.len())));
-    };
-    let length = u64::from_le_bytes(*length);
-    let limit = MAX_HEADER.min(rest.len() as u64);
-    if length > limit {
         return Err(malformed(
             "header length",
-            format!("{length} bytes; the limit for this file is {limit}"),
+            format!("needs 8 bytes; the file has {}; {TRUNCATED}", bytes.len()),
         ));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER {
+        return Err(malformed("header length", format!("{length} bytes; the limit is {MAX_HEADER}")));
+    }
+    if length > rest.len() as u64 {
+        let rest = rest.len();
+        return Err(malformed("header length", format!("{length} bytes; the file has {rest}; {TRUNCATED}")));
     }
     let (header, data) = rest.split_at(length as usize);
     let data_start = 8 + header.len();
@@ -95,8 +98,12 @@ impl TensorDeclaration {
             return Err(format!("shape {shape:?} of {} has no valid size in bytes", self.dtype));
         };
         let (start, end) = self.data_offsets;
-        if start > end || end > data_len as u64 {
-            return Err(format!("data_offsets {start}..{end}; the data has {data_len} bytes"));
+        if start > end {
+            return Err(format!("data_offsets {start}..{end}"));
+        }
+        if end > data_len as u64 {
+            let problem = format!("data_offsets {start}..{end}; the data has {data_len} bytes; {TRUNCATED}");
+            return Err(problem);
         }
         if end - start != bytes as u64 {
             let given = end - start;

@@ -5,7 +5,9 @@
 mod common;
 
 use common::{Scratch, f32_bytes, open_error, read, safetensors};
-use penstock_checkpoint::{AddedToken, CheckpointError, FileFormat, GenerationConfig, TokenizerSource};
+use penstock_checkpoint::{
+    AddedToken, Checkpoint, CheckpointError, FileFormat, GenerationConfig, TokenizerSource,
+};
 use penstock_types::Dtype;
 use serde_json::json;
 
@@ -306,6 +308,21 @@ fn oversized_and_deeply_nested_files_are_rejected() {
 }
 
 #[test]
+fn git_lfs_pointer_error_names_the_file_and_the_remedy() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n";
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        let scratch = model();
+        scratch.write(name, pointer);
+        let error = open_error(scratch.open());
+        assert!(error.contains(&format!("{name}: is a git-lfs pointer")), "{error}");
+        assert!(error.contains("`git lfs pull`"), "{error}");
+    }
+    let scratch = Scratch::new();
+    let error = open_error(Checkpoint::open(scratch.write("model.gguf", pointer)));
+    assert!(error.contains("model.gguf: is a git-lfs pointer"), "{error}");
+}
+
+#[test]
 fn safetensors_errors_name_tensor_value_and_limit() {
     let entry = |dtype: &str, shape: &str, start: u64, end: u64| {
         format!(r#""t":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)
@@ -315,14 +332,14 @@ fn safetensors_errors_name_tensor_value_and_limit() {
     let good = entry("F32", "[2]", 0, 8);
     let other = good.replace("\"t\"", "\"u\"");
     for (bytes, expected) in [
-        (vec![0; 3], "header length: needs 8 bytes; the file has 3"),
+        (vec![0; 3], "header length: needs 8 bytes; the file has 3; the file is truncated"),
         (
             u64::MAX.to_le_bytes().to_vec(),
-            "header length: 18446744073709551615 bytes; the limit for this file is 0",
+            "header length: 18446744073709551615 bytes; the limit is 100000000",
         ),
         (
             [100u64.to_le_bytes().as_slice(), b"{}"].concat(),
-            "header length: 100 bytes; the limit for this file is 2",
+            "header length: 100 bytes; the file has 2; the file is truncated",
         ),
         (safetensors("{]", &[]), "header: key must be a string"),
         (safetensors("\u{1}", &[]), "header: expected value"),
@@ -331,7 +348,10 @@ fn safetensors_errors_name_tensor_value_and_limit() {
             file(&[entry("F32", "[2]", 0, 12)], 12),
             "tensor t: shape [2] of F32 needs 8 bytes; data_offsets specify 12",
         ),
-        (file(&[entry("F32", "[2]", 0, 8)], 4), "tensor t: data_offsets 0..8; the data has 4 bytes"),
+        (
+            file(&[entry("F32", "[2]", 0, 8)], 4),
+            "tensor t: data_offsets 0..8; the data has 4 bytes; the file is truncated",
+        ),
         (file(&[entry("F32", "[2]", 8, 0)], 8), "tensor t: data_offsets 8..0"),
         (
             file(&[entry("F32", "[2]", 4, 12)], 12),

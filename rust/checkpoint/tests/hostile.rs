@@ -9,7 +9,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 
-use common::{Field, Gguf, Scratch, f32_bytes, safetensors};
+use common::{Field, Gguf, Scratch, f32_bytes, open_error, safetensors};
 use penstock_checkpoint::Checkpoint;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -127,6 +127,8 @@ fn truncated_gguf_file_is_rejected() {
     for length in 0..whole.len() {
         let path = scratch.write("model.gguf", &whole[..length]);
         assert!(!open_and_read(&path, length), "opened with {length} of {} bytes", whole.len());
+        let error = open_error(Checkpoint::open(&path));
+        assert!(error.contains("the file is truncated"), "{length} of {} bytes: {error}", whole.len());
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_checkpoint::{Checkpoint, SpecialTokens, TokenizerSource};
+use penstock_checkpoint::{Checkpoint, SpecialTokens, TokenizerSource, check_lfs_pointer};
 use penstock_frontend::field::{Field, TOKEN_IDS};
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_runner::Profile;
@@ -331,5 +331,6 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer, Error> {
         let message = format!("tokenizer={path:?} cannot be read ({error}); it must be {limit}");
         Error::Config(Problem { message, field: "tokenizer".to_owned(), value: None, limit: Some(limit) })
     })?;
+    check_lfs_pointer(&file, &bytes)?;
     Ok(Tokenizer::new(&TokenizerSource::Json(bytes))?)
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::metadata::Metadata;
 use super::value::{MetadataValue, scalar_bytes};
-use crate::error::{CheckpointError, shown};
+use crate::error::{CheckpointError, TRUNCATED, shown};
 use crate::storage::Storage;
 
 const MAX_DIMENSIONS: u32 = 4;
@@ -100,7 +100,8 @@ fn locate<'a>(
         let range = start.and_then(|start| Some((start, start.checked_add(tensor.bytes as u64)?)));
         let Some((start, end)) = range.filter(|&(_, end)| end <= file_len) else {
             let bytes = tensor.bytes;
-            let problem = format!("{bytes} bytes at {data_start} + {offset}; the file has {file_len}");
+            let problem =
+                format!("{bytes} bytes at {data_start} + {offset}; the file has {file_len}; {TRUNCATED}");
             return Err(malformed(problem));
         };
         let info =
@@ -137,8 +138,9 @@ impl<'a> HeaderReader<'a> {
     fn take(&mut self, count: u64, field: &str) -> Result<&'a [u8], CheckpointError> {
         let rest = &self.bytes[self.at..];
         let Some(taken) = usize::try_from(count).ok().and_then(|count| rest.get(..count)) else {
+            let length = self.bytes.len();
             let problem =
-                format!("needs {count} bytes at byte {}; the file has {}", self.at, self.bytes.len());
+                format!("needs {count} bytes at byte {}; the file has {length}; {TRUNCATED}", self.at);
             return Err(self.malformed(shown(field), problem));
         };
         self.at += taken.len();
