@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
 import pytest
 
+import penstock
 from support import hooks
 from support.ggufs import HEADS, KV_HEADS, TYPES, VOCABULARY, write_gguf
 from support.oracle import assert_close, assert_greedy, load_oracle
-from support.running import compute_logits, generate_greedily, random_prompt
+from support.running import compute_logits, generate_greedily, perplexity, random_prompt
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 PUBLISHED = {
@@ -77,6 +77,27 @@ def test_demo_model_tensors_match_the_gguf_package(demo_model: Path) -> None:
     assert kinds == {"F32", "Q8_0", "Q4_1"}
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_default_dtype_is_that_of_the_file_or_bfloat16(kind: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", TYPES[kind])
+    with penstock.Engine(tmp_path / "model.gguf", threads=1) as engine:
+        assert engine.info.dtype == {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
+        assert engine.info.kv_cache_dtype == engine.info.dtype
+
+
+def test_quantised_weights_in_bfloat16_halve_the_memory(demo_model: Path) -> None:
+    with penstock.Engine(demo_model) as engine:
+        memory = engine.info.memory.weights
+        token_ids = engine.encode((Path(__file__).parent.parent / "LICENSE").read_text())[:600]
+    with penstock.Engine(demo_model, dtype="float32") as engine:
+        assert engine.info.memory.weights > 1.99 * memory
+    exact, rounded = (
+        perplexity(compute_logits(demo_model, token_ids, dtype=dtype, threads=2), token_ids)
+        for dtype in ("float32", "bfloat16")
+    )
+    assert abs(rounded / exact - 1) < 0.003
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", TYPES)
 def test_model_of_every_weight_type_matches_transformers(kind: str, tmp_path: Path) -> None:
@@ -96,7 +117,7 @@ def check(file: Path, kind: str, architecture: str) -> None:
     theirs = oracle.logits(prompt)
     assert theirs.std() > 1, "flat logits would hide an error"
     assert_close(compute_logits(file, prompt, threads=2), theirs)
-    [result] = generate_greedily(file, [prompt], 64, threads=2, kv_cache_dtype="float32")
+    [result] = generate_greedily(file, [prompt], 64, threads=2, dtype="float32")
     assert result.logprobs is not None
     rows = oracle.logits(prompt + list(result.token_ids[:-1]))[len(prompt) - 1 :]
     assert_greedy(result.token_ids, result.logprobs, rows)

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from api_support import make_engine
 from support.checkpoints import make_config, write_checkpoint
-from support.running import compute_logits, random_prompt
+from support.running import compute_logits, perplexity, random_prompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 #: Number of tokens of English text.
 TEXT = Path(__file__).parent.parent / "LICENSE"
 NUM_TOKENS = 600
-
-
-def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
-    """The perplexity of the tokens after the first, given their predecessors."""
-    rows = logits[:-1].astype(np.float64)
-    peak = rows.max(axis=1, keepdims=True)
-    log_sums = peak[:, 0] + np.log(np.exp(rows - peak).sum(axis=1))
-    chosen = rows[np.arange(len(rows)), token_ids[1:]]
-    return float(np.exp(np.mean(log_sums - chosen)))
 
 
 #: Bounds, about twice the measured values: the RMS error of the logits relative to their standard deviation,

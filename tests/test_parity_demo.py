@@ -62,7 +62,9 @@ def tokenizer(demo_model: Path) -> Any:
 @pytest.fixture(scope="module")
 def results(demo_model: Path) -> list[penstock.Result]:
     """All twenty results, generated concurrently."""
-    return generate_greedily(demo_model, CONVERSATIONS, NUM_TOKENS, threads=2, max_model_len=1024)
+    return generate_greedily(
+        demo_model, CONVERSATIONS, NUM_TOKENS, threads=2, dtype="float32", max_model_len=1024
+    )
 
 
 def test_rendered_templates_match_transformers(demo_model: Path, tokenizer: Any) -> None:

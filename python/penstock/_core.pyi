@@ -62,7 +62,7 @@ class EngineConfig:
 
     - `device`: Device that computes. Range: `"auto"`, `"cpu"`. Default: `"auto"`.
     - `dtype`: Type of the weights in memory. Arithmetic is in float32. Range: `"auto"`, `"float32"`,
-      `"float16"`, `"bfloat16"`. Default: that of the files; float32 if they are quantised.
+      `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if they are quantised.
     - `threads`: Number of compute threads. If it is not set, the environment variable `PENSTOCK_THREADS`
       applies. Range: 1 to 1024. Default: all CPUs that the process may use.
     - `profile`: Measure the operations of the device; see `Engine.profile`. Default: `False`.
@@ -159,7 +159,7 @@ class EngineConfig:
 
         Arithmetic is in float32.
 
-        Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; float32 if
+        Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if
         they are quantised.
         """
 

@@ -28,7 +28,7 @@ class EngineOptions(TypedDict, total=False):
     dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16"] | None,
         "Type of the weights in memory: auto, float32, float16, bfloat16. Default: that of the files; "
-        "float32 if they are quantised.",
+        "bfloat16 if they are quantised.",
     ]
     threads: Annotated[
         int | None,

@@ -43,6 +43,15 @@ def generate_greedily(
     return [results[index] for index in range(len(prompts))]
 
 
+def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
+    """The perplexity of the tokens after the first, given their predecessors."""
+    rows = logits[:-1].astype(np.float64)
+    peak = rows.max(axis=1, keepdims=True)
+    log_sums = peak[:, 0] + np.log(np.exp(rows - peak).sum(axis=1))
+    chosen = rows[np.arange(len(rows)), token_ids[1:]]
+    return float(np.exp(np.mean(log_sums - chosen)))
+
+
 def random_prompt(length: int, *, vocabulary_size: int = 512, seed: int = 0) -> list[int]:
     """Random token ids."""
     ids: list[int] = np.random.default_rng(seed).integers(vocabulary_size, size=length).tolist()

@@ -70,7 +70,7 @@ impl Checkpoint {
         &self.generation
     }
 
-    /// The type of most weights. Quantised types count as `F32`.
+    /// The type of most weights, which they have in memory by default. Quantised types count as bfloat16.
     pub fn dtype(&self) -> Dtype {
         let storage = self.description().storage;
         let elements = |dtype| -> u64 {

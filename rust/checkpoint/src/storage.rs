@@ -55,12 +55,13 @@ impl Storage {
         }
     }
 
-    /// The smallest type that represents every value; `F32` for quantised types.
+    /// The type that weights of this type have in memory by default; bfloat16 for quantised types, whose quantisation
+    /// error is larger than its rounding error.
     pub const fn dtype(self) -> Dtype {
         match self {
             Storage::F16 => Dtype::F16,
-            Storage::Bf16 => Dtype::Bf16,
-            _ => Dtype::F32,
+            Storage::F32 => Dtype::F32,
+            _ => Dtype::Bf16,
         }
     }
 

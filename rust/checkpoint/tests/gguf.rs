@@ -183,7 +183,11 @@ fn dtype_is_that_of_most_elements() {
     let mut file = Gguf::model("qwen2");
     file.tensor("large", &[1024], 30, vec![0; 2048]);
     assert_eq!(file.open().unwrap().dtype(), Dtype::Bf16);
-    file.tensor("larger", &[2048], 8, vec![0; 64 * 34]);
+    file.tensor("larger", &[2048], 1, vec![0; 4096]);
+    assert_eq!(file.open().unwrap().dtype(), Dtype::F16);
+    file.tensor("quantised", &[4096], 8, vec![0; 128 * 34]);
+    assert_eq!(file.open().unwrap().dtype(), Dtype::Bf16);
+    file.f32_tensor("largest", &[8192], &[0.0; 8192]);
     assert_eq!(file.open().unwrap().dtype(), Dtype::F32);
 }
 

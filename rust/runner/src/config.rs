@@ -11,7 +11,7 @@ use penstock_types::{Dtype, FieldError, KvDtype, PreemptionMode};
 pub struct EngineConfig {
     /// Compute threads; by default the number of CPUs available to the process.
     pub threads: Option<usize>,
-    /// Type of the weights; by default that of the checkpoint, float32 for GGUF files.
+    /// Type of the weights; by default that of the checkpoint, bfloat16 if it is quantised.
     pub dtype: Option<Dtype>,
     /// Type of the KV cache; by default that of the weights.
     pub kv_cache_dtype: Option<KvDtype>,

@@ -2,11 +2,10 @@
 
 use std::fmt::Display;
 
-use penstock_checkpoint::{Checkpoint, FileFormat};
+use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ProgressCallback};
-use penstock_types::Dtype;
 
 use crate::backend::{self, DeviceInfo};
 use crate::budget::display_bytes;
@@ -68,7 +67,7 @@ pub(crate) fn open<B: Backend>(
     progress: ProgressCallback<'_>,
 ) -> Result<Opened<B>, LaunchError> {
     let model = ModelConfig::from_json(checkpoint.config())?;
-    let dtype = config.dtype.unwrap_or_else(|| default_dtype(checkpoint));
+    let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let available = backend.available_memory();
     let resolved = ResolvedConfig::new(&backend, &model, config, dtype, available)?;
     let ResolvedConfig { dtype, memory_limit, memory_request, memory_plan, mut limits } = resolved;
@@ -131,12 +130,4 @@ fn start_error(error: impl Display) -> LaunchError {
 
 pub(crate) fn mask_threads(slots: usize, threads: usize) -> Result<MaskThreads, LaunchError> {
     MaskThreads::spawn(slots, threads).map_err(start_error)
-}
-
-/// The default type of the weights: that of the checkpoint; float32 for a GGUF file, whose tensors have many types.
-pub(crate) fn default_dtype(checkpoint: &Checkpoint) -> Dtype {
-    match checkpoint.description().format {
-        FileFormat::Gguf(_) => Dtype::F32,
-        FileFormat::Safetensors => checkpoint.dtype(),
-    }
 }

@@ -12,7 +12,7 @@ use penstock_types::FieldError;
 use penstock_types::config_limits::DEFAULT_BLOCK_SIZE;
 
 use crate::backend::{self, DefaultBackend, DeviceInfo};
-use crate::launch::{self, default_dtype, mask_threads};
+use crate::launch::{self, mask_threads};
 use crate::memory::{HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
 use crate::resolve::reserve;
 use crate::runner::Runner;
@@ -96,7 +96,7 @@ pub fn logits(
         return Err(FieldError::new("token_ids", token, format!("below {}", model.vocabulary_size)).into());
     }
     let (mut backend, _) = backend::open(&config)?;
-    let dtype = config.dtype.unwrap_or_else(|| default_dtype(checkpoint));
+    let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let mut request = MemoryRequest {
         dtype,
         kv_dtype: config.kv_cache_dtype,
