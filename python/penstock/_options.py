@@ -23,12 +23,11 @@ class EngineOptions(TypedDict, total=False):
 
     device: Annotated[
         Literal["auto", "cpu"] | None,
-        "Device that computes: auto, cpu. Default: auto.",
+        "Device that computes. Default: auto.",
     ]
     dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16"] | None,
-        "Type of the weights in memory: auto, float32, float16, bfloat16. Default: that of the files; "
-        "bfloat16 if they are quantised.",
+        "Type of the weights in memory. Default: that of the files; bfloat16 if they are quantised.",
     ]
     threads: Annotated[
         int | None,
@@ -58,7 +57,7 @@ class EngineOptions(TypedDict, total=False):
     ]
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None,
-        "Type of the KV cache: auto, float32, float16, bfloat16, int8, uint4. Default: that of the weights.",
+        "Type of the KV cache. Default: that of the weights.",
     ]
     kv_cache_bytes: Annotated[
         int | None,
@@ -85,8 +84,7 @@ class EngineOptions(TypedDict, total=False):
     ]
     preemption_mode: Annotated[
         Literal["recompute", "swap", "interrupt"] | None,
-        "Effect of preemption, which occurs when the KV cache is full, on a request: recompute, swap, "
-        "interrupt. Default: recompute.",
+        "Effect of preemption, which occurs when the KV cache is full, on a request. Default: recompute.",
     ]
     tokenizer: Annotated[
         str | os.PathLike[str] | None,
@@ -95,22 +93,57 @@ class EngineOptions(TypedDict, total=False):
     ]
     tool_parser: Annotated[
         Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None,
-        "Format of tool calls: auto, none, hermes, llama3_json, mistral. Default: detected from the chat "
-        "template.",
+        "Format of tool calls. Default: detected from the chat template.",
     ]
     reasoning_parser: Annotated[
         Literal["auto", "none", "think"] | None,
-        "Format of the reasoning before the answer: auto, none, think. Default: detected from the chat "
-        "template.",
+        "Format of the reasoning before the answer. Default: detected from the chat template.",
     ]
     speculation: Annotated[
         Literal["ngram"] | None,
-        "Method that proposes draft tokens; does not change the output: ngram. Default: off.",
+        "Method that proposes draft tokens; does not change the output. Default: off.",
     ]
     num_speculative_tokens: Annotated[
         int | None,
         "Maximum number of draft tokens of a sequence in a step. Default: 8.",
     ]
+
+
+#: The options of the command line, by group.
+ENGINE_GROUPS = {
+    "Computation": (
+        "device",
+        "dtype",
+        "threads",
+    ),
+    "Lengths and batches": (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_waiting",
+    ),
+    "Memory": (
+        "block_size",
+        "kv_cache_dtype",
+        "kv_cache_bytes",
+        "memory_ratio",
+    ),
+    "Prefix cache and preemption": (
+        "prefix_cache",
+        "prefix_cache_ttl",
+        "host_cache_bytes",
+        "preemption_mode",
+    ),
+    "Text": (
+        "tokenizer",
+        "tool_parser",
+        "reasoning_parser",
+    ),
+    "Speculative decoding": (
+        "speculation",
+        "num_speculative_tokens",
+    ),
+}
 # fmt: on
 # end generated: EngineConfig
 
@@ -197,7 +230,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     repetition_penalty_scope: Annotated[
         Literal["all", "output"] | None,
-        "Tokens that repetition_penalty counts: all, output. Default: all.",
+        "Tokens that repetition_penalty counts. Default: all.",
     ]
     presence_penalty: Annotated[
         float | None,
@@ -272,6 +305,51 @@ class SamplingOptions(TypedDict, total=False):
         "Use blocks from the prefix cache and add this request's blocks to it. Default: True.",
     ]
 
+
+#: The options of the command line, by group.
+SAMPLING_GROUPS = {
+    "Output length and stop conditions": (
+        "max_tokens",
+        "max_length",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+    ),
+    "Sampling": (
+        "temperature",
+        "top_n_sigma",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "seed",
+        "repetition_penalty",
+        "repetition_penalty_scope",
+        "presence_penalty",
+        "frequency_penalty",
+        "no_repeat_ngram_size",
+        "allowed_token_ids",
+        "bad_token_ids",
+        "bad_words",
+    ),
+    "Structured output and tools": (
+        "regex",
+        "choice",
+        "grammar",
+    ),
+    "Text and additional outputs": (
+        "echo",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    ),
+    "Scheduling and cache": (
+        "priority",
+        "cache_salt",
+        "use_prefix_cache",
+    ),
+}
 
 #: The sampling filters, in the order in which they apply.
 FILTERS = ("top_n_sigma", "top_k", "top_p", "min_p", "typical_p")

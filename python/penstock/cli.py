@@ -9,19 +9,21 @@ on success, 1 on an error, 2 on invalid usage, 130 after Ctrl-C.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 import penstock
 from penstock import _core, _hub, demo
+from penstock._cli_chat import chat, one_line
+from penstock._cli_options import Command, engine_options, given, json_option, sampling_options
 from penstock._options import FILTERS, EngineOptions, Prompt, SamplingOptions
 
 if TYPE_CHECKING:
-    Function = Callable[..., None]
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["main"]
 
@@ -29,23 +31,51 @@ INTERRUPTED = 130
 BENCH_PROMPT = 512
 BENCH_OUTPUT = 64
 BENCH_BATCHES = (1, 8, 32)
-#: The types of options that can be given several times, and of their items.
-SEQUENCES: dict[Any, type] = {Sequence[int]: int, Sequence[str]: str}
 
 
 class _InvalidUsage(click.ClickException):
     exit_code = 2
 
 
+class _OutputError(click.ClickException):
+    """Standard output cannot be written: the disk is full, or the reader of a pipe is gone."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output: {error.strerror}")
+        # Otherwise the interpreter writes the rest again when it exits.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        with suppress(OSError):
+            super().show(file)
+
+
+@contextmanager
+def _output_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _OutputError(error) from error
+
+
 class _Group(click.Group):
-    """Reports Penstock's errors as one line, without a traceback."""
+    """Reports errors of Penstock and of the output as one line, without a traceback."""
+
+    command_class = Command
+
+    def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
+        with _output_errors():  # of `--help`
+            return super().make_context(*arguments, **keywords)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _output_errors():
+                return super().invoke(ctx)
         except penstock.PenstockError as error:
             failure = _InvalidUsage if isinstance(error, ValueError) else click.ClickException
-            raise failure(_one_line(error)) from error
+            raise failure(one_line(error)) from error
         except KeyboardInterrupt:
             click.echo(err=True)
             ctx.exit(INTERRUPTED)
@@ -58,40 +88,6 @@ def main() -> None:
 
     MODEL is a Hugging Face model directory, a GGUF file, or the id of a model on the Hugging Face hub.
     """
-
-
-# ---- options, generated from the typed keywords
-
-
-def _options_of(fields: type) -> Callable[[Function], Function]:
-    def decorate(function: Function) -> Function:
-        for name, hint in reversed(get_type_hints(fields, include_extras=True).items()):
-            if get_origin(hint) is not Annotated:
-                continue  # not a command line option
-            kind, help_text = get_args(hint)
-            flag = name.replace("_", "-")
-            *kinds, _none = get_args(kind)
-            if bool in kinds:
-                option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=help_text)
-            elif item := next((SEQUENCES[kind] for kind in kinds if kind in SEQUENCES), None):
-                repeated = f"{help_text} Can be given several times."
-                option = click.option(f"--{flag}", name, type=item, multiple=True, help=repeated)
-            else:
-                plain = next((kind for kind in (int, float) if kind in kinds), str)
-                option = click.option(f"--{flag}", name, type=plain, help=help_text)
-            function = option(function)
-        return function
-
-    return decorate
-
-
-_engine_options = _options_of(EngineOptions)
-_sampling_options = _options_of(SamplingOptions)
-
-
-def _given(fields: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are fields of the class and were set."""
-    return {name: options[name] for name in fields.__annotations__ if options.get(name) not in (None, ())}
 
 
 # ---- shared by the commands
@@ -108,24 +104,56 @@ def _open(model: str, options: Mapping[str, Any]) -> Iterator[penstock.Engine]:
             bar.total = total
             bar.update(done - bar.n)
 
-        engine = penstock.Engine(model, progress=show_progress, **_given(EngineOptions, options))
+        engine = penstock.Engine(model, progress=show_progress, **given(EngineOptions, options))
         engine.blocking.start()
     with engine:
         yield engine
 
 
-def _answer(engine: penstock.Engine, prompt: Prompt, options: Mapping[str, Any]) -> penstock.Result:
+def _answer(
+    engine: penstock.Engine, prompt: Prompt, params: penstock.SamplingParams, *, as_json: bool = False
+) -> penstock.Result:
     """Stream the answer to standard output, then print its statistics. Ctrl-C cancels the request."""
-    with engine.blocking.stream(prompt, **_given(SamplingOptions, options)) as request:
+    with engine.blocking.stream(prompt, params) as request:
         try:
             for chunk in request:
-                click.echo(chunk.text, nl=False)
+                if not as_json:
+                    click.echo(chunk.text, nl=False)
         except KeyboardInterrupt:
             request.cancel()
-        click.echo()
         result = request.result()
-    click.echo(_statistics(result), err=True)
+    if as_json:
+        _print_json(_to_dict(result))
+    else:
+        click.echo()
+        click.echo(_statistics(result), err=True)
     return result
+
+
+def _to_dict(result: penstock.Result) -> dict[str, Any]:
+    usage, timings = result.usage, result.timings
+    return {
+        "text": result.text,
+        "reasoning": result.reasoning,
+        "content": result.content,
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason,
+        "stop_reason": result.stop_reason,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "timings": {
+            "queued": timings.queued,
+            "first_token": timings.first_token,
+            "total": timings.total,
+        },
+    }
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
 
 
 def _statistics(result: penstock.Result) -> str:
@@ -139,19 +167,24 @@ def _statistics(result: penstock.Result) -> str:
     return line
 
 
-def _answer_once(model: str, prompt: Prompt, options: Mapping[str, Any]) -> None:
+def _params(options: Mapping[str, Any]) -> penstock.SamplingParams:
+    """The sampling parameters, which are checked before the model is loaded."""
+    return penstock.SamplingParams(**given(SamplingOptions, options))
+
+
+def _answer_once(model: str, prompt: Prompt, options: Mapping[str, Any], *, as_json: bool) -> None:
+    params = _params(options)
     with _open(model, options) as engine:
-        result = _answer(engine, prompt, options)
+        result = _answer(engine, prompt, params, as_json=as_json)
     if result.finish_reason == "cancelled":
         sys.exit(INTERRUPTED)
 
 
-def _text_of(prompt: str) -> str:
-    return sys.stdin.read() if prompt == "-" else prompt
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+def _text_of(prompt: str | None) -> str:
+    """The prompt; `-`, or a pipe without a prompt, is the text on standard input."""
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError("Missing argument 'PROMPT'.")
+    return sys.stdin.read() if prompt in (None, "-") else prompt
 
 
 # ---- commands
@@ -159,89 +192,94 @@ def _one_line(error: BaseException) -> str:
 
 @main.command("demo")
 @click.argument("question", default="Why is the sky blue?")
-@_engine_options
-@_sampling_options
-def _demo(question: str, **options: Any) -> None:
+@json_option
+@sampling_options
+@engine_options
+def _demo(question: str, *, as_json: bool, **options: Any) -> None:
     """Ask the demo model a QUESTION."""
     if options["max_tokens"] is None:
         options["max_tokens"] = 256
     if not any(options[name] is not None for name in ("temperature", *FILTERS)):
         options["temperature"] = 0.0  # a small model gives poor answers when sampling
-    _answer_once(str(demo.model_path()), [{"role": "user", "content": question}], options)
+    messages = [{"role": "user", "content": question}]
+    _answer_once(str(demo.model_path()), messages, options, as_json=as_json)
 
 
 @main.command("generate")
 @click.argument("model")
-@click.argument("prompt")
-@_engine_options
-@_sampling_options
-def _generate(model: str, prompt: str, **options: Any) -> None:
-    """Answer PROMPT as a chat message. `-` reads it from standard input."""
-    _answer_once(model, [{"role": "user", "content": _text_of(prompt)}], options)
+@click.argument("prompt", required=False)
+@json_option
+@sampling_options
+@engine_options
+def _generate(model: str, prompt: str | None, *, as_json: bool, **options: Any) -> None:
+    """Continue the text PROMPT as it is, without a chat template.
 
-
-@main.command("complete")
-@click.argument("model")
-@click.argument("prompt")
-@_engine_options
-@_sampling_options
-def _complete(model: str, prompt: str, **options: Any) -> None:
-    """Continue the text PROMPT. `-` reads it from standard input."""
-    _answer_once(model, _text_of(prompt), options)
+    `-`, or no PROMPT, reads the text from standard input.
+    """
+    _answer_once(model, _text_of(prompt), options, as_json=as_json)
 
 
 @main.command("chat")
 @click.argument("model")
+@click.argument("prompt", required=False)
 @click.option("--system", help="System prompt.")
-@_engine_options
-@_sampling_options
-def _chat(model: str, system: str | None, **options: Any) -> None:
-    """Chat with MODEL. Ctrl-C stops an answer, Ctrl-D ends the chat."""
+@json_option
+@sampling_options
+@engine_options
+def _chat(model: str, prompt: str | None, system: str | None, *, as_json: bool, **options: Any) -> None:
+    """Chat with MODEL, or answer one PROMPT.
+
+    With a PROMPT, or text from a pipe, the model answers once. `-` as PROMPT reads standard input. Otherwise
+    the chat is interactive: /help lists its commands, Ctrl-C stops an answer, Ctrl-D leaves.
+    """
     messages = [{"role": "system", "content": system}] if system else []
+    if prompt is not None or not sys.stdin.isatty():
+        messages.append({"role": "user", "content": _text_of(prompt)})
+        _answer_once(model, messages, options, as_json=as_json)
+        return
+    if as_json:
+        raise click.UsageError("--json requires a PROMPT.")
+    import readline  # noqa: F401 - line editing for `input`
+
+    params = _params(options)
     with _open(model, options) as engine:
-        for question in _questions():
-            messages.append({"role": "user", "content": question})
-            try:
-                result = _answer(engine, messages, options)
-            except penstock.RequestError as error:
-                click.echo(f"Error: {_one_line(error)}", err=True)
-                messages.pop()
-            else:
-                messages.append({"role": "assistant", "content": result.text})
-
-
-def _questions() -> Iterator[str]:
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        import readline  # noqa: F401 - line editing for `input`
-    while True:
-        try:
-            question = input("> " if is_terminal else "").strip()
-        except (EOFError, KeyboardInterrupt):
-            click.echo(err=is_terminal)
-            return
-        if question:
-            yield question
+        chat(messages, lambda conversation: _answer(engine, conversation, params))
 
 
 @main.command("info")
 @click.argument("model")
-def _info(model: str) -> None:
-    """Show model metadata, without loading the weights."""
+@json_option
+def _info(model: str, *, as_json: bool) -> None:
+    """Show model metadata, without loading the weights, and what of the model is not supported."""
     metadata = _core.describe(_hub.resolve(model))
     config = json.loads(metadata.pop("config"))
-    files = metadata.pop("files")
-    stored = ", ".join(f"{elements:,} {kind}" for kind, elements in metadata.pop("storage"))
-    lines: dict[str, object] = {
-        "architecture": ", ".join(config.get("architectures") or ["unknown"]),
+    facts = {
+        "architectures": config.get("architectures") or [],
         "format": metadata["format"],
-        "files": "\n".join(str(file) for file in files),
-        "size": f"{metadata['bytes']:,} bytes in {metadata['tensors']:,} tensors",
-        "elements": stored,
-        "context": f"{config.get('max_position_embeddings', 'unknown')} tokens",
-        "vocabulary": f"{config.get('vocab_size', 'unknown')} tokens",
-        "tokenizer": "yes" if metadata["has_tokenizer"] else "no",
-        "chat template": "yes" if metadata["has_chat_template"] else "no",
+        "files": [str(file) for file in metadata["files"]],
+        "bytes": metadata["bytes"],
+        "tensors": metadata["tensors"],
+        "elements": dict(metadata["storage"]),
+        "max_position_embeddings": config.get("max_position_embeddings"),
+        "vocab_size": config.get("vocab_size"),
+        "has_tokenizer": metadata["has_tokenizer"],
+        "has_chat_template": metadata["has_chat_template"],
+        "unsupported": metadata["unsupported"],
+    }
+    if as_json:
+        _print_json(facts)
+        return
+    lines: dict[str, object] = {
+        "architecture": ", ".join(facts["architectures"]) or "unknown",
+        "format": facts["format"],
+        "files": "\n".join(facts["files"]),
+        "size": f"{facts['bytes']:,} bytes in {facts['tensors']:,} tensors",
+        "elements": ", ".join(f"{elements:,} {kind}" for kind, elements in facts["elements"].items()),
+        "context": f"{facts['max_position_embeddings'] or 'unknown'} tokens",
+        "vocabulary": f"{facts['vocab_size'] or 'unknown'} tokens",
+        "tokenizer": "yes" if facts["has_tokenizer"] else "no",
+        "chat template": "yes" if facts["has_chat_template"] else "no",
+        "not supported": "\n".join(facts["unsupported"]) or "nothing: the model can be opened",
     }
     for name, value in lines.items():
         click.echo(f"{name:14} {value}".replace("\n", "\n" + " " * 15))
@@ -249,23 +287,42 @@ def _info(model: str) -> None:
 
 @main.command("bench")
 @click.argument("model")
-@_engine_options
-def _bench(model: str, **options: Any) -> None:
+@json_option
+@engine_options
+def _bench(model: str, *, as_json: bool, **options: Any) -> None:
     """Benchmark MODEL. Prints tokens per second of a 512-token prefill, and of decode batches 1, 8 and 32."""
     with _open(model, options) as engine:
         info = engine.info
-        click.echo(f"{info.architecture}, {info.dtype}, {info.threads} threads, {info.isa}")
+        report: dict[str, Any] = {
+            "architecture": info.architecture,
+            "dtype": info.dtype,
+            "threads": info.threads,
+            "isa": info.isa,
+            "prefill": {},
+            "decode": {},
+        }
+
+        def show(line: str) -> None:
+            if not as_json:
+                click.echo(line)
+
+        show(f"{info.architecture}, {info.dtype}, {info.threads} threads, {info.isa}")
         length = min(BENCH_PROMPT, info.max_model_len - 1)
         _run_together(engine, 1, length, 1)  # warm-up
         [first] = _run_together(engine, 1, length, 1)
         assert first.timings.first_token is not None  # noqa: S101 - one token was generated
-        click.echo(f"prefill, {length} tokens: {length / first.timings.first_token:10.1f} tokens/s")
+        rate = length / first.timings.first_token
+        report["prefill"][length] = rate
+        show(f"prefill, {length} tokens: {rate:10.1f} tokens/s")
         output = min(BENCH_OUTPUT, info.max_model_len - 1)
         for batch in BENCH_BATCHES:
             if batch <= info.max_num_seqs:
                 results = _run_together(engine, batch, 1, output)
-                seconds = max(result.timings.total for result in results)
-                click.echo(f"decode, batch {batch}: {batch * output / seconds:10.1f} tokens/s")
+                rate = batch * output / max(result.timings.total for result in results)
+                report["decode"][batch] = rate
+                show(f"decode, batch {batch}: {rate:10.1f} tokens/s")
+    if as_json:
+        _print_json(report)
 
 
 def _run_together(engine: penstock.Engine, batch: int, prompt: int, output: int) -> list[penstock.Result]:

@@ -53,21 +53,27 @@ def stub_option_class(definition: Definition) -> str:
 
 
 def typed_dict(definition: Definition, name: str) -> str:
-    """The keywords as a `TypedDict` with the help texts of the command line; the names of the filters."""
+    """The keywords as a `TypedDict` with the help texts of the command line, the groups and the filters."""
     lines = [f"class {name}(TypedDict, total=False):", f'    """The fields of `{definition.name}`."""', ""]
     for entry in definition.fields:
         plain = f"{entry.typed_dict or entry.python_in} | None"
         if not entry.cli:
             lines.append(f"    {entry.name}: {plain}")
             continue
-        choices = entry.values if entry.enum else map(str, entry.one_of)
-        summary = ": ".join(part for part in (entry.summary, ", ".join(choices)) if part)
+        # The command line itself lists the values of an enum.
+        summary = ": ".join(part for part in (entry.summary, ", ".join(map(str, entry.one_of))) if part)
         help_text = f"{summary}. Default: {entry.default_in_words()}.".replace("`", "").replace('"', "")
         lines += [f"    {entry.name}: Annotated[", f"        {plain},"]
         *begin, end = textwrap.wrap(help_text, WIDTH - 12, break_on_hyphens=False)
         lines += [f'        "{line} "' for line in begin]
         lines += [f'        "{end}",', "    ]"]
+    constant = f"{name.removesuffix('Options').upper()}_GROUPS"
+    lines += ["", "", "#: The options of the command line, by group.", f"{constant} = {{"]
+    for title, entries in definition.grouped():
+        if names := [entry.name for entry in entries if entry.cli]:
+            lines += [f'    "{title}": (', *(f'        "{name}",' for name in names), "    ),"]
+    lines.append("}")
     if definition.filters:
-        lines += ["", "", "#: The sampling filters, in the order in which they apply."]
+        lines += ["", "#: The sampling filters, in the order in which they apply."]
         lines.append(f"FILTERS = ({quoted(definition.filters)})")
     return "\n".join([*lines, ""])

@@ -1,13 +1,27 @@
-//! `describe`: a summary of a checkpoint, read from its headers only; for `penstock info`.
+//! `describe`: a summary of a checkpoint, read without its weights; for `penstock info`.
 
 use std::path::PathBuf;
 
 use penstock_checkpoint::{Checkpoint, FileFormat};
+use penstock_text::Tokenizer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::detach::detach;
 use crate::errors::Error;
+
+/// The reasons why the engine cannot open the model with its own tokenizer.
+fn unsupported(checkpoint: &Checkpoint) -> Vec<String> {
+    let mut reasons = penstock_runner::unsupported(checkpoint);
+    match checkpoint.tokenizer() {
+        Ok(source) => {
+            let tokenizer = Tokenizer::with_added_tokens(source, checkpoint.added_tokens());
+            reasons.extend(tokenizer.err().map(|error| error.to_string()));
+        }
+        Err(error) => reasons.push(error.to_string()),
+    }
+    reasons
+}
 
 /// See `_core.pyi`.
 #[pyfunction]
@@ -29,6 +43,7 @@ pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Erro
     result.set_item("storage", storage)?;
     result.set_item("config", checkpoint.config().to_string())?;
     result.set_item("has_tokenizer", checkpoint.tokenizer().is_ok())?;
+    result.set_item("unsupported", unsupported(&checkpoint))?;
     result.set_item("has_chat_template", checkpoint.chat_template().is_some())?;
     Ok(result)
 }

@@ -23,6 +23,7 @@ mod slot;
 mod suggestions;
 #[cfg(feature = "testing")]
 mod testing;
+mod unsupported;
 mod user_code;
 mod warm_up;
 
@@ -35,3 +36,4 @@ pub use penstock_device::{Profile, ProfileRow};
 pub use penstock_models::ProgressCallback;
 #[cfg(feature = "testing")]
 pub use testing::{BareRunner, launch_on, logits, probabilities};
+pub use unsupported::unsupported;

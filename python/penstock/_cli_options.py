@@ -1,0 +1,107 @@
+"""The options of the command line, made from the typed keywords of engines and requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+
+from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    Function = Callable[..., None]
+    Decorator = Callable[[Function], Function]
+
+__all__ = ["Command", "engine_options", "given", "json_option", "sampling_options"]
+
+#: The types of options that can be given several times, and of their items.
+SEQUENCES: dict[Any, type] = {Sequence[int]: int, Sequence[str]: str}
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class Size(click.ParamType):  # type: ignore[type-arg] # not generic in older versions
+    """A number of bytes: `1G`, `512M`, `1.5GiB`, `1000000`. The units are powers of 1024."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes."""
+        number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", str(value), flags=re.IGNORECASE)
+        if number is None:
+            self.fail(f"{value!r}: a number of bytes is expected, such as 1G, 512M or 1000000", param, ctx)
+        return int(float(number[1]) * UNITS[number[2].upper()])
+
+
+class Name(click.Choice):  # type: ignore[type-arg] # not generic in older versions
+    """One of several names. The engine checks it, because its error knows more; this is for completion."""
+
+    def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> Any:
+        """The value as it is."""
+        return value
+
+
+class Option(click.Option):
+    """An option that belongs to a group."""
+
+    def __init__(self, *arguments: Any, group: str, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.group = group
+
+
+class Command(click.Command):
+    """A command whose help lists the options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The command's own options, then each group."""
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                groups.setdefault(getattr(param, "group", "Options"), []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _option(name: str, hint: Any, group: str) -> Decorator:
+    kind, help_text = get_args(hint)
+    flag = name.replace("_", "-")
+    *kinds, _none = get_args(kind)
+    literal = next((item for item in kinds if get_origin(item) is Literal), None)
+    keywords: dict[str, Any] = {"cls": Option, "group": group, "help": help_text}
+    if bool in kinds:
+        return click.option(f"--{flag}/--no-{flag}", name, default=None, **keywords)
+    if item := next((SEQUENCES[kind] for kind in kinds if kind in SEQUENCES), None):
+        keywords["help"] += " Can be given several times."
+        return click.option(f"--{flag}", name, type=item, multiple=True, **keywords)
+    if literal is not None:
+        return click.option(f"--{flag}", name, type=Name(get_args(literal)), **keywords)
+    if name.endswith("_bytes"):
+        keywords["help"] += " Units: K, M, G, T."
+        return click.option(f"--{flag}", name, type=Size(), **keywords)
+    plain = next((kind for kind in (int, float) if kind in kinds), str)
+    return click.option(f"--{flag}", name, type=plain, **keywords)
+
+
+def _options_of(fields: type, groups: Mapping[str, Sequence[str]]) -> Decorator:
+    hints = get_type_hints(fields, include_extras=True)
+    options = [_option(name, hints[name], title) for title, names in groups.items() for name in names]
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+engine_options = _options_of(EngineOptions, ENGINE_GROUPS)
+sampling_options = _options_of(SamplingOptions, SAMPLING_GROUPS)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+
+
+def given(fields: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are fields of the class and were set."""
+    return {name: options[name] for name in fields.__annotations__ if options.get(name) not in (None, ())}

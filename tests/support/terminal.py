@@ -1,0 +1,67 @@
+"""A process on a pseudo-terminal, which the test types into."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+#: The terminal controls the process, so that Ctrl-C interrupts it.
+CONTROL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+
+
+class Terminal:
+    """Runs Python code; standard input, output and errors are the terminal."""
+
+    def __init__(self, code: str, *arguments: object) -> None:
+        self._keyboard, screen = pty.openpty()
+        self._unread = ""
+        self.screen = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", CONTROL + code, *map(str, arguments)],
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+            env={**os.environ, "TERM": "dumb"},
+        )
+        os.close(screen)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._keyboard)
+
+    def type(self, text: str) -> None:
+        """Type a text."""
+        os.write(self._keyboard, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 60) -> str:
+        """Read up to the next occurrence of a text; returns what was read before it."""
+        deadline = time.monotonic() + seconds
+        while text not in self._unread:
+            if not select.select([self._keyboard], [], [], deadline - time.monotonic())[0]:
+                raise AssertionError(f"{text!r} did not appear in {seconds} s: {self.screen!r}")
+            read = os.read(self._keyboard, 4096).decode(errors="replace")
+            self._unread += read
+            self.screen += read
+        before, _, self._unread = self._unread.partition(text)
+        return before
+
+    def wait(self) -> int:
+        """The exit status."""
+        return self.process.wait(timeout=60)
