@@ -21,7 +21,7 @@ ENGINE_FIELDS = EngineOptions.__annotations__
 REQUEST_FIELDS = SamplingOptions.__annotations__
 
 
-SUBMODULES = ("chat", "cli", "demo")
+SUBMODULES = ("chat", "cli")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["missing", "missing_field"]
 
 MODULE_HINTS = {
-    **{name: f"import it: `from penstock import {name}`" for name in ("chat", "cli", "demo")},
+    **{name: f"import it: `from penstock import {name}`" for name in ("chat", "cli")},
     **dict.fromkeys(
         ("AsyncEngine", "AsyncLLM", "AsyncLLMEngine", "LLM", "LLMEngine", "Llama", "pipeline"), "use Engine"
     ),
