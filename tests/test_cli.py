@@ -74,7 +74,14 @@ def test_help_lists_the_values_of_enumerations() -> None:
 
 @pytest.mark.parametrize(
     ("size", "num_bytes"),
-    [("8M", 8 << 20), ("0.5g", 1 << 29), ("16MiB", 16 << 20), ("64KB", 1 << 16), ("1000000", 1_000_000)],
+    [
+        ("8M", 8 << 20),
+        ("0.5g", 1 << 29),
+        ("16MiB", 16 << 20),
+        ("64KB", 1 << 16),
+        ("1000000", 1_000_000),
+        (str(2**63 - 1), 2**63 - 1),
+    ],
 )
 def test_byte_options_take_units(size: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}

@@ -113,6 +113,18 @@ def test_fastapi_full_engine_is_status_503(server: Server) -> None:
         connection.close()
 
 
+# ---- the first example
+
+
+def test_first_example_answers_sensibly(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    code = readme.partition("```python\n")[2].partition("```\n")[0]
+    exec(compile(code.replace("path/to/model", str(demo_model)), "README.md", "exec"), {})  # noqa: S102
+    out = capsys.readouterr().out
+    assert "Rayleigh scattering" in out
+    assert out.endswith(" tokens, stop\n")
+
+
 # ---- a deadline
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -31,7 +32,7 @@ class Size(click.ParamType):  # type: ignore[type-arg] # not generic in older ve
         number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", str(value), flags=re.IGNORECASE)
         if number is None:
             self.fail(f"{value!r}: a number of bytes is expected, such as 1G, 512M or 1000000", param, ctx)
-        return int(float(number[1]) * UNITS[number[2].upper()])
+        return int(Fraction(number[1]) * UNITS[number[2].upper()])
 
 
 class Name(click.Choice):  # type: ignore[type-arg] # not generic in older versions

@@ -78,8 +78,8 @@ fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, TensorEntry
     let Some(index) = json::read(&index_path, INDEX_LIMIT)? else {
         return Err(CheckpointError::not_a_model(path, missing_weights_reason(path)?));
     };
-    let ShardIndex { weight_map } = serde_json::from_slice(&index)
-        .map_err(|error| CheckpointError::malformed(&index_path, "index", shown(&error.to_string())))?;
+    let ShardIndex { weight_map } =
+        serde_json::from_slice(&index).map_err(|error| json::parse_error(&index_path, "index", &error))?;
 
     let shards: BTreeSet<&str> = weight_map.values().map(String::as_str).collect();
     let mut files = Vec::new();

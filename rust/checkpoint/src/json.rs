@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::error::{CheckpointError, shown};
+use crate::error::{CheckpointError, TRUNCATED, shown};
 use crate::lfs::check_lfs_pointer;
 
 pub(crate) const CONFIG_LIMIT: u64 = 4 << 20;
@@ -49,9 +49,17 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Check
 /// The JSON object in a file, or `None` if it does not exist.
 pub(crate) fn read_object(path: &Path) -> Result<Option<JsonObject>, CheckpointError> {
     let Some(bytes) = read(path, CONFIG_LIMIT)? else { return Ok(None) };
-    let fields = serde_json::from_slice(&bytes)
-        .map_err(|error| CheckpointError::malformed(path, "JSON object", shown(&error.to_string())))?;
+    let fields = serde_json::from_slice(&bytes).map_err(|error| parse_error(path, "JSON object", &error))?;
     Ok(Some(JsonObject { path: path.to_owned(), fields }))
+}
+
+/// The error of a file that is not valid JSON.
+pub(crate) fn parse_error(path: &Path, field: &str, error: &serde_json::Error) -> CheckpointError {
+    let mut problem = shown(&error.to_string());
+    if error.is_eof() {
+        problem = format!("{problem}; {TRUNCATED}");
+    }
+    CheckpointError::malformed(path, field, problem)
 }
 
 /// An object and the path of its file. A missing or `null` field is `None`; a field of another type is an error.

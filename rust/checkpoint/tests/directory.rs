@@ -300,6 +300,8 @@ fn oversized_and_deeply_nested_files_are_rejected() {
     assert!(open_error(scratch.open()).contains("config.json: JSON object"));
     scratch.write("config.json", format!(r#"{{"a":{}"#, "[".repeat(100_000)));
     assert!(open_error(scratch.open()).contains("recursion limit"));
+    scratch.write("config.json", &CONFIG[..20]);
+    assert!(open_error(scratch.open()).contains("the file is truncated"));
     scratch.write("config.json", format!("{{}}{}", " ".repeat(5 << 20)));
     assert!(open_error(scratch.open()).contains("size: 5242882 bytes; the limit is 4194304"));
     scratch.write("config.json", CONFIG);
