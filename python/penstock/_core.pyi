@@ -451,9 +451,11 @@ class SamplingParams:
 
     - `response_format`: Format of the output, as in OpenAI's API. `{"type": "text"}`, `{"type":
       "json_object"}` or `{"type": "json_schema", "json_schema": {"schema": {...}}}`. The schema may also
-      be the value of `json_schema`. `"strict": true` beside it closes every object that has `properties`.
-      Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
-      output. Default: text.
+      be the value of `json_schema`, or of the parameter itself; a pydantic model class stands for its
+      schema. Objects with `properties` have no others, unless the schema says so or `"strict": false`
+      stands beside it. `"ignore_unsupported": true` beside the schema ignores keywords that are not
+      supported; without it they are refused. Not allowed when `num_beams` is above 1: a step of a beam
+      search does not distinguish prompt and output. Default: text.
     - `regex`: Regular expression that the whole output matches, in the syntax of Rust's `regex`. Not
       allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
       Not allowed with `response_format`, `choice`, `grammar`: an output has one format. Range: 1 to
@@ -550,7 +552,7 @@ class SamplingParams:
         bad_token_ids: Sequence[int] | None = (),
         bad_words: Sequence[str] | None = (),
         logits_processors: Sequence[Callable[[Sequence[int], Tensor], object]] | None = (),
-        response_format: Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | type | None = None,
         regex: str | None = None,
         choice: Sequence[str] | None = None,
         grammar: str | None = None,
@@ -854,9 +856,11 @@ class SamplingParams:
         """Format of the output, as in OpenAI's API.
 
         `{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": {"schema":
-        {...}}}`. The schema may also be the value of `json_schema`. `"strict": true` beside it closes
-        every object that has `properties`. Not allowed when `num_beams` is above 1: a step of a beam
-        search does not distinguish prompt and output.
+        {...}}}`. The schema may also be the value of `json_schema`, or of the parameter itself; a pydantic
+        model class stands for its schema. Objects with `properties` have no others, unless the schema says
+        so or `"strict": false` stands beside it. `"ignore_unsupported": true` beside the schema ignores
+        keywords that are not supported; without it they are refused. Not allowed when `num_beams` is above
+        1: a step of a beam search does not distinguish prompt and output.
 
         Default: text.
         """

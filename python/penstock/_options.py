@@ -258,7 +258,7 @@ class SamplingOptions(TypedDict, total=False):
         "Strings whose tokenisation is masked. Default: none.",
     ]
     logits_processors: Sequence[LogitsProcessor] | None
-    response_format: Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | type | None
     regex: Annotated[
         str | None,
         "Regular expression that the whole output matches, in the syntax of Rust's regex. Default: none.",

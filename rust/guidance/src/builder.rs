@@ -85,13 +85,13 @@ impl GrammarBuilder {
                     &self.limits,
                 )?));
             }
-            GrammarSpec::JsonSchema(source) => {
+            GrammarSpec::JsonSchema(source) | GrammarSpec::LenientJsonSchema(source) => {
                 self.check_brackets(kind, source, Syntax::Json)?;
-                return Ok(TopLevelGrammar::from_json_schema(schema::prepare_schema(
-                    kind,
-                    source,
-                    &self.limits,
-                )?));
+                let mut schema = schema::prepare_schema(kind, source, &self.limits)?;
+                if matches!(spec, GrammarSpec::LenientJsonSchema(_)) {
+                    schema::ignore_unsupported(&mut schema);
+                }
+                return Ok(TopLevelGrammar::from_json_schema(schema));
             }
             GrammarSpec::Regex(source) => {
                 self.check_brackets(kind, source, Syntax::Regex)?;

@@ -9,6 +9,8 @@ pub enum GrammarSpec {
     JsonObject,
     /// A JSON value that is valid under this schema, given as JSON text. Properties appear in the schema's order.
     JsonSchema(String),
+    /// The same without the keywords and formats that are not supported: they are ignored, and `oneOf` is `anyOf`.
+    LenientJsonSchema(String),
     /// A regular expression, in the syntax of Rust's `regex`, that matches the whole text. A leading `^` and a trailing
     /// `$` are accepted and have no effect.
     Regex(String),
@@ -27,7 +29,7 @@ impl GrammarSpec {
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::JsonObject => "JSON object",
-            Self::JsonSchema(_) => "JSON schema",
+            Self::JsonSchema(_) | Self::LenientJsonSchema(_) => "JSON schema",
             Self::Regex(_) => "regular expression",
             Self::Choice(_) => "choice",
             Self::Lark(_) => "Lark grammar",
@@ -40,9 +42,11 @@ impl GrammarSpec {
     pub(crate) fn source_bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,
-            Self::JsonSchema(source) | Self::Regex(source) | Self::Lark(source) | Self::Gbnf(source) => {
-                source.len()
-            }
+            Self::JsonSchema(source)
+            | Self::LenientJsonSchema(source)
+            | Self::Regex(source)
+            | Self::Lark(source)
+            | Self::Gbnf(source) => source.len(),
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
             Self::ToolCalls(calls) => calls.source_bytes(),
         }

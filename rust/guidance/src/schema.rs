@@ -89,6 +89,11 @@ fn options() -> Value {
     json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"})
 }
 
+/// Makes the library ignore the keywords and formats of a prepared schema that it does not support.
+pub(crate) fn ignore_unsupported(schema: &mut Value) {
+    schema[OPTIONS]["lenient"] = Value::Bool(true);
+}
+
 /// Checks upper bounds on the library's recursion through definitions, on the bytes it copies to combine schemas, and
 /// on the pairs of properties or alternatives it compares. Takes time linear in the source.
 fn check_cost(kind: &'static str, schema: &Value, limits: &GuidanceLimits) -> Result<(), GuidanceError> {

@@ -4,7 +4,7 @@ use penstock_frontend::field::Field;
 use penstock_frontend::params::SamplingParams;
 use penstock_types::FieldError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyType};
 
 use crate::class;
 use crate::classes::PySamplingParams;
@@ -12,11 +12,20 @@ use crate::errors::Error;
 use crate::processors::Processors;
 use crate::value::{PyValue, request_error};
 
+/// A pydantic model class as a `response_format` is its JSON schema; other values are themselves.
+fn schema_of<'py>(name: &str, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let is_model = name == "response_format" && value.is_instance_of::<PyType>();
+    match is_model.then(|| value.getattr_opt("model_json_schema")).transpose()?.flatten() {
+        Some(schema) => schema.call0(),
+        None => Ok(value),
+    }
+}
+
 impl PySamplingParams {
     /// The parameters with the fields that `fields` has.
     pub fn with(mut self, fields: Option<&Bound<'_, PyDict>>) -> Result<Self, Error> {
         class::set_all("SamplingParams", fields, |name, value| {
-            let value = value.map(PyValue);
+            let value = value.map(|value| schema_of(name, value)).transpose()?.map(PyValue);
             if name != "logits_processors" {
                 return self.params.set(name, value.as_ref()).map_err(request_error);
             }

@@ -1,7 +1,7 @@
 //! `response_format`, `tools` and `tool_choice`, in the format of OpenAI's API. The caller gets back the JSON that was
 //! passed.
 
-use super::close_schema::close_schema;
+use super::close_schema::{Closing, close_schema};
 use super::json::Json;
 use crate::field::{Field, Read, ReadError};
 use crate::value::{Kind, Value};
@@ -25,7 +25,7 @@ pub enum ResponseKind {
     /// Any JSON object.
     JsonObject,
     /// JSON that is valid under this schema.
-    JsonSchema(Json),
+    JsonSchema { schema: Json, ignores_unsupported: bool },
 }
 
 /// `tools`.
@@ -57,17 +57,26 @@ pub enum ToolChoice {
 
 impl ResponseFormat {
     pub fn read<V: Value>(field: Field, value: &V) -> Read<Self, V> {
-        let refuse = || field.refuse(value, "a mapping whose type is 'text', 'json_object' or 'json_schema'");
+        let refuse = || {
+            let limit = "a mapping whose type is 'text', 'json_object' or 'json_schema', or a JSON schema";
+            field.refuse(value, limit)
+        };
         if value.kind() != Kind::Map {
             return Err(refuse());
         }
         let kind = match word(&get(value, "type")?)?.as_deref() {
             Some("text") => ResponseKind::Text,
             Some("json_object") => ResponseKind::JsonObject,
-            Some("json_schema") => ResponseKind::JsonSchema(read_schema(field, value)?),
+            Some("json_schema") => read_schema(field, value)?,
+            _ if is_schema(value)? => {
+                let json = Json::read(field, value)?;
+                let schema = Json(close_schema(&json.0, Closing::Default));
+                let kind = ResponseKind::JsonSchema { schema, ignores_unsupported: false };
+                return Ok(Self { kind, json });
+            }
             _ => return Err(refuse()),
         };
-        let is_schema = matches!(kind, ResponseKind::JsonSchema(_));
+        let is_schema = matches!(kind, ResponseKind::JsonSchema { .. });
         check_keys(field, value, if is_schema { &["type", "json_schema"] } else { &["type"] })?;
         Ok(Self { kind, json: Json::read(field, value)? })
     }
@@ -109,33 +118,64 @@ fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Read<(), V> {
     Ok(())
 }
 
+/// Whether a mapping is a JSON schema: its `type` is one of a schema's, or it has another keyword that constrains values.
+fn is_schema<V: Value>(value: &V) -> Read<bool, V> {
+    match get(value, "type")? {
+        Some(types) if types.kind() == Kind::Array => Ok(true),
+        Some(name) => Ok(word(&Some(name))?.is_some_and(|name| SCHEMA_TYPES.contains(&name.as_str()))),
+        None => {
+            let constrains = |key: &&str| get(value, key).map(|value| value.is_some());
+            CONSTRAINTS.iter().map(constrains).find(|found| !matches!(found, Ok(false))).unwrap_or(Ok(false))
+        }
+    }
+}
+
+/// The types of a JSON schema.
+const SCHEMA_TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
+/// The keywords that a JSON schema without a type has at least one of.
+const CONSTRAINTS: [&str; 7] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf", "properties"];
+
 /// The schema is the value of `schema` in `json_schema`, or `json_schema` itself.
-fn read_schema<V: Value>(field: Field, format: &V) -> Read<Json, V> {
+fn read_schema<V: Value>(field: Field, format: &V) -> Read<ResponseKind, V> {
     let limit = "a mapping with a schema in 'json_schema', as its value or as its 'schema'";
     let refuse = || field.refuse(format, limit);
     let holder =
         get(format, "json_schema")?.filter(|holder| holder.kind() == Kind::Map).ok_or_else(refuse)?;
-    let (schema, is_strict) = match get(&holder, "schema")? {
+    let (schema, closing, ignores_unsupported) = match get(&holder, "schema")? {
         Some(schema) => {
-            check_keys(field, &holder, &["name", "description", "schema", "strict"])?;
-            (schema, is_strict(field, &holder)?)
+            check_keys(
+                field,
+                &holder,
+                &["name", "description", "schema", "strict", "ignore_unsupported"],
+            )?;
+            let ignores = flag(field, &holder, "ignore_unsupported")?.unwrap_or(false);
+            (schema, closing(field, &holder)?, ignores)
         }
         None if get(&holder, "name")?.is_some() && get(&holder, "type")?.is_none() => return Err(refuse()),
-        None => (holder, false),
+        None => (holder, Closing::Default, false),
     };
     if schema.kind() != Kind::Map {
         return Err(refuse());
     }
-    let schema = Json::read(field, &schema)?;
-    Ok(if is_strict { Json(close_schema(&schema.0)) } else { schema })
+    let schema = Json(close_schema(&Json::read(field, &schema)?.0, closing));
+    Ok(ResponseKind::JsonSchema { schema, ignores_unsupported })
 }
 
-/// The `strict` beside a schema.
-fn is_strict<V: Value>(field: Field, holder: &V) -> Read<bool, V> {
-    match get(holder, "strict")?.map(|strict| strict.kind()) {
-        None | Some(Kind::Null) => Ok(false),
-        Some(Kind::Bool(strict)) => Ok(strict),
-        Some(_) => Err(field.refuse(holder, "a mapping whose 'strict' is True or False")),
+/// The meaning of the `strict` beside a schema.
+fn closing<V: Value>(field: Field, holder: &V) -> Read<Closing, V> {
+    Ok(match flag(field, holder, "strict")? {
+        None => Closing::Default,
+        Some(true) => Closing::Strict,
+        Some(false) => Closing::Open,
+    })
+}
+
+/// An optional boolean of a mapping.
+fn flag<V: Value>(field: Field, holder: &V, key: &str) -> Read<Option<bool>, V> {
+    match get(holder, key)?.map(|value| value.kind()) {
+        None | Some(Kind::Null) => Ok(None),
+        Some(Kind::Bool(flag)) => Ok(Some(flag)),
+        Some(_) => Err(field.refuse(holder, format!("a mapping whose '{key}' is True or False"))),
     }
 }
 
@@ -170,11 +210,10 @@ impl Function {
             Some(name) => field.text_within(&name, MAX_NAME_CHARS)?,
             None => return Err(field.refuse(tool, "tools whose function has a name")),
         };
-        let is_strict = is_strict(field, &function)?;
+        let closing = closing(field, &function)?;
         let parameters = match get(&function, "parameters")? {
             Some(parameters) if parameters.kind() == Kind::Map => {
-                let schema = Json::read(field, &parameters)?.0;
-                if is_strict || has_no_properties(&parameters)? { close_schema(&schema) } else { schema }
+                close_schema(&Json::read(field, &parameters)?.0, closing)
             }
             Some(other) if other.kind() != Kind::Null => {
                 return Err(field.refuse(&other, "tools whose parameters are a JSON schema"));
@@ -182,14 +221,6 @@ impl Function {
             _ => NO_PARAMETERS.to_owned(),
         };
         Ok(Self { name, parameters })
-    }
-}
-
-/// Whether the `properties` of a schema are an empty object.
-fn has_no_properties<V: Value>(parameters: &V) -> Read<bool, V> {
-    match get(parameters, "properties")?.filter(|properties| properties.kind() == Kind::Map) {
-        Some(properties) => Ok(properties.map_len().map_err(ReadError::Raised)? == 0),
-        None => Ok(false),
     }
 }
 

@@ -19,7 +19,12 @@ pub fn requested_grammar(
         let grammar = match &format.kind {
             ResponseKind::Text => return Ok(None),
             ResponseKind::JsonObject => GrammarSpec::JsonObject,
-            ResponseKind::JsonSchema(schema) => GrammarSpec::JsonSchema(schema.0.clone()),
+            ResponseKind::JsonSchema { schema, ignores_unsupported: false } => {
+                GrammarSpec::JsonSchema(schema.0.clone())
+            }
+            ResponseKind::JsonSchema { schema, ignores_unsupported: true } => {
+                GrammarSpec::LenientJsonSchema(schema.0.clone())
+            }
         };
         return Ok(Some(("response_format", grammar)));
     }
@@ -124,7 +129,7 @@ mod tests {
         let none = SamplingParams::default;
         let format = |kind| Some(ResponseFormat { kind, json: Json(String::new()) });
         let text = |text: &str| Some(text.to_owned());
-        let schema = ResponseKind::JsonSchema(Json("{}".to_owned()));
+        let schema = ResponseKind::JsonSchema { schema: Json("{}".to_owned()), ignores_unsupported: false };
         let cases = [
             (none(), None),
             (SamplingParams { response_format: format(ResponseKind::Text), ..none() }, None),

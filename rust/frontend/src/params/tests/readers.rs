@@ -111,19 +111,65 @@ fn json_schema_is_kept_as_text_in_the_order_of_its_members() {
     let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
     let params = params(json!({"response_format": format}));
     let format = params.response_format.expect("it was given");
-    let expected = r#"{"type":"object","properties":{"b":{"const":"ü\u000a\"\\"},"a":{"minimum":0.5}}}"#;
-    assert_eq!(format.kind, ResponseKind::JsonSchema(Json(expected.to_owned())));
+    let expected = r#"{"type":"object","properties":{"b":{"const":"ü\n\"\\"},"a":{"minimum":0.5}},"additionalProperties":false}"#;
+    let schema = Json(expected.to_owned());
+    assert_eq!(format.kind, ResponseKind::JsonSchema { schema, ignores_unsupported: false });
+}
+
+/// The schema that the grammar of a `response_format` is compiled from.
+fn schema_of(format: serde_json::Value) -> serde_json::Value {
+    let format = params(json!({"response_format": format})).response_format.expect("it was given");
+    let ResponseKind::JsonSchema { schema, .. } = format.kind else { panic!("a schema was given") };
+    serde_json::from_str(&schema.0).expect("it is JSON")
+}
+
+fn with_strict(schema: &serde_json::Value, strict: serde_json::Value) -> serde_json::Value {
+    schema_of(json!({"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}))
+}
+
+#[test]
+fn schema_is_closed_by_default_unless_it_combines_objects() {
+    let object = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let mut closed = object.clone();
+    closed["additionalProperties"] = json!(false);
+    let extended = json!({"allOf": [{"$ref": "#/$defs/base"}, object], "$defs": {"base": object, "other": object}});
+    let mut expected = extended.clone();
+    expected["$defs"]["other"] = closed.clone();
+    assert_eq!(with_strict(&extended, json!(null)), expected, "an extended object stays open");
+    let optional = json!({"anyOf": [{"$ref": "#/$defs/base"}, {"type": "null"}], "$defs": {"base": object}});
+    assert_eq!(with_strict(&optional, json!(null))["$defs"]["base"], closed);
+    assert_eq!(with_strict(&optional, json!(false)), optional);
+    for open in [
+        json!({"properties": {"a": {}}, "required": ["b"]}),
+        json!({"properties": {"a": {}}, "minProperties": 2}),
+        json!({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
+        json!({"properties": {"a": {}}, "additionalProperties": {"type": "string"}}),
+        json!({"type": "object"}),
+    ] {
+        assert_eq!(with_strict(&open, json!(null)), open);
+    }
+}
+
+#[test]
+fn response_format_may_be_a_schema() {
+    let object = json!({"type": "object", "properties": {"a": {}}});
+    let mut closed = object.clone();
+    closed["additionalProperties"] = json!(false);
+    assert_eq!(schema_of(object), closed);
+    for schema in [
+        json!({"type": ["string", "null"]}),
+        json!({"enum": [1, 2]}),
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {}}}),
+    ] {
+        assert_eq!(schema_of(schema.clone()), schema);
+    }
 }
 
 #[test]
 fn strict_schema_is_closed() {
     let schema = json!({"properties": {"a": {"properties": {}}, "b": {"additionalProperties": true}}});
-    let format = json!({"type": "json_schema", "json_schema": {"schema": schema, "strict": true}});
-    let format = params(json!({"response_format": format})).response_format.expect("it was given");
-    let ResponseKind::JsonSchema(Json(text)) = format.kind else { panic!("a schema was given") };
-    let closed: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
     assert_eq!(
-        closed,
+        with_strict(&schema, json!(true)),
         json!({
             "properties": {
                 "a": {"properties": {}, "additionalProperties": false},
@@ -143,6 +189,9 @@ fn response_format_with_an_unknown_type_or_key_is_refused() {
         json!({"type": "json_schema"}),
         json!({"type": "json_schema", "json_schema": {"name": "x"}}),
         json!({"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}),
+        json!({"type": "json_schema", "json_schema": {"schema": {}, "ignore_unsupported": "yes"}}),
+        json!({"type": "json"}),
+        json!({"schema": {}}),
     ] {
         assert!(read(&json!({"response_format": format})).is_err(), "{format}");
     }
