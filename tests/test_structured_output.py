@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import enum
 import itertools
 import json
 import re
 import sys
 import traceback
+import uuid
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 import jsonschema
+import pydantic
 import pytest
 
 import penstock
@@ -53,7 +57,7 @@ async def ask_all(engine: penstock.Engine, requests: list[dict[str, Any]]) -> li
 
     async def ask(index: int) -> None:
         results[index] = await engine.generate(
-            CHAT[0]["content"], temperature=1.0, seed=index, **requests[index]
+            CHAT[0]["content"], **{"temperature": 1.0, "seed": index, **requests[index]}
         )
 
     async with anyio.create_task_group() as group:
@@ -103,6 +107,59 @@ async def test_strict_schema_is_closed_at_every_level(engine: penstock.Engine) -
     request = {"response_format": {"type": "json_schema", "json_schema": named}, "max_tokens": 100}
     for result in await ask_all(engine, [request] * 4):
         assert json.loads(result.text) == {"one": {"properties": 1}, "all": [{"properties": 1}]}
+
+
+class Tree(pydantic.BaseModel):
+    """A model that refers to itself."""
+
+    label: Annotated[str, pydantic.Field(max_length=10)]
+    children: Annotated[list[Tree], pydantic.Field(max_length=1)] = []
+
+
+POINT = pydantic.create_model("Point", x=(int, ...), y=(float, ...))
+NAMED = pydantic.create_model("Named", name=(str, ...))
+Colour = enum.Enum("Colour", {"RED": "red", "BLUE": "blue"})
+SHORT_LIST = pydantic.Field(min_length=1, max_length=2)
+FIELDS: dict[str, dict[str, Any]] = {
+    "Optional": {"note": (str | None, None), "count": (int | None, ...)},
+    "Bounded": {"age": (int, pydantic.Field(ge=0, le=120)), "share": (float, pydantic.Field(ge=0, le=1))},
+    "Listed": {"tags": (list[str], SHORT_LIST), "points": (list[POINT], SHORT_LIST)},  # type: ignore[valid-type]
+    "Nested": {"start": (POINT, ...), "end": (POINT | None, ...)},
+    "Chosen": {"colour": (Colour, ...), "size": (Literal["small", "large"], ...)},
+    "Mapped": {"scores": (dict[str, int], pydantic.Field(max_length=2))},
+    "Paired": {"pair": (tuple[int, str], ...)},
+    "Timed": {"time": (dt.time, ...), "identifier": (uuid.UUID, ...)},
+    "Flagged": {"is_open": (bool, True), "ratio": (float, 0.5)},
+    "Alternatives": {"value": (int | bool | POINT, ...)},
+}
+MODELS: list[type[pydantic.BaseModel]] = [
+    *(POINT, NAMED, Tree, pydantic.create_model("Inherited", __base__=NAMED, point=(POINT, ...))),
+    *(pydantic.create_model(name, **fields) for name, fields in FIELDS.items()),
+]
+
+
+@pytest.mark.anyio
+async def test_answers_validate_under_their_pydantic_models(
+    engine: penstock.Engine, closers: dict[int, float]
+) -> None:
+    bias = dict.fromkeys(closers, 20.0)
+    requests = [{"response_format": model, "max_tokens": 1000, "logit_bias": bias} for model in MODELS]
+    for model, result in zip(MODELS, await ask_all(engine, requests), strict=True):
+        assert result.finish_reason == "stop", (model, result.text[:200])
+        model.model_validate_json(result.text)
+        assert json.loads(result.text).keys() <= model.model_fields.keys()
+
+
+@pytest.mark.anyio
+async def test_unsupported_keyword_is_ignored_only_on_request(engine: penstock.Engine) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
+    with pytest.raises(penstock.InvalidRequestError, match="uniqueItems"):
+        await engine.generate("List:", response_format=schema)
+    holder = {"schema": schema, "ignore_unsupported": True}
+    result = await engine.generate(
+        "List:", response_format={"type": "json_schema", "json_schema": holder}, max_tokens=20
+    )
+    assert len(json.loads(result.text)) <= 2
 
 
 @pytest.mark.anyio

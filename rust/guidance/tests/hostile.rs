@@ -227,6 +227,19 @@ fn infinite_recursion_is_a_dead_end() {
 }
 
 #[test]
+fn lenient_schema_ignores_unsupported_features() {
+    let compiler = compiler(&words(1, 300));
+    for source in [
+        r#"{"type":"array","items":{"type":"integer"},"uniqueItems":true}"#,
+        r#"{"type":"string","format":"binary"}"#,
+        r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#,
+    ] {
+        assert!(is_invalid(&error(&compiler, &schema(source))), "{source}");
+        compiler.compile(&GrammarSpec::LenientJsonSchema(source.to_owned())).unwrap();
+    }
+}
+
+#[test]
 fn unsupported_features_are_named_in_the_error() {
     check(
         is_invalid,

@@ -143,11 +143,7 @@ fn read_schema<V: Value>(field: Field, format: &V) -> Read<ResponseKind, V> {
         get(format, "json_schema")?.filter(|holder| holder.kind() == Kind::Map).ok_or_else(refuse)?;
     let (schema, closing, ignores_unsupported) = match get(&holder, "schema")? {
         Some(schema) => {
-            check_keys(
-                field,
-                &holder,
-                &["name", "description", "schema", "strict", "ignore_unsupported"],
-            )?;
+            check_keys(field, &holder, &["name", "description", "schema", "strict", "ignore_unsupported"])?;
             let ignores = flag(field, &holder, "ignore_unsupported")?.unwrap_or(false);
             (schema, closing(field, &holder)?, ignores)
         }

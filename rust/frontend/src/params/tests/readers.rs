@@ -132,7 +132,8 @@ fn schema_is_closed_by_default_unless_it_combines_objects() {
     let object = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     let mut closed = object.clone();
     closed["additionalProperties"] = json!(false);
-    let extended = json!({"allOf": [{"$ref": "#/$defs/base"}, object], "$defs": {"base": object, "other": object}});
+    let extended =
+        json!({"allOf": [{"$ref": "#/$defs/base"}, object], "$defs": {"base": object, "other": object}});
     let mut expected = extended.clone();
     expected["$defs"]["other"] = closed.clone();
     assert_eq!(with_strict(&extended, json!(null)), expected, "an extended object stays open");
@@ -217,7 +218,8 @@ fn tools_are_read_with_their_schemas() {
         json!({"type": "function", "function": function})
     };
     let tools = params(json!({"tools": [
-        tool("open", json!({"parameters": {"properties": {"path": {}}}})),
+        tool("open", json!({"parameters": {"properties": {"path": {}}}, "strict": false})),
+        tool("default", json!({"parameters": {"properties": {"path": {}}}})),
         tool("strict", json!({"parameters": {"properties": {"path": {}}}, "strict": true})),
         tool("empty", json!({"parameters": {"properties": {}}})),
         tool("none", json!({})),
@@ -229,6 +231,7 @@ fn tools_are_read_with_their_schemas() {
         schemas,
         [
             r#"{"properties":{"path":{}}}"#,
+            r#"{"properties":{"path":{}},"additionalProperties":false}"#,
             r#"{"properties":{"path":{}},"additionalProperties":false}"#,
             r#"{"properties":{},"additionalProperties":false}"#,
             r#"{"type":"object","properties":{},"additionalProperties":false}"#,
