@@ -53,11 +53,14 @@ WORDS = (
     "errand",
     "everybody",
     "gives way",
+    "guess",
+    "guessed",
     "headroom",
     "inventor",
     "lawful",
     "make way",
     "newcomer",
+    "nobody",
     "obituary",
     "reckon",
     "remedies",
@@ -106,6 +109,11 @@ def test_former_identifier_is_absent(identifier: str) -> None:
 def test_former_word_is_absent(word: str) -> None:
     words = word.replace(" ", r"[\s_]+")
     assert lines_with(re.compile(rf"(?i)(?<![a-z]){words}(?:s|es|ed|ing)?(?![a-z])")) == []
+
+
+def test_comment_begins_with_a_noun_or_verb() -> None:
+    questions = r"(//[/!]?|#:?|\"\"\") ?(How|Nobody|Somebody|What|Whatever|When|Which|Who|Whoever|Why) \w+"
+    assert lines_with(re.compile(rf"^{questions}(?!.*\?)")) == []
 
 
 def test_function_name_has_at_most_60_characters() -> None:

@@ -62,7 +62,7 @@ struct RowSequence {
     /// The generation of the slot.
     generation: u64,
     request: Arc<Request>,
-    /// Why the row has no output, if that was known when it was submitted.
+    /// The reason that the row has no output, if it was known when the row was submitted.
     failure: Option<String>,
 }
 

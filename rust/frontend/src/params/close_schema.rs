@@ -10,7 +10,7 @@ const SCHEMAS: [&str; 7] =
 /// Keywords whose value maps names to schemas.
 const NAMED_SCHEMAS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
 
-/// Which object schemas get `"additionalProperties": false`. They have `properties` and no `additionalProperties`.
+/// The object schemas that get `"additionalProperties": false`, of those with `properties` and no `additionalProperties`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
     /// All.
