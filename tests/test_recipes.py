@@ -136,7 +136,7 @@ def test_deadline_returns_the_partial_text(demo_model: Path) -> None:
         scope["engine"] = engine
         exec(compile(code, "guide.md", "exec", dont_inherit=True), scope)  # noqa: S102
         generate_until = scope["generate_until"]
-        partial = asyncio.run(generate_until(1.0, PROMPT, max_tokens=4000, ignore_eos=True))
+        partial = asyncio.run(generate_until(3.0, PROMPT, max_tokens=4000, ignore_eos=True))
         assert partial.finish_reason == "cancelled"
         assert partial.text
         complete = asyncio.run(generate_until(60.0, PROMPT, max_tokens=2))
