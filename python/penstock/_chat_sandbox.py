@@ -62,12 +62,15 @@ class LimitExceededError(Exception):
 class Budget:
     """The resources used by one rendering."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_cancelled: Callable[[], None] | None = None) -> None:
+        self.check_cancelled = check_cancelled
         self.deadline = time.monotonic() + MAX_SECONDS
         self.chars = 0
 
     def tick(self) -> None:
-        """Check the time."""
+        """Check the time, and whether the text is still wanted."""
+        if self.check_cancelled is not None:
+            self.check_cancelled()
         if time.monotonic() > self.deadline:
             raise LimitExceededError(f"it runs for more than {MAX_SECONDS} seconds")
 
@@ -104,11 +107,13 @@ def compile_template(source: str) -> jinja2.Template:
         raise RenderError(f"it cannot be compiled: {error}") from error
 
 
-def render(template: jinja2.Template, values: dict[str, Any]) -> str:
+def render(
+    template: jinja2.Template, values: dict[str, Any], check_cancelled: Callable[[], None] | None = None
+) -> str:
     """Run a template with a budget of its own."""
     import jinja2
 
-    token = _budget.set(budget := Budget())
+    token = _budget.set(budget := Budget(check_cancelled))
     parts = []
     length = 0
     try:

@@ -76,7 +76,7 @@ class EngineConfig:
     - `max_num_batched_tokens`: Token budget of a step, and so the length of the largest prefill chunk. At
       least `block_size`. Range: 16 to 1048576. Default: 512.
     - `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`. Range: 1
-      or more. Default: 1024.
+      or more. Default: no bound.
 
     Memory:
 
@@ -208,7 +208,7 @@ class EngineConfig:
     def max_waiting(self) -> int | None:
         """Maximum number of waiting requests; further requests raise `OverloadedError`.
 
-        Range: 1 or more. Default: 1024.
+        Range: 1 or more. Default: no bound.
         """
 
     @property
@@ -1986,7 +1986,7 @@ class ModelInfo:
     - `max_model_len`: Maximum number of tokens of a sequence.
     - `max_num_seqs`: Maximum number of sequences in a step.
     - `max_num_batched_tokens`: Token budget of a step.
-    - `max_waiting`: Maximum number of waiting requests.
+    - `max_waiting`: Maximum number of waiting requests; `None` without a bound.
     - `threads`: Number of compute threads.
     - `isa`: Instruction set of the kernels. `PENSTOCK_ISA` selects a lower one.
     """
@@ -2007,7 +2007,7 @@ class ModelInfo:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        max_waiting: int,
+        max_waiting: int | None,
         threads: int,
         isa: str,
     ) -> ModelInfo: ...
@@ -2064,8 +2064,8 @@ class ModelInfo:
         """Token budget of a step."""
 
     @property
-    def max_waiting(self) -> int:
-        """Maximum number of waiting requests."""
+    def max_waiting(self) -> int | None:
+        """Maximum number of waiting requests; `None` without a bound."""
 
     @property
     def threads(self) -> int:
@@ -2145,12 +2145,20 @@ class Engine:
         """
 
     def search_beams(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, is_chat: bool = False
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        is_chat: bool = False,
+        check_cancelled: Callable[[], None] | None = None,
     ) -> BeamSearch:
         """Prepare a beam search, of which no request has started. Raises as `start_request` does."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. Raises `InvalidRequestError` if the text has a lone surrogate."""
+        """The token ids of a text; Ctrl-C in the main thread interrupts it.
+
+        Raises `InvalidRequestError` if the text has a lone surrogate.
+        """
 
     def decode(
         self,
@@ -2193,6 +2201,9 @@ class Engine:
     def is_forked(self) -> bool:
         """Whether this process is the child of a fork, and the engine's threads are in the parent."""
 
+    def check_room(self) -> None:
+        """Raise `OverloadedError` if `max_waiting` requests wait."""
+
     def check_process(self) -> None:
         """Raise `EngineStoppedError` if `is_forked`."""
 
@@ -2231,6 +2242,9 @@ class Port:
 
         Clears the descriptor first. Never waits; runs without the GIL.
         """
+
+    def ring(self) -> None:
+        """Make the port readable; from any thread."""
 
     def wait(self) -> None:
         """Wait until output may have arrived. One thread at a time; Ctrl-C raises `KeyboardInterrupt`."""

@@ -49,7 +49,7 @@ class EngineOptions(TypedDict, total=False):
     ]
     max_waiting: Annotated[
         int | None,
-        "Maximum number of waiting requests; further requests raise OverloadedError. Default: 1024.",
+        "Maximum number of waiting requests; further requests raise OverloadedError. Default: no bound.",
     ]
     block_size: Annotated[
         int | None,

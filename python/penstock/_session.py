@@ -152,10 +152,13 @@ class Session:
         `check_cancelled` raises once the caller has been cancelled.
         """
         start = partial(self.check_open().start_request, check_cancelled=check_cancelled)
+        if should_offload(prompt, params):
+            self.check_room()
         if _is_chat(prompt):
-            text = self.apply_chat_template(prompt, tools=params.tools)
+            render = partial(self.apply_chat_template, prompt, check_cancelled=check_cancelled)
+            text = render(tools=params.tools)
             may_choose = params.tools and params.tool_choice in (None, "auto")
-            if may_choose and text == self.apply_chat_template(prompt):
+            if may_choose and text == render():
                 raise _tools_not_rendered(params.tools)
             return start(text, params, port, is_chat=True)
         return start(prompt, params, port)
@@ -168,22 +171,34 @@ class Session:
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.Request:
         """Submit a scoring request: the prompt without a generated token."""
-        return self.check_open().start_request(
-            text, params, port, is_scoring=True, check_cancelled=check_cancelled
-        )
+        start = partial(self.check_open().start_request, check_cancelled=check_cancelled)
+        if should_offload(text, params):
+            self.check_room()
+        return start(text, params, port, is_scoring=True)
 
-    def search_beams(self, prompt: Prompt, params: SamplingParams) -> _core.BeamSearch:
+    def search_beams(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        check_cancelled: Callable[[], None] | None = None,
+    ) -> _core.BeamSearch:
         """Begin a beam search; slow if `should_offload`."""
-        native = self.check_open()
+        search = partial(self.check_open().search_beams, check_cancelled=check_cancelled)
         if _is_chat(prompt):
-            return native.search_beams(self.apply_chat_template(prompt), params, is_chat=True)
-        return native.search_beams(prompt, params)
+            text = self.apply_chat_template(prompt, check_cancelled=check_cancelled)
+            return search(text, params, is_chat=True)
+        return search(prompt, params)
+
+    def check_room(self) -> None:
+        """Raise `OverloadedError` if too many requests wait; called before the slow part of a submission."""
+        self.check_open().check_room()
 
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         template: str = "default",
         tools: Sequence[Mapping[str, Any]] | None = None,
+        check_cancelled: Callable[[], None] | None = None,
     ) -> str:
         """Render messages and tools; see `Engine.apply_chat_template`."""
         if template not in self._chat_templates:
@@ -191,7 +206,7 @@ class Session:
             if template not in sources:
                 raise _no_template(template, sorted(sources))
             self._chat_templates[template] = ChatTemplate(sources[template], dict(self.native.special_tokens))
-        return self._chat_templates[template].render(messages, tools=tools)
+        return self._chat_templates[template].render(messages, check_cancelled=check_cancelled, tools=tools)
 
     def __repr__(self) -> str:
         is_open = self._native is not None and not self._native.is_forked

@@ -17,7 +17,7 @@ from penstock._core import ToolCall
 from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import jinja2
 
@@ -57,12 +57,14 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        check_cancelled: Callable[[], None] | None = None,
         **variables: Any,
     ) -> str:
         """Render a conversation. The text contains the special tokens, so encode it without adding any.
 
         `variables` are passed to the template: `tools`, `documents`, `enable_thinking` and others. They
-        cannot replace special tokens or the template's functions.
+        cannot replace special tokens or the template's functions. `check_cancelled` is called at every step of
+        the template and raises to stop it.
 
         Raises `InvalidRequestError` if a message is malformed or the template rejects the conversation.
         """
@@ -78,19 +80,21 @@ class ChatTemplate:
         if any(isinstance(message.get("content"), list) for message in values["messages"]):
             values["messages"] = self._with_joined_parts(values["messages"])
         try:
-            return self._render(values)
+            return self._render(values, check_cancelled)
         except InvalidRequestError:
             # Some templates require the content of a message with tool calls, which has none.
             with_content = [_with_content(message) for message in values["messages"]]
             if with_content == values["messages"]:
                 raise
-            return self._render({**values, "messages": with_content})
+            return self._render({**values, "messages": with_content}, check_cancelled)
 
-    def _render(self, values: dict[str, Any]) -> str:
+    def _render(
+        self, values: dict[str, Any], check_cancelled: Callable[[], None] | None = None
+    ) -> str:
         from penstock import _chat_sandbox
 
         try:
-            return _chat_sandbox.render(self._template, values)
+            return _chat_sandbox.render(self._template, values, check_cancelled)
         except _chat_sandbox.RenderError as error:
             message = f"the chat template rejects these messages: {error}"
             raise InvalidRequestError(message, "messages") from error.__cause__

@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.from_thread
-import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._pump import Pump
 from penstock._session import Session, should_offload
+from penstock._workers import run_in_thread, run_slow
 from penstock.blocking import Blocking
 from penstock.request import Request, Stream
 
@@ -89,10 +89,9 @@ class Engine:
         """
         if self._session.must_start():
             try:
-                path = await anyio.to_thread.run_sync(
-                    _hub.resolve, self._session.model, abandon_on_cancel=True
-                )
-                await anyio.to_thread.run_sync(self._session.open, path, anyio.from_thread.check_cancelled)
+                path = await run_in_thread(partial(_hub.resolve, self._session.model))
+                load = partial(self._session.open, path, anyio.from_thread.check_cancelled)
+                await run_in_thread(load, abandon_on_cancel=False)
             except BaseException:
                 self._session.close()
                 raise
@@ -188,7 +187,9 @@ class Engine:
         prompt, params = self._session.prepare(prompt, params, dict(options))
         in_thread = should_offload(prompt, params)
         if params.num_beams > 1:
-            search = await _call(lambda _: self._session.search_beams(prompt, params), in_thread=in_thread)
+            search = await self._call(
+                partial(self._session.search_beams, prompt, params), in_thread=in_thread
+            )
             while search.is_running:
                 search.advance(await self._run_step(search))
             return search.result()
@@ -218,13 +219,23 @@ class Engine:
     ) -> Request:
         pump = self._pump()
         # An abandoned thread drops the native request, which cancels it.
-        request = Request(self._session, await _call(partial(submit, pump.port), in_thread=in_thread), pump)
+        native = await self._call(partial(submit, pump.port), in_thread=in_thread)
+        request = Request(self._session, native, pump)
         try:
             await request.admission()
         except BaseException:
             request.cancel()
             raise
         return request
+
+    async def _call(
+        self, function: Callable[[Callable[[], None]], Returned], *, in_thread: bool
+    ) -> Returned:
+        """Call `function`, which is given a callable that raises once the task is cancelled."""
+        if not in_thread:
+            return function(lambda: None)
+        self._session.check_room()
+        return await run_slow(function)
 
     async def _run_step(self, search: _core.BeamSearch) -> list[Result]:
         """Run one step of a beam search: all its requests concurrently."""
@@ -304,27 +315,3 @@ class Engine:
         if pump is None:
             pump = pumps[self._session] = Pump()
         return pump
-
-
-class _AbandonedError(Exception):
-    """Ends the work of a thread whose task was cancelled; never reaches a caller."""
-
-
-async def _call(function: Callable[[Callable[[], None]], Returned], *, in_thread: bool) -> Returned:
-    """Call `function`, in a worker thread if `in_thread`; a cancellation abandons that thread.
-
-    `function` is given a callable that raises once the thread is abandoned: AnyIO's own `check_cancelled`
-    does not cover abandoned threads.
-    """
-    is_abandoned = False
-
-    def check_cancelled() -> None:
-        if is_abandoned:
-            raise _AbandonedError
-
-    if not in_thread:
-        return function(check_cancelled)
-    try:
-        return await anyio.to_thread.run_sync(function, check_cancelled, abandon_on_cancel=True)
-    finally:
-        is_abandoned = True

@@ -350,6 +350,7 @@ impl EngineCore {
 
     fn publish_stats(&self) {
         self.stats.publish(self.scheduler.stats());
+        self.stats.set_overloaded(self.scheduler.is_overloaded());
     }
 
     /// The time at which the next block of the prefix cache expires. `attend` must be called then, even without a

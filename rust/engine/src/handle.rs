@@ -131,6 +131,12 @@ impl Engine {
         self.inner.process.check().err().or_else(|| (!gate.is_open()).then(|| gate.cause()))
     }
 
+    /// Whether a request would be rejected now because too many wait, unless it is the most urgent. For callers that
+    /// prepare requests at some cost.
+    pub fn is_overloaded(&self) -> bool {
+        self.inner.stats.is_overloaded()
+    }
+
     /// Starts a request; never blocks. The first event of the consumer, on `port`, says whether it was admitted.
     pub fn start_request(
         &self,

@@ -3,7 +3,7 @@
 //! Each number is one entry of rust/frontend's `definitions/stats.toml`, from which the table below, the Python class and
 //! the documentation follow: a new counter is an entry and the statement that increments it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The kind of a number of [`Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,9 +120,20 @@ impl Stats {
 #[derive(Default)]
 pub struct SharedStats {
     values: [AtomicU64; Stats::LEN],
+    is_overloaded: AtomicBool,
 }
 
 impl SharedStats {
+    /// Called with `publish`.
+    pub fn set_overloaded(&self, is_overloaded: bool) {
+        self.is_overloaded.store(is_overloaded, Ordering::Relaxed); // as in `publish`
+    }
+
+    /// Whether a new request would be rejected, unless it is the most urgent.
+    pub fn is_overloaded(&self) -> bool {
+        self.is_overloaded.load(Ordering::Relaxed)
+    }
+
     /// Called by the engine thread before it pushes the events that the numbers account for.
     pub fn publish(&self, stats: Stats) {
         for (value, new) in self.values.iter().zip(stats.to_values()) {

@@ -13,6 +13,12 @@ pub enum Error {
     /// The tokenizer cannot encode the prompt.
     #[error(transparent)]
     Prompt(TextError),
+    /// The text of the prompt has more bytes than any prompt of the model. Refused before it is tokenised.
+    #[error(
+        "the prompt has {bytes} bytes; the limit is {limit}: max_model_len ({max_model_len}) times the length of the \
+         longest token in bytes"
+    )]
+    TextTooLong { bytes: usize, limit: usize, max_model_len: usize },
     /// The text options are not valid.
     #[error(transparent)]
     Text(#[from] TextError),

@@ -71,36 +71,31 @@ impl Engine {
         let prompt = self.read_prompt(prompt, mode)?;
         let own = params.processors.owned(py);
         let processors = own.for_engine();
-        let mut raised = None;
-        let is_wanted = || {
-            raised = Python::attach(|py| check_interest(py, check_cancelled.as_ref())).err();
-            raised.is_none()
-        };
-        let started = detach(py, || {
+        let started = detach_while_wanted(py, check_cancelled.as_ref(), |is_wanted| {
             let mut prepared = self.frontend.prepare(&params.params, prompt, mode, is_wanted)?;
             let resolved = std::mem::take(&mut prepared.params);
             Ok((prepared.start(processors, &self.frontend.engine, &port.inner)?, resolved))
         })?;
-        if let Some(raised) = raised {
-            return Err(Error::Python(raised));
-        }
         let (state, resolved) = started.map_err(|error| prepare_error(params, error))?;
         let state = Arc::new(state);
         port.register(&state);
         Ok(Request::new(state, params.with_params(resolved), own))
     }
 
-    #[pyo3(signature = (prompt, params, *, is_chat = false))]
+    #[pyo3(signature = (prompt, params, *, is_chat = false, check_cancelled = None))]
     fn search_beams(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         params: &PySamplingParams,
         is_chat: bool,
+        check_cancelled: Option<Py<PyAny>>,
     ) -> Result<BeamSearch, Error> {
         let mode = mode(is_chat, false);
         let prompt = self.read_prompt(prompt, mode)?;
-        let search = detach(py, || self.frontend.prepare_beams(&params.params, prompt, mode))?;
+        let search = detach_while_wanted(py, check_cancelled.as_ref(), |is_wanted| {
+            self.frontend.prepare_beams(&params.params, prompt, mode, is_wanted)
+        })?;
         search.map(BeamSearch::new).map_err(|error| prepare_error(params, error))
     }
 
@@ -112,7 +107,8 @@ impl Engine {
         add_special_tokens: bool,
     ) -> Result<Vec<u32>, Error> {
         let text = Field::new("prompt").text(&PyValue(text.clone())).map_err(request_error)?;
-        Ok(detach(py, || self.frontend.encode(&text, add_special_tokens))??)
+        let encode = |is_wanted: IsWanted<'_>| self.frontend.encode(&text, add_special_tokens, is_wanted);
+        Ok(detach_while_wanted(py, None, encode)??)
     }
 
     #[pyo3(signature = (token_ids, *, skip_special_tokens = true, spaces_between_special_tokens = false))]
@@ -176,6 +172,13 @@ impl Engine {
     #[getter]
     fn is_forked(&self) -> bool {
         !self.frontend.engine.process().is_current()
+    }
+
+    fn check_room(&self) -> Result<(), Error> {
+        if self.frontend.engine.is_overloaded() {
+            return Err(Error::Overloaded("max_waiting requests wait".to_owned()));
+        }
+        Ok(())
     }
 
     fn check_process(&self) -> Result<(), Error> {
@@ -273,6 +276,26 @@ fn mode(is_chat: bool, is_scoring: bool) -> Mode {
         (true, false) => Mode::Chat,
         (false, false) => Mode::Completion,
     }
+}
+
+/// Returns false once the caller has no use for a result.
+type IsWanted<'a> = &'a mut (dyn FnMut() -> bool + Send);
+
+/// Runs slow work without the GIL. Raises if a signal arrives or the caller is cancelled, which ends the work.
+fn detach_while_wanted<T: Send>(
+    py: Python<'_>,
+    check_cancelled: Option<&Py<PyAny>>,
+    work: impl FnOnce(IsWanted<'_>) -> T + Send,
+) -> Result<T, Error> {
+    let mut raised = None;
+    let mut is_wanted = || {
+        if raised.is_none() {
+            raised = Python::attach(|py| check_interest(py, check_cancelled)).err();
+        }
+        raised.is_none()
+    };
+    let done = detach(py, || work(&mut is_wanted))?;
+    raised.map_or(Ok(done), |raised| Err(Error::Python(raised)))
 }
 
 /// Raises if a signal arrived or the caller was cancelled.

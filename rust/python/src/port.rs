@@ -61,6 +61,10 @@ impl Port {
         })
     }
 
+    fn ring(&self) {
+        self.inner.bell().ring();
+    }
+
     fn wait(&self, py: Python<'_>) -> Result<(), Error> {
         check_may_wait()?;
         self.process.check()?;

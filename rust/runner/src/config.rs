@@ -21,7 +21,7 @@ pub struct EngineConfig {
     pub max_num_seqs: Option<usize>,
     /// Token budget of a step; by default 512.
     pub max_num_batched_tokens: Option<usize>,
-    /// Maximum number of waiting requests; by default 1024.
+    /// Maximum number of waiting requests; by default without a bound.
     pub max_waiting: Option<usize>,
     /// Tokens per KV block: 16, 32, 64 or 128; by default 16.
     pub block_size: Option<usize>,
@@ -121,7 +121,7 @@ impl EngineConfig {
     }
 
     pub(crate) fn max_waiting(&self) -> usize {
-        self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING)
+        self.max_waiting.unwrap_or(usize::MAX)
     }
 
     pub(crate) fn memory_ratio(&self) -> f64 {

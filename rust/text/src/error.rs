@@ -40,6 +40,9 @@ pub enum TextError {
     /// The text cannot be encoded.
     #[error("text of {bytes} bytes cannot be encoded: {reason}")]
     Encode { bytes: usize, reason: String },
+    /// The caller cancelled the encoding.
+    #[error("the encoding of a text of {bytes} bytes was cancelled")]
+    Cancelled { bytes: usize },
     /// A stop string is empty.
     #[error("stop[{index}] is empty")]
     EmptyStop { index: usize },

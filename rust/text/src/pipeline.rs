@@ -1,9 +1,15 @@
-//! The `tokenizers` library's encoding pipeline with our splitter.
+//! The `tokenizers` library's encoding pipeline with our splitter, and its loop over the words, which can be cancelled.
 
+use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use penstock_checkpoint::AddedToken;
-use tokenizers::{DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, TokenizerImpl};
+use tokenizers::tokenizer::Model;
+use tokenizers::{
+    DecoderWrapper, Encoding, ModelWrapper, NormalizerWrapper, OffsetType, PostProcessorWrapper,
+    TokenizerImpl,
+};
 
 use crate::error::TextError;
 use crate::splitter::Splitter;
@@ -18,6 +24,59 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Pipeline, TextError> {
         Ok(parsed) => parsed.map_err(|error| TextError::Json { reason: error.to_string() }),
         Err(_) => Err(TextError::Json { reason: "its parts are inconsistent".into() }),
     }
+}
+
+/// Number of words between two cancellation checks: about a millisecond of encoding.
+const WORDS_PER_CHECK: u32 = 256;
+
+/// The encoding was cancelled.
+#[derive(Debug)]
+pub(crate) struct Cancelled;
+
+impl fmt::Display for Cancelled {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("cancelled")
+    }
+}
+
+impl std::error::Error for Cancelled {}
+
+/// Counts the words of an encoding and checks at intervals whether it is still wanted.
+pub(crate) struct CancelCheck<'a> {
+    is_wanted: RefCell<&'a mut dyn FnMut() -> bool>,
+    words_left: Cell<u32>,
+}
+
+impl<'a> CancelCheck<'a> {
+    pub(crate) fn new(is_wanted: &'a mut dyn FnMut() -> bool) -> Self {
+        Self { is_wanted: RefCell::new(is_wanted), words_left: Cell::new(WORDS_PER_CHECK) }
+    }
+
+    /// Counts one word.
+    pub(crate) fn count_word(&self) -> Result<(), Cancelled> {
+        let left = self.words_left.get() - 1;
+        self.words_left.set(if left == 0 { WORDS_PER_CHECK } else { left });
+        if left > 0 || (self.is_wanted.borrow_mut())() { Ok(()) } else { Err(Cancelled) }
+    }
+}
+
+/// Encodes a text, like the library's `encode_fast`.
+pub(crate) fn encode(
+    pipeline: &Pipeline,
+    text: &str,
+    add_special_tokens: bool,
+    check: &CancelCheck<'_>,
+) -> tokenizers::Result<Encoding> {
+    let mut words = pipeline.get_added_vocabulary().extract_and_normalize(pipeline.get_normalizer(), text);
+    if let Some(splitter) = pipeline.get_pre_tokenizer() {
+        splitter.split(&mut words, check)?;
+    }
+    words.tokenize(|word| {
+        check.count_word()?;
+        pipeline.get_model().tokenize(word.get())
+    })?;
+    let encoding = words.into_encoding(None, 0, OffsetType::None)?;
+    pipeline.post_process(encoding, None, add_special_tokens)
 }
 
 /// Adds tokens in the order of their ids and checks that they get these ids.

@@ -9,11 +9,13 @@
 use regex_automata::meta::Regex;
 use regex_automata::{Input, PatternID};
 use serde::{Deserialize, Deserializer};
+use tokenizers::normalizers::byte_level::ByteLevel;
 use tokenizers::pattern::{Invert, Pattern};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::split::SplitPattern;
-use tokenizers::{Offsets, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
+use tokenizers::{Normalizer, Offsets, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
+
+use crate::pipeline::{CancelCheck, Cancelled};
 
 /// End of an expression that matches whitespace but leaves its last character to the next word.
 const SPACES_TAIL: &str = r"|\s+(?!\S)|\s+";
@@ -44,6 +46,8 @@ enum SplitStep {
         behavior: SplitDelimiterBehavior,
         invert: bool,
     },
+    /// Replace each byte by a character of the byte-level alphabet.
+    Bytes,
     Other(PreTokenizerWrapper),
 }
 
@@ -52,6 +56,31 @@ impl Splitter {
         let mut steps = Vec::new();
         add_steps(pre_tokenizer, &mut steps)?;
         Ok(Self { steps })
+    }
+
+    /// Splits the text into words.
+    pub(crate) fn split(
+        &self,
+        text: &mut PreTokenizedString,
+        check: &CancelCheck<'_>,
+    ) -> tokenizers::Result<()> {
+        for step in &self.steps {
+            match step {
+                SplitStep::Bytes => text.normalize(|word| {
+                    check.count_word()?;
+                    ByteLevel.normalize(word)
+                })?,
+                SplitStep::Other(other) => other.pre_tokenize(text)?,
+                SplitStep::Regex { prefix_space, words, behavior, invert } => text.split(|_, mut part| {
+                    if *prefix_space && !part.get().starts_with(' ') {
+                        part.prepend(" ");
+                    }
+                    let words = WordPattern { words, check };
+                    if *invert { part.split(Invert(words), *behavior) } else { part.split(words, *behavior) }
+                })?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -78,8 +107,10 @@ fn add_steps(pre_tokenizer: PreTokenizerWrapper, steps: &mut Vec<SplitStep>) -> 
                 behavior: SplitDelimiterBehavior::Isolated,
                 invert: false,
             });
-            let spell = ByteLevel::new(false, byte_level.trim_offsets, false);
-            steps.push(SplitStep::Other(PreTokenizerWrapper::ByteLevel(spell)));
+            steps.push(SplitStep::Bytes);
+        }
+        PreTokenizerWrapper::ByteLevel(byte_level) if !byte_level.add_prefix_space => {
+            steps.push(SplitStep::Bytes);
         }
         other => steps.push(SplitStep::Other(other)),
     }
@@ -94,18 +125,7 @@ impl<'de> Deserialize<'de> for Splitter {
 
 impl PreTokenizer for Splitter {
     fn pre_tokenize(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
-        for step in &self.steps {
-            match step {
-                SplitStep::Other(other) => other.pre_tokenize(text)?,
-                SplitStep::Regex { prefix_space, words, behavior, invert } => text.split(|_, mut part| {
-                    if *prefix_space && !part.get().starts_with(' ') {
-                        part.prepend(" ");
-                    }
-                    if *invert { part.split(Invert(words), *behavior) } else { part.split(words, *behavior) }
-                })?,
-            }
-        }
-        Ok(())
+        self.split(text, &CancelCheck::new(&mut || true))
     }
 }
 
@@ -133,7 +153,11 @@ impl WordRegex {
     }
 
     /// Calls `on_match` with the start and end of each non-empty match, in order.
-    fn for_each(&self, text: &str, mut on_match: impl FnMut(usize, usize)) -> Result<(), Error> {
+    fn for_each(
+        &self,
+        text: &str,
+        mut on_match: impl FnMut(usize, usize) -> Result<(), Cancelled>,
+    ) -> Result<(), Error> {
         match self {
             Self::Linear(regex) => {
                 let mut at = 0;
@@ -146,7 +170,7 @@ impl WordRegex {
                         }
                     }
                     if end > matched.start() {
-                        on_match(matched.start(), end);
+                        on_match(matched.start(), end)?;
                         at = end;
                     } else {
                         at += text[at..].chars().next().map_or(1, char::len_utf8);
@@ -157,7 +181,7 @@ impl WordRegex {
                 for matched in regex.find_iter(text) {
                     let matched = matched?;
                     if !matched.as_str().is_empty() {
-                        on_match(matched.start(), matched.end());
+                        on_match(matched.start(), matched.end())?;
                     }
                 }
             }
@@ -166,19 +190,26 @@ impl WordRegex {
     }
 }
 
-impl Pattern for &WordRegex {
+/// The words of an expression, found until the check fails.
+struct WordPattern<'a, 'b> {
+    words: &'a WordRegex,
+    check: &'a CancelCheck<'b>,
+}
+
+impl Pattern for WordPattern<'_, '_> {
     fn find_matches(&self, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
         if text.is_empty() {
             return Ok(vec![((0, 0), false)]);
         }
         let mut parts = Vec::new();
         let mut end = 0;
-        self.for_each(text, |from, to| {
+        self.words.for_each(text, |from, to| {
             if end < from {
                 parts.push(((end, from), false));
             }
             parts.push(((from, to), true));
             end = to;
+            self.check.count_word()
         })?;
         if end < text.len() {
             parts.push(((end, text.len()), false));
@@ -221,8 +252,12 @@ mod tests {
 
     use super::*;
 
+    fn found(words: &WordRegex, text: &str) -> Vec<(Offsets, bool)> {
+        WordPattern { words, check: &CancelCheck::new(&mut || true) }.find_matches(text).unwrap()
+    }
+
     fn words(expression: &str, text: &str) -> Vec<(Offsets, bool)> {
-        (&WordRegex::new(expression).unwrap()).find_matches(text).unwrap()
+        found(&WordRegex::new(expression).unwrap(), text)
     }
 
     #[test]
@@ -238,7 +273,7 @@ mod tests {
             assert!(matches!(linear, WordRegex::Linear(_)), "{expression}");
             let backtracking = WordRegex::Backtracking(fancy_regex::Regex::new(expression).unwrap());
             proptest!(|(text in "([a-zA-Z']{0,3}|[ \t\r\n\u{85}\u{3000}]{0,4}|[0-9٣½]{0,4}|[é漢👍\u{301}x.!]{0,3}|\\PC){0,8}")| {
-                prop_assert_eq!((&linear).find_matches(&text).unwrap(), (&backtracking).find_matches(&text).unwrap());
+                prop_assert_eq!(found(&linear, &text), found(&backtracking, &text));
             });
         }
     }

@@ -65,6 +65,8 @@ pub(crate) struct TokenTable {
     attributes: Vec<Option<TokenAttributes>>,
     /// Texts of ids that differ at the start of a text.
     initial_texts: HashMap<u32, Box<str>>,
+    /// The length of the longest token in bytes.
+    longest: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -90,8 +92,10 @@ impl TokenTable {
             ends: Vec::new(),
             attributes: Vec::new(),
             initial_texts: HashMap::new(),
+            longest: 0,
         };
         for id in 0..=largest {
+            let begin = table.bytes.len();
             table.attributes.push(match token(id) {
                 Some(VocabularyToken { spelling, special, added }) => {
                     if let Some(text) = plan.initial_text(&spelling) {
@@ -102,6 +106,7 @@ impl TokenTable {
                 }
                 None => None,
             });
+            table.longest = table.longest.max(table.bytes.len() - begin);
             let end = u32::try_from(table.bytes.len());
             table.ends.push(end.map_err(|_| TextError::Vocabulary { largest, limit: MAX_TOKEN_ID })?);
         }
@@ -122,6 +127,10 @@ impl TokenTable {
             Some(text) => DecodedToken { bytes: text.as_bytes(), ..token },
             None => token,
         }
+    }
+
+    pub(crate) fn longest(&self) -> usize {
+        self.longest
     }
 
     /// One more than the largest id.

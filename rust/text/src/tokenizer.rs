@@ -11,7 +11,7 @@ use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
 use crate::gguf;
 use crate::options::TextOptions;
-use crate::pipeline::{self, Pipeline};
+use crate::pipeline::{self, CancelCheck, Cancelled, Pipeline};
 use crate::token_table::{DecodeRule, TokenTable, VocabularyToken};
 
 /// The text of one token.
@@ -64,10 +64,23 @@ impl Tokenizer {
     /// Encodes text. The text of a special token is encoded as that token. `add_special_tokens` adds the tokens that
     /// the tokenizer puts around a text, such as BOS.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        let encoding = self.inner.pipeline.encode_fast(text, add_special_tokens);
-        let encoding =
-            encoding.map_err(|error| TextError::Encode { bytes: text.len(), reason: error.to_string() })?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_while(text, add_special_tokens, || true)
+    }
+
+    /// Like [`encode`](Self::encode), but ends with [`TextError::Cancelled`] when `is_wanted` returns false. It is called
+    /// about once per millisecond, except within a single word.
+    pub fn encode_while(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        mut is_wanted: impl FnMut() -> bool,
+    ) -> Result<Vec<u32>, TextError> {
+        let check = CancelCheck::new(&mut is_wanted);
+        match pipeline::encode(&self.inner.pipeline, text, add_special_tokens, &check) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) if error.is::<Cancelled>() => Err(TextError::Cancelled { bytes: text.len() }),
+            Err(error) => Err(TextError::Encode { bytes: text.len(), reason: error.to_string() }),
+        }
     }
 
     /// Decodes ids like a [`TextStream`](crate::TextStream) without stop strings. Ids outside the vocabulary are
@@ -108,6 +121,11 @@ impl Tokenizer {
     pub fn token_bytes(&self, id: u32) -> Option<TokenBytes<'_>> {
         let entry = self.table().get(id).filter(|_| self.has_token_bytes())?;
         Some(TokenBytes { bytes: entry.bytes, special: entry.special })
+    }
+
+    /// The length of the longest token in bytes.
+    pub fn max_token_bytes(&self) -> usize {
+        self.table().longest()
     }
 
     pub(crate) fn table(&self) -> &TokenTable {

@@ -248,6 +248,33 @@ fn expression_with_look_behind_matches_the_library() {
 }
 
 #[test]
+fn cancelled_encoding_ends_at_the_next_check() {
+    let tokenizer = gguf(byte_level("gpt-2"));
+    let text = "hello world ".repeat(2_000);
+    let mut num_checks = 0;
+    let whole = tokenizer.encode_while(&text, false, || {
+        num_checks += 1;
+        true
+    });
+    assert_eq!(whole.unwrap(), tokenizer.encode(&text, false).unwrap());
+    assert!((20..100).contains(&num_checks), "{num_checks} checks for 4000 words");
+    for end in [1, 3, num_checks] {
+        let mut checked = 0;
+        let error = tokenizer.encode_while(&text, false, || {
+            checked += 1;
+            checked < end
+        });
+        assert!(matches!(error, Err(TextError::Cancelled { bytes: 24_000 })), "{error:?}");
+        assert_eq!(checked, end);
+    }
+}
+
+#[test]
+fn longest_token_is_measured_in_bytes_of_text() {
+    assert_eq!(gguf(byte_level("gpt-2")).max_token_bytes(), "<|begin|>".len());
+}
+
+#[test]
 fn vocabulary_lookups_return_ids_and_tokens() {
     let tokenizer = gguf(byte_level("gpt-2"));
     assert_eq!(tokenizer.vocabulary_size(), 274);

@@ -7,7 +7,6 @@ pub const DEFAULT_MAX_NUM_SEQS: usize = 64;
 pub const MAX_NUM_BATCHED_TOKENS: usize = 1_048_576;
 pub const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
 pub const MAX_WAITING: usize = 4_294_967_295;
-pub const DEFAULT_MAX_WAITING: usize = 1024;
 pub const BLOCK_SIZE_CHOICES: [usize; 4] = [16, 32, 64, 128];
 pub const DEFAULT_BLOCK_SIZE: usize = 16;
 pub const MAX_KV_CACHE_BYTES: u64 = 9_223_372_036_854_775_807;

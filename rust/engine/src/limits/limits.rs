@@ -16,7 +16,7 @@ pub struct Limits {
     pub max_num_seqs: usize,
     /// The most tokens computed in one step, and so the longest chunk of a prompt.
     pub max_num_batched_tokens: usize,
-    /// The most new requests that may wait.
+    /// The most new requests that may wait; `usize::MAX` for no bound but the mailbox.
     pub max_waiting: usize,
     /// Tokens per block of the KV cache.
     pub block_size: usize,

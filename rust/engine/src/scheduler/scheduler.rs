@@ -60,9 +60,7 @@ impl Scheduler {
     /// returned.
     #[must_use]
     pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<Sequence> {
-        // Preempted sequences count only if there are very many: consumers that never read would pile them up.
-        let num_waiting = self.queue.num_new() + self.queue.num_descheduled();
-        if num_waiting >= self.max_waiting.saturating_add(self.slots.len()) {
+        if self.has_too_many_descheduled() {
             return Some(sequence);
         }
         let key = sequence.key;
@@ -74,6 +72,17 @@ impl Scheduler {
         // Then no new request was admitted, so it is still in the queue.
         let is_rejected = self.queue.num_new() > self.max_waiting;
         is_rejected.then(|| self.queue.remove_new(key)).flatten()
+    }
+
+    /// Whether a new request would be rejected, unless it is so urgent that it runs at once.
+    pub(crate) fn is_overloaded(&self) -> bool {
+        self.queue.num_new() >= self.max_waiting.max(1) || self.has_too_many_descheduled()
+    }
+
+    /// Preempted sequences count only if there are very many: consumers that never read would pile them up.
+    fn has_too_many_descheduled(&self) -> bool {
+        let num_waiting = self.queue.num_new() + self.queue.num_descheduled();
+        num_waiting >= self.max_waiting.saturating_add(self.slots.len())
     }
 
     /// Adds another choice for the prompt of the request `leader`, which was not rejected. It waits for the leader if

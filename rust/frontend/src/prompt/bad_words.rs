@@ -11,7 +11,11 @@ pub const MAX_IDS: usize = 1024;
 /// A word inside another word usually has other tokens, so it is not banned there.
 pub fn tokenisations(words: &[String], tokenizer: &Tokenizer) -> Result<Option<Vec<Vec<u32>>>, TextError> {
     let (mut sequences, mut num_ids) = (Vec::new(), 0);
+    let max_bytes = MAX_IDS.saturating_mul(tokenizer.max_token_bytes());
     for word in words {
+        if word.len() > max_bytes {
+            return Ok(None);
+        }
         for text in [word.clone(), format!(" {}", word.trim_start())] {
             let ids = tokenizer.encode(&text, false)?;
             if !ids.is_empty() && !sequences.contains(&ids) {

@@ -90,21 +90,26 @@ impl Frontend {
         self.engine.limits().max_model_len - usize::from(mode != Mode::Scoring)
     }
 
-    /// The token ids of a text.
-    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode(text, add_special_tokens).map_err(Error::Prompt)
+    /// The token ids of a text. Ends early with an error when `is_wanted` returns false.
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        is_wanted: impl FnMut() -> bool,
+    ) -> Result<Vec<u32>, Error> {
+        self.tokenizer.encode_while(text, add_special_tokens, is_wanted).map_err(Error::Prompt)
     }
 
-    /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. Compiling can take
-    /// seconds; it ends early with an error when `is_wanted` returns false.
+    /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. This can take seconds; it
+    /// ends early with an error when `is_wanted` returns false.
     pub fn prepare(
         &self,
         params: &SamplingParams,
         prompt: Prompt,
         mode: Mode,
-        is_wanted: impl FnMut() -> bool,
+        mut is_wanted: impl FnMut() -> bool,
     ) -> Result<PreparedRequest, Error> {
-        let (text, prompt) = self.tokenise(prompt, mode)?;
+        let (text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let (params, resolved) = match mode {
             Mode::Scoring => self.resolve(&params.for_scoring(), prompt.len())?,
             Mode::Completion | Mode::Chat => self.resolve(params, prompt.len())?,
@@ -121,13 +126,14 @@ impl Frontend {
         params: &SamplingParams,
         prompt: Prompt,
         mode: Mode,
+        mut is_wanted: impl FnMut() -> bool,
     ) -> Result<BeamSearch, Error> {
-        let (_text, prompt) = self.tokenise(prompt, mode)?;
+        let (_text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let prompt: Arc<[u32]> = prompt.into();
         let (params, resolved) = self.resolve(params, prompt.len())?;
         let (step_params, step) = self.resolve(&params.for_beams(), prompt.len())?;
         let output = self.output_options(&params, None, &prompt, Mode::Completion);
-        let mut request = self.constrain(&step_params, None, step.request(Arc::clone(&prompt)), || true)?;
+        let mut request = self.constrain(&step_params, None, step.request(Arc::clone(&prompt)), is_wanted)?;
         // Enough tokens that `num_beams` continuations remain when the others end.
         let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
         request.outputs.logprobs = Some(num_likeliest.min(self.limits().vocabulary_size as u32));
@@ -136,11 +142,22 @@ impl Frontend {
     }
 
     /// The text of a prompt, if it is given as text, and its token ids.
-    fn tokenise(&self, prompt: Prompt, mode: Mode) -> Result<(Option<String>, Vec<u32>), Error> {
+    fn tokenise(
+        &self,
+        prompt: Prompt,
+        mode: Mode,
+        is_wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(Option<String>, Vec<u32>), Error> {
         match prompt {
-            // Chat templates write special tokens themselves.
             Prompt::Text(text) => {
-                let ids = self.encode(&text, mode != Mode::Chat)?;
+                let max_model_len = self.engine.limits().max_model_len;
+                let (bytes, limit) =
+                    (text.len(), max_model_len.saturating_mul(self.tokenizer.max_token_bytes()));
+                if bytes > limit {
+                    return Err(Error::TextTooLong { bytes, limit, max_model_len });
+                }
+                // Chat templates write special tokens themselves.
+                let ids = self.encode(&text, mode != Mode::Chat, is_wanted)?;
                 Ok((Some(text), ids))
             }
             Prompt::Tokens(ids) => Ok((None, ids)),

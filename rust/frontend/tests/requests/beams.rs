@@ -49,7 +49,7 @@ fn params(num_beams: usize) -> SamplingParams {
 
 fn begin(setup: &Setup, params: &SamplingParams) -> BeamSearch {
     let prompt = Prompt::Text("prompt".to_owned());
-    setup.frontend.prepare_beams(params, prompt, Mode::Completion).unwrap()
+    setup.frontend.prepare_beams(params, prompt, Mode::Completion, || true).unwrap()
 }
 
 fn step(search: &BeamSearch) -> Vec<Arc<RequestOutput>> {
