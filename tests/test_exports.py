@@ -14,7 +14,10 @@ import pytest
 import penstock
 
 PUBLIC = {
+    "Batch",
+    "BatchItem",
     "Blocking",
+    "BlockingBatch",
     "BlockingRequest",
     "BlockingStream",
     "Choice",

@@ -132,7 +132,7 @@ async def test_closing_can_be_interrupted_at_every_wait(tiny_model: Path, how: s
         memory = memory or resident_bytes()
         if not was_interrupted:
             break
-    assert n > 2
+    assert n > 1  # closing waits once
     assert resident_bytes() - memory < 20 << 20
 
 

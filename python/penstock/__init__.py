@@ -31,6 +31,7 @@ from penstock._core import (
     Usage,
     __version__,
 )
+from penstock.batch import Batch, BatchItem, BlockingBatch
 from penstock.blocking import Blocking
 from penstock.engine import Engine
 from penstock.errors import (
@@ -47,7 +48,10 @@ from penstock.errors import (
 from penstock.request import BlockingRequest, BlockingStream, Request, Stream
 
 __all__ = [
+    "Batch",
+    "BatchItem",
     "Blocking",
+    "BlockingBatch",
     "BlockingRequest",
     "BlockingStream",
     "Choice",

@@ -38,6 +38,7 @@ _REQUEST_METHOD_HINTS = {
     **dict.fromkeys(("add_request", "submit"), "use start_request()"),
     **dict.fromkeys(("async_generate", "complete", "create_completion", "generate_async"), "use generate()"),
     **dict.fromkeys(("chat", "create_chat_completion"), "pass messages to generate() or stream()"),
+    **dict.fromkeys(("batch_generate", "batch_infer", "generate_batch"), "use generate_many()"),
     **dict.fromkeys(("generate_stream", "stream_generate", "stream_infer"), "use stream()"),
     "beam_search": "use generate(num_beams=...)",
     "embed": "embeddings are not supported; requests with output_hidden_states return hidden states",

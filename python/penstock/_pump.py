@@ -31,7 +31,7 @@ import anyio.lowlevel
 from penstock._core import Port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 
 _LOOP: anyio.lowlevel.RunVar[object] = anyio.lowlevel.RunVar("penstock.loop")
@@ -59,13 +59,17 @@ class Pump:
 
     async def wait(self, request_id: int, is_ready: Callable[[], bool]) -> None:
         """Wait until `is_ready()`, which reads the state of that request as `drain()` updates it."""
+        await self.wait_for_any((request_id,), is_ready)
+
+    async def wait_for_any(self, request_ids: Collection[int], is_ready: Callable[[], bool]) -> None:
+        """Wait until `is_ready()`, which reads the states of these requests."""
         if _current_loop() is not self._loop:
-            message = f"request {request_id} was started on another event loop; read it on that loop"
+            message = f"request {min(request_ids)} was started on another event loop; read it on that loop"
             raise RuntimeError(message)
         try:
             while not is_ready():
                 if self._has_leader:
-                    await self._follow(request_id)
+                    await self._follow(request_ids)
                 else:
                     await self._lead()
         finally:
@@ -82,16 +86,18 @@ class Pump:
             for event in self._followers.get(request_id, ()):
                 event.set()
 
-    async def _follow(self, request_id: int) -> None:
+    async def _follow(self, request_ids: Collection[int]) -> None:
         event = anyio.Event()
-        followers = self._followers.setdefault(request_id, set())
-        followers.add(event)
+        for request_id in request_ids:
+            self._followers.setdefault(request_id, set()).add(event)
         try:
             await event.wait()
         finally:
-            followers.remove(event)
-            if not followers:
-                del self._followers[request_id]
+            for request_id in request_ids:
+                followers = self._followers[request_id]
+                followers.remove(event)
+                if not followers:
+                    del self._followers[request_id]
 
     def _promote(self) -> None:
         for followers in self._followers.values():

@@ -124,7 +124,7 @@ class Session:
         self.check_open()
         params = merge(_core.SamplingParams, params, options)
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], str):
-            message = "prompt is a sequence of strings; pass one prompt per call and run calls concurrently"
+            message = "prompt is a sequence of strings; pass one prompt per call, or use generate_many()"
             raise InvalidRequestError(message, "prompt", None, "one prompt per call")
         return (checked(prompt) if _is_chat(prompt) else prompt), params
 

@@ -1,7 +1,8 @@
 """Slow work of an event loop in worker threads: a bounded number of them, whatever becomes of the tasks.
 
-A cancelled task does not wait for its thread, which notices the cancellation within milliseconds or runs to the
-end. The thread's slot stays taken until then, so clients that give up and try again cannot pile up threads.
+A cancelled task does not wait for its thread, which notices the cancellation within milliseconds or runs to
+the end. The thread's slot stays taken until then, so clients that give up and try again cannot pile up
+threads.
 
 AnyIO's limiters do not do that: they free a thread's slot when its task is cancelled. And its default limiter
 belongs to the application, whose threads may all wait for this work.

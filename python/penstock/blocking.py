@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
+from penstock._options import merge
+from penstock.batch import BlockingBatch
 from penstock.request import BlockingRequest, BlockingStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import NoReturn, Unpack
 
     from penstock._core import Result, SamplingParams, Score
@@ -83,6 +85,19 @@ class Blocking:
         submit = partial(self._session.submit, prompt, _core.candidate_params(params))
         with BlockingStream(partial(self._start, submit)) as request:
             return _core.best_of(request.result(), params)
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        **options: Unpack[SamplingOptions],
+    ) -> BlockingBatch:
+        """The results of any number of prompts, as an iterator; see `Engine.generate_many`."""
+        params = merge(_core.SamplingParams, params, dict(options))
+        return BlockingBatch(self._session, prompts, params, concurrency=concurrency, ordered=ordered)
 
     def score(self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0) -> Score:
         """Log probabilities and perplexity of a text or of token ids; see `Engine.score`."""

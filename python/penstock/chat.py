@@ -63,8 +63,8 @@ class ChatTemplate:
         """Render a conversation. The text contains the special tokens, so encode it without adding any.
 
         `variables` are passed to the template: `tools`, `documents`, `enable_thinking` and others. They
-        cannot replace special tokens or the template's functions. `check_cancelled` is called at every step of
-        the template and raises to stop it.
+        cannot replace special tokens or the template's functions. `check_cancelled` is called at every step
+        of the template and raises to stop it.
 
         Raises `InvalidRequestError` if a message is malformed or the template rejects the conversation.
         """
@@ -88,9 +88,7 @@ class ChatTemplate:
                 raise
             return self._render({**values, "messages": with_content}, check_cancelled)
 
-    def _render(
-        self, values: dict[str, Any], check_cancelled: Callable[[], None] | None = None
-    ) -> str:
+    def _render(self, values: dict[str, Any], check_cancelled: Callable[[], None] | None = None) -> str:
         from penstock import _chat_sandbox
 
         try:

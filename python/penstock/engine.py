@@ -12,15 +12,17 @@ from anyio.lowlevel import RunVar
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
+from penstock._options import merge
 from penstock._pump import Pump
 from penstock._session import Session, should_offload
 from penstock._workers import run_in_thread, run_slow
+from penstock.batch import Batch
 from penstock.blocking import Blocking
 from penstock.request import Request, Stream
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import NoReturn, Self, Unpack
 
@@ -197,6 +199,42 @@ class Engine:
         async with Stream(partial(self._start, submit, in_thread=in_thread)) as request:
             return _core.best_of(await request.result(), params)
 
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        **options: Unpack[SamplingOptions],
+    ) -> Batch:
+        """The results of any number of prompts, as an async iterator of `BatchItem`s.
+
+            async for item in engine.generate_many(prompts, max_tokens=64):
+                print(item.index, item.result.text if item.result else item.error)
+
+        Prompts are taken one by one, so a generator of 100,000 prompts needs no more memory than one of 100.
+        While the next prompt of an async iterable is awaited, no result is returned. `concurrency` is the
+        number of unfinished requests, by default slightly more than the engine computes together. Items come
+        in the order of the prompts, or with `ordered=False` as they finish.
+
+        An invalid prompt or a failed request is the `error` of its item. The engine is not overloaded: a
+        request that `max_waiting` refuses is started again later. Raises `InvalidRequestError` at once for
+        invalid parameters; while iterating, `EngineStoppedError` and what `prompts` raises.
+
+        Cancelling the task, leaving `async with`, `aclose()` or dropping the iterator cancels what runs.
+        """
+        params = merge(_core.SamplingParams, params, dict(options))
+        return Batch(
+            self._session,
+            prompts,
+            params,
+            concurrency=concurrency,
+            ordered=ordered,
+            pump=self._pump,
+            call=self._call,
+        )
+
     async def score(
         self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0
     ) -> Score:
@@ -228,9 +266,7 @@ class Engine:
             raise
         return request
 
-    async def _call(
-        self, function: Callable[[Callable[[], None]], Returned], *, in_thread: bool
-    ) -> Returned:
+    async def _call(self, function: Callable[[Callable[[], None]], Returned], *, in_thread: bool) -> Returned:
         """Call `function`, which is given a callable that raises once the task is cancelled."""
         if not in_thread:
             return function(lambda: None)

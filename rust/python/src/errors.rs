@@ -103,9 +103,15 @@ impl From<penstock_frontend::Error> for Error {
                 limit: Some("text that the tokenizer can encode".to_owned()),
             }),
             error @ penstock_frontend::Error::TextTooLong { bytes, limit, .. } => {
-                let value = Python::attach(|py| bytes.into_pyobject(py).map(|bytes| bytes.into_any().unbind()).ok());
+                let value =
+                    Python::attach(|py| bytes.into_pyobject(py).map(|bytes| bytes.into_any().unbind()).ok());
                 let limit = Some(format!("at most {limit} bytes"));
-                Error::Request(Problem { message: error.to_string(), field: "prompt".to_owned(), value, limit })
+                Error::Request(Problem {
+                    message: error.to_string(),
+                    field: "prompt".to_owned(),
+                    value,
+                    limit,
+                })
             }
             penstock_frontend::Error::Text(error) => Error::Text(error),
             penstock_frontend::Error::Overloaded(reason) => Error::Overloaded(reason),

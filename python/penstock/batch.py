@@ -1,0 +1,431 @@
+"""`generate_many`: the results of any number of prompts, with a bounded number of requests at a time.
+
+There is no background task. The iterating task, or thread, starts requests until `concurrency` of them are
+unfinished, waits until some have finished, and returns their results. Only the prompts and results of these
+requests are in memory.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from penstock import _core
+from penstock._core import Port
+from penstock._session import should_offload
+from penstock.errors import GenerationError, InvalidRequestError, OverloadedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from types import TracebackType
+    from typing import Any, Self, TypeAlias
+
+    from penstock._core import Result, SamplingParams
+    from penstock._options import Prompt
+    from penstock._pump import Pump
+    from penstock._session import Session
+
+    #: Starts a request, or prepares a beam search; given a callable that raises once the caller is cancelled.
+    Submit: TypeAlias = Callable[[Callable[[], None]], _core.Request | _core.BeamSearch]
+
+__all__ = ["Batch", "BatchItem", "BlockingBatch"]
+
+#: With `ordered`, this many times `concurrency` results are kept while an earlier one is missing.
+_WINDOW = 4
+#: Time between two attempts while other requests fill the waiting queue, in seconds.
+_RETRY_INTERVAL = 0.02
+
+
+@dataclass(frozen=True)
+class BatchItem:
+    """The outcome of one prompt of `generate_many`: either `result` or `error` is set."""
+
+    index: int
+    result: Result | None
+    error: InvalidRequestError | GenerationError | None
+
+    __slots__ = {  # noqa: RUF023 - in the order of the fields
+        "index": "The position of the prompt, from 0.",
+        "result": "The result; `None` if the prompt is invalid or the request failed.",
+        "error": "The `InvalidRequestError` or `GenerationError`; `None` if there is a result.",
+    }
+
+
+class _Job:
+    """One unfinished prompt: a request, or a beam search with the requests of its current step."""
+
+    def __init__(self, index: int, prompt: Prompt, params: SamplingParams) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.params = params
+        self.requests: list[_core.Request] = []
+        self._search: _core.BeamSearch | None = None
+
+    def submit(self, session: Session, port: Port) -> Submit:
+        """The call that starts the job; slow if `should_offload`."""
+        if self.params.num_beams > 1:
+            return partial(session.search_beams, self.prompt, self.params)
+        return partial(session.submit, self.prompt, _core.candidate_params(self.params), port)
+
+    def begin(self, started: _core.Request | _core.BeamSearch, port: Port) -> None:
+        if isinstance(started, _core.BeamSearch):
+            self._search = started
+            self.requests = started.start_step(port)
+        else:
+            self.requests = [started]
+
+    def poll(self, port: Port) -> Result | None:
+        """The result, if there is one yet; raises the error of a failed request."""
+        while all(request.has_ended() for request in self.requests):
+            results = [_result(request) for request in self.requests]
+            if self._search is None:
+                return _core.best_of(results[0], self.params)
+            self._search.advance(results)
+            if not self._search.is_running:
+                return self._search.result()
+            self.requests = self._search.start_step(port)
+        return None
+
+    def cancel(self) -> None:
+        for request in self.requests:
+            request.cancel()
+        self.requests = []
+
+
+class _Batch:
+    """The state of a batch. Nothing here waits."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        params: SamplingParams,
+        *,
+        concurrency: int | None,
+        ordered: bool,
+    ) -> None:
+        if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, (Iterable, AsyncIterable)):
+            limit = "an iterable of prompts"
+            message = f"prompts={reprlib.repr(prompts)} is not allowed: it must be {limit}"
+            raise InvalidRequestError(message, "prompts", prompts, limit)
+        info = session.check_open().info
+        if concurrency is None:
+            width = max(params.n, params.best_of or 1, params.num_beams)
+            most = info.max_num_seqs + (info.max_waiting or info.max_num_seqs)
+            concurrency = min(-(-(info.max_num_seqs * 5 // 4 + 1) // width) + 1, most)
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            limit = "an integer of at least 1"
+            message = f"concurrency={concurrency!r} is not allowed: it must be {limit}"
+            raise InvalidRequestError(message, "concurrency", concurrency, limit)
+        self._session = session
+        self._params = params
+        self._concurrency = concurrency
+        self._limit = concurrency  # less after the engine has refused a request
+        self._ordered = ordered
+        self._num_taken = 0
+        self._num_returned = 0
+        self._is_exhausted = False
+        self._is_active = False
+        self._rejected: deque[_Job] = deque()
+        self._running: dict[int, _Job] = {}
+        self._finished: dict[int, BatchItem] = {}
+
+    def _leave(self) -> None:
+        self._enter()
+        self._close()
+        self._is_active = False
+
+    def _close(self) -> None:
+        """Cancel what runs; the iteration is over."""
+        self._is_exhausted = True
+        for job in self._running.values():
+            job.cancel()
+        self._rejected.clear()
+        self._running.clear()
+        self._finished.clear()
+
+    def _enter(self) -> None:
+        if self._is_active:
+            message = "the batch is already being read; only one reader at a time is allowed"
+            raise RuntimeError(message)
+        self._is_active = True
+
+    def _next_item(self) -> BatchItem | None:
+        """The next item that can be returned."""
+        index = self._num_returned if self._ordered else next(iter(self._finished), None)
+        item = None if index is None else self._finished.pop(index, None)
+        self._num_returned += item is not None
+        return item
+
+    def _has_room(self) -> bool:
+        num_unreturned = len(self._running) + len(self._finished)
+        return len(self._running) < self._limit and num_unreturned < _WINDOW * self._concurrency
+
+    def _is_over(self) -> bool:
+        return self._is_exhausted and not (self._running or self._finished or self._rejected)
+
+    def _job(self, prompt: Prompt) -> _Job | None:
+        """The job of the next prompt; `None` if the prompt is not valid."""
+        index = self._num_taken
+        self._num_taken += 1
+        try:
+            return _Job(index, self._session.prepare(prompt, self._params, {})[0], self._params)
+        except InvalidRequestError as error:
+            self._finished[index] = BatchItem(index, None, error)
+            return None
+
+    def _begun(self, job: _Job, start: Callable[[], _core.Request | _core.BeamSearch], port: Port) -> bool:
+        """Start a job; false if the engine has no room for it, so that it has to be started later."""
+        try:
+            job.begin(start(), port)
+        except OverloadedError:
+            self._rejected.appendleft(job)
+            self._limit = max(1, len(self._running))
+            return False
+        except (InvalidRequestError, GenerationError) as error:
+            self._finished[job.index] = BatchItem(job.index, None, error)
+        else:
+            self._running[job.index] = job
+        return True
+
+    def _collect(self, port: Port) -> bool:
+        """Move finished jobs to the finished items; true if there is a reason to stop waiting."""
+        has_changed = False
+        for job in list(self._running.values()):
+            requests = job.requests
+            try:
+                result = job.poll(port)
+            except OverloadedError:
+                job.cancel()
+                self._rejected.append(job)
+                self._limit = max(1, len(self._running) - 1)
+            except (InvalidRequestError, GenerationError) as error:
+                job.cancel()
+                self._finished[job.index] = BatchItem(job.index, None, error)
+                has_changed = True
+            else:
+                if result is None:
+                    has_changed |= job.requests is not requests  # the next step of a beam search
+                    continue
+                self._finished[job.index] = BatchItem(job.index, result, None)
+                self._limit = min(self._limit + 1, self._concurrency)
+                has_changed = True
+            del self._running[job.index]
+        return has_changed or not self._running
+
+
+class Batch(_Batch):
+    """The return value of `Engine.generate_many`: an async iterator of `BatchItem`s.
+
+        async with engine.generate_many(prompts, max_tokens=64) as items:
+            async for item in items:
+                print(item.index, item.result.text if item.result else item.error)
+
+    Leaving the block, `aclose()`, dropping the batch and an exception inside of it, such as a cancellation,
+    cancel the requests that run. `async for item in engine.generate_many(...)` works without the block.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        params: SamplingParams,
+        *,
+        concurrency: int | None,
+        ordered: bool,
+        pump: Callable[[], Pump],
+        call: Callable[..., Awaitable[Any]],
+    ) -> None:
+        super().__init__(session, prompts, params, concurrency=concurrency, ordered=ordered)
+        self._async_prompts = aiter(prompts) if isinstance(prompts, AsyncIterable) else None
+        self._prompts = iter(()) if isinstance(prompts, AsyncIterable) else iter(prompts)
+        self._find_pump = pump
+        self._pump: Pump | None = None
+        self._call = call
+
+    def __aiter__(self) -> AsyncIterator[BatchItem]:
+        return self
+
+    async def __anext__(self) -> BatchItem:
+        """The next item. Raises `EngineStoppedError` if the engine is closed, and what the prompts raise."""
+        self._enter()
+        try:
+            await anyio.lowlevel.checkpoint()
+            item = await self._wait_for_item()
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            self._is_active = False
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    async def _wait_for_item(self) -> BatchItem | None:
+        pump = self._pump = self._pump or self._find_pump()
+        while True:
+            if self._async_prompts is None or not self._finished:
+                await self._start_jobs(pump.port)
+            if (item := self._next_item()) is not None or self._is_over():
+                return item
+            await self._wait(pump)
+
+    async def _start_jobs(self, port: Port) -> None:
+        while self._has_room() and (self._rejected or not self._is_exhausted):
+            if self._rejected:
+                job: _Job | None = self._rejected.popleft()
+            else:
+                try:
+                    prompt = await self._next_prompt()
+                except StopAsyncIteration:
+                    self._is_exhausted = True
+                    return
+                job = self._job(prompt)
+            if job is not None and not await self._start(job, port):
+                return
+            await anyio.lowlevel.checkpoint()
+
+    async def _next_prompt(self) -> Prompt:
+        if self._async_prompts is not None:
+            return await anext(self._async_prompts)
+        try:
+            return next(self._prompts)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    async def _start(self, job: _Job, port: Port) -> bool:
+        submit, in_thread = job.submit(self._session, port), should_offload(job.prompt, job.params)
+        if not in_thread:
+            return self._begun(job, partial(submit, _never_cancelled), port)
+        try:
+            started = await self._call(submit, in_thread=True)
+        except (InvalidRequestError, GenerationError, OverloadedError) as error:
+            return self._begun(job, partial(_raise, error), port)
+        return self._begun(job, lambda: started, port)
+
+    async def _wait(self, pump: Pump) -> None:
+        """Wait until a job has finished, or until an attempt to start one is due."""
+        if self._running:
+            ids = [request.id for job in self._running.values() for request in job.requests]
+            await pump.wait_for_any(ids, partial(self._collect, pump.port))
+        elif self._rejected:
+            await anyio.sleep(_RETRY_INTERVAL)
+
+    async def aclose(self) -> None:
+        """Cancel the requests that run. Can be called repeatedly, not while a task waits for an item."""
+        self._leave()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave()
+
+
+class BlockingBatch(_Batch):
+    """The return value of `Blocking.generate_many`, an iterator of `BatchItem`s: `Batch` without `await`."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Iterable[Prompt],
+        params: SamplingParams,
+        *,
+        concurrency: int | None,
+        ordered: bool,
+    ) -> None:
+        super().__init__(session, prompts, params, concurrency=concurrency, ordered=ordered)
+        self._prompts = iter(prompts)
+        self._port = Port(blocking=True)
+
+    def __iter__(self) -> Iterator[BatchItem]:
+        return self
+
+    def __next__(self) -> BatchItem:
+        """The next item; raises as `Batch` does."""
+        self._enter()
+        try:
+            item = self._wait_for_item()
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            self._is_active = False
+        if item is None:
+            raise StopIteration
+        return item
+
+    def _wait_for_item(self) -> BatchItem | None:
+        while True:
+            self._start_jobs()
+            if (item := self._next_item()) is not None or self._is_over():
+                return item
+            self._wait()
+
+    def _start_jobs(self) -> None:
+        while self._has_room() and (self._rejected or not self._is_exhausted):
+            if self._rejected:
+                job: _Job | None = self._rejected.popleft()
+            else:
+                try:
+                    prompt = next(self._prompts)
+                except StopIteration:
+                    self._is_exhausted = True
+                    return
+                job = self._job(prompt)
+            if job is not None:
+                submit = job.submit(self._session, self._port)
+                if not self._begun(job, partial(submit, _never_cancelled), self._port):
+                    return
+
+    def _wait(self) -> None:
+        """Wait until a job has finished, or until an attempt to start one is due."""
+        while self._running and not self._collect(self._port):
+            self._port.wait()
+            self._port.drain()
+        if not self._running and self._rejected:
+            time.sleep(_RETRY_INTERVAL)
+
+    def close(self) -> None:
+        """Cancel the requests that run. Can be called repeatedly."""
+        self._leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave()
+
+
+def _result(request: _core.Request) -> Result:
+    result = request.result()
+    if result is None:
+        message = "a finished request has no result; this is a bug in penstock"
+        raise AssertionError(message)
+    return result
+
+
+def _never_cancelled() -> None:
+    pass
+
+
+def _raise(error: Exception) -> _core.Request:
+    raise error
