@@ -127,7 +127,8 @@ def test_conflicting_parameters_are_named(limit: str) -> None:
 
 HINTS: dict[str, tuple[dict[str, Any], str]] = {
     "top_k": ({"top_k": -2}, "an integer from -1"),
-    "logit_bias keys": ({"logit_bias": {"5": 1}}, "token ids (integers from 0) as keys"),
+    "logit_bias keys": ({"logit_bias": {"-5": 1}}, "token ids (integers from 0) as keys"),
+    "logit_bias twice": ({"logit_bias": {"5": 1, 5: 2}}, "a mapping that has token 5 once"),
     "logit_bias": ({"logit_bias": {5: 1, 7: 101}}, "from -100 to 100, the bias of token 7"),
     "stop": ({"stop": b"x"}, "a string or a sequence of strings"),
     "logprobs": ({"logprobs": 5}, "top_logprobs"),

@@ -53,6 +53,7 @@ ENGINE_HINTS = {
     "detokenize": "use decode()",
     "model_config": "use info",
     "render_chat": "use apply_chat_template()",
+    **dict.fromkeys(("convert_ids_to_tokens", "id_to_token"), "use token_bytes()"),
     "tokenize": "use encode()",
 }
 BLOCKING_HINTS = {
@@ -69,6 +70,7 @@ BLOCKING_HINTS = {
             "profile",
             "reset_prefix_cache",
             "stats",
+            "token_bytes",
         )
     },
 }
@@ -113,7 +115,6 @@ FIELD_HINTS: dict[str, Mapping[str, str]] = {
     "Usage": {
         **dict.fromkeys(("generated_tokens", "generation_tokens", "output_tokens"), "use completion_tokens"),
         "input_tokens": "use prompt_tokens",
-        "total_tokens": "use prompt_tokens + completion_tokens",
     },
 }
 

@@ -416,8 +416,8 @@ class SamplingParams:
       output, and on nothing else: the same request with the same seed has the same output.
       `Request.params` and `Choice.seed` report the seed in use. Not allowed when `num_beams` is above 1: a
       beam search does not sample. Range: 0 to 2**64 - 1. Default: random.
-    - `logit_bias`: Values added to the logits of these token ids. Range: up to 1024 ids, -100 to 100.
-      Default: none.
+    - `logit_bias`: Values added to the logits of these token ids. The keys may also be strings of digits,
+      as in JSON. Range: up to 1024 ids, -100 to 100. Default: none.
     - `repetition_penalty`: Divisor of the positive logits, and factor of the negative ones, of tokens that
       occurred before. Values above 1 make repetition less likely; 1 disables the penalty (Keskar et al.
       2019, section 4.1). `repetition_penalty_scope` selects the tokens that count. Range: above 0.
@@ -542,7 +542,7 @@ class SamplingParams:
         min_p: float | None = None,
         typical_p: float | None = None,
         seed: int | None = None,
-        logit_bias: Mapping[int, float] | None = None,
+        logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
         repetition_penalty: float | None = None,
         repetition_penalty_scope: Literal["all", "output"] | None = "all",
         presence_penalty: float | None = 0.0,
@@ -761,6 +761,8 @@ class SamplingParams:
     @property
     def logit_bias(self) -> dict[int, float] | None:
         """Values added to the logits of these token ids.
+
+        The keys may also be strings of digits, as in JSON.
 
         Range: up to 1024 ids, -100 to 100. Default: none.
         """
@@ -1174,6 +1176,12 @@ class Chunk:
     def tool_calls(self) -> tuple[ToolCallDelta, ...]:
         """The parts of `Choice.tool_calls` that have arrived."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
+        """
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1212,6 +1220,12 @@ class ToolCall:
         """Arguments as JSON text, as the model wrote it.
 
         Incomplete if the output was cut short.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        In the form of OpenAI's API: `id`, `type` and `function`, as chat messages have it.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -1253,6 +1267,12 @@ class ToolCallDelta:
     def arguments(self) -> str:
         """Part of the arguments."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        In the form of OpenAI's API: `index`, in the first part `id` and `type`, and `function`.
+        """
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1267,6 +1287,7 @@ class Usage:
       counted.
     - `cached_tokens`: Prompt tokens taken from the prefix cache instead of being computed.
     - `cached_host_tokens`: Those of `cached_tokens` that came from the host tier.
+    - `total_tokens`: Sum of `prompt_tokens` and `completion_tokens`.
     """
 
     def __new__(
@@ -1295,6 +1316,13 @@ class Usage:
     @property
     def cached_host_tokens(self) -> int:
         """Those of `cached_tokens` that came from the host tier."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Sum of `prompt_tokens` and `completion_tokens`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -1331,6 +1359,12 @@ class Timings:
     @property
     def total(self) -> float:
         """Until the end."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
+        """
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -1469,6 +1503,13 @@ class Choice:
         """Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless requested.
 
         See `SamplingParams.output_hidden_states`.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`. Without `logits`, `hidden_states`, which can have millions of
+        numbers.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -1612,6 +1653,12 @@ class Result:
         See `SamplingParams.output_hidden_states`.
         """
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
+        """
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1645,6 +1692,12 @@ class Score:
     @property
     def perplexity(self) -> float | None:
         """Exponential of the negated mean of `logprobs`; `None` for a single token."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
+        """
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -1809,6 +1862,9 @@ class Stats:
     def prefix_hit_rate(self) -> float:
         """Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1874,6 +1930,9 @@ class MemoryInfo:
     def peak(self) -> int:
         """Maximum in use at once up to the end of the warm-up, without `inputs`."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -1915,6 +1974,12 @@ class HostTierInfo:
         """Whether the host tier keeps prefixes.
 
         It does if there is a prefix cache and loading is faster than computing.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -1961,6 +2026,12 @@ class ProfileRow:
     @property
     def flops(self) -> int | None:
         """Floating-point operations of matrix products and attention; `None` for other operations."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
+        """
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -2078,6 +2149,12 @@ class ModelInfo:
         `PENSTOCK_ISA` selects a lower one.
         """
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
+        """
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -2168,6 +2245,9 @@ class Engine:
         spaces_between_special_tokens: bool = False,
     ) -> str:
         """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
+
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each token; see `Engine.token_bytes`."""
 
     @property
     def info(self) -> ModelInfo:

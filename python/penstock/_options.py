@@ -222,7 +222,7 @@ class SamplingOptions(TypedDict, total=False):
         int | None,
         "Random seed. Default: random.",
     ]
-    logit_bias: Mapping[int, float] | None
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None
     repetition_penalty: Annotated[
         float | None,
         "Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before. "

@@ -57,8 +57,8 @@ class Engine:
     An open engine can be used from any number of tasks, event loops and threads at the same time. A request
     belongs to the event loop that it was started on.
 
-    `info`, `stats()`, `profile()`, `encode()`, `decode()` and `apply_chat_template()` also work on a closed
-    engine; before the engine is opened they raise `EngineStoppedError`.
+    `info`, `stats()`, `profile()`, `encode()`, `decode()`, `token_bytes()` and `apply_chat_template()` also work
+    on a closed engine; before the engine is opened they raise `EngineStoppedError`.
     """
 
     def __init__(
@@ -321,6 +321,15 @@ class Engine:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
         return self._session.native.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each token, such as for the entries of `top_logprobs`.
+
+        A token can be a part of a character, so only the joined bytes are UTF-8. Special tokens have the bytes
+        of their names; ids outside the vocabulary have none. Raises `InvalidRequestError` if the tokenizer has
+        words, which it joins with spaces, instead of bytes.
+        """
+        return self._session.native.token_bytes(token_ids)
 
     def apply_chat_template(
         self,

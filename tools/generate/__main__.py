@@ -29,7 +29,8 @@ results.toml, stats.toml and model_info.toml describe values that the engine ret
 and `[[class.property]]`s: `name`, `rust` (the Rust type, from which the Python type follows), `summary`,
 `doc`, `python`, `python_out`, `kind` (of a number of `Stats`), `value` (the Rust expression of a field of
 `ModelInfo`). `field_defaults` has keys of each field that does not have them. Of `first_of`, a field of
-`first_class` objects, the class also has the properties of the first one.
+`first_class` objects, the class also has the properties of the first one. `own_json` describes the dict of a
+class for which Rust code has a hand-written `ToJson`.
 
 enums.toml has a table per enum: `doc`, `default` (a variant), and the variants, each with its name in Python
 and its documentation.
@@ -86,6 +87,7 @@ def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
         "use crate::class::{first, option_class, value_class};",
         "use crate::convert::ToPython;",
         "use crate::processors::Processors;",
+        "use crate::to_dict::{ToJson, to_json};",
     ]
     for item in values:
         if item.is_constructed:

@@ -28,6 +28,7 @@ def stub_value_class(item: ValueClass, classes: list[ValueClass]) -> list[str]:
     lines.append(f"    ) -> {item.name}: ...")
     for entry in [*item.fields, *item.properties, *item.delegated(classes)]:
         lines += stub_property(entry)
+    lines += ["    def to_dict(self) -> dict[str, Any]:", *docstring(item.json_description(), "        "), ""]
     return [*lines, *STUB_PROTOCOL, ""]
 
 

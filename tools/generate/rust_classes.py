@@ -33,7 +33,18 @@ def rust_value_class(item: ValueClass, classes: list[ValueClass]) -> list[str]:
             f"        {value}.to_python(py)",
             "    }",
         ]
-    return [*lines, "}"]
+    lines += [
+        f"    #[doc = {doc_literal(item.json_description())}]",
+        "    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {",
+        "        self.0.to_json(py)",
+        "    }",
+        "}",
+    ]
+    if not item.own_json:
+        names = [entry.name for entry in item.fields if entry.is_json]
+        names += [f"{entry.name}()" for entry in item.properties]
+        lines += ["", f"to_json! {{ {item.rust}: {', '.join(names)} }}"]
+    return lines
 
 
 def rust_constructor(item: ValueClass) -> list[str]:

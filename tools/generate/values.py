@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from definitions import build, load, source_of
-from text import joined, paragraphs
+from text import joined, listed, paragraphs
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class ValueField:
     python_out: str = ""
     kind: str = ""
     value: str = ""
+
+    @property
+    def is_json(self) -> bool:
+        """Whether `to_dict` includes the value."""
+        return "FloatArray" not in self.rust
 
     @property
     def python_in(self) -> str:
@@ -55,6 +60,7 @@ class ValueClass:
     first_of: str = ""
     first_class: str = ""
     first_except: tuple[str, ...] = ()
+    own_json: str = ""
 
     @classmethod
     def load(cls, stem: str) -> list[ValueClass]:
@@ -89,6 +95,19 @@ class ValueClass:
         """The documentation of the class."""
         bullets = "\n".join(entry.bullet() for entry in self.fields + self.properties)
         return paragraphs(f"{self.summary}.", self.doc.strip(), bullets)
+
+    def json_description(self) -> str:
+        """The documentation of `to_dict`."""
+        omitted = [entry.name for entry in self.fields if not entry.is_json]
+        has_floats = any("float" in entry.python_type for entry in self.fields)
+        facts = [
+            self.own_json,
+            "Infinite and NaN numbers are `None`." if has_floats else "",
+            f"Without {listed(omitted)}, which can have millions of numbers." if omitted else "",
+        ]
+        return paragraphs(
+            "Return a dict that `json.dumps` accepts.", " ".join(fact for fact in facts if fact)
+        )
 
     def signature(self) -> str:
         """The first lines of the docstring, from which `inspect` reads the signature."""

@@ -13,6 +13,7 @@ use penstock_runner::Profile;
 use penstock_text::{TextOptions, Tokenizer};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::beams::BeamSearch;
 use crate::classes::{ModelInfo, PyEngineConfig, PyModelInfo, PyProfileRow, PySamplingParams, PyStats};
@@ -125,6 +126,23 @@ impl Engine {
         let options =
             TextOptions { skip_special_tokens, spaces_between_special_tokens, ..TextOptions::default() };
         detach(py, || self.frontend.tokenizer.decode(&token_ids, options))
+    }
+
+    fn token_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        token_ids: &Bound<'py, PyAny>,
+    ) -> Result<Vec<Bound<'py, PyBytes>>, Error> {
+        let given = PyValue(token_ids.clone());
+        let token_ids = Field::new("token_ids").token_ids(&given, MAX_DECODED, TOKEN_IDS);
+        let token_ids = token_ids.map_err(request_error)?;
+        let tokenizer = &self.frontend.tokenizer;
+        if !tokenizer.has_token_bytes() {
+            let limit = "decoded together: this tokenizer joins words with spaces, so a token has no bytes of its own";
+            return Err(request_error(Field::new("token_ids").refuse(&given, limit)));
+        }
+        let bytes = |id| tokenizer.token_bytes(id).map_or(&[][..], |token| token.bytes);
+        Ok(token_ids.into_iter().map(|id| PyBytes::new(py, bytes(id))).collect())
     }
 
     #[getter]

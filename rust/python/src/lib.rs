@@ -24,6 +24,7 @@ mod request;
 mod tensor;
 #[cfg(feature = "testing")]
 mod testing;
+mod to_dict;
 mod value;
 
 /// See `_core.pyi`.

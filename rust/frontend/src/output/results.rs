@@ -20,6 +20,11 @@ impl Usage {
         let CachedTokens { device, host } = cached;
         Self { prompt_tokens, completion_tokens, cached_tokens: device + host, cached_host_tokens: host }
     }
+
+    /// Tokens of the prompt and of all choices.
+    pub fn total_tokens(&self) -> usize {
+        self.prompt_tokens + self.completion_tokens
+    }
 }
 
 impl Timings {

@@ -18,21 +18,31 @@ impl LogitBias {
             return Err(field.refuse(value, format!("at most {max_items} ids")));
         }
         let pair = |(id, bias): (V, V)| {
-            let token = match field.integer(&id, 0..=i128::from(u32::MAX)) {
-                Err(ReadError::Field(_)) => {
-                    return Err(field.refuse(&id, "token ids (integers from 0) as keys"));
-                }
-                token => token?,
-            };
+            let token = read_token_key(&id).map_err(ReadError::Raised)?;
+            let token = token.ok_or_else(|| field.refuse(&id, "token ids (integers from 0) as keys"))?;
             let limit = format!("a number from {low} to {high}, the bias of token {token}");
             let bias = field.number(&bias, &limit, |bias| (low..=high).contains(&bias))?;
-            Ok((token as u32, bias + 0.0))
+            Ok((token, bias + 0.0))
         };
         let entries = value.entries().map_err(ReadError::Raised)?;
         let mut biases = entries.into_iter().map(pair).collect::<Result<Vec<_>, _>>()?;
         biases.sort_unstable_by_key(|(id, _)| *id);
+        if let Some(pair) = biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return Err(field.refuse(value, format!("a mapping that has token {} once", pair[0].0)));
+        }
         Ok(Self(biases))
     }
+}
+
+/// A token id as a key: an integer, or its digits, because the keys of a JSON object are strings.
+fn read_token_key<V: Value>(key: &V) -> Result<Option<u32>, V::Raised> {
+    const MAX_DIGITS: usize = 10;
+    if key.kind() != Kind::Text {
+        return Ok(key.integer()?.and_then(|number| u32::try_from(number).ok()));
+    }
+    let text = if key.text_len()? <= MAX_DIGITS { key.text()? } else { None };
+    let digits = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    Ok(digits.and_then(|digits| digits.parse().ok()))
 }
 
 /// -1 is another way to disable the filter.

@@ -58,7 +58,11 @@ fn values_of_wrong_type_or_range_are_refused_with_the_limit() {
             json!({"logit_bias": [1]}),
             "logit_bias: a mapping of token ids (integers from 0) to numbers from -100 to 100",
         ),
-        (json!({"logit_bias": {"1": 2}}), "logit_bias: token ids (integers from 0) as keys"),
+        (json!({"logit_bias": {"-1": 2}}), "logit_bias: token ids (integers from 0) as keys"),
+        (json!({"logit_bias": {"one": 2}}), "logit_bias: token ids (integers from 0) as keys"),
+        (json!({"logit_bias": {"": 2}}), "logit_bias: token ids (integers from 0) as keys"),
+        (json!({"logit_bias": {"99999999999": 2}}), "logit_bias: token ids (integers from 0) as keys"),
+        (json!({"logit_bias": {"1": 2, "01": 2}}), "logit_bias: a mapping that has token 1 once"),
     ];
     for (fields, error) in cases {
         assert_eq!(read(&fields).unwrap_err(), error, "{fields}");
@@ -269,6 +273,12 @@ fn logit_bias_is_sorted_and_has_no_negative_zero() {
     assert!(biases[1].1.is_sign_positive());
     assert!(read(&[(3, 100.5)]).is_err());
     assert!(read(&[(-1, 0.0)]).is_err());
+}
+
+#[test]
+fn logit_bias_takes_the_string_keys_of_json() {
+    let biases = read(&json!({"logit_bias": {"12": 1, "3": -2.5}})).map(|params| params.logit_bias);
+    assert_eq!(biases.ok().flatten().map(|bias| bias.0), Some(vec![(3, -2.5), (12, 1.0)]));
 }
 
 #[derive(Clone)]
