@@ -134,6 +134,27 @@ async def test_tool_call_arguments_are_streamed(
     assert first.id != second.id
 
 
+async def test_complete_call_at_the_end_is_the_finish_reason(
+    script: Script,
+    model_saying: Callable[..., penstock.Engine],
+    params: Callable[..., penstock.SamplingParams],
+) -> None:
+    pieces = ["Well:", *CALLING]
+    end = script.token_ids[len(pieces)]
+    cut = script.token_ids[6]
+    async with model_saying(pieces) as engine:
+        request = await engine.start_request(
+            MESSAGES, params(pieces), max_tokens=len(pieces) + 1, stop_token_ids=[end]
+        )
+        chunks = [chunk async for chunk in request]
+        result = await request.result()
+        partial = await engine.generate(MESSAGES, params(pieces), stop_token_ids=[cut])
+    assert (result.finish_reason, result.stop_reason) == ("tool_calls", end)
+    assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == ("tool_calls", end)
+    assert request.finish_reason == "tool_calls"
+    assert (len(partial.tool_calls), partial.finish_reason) == (1, "stop")
+
+
 async def test_text_after_the_only_allowed_call_is_content(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:
@@ -160,7 +181,7 @@ async def test_skipped_special_tokens_around_calls_are_parsed(
     assert [call.arguments for call in result.tool_calls] == ['{"city": "Bern"}']
     assert shown.text == "".join(pieces)
     assert (shown.reasoning, shown.content) == ("Let me see.", "I <|other|>ask.")
-    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", "</tool_call>")
+    assert (stopped.finish_reason, stopped.stop_reason) == ("tool_calls", "</tool_call>")
     assert stopped.text == result.text
     assert [call.name for call in stopped.tool_calls] == ["weather"]
     assert untold.reasoning == "Let me see."

@@ -52,6 +52,46 @@ async def test_joined_chunks_equal_the_result(engine: penstock.Engine) -> None:
     assert 0 <= result.timings.queued <= result.timings.first_token <= result.timings.total
 
 
+async def test_last_chunk_of_each_choice_has_its_finish_reason(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, LONG, n=3, temperature=1.0)
+    chunks = [chunk async for chunk in request]
+    for index in range(3):
+        *others, last = [chunk for chunk in chunks if chunk.index == index]
+        assert {chunk.finish_reason for chunk in others} <= {None}
+        assert (last.finish_reason, last.stop_reason) == ("length", None)
+
+
+async def test_last_chunk_comes_after_all_tokens_were_read(engine: penstock.Engine) -> None:
+    token = (await engine.generate(PROMPT, SHORT)).token_ids[3]
+    request = await engine.start_request(PROMPT, SHORT, stop_token_ids=[token])
+    chunks = []
+    while not chunks or chunks[-1].finish_reason is None:
+        chunks.append(await anext(request))
+    assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == ("stop", token)
+    assert [chunk async for chunk in request] == []
+
+
+async def test_last_chunk_of_a_cancelled_request_says_so(engine: penstock.Engine) -> None:
+    request = await engine.start_request(PROMPT, LONG)
+    await anext(request)
+    request.cancel()
+    chunks = [chunk async for chunk in request]
+    assert [chunk.finish_reason for chunk in chunks][-1] == "cancelled"
+
+
+async def test_running_request_has_prompt_usage_and_timings(engine: penstock.Engine) -> None:
+    async with engine.stream("Hello", LONG) as request:
+        assert request.prompt_token_ids == tuple(engine.encode("Hello"))
+        num_read = len((await anext(request)).token_ids)
+        usage, timings = request.usage, request.timings
+        assert usage.prompt_tokens == 5
+        assert num_read <= usage.completion_tokens < 400
+        assert timings.first_token is not None
+        assert 0 <= timings.queued <= timings.first_token <= timings.total
+        result = await request.result()
+        assert (request.usage, request.timings) == (result.usage, result.timings)
+
+
 async def test_result_is_complete_whenever_it_is_requested(engine: penstock.Engine) -> None:
     expected = await engine.generate(PROMPT, LONG)
     request = await engine.start_request(PROMPT, LONG)

@@ -77,7 +77,7 @@ BLOCKING_HINTS = {
 REQUEST_HINTS = {
     **dict.fromkeys(("abort", "aclose", "close"), "use cancel()"),
     **dict.fromkeys(
-        ("choices", "content", "outputs", "text", "token_ids", "tool_calls", "usage"),
+        ("choices", "content", "outputs", "stop_reason", "text", "token_ids", "tool_calls"),
         "it belongs to result()",
     ),
     "request_id": "use id",
@@ -95,7 +95,7 @@ _CHOICE_HINTS = _TEXT_HINTS | {
 }
 #: For value classes, by name.
 FIELD_HINTS: dict[str, Mapping[str, str]] = {
-    "Chunk": _TEXT_HINTS | {"finish_reason": "use finish_reason of the request"},
+    "Chunk": _TEXT_HINTS,
     "Choice": _CHOICE_HINTS,
     "EngineConfig": {
         **{name: f"use {field}" for name, field in _keywords.ENGINE_SYNONYMS.items()},

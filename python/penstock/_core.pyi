@@ -1117,6 +1117,9 @@ class Chunk:
       the beginning of a tool call is held back.
     - `reasoning`: The part of `Choice.reasoning` that has arrived.
     - `tool_calls`: The parts of `Choice.tool_calls` that have arrived.
+    - `finish_reason`: `Choice.finish_reason` in the last chunk of a choice; else `None`. Every choice that
+      ends without an error has a last chunk, which may have no text.
+    - `stop_reason`: `Choice.stop_reason` in the last chunk of a choice; else `None`.
     """
 
     def __new__(
@@ -1130,6 +1133,8 @@ class Chunk:
         content: str,
         reasoning: str,
         tool_calls: Sequence[ToolCallDelta],
+        finish_reason: str | None,
+        stop_reason: str | int | Sequence[int] | None,
     ) -> Chunk: ...
     @property
     def text(self) -> str:
@@ -1175,6 +1180,17 @@ class Chunk:
     @property
     def tool_calls(self) -> tuple[ToolCallDelta, ...]:
         """The parts of `Choice.tool_calls` that have arrived."""
+
+    @property
+    def finish_reason(self) -> Literal["stop", "tool_calls", "length", "cancelled", "interrupted"] | None:
+        """`Choice.finish_reason` in the last chunk of a choice; else `None`.
+
+        Every choice that ends without an error has a last chunk, which may have no text.
+        """
+
+    @property
+    def stop_reason(self) -> str | int | tuple[int, ...] | None:
+        """`Choice.stop_reason` in the last chunk of a choice; else `None`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that `json.dumps` accepts.
@@ -1384,10 +1400,11 @@ class Choice:
     - `top_logprobs`: For each of `token_ids`, (id, log probability) of the most likely tokens, in
       descending order. `None` unless requested.
     - `cumulative_logprob`: Sum of `logprobs`, or `None`.
-    - `finish_reason`: Reason for the end. `"stop"`; `"length"`: `max_tokens` or the model's length;
-      `"cancelled"`; `"interrupted"`: preempted by an engine with `preemption_mode="interrupt"`. Tool calls
-      do not have a reason of their own: see `tool_calls`.
-    - `stop_reason`: For `"stop"`, the stop string, stop token or stop sequence; else `None`.
+    - `finish_reason`: Reason for the end. `"stop"`; `"tool_calls"`: likewise, after complete `tool_calls`;
+      `"length"`: `max_tokens` or the model's length; `"cancelled"`; `"interrupted"`: preempted by an
+      engine with `preemption_mode="interrupt"`.
+    - `stop_reason`: For `"stop"` and `"tool_calls"`, the stop string, stop token or stop sequence; else
+      `None`.
     - `seed`: Random seed in use.
     - `score`: Score by which `best_of` or `num_beams` ranked the choice; `None` without them.
     - `content`: The answer: the text of a chat's output without reasoning and tool calls. The formats are
@@ -1454,17 +1471,17 @@ class Choice:
         """Sum of `logprobs`, or `None`."""
 
     @property
-    def finish_reason(self) -> Literal["stop", "length", "cancelled", "interrupted"]:
+    def finish_reason(self) -> Literal["stop", "tool_calls", "length", "cancelled", "interrupted"]:
         """Reason for the end.
 
-        `"stop"`; `"length"`: `max_tokens` or the model's length; `"cancelled"`; `"interrupted"`: preempted
-        by an engine with `preemption_mode="interrupt"`. Tool calls do not have a reason of their own: see
-        `tool_calls`.
+        `"stop"`; `"tool_calls"`: likewise, after complete `tool_calls`; `"length"`: `max_tokens` or the
+        model's length; `"cancelled"`; `"interrupted"`: preempted by an engine with
+        `preemption_mode="interrupt"`.
         """
 
     @property
     def stop_reason(self) -> str | int | tuple[int, ...] | None:
-        """For `"stop"`, the stop string, stop token or stop sequence; else `None`."""
+        """For `"stop"` and `"tool_calls"`, the stop string, stop token or stop sequence; else `None`."""
 
     @property
     def seed(self) -> int:
@@ -1602,17 +1619,17 @@ class Result:
         """Sum of `logprobs`, or `None`."""
 
     @property
-    def finish_reason(self) -> Literal["stop", "length", "cancelled", "interrupted"]:
+    def finish_reason(self) -> Literal["stop", "tool_calls", "length", "cancelled", "interrupted"]:
         """Reason for the end.
 
-        `"stop"`; `"length"`: `max_tokens` or the model's length; `"cancelled"`; `"interrupted"`: preempted
-        by an engine with `preemption_mode="interrupt"`. Tool calls do not have a reason of their own: see
-        `tool_calls`.
+        `"stop"`; `"tool_calls"`: likewise, after complete `tool_calls`; `"length"`: `max_tokens` or the
+        model's length; `"cancelled"`; `"interrupted"`: preempted by an engine with
+        `preemption_mode="interrupt"`.
         """
 
     @property
     def stop_reason(self) -> str | int | tuple[int, ...] | None:
-        """For `"stop"`, the stop string, stop token or stop sequence; else `None`."""
+        """For `"stop"` and `"tool_calls"`, the stop string, stop token or stop sequence; else `None`."""
 
     @property
     def seed(self) -> int:
@@ -2343,6 +2360,18 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         """The sampling parameters in effect: all defaults filled in, including the seed."""
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Tokens of the prompt."""
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+
+    @property
+    def timings(self) -> Timings:
+        """Durations so far."""
 
     @property
     def finish_reason(

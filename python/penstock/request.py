@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from penstock import _core
-    from penstock._core import Chunk, Port, Result, SamplingParams
+    from penstock._core import Chunk, Port, Result, SamplingParams, Timings, Usage
     from penstock._pump import Pump
     from penstock._session import Session
 
@@ -43,8 +43,26 @@ class _Request:
         return self._native.params
 
     @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Tokens of the prompt, special tokens included."""
+        return self._native.prompt_token_ids
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far; the tokens from the prefix cache are known when a choice has finished."""
+        return self._native.usage
+
+    @property
+    def timings(self) -> Timings:
+        """Durations so far, as the caller sees them; those of the result once the request has finished.
+
+        Before that, `queued` is an upper bound: the time until the first token, or until now.
+        """
+        return self._native.timings
+
+    @property
     def finish_reason(self) -> str | None:
-        """`stop`, `length`, `cancelled`, `interrupted` or `error`; `None` until the request has finished.
+        """`stop`, `tool_calls`, `length`, `cancelled`, `interrupted` or `error`; `None` until the request has finished.
 
         With several choices it is set once all have finished: `error` if one of them failed, else the reason
         of the first choice.

@@ -2,13 +2,15 @@
 //! `drain` returns the request's id once it would return true, so a task is woken only for the state it waits for.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use penstock_engine::Process;
 use penstock_frontend::output::{ChoiceEnd, Milestone, RequestState};
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
+use pyo3::types::PyTuple;
 
-use crate::classes::{PyChunk, PyRequestOutput, PySamplingParams};
+use crate::classes::{PyChunk, PyRequestOutput, PySamplingParams, PyTimings, PyUsage};
 use crate::detach::detach;
 use crate::errors::Error;
 use crate::logs;
@@ -37,6 +39,17 @@ impl Request {
         Ok(&self.state)
     }
 
+    /// The state with all events that have arrived. Detached if tensors are copied at the end, which can take long.
+    fn polled_state(&self, py: Python<'_>) -> Result<&RequestState, Error> {
+        let state = self.state()?;
+        if state.has_tensors {
+            detach(py, || state.poll())?;
+        } else {
+            state.poll();
+        }
+        Ok(state)
+    }
+
     /// See [`RequestState::wait_for`]. Detached if tensors are copied at the end, which can take long.
     fn wait_for(&self, py: Python<'_>, milestone: Milestone) -> Result<bool, Error> {
         let state = self.state()?;
@@ -61,13 +74,23 @@ impl Request {
     }
 
     #[getter]
+    fn prompt_token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.state.prompt.iter())
+    }
+
+    #[getter]
+    fn usage(&self, py: Python<'_>) -> Result<PyUsage, Error> {
+        Ok(PyUsage(self.polled_state(py)?.usage().into()))
+    }
+
+    #[getter]
+    fn timings(&self, py: Python<'_>) -> Result<PyTimings, Error> {
+        Ok(PyTimings(self.polled_state(py)?.timings(Instant::now()).into()))
+    }
+
+    #[getter]
     fn finish_reason(&self, py: Python<'_>) -> Result<Option<&'static str>, Error> {
-        let state = self.state()?;
-        if state.has_tensors {
-            detach(py, || state.poll())?;
-        } else {
-            state.poll();
-        }
+        let state = self.polled_state(py)?;
         Ok(state.end().map(|end| match end {
             ChoiceEnd::Finished(ending, _) => ending.finish_reason,
             ChoiceEnd::Rejected(_) | ChoiceEnd::Failed(_) | ChoiceEnd::Stopped(_) => "error",

@@ -1,6 +1,7 @@
 //! One choice of a request: the engine's events go in; text, tokens and the requested outputs come out.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use penstock_engine::Consumer;
 use penstock_engine::request::{
@@ -12,7 +13,7 @@ use super::output_text::OutputText;
 use super::position_tensors::PositionTensors;
 use super::stop_checker::{Ending, StopChecker};
 use super::token_output::TokenOutput;
-use super::{Choice, TopLogprobs};
+use super::{Choice, Chunk, TopLogprobs};
 use crate::panics::catch;
 
 /// The end of a choice.
@@ -34,6 +35,10 @@ pub struct ChoiceOutput {
     pub request: Arc<Request>,
     pub is_admitted: bool,
     pub end: Option<ChoiceEnd>,
+    /// Whether the last chunk was taken.
+    is_end_taken: bool,
+    /// When the first token was received.
+    pub first_token: Option<Instant>,
     pub output: TokenOutput,
     /// One for each token of the prompt except the first.
     pub prompt_logprobs: Vec<f32>,
@@ -55,6 +60,8 @@ impl ChoiceOutput {
             id: consumer.id(),
             is_admitted: false,
             end: None,
+            is_end_taken: false,
+            first_token: None,
             output: TokenOutput::new(&request.outputs, text.is_parsed()),
             prompt_logprobs: Vec::new(),
             prompt_top_logprobs: Vec::new(),
@@ -78,6 +85,24 @@ impl ChoiceOutput {
         });
         if let Err(message) = received {
             self.end_as(ChoiceEnd::Failed(format!("{message}; this is a bug in penstock")));
+        }
+    }
+
+    /// Whether there is a chunk to take: a choice that ends without an error has a last one, which may be empty.
+    pub fn has_unread(&self) -> bool {
+        self.output.has_unread()
+            || !self.is_end_taken && matches!(self.end, Some(ChoiceEnd::Finished(..)))
+    }
+
+    /// Takes everything that was not taken yet as a chunk of choice `index`.
+    pub fn take(&mut self, index: usize) -> Chunk {
+        let chunk = self.output.take(index);
+        let Some(ChoiceEnd::Finished(ending, _)) = &self.end else { return chunk };
+        self.is_end_taken = true;
+        Chunk {
+            finish_reason: Some(ending.finish_reason.to_owned()),
+            stop_reason: ending.stop_reason.clone(),
+            ..chunk
         }
     }
 
@@ -164,6 +189,7 @@ impl ChoiceOutput {
         if self.stopped_by.is_some() {
             return;
         }
+        self.first_token.get_or_insert_with(Instant::now);
         self.text.begin(&mut self.output);
         let mut details = token.details.map_or_else(TokenDetails::default, |details| *details);
         self.output.push(token.id, token.logprob, std::mem::take(&mut details.top));
@@ -205,6 +231,10 @@ impl ChoiceOutput {
             };
         }
         let ending = self.stops.ending(&finish.reason, self.stopped_by.take());
+        let ending = ending.map(|ending| match self.output.parsed.has_complete_calls() {
+            true => ending.with_tool_calls(),
+            false => ending,
+        });
         self.end_as(ending.map_or_else(|end| *end, |ending| ChoiceEnd::Finished(ending, finish)));
     }
 

@@ -12,6 +12,7 @@
 //! from the choices in turn.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use penstock_engine::request::Request;
 use penstock_engine::{Engine, Port};
@@ -38,8 +39,11 @@ pub enum Milestone {
 pub struct RequestState {
     /// The engine's id of the first choice.
     pub id: u64,
+    /// Tokens of the prompt.
+    pub prompt: Arc<[u32]>,
     /// Whether logits or hidden states were requested.
     pub has_tensors: bool,
+    started: Instant,
     state: Mutex<State>,
 }
 
@@ -48,6 +52,7 @@ struct State {
     choices: Vec<ChoiceOutput>,
     /// All choices have ended, and their tensors are complete.
     is_over: bool,
+    ended: Option<Instant>,
     /// Milestones that a listener waits for; the end always counts.
     awaits_admission: bool,
     awaits_chunk: bool,
@@ -72,10 +77,12 @@ impl RequestState {
         let choices: Vec<_> =
             choices.map(|((request, consumer), text)| ChoiceOutput::new(request, consumer, text)).collect();
         let id = choices[0].id.0;
+        let prompt = Arc::clone(&choices[0].request.prompt);
         let RequestedOutputs { logits, hidden_states, .. } = choices[0].request.outputs;
         let state = State {
             choices,
             is_over: false,
+            ended: None,
             awaits_admission: false,
             awaits_chunk: false,
             receives_all: false,
@@ -83,7 +90,7 @@ impl RequestState {
             next_choice: 0,
         };
         let has_tensors = logits.is_some() || hidden_states.is_some();
-        Ok(Self { id, has_tensors, state: Mutex::new(state) })
+        Ok(Self { id, prompt, has_tensors, started: Instant::now(), state: Mutex::new(state) })
     }
 
     /// Receives the events that have arrived. Returns whether a milestone that a listener waits for is reached.
@@ -128,9 +135,9 @@ impl RequestState {
         let state = &mut *self.lock();
         let num_choices = state.choices.len();
         let mut order = (0..num_choices).map(|offset| (state.next_choice + offset) % num_choices);
-        let index = order.find(|index| state.choices[*index].output.has_unread())?;
+        let index = order.find(|index| state.choices[*index].has_unread())?;
         state.next_choice = (index + 1) % num_choices;
-        Some(state.choices[index].output.take(index))
+        Some(state.choices[index].take(index))
     }
 
     /// Whether the engine admitted the request.
@@ -156,17 +163,33 @@ impl RequestState {
         let State { choices, is_over: true, .. } = &*self.lock() else { return None };
         let finishes: Vec<_> = choices.iter().filter_map(ChoiceOutput::finish).collect();
         let first = &choices[0];
-        let prompt = &first.request.prompt;
-        let num_tokens = choices.iter().map(|choice| choice.output.token_ids.len()).sum();
         let complete = |(index, choice): (usize, &ChoiceOutput)| choice.choice(index).map(Arc::new);
         Some(RequestOutput {
-            prompt_token_ids: Arc::clone(prompt),
+            prompt_token_ids: Arc::clone(&self.prompt),
             prompt_logprobs: first.prompt_logprobs(),
             prompt_top_logprobs: first.prompt_top_logprobs(),
-            usage: Usage::new(prompt.len(), num_tokens, finishes.first()?.cached),
+            usage: usage(choices),
             timings: Timings::new(&finishes),
             choices: choices.iter().enumerate().map(complete).collect::<Option<_>>()?,
         })
+    }
+
+    /// The token counts so far. The prefix cache's share is known when the first choice has ended.
+    pub fn usage(&self) -> Usage {
+        usage(&self.lock().choices)
+    }
+
+    /// The durations so far. Before the end, `queued` is an upper bound: the time until the first token or until `now`.
+    pub fn timings(&self, now: Instant) -> Timings {
+        let state = &*self.lock();
+        let finishes: Vec<_> = state.choices.iter().filter_map(ChoiceOutput::finish).collect();
+        if finishes.len() == state.choices.len() {
+            return Timings::new(&finishes);
+        }
+        let elapsed = |moment: Instant| moment.saturating_duration_since(self.started).as_secs_f64();
+        let first_token = state.choices.iter().filter_map(|choice| choice.first_token).min().map(elapsed);
+        let total = elapsed(state.ended.unwrap_or(now));
+        Timings { queued: first_token.unwrap_or(total), first_token, total }
     }
 
     /// Asks the engine to cancel the request. Has no effect after the end.
@@ -184,7 +207,7 @@ impl State {
         self.is_over
             || match milestone {
                 Milestone::Admission => self.choices[0].is_admitted,
-                Milestone::Chunk => self.choices.iter().any(|choice| choice.output.has_unread()),
+                Milestone::Chunk => self.choices.iter().any(ChoiceOutput::has_unread),
                 Milestone::End => false,
             }
     }
@@ -198,6 +221,7 @@ impl State {
         if self.choices.iter().all(|choice| choice.end.is_some()) {
             self.complete();
             self.is_over = true;
+            self.ended = Some(Instant::now());
         }
     }
 
@@ -211,6 +235,12 @@ impl State {
             self.choices[0].end = Some(ChoiceEnd::Failed(reason));
         }
     }
+}
+
+fn usage(choices: &[ChoiceOutput]) -> Usage {
+    let num_tokens = choices.iter().map(|choice| choice.output.token_ids.len()).sum();
+    let cached = choices.iter().find_map(ChoiceOutput::finish).map(|finish| finish.cached);
+    Usage::new(choices[0].request.prompt.len(), num_tokens, cached.unwrap_or_default())
 }
 
 fn complete_tensors(

@@ -23,6 +23,10 @@ pub struct Chunk {
     pub reasoning: String,
     /// The parts of `Choice.tool_calls` that have arrived.
     pub tool_calls: Vec<ToolCallDelta>,
+    /// `Choice.finish_reason` in the last chunk of a choice; else `None`.
+    pub finish_reason: Option<String>,
+    /// `Choice.stop_reason` in the last chunk of a choice; else `None`.
+    pub stop_reason: Option<StopReason>,
 }
 
 /// A function call that the model requests.
@@ -90,7 +94,7 @@ pub struct Choice {
     pub cumulative_logprob: Option<f64>,
     /// Reason for the end.
     pub finish_reason: String,
-    /// For `"stop"`, the stop string, stop token or stop sequence; else `None`.
+    /// For `"stop"` and `"tool_calls"`, the stop string, stop token or stop sequence; else `None`.
     pub stop_reason: Option<StopReason>,
     /// Random seed in use.
     pub seed: u64,

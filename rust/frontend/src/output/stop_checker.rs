@@ -35,6 +35,14 @@ impl Ending {
     fn stop(reason: StopReason) -> Self {
         Self { finish_reason: "stop", stop_reason: Some(reason) }
     }
+
+    /// The end of an output that has complete tool calls.
+    pub fn with_tool_calls(self) -> Self {
+        match self.finish_reason {
+            "stop" => Self { finish_reason: "tool_calls", ..self },
+            _ => self,
+        }
+    }
 }
 
 impl StopChecker {

@@ -68,7 +68,7 @@ impl TokenOutput {
         self.token_ids.len() - self.taken_tokens
     }
 
-    /// Whether a chunk would not be empty.
+    /// Whether a chunk would have text or tokens.
     pub fn has_unread(&self) -> bool {
         self.num_unread() > 0 || self.text.len() > self.taken_text || self.parsed.has_unread()
     }
@@ -89,6 +89,8 @@ impl TokenOutput {
             content,
             reasoning: self.parsed.take_reasoning(),
             tool_calls: self.parsed.take_calls(),
+            finish_reason: None,
+            stop_reason: None,
         };
         self.taken_text = self.text.len();
         self.taken_tokens = self.token_ids.len();
