@@ -64,10 +64,10 @@ async def test_last_chunk_of_each_choice_has_its_finish_reason(engine: penstock.
 async def test_last_chunk_comes_after_all_tokens_were_read(engine: penstock.Engine) -> None:
     token = (await engine.generate(PROMPT, SHORT)).token_ids[3]
     request = await engine.start_request(PROMPT, SHORT, stop_token_ids=[token])
-    chunks = []
-    while not chunks or chunks[-1].finish_reason is None:
-        chunks.append(await anext(request))
-    assert (chunks[-1].finish_reason, chunks[-1].stop_reason) == ("stop", token)
+    last = await anext(request)
+    while last.finish_reason is None:
+        last = await anext(request)
+    assert (last.finish_reason, last.stop_reason) == ("stop", token)
     assert [chunk async for chunk in request] == []
 
 

@@ -66,7 +66,7 @@ def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine
 
 def check_calls(result: penstock.Result, names: set[str]) -> None:
     """At least one call, each of a known function with valid arguments; the last may be truncated."""
-    is_whole = result.finish_reason == "stop"
+    is_whole = result.finish_reason == "tool_calls"
     calls = result.tool_calls if is_whole else result.tool_calls[:-1]
     assert calls
     for call in calls:

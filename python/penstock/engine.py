@@ -57,8 +57,8 @@ class Engine:
     An open engine can be used from any number of tasks, event loops and threads at the same time. A request
     belongs to the event loop that it was started on.
 
-    `info`, `stats()`, `profile()`, `encode()`, `decode()`, `token_bytes()` and `apply_chat_template()` also work
-    on a closed engine; before the engine is opened they raise `EngineStoppedError`.
+    `info`, `stats()`, `profile()`, `encode()`, `decode()`, `token_bytes()` and `apply_chat_template()` also
+    work on a closed engine; before the engine is opened they raise `EngineStoppedError`.
     """
 
     def __init__(
@@ -325,9 +325,9 @@ class Engine:
     def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """The bytes of each token, such as for the entries of `top_logprobs`.
 
-        A token can be a part of a character, so only the joined bytes are UTF-8. Special tokens have the bytes
-        of their names; ids outside the vocabulary have none. Raises `InvalidRequestError` if the tokenizer has
-        words, which it joins with spaces, instead of bytes.
+        A token can be a part of a character, so only the joined bytes are UTF-8. Special tokens have the
+        bytes of their names; ids outside the vocabulary have none. Raises `InvalidRequestError` if the
+        tokenizer has words, which it joins with spaces, instead of bytes.
         """
         return self._session.native.token_bytes(token_ids)
 

@@ -90,8 +90,7 @@ impl ChoiceOutput {
 
     /// Whether there is a chunk to take: a choice that ends without an error has a last one, which may be empty.
     pub fn has_unread(&self) -> bool {
-        self.output.has_unread()
-            || !self.is_end_taken && matches!(self.end, Some(ChoiceEnd::Finished(..)))
+        self.output.has_unread() || !self.is_end_taken && matches!(self.end, Some(ChoiceEnd::Finished(..)))
     }
 
     /// Takes everything that was not taken yet as a chunk of choice `index`.

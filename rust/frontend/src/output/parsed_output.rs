@@ -35,7 +35,8 @@ impl ParsedOutput {
 
     /// Whether there are calls, with the whole text of their arguments.
     pub fn has_complete_calls(&self) -> bool {
-        let is_complete = |call: &ToolCall| serde_json::from_str::<serde_json::Value>(&call.arguments).is_ok();
+        let is_complete =
+            |call: &ToolCall| serde_json::from_str::<serde_json::Value>(&call.arguments).is_ok();
         !self.calls.is_empty() && self.calls.iter().all(is_complete)
     }
 
