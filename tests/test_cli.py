@@ -203,8 +203,7 @@ def test_chat_continues_after_a_message_that_is_too_long(tiny_model: Path) -> No
 def test_ctrl_c_clears_the_line_and_twice_leaves_the_chat(demo_model: Path) -> None:
     with Terminal(MAIN, "chat", demo_model, "--max-tokens", 4000, "--ignore-eos") as terminal:
         terminal.wait_for("> ")
-        terminal.type(f"not sent{CTRL_C}")
-        terminal.wait_for("(Ctrl-C again")
+        terminal.press_ctrl_c_after("not sent", lambda: terminal.shows("(Ctrl-C again"))
         terminal.wait_for("> ")
         terminal.type("Tell me a story\n")
         terminal.wait_for("Tell me a story\r\n")
@@ -212,7 +211,7 @@ def test_ctrl_c_clears_the_line_and_twice_leaves_the_chat(demo_model: Path) -> N
         terminal.type(CTRL_C)
         terminal.wait_for("output tokens")
         terminal.wait_for("> ")
-        terminal.type(CTRL_C)
+        terminal.press_ctrl_c_after("not sent either", terminal.ends)
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.screen
         assert terminal.screen.count("output tokens") == 1, "only one line was sent"

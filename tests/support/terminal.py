@@ -8,9 +8,11 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 #: The terminal controls the process, so that Ctrl-C interrupts it.
@@ -50,11 +52,38 @@ class Terminal:
         """Type a text."""
         os.write(self._keyboard, text.encode())
 
+    def press_ctrl_c_after(self, text: str, is_done: Callable[[], bool]) -> None:
+        """Type a text, and Ctrl-C once it is echoed, until the condition is met.
+
+        A signal between the echo and the next wait of `input` does not interrupt it; the next one does.
+        """
+        self.type(text)
+        self.wait_for(text)
+        for _ in range(3):
+            self.type(CTRL_C)
+            if is_done():
+                return
+        raise AssertionError(f"Ctrl-C has no effect: {self.screen!r}")
+
+    def shows(self, text: str, seconds: float = 10) -> bool:
+        """Whether a text appears in time."""
+        with suppress(AssertionError):
+            self.wait_for(text, seconds)
+            return True
+        return False
+
+    def ends(self, seconds: float = 10) -> bool:
+        """Whether the process ends in time."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+            return True
+        return False
+
     def wait_for(self, text: str, seconds: float = 60) -> str:
         """Read up to the next occurrence of a text; returns what was read before it."""
         deadline = time.monotonic() + seconds
         while text not in self._unread:
-            if not select.select([self._keyboard], [], [], deadline - time.monotonic())[0]:
+            if not select.select([self._keyboard], [], [], max(deadline - time.monotonic(), 0))[0]:
                 raise AssertionError(f"{text!r} did not appear in {seconds} s: {self.screen!r}")
             read = os.read(self._keyboard, 4096).decode(errors="replace")
             self._unread += read
