@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.anyio
+async def test_engine_is_running_from_start_to_close(tiny_model: Path) -> None:
+    engine = make_engine(tiny_model)
+    assert not engine.is_running
+    async with engine:
+        assert engine.is_running
+    assert not engine.is_running
+
+
+@pytest.mark.anyio
 async def test_engine_opens_generates_and_closes(tiny_model: Path) -> None:
     engine = make_engine(tiny_model, max_num_seqs=3)
     assert "new" in repr(engine)

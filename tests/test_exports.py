@@ -25,6 +25,7 @@ PUBLIC = {
     "ConfigError",
     "Engine",
     "EngineConfig",
+    "EngineOptions",
     "EngineStoppedError",
     "GenerationError",
     "InvalidRequestError",
@@ -36,9 +37,11 @@ PUBLIC = {
     "OverloadedError",
     "PenstockError",
     "ProfileRow",
+    "Prompt",
     "Request",
     "RequestError",
     "Result",
+    "SamplingOptions",
     "SamplingParams",
     "Score",
     "Stats",
@@ -51,7 +54,7 @@ PUBLIC = {
     "__version__",
     "demo",
 }
-NOT_CLASSES = {"__version__", "demo"}
+NOT_CLASSES = {"Prompt", "__version__", "demo"}
 HEAVY = {"torch", "numpy", "transformers", "jinja2", "tqdm", "huggingface_hub", "click", "trio", "uvloop"}
 
 

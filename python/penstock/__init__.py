@@ -31,6 +31,7 @@ from penstock._core import (
     Usage,
     __version__,
 )
+from penstock._options import EngineOptions, Prompt, SamplingOptions
 from penstock.batch import Batch, BatchItem, BlockingBatch
 from penstock.blocking import Blocking
 from penstock.engine import Engine
@@ -59,6 +60,7 @@ __all__ = [
     "ConfigError",
     "Engine",
     "EngineConfig",
+    "EngineOptions",
     "EngineStoppedError",
     "GenerationError",
     "HostTierInfo",
@@ -70,9 +72,11 @@ __all__ = [
     "OverloadedError",
     "PenstockError",
     "ProfileRow",
+    "Prompt",
     "Request",
     "RequestError",
     "Result",
+    "SamplingOptions",
     "SamplingParams",
     "Score",
     "Stats",
@@ -85,6 +89,8 @@ __all__ = [
     "__version__",
     "demo",
 ]
+
+EngineOptions.__module__ = SamplingOptions.__module__ = __name__
 
 if not _typing.TYPE_CHECKING:
 

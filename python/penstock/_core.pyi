@@ -7,7 +7,6 @@ positions and blocks are `int`; times are in seconds, sizes in bytes.
 """
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, final
 
@@ -1091,9 +1090,7 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]:
         """The CPU in DLPack's numbering: `(1, 0)`."""
 
-    if sys.version_info >= (3, 12):
-        def __buffer__(self, flags: int, /) -> memoryview: ...
-
+    def __buffer__(self, flags: int, /) -> memoryview: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...

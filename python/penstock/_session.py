@@ -104,6 +104,11 @@ class Session:
     # ---- the open engine
 
     @property
+    def is_running(self) -> bool:
+        """Whether requests can be started."""
+        return self._native is not None and not self._is_closed and self._native.is_running
+
+    @property
     def native(self) -> _core.Engine:
         """The native engine, for queries; also after it was closed."""
         if self._native is None:

@@ -77,6 +77,11 @@ class Engine:
         return self._session.config
 
     @property
+    def is_running(self) -> bool:
+        """Whether requests can be started: the engine is open, and has not crashed or lost its device."""
+        return self._session.is_running
+
+    @property
     def blocking(self) -> Blocking:
         """The same methods without `await`, for threads without an event loop."""
         return Blocking(self._session)

@@ -1,0 +1,64 @@
+"""Typical code of users, for the type checker: `make lint` checks it, and nothing runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+WEATHER: Mapping[str, Any] = {"type": "function", "function": {"name": "weather"}}
+
+
+class Service:
+    """A wrapper that forwards options."""
+
+    def __init__(self, model: str, **options: Unpack[penstock.EngineOptions]) -> None:
+        """Pass engine options on."""
+        self.engine = penstock.Engine(model, **options)
+
+    async def stream(
+        self, prompt: penstock.Prompt, **options: Unpack[penstock.SamplingOptions]
+    ) -> AsyncIterator[str]:
+        """Yield the text of an output."""
+        async with self.engine.stream(prompt, **options) as request:
+            async for chunk in request:
+                yield chunk.text
+                if chunk.finish_reason == "length":
+                    yield " [cut]"
+
+
+def configure(dtype: Literal["auto", "float32"], **changes: int) -> penstock.EngineConfig:
+    return penstock.EngineConfig(dtype=dtype).replace(**changes)
+
+
+async def chat(engine: penstock.Engine, question: str) -> str:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    biases: dict[str, float] = json.loads('{"7": 1.0}')
+    params = penstock.SamplingParams(max_tokens=64, tools=[WEATHER], logit_bias=biases)
+    result = await engine.generate(messages, params, temperature=0.7, stop=["\n\n"])
+    while result.finish_reason == "tool_calls":
+        messages.append({"role": "assistant", "content": result.content, "tool_calls": result.tool_calls})
+        answers = [{"role": "tool", "tool_call_id": call.id, "content": "22"} for call in result.tool_calls]
+        result = await engine.generate([*messages, *answers], params)
+    return result.content
+
+
+async def batch(engine: penstock.Engine, prompts: list[str]) -> list[dict[str, Any]]:
+    results = await asyncio.gather(*(engine.generate(prompt, max_tokens=8) for prompt in prompts))
+    return [result.to_dict() for result in results]
+
+
+def last_logits(engine: penstock.Engine, token_ids: list[int]) -> memoryview:
+    result = engine.blocking.generate(token_ids, max_tokens=1, output_logits="generation")
+    assert result.logits is not None
+    return memoryview(result.logits)
+
+
+def report(engine: penstock.Engine) -> str:
+    stats, info = engine.stats(), engine.info
+    return json.dumps({"running": engine.is_running, "stats": stats.to_dict(), "info": info.to_dict()})
