@@ -16,7 +16,7 @@ async def main(model: str) -> None:
         for question in QUESTIONS:
             messages.append({"role": "user", "content": question})
             result = await engine.generate(messages, max_tokens=48, temperature=0)
-            messages.append({"role": "assistant", "content": result.text})
+            messages.append({"role": "assistant", "content": result.content})
             usage = result.usage
             print(f"{question} {result.text!r}")
             print(f"  {usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached")

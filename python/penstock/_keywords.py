@@ -71,7 +71,7 @@ ENGINE_SYNONYMS = {
 ENGINE_HINTS = {
     "cache_dir": "set the environment variable HF_HOME instead",
     "chat_format": "the model's own chat template is used",
-    "chat_template": "render the prompt and pass engine.encode(text, add_special_tokens=False)",
+    "chat_template": "pass it to generate(), stream() or start_request()",
     "cpu_offload_gb": "weights are kept in host memory already; dtype='bfloat16' halves them",
     "disable_radix_cache": "use prefix_cache=False",
     "download_dir": "set the environment variable HF_HOME instead",
@@ -152,14 +152,11 @@ REQUEST_SYNONYMS = {
     "cache_prompt": "use_prefix_cache",
 }
 REQUEST_HINTS = {
-    "add_generation_prompt": "messages always end with the generation prompt",
     "assistant_model": "draft models are not supported; use Engine(speculation='ngram')",
-    "chat_template": "render the prompt and pass engine.encode(text, add_special_tokens=False)",
-    "chat_template_kwargs": "variables of chat templates are not supported",
     "do_sample": "use temperature=0 for greedy decoding, temperature > 0 for sampling",
     "dry_multiplier": "not supported; see logits_processors",
     "early_stopping": "a beam search stops when no running beam can be better",
-    "enable_thinking": "variables of chat templates are not supported",
+    "enable_thinking": "use chat_template_kwargs={'enable_thinking': ...}",
     "epsilon_cutoff": "not supported; see logits_processors",
     "eta_cutoff": "not supported; see logits_processors",
     "guidance_scale": "not supported; see logits_processors",

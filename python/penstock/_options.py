@@ -357,6 +357,16 @@ FILTERS = ("top_n_sigma", "top_k", "top_p", "min_p", "typical_p")
 # end generated: SamplingParams
 
 
+class RequestOptions(SamplingOptions, total=False):
+    """The fields of `SamplingParams`, and how messages are rendered."""
+
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+
+
 def merge(cls: type[Fields], given: Fields | None, changes: dict[str, Any]) -> Fields:
     """`given` with `changes`, or a new object of the class if `given` is `None`."""
     if given is None:

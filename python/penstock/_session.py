@@ -9,23 +9,23 @@ thread stops when it sees that.
 from __future__ import annotations
 
 import os
+import reprlib
 import warnings
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock import _core
 from penstock._options import merge
-from penstock.chat import ChatTemplate, checked
+from penstock.chat import Chat, ChatTemplate, has_messages
 from penstock.errors import EngineStoppedError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import TypeIs
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock._core import EngineConfig, SamplingParams
     from penstock._options import Prompt
+
+    PreparedPrompt: TypeAlias = str | Sequence[int] | Chat
 
 
 #: Longer texts, in characters, are tokenised in a worker thread: they take more than about 2 ms.
@@ -124,21 +124,28 @@ class Session:
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
-    ) -> tuple[Prompt, SamplingParams]:
+    ) -> tuple[PreparedPrompt, SamplingParams]:
         """The arguments of `submit`: a prompt, whose messages are copied, and the merged parameters."""
         self.check_open()
+        chat_options = Chat.take_options(options)
         params = merge(_core.SamplingParams, params, options)
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], str):
             message = "prompt is a sequence of strings; pass one prompt per call, or use generate_many()"
             raise InvalidRequestError(message, "prompt", None, "one prompt per call")
-        return (checked(prompt) if _is_chat(prompt) else prompt), params
+        if has_messages(prompt):
+            return Chat(prompt, **chat_options), params
+        for name, value in chat_options.items():
+            limit = "left out when the prompt is not a chat"
+            message = f"{name}={reprlib.repr(value)} is not allowed: it must be {limit}"
+            raise InvalidRequestError(message, name, value, limit)
+        return prompt, params
 
     def prepare_scoring(
         self, text: str | Sequence[int], cache_salt: str | None, priority: int
     ) -> SamplingParams:
         """The parameters of a scoring request."""
         self.check_open()
-        if _is_chat(text):
+        if has_messages(text):
             message = (
                 "prompt is a list of messages; scoring takes text or token ids (see apply_chat_template)"
             )
@@ -147,7 +154,7 @@ class Session:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: PreparedPrompt,
         params: SamplingParams,
         port: _core.Port,
         check_cancelled: Callable[[], None] | None = None,
@@ -159,8 +166,8 @@ class Session:
         start = partial(self.check_open().start_request, check_cancelled=check_cancelled)
         if should_offload(prompt, params):
             self.check_room()
-        if _is_chat(prompt):
-            render = partial(self.apply_chat_template, prompt, check_cancelled=check_cancelled)
+        if isinstance(prompt, Chat):
+            render = partial(self.render, prompt, check_cancelled=check_cancelled)
             text = render(tools=params.tools)
             may_choose = params.tools and params.tool_choice in (None, "auto")
             if may_choose and text == render():
@@ -183,14 +190,14 @@ class Session:
 
     def search_beams(
         self,
-        prompt: Prompt,
+        prompt: PreparedPrompt,
         params: SamplingParams,
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.BeamSearch:
         """Begin a beam search; slow if `should_offload`."""
         search = partial(self.check_open().search_beams, check_cancelled=check_cancelled)
-        if _is_chat(prompt):
-            text = self.apply_chat_template(prompt, check_cancelled=check_cancelled)
+        if isinstance(prompt, Chat):
+            text = self.render(prompt, check_cancelled=check_cancelled)
             return search(text, params, is_chat=True)
         return search(prompt, params)
 
@@ -198,20 +205,26 @@ class Session:
         """Raise `OverloadedError` if too many requests wait; called before the slow part of a submission."""
         self.check_open().check_room()
 
-    def apply_chat_template(
+    def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        template: str = "default",
+        chat: Chat,
+        *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         check_cancelled: Callable[[], None] | None = None,
     ) -> str:
-        """Render messages and tools; see `Engine.apply_chat_template`."""
-        if template not in self._chat_templates:
+        """Render a chat with a template of the model, or its own."""
+        name = chat.template
+        if Chat.is_source(name):  # compiled templates are cached
+            template = ChatTemplate(name, dict(self.native.special_tokens))
+        elif name in self._chat_templates:
+            template = self._chat_templates[name]
+        else:
             sources = self.native.chat_templates
-            if template not in sources:
-                raise _no_template(template, sorted(sources))
-            self._chat_templates[template] = ChatTemplate(sources[template], dict(self.native.special_tokens))
-        return self._chat_templates[template].render(messages, check_cancelled=check_cancelled, tools=tools)
+            if name not in sources:
+                raise _no_template(name, sorted(sources))
+            template = ChatTemplate(sources[name], dict(self.native.special_tokens))
+            self._chat_templates[name] = template
+        return chat.render(template, tools=tools, check_cancelled=check_cancelled)
 
     def __repr__(self) -> str:
         is_open = self._native is not None and not self._native.is_forked
@@ -238,17 +251,13 @@ class Session:
             )
 
 
-def should_offload(prompt: Prompt, params: SamplingParams) -> bool:
+def should_offload(prompt: PreparedPrompt, params: SamplingParams) -> bool:
     """Whether submitting this request takes too long for an event loop and belongs in a worker thread."""
     return (
-        _is_chat(prompt)
+        isinstance(prompt, Chat)
         or (len(prompt) if isinstance(prompt, str) else 0) + sum(map(len, params.bad_words)) > LONG_TEXT
         or any(getattr(params, field) is not None for field in _GRAMMAR_PARAMETERS)
     )
-
-
-def _is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _no_template(name: str, names: Sequence[str]) -> InvalidRequestError:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock._core import Result, SamplingParams
     from penstock._options import Prompt
     from penstock._pump import Pump
-    from penstock._session import Session
+    from penstock._session import PreparedPrompt, Session
 
     #: Starts a request, or prepares a beam search; given a callable that raises once the caller is cancelled.
     Submit: TypeAlias = Callable[[Callable[[], None]], _core.Request | _core.BeamSearch]
@@ -62,7 +62,7 @@ class BatchItem:
 class _Job:
     """One unfinished prompt: a request, or a beam search with the requests of its current step."""
 
-    def __init__(self, index: int, prompt: Prompt, params: SamplingParams) -> None:
+    def __init__(self, index: int, prompt: PreparedPrompt, params: SamplingParams) -> None:
         self.index = index
         self.prompt = prompt
         self.params = params
@@ -108,6 +108,7 @@ class _Batch:
         session: Session,
         prompts: Iterable[Prompt] | AsyncIterable[Prompt],
         params: SamplingParams,
+        chat_options: dict[str, Any],
         *,
         concurrency: int | None,
         ordered: bool,
@@ -127,6 +128,7 @@ class _Batch:
             raise InvalidRequestError(message, "concurrency", concurrency, limit)
         self._session = session
         self._params = params
+        self._chat_options = chat_options
         self._concurrency = concurrency
         self._limit = concurrency  # less after the engine has refused a request
         self._ordered = ordered
@@ -177,10 +179,13 @@ class _Batch:
         index = self._num_taken
         self._num_taken += 1
         try:
-            return _Job(index, self._session.prepare(prompt, self._params, {})[0], self._params)
+            return _Job(index, self._prepare(prompt), self._params)
         except InvalidRequestError as error:
             self._finished[index] = BatchItem(index, None, error)
             return None
+
+    def _prepare(self, prompt: Prompt) -> PreparedPrompt:
+        return self._session.prepare(prompt, self._params, dict(self._chat_options))[0]
 
     def _begun(self, job: _Job, start: Callable[[], _core.Request | _core.BeamSearch], port: Port) -> bool:
         """Start a job; false if the engine has no room for it, so that it has to be started later."""
@@ -238,13 +243,14 @@ class Batch(_Batch):
         session: Session,
         prompts: Iterable[Prompt] | AsyncIterable[Prompt],
         params: SamplingParams,
+        chat_options: dict[str, Any],
         *,
         concurrency: int | None,
         ordered: bool,
         pump: Callable[[], Pump],
         call: Callable[..., Awaitable[Any]],
     ) -> None:
-        super().__init__(session, prompts, params, concurrency=concurrency, ordered=ordered)
+        super().__init__(session, prompts, params, chat_options, concurrency=concurrency, ordered=ordered)
         self._async_prompts = aiter(prompts) if isinstance(prompts, AsyncIterable) else None
         self._prompts = iter(()) if isinstance(prompts, AsyncIterable) else iter(prompts)
         self._find_pump = pump
@@ -343,11 +349,12 @@ class BlockingBatch(_Batch):
         session: Session,
         prompts: Iterable[Prompt],
         params: SamplingParams,
+        chat_options: dict[str, Any],
         *,
         concurrency: int | None,
         ordered: bool,
     ) -> None:
-        super().__init__(session, prompts, params, concurrency=concurrency, ordered=ordered)
+        super().__init__(session, prompts, params, chat_options, concurrency=concurrency, ordered=ordered)
         self._prompts = iter(prompts)
         self._port = Port(blocking=True)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._options import merge
 from penstock.batch import BlockingBatch
+from penstock.chat import Chat
 from penstock.request import BlockingRequest, BlockingStream
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from typing import NoReturn, Unpack
 
     from penstock._core import Result, SamplingParams, Score
-    from penstock._options import Prompt, SamplingOptions
+    from penstock._options import Prompt, RequestOptions
     from penstock._session import Session
 
 __all__ = ["Blocking"]
@@ -60,29 +61,29 @@ class Blocking:
             native.shutdown()
 
     def start_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> BlockingRequest:
         """Submit a request; returns once the engine has accepted it. See `Engine.start_request`."""
-        prompt, params = self._session.prepare(prompt, params, dict(options))
-        return self._start(partial(self._session.submit, prompt, params))
+        prepared, params = self._session.prepare(prompt, params, dict(options))
+        return self._start(partial(self._session.submit, prepared, params))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> BlockingStream:
         """`start_request` as a context manager, which cancels the request on exit; see `Engine.stream`."""
         return BlockingStream(partial(self.start_request, prompt, params, **options))
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Result:
         """Submit a request and return its complete result; see `Engine.generate`."""
-        prompt, params = self._session.prepare(prompt, params, dict(options))
+        prepared, params = self._session.prepare(prompt, params, dict(options))
         if params.num_beams > 1:
-            search = self._session.search_beams(prompt, params)
+            search = self._session.search_beams(prepared, params)
             while search.is_running:
                 search.advance(self._run_step(search))
             return search.result()
-        submit = partial(self._session.submit, prompt, _core.candidate_params(params))
+        submit = partial(self._session.submit, prepared, _core.candidate_params(params))
         with BlockingStream(partial(self._start, submit)) as request:
             return _core.best_of(request.result(), params)
 
@@ -93,11 +94,15 @@ class Blocking:
         *,
         concurrency: int | None = None,
         ordered: bool = True,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> BlockingBatch:
         """The results of any number of prompts, as an iterator; see `Engine.generate_many`."""
-        params = merge(_core.SamplingParams, params, dict(options))
-        return BlockingBatch(self._session, prompts, params, concurrency=concurrency, ordered=ordered)
+        sampling: dict[str, Any] = dict(options)
+        chat_options = Chat.take_options(sampling)
+        params = merge(_core.SamplingParams, params, sampling)
+        return BlockingBatch(
+            self._session, prompts, params, chat_options, concurrency=concurrency, ordered=ordered
+        )
 
     def score(self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0) -> Score:
         """Log probabilities and perplexity of a text or of token ids; see `Engine.score`."""

@@ -10,24 +10,36 @@ from __future__ import annotations
 import functools
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import ToolCall
 from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     import jinja2
+    from typing_extensions import TypeIs
 
-__all__ = ["ChatTemplate", "checked"]
+    from penstock._options import Prompt
+
+__all__ = ["Chat", "ChatTemplate", "checked", "has_messages"]
 
 MAX_TEMPLATE_CHARS = 1 << 20
 """Maximum length of a template. Real templates have up to 20,000 characters."""
 
 MAX_NESTING = 100
 """Maximum nesting depth of a message or a variable."""
+
+#: The keywords of a request that are not sampling parameters.
+CHAT_OPTIONS = (
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 
 CACHED_TEMPLATES = 32
 """Number of compiled templates in the cache, from which the least recently used one is evicted."""
@@ -120,6 +132,96 @@ class ChatTemplate:
         return _PROBE in text and not any(f"{quote}type{quote}" in text for quote in "'\"")
 
 
+class Chat:
+    """Messages, copied, and how they are rendered."""
+
+    def __init__(
+        self,
+        messages: Iterable[object],
+        *,
+        chat_template: str = "default",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> None:
+        if not isinstance(chat_template, str):
+            raise _wrong("chat_template", chat_template, "a Jinja template or the name of one of the model's")
+        if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+            raise _wrong("chat_template_kwargs", chat_template_kwargs, "a mapping with string keys")
+        for name, flag in (
+            ("add_generation_prompt", add_generation_prompt),
+            ("continue_final_message", continue_final_message),
+        ):
+            if flag not in (None, True, False):
+                raise _wrong(name, flag, "True or False")
+        if add_generation_prompt and continue_final_message:
+            expected = "left out when continue_final_message is True"
+            raise _wrong("add_generation_prompt", value=True, expected=expected)
+        self.messages = checked(messages)
+        self.template = chat_template
+        self._variables = _plain(chat_template_kwargs or {}, "chat_template_kwargs")
+        for name in ("messages", "tools", "documents", "add_generation_prompt"):
+            if name in self._variables:
+                raise _wrong(f"chat_template_kwargs[{name!r}]", self._variables[name], "left out")
+        if documents is not None:
+            self._variables["documents"] = _plain(documents, "documents")
+        self._adds_generation_prompt = add_generation_prompt in (None, True) and not continue_final_message
+        self._continues = bool(continue_final_message)
+
+    @staticmethod
+    def take_options(options: dict[str, Any]) -> dict[str, Any]:
+        """Remove the keywords of this class from `options` and return those that are not `None`."""
+        taken = {name: options.pop(name) for name in CHAT_OPTIONS if name in options}
+        return {name: value for name, value in taken.items() if value is not None}
+
+    @staticmethod
+    def is_source(template: str) -> bool:
+        """Whether this is a template, not the name of one."""
+        return "{{" in template or "{%" in template
+
+    def render(
+        self,
+        template: ChatTemplate,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        check_cancelled: Callable[[], None] | None = None,
+    ) -> str:
+        """The text of the chat."""
+        text = template.render(
+            self.messages,
+            add_generation_prompt=self._adds_generation_prompt,
+            check_cancelled=check_cancelled,
+            tools=tools,
+            **self._variables,
+        )
+        return self._cut(text) if self._continues else text
+
+    def _cut(self, text: str) -> str:
+        """The text up to the end of the last message's content, as Hugging Face cuts it."""
+        content = self.messages[-1].get("content")
+        if isinstance(content, list):
+            content = content[-1].get("text") if content else None
+        content = content if isinstance(content, str) else ""
+        begin = text.rfind(content.strip()) if content.strip() else -1
+        if begin < 0:
+            expected = "False, or the chat template must write the content of the last message unchanged"
+            raise _wrong("continue_final_message", value=True, expected=expected)
+        end = begin + len(content.lstrip())
+        return text[:end] if text[begin:end] == content.lstrip() else text[: begin + len(content.strip())]
+
+
+def has_messages(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
+    """Whether a prompt is a chat: a sequence of mappings, or of objects with `model_dump()`."""
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(_dumped(prompt[0]), Mapping)
+
+
+def _dumped(value: object) -> object:
+    """The mapping of a pydantic model; other values unchanged."""
+    dump = getattr(value, "model_dump", None)
+    return dump() if callable(dump) and not isinstance(value, (Mapping, type)) else value
+
+
 @functools.lru_cache(maxsize=CACHED_TEMPLATES)
 def _compiled(source: str) -> jinja2.Template:
     from penstock import _chat_sandbox
@@ -130,7 +232,7 @@ def _compiled(source: str) -> jinja2.Template:
         raise InvalidRequestError(f"chat_template: {error}", "chat_template") from error.__cause__
 
 
-def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def checked(messages: Iterable[object]) -> list[dict[str, Any]]:
     """Return plain copies of the messages in the form that templates expect.
 
     `tool_calls` may be the `ToolCall` objects of a result.
@@ -143,7 +245,8 @@ def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return checked
 
 
-def _message(message: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _message(message: object, field: str) -> dict[str, Any]:
+    message = _dumped(message)
     if not isinstance(message, Mapping):
         raise _wrong(field, message, "a mapping with role and content")
     # Keys with the value None are removed, because templates test whether a key exists.
@@ -233,6 +336,8 @@ def _plain(value: object, field: str, depth: int = 0) -> Any:
     if isinstance(value, ToolCall):
         function = {"name": value.name, "arguments": value.arguments}
         return {"id": value.id, "type": "function", "function": function}
+    if (dumped := _dumped(value)) is not value:
+        return _plain(dumped, field, depth + 1)
     if isinstance(value, (list, tuple)):
         return [_plain(inner, f"{field}[{index}]", depth + 1) for index, inner in enumerate(value)]
     raise _wrong(field, value, "a JSON value: a string, number, boolean, list, mapping or None")

@@ -18,6 +18,7 @@ from penstock._session import Session, should_offload
 from penstock._workers import run_in_thread, run_slow
 from penstock.batch import Batch
 from penstock.blocking import Blocking
+from penstock.chat import Chat
 from penstock.request import Request, Stream
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from typing import NoReturn, Self, Unpack
 
     from penstock._core import EngineConfig, ModelInfo, ProfileRow, Result, SamplingParams, Score, Stats
-    from penstock._options import EngineOptions, Prompt, SamplingOptions
+    from penstock._options import EngineOptions, Prompt, RequestOptions
 
 __all__ = ["Engine"]
 
@@ -157,7 +158,7 @@ class Engine:
     # ---- requests
 
     async def start_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Request:
         """Submit a request; returns once the engine has accepted it, before anything is computed.
 
@@ -168,13 +169,13 @@ class Engine:
         Raises `InvalidRequestError` if the request can never run, `OverloadedError` if the waiting queue is
         full, `EngineStoppedError` if the engine is not open. Cancelling the task cancels the request.
         """
-        prompt, params = self._session.prepare(prompt, params, dict(options))
+        prepared, params = self._session.prepare(prompt, params, dict(options))
         return await self._start(
-            partial(self._session.submit, prompt, params), in_thread=should_offload(prompt, params)
+            partial(self._session.submit, prepared, params), in_thread=should_offload(prepared, params)
         )
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
         """`async with engine.stream(...) as request`: start a request, and cancel it when the block is left.
 
@@ -183,7 +184,7 @@ class Engine:
         return Stream(partial(self.start_request, prompt, params, **options))
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Result:
         """Submit a request and return its complete result. Cancelling the task cancels the request.
 
@@ -191,16 +192,16 @@ class Engine:
         Raises as `start_request` does, `GenerationError` if the request fails while it runs, and
         `EngineStoppedError` if the engine is closed first.
         """
-        prompt, params = self._session.prepare(prompt, params, dict(options))
-        in_thread = should_offload(prompt, params)
+        prepared, params = self._session.prepare(prompt, params, dict(options))
+        in_thread = should_offload(prepared, params)
         if params.num_beams > 1:
             search = await self._call(
-                partial(self._session.search_beams, prompt, params), in_thread=in_thread
+                partial(self._session.search_beams, prepared, params), in_thread=in_thread
             )
             while search.is_running:
                 search.advance(await self._run_step(search))
             return search.result()
-        submit = partial(self._session.submit, prompt, _core.candidate_params(params))
+        submit = partial(self._session.submit, prepared, _core.candidate_params(params))
         async with Stream(partial(self._start, submit, in_thread=in_thread)) as request:
             return _core.best_of(await request.result(), params)
 
@@ -211,7 +212,7 @@ class Engine:
         *,
         concurrency: int | None = None,
         ordered: bool = True,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Batch:
         """The results of any number of prompts, as an async iterator of `BatchItem`s.
 
@@ -229,11 +230,14 @@ class Engine:
 
         Cancelling the task, leaving `async with`, `aclose()` or dropping the iterator cancels what runs.
         """
-        params = merge(_core.SamplingParams, params, dict(options))
+        sampling: dict[str, Any] = dict(options)
+        chat_options = Chat.take_options(sampling)
+        params = merge(_core.SamplingParams, params, sampling)
         return Batch(
             self._session,
             prompts,
             params,
+            chat_options,
             concurrency=concurrency,
             ordered=ordered,
             pump=self._pump,
@@ -338,21 +342,37 @@ class Engine:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Iterable[object],
         *,
         template: str = "default",
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> str:
-        """Render messages and tools with a chat template of the model, including the generation prompt.
+        """Render messages and tools as the text of a prompt. Requests do the same, with the same keywords.
 
-        Some models have several templates, such as `tool_use`; requests use `default`. To use another one,
-        pass its text as `encode(text, add_special_tokens=False)`: templates write special tokens themselves.
+        `template` is the name of a template of the model (some have several, such as `tool_use`), or a Jinja
+        template; requests call it `chat_template`. `chat_template_kwargs` are variables of the template, such
+        as `enable_thinking`. The text ends with the generation prompt, unless `add_generation_prompt=False`;
+        with `continue_final_message=True` it ends with the last message, which the model continues.
+
+        Encode the text with `add_special_tokens=False`: templates write special tokens themselves.
 
         Runs in the calling thread and can take up to ten seconds; requests render in a worker thread.
 
         Raises `InvalidRequestError` if the model has no such template or the template rejects the messages.
         """
-        return self._session.apply_chat_template(messages, template, tools)
+        chat = Chat(
+            messages,
+            chat_template=template,
+            chat_template_kwargs=chat_template_kwargs,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self._session.render(chat, tools=tools)
 
     def _pump(self) -> Pump:
         """The engine's pump on the running event loop."""
