@@ -186,7 +186,12 @@ impl Model {
             let blocks = first_block..first_block + end.div_ceil(self.limits.block_size);
             let table_start = plan.blocks.len() as u32;
             plan.blocks.extend(blocks.map(|block| BlockId(block as u32)));
-            plan.new_sequences.push(NewSequence { slot, request: Arc::clone(&row.request), generated: 0..0 });
+            plan.new_sequences.push(NewSequence {
+                slot,
+                request: Arc::clone(&row.request),
+                choice: 0,
+                generated: 0..0,
+            });
             let prompt_outputs = if row.request.outputs.has_prompt() { end as u32 - 1 } else { 0 };
             plan.rows.push(ScheduledRow {
                 slot,

@@ -23,6 +23,8 @@ use penstock_types::{LogprobsRequest, Sampling};
 pub struct SlotParams<'a> {
     /// The parameters of sampling.
     pub sampling: &'a Sampling,
+    /// The seed of the random draws, in place of that in `sampling`.
+    pub seed: u64,
     /// The prompt's tokens.
     pub prompt: &'a Arc<[u32]>,
     /// The tokens generated so far; the backend appends those it samples.
@@ -42,6 +44,7 @@ impl<'a> SlotParams<'a> {
     pub fn new(sampling: &'a Sampling, prompt: &'a Arc<[u32]>) -> Self {
         Self {
             sampling,
+            seed: sampling.seed,
             prompt,
             generated: &[],
             min_tokens: 0,

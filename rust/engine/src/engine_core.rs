@@ -92,7 +92,7 @@ impl EngineCore {
     /// Processes one message. The events it causes are pushed, but their ports not yet rung.
     pub fn handle(&mut self, message: Message, now: Instant) {
         match message {
-            Message::Start(starts) => self.start(starts, now),
+            Message::Start(start) => self.start(start, now),
             Message::Nudge => {} // it only wakes the engine thread, which calls `attend` next
             Message::StepDone(done) => self.complete(done, now),
             Message::ResetPrefixCache => {
@@ -103,25 +103,25 @@ impl EngineCore {
         }
     }
 
-    fn start(&mut self, mut starts: Vec<Start>, now: Instant) {
+    fn start(&mut self, start: Start, now: Instant) {
+        let Start { id: leader, request, outboxes } = start;
         if self.is_stopped {
-            return self.reject(starts, Rejection::Stopped(self.gate.cause()));
+            return self.reject(outboxes.into_iter(), Rejection::Stopped(self.gate.cause()));
         }
-        let others = starts.split_off(1.min(starts.len()));
-        let Some(first) = starts.pop() else { return };
-        let leader = first.id;
-        let first = self.sequence(first, now);
+        let mut outboxes = outboxes.into_iter();
+        let first = outboxes.next().expect("a request has a choice; this is a bug");
+        let first = self.sequence(&request, leader, 0, first, now);
         let first_arrival = first.key.arrival;
         if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
             let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
             let rejection = Rejection::Overloaded { waiting, limit };
             outbox.reject(rejection.clone());
             self.ringer.disconnect(port);
-            return self.reject(others, rejection);
+            return self.reject(outboxes, rejection);
         }
-        let num_others = others.len() as u64;
-        for other in others {
-            let sequence = self.sequence(other, now);
+        let num_others = outboxes.len() as u64;
+        for (choice, outbox) in (1..).zip(outboxes) {
+            let sequence = self.sequence(&request, leader, choice, outbox, now);
             self.scheduler.add_choice(leader, sequence);
         }
         self.scheduler.counters.requests_admitted += 1 + num_others;
@@ -137,15 +137,24 @@ impl EngineCore {
         }
     }
 
-    /// The sequence of the next arrival.
-    fn sequence(&mut self, Start { id, request, outbox }: Start, now: Instant) -> Sequence {
+    /// The sequence of the next arrival: a choice of `request`, whose first choice has the id `first`.
+    fn sequence(
+        &mut self,
+        request: &Arc<Request>,
+        first: RequestId,
+        choice: u32,
+        outbox: Outbox,
+        now: Instant,
+    ) -> Sequence {
+        let (id, request) = (RequestId(first.0 + u64::from(choice)), Arc::clone(request));
         let port = self.ringer.connect(outbox.bell());
         let max_new_tokens = self.limits.max_new_tokens(&request);
         let max_kv_tokens = self.limits.max_kv_tokens(&request);
         let key = SchedulingKey { priority: request.priority, arrival: self.num_arrivals };
         self.num_arrivals += 1;
         let chain = self.chain(&request, max_new_tokens);
-        let arrival = Arrival { id, key, request, outbox, port, max_new_tokens, max_kv_tokens, chain };
+        let arrival =
+            Arrival { id, key, request, choice, outbox, port, max_new_tokens, max_kv_tokens, chain };
         Sequence::new(arrival, self.limits.num_speculative_tokens, now)
     }
 
@@ -156,8 +165,8 @@ impl EngineCore {
         Chain::new(namespace, num_blocks, num_ahead / self.limits.block_size)
     }
 
-    fn reject(&mut self, starts: Vec<Start>, rejection: Rejection) {
-        for Start { outbox, .. } in starts {
+    fn reject(&mut self, outboxes: impl Iterator<Item = Outbox>, rejection: Rejection) {
+        for outbox in outboxes {
             let port = self.ringer.connect(outbox.bell());
             outbox.reject(rejection.clone());
             self.ringer.disconnect(port);

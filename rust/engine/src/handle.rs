@@ -143,33 +143,41 @@ impl Engine {
         request: impl Into<Arc<Request>>,
         port: &Port,
     ) -> Result<Consumer, StartError> {
-        let mut consumers = self.start_choices(vec![request.into()], port)?;
+        let mut consumers = self.start_choices(request, 1, port)?;
         Ok(consumers.pop().expect("a request has a consumer; this is a bug"))
     }
 
-    /// Starts several requests for the same prompt as one: they are admitted or rejected together, count once against
+    /// Starts several choices of a request, which share it: see [`Request::choice_seed`] and
+    /// [`Request::choice_outputs`] for what differs. They are admitted or rejected together, count once against
     /// `max_waiting`, and the first computes the prompt for all if its blocks may be shared. They end independently.
+    /// The ids of the consumers are consecutive.
     pub fn start_choices(
         &self,
-        requests: Vec<Arc<Request>>,
+        request: impl Into<Arc<Request>>,
+        num_choices: u32,
         port: &Port,
     ) -> Result<Vec<Consumer>, StartError> {
-        let inner = &*self.inner;
-        requests.iter().try_for_each(|request| inner.limits.check(request))?;
+        let (inner, request) = (&*self.inner, request.into());
+        inner.limits.check_choices(&request, num_choices)?;
         if let Some(cause) = self.stop_cause() {
             return Err(StartError::Stopped(cause));
         }
-        let (mut starts, mut readers) = (Vec::new(), Vec::new());
-        for request in requests {
-            // Relaxed: ids need only be distinct.
-            let id = RequestId(inner.next_id.fetch_add(1, Ordering::Relaxed));
-            let (writer, reader) = result_queue(inner.limits.result_capacity(&request));
-            starts.push(Start { id, request, outbox: Outbox::new(writer, port.bell()) });
-            readers.push((id, reader));
+        if num_choices == 0 {
+            return Ok(Vec::new());
         }
-        inner.letterbox.start(starts).map_err(|not_sent| match not_sent {
-            NotSent::Full => StartError::Overloaded,
-            NotSent::Stopped(cause) => StartError::Stopped(cause),
+        // Relaxed: ids need only be distinct.
+        let first = inner.next_id.fetch_add(u64::from(num_choices), Ordering::Relaxed);
+        let (mut outboxes, mut readers) = (Vec::new(), Vec::new());
+        for choice in 0..num_choices {
+            let (writer, reader) = result_queue(inner.limits.result_capacity(&request, choice));
+            outboxes.push(Outbox::new(writer, port.bell()));
+            readers.push((RequestId(first + u64::from(choice)), reader));
+        }
+        inner.letterbox.start(Start { id: RequestId(first), request, outboxes }).map_err(|not_sent| {
+            match not_sent {
+                NotSent::Full => StartError::Overloaded,
+                NotSent::Stopped(cause) => StartError::Stopped(cause),
+            }
         })?;
         let consumer = |(id, reader): (RequestId, Reader)| {
             let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());

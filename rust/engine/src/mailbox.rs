@@ -156,8 +156,8 @@ impl Drop for Mailbox {
     fn drop(&mut self) {
         self.gate.close(StopCause::Closed);
         for message in self.messages.try_iter() {
-            let Message::Start(starts) = message else { continue };
-            for Start { outbox, .. } in starts {
+            let Message::Start(Start { outboxes, .. }) = message else { continue };
+            for outbox in outboxes {
                 let bell = outbox.bell().clone();
                 outbox.reject(Rejection::Stopped(self.gate.cause()));
                 bell.ring();
@@ -167,8 +167,8 @@ impl Drop for Mailbox {
 }
 
 impl Letterbox {
-    pub(crate) fn start(&self, starts: Vec<Start>) -> Result<(), NotSent> {
-        self.messages.try_send(Message::Start(starts)).map_err(|error| match error {
+    pub(crate) fn start(&self, start: Start) -> Result<(), NotSent> {
+        self.messages.try_send(Message::Start(start)).map_err(|error| match error {
             TrySendError::Full(_) => NotSent::Full,
             TrySendError::Disconnected(_) => NotSent::Stopped(self.gate.cause()),
         })?;

@@ -11,9 +11,9 @@ use crate::request::{Finish, Rejection, Request, RequestId};
 use crate::result_queue::Writer;
 
 pub enum Message {
-    /// Requests that passed the check of the limits: one, or several choices for the same prompt, which are admitted or
-    /// rejected together, and of which the first computes the prompt.
-    Start(Vec<Start>),
+    /// A request that passed the check of the limits. Its choices are admitted or rejected together, and the first
+    /// computes the prompt.
+    Start(Start),
     /// A flag was raised beside the mailbox (a cancel, or room in a full result queue): look at the sequences.
     Nudge,
     /// The oldest step in flight is done.
@@ -24,12 +24,13 @@ pub enum Message {
     Shutdown,
 }
 
-/// A new request.
+/// A new request. Everything but the ids and the outboxes is shared by its choices.
 pub struct Start {
+    /// The id of the first choice. The ids of the others follow it.
     pub id: RequestId,
     pub request: Arc<Request>,
-    /// The receiver of its events.
-    pub outbox: Outbox,
+    /// The receiver of each choice's events; at least one.
+    pub outboxes: Vec<Outbox>,
 }
 
 /// The engine's end of a result queue, with the bell of the port that listens to it. If it is dropped before the last

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_types::{RequestedOutputs, Sampling};
+use penstock_types::{OutputScope, RequestedOutputs, Sampling};
 
 /// Identifies a request of one engine. Assigned by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +86,37 @@ impl Request {
             prefix_cache: true,
             cache_salt: None,
         }
+    }
+
+    /// The seed of a choice: that of the first choice plus its index.
+    pub fn choice_seed(&self, choice: u32) -> u64 {
+        self.sampling.seed.wrapping_add(u64::from(choice))
+    }
+
+    /// The outputs of a choice: only the first has those of the prompt.
+    pub fn choice_outputs(&self, choice: u32) -> RequestedOutputs {
+        if choice == 0 {
+            return self.outputs;
+        }
+        let generated = |scope: Option<OutputScope>| {
+            scope.filter(|scope| scope.has_generation()).map(|_| OutputScope::Generation)
+        };
+        let RequestedOutputs { logits, hidden_states, .. } = self.outputs;
+        RequestedOutputs {
+            prompt_logprobs: None,
+            logits: generated(logits),
+            hidden_states: generated(hidden_states),
+            ..self.outputs
+        }
+    }
+
+    /// A copy whose first choice equals the given one of this request.
+    #[cfg(feature = "testing")]
+    pub fn of_choice(&self, choice: u32) -> Self {
+        let mut request = self.clone();
+        request.sampling.seed = self.choice_seed(choice);
+        request.outputs = self.choice_outputs(choice);
+        request
     }
 }
 

@@ -11,27 +11,26 @@
 //!             armed       both              the sequence is paused for lack of room: nudge the engine when there is some
 //! ```
 //!
-//! A request can always be opened and ended: the ring has room for `capacity` events, of which the first is `Admitted`,
-//! and for the last event.
+//! A request can always be opened and ended. The first event, `Admitted`, is counted and not stored, and the last event
+//! has a place of its own, so the slots are allocated when the first token or prompt position is pushed: a request that
+//! waits has none.
 //!
 //! The queue neither waits nor wakes. The reader reports when a nudge is due ([`Reader::must_nudge`]) and the handle
 //! sends it.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use crate::request::{
     CachedTokens, Event, Finish, FinishReason, PromptPosition, Rejection, StopCause, Token,
 };
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell, fence};
 
-/// An [`Event`] in 24 bytes: its two rare large variants are boxed.
+/// An event in a slot.
 enum QueuedEvent {
-    Admitted,
     Prompt(Vec<PromptPosition>),
     Token(Token),
-    Rejected(Box<Rejection>),
-    Finished(Box<Finish>),
 }
 
 /// Keeps the counters of the two sides on separate pairs of cache lines.
@@ -39,8 +38,11 @@ enum QueuedEvent {
 struct Padded<T>(T);
 
 struct Ring {
-    slots: Box<[UnsafeCell<MaybeUninit<QueuedEvent>>]>,
-    /// The number of unread events at which a sequence pauses.
+    /// Set by the writer before its first push to a slot.
+    slots: OnceLock<Box<[Slot]>>,
+    /// The last event. It belongs to the writer until the queue is closed, and to the reader afterwards.
+    last: UnsafeCell<Option<Event>>,
+    /// The number of unread events at which a sequence pauses, `Admitted` included.
     capacity: usize,
     head: Padded<AtomicUsize>,
     tail: Padded<AtomicUsize>,
@@ -49,11 +51,14 @@ struct Ring {
     armed: AtomicBool,
 }
 
+type Slot = UnsafeCell<MaybeUninit<QueuedEvent>>;
+
 // SAFETY: a slot is only touched by the side that owns it. Slots in head..tail belong to the reader, the others to the
-// writer; ownership passes with the release store of a counter and the acquire load of it. There is one `Writer` and
-// one `Reader`, neither is `Clone`, and their methods that touch slots take `&mut self`.
+// writer; ownership passes with the release store of a counter and the acquire load of it, and that of `last` with
+// `closed`. There is one `Writer` and one `Reader`, neither is `Clone`, and their methods that touch slots or `last`
+// take `&mut self`.
 unsafe impl Sync for Ring {}
-// SAFETY: a `QueuedEvent` may move between threads, and the ring holds nothing else that is tied to one.
+// SAFETY: an event may move between threads, and the ring holds nothing else that is tied to one.
 unsafe impl Send for Ring {}
 
 /// The engine's end. If it is dropped without a last event, the reader finds that the engine has crashed.
@@ -72,6 +77,8 @@ pub struct Reader {
     head: usize,
     /// `ring.tail` when it was last read: never ahead of it.
     seen_tail: usize,
+    /// Whether the first event, `Admitted`, has been popped.
+    is_admitted: bool,
     is_ended: bool,
 }
 
@@ -84,10 +91,9 @@ pub struct CancelFlag {
 /// A queue for `capacity` unread events, and the last one.
 pub fn result_queue(capacity: usize) -> (Writer, Reader) {
     assert!(capacity > 0, "a result queue needs room for an event; this is a bug");
-    let slots =
-        (0..(capacity + 1).next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
     let ring = Arc::new(Ring {
-        slots,
+        slots: OnceLock::new(),
+        last: UnsafeCell::new(None),
         capacity,
         head: Padded(AtomicUsize::new(0)),
         tail: Padded(AtomicUsize::new(0)),
@@ -96,7 +102,7 @@ pub fn result_queue(capacity: usize) -> (Writer, Reader) {
         armed: AtomicBool::new(false),
     });
     let writer = Writer { ring: Arc::clone(&ring), tail: 0, seen_head: Cell::new(0) };
-    (writer, Reader { ring, head: 0, seen_tail: 0, is_ended: false })
+    (writer, Reader { ring, head: 0, seen_tail: 0, is_admitted: false, is_ended: false })
 }
 
 impl Writer {
@@ -113,7 +119,8 @@ impl Writer {
 
     /// Pushes `Admitted`, the first event.
     pub fn admit(&mut self) {
-        self.push(QueuedEvent::Admitted);
+        assert_eq!(self.tail, 0, "`Admitted` is the first event; this is a bug");
+        self.advance();
     }
 
     /// Pushes a token. There must be room; the scheduler checks before it plans the token.
@@ -130,25 +137,37 @@ impl Writer {
 
     /// Rejects the request, as its only event.
     pub fn reject(mut self, rejection: Rejection) {
-        self.push(QueuedEvent::Rejected(Box::new(rejection)));
+        self.end(Event::Rejected(rejection));
     }
 
     /// Ends the request. There is always room.
     pub fn finish(mut self, finish: Finish) {
-        self.push(QueuedEvent::Finished(Box::new(finish)));
+        self.end(Event::Finished(finish));
+    }
+
+    fn end(&mut self, event: Event) {
+        self.ring.last.with_mut(|last| {
+            // SAFETY: the queue is not closed, since this method is called once and by methods that take the writer,
+            // so `last` belongs to this side.
+            unsafe { *last = Some(event) };
+        });
+        self.close();
     }
 
     fn push(&mut self, entry: QueuedEvent) {
-        let ring = &*self.ring;
-        let slot = &ring.slots[self.tail & (ring.slots.len() - 1)];
-        slot.with_mut(|slot| {
-            // SAFETY: room was checked against an acquired `head` (`has_room_for`; the first and the last event always
-            // have room), so the slot is outside head..tail and belongs to this side.
+        let slots = self.ring.slots.get_or_init(|| new_slots(self.ring.capacity));
+        slots[self.tail & (slots.len() - 1)].with_mut(|slot| {
+            // SAFETY: room was checked against an acquired `head` (`has_room_for`), so the slot is outside head..tail
+            // and belongs to this side.
             unsafe { (*slot).write(entry) };
         });
+        self.advance();
+    }
+
+    fn advance(&mut self) {
         self.tail = self.tail.wrapping_add(1);
         // Release: a reader that sees the new tail sees the entry below it.
-        ring.tail.0.store(self.tail, Ordering::Release);
+        self.ring.tail.0.store(self.tail, Ordering::Release);
     }
 
     /// Whether the consumer has cancelled. Never becomes false again.
@@ -185,6 +204,10 @@ impl Writer {
     }
 }
 
+fn new_slots(capacity: usize) -> Box<[Slot]> {
+    (0..capacity.next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect()
+}
+
 impl Drop for Writer {
     fn drop(&mut self) {
         self.close();
@@ -198,29 +221,26 @@ impl Reader {
         if self.is_ended {
             return None;
         }
-        let entry = self.pop_entry().or_else(|| {
+        self.pop_entry().or_else(|| {
             // Acquire pairs with the release in `close`, so the second attempt sees everything pushed before it.
             if !self.ring.closed.load(Ordering::Acquire) {
                 return None;
             }
-            Some(self.pop_entry().unwrap_or_else(|| self.engine_stopped_event()))
-        })?;
-        Some(match entry {
-            QueuedEvent::Admitted => Event::Admitted,
-            QueuedEvent::Prompt(positions) => Event::Prompt(positions),
-            QueuedEvent::Token(token) => Event::Token(token),
-            QueuedEvent::Rejected(refusal) => {
-                self.is_ended = true;
-                Event::Rejected(*refusal)
-            }
-            QueuedEvent::Finished(finish) => {
-                self.is_ended = true;
-                Event::Finished(*finish)
-            }
+            Some(self.pop_entry().unwrap_or_else(|| self.take_last()))
         })
     }
 
-    fn pop_entry(&mut self) -> Option<QueuedEvent> {
+    /// The last event of a closed queue.
+    fn take_last(&mut self) -> Event {
+        self.is_ended = true;
+        let last = self.ring.last.with_mut(|last| {
+            // SAFETY: the queue is closed, so `last` belongs to this side.
+            unsafe { (*last).take() }
+        });
+        last.unwrap_or_else(|| self.engine_stopped_event())
+    }
+
+    fn pop_entry(&mut self) -> Option<Event> {
         let ring = &*self.ring;
         if self.head == self.seen_tail {
             // Acquire pairs with the writer's release: the entries below the tail are written.
@@ -229,29 +249,39 @@ impl Reader {
                 return None;
             }
         }
-        let slot = &ring.slots[self.head & (ring.slots.len() - 1)];
-        // SAFETY: the slot is in head..tail, so it is written and belongs to this side; moving `head` on below gives it
-        // away, so it is read once.
-        let entry = slot.with(|slot| unsafe { (*slot).assume_init_read() });
+        let event = match self.is_admitted {
+            false => Event::Admitted,
+            true => {
+                let slots = ring.slots.get().expect("slots are allocated before a push; this is a bug");
+                let slot = &slots[self.head & (slots.len() - 1)];
+                // SAFETY: the slot is in head..tail, so it is written and belongs to this side; moving `head` on below
+                // gives it away, so it is read once.
+                match slot.with(|slot| unsafe { (*slot).assume_init_read() }) {
+                    QueuedEvent::Prompt(positions) => Event::Prompt(positions),
+                    QueuedEvent::Token(token) => Event::Token(token),
+                }
+            }
+        };
+        self.is_admitted = true;
         self.head = self.head.wrapping_add(1);
         // Release: a writer that sees the new head fills the slot only after it was read.
         ring.head.0.store(self.head, Ordering::Release);
-        Some(entry)
+        Some(event)
     }
 
     /// The last event of a request whose engine crashed. Its times are not known here.
-    fn engine_stopped_event(&self) -> QueuedEvent {
-        if self.head == 0 {
-            return QueuedEvent::Rejected(Box::new(Rejection::Stopped(StopCause::Crashed)));
+    fn engine_stopped_event(&self) -> Event {
+        if !self.is_admitted {
+            return Event::Rejected(Rejection::Stopped(StopCause::Crashed));
         }
         let reason = FinishReason::EngineStopped(StopCause::Crashed);
-        QueuedEvent::Finished(Box::new(Finish {
+        Event::Finished(Finish {
             reason,
             cached: CachedTokens::default(),
             queued: Default::default(),
             first_token: None,
             total: Default::default(),
-        }))
+        })
     }
 
     /// Whether the sequence is paused and there is room now. True at most once per pause; the caller must nudge the
@@ -265,6 +295,12 @@ impl Reader {
         let unread = self.ring.tail.0.load(Ordering::Relaxed).wrapping_sub(self.head);
         // Relaxed: of the two sides that may clear it, a reader that sees true sends the nudge.
         unread <= self.ring.capacity / 2 && self.ring.armed.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether memory for events was allocated.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn has_slots(&self) -> bool {
+        self.ring.slots.get().is_some()
     }
 
     /// Whether the last event has been popped.
@@ -289,12 +325,14 @@ impl CancelFlag {
 impl Drop for Ring {
     fn drop(&mut self) {
         // Both ends are gone, and the reference count ordered their last writes before this.
-        let mut head = self.head.0.load(Ordering::Relaxed);
+        let head = self.head.0.load(Ordering::Relaxed);
         let tail = self.tail.0.load(Ordering::Relaxed);
+        let Some(slots) = self.slots.get() else { return };
+        // Event 0, `Admitted`, is not stored.
+        let mut head = head.max(1);
         while head != tail {
-            let mask = self.slots.len() - 1;
             // SAFETY: slots in head..tail are written and unread, and no other thread has access to them.
-            self.slots[head & mask].with_mut(|slot| unsafe { (*slot).assume_init_drop() });
+            slots[head & (slots.len() - 1)].with_mut(|slot| unsafe { (*slot).assume_init_drop() });
             head = head.wrapping_add(1);
         }
     }

@@ -64,6 +64,8 @@ pub struct NewSequence {
     pub slot: u32,
     /// The request of the sequence.
     pub request: Arc<Request>,
+    /// The sequence's index among the choices of the request.
+    pub choice: u32,
     /// Range of [`StepPlan::tokens`] with the tokens that it generated in earlier slots.
     pub generated: Range<u32>,
 }

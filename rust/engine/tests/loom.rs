@@ -40,8 +40,9 @@ fn finish(reason: FinishReason) -> Finish {
 #[test]
 fn push_vs_pop_at_wrap() {
     check(|| {
-        let (mut writer, mut reader) = result_queue(1); // two slots, one of them for the end
+        let (mut writer, mut reader) = result_queue(1);
         let engine = thread::spawn(move || {
+            writer.admit();
             for id in 0..3 {
                 while !writer.has_room_for(1) {
                     thread::yield_now();
@@ -53,6 +54,7 @@ fn push_vs_pop_at_wrap() {
         let mut next = 0;
         while !reader.is_ended() {
             match reader.pop() {
+                Some(Event::Admitted) => assert_eq!(next, 0),
                 Some(Event::Token(popped)) => {
                     assert_eq!(popped, token(next));
                     next += 1;

@@ -9,7 +9,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
-use penstock_engine::{Completions, Executor, RowOutput, ScheduledRow, StepDone, StepOutput, StepPlan};
+use penstock_engine::{
+    Completions, Executor, NewSequence, RowOutput, ScheduledRow, StepDone, StepOutput, StepPlan,
+};
 use penstock_types::OutputScope;
 
 type Step = (Box<StepPlan>, Box<StepOutput>);
@@ -39,7 +41,9 @@ impl Executor for FakeExecutor {
 }
 
 fn compute(plan: &StepPlan, output: &mut StepOutput, slots: &mut HashMap<u32, Arc<Request>>) {
-    slots.extend(plan.new_sequences.iter().map(|sequence| (sequence.slot, Arc::clone(&sequence.request))));
+    for NewSequence { slot, request, choice, .. } in &plan.new_sequences {
+        slots.insert(*slot, Arc::new(request.of_choice(*choice)));
+    }
     output.copies_done = true;
     for row in &plan.rows {
         let request = &*slots[&row.slot];

@@ -121,14 +121,15 @@ impl<B: Backend> Runner<B> {
     /// right all the same; returns the first error.
     pub(crate) fn change_slots(&mut self, plan: &StepPlan) -> Result<(), DeviceError> {
         self.collect_masks(); // if a step failed before it did
-        let new_sequences = plan.new_sequences.iter().map(|NewSequence { slot, request, generated }| {
-            (*slot, request, &plan.tokens[generated.start as usize..generated.end as usize])
-        });
+        let new_sequences =
+            plan.new_sequences.iter().map(|NewSequence { slot, request, choice, generated }| {
+                (*slot, request, *choice, &plan.tokens[generated.start as usize..generated.end as usize])
+            });
         for &slot in &plan.freed_slots {
             self.slots[slot as usize].free();
         }
-        for (slot, request, generated) in new_sequences.clone() {
-            self.slots[slot as usize].admit(request, generated, self.spec.vocabulary);
+        for (slot, request, choice, generated) in new_sequences.clone() {
+            self.slots[slot as usize].admit(request, choice, generated, self.spec.vocabulary);
         }
         let Self { backend, workspace, .. } = self;
         let mut changed = Ok(());
@@ -136,8 +137,9 @@ impl<B: Backend> Runner<B> {
             let freed = backend.free_slot(&mut workspace.slots, slot);
             changed = changed.and(freed);
         }
-        for (slot, request, generated) in new_sequences {
-            let admitted = backend.admit_slot(&mut workspace.slots, slot, &slot_params(request, generated));
+        for (slot, request, choice, generated) in new_sequences {
+            let params = slot_params(request, choice, generated);
+            let admitted = backend.admit_slot(&mut workspace.slots, slot, &params);
             changed = changed.and(admitted);
         }
         changed
@@ -327,7 +329,7 @@ impl<B: Backend> Runner<B> {
     fn has_details(&self, mut tile: Range<usize>, rows: &LogitsRows) -> bool {
         tile.any(|index| {
             let row = rows.row(index);
-            let requested = &self.slots[row.slot].request().outputs;
+            let requested = self.slots[row.slot].outputs();
             row.is_within(requested.logits) || row.is_within(requested.hidden_states)
         })
     }
@@ -337,7 +339,7 @@ impl<B: Backend> Runner<B> {
         let Self { backend, decoder, workspace, slots, spec, .. } = self;
         let hidden_size = decoder.config().hidden_size;
         for (index, row, details) in rows.details(tile.clone()) {
-            let requested = &slots[row.slot].request().outputs;
+            let requested = slots[row.slot].outputs();
             if row.is_within(requested.logits) {
                 let logits = &mut details.get_or_insert_default().logits;
                 logits.resize(spec.vocabulary, 0.0);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_device::{DeviceError, SamplingBatch, SlotParams};
 use penstock_engine::request::Request;
-use penstock_types::LogprobsRequest;
+use penstock_types::{LogprobsRequest, RequestedOutputs};
 
 use crate::grammar::SequenceGrammar;
 use crate::user_code::catch_user_code;
@@ -15,6 +15,8 @@ use crate::user_code::catch_user_code;
 pub(crate) struct HostSlot {
     /// `None` while the slot is free.
     request: Option<Arc<Request>>,
+    /// The outputs of the sequence.
+    outputs: RequestedOutputs,
     /// Counts the sequences of the slot, so that rows of an earlier one are recognised.
     generation: u64,
     /// The token that came last, if one did since the sequence was admitted.
@@ -48,9 +50,10 @@ pub(crate) struct HostInputs {
 
 impl HostSlot {
     /// Replaces all state.
-    pub fn admit(&mut self, request: &Arc<Request>, generated: &[u32], vocabulary: usize) {
+    pub fn admit(&mut self, request: &Arc<Request>, choice: u32, generated: &[u32], vocabulary: usize) {
         *self = Self {
             request: Some(Arc::clone(request)),
+            outputs: request.choice_outputs(choice),
             generation: self.generation + 1,
             num_generated: generated.len(),
             ..Self::default()
@@ -79,6 +82,11 @@ impl HostSlot {
     /// The request of a slot that is not free.
     pub fn request(&self) -> &Arc<Request> {
         self.request.as_ref().expect("a row has an admitted slot; this is a bug")
+    }
+
+    /// The outputs that the sequence reports besides its tokens.
+    pub fn outputs(&self) -> &RequestedOutputs {
+        &self.outputs
     }
 
     /// The token that came last, if one did since the sequence was admitted.
@@ -257,12 +265,13 @@ pub(crate) fn no_candidates(request: &Request, index: u32) -> String {
     format!("no token is left to sample: {cause}")
 }
 
-/// The parameters of the backend's slot for a request that has generated these tokens.
-pub(crate) fn slot_params<'a>(request: &'a Request, generated: &'a [u32]) -> SlotParams<'a> {
-    let outputs = &request.outputs;
+/// The parameters of the backend's slot for a choice of a request that has generated these tokens.
+pub(crate) fn slot_params<'a>(request: &'a Request, choice: u32, generated: &'a [u32]) -> SlotParams<'a> {
+    let outputs = request.choice_outputs(choice);
     let logprobs = outputs.logprobs.map(|top| LogprobsRequest { top, processed: outputs.processed_logprobs });
     SlotParams {
         sampling: &request.sampling,
+        seed: request.choice_seed(choice),
         prompt: &request.prompt,
         generated,
         min_tokens: request.min_tokens,
@@ -282,7 +291,7 @@ mod tests {
     fn no_candidates_error_lists_every_filter_in_use() {
         let failure = |sampling: Sampling| {
             let mut slot = HostSlot::default();
-            slot.admit(&Arc::new(Request::new(vec![1], 4, sampling)), &[], 8);
+            slot.admit(&Arc::new(Request::new(vec![1], 4, sampling)), 0, &[], 8);
             slot.mark_no_candidates(0);
             slot.failure.expect("a failure")
         };

@@ -129,8 +129,8 @@ pub fn probabilities(
     let request = Arc::new(request);
     let mut processed = logits.to_vec();
     let mut slot = HostSlot::default();
-    slot.admit(&request, generated, logits.len());
+    slot.admit(&request, 0, generated, logits.len());
     slot.process(&mut processed)?;
-    let params = slot_params(&request, generated);
+    let params = slot_params(&request, 0, generated);
     Ok(penstock_device::probabilities_for_testing(logits, &params, mask, Some(&processed)))
 }

@@ -98,6 +98,7 @@ impl<B: Backend> Runner<B> {
             plan.new_sequences.push(NewSequence {
                 slot: slot as u32,
                 request: Arc::clone(&request),
+                choice: 0,
                 generated: 0..0,
             });
         }

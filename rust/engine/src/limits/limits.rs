@@ -109,10 +109,11 @@ impl Limits {
         self.max_kv_tokens(request).div_ceil(self.block_size)
     }
 
-    /// The capacity of the result queue of `request`: no more than the events it can have, which are `Admitted`, one
-    /// per token, and at most one per position with prompt outputs.
-    pub fn result_capacity(&self, request: &Request) -> usize {
-        let num_positions = if request.outputs.has_prompt() { request.prompt.len() } else { 0 };
+    /// The capacity of the result queue of a choice of `request`: no more than the events it can have, which are
+    /// `Admitted`, one per token, and at most one per position with prompt outputs.
+    pub fn result_capacity(&self, request: &Request, choice: u32) -> usize {
+        let num_positions =
+            if request.choice_outputs(choice).has_prompt() { request.prompt.len() } else { 0 };
         self.queue_capacity.min(request.max_tokens.saturating_add(num_positions).saturating_add(1))
     }
 }
@@ -141,11 +142,17 @@ mod tests {
 
     #[test]
     fn a_result_queue_is_no_longer_than_its_request_can_fill() {
-        assert_eq!(limits().result_capacity(&request(8, 3)), 4);
-        assert_eq!(limits().result_capacity(&request(8, usize::MAX)), 8, "queue_capacity");
+        assert_eq!(limits().result_capacity(&request(8, 3), 0), 4);
+        assert_eq!(limits().result_capacity(&request(8, usize::MAX), 0), 8, "queue_capacity");
         let outputs = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
-        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, 0) }), 4);
-        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, usize::MAX) }), 8);
+        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, 2) }, 0), 6);
+        assert_eq!(
+            limits().result_capacity(&Request { outputs, ..request(3, 2) }, 1),
+            3,
+            "of another choice"
+        );
+        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, 0) }, 0), 4);
+        assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, usize::MAX) }, 0), 8);
     }
 
     #[test]

@@ -65,6 +65,15 @@ pub enum InvalidRequest {
 }
 
 impl Limits {
+    /// Checks whether the engine can run `num_choices` choices of `request`.
+    pub fn check_choices(&self, request: &Request, num_choices: u32) -> Result<(), InvalidRequest> {
+        if request.max_tokens == 0 && num_choices > 1 {
+            let limit = "at least 1 with several choices, since only the first has outputs of the prompt";
+            return Err(not_allowed("max_tokens", request.max_tokens, limit));
+        }
+        self.check(request)
+    }
+
     /// Checks whether the engine can run `request`.
     ///
     /// The memory of logits and hidden states is not limited here: the engine does not know their widths.
@@ -374,5 +383,9 @@ mod tests {
         let error = limits.check(&Request { outputs, ..request(65, 0) }).unwrap_err();
         assert_eq!(error.to_string(), "prompt of 65 tokens exceeds the limit of 64 (max_model_len 64)");
         assert!(limits.check(&Request { outputs, ..request(64, 1) }).is_err(), "a token has no room");
+        let error = limits.check_choices(&Request { outputs, ..request(64, 0) }, 2).unwrap_err();
+        let message =
+            "max_tokens=0 is not allowed: it must be at least 1 with several choices, since only the first";
+        assert!(error.to_string().starts_with(message), "{error}");
     }
 }

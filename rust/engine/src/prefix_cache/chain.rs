@@ -45,13 +45,14 @@ pub struct Chain {
     namespace: Namespace,
     hashes: Vec<u128>,
     max_blocks: usize,
+    /// The number of hashes that memory is allocated for with the first.
+    num_ahead: usize,
 }
 
 impl Chain {
-    /// For a sequence that may share its first `max_blocks` blocks. Allocates for `num_ahead` of them.
+    /// For a sequence that may share its first `max_blocks` blocks. The first hash allocates for `num_ahead` of them.
     pub fn new(namespace: Namespace, max_blocks: usize, num_ahead: usize) -> Self {
-        let capacity = if max_blocks == 0 { 0 } else { 1 + num_ahead.min(max_blocks) };
-        Self { namespace, hashes: Vec::with_capacity(capacity), max_blocks }
+        Self { namespace, hashes: Vec::new(), max_blocks, num_ahead: 1 + num_ahead.min(max_blocks) }
     }
 
     /// The namespace in which it shares blocks.
@@ -67,6 +68,7 @@ impl Chain {
     /// The hash after block `index`, whose tokens are `tokens`. To be called in order of blocks the first time.
     pub(super) fn hash(&mut self, index: usize, tokens: &[u32], hasher: &BlockHasher) -> u128 {
         if self.hashes.is_empty() {
+            self.hashes.reserve(self.num_ahead);
             let salt = self.namespace.salt.as_deref().unwrap_or_default();
             let words: Vec<u32> = salt.bytes().map(u32::from).collect();
             self.hashes.push(hasher.hash(0, &words));

@@ -79,6 +79,17 @@ fn a_crashed_engine_is_reported_once_after_its_events() {
 }
 
 #[test]
+fn slots_are_allocated_with_the_first_token() {
+    let (mut writer, mut reader) = result_queue(4);
+    writer.admit();
+    assert_eq!(reader.pop(), Some(Event::Admitted));
+    assert!(!reader.has_slots());
+    writer.push_token(token(1));
+    assert!(reader.has_slots());
+    assert_eq!(reader.pop(), Some(Event::Token(token(1))));
+}
+
+#[test]
 fn unread_events_are_dropped_with_the_queue() {
     let (mut writer, reader) = result_queue(4);
     writer.admit();

@@ -109,7 +109,12 @@ impl Sequence {
             let first = plan.tokens.len() as u32;
             plan.tokens.extend_from_slice(&self.generated);
             let generated = first..plan.tokens.len() as u32;
-            plan.new_sequences.push(NewSequence { slot, request: Arc::clone(&self.request), generated });
+            plan.new_sequences.push(NewSequence {
+                slot,
+                request: Arc::clone(&self.request),
+                choice: self.choice,
+                generated,
+            });
         }
         let start = self.num_planned;
         let end = start + num_tokens;
@@ -174,6 +179,7 @@ mod tests {
             id: RequestId(1),
             key: SchedulingKey { priority: 0, arrival: 0 },
             request: Arc::new(Request::new(vec![1], 8, Sampling::default())),
+            choice: 0,
             port: Ringer::default().connect(outbox.bell()),
             outbox,
             max_new_tokens: 8,

@@ -21,9 +21,9 @@ pub(super) struct PromptOutputs {
 }
 
 impl PromptOutputs {
-    pub(super) fn new(request: &Request) -> Self {
+    pub(super) fn new(request: &Request, choice: u32) -> Self {
         let end = request.prompt.len() - 1.min(request.max_tokens);
-        let end = if request.outputs.has_prompt() { end } else { 0 };
+        let end = if request.choice_outputs(choice).has_prompt() { end } else { 0 };
         Self { end, num_planned: 0, num_delivered: 0, num_rows: 0 }
     }
 

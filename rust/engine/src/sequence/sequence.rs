@@ -26,6 +26,8 @@ pub struct Sequence {
     pub(crate) id: RequestId,
     pub(crate) key: SchedulingKey,
     pub(crate) request: Arc<Request>,
+    /// Its index among the choices of the request.
+    pub(crate) choice: u32,
     pub(crate) outbox: Outbox,
     pub(crate) port: PortIndex,
     /// The most tokens it may generate: `max_tokens` of the request, limited by the model's length.
@@ -64,6 +66,7 @@ pub(crate) struct Arrival {
     pub(crate) id: RequestId,
     pub(crate) key: SchedulingKey,
     pub(crate) request: Arc<Request>,
+    pub(crate) choice: u32,
     pub(crate) outbox: Outbox,
     pub(crate) port: PortIndex,
     pub(crate) max_new_tokens: usize,
@@ -82,18 +85,20 @@ pub(crate) struct ComputedTokens {
     pub(crate) again: usize,
 }
 
-/// The most generated tokens for which memory is allocated on arrival.
+/// The most generated tokens for which memory is allocated when a sequence first runs.
 pub(crate) const GENERATED_AHEAD: usize = 1024;
 
 impl Sequence {
     pub(crate) fn new(arrival: Arrival, num_speculative_tokens: usize, now: Instant) -> Self {
-        let Arrival { id, key, request, outbox, port, max_new_tokens, max_kv_tokens, chain } = arrival;
+        let Arrival { id, key, request, choice, outbox, port, max_new_tokens, max_kv_tokens, chain } =
+            arrival;
         Self {
             id,
             key,
-            prompt_outputs: PromptOutputs::new(&request),
+            prompt_outputs: PromptOutputs::new(&request, choice),
             drafting: Drafting::new(num_speculative_tokens),
             request,
+            choice,
             outbox,
             port,
             max_new_tokens,
@@ -102,7 +107,7 @@ impl Sequence {
             chain,
             swapped: None,
             num_staged: 0,
-            generated: Vec::with_capacity(max_new_tokens.min(GENERATED_AHEAD)),
+            generated: Vec::new(),
             num_planned: 0,
             num_computed_once: 0,
             has_slot_state: false,
@@ -173,6 +178,7 @@ impl Sequence {
         let is_first = self.cached.is_none();
         if is_first {
             self.cached = Some(cached);
+            self.generated.reserve(self.max_new_tokens.min(GENERATED_AHEAD));
         }
         self.num_computed_once = self.num_computed_once.max(num_computed);
         self.num_planned = num_computed;

@@ -9,7 +9,7 @@ use crate::oracle::request;
 #[test]
 fn the_leader_computes_the_prompt_for_all_choices() {
     let mut harness = Harness::new(Limits { num_blocks: 32, ..caching() });
-    let mut clients = harness.start_choices(&request(33, 6, 0), 0..4);
+    let mut clients = harness.start_choices(request(33, 6, 0), 4);
     while harness.stats().generation_tokens == 0 {
         assert_eq!((harness.stats().running, harness.stats().waiting), (1, 3));
         harness.step();
@@ -27,7 +27,7 @@ fn the_leader_computes_the_prompt_for_all_choices() {
 fn choices_without_shared_blocks_start_at_once() {
     for (limits, num_prompt) in [(limits(), 20), (caching(), 4)] {
         let mut harness = Harness::new(limits);
-        let mut clients = harness.start_choices(&request(num_prompt, 6, 0), 0..3);
+        let mut clients = harness.start_choices(request(num_prompt, 6, 0), 3);
         harness.step();
         assert_eq!(harness.stats().running, 3);
         harness.run();
@@ -39,8 +39,8 @@ fn choices_without_shared_blocks_start_at_once() {
 fn choices_are_admitted_together_and_count_once() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 2, ..caching() });
     let mut running = harness.start(request(4, 20, 9));
-    let mut groups = [1, 2].map(|seed| harness.start_choices(&request(9, 3, seed), 0..5));
-    let mut rejected = harness.start_choices(&request(9, 3, 3), 0..5);
+    let mut groups = [1, 2].map(|seed| harness.start_choices(request(9, 3, seed), 5));
+    let mut rejected = harness.start_choices(request(9, 3, 3), 5);
     for client in &mut rejected {
         assert_eq!(
             client.drain(),
@@ -59,7 +59,7 @@ fn choices_are_admitted_together_and_count_once() {
 #[test]
 fn waiting_choices_do_not_cause_rejections() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, ..caching() });
-    let mut clients = harness.start_choices(&request(9, 8, 1), 0..6);
+    let mut clients = harness.start_choices(request(9, 8, 1), 6);
     harness.step();
     clients.push(harness.start(request(3, 2, 0)));
     assert_eq!(harness.stats().waiting, 6);
@@ -70,7 +70,7 @@ fn waiting_choices_do_not_cause_rejections() {
 #[test]
 fn a_cancelled_leader_is_replaced() {
     let mut harness = Harness::new(caching());
-    let mut clients = harness.start_choices(&request(40, 6, 0), 0..4);
+    let mut clients = harness.start_choices(request(40, 6, 0), 4);
     harness.step();
     clients[0].cancel();
     clients[2].cancel();
@@ -89,7 +89,7 @@ fn a_cancelled_leader_is_replaced() {
 #[test]
 fn a_paused_leader_releases_its_followers() {
     let mut harness = Harness::new(Limits { queue_capacity: 1, ..caching() });
-    let mut clients = harness.start_choices(&request(12, 3, 0), 0..3);
+    let mut clients = harness.start_choices(request(12, 3, 0), 3);
     harness.run();
     let mut reading = clients.split_off(1);
     for client in &mut reading {
@@ -104,10 +104,10 @@ fn a_paused_leader_releases_its_followers() {
 #[test]
 fn unread_choices_cause_rejections_of_new_ones() {
     let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, queue_capacity: 1, ..limits() });
-    let clients = harness.start_choices(&request(4, 4, 0), 0..5);
+    let clients = harness.start_choices(request(4, 4, 0), 5);
     harness.run();
     assert_eq!((harness.stats().running, harness.stats().waiting), (1, 4), "each was preempted for the next");
-    let rejected = harness.start_choices(&request(4, 4, 1), 0..5).pop().unwrap().drain();
+    let rejected = harness.start_choices(request(4, 4, 1), 5).pop().unwrap().drain();
     assert_eq!(rejected, [Event::Rejected(Rejection::Overloaded { waiting: 4, limit: 1 })]);
     clients.iter().for_each(Client::cancel);
     harness.attend();
@@ -117,7 +117,7 @@ fn unread_choices_cause_rejections_of_new_ones() {
 #[test]
 fn shutdown_cancels_followers() {
     let mut harness = Harness::new(caching());
-    let mut clients = harness.start_choices(&request(40, 6, 0), 0..4);
+    let mut clients = harness.start_choices(request(40, 6, 0), 4);
     harness.plan();
     harness.handle(Message::Shutdown);
     for client in &mut clients {
@@ -125,4 +125,17 @@ fn shutdown_cancels_followers() {
         assert_eq!((tokens.len(), finish.unwrap().reason), (0, FinishReason::Cancelled));
     }
     assert_eq!((harness.stats().running, harness.stats().waiting), (0, 0));
+}
+
+#[test]
+fn choices_share_their_request_and_waiting_ones_have_no_slots() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 1, ..caching() });
+    let clients = harness.start_choices(request(9, 8, 1), 6);
+    assert_eq!(clients[0].shared.strong_count(), 6, "one for each sequence");
+    assert!(clients.iter().all(|client| client.shared.ptr_eq(&clients[0].shared) && !client.has_slots()));
+    while harness.stats().generation_tokens == 0 {
+        harness.step();
+    }
+    let num_allocated = clients.iter().filter(|client| client.has_slots()).count();
+    assert_eq!(num_allocated, 1, "the first choice runs, the others wait");
 }

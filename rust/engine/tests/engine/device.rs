@@ -20,12 +20,18 @@ type Block = Vec<u64>;
 
 pub const ROW_FAILURE: &str = "simulated failure of a row";
 
+#[derive(Clone)]
+struct Slot {
+    shared: Arc<Request>,
+    choice: u32,
+    generated: Vec<u32>,
+}
+
 pub struct Device {
     limits: Limits,
     cache: Vec<Block>,
     host: Vec<Block>,
-    /// The request of each slot, and the tokens generated there.
-    slots: Vec<Option<(Arc<Request>, Vec<u32>)>>,
+    slots: Vec<Option<Slot>>,
     steps: VecDeque<(Box<StepPlan>, Box<StepOutput>)>,
     last_step: u64,
     num_garbage: u64,
@@ -159,16 +165,18 @@ impl Device {
         for slot in &plan.freed_slots {
             self.slots[*slot as usize] = None;
         }
-        for NewSequence { slot, request, generated } in &plan.new_sequences {
+        for NewSequence { slot, request, choice, generated } in &plan.new_sequences {
             let generated = plan.tokens[generated.start as usize..generated.end as usize].to_vec();
-            self.slots[*slot as usize] = Some((Arc::clone(request), generated));
+            let (shared, choice) = (Arc::clone(request), *choice);
+            self.slots[*slot as usize] = Some(Slot { shared, choice, generated });
         }
     }
 
     fn corrupt_rows(&mut self, plan: &StepPlan) {
         self.assign_slots(plan);
         for row in &plan.rows {
-            if let (Some((_, generated)), Some(_)) = (&mut self.slots[row.slot as usize], row.sample) {
+            if let (Some(Slot { generated, .. }), Some(_)) = (&mut self.slots[row.slot as usize], row.sample)
+            {
                 generated.push(oracle::VOCABULARY);
             }
             let table = table(row, plan);
@@ -193,7 +201,8 @@ impl Device {
     fn run(&mut self, row: &ScheduledRow, plan: &StepPlan, output: &mut StepOutput) {
         let table = table(row, plan);
         let given = &plan.tokens[row.tokens.start as usize..row.tokens.end as usize];
-        let (request, generated) = self.slots[row.slot as usize].clone().expect("a row without a request");
+        let slot = self.slots[row.slot as usize].clone().expect("a row without a request");
+        let (request, generated) = (slot.shared.of_choice(slot.choice), slot.generated);
         let input = match row.follows_sample {
             true => {
                 assert_eq!((given.len(), row.num_tokens, row.num_drafts), (0, 1, 0));
@@ -250,7 +259,12 @@ impl Device {
         let first = output.forced.len() as u32;
         if request.grammar.is_some() {
             let read = self.read(row.start as usize + num_known + num_tokens - 1, &table);
-            self.force(&request, read, self.slots[row.slot as usize].clone().unwrap().1, &mut output.forced);
+            self.force(
+                &request,
+                read,
+                self.slots[row.slot as usize].clone().unwrap().generated,
+                &mut output.forced,
+            );
         }
         let forced = first..output.forced.len() as u32;
         let num_tokens = num_tokens as u32;
@@ -280,7 +294,7 @@ impl Device {
 
     /// The tokens generated in the row's slot.
     fn slot(&mut self, row: &ScheduledRow) -> &mut Vec<u32> {
-        &mut self.slots[row.slot as usize].as_mut().expect("a row without a request").1
+        &mut self.slots[row.slot as usize].as_mut().expect("a row without a request").generated
     }
 
     /// The contents of the first positions.

@@ -1,8 +1,7 @@
 //! An engine core with a fake device and consumers, driven step by step and with a simulated clock, as the actor and
 //! the handles drive it.
 
-use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use penstock_engine::testing::BlockHasher;
@@ -15,7 +14,6 @@ use penstock_engine::{
     CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, Request, RequestId, Stats,
     StepDone, Token,
 };
-use penstock_types::Sampling;
 
 use crate::device::Device;
 use crate::oracle::{VOCABULARY, expected_output};
@@ -33,7 +31,10 @@ pub struct Harness {
 
 /// The consumer of a request. It nudges through the attention flag alone, and dropping it does not cancel.
 pub struct Client {
-    pub request: Arc<Request>,
+    /// The request as its choice sees it.
+    pub request: Request,
+    /// The request that the engine and the device have.
+    pub shared: Weak<Request>,
     reader: Reader,
     flag: CancelFlag,
     attention: Arc<Attention>,
@@ -103,33 +104,30 @@ impl Harness {
     }
 
     pub fn start(&mut self, request: Request) -> Client {
-        let (start, client) = self.post(request);
-        self.handle(Message::Start(vec![start]));
-        client
+        let mut clients = self.start_choices(request, 1);
+        clients.pop().unwrap()
     }
 
-    /// Starts one choice per seed.
-    pub fn start_choices(&mut self, request: &Request, seeds: Range<u64>) -> Vec<Client> {
-        let choice = |seed| {
-            let sampling = Sampling { seed, ..request.sampling.clone() };
-            self.post(Request { sampling, ..request.clone() })
-        };
-        let (starts, clients) = seeds.map(choice).unzip();
-        self.handle(Message::Start(starts));
+    /// Starts a request of several choices.
+    pub fn start_choices(&mut self, request: Request, num_choices: u32) -> Vec<Client> {
+        let (start, clients) = self.post(request, num_choices);
+        self.handle(Message::Start(start));
         clients
     }
 
-    /// A start that is in the mailbox, and its client.
-    pub fn post(&mut self, request: Request) -> (Start, Client) {
-        self.limits.check(&request).unwrap();
-        self.num_started += 1;
-        let id = RequestId(self.num_started);
-        let request = Arc::new(request);
-        let (writer, reader) = result_queue(self.limits.result_capacity(&request));
-        let outbox = Outbox::new(writer, self.port.bell());
-        let (flag, attention) = (reader.cancel_flag(), Arc::clone(&self.attention));
-        let client = Client { request: Arc::clone(&request), reader, flag, attention };
-        (Start { id, request, outbox }, client)
+    /// A start that is in the mailbox, and the clients of its choices.
+    pub fn post(&mut self, request: Request, num_choices: u32) -> (Start, Vec<Client>) {
+        self.limits.check_choices(&request, num_choices).unwrap();
+        let (id, request) = (RequestId(self.num_started + 1), Arc::new(request));
+        self.num_started += u64::from(num_choices);
+        let choice = |choice| {
+            let (writer, reader) = result_queue(self.limits.result_capacity(&request, choice));
+            let (flag, attention) = (reader.cancel_flag(), Arc::clone(&self.attention));
+            let (own, shared) = (request.of_choice(choice), Arc::downgrade(&request));
+            (Outbox::new(writer, self.port.bell()), Client { request: own, shared, reader, flag, attention })
+        };
+        let (outboxes, clients) = (0..num_choices).map(choice).unzip();
+        (Start { id, request, outboxes }, clients)
     }
 
     pub fn handle(&mut self, message: Message) {
@@ -219,6 +217,10 @@ impl Client {
 
     pub fn drain(&mut self) -> Vec<Event> {
         std::iter::from_fn(|| self.pop()).collect()
+    }
+
+    pub fn has_slots(&self) -> bool {
+        self.reader.has_slots()
     }
 
     pub fn is_ended(&self) -> bool {

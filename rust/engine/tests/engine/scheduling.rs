@@ -292,12 +292,13 @@ fn a_waiting_request_can_be_cancelled() {
 #[test]
 fn a_cancel_before_the_start_is_not_lost() {
     let mut harness = Harness::new(limits());
-    let (start, mut client) = harness.post(request(4, 20, 0));
+    let (start, mut clients) = harness.post(request(4, 20, 0), 1);
+    let client = &mut clients[0];
     client.cancel();
     harness.attend(); // clears the attention flag while the start is in the mailbox
-    harness.handle(Message::Start(vec![start]));
+    harness.handle(Message::Start(start));
     harness.attend();
-    check_ended(&mut client, FinishReason::Cancelled);
+    check_ended(client, FinishReason::Cancelled);
     assert!(harness.core.is_idle());
 }
 
@@ -342,8 +343,9 @@ fn shutdown_ends_all_requests_and_rejects_new_ones() {
     }
     harness.complete();
     assert!(harness.plan().is_empty());
-    let (start, mut late) = harness.post(request(4, 20, 9));
-    harness.handle(Message::Start(vec![start]));
+    let (start, mut clients) = harness.post(request(4, 20, 9), 1);
+    let late = &mut clients[0];
+    harness.handle(Message::Start(start));
     assert_eq!(late.drain(), [Event::Rejected(Rejection::Stopped(StopCause::Closed))]);
     harness.handle(Message::Shutdown);
     assert!(harness.core.is_stopped() && harness.core.is_idle());

@@ -16,17 +16,17 @@ use crate::threaded::{PATIENCE, Received, engine, eventually, limits, requests};
 fn choices_are_started_as_one() {
     let port = Port::with_condvar();
     let engine = engine(Limits { prefix_cache_ttl: Some(Duration::from_secs(300)), ..limits() });
-    let choices: Vec<_> = (0..8).map(|seed| Arc::new(request(30, 6, seed))).collect();
-    let invalid = vec![Arc::clone(&choices[0]), Arc::new(request(0, 6, 0))];
-    assert!(matches!(engine.start_choices(invalid, &port), Err(StartError::Invalid(_))));
-    let consumers = engine.start_choices(choices.clone(), &port).unwrap();
-    for (consumer, request) in consumers.into_iter().zip(choices) {
-        let mut received = Received::new(request, consumer);
+    let invalid = engine.start_choices(request(0, 6, 0), 8, &port);
+    assert!(matches!(invalid, Err(StartError::Invalid(_))));
+    let request = Arc::new(request(30, 6, 0));
+    let consumers = engine.start_choices(Arc::clone(&request), 8, &port).unwrap();
+    for (choice, consumer) in (0..).zip(consumers) {
+        let mut received = Received::new(Arc::new(request.of_choice(choice)), consumer);
         received.read_to_end(&port);
         received.check(engine.limits());
     }
     assert_eq!(engine.stats().requests_finished, 8);
-    assert!(engine.start_choices(vec![], &port).unwrap().is_empty());
+    assert!(engine.start_choices(request, 0, &port).unwrap().is_empty());
 }
 
 #[test]

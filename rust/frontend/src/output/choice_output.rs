@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use penstock_engine::Consumer;
 use penstock_engine::request::{
-    Event, Finish, PromptPosition, Rejection, Request, RequestId, StopCause, Token, TokenDetails,
+    Event, Finish, PromptPosition, Rejection, Request, StopCause, Token, TokenDetails,
 };
 use penstock_types::{OutputScope, RequestedOutputs};
 
@@ -31,8 +31,9 @@ pub enum ChoiceEnd {
 
 /// The received part of one choice.
 pub struct ChoiceOutput {
-    pub id: RequestId,
     pub request: Arc<Request>,
+    seed: u64,
+    outputs: RequestedOutputs,
     pub is_admitted: bool,
     pub end: Option<ChoiceEnd>,
     /// Whether the last chunk was taken.
@@ -54,24 +55,26 @@ pub struct ChoiceOutput {
 }
 
 impl ChoiceOutput {
-    /// A choice whose events `consumer` receives.
-    pub fn new(request: Arc<Request>, consumer: Consumer, text: OutputText) -> Self {
+    /// The choice `index` of `request`, whose events `consumer` receives.
+    pub fn new(request: &Arc<Request>, index: u32, consumer: Consumer, text: OutputText) -> Self {
+        let outputs = request.choice_outputs(index);
         Self {
-            id: consumer.id(),
+            seed: request.choice_seed(index),
             is_admitted: false,
             end: None,
             is_end_taken: false,
             first_token: None,
-            output: TokenOutput::new(&request.outputs, text.is_parsed()),
+            output: TokenOutput::new(&outputs, text.is_parsed()),
             prompt_logprobs: Vec::new(),
             prompt_top_logprobs: Vec::new(),
             logits: PositionTensors::default(),
             hidden_states: PositionTensors::default(),
             consumer: Some(consumer),
-            stops: StopChecker::new(Arc::clone(&request), text.includes_stops()),
+            stops: StopChecker::new(Arc::clone(request), text.includes_stops()),
             text,
             stopped_by: None,
-            request,
+            outputs,
+            request: Arc::clone(request),
         }
     }
 
@@ -122,12 +125,12 @@ impl ChoiceOutput {
 
     /// One entry for each token of the prompt, `None` for the first; if requested.
     pub fn prompt_logprobs(&self) -> Option<Vec<Option<f32>>> {
-        self.request.outputs.prompt_logprobs.map(|_| after_none(&self.prompt_logprobs))
+        self.outputs.prompt_logprobs.map(|_| after_none(&self.prompt_logprobs))
     }
 
     /// The same for the most likely tokens.
     pub fn prompt_top_logprobs(&self) -> Option<Vec<Option<TopLogprobs>>> {
-        let count = self.request.outputs.prompt_logprobs.filter(|count| *count > 0);
+        let count = self.outputs.prompt_logprobs.filter(|count| *count > 0);
         count.map(|_| after_none(&self.prompt_top_logprobs))
     }
 
@@ -151,7 +154,7 @@ impl ChoiceOutput {
             cumulative_logprob: has_logprobs.then(|| logprobs.iter().copied().map(f64::from).sum()),
             finish_reason: ending.finish_reason.to_owned(),
             stop_reason: ending.stop_reason.clone(),
-            seed: self.request.sampling.seed,
+            seed: self.seed,
             score: None,
             content,
             reasoning: parsed.reasoning.as_str().into(),
@@ -175,7 +178,7 @@ impl ChoiceOutput {
         let mut details = position.details.map_or_else(TokenDetails::default, |details| *details);
         // The last position, reported if nothing is generated, precedes no token of the prompt.
         let is_followed = self.prompt_logprobs.len() + 1 < self.request.prompt.len();
-        if is_followed && self.request.outputs.prompt_logprobs.is_some() {
+        if is_followed && self.outputs.prompt_logprobs.is_some() {
             self.prompt_logprobs.push(position.logprob);
             self.prompt_top_logprobs.push(std::mem::take(&mut details.top));
         }
@@ -204,7 +207,7 @@ impl ChoiceOutput {
 
     /// Stores logits and hidden states. If the system has no memory, this choice ends and no other.
     fn push_rows(&mut self, details: &TokenDetails) {
-        let RequestedOutputs { logits, hidden_states, .. } = self.request.outputs;
+        let RequestedOutputs { logits, hidden_states, .. } = self.outputs;
         let num_known = |scope: Option<OutputScope>| match scope {
             Some(scope) if scope.has_prompt() => self.request.prompt.len(),
             _ => 0,

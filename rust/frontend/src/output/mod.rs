@@ -22,7 +22,6 @@ mod token_output;
 pub use choice_output::ChoiceEnd;
 pub use float_array::FloatArray;
 pub use output_text::{OutputFormats, OutputOptions};
-pub use position_tensors::without_prompt;
 pub use request_state::{Milestone, RequestState};
 #[rustfmt::skip]
 mod result_types;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_types::{OutputScope, RequestedOutputs};
+use penstock_types::OutputScope;
 
 use super::FloatArray;
 
@@ -45,19 +45,6 @@ impl PositionTensors {
         let num_rows = self.values.len().checked_div(self.width).unwrap_or(0);
         let values = std::mem::take(&mut self.values);
         self.complete = Some(Arc::new(FloatArray::new(vec![num_rows, self.width], values)));
-    }
-}
-
-/// The outputs of every choice but the first. All choices have the same prompt, so one of them reports on it.
-pub fn without_prompt(outputs: RequestedOutputs) -> RequestedOutputs {
-    let without = |scope: Option<OutputScope>| {
-        scope.filter(|scope| scope.has_generation()).map(|_| OutputScope::Generation)
-    };
-    RequestedOutputs {
-        prompt_logprobs: None,
-        logits: without(outputs.logits),
-        hidden_states: without(outputs.hidden_states),
-        ..outputs
     }
 }
 

@@ -64,21 +64,23 @@ struct State {
 }
 
 impl RequestState {
-    /// Starts a request: one engine request per choice, at least one. `port` is notified of its events.
+    /// Starts a request with at least one choice. `port` is notified of its events.
     pub fn start(
         engine: &Engine,
-        requests: Vec<Arc<Request>>,
+        request: Arc<Request>,
+        num_choices: usize,
         options: OutputOptions,
         port: &Port,
     ) -> Result<Self, Error> {
-        let texts = options.texts(requests.len())?;
-        let consumers = engine.start_choices(requests.clone(), port)?;
-        let choices = requests.into_iter().zip(consumers).zip(texts);
-        let choices: Vec<_> =
-            choices.map(|((request, consumer), text)| ChoiceOutput::new(request, consumer, text)).collect();
-        let id = choices[0].id.0;
-        let prompt = Arc::clone(&choices[0].request.prompt);
-        let RequestedOutputs { logits, hidden_states, .. } = choices[0].request.outputs;
+        let texts = options.texts(num_choices)?;
+        let consumers = engine.start_choices(Arc::clone(&request), num_choices as u32, port)?;
+        let id = consumers[0].id().0;
+        let choices = (0..).zip(consumers.into_iter().zip(texts));
+        let choices =
+            choices.map(|(choice, (consumer, text))| ChoiceOutput::new(&request, choice, consumer, text));
+        let choices = choices.collect();
+        let prompt = Arc::clone(&request.prompt);
+        let RequestedOutputs { logits, hidden_states, .. } = request.outputs;
         let state = State {
             choices,
             is_over: false,

@@ -20,6 +20,6 @@ mod tests;
 
 pub use json::Json;
 pub use readers::LogitBias;
-pub use resolve::{ModelLimits, ResolvedParams, choice_request};
+pub use resolve::{ModelLimits, ResolvedParams};
 pub use sampling_params::SamplingParams;
 pub use structured::{Function, ResponseFormat, ResponseKind, ToolChoice, Tools};

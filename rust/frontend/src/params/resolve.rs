@@ -6,7 +6,6 @@ use penstock_engine::request::Request;
 use penstock_types::{FieldError, GenerationConfig, LogprobsMode, OutputScope, RequestedOutputs, Sampling};
 
 use super::SamplingParams;
-use crate::output::without_prompt;
 
 /// Maximum size of the logits and hidden states of a request in bytes.
 const MAX_OUTPUT_BYTES: usize = 1 << 30;
@@ -61,16 +60,6 @@ impl ResolvedParams {
             ..Request::new(prompt, self.max_tokens, self.sampling.clone())
         }
     }
-}
-
-/// The request for choice `index` of a prompt: its seed is larger by `index`, and only the first reports on the prompt.
-pub fn choice_request(first: &Request, index: usize) -> Request {
-    let mut request = first.clone();
-    if index > 0 {
-        request.sampling.seed = first.sampling.seed.wrapping_add(index as u64);
-        request.outputs = without_prompt(first.outputs);
-    }
-    request
 }
 
 impl SamplingParams {

@@ -17,7 +17,7 @@ use super::grammars::Grammars;
 use crate::Error;
 use crate::field::{Field, Read};
 use crate::output::{OutputFormats, OutputOptions, RequestState};
-use crate::params::{ModelLimits, ResolvedParams, SamplingParams, choice_request};
+use crate::params::{ModelLimits, ResolvedParams, SamplingParams};
 use crate::selection::{BeamSearch, BeamStep};
 use crate::value::{Kind, Value};
 
@@ -56,8 +56,7 @@ pub struct Frontend {
 pub struct PreparedRequest {
     /// The parameters with every default filled in.
     pub params: SamplingParams,
-    /// The request of the first choice.
-    first: Request,
+    request: Request,
     num_choices: usize,
     output: OutputOptions,
 }
@@ -116,8 +115,8 @@ impl Frontend {
         };
         let output = self.output_options(&params, text, &prompt, mode);
         let request = resolved.request(prompt.into());
-        let first = self.constrain(&params, output.formats, request, is_wanted)?;
-        Ok(PreparedRequest { params, first, num_choices: resolved.num_choices, output })
+        let request = self.constrain(&params, output.formats, request, is_wanted)?;
+        Ok(PreparedRequest { params, request, num_choices: resolved.num_choices, output })
     }
 
     /// Prepares a beam search; nothing is started yet.
@@ -250,16 +249,15 @@ impl SamplingParams {
 }
 
 impl PreparedRequest {
-    /// Starts one engine request per choice, with these logits processors. `port` is notified of their events.
+    /// Starts the request with these logits processors. `port` is notified of their events.
     pub fn start(
         mut self,
         processors: Vec<Arc<dyn LogitsProcessor>>,
         engine: &Engine,
         port: &Port,
     ) -> Result<RequestState, Error> {
-        self.first.processors = processors;
-        let choices = (0..self.num_choices).map(|index| Arc::new(choice_request(&self.first, index)));
-        RequestState::start(engine, choices.collect(), self.output, port)
+        self.request.processors = processors;
+        RequestState::start(engine, Arc::new(self.request), self.num_choices, self.output, port)
     }
 }
 

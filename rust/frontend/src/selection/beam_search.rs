@@ -137,7 +137,7 @@ impl BeamSearch {
             echo: None,
             formats: None,
         };
-        RequestState::start(&self.engine, vec![Arc::new(request)], output, port)
+        RequestState::start(&self.engine, Arc::new(request), 1, output, port)
     }
 
     /// Takes the outputs of the step's requests, in their order.

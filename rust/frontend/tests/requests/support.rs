@@ -170,10 +170,11 @@ impl Scripted {
             let mut slots = HashMap::new();
             for (plan, mut output) in steps {
                 for sequence in &plan.new_sequences {
-                    requests.lock().unwrap().push(Arc::clone(&sequence.request));
+                    let request = Arc::new(sequence.request.of_choice(sequence.choice));
+                    requests.lock().unwrap().push(Arc::clone(&request));
                     let generated = sequence.generated.start as usize..sequence.generated.end as usize;
                     let generated = plan.tokens[generated].to_vec();
-                    slots.insert(sequence.slot, (Arc::clone(&sequence.request), generated));
+                    slots.insert(sequence.slot, (request, generated));
                 }
                 compute(&plan, &mut output, &mut slots, &*model);
                 completions.send(StepDone { plan, output, result: Ok(()) });

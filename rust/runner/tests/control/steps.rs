@@ -134,7 +134,7 @@ impl Steps {
             let start = plan.tokens.len() as u32;
             plan.tokens.extend(sequence.tokens.iter().map(|token| token.id));
             let generated = start..plan.tokens.len() as u32;
-            plan.new_sequences.push(NewSequence { slot, request: Arc::clone(request), generated });
+            plan.new_sequences.push(NewSequence { slot, request: Arc::clone(request), choice: 0, generated });
         }
         let (start, prompt_len) = (sequence.num_computed, request.prompt.len());
         let generated = sequence.tokens.iter().map(|token| token.id);

@@ -77,7 +77,7 @@ impl CpuSlot {
             params.generated.iter().for_each(|token| counts.push(*token));
         }
         Self {
-            sampling: params.sampling.clone(),
+            sampling: Sampling { seed: params.seed, ..params.sampling.clone() },
             prompt: Arc::clone(params.prompt),
             generated: params.generated.to_vec(),
             counts,

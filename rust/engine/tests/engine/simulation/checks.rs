@@ -1,6 +1,7 @@
 //! The checks of a simulation: the events of every consumer, the statistics, and the outputs at the end.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::Weak;
 
 use penstock_engine::{DEPTH, Event, FinishReason, PreemptionMode, Rejection, StopCause};
 
@@ -177,8 +178,9 @@ impl World {
                 self.harness.run();
             }
         }
-        let num_kept = |observed: &&Observed| Arc::strong_count(&observed.client.request) > 1;
-        let num_kept = self.observed.iter().filter(num_kept).count();
+        let shared = self.observed.iter().map(|observed| &observed.client.shared);
+        let kept = shared.filter(|shared| shared.strong_count() > 0).map(Weak::as_ptr);
+        let num_kept = kept.collect::<HashSet<_>>().len();
         // After the engine has stopped there is no next plan.
         let most = if self.stopped.is_some() { self.harness.limits.max_num_seqs } else { 0 };
         assert!(num_kept <= most, "{num_kept} requests are kept");

@@ -20,7 +20,7 @@ pub fn random_limits(random: &mut Random) -> Limits {
         [PreemptionMode::Recompute, PreemptionMode::Swap, PreemptionMode::Interrupt][random.below(3)];
     let host_blocks = match (preemption_mode, prefix_cache_ttl) {
         (PreemptionMode::Swap, _) => random.between(1, 16),
-        (_, Some(_)) if random.chance(60) => random.between(1, 16),
+        (_, Some(_)) if random.chance(85) => random.between(1, 16),
         _ => 0,
     };
     let limits = Limits {
@@ -58,7 +58,7 @@ impl World {
     pub fn random_request(&mut self) -> Request {
         let prompt = self.random_prompt();
         let random = &mut self.random;
-        let is_scored = random.chance(15);
+        let is_scored = random.chance(16);
         let max_tokens = random.between(usize::from(!is_scored), 20);
         let mut request = oracle::request(0, max_tokens, random.below(4) as u64);
         request.prompt = prompt.into();

@@ -204,22 +204,20 @@ impl World {
 
     fn arrive(&mut self) {
         let request = self.random_request();
-        if self.harness.limits.check(&request).is_err() {
+        let is_group = request.max_tokens > 0 && self.random.chance(15);
+        let num_choices = if is_group { self.random.between(2, 4) as u32 } else { 1 };
+        if self.harness.limits.check_choices(&request, num_choices).is_err() {
             return; // it never fits this cache
         }
-        let num_choices = if self.random.chance(15) { self.random.between(2, 4) } else { 1 };
-        let (mut starts, mut arrived) = (vec![], vec![]);
-        for _ in 0..num_choices {
-            let mut choice = request.clone();
-            choice.sampling.seed += self.random.below(4) as u64;
-            let (start, client) = self.harness.post(choice);
+        let (start, clients) = self.harness.post(request, num_choices);
+        let mut arrived = vec![];
+        for client in clients {
             let is_cancelled = self.random.chance(3);
             if is_cancelled {
                 client.cancel();
             }
             let habit =
                 [Habit::Reads, Habit::Reads, Habit::ReadsSlowly, Habit::ReadsLate][self.random.below(4)];
-            starts.push(start);
             arrived.push(Observed {
                 client,
                 habit,
@@ -232,10 +230,10 @@ impl World {
                 last_progress: 0,
             });
         }
-        self.harness.handle(Message::Start(starts));
-        self.num_started += num_choices as u64;
+        self.harness.handle(Message::Start(start));
+        self.num_started += u64::from(num_choices);
         self.seen.chosen +=
-            u64::from(num_choices > 1 && self.harness.stats().waiting >= num_choices as u64 - 1);
+            u64::from(num_choices > 1 && self.harness.stats().waiting >= u64::from(num_choices) - 1);
         self.observed.append(&mut arrived);
     }
 

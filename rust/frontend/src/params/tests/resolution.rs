@@ -4,7 +4,7 @@ use penstock_types::{GenerationConfig, LogprobsMode, RequestedOutputs, Sampling}
 use serde_json::json;
 
 use super::params;
-use crate::params::{ModelLimits, ResolvedParams, SamplingParams, choice_request};
+use crate::params::{ModelLimits, ResolvedParams, SamplingParams};
 
 fn generation() -> GenerationConfig {
     GenerationConfig {
@@ -127,9 +127,8 @@ fn choices_differ_in_seeds_and_the_first_has_prompt_outputs() {
     let resolved =
         resolve(&params(json!({"n": 3, "seed": u64::MAX, "prompt_logprobs": 1})), &generation(), 2);
     let first = resolved.request([1, 2].into());
-    let second = choice_request(&first, 1);
-    assert_eq!(choice_request(&first, 0).outputs.prompt_logprobs, Some(1));
-    assert_eq!((second.sampling.seed, second.outputs.prompt_logprobs), (0, None));
+    assert_eq!((first.choice_seed(0), first.choice_outputs(0).prompt_logprobs), (u64::MAX, Some(1)));
+    assert_eq!((first.choice_seed(1), first.choice_outputs(1).prompt_logprobs), (0, None));
     assert_eq!((first.max_tokens, first.stop_token_ids.as_slice()), (50, &[4, 9][..]));
 }
 

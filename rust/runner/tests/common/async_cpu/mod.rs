@@ -183,13 +183,22 @@ impl Backend for AsyncCpu {
         if self.control.fails_admission.swap(false, SeqCst) {
             return Err(DeviceError::InvalidStep("no admission".into()));
         }
-        let SlotParams { sampling, prompt, generated, min_tokens, stop_token_ids, logprobs, prompt_logprobs } =
-            *params;
+        let SlotParams {
+            sampling,
+            seed,
+            prompt,
+            generated,
+            min_tokens,
+            stop_token_ids,
+            logprobs,
+            prompt_logprobs,
+        } = *params;
         let (slots, sampling, prompt) = (Arc::clone(slots), sampling.clone(), Arc::clone(prompt));
         let (generated, stop_token_ids) = (generated.to_vec(), stop_token_ids.to_vec());
         self.enqueue(move |cpu| {
             let params = SlotParams {
                 sampling: &sampling,
+                seed,
                 prompt: &prompt,
                 generated: &generated,
                 min_tokens,
