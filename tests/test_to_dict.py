@@ -99,6 +99,15 @@ def test_every_value_class_has_a_dict(engine: penstock.Engine) -> None:
     assert written(engine.info)["memory"] == engine.info.memory.to_dict()
 
 
+def test_finished_requests_are_counted_by_reason(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        result = engine.blocking.generate(PROMPT, SHORT)
+        engine.blocking.generate(PROMPT, SHORT, stop_token_ids=[result.token_ids[2]])
+        stats = engine.stats()
+        assert (stats.finished_length, stats.finished_stop, stats.requests_finished) == (1, 1, 2)
+        assert 258 in engine.info.eos_token_ids
+
+
 def _properties(value: object) -> list[tuple[str, object]]:
     cls = type(value)
     return [(name, item) for name, item in vars(cls).items() if type(item).__name__ == "getset_descriptor"]

@@ -1739,6 +1739,12 @@ class Stats:
     - `host_blocks_used`: Blocks of the host tier that hold prefixes or swapped sequences.
     - `requests_admitted`: Requests admitted.
     - `requests_finished`: Admitted requests that have ended.
+    - `finished_stop`: Requests among `requests_finished` that ended with a stop token or stop sequence.
+    - `finished_length`: Those that reached their maximum length.
+    - `finished_cancelled`: Those that their consumer ended: cancelled, dropped, or stopped by a stop
+      string.
+    - `finished_interrupted`: Those that were preempted with `preemption_mode="interrupt"`.
+    - `finished_failed`: Those that failed, in a step or because the engine crashed.
     - `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.
     - `recomputed_tokens`: Tokens computed again after their sequence was preempted.
     - `generation_tokens`: Tokens generated for requests.
@@ -1769,6 +1775,11 @@ class Stats:
         host_blocks_used: int,
         requests_admitted: int,
         requests_finished: int,
+        finished_stop: int,
+        finished_length: int,
+        finished_cancelled: int,
+        finished_interrupted: int,
+        finished_failed: int,
         prompt_tokens: int,
         recomputed_tokens: int,
         generation_tokens: int,
@@ -1827,6 +1838,26 @@ class Stats:
     @property
     def requests_finished(self) -> int:
         """Admitted requests that have ended."""
+
+    @property
+    def finished_stop(self) -> int:
+        """Requests among `requests_finished` that ended with a stop token or stop sequence."""
+
+    @property
+    def finished_length(self) -> int:
+        """Those that reached their maximum length."""
+
+    @property
+    def finished_cancelled(self) -> int:
+        """Those that their consumer ended: cancelled, dropped, or stopped by a stop string."""
+
+    @property
+    def finished_interrupted(self) -> int:
+        """Those that were preempted with `preemption_mode="interrupt"`."""
+
+    @property
+    def finished_failed(self) -> int:
+        """Those that failed, in a step or because the engine crashed."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -2061,6 +2092,7 @@ class ModelInfo:
     - `architecture`: Hugging Face architecture, such as `LlamaForCausalLM`.
     - `parameters`: Number of weights; tied weights count once.
     - `vocabulary_size`: Number of token ids.
+    - `eos_token_ids`: The model's end tokens, which end an output unless `ignore_eos` is set.
     - `dtype`: Type of the weights in memory.
     - `kv_cache_dtype`: Type of the KV cache.
     - `memory`: Use of the memory.
@@ -2082,6 +2114,7 @@ class ModelInfo:
         architecture: str,
         parameters: int,
         vocabulary_size: int,
+        eos_token_ids: Sequence[int],
         dtype: str,
         kv_cache_dtype: str,
         memory: MemoryInfo,
@@ -2107,6 +2140,10 @@ class ModelInfo:
     @property
     def vocabulary_size(self) -> int:
         """Number of token ids."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's end tokens, which end an output unless `ignore_eos` is set."""
 
     @property
     def dtype(self) -> str:

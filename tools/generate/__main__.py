@@ -77,6 +77,7 @@ def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
     lines = [
         f"//! The classes of the Python API. {notice()}",
         "",
+        "use penstock_checkpoint::GenerationConfig;",
         "use penstock_engine::Limits;",
         "use penstock_frontend::config::EngineConfig;",
         f"use penstock_frontend::output::{{{', '.join(results)}}};",

@@ -51,7 +51,11 @@ def rust_constructor(item: ValueClass) -> list[str]:
     """The struct of a value class with the expressions of its fields."""
     lines = [
         f"impl {item.rust} {{",
-        "    pub fn new(info: &penstock_runner::ModelInfo, limits: &Limits) -> Self {",
+        "    pub fn new(",
+        "        info: &penstock_runner::ModelInfo,",
+        "        limits: &Limits,",
+        "        generation: &GenerationConfig,",
+        "    ) -> Self {",
         "        Self {",
     ]
     lines += [f"            {entry.name}: {entry.value}," for entry in item.fields]

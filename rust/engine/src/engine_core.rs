@@ -343,6 +343,7 @@ impl EngineCore {
     /// Prepares the last event of a sequence, which was taken out of the scheduler.
     fn end(&mut self, sequence: Sequence, reason: FinishReason, now: Instant) {
         self.scheduler.counters.requests_finished += 1;
+        *self.scheduler.counters.finished_for(&reason) += 1;
         self.scheduler.promote_leader(sequence.id);
         let finish = sequence.finish(reason, now);
         self.pending_finishes.push((sequence.outbox, sequence.port, finish));

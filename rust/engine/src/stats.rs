@@ -3,6 +3,7 @@
 //! Each number is one entry of rust/frontend's `definitions/stats.toml`, from which the table below, the Python class and
 //! the documentation follow: a new counter is an entry and the statement that increments it.
 
+use crate::request::FinishReason;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The kind of a number of [`Stats`].
@@ -84,6 +85,16 @@ stats! {
     requests_admitted: Counter,
     /// Admitted requests that have ended.
     requests_finished: Counter,
+    /// Requests among `requests_finished` that ended with a stop token or stop sequence.
+    finished_stop: Counter,
+    /// Those that reached their maximum length.
+    finished_length: Counter,
+    /// Those that their consumer ended: cancelled, dropped, or stopped by a stop string.
+    finished_cancelled: Counter,
+    /// Those that were preempted with `preemption_mode="interrupt"`.
+    finished_interrupted: Counter,
+    /// Those that failed, in a step or because the engine crashed.
+    finished_failed: Counter,
     /// Prompt tokens computed; each counts once, however often it was computed.
     prompt_tokens: Counter,
     /// Tokens computed again after their sequence was preempted.
@@ -113,6 +124,17 @@ impl Stats {
     /// Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query.
     pub fn prefix_hit_rate(&self) -> f64 {
         self.prefix_hit_tokens as f64 / self.prefix_query_tokens.max(1) as f64
+    }
+
+    /// The counter of the requests that ended for a reason.
+    pub(crate) fn finished_for(&mut self, reason: &FinishReason) -> &mut u64 {
+        match reason {
+            FinishReason::Stop(_) | FinishReason::StopSequence(_) => &mut self.finished_stop,
+            FinishReason::Length => &mut self.finished_length,
+            FinishReason::Cancelled => &mut self.finished_cancelled,
+            FinishReason::Interrupted => &mut self.finished_interrupted,
+            FinishReason::Failed(_) | FinishReason::EngineStopped(_) => &mut self.finished_failed,
+        }
     }
 }
 
@@ -160,6 +182,24 @@ mod tests {
         assert_eq!((stats.running, stats.steps), (1, Stats::LEN as u64));
         shared.publish(stats);
         assert_eq!(shared.read(), stats);
+    }
+
+    #[test]
+    fn each_finish_reason_has_a_counter() {
+        let mut stats = Stats::default();
+        for (reason, count) in [
+            (FinishReason::Stop(7), 1),
+            (FinishReason::StopSequence(0), 1),
+            (FinishReason::Length, 3),
+            (FinishReason::Cancelled, 4),
+            (FinishReason::Interrupted, 5),
+            (FinishReason::Failed("x".to_owned()), 6),
+        ] {
+            *stats.finished_for(&reason) += count;
+        }
+        let Stats { finished_stop, finished_length, finished_cancelled, .. } = stats;
+        assert_eq!((finished_stop, finished_length, finished_cancelled), (2, 3, 4));
+        assert_eq!((stats.finished_interrupted, stats.finished_failed), (5, 6));
     }
 
     #[test]

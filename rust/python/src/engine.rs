@@ -257,7 +257,7 @@ impl Engine {
                 engine,
             };
             Ok(Self {
-                info: ModelInfo::new(&info, frontend.engine.limits()).into(),
+                info: ModelInfo::new(&info, frontend.engine.limits(), &frontend.generation).into(),
                 frontend: Arc::new(frontend),
                 chat_templates: templates.clone(),
                 special_tokens: checkpoint.special_tokens().clone(),

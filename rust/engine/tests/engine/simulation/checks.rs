@@ -145,6 +145,12 @@ impl World {
         }
         let stats = self.harness.stats();
         assert_eq!((stats.requests_admitted, stats.requests_finished), (num_admitted, num_admitted));
+        let by_reason = stats.finished_stop
+            + stats.finished_length
+            + stats.finished_cancelled
+            + stats.finished_interrupted
+            + stats.finished_failed;
+        assert_eq!(by_reason, num_admitted);
         assert_eq!((stats.prefix_hit_tokens, stats.prefix_host_hit_tokens), (num_cached, num_cached_on_host));
         // A sequence that is preempted or starts over may find blocks that others have computed meanwhile.
         let has_preemptions = self.has_restarted || stats.preemptions > 0;
