@@ -111,7 +111,7 @@ impl EngineCore {
         let mut outboxes = outboxes.into_iter();
         let first = outboxes.next().expect("a request has a choice; this is a bug");
         let first = self.sequence(&request, leader, 0, first, now);
-        let first_arrival = first.key.arrival;
+        let first_key = first.key;
         if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
             let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
             let rejection = Rejection::Overloaded { waiting, limit };
@@ -126,8 +126,8 @@ impl EngineCore {
         }
         self.scheduler.counters.requests_admitted += 1 + num_others;
         self.publish_stats(); // before the events: an admitted request is counted
-        for arrival in first_arrival..=first_arrival + num_others {
-            let sequence = self.scheduler.find_arrival(arrival);
+        for arrival in first_key.arrival..=first_key.arrival + num_others {
+            let sequence = self.scheduler.find_admitted(SchedulingKey { arrival, ..first_key }, leader);
             sequence.outbox.queue_mut().admit();
             // It may have been cancelled in the mailbox, and the engine may have attended to that flag before.
             if sequence.outbox.is_cancelled() {

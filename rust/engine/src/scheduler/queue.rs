@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use rustc_hash::FxHashMap;
+
 use crate::request::RequestId;
 use crate::sequence::{SchedulingKey, Sequence};
 
@@ -20,14 +22,11 @@ pub(super) struct WaitingQueue {
     /// Sequences that were preempted, or admitted together with another one. They were admitted once and do not count
     /// against `max_waiting`.
     preempted: VecDeque<Sequence>,
-    groups: Vec<ChoiceGroup>,
+    /// The choices of each group that wait for its leader, in scheduling order; at least one.
+    groups: FxHashMap<RequestId, VecDeque<Sequence>>,
+    /// The number of all followers.
+    num_followers: usize,
     num_changes: u64,
-}
-
-/// The choices of a group that wait for its leader.
-struct ChoiceGroup {
-    leader: RequestId,
-    followers: VecDeque<Sequence>,
 }
 
 /// The position of a sequence in the queue.
@@ -40,8 +39,7 @@ pub(super) enum QueuePosition {
 
 impl WaitingQueue {
     pub(super) fn len(&self) -> usize {
-        let followers = self.groups.iter().map(|group| group.followers.len());
-        self.new.len() + self.preempted.len() + followers.sum::<usize>()
+        self.new.len() + self.preempted.len() + self.num_followers
     }
 
     /// The number of requests that were never scheduled.
@@ -73,34 +71,31 @@ impl WaitingQueue {
 
     /// Adds a sequence that waits until the request `leader` has computed their common prompt.
     pub(super) fn push_follower(&mut self, leader: RequestId, sequence: Sequence) {
-        match self.groups.iter_mut().find(|group| group.leader == leader) {
-            Some(group) => group.followers.push_back(sequence),
-            None => self.groups.push(ChoiceGroup { leader, followers: [sequence].into() }),
-        }
+        self.groups.entry(leader).or_default().push_back(sequence);
+        self.num_followers += 1;
     }
 
     /// The request `leader` has computed its prompt: its followers wait for nothing else.
     pub(super) fn release_followers(&mut self, leader: RequestId) {
-        let Some(index) = self.groups.iter().position(|group| group.leader == leader) else { return };
-        for sequence in self.groups.swap_remove(index).followers {
-            self.push_preempted(sequence);
-        }
+        let Some(followers) = self.groups.remove(&leader) else { return };
+        self.num_followers -= followers.len();
+        followers.into_iter().for_each(|sequence| self.push_preempted(sequence));
     }
 
     /// The leaders that followers wait for.
     pub(super) fn leaders(&self) -> impl Iterator<Item = RequestId> {
-        self.groups.iter().map(|group| group.leader)
+        self.groups.keys().copied()
     }
 
     /// The request `leader` has ended. If followers still wait for it, the first of them becomes the leader.
     pub(super) fn promote_leader(&mut self, leader: RequestId) {
-        let Some(index) = self.groups.iter().position(|group| group.leader == leader) else { return };
-        let group = &mut self.groups[index];
-        if let Some(sequence) = group.followers.pop_front() {
-            group.leader = sequence.id;
-            self.push_preempted(sequence);
+        let Some(mut followers) = self.groups.remove(&leader) else { return };
+        let Some(sequence) = followers.pop_front() else { return };
+        self.num_followers -= 1;
+        if !followers.is_empty() {
+            self.groups.insert(sequence.id, followers);
         }
-        self.groups.retain(|group| !group.followers.is_empty());
+        self.push_preempted(sequence);
     }
 
     /// The first in scheduling order, without the paused sequences and those that only wait for their last tokens. None
@@ -159,9 +154,9 @@ impl WaitingQueue {
     pub(super) fn pop_any(&mut self) -> Option<Sequence> {
         let waiting = self.new.pop_front().or_else(|| self.preempted.pop_front());
         waiting.or_else(|| {
-            let sequence = self.groups.last_mut()?.followers.pop_back();
-            self.groups.retain(|group| !group.followers.is_empty());
-            sequence
+            let leader = self.leaders().next()?;
+            self.promote_leader(leader);
+            self.preempted.pop_front()
         })
     }
 
@@ -170,8 +165,12 @@ impl WaitingQueue {
         let first = cancelled.len();
         take_cancelled(&mut self.new, cancelled);
         take_cancelled(&mut self.preempted, cancelled);
-        self.groups.iter_mut().for_each(|group| take_cancelled(&mut group.followers, cancelled));
-        self.groups.retain(|group| !group.followers.is_empty());
+        self.groups.retain(|_, followers| {
+            let num_followers = followers.len();
+            take_cancelled(followers, cancelled);
+            self.num_followers -= num_followers - followers.len();
+            !followers.is_empty()
+        });
         self.num_changes += u64::from(cancelled.len() > first);
     }
 
@@ -181,6 +180,15 @@ impl WaitingQueue {
             sequence.is_paused = sequence.outbox.queue().is_armed();
             self.num_changes += u64::from(!sequence.is_paused);
         }
+    }
+
+    /// The sequence with this key; `leader` leads its group.
+    pub(super) fn find(&mut self, key: SchedulingKey, leader: RequestId) -> Option<&mut Sequence> {
+        let queues = [&mut self.new, &mut self.preempted].into_iter().chain(self.groups.get_mut(&leader));
+        queues.into_iter().find_map(|queue| {
+            let index = queue.binary_search_by_key(&key, |sequence| sequence.key).ok()?;
+            queue.get_mut(index)
+        })
     }
 
     /// The preempted sequence of a request.
@@ -199,12 +207,7 @@ impl WaitingQueue {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Sequence> {
-        self.new.iter().chain(&self.preempted).chain(self.groups.iter().flat_map(|group| &group.followers))
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut Sequence> {
-        let followers = self.groups.iter_mut().flat_map(|group| &mut group.followers);
-        self.new.iter_mut().chain(&mut self.preempted).chain(followers)
+        self.new.iter().chain(&self.preempted).chain(self.groups.values().flatten())
     }
 
     /// Panics unless the invariants hold and every follower has a leader, which waits or is `running`.
@@ -213,12 +216,17 @@ impl WaitingQueue {
             assert!(queue.iter().is_sorted_by_key(|sequence| sequence.key), "out of order; this is a bug");
         }
         self.iter().for_each(|sequence| sequence.check_integrity(false));
-        let followers = self.groups.iter().flat_map(|group| &group.followers);
+        let followers = self.groups.values().flatten();
+        assert_eq!(followers.clone().count(), self.num_followers, "followers miscounted; this is a bug");
         let is_untouched =
             |sequence: &Sequence| sequence.has_no_rows_in_flight() && sequence.swapped.is_none();
         let mut untouched = self.new.iter().chain(followers);
         assert!(untouched.all(is_untouched), "a sequence is in the wrong queue; this is a bug");
-        for ChoiceGroup { leader, followers } in &self.groups {
+        for (leader, followers) in &self.groups {
+            assert!(
+                followers.iter().is_sorted_by_key(|sequence| sequence.key),
+                "out of order; this is a bug"
+            );
             assert!(!followers.is_empty(), "an empty group was kept; this is a bug");
             let waiting = self.new.iter().chain(&self.preempted).map(|sequence| sequence.id);
             let mut leaders = running.clone().chain(waiting);

@@ -12,7 +12,7 @@ use crate::kv_cache::{KvCacheManager, LoadLimit};
 use crate::limits::Limits;
 use crate::prefix_cache::BlockHasher;
 use crate::request::RequestId;
-use crate::sequence::{ComputedTokens, Sequence};
+use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Stats;
 use crate::step::{ScheduledRow, StepPlan};
 
@@ -259,11 +259,10 @@ impl Scheduler {
         self.kv.reset_prefix_cache();
     }
 
-    /// The sequence of the `arrival`th request, which was just admitted: the newest ones are searched first.
-    pub(crate) fn find_arrival(&mut self, arrival: u64) -> &mut Sequence {
-        let running = self.slots.iter_mut().map(|running| &mut running.sequence);
-        let mut all = self.queue.iter_mut().rev().chain(running);
-        all.find(|sequence| sequence.key.arrival == arrival).expect("it was admitted; this is a bug")
+    /// The sequence with this key, which was just admitted; `leader` is the first choice of its request.
+    pub(crate) fn find_admitted(&mut self, key: SchedulingKey, leader: RequestId) -> &mut Sequence {
+        let running = self.slots.find_key(key).map(|running| &mut running.sequence);
+        running.or_else(|| self.queue.find(key, leader)).expect("it was admitted; this is a bug")
     }
 
     /// The number of open requests.

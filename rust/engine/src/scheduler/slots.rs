@@ -77,10 +77,6 @@ impl Slots {
         self.slots.iter().flatten()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Running> {
-        self.slots.iter_mut().flatten()
-    }
-
     pub(super) fn get(&self, slot: u32) -> &Running {
         self.slots[slot as usize].as_ref().expect("a slot in the order is occupied; this is a bug")
     }
@@ -92,6 +88,12 @@ impl Slots {
     /// The sequence in `slot`, if it is that of `request`.
     pub(super) fn find(&mut self, slot: u32, request: RequestId) -> Option<&mut Running> {
         self.slots[slot as usize].as_mut().filter(|running| running.sequence.id == request)
+    }
+
+    /// The running sequence with this key.
+    pub(super) fn find_key(&mut self, key: SchedulingKey) -> Option<&mut Running> {
+        let rank = self.order.binary_search_by_key(&key, |slot| self.key(*slot)).ok()?;
+        self.slots[self.order[rank] as usize].as_mut()
     }
 
     /// Puts a sequence into a free slot.
