@@ -40,6 +40,7 @@ PUBLIC = {
     "Prompt",
     "Request",
     "RequestError",
+    "RequestOptions",
     "Result",
     "SamplingOptions",
     "SamplingParams",
@@ -104,3 +105,29 @@ def test_import_of_the_package_imports_nothing_heavy() -> None:
 
 def test_version_is_that_of_the_installed_package() -> None:
     assert importlib.metadata.version("penstock") == penstock.__version__
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_sub_interpreter_cannot_import_penstock(*, is_imported: bool) -> None:
+    code = """
+import importlib, sys
+for name in ("_interpreters", "_xxsubinterpreters"):
+    try:
+        interpreters = importlib.import_module(name)
+        break
+    except ImportError:
+        pass
+else:
+    sys.exit("none")
+if sys.argv[1] == "True":
+    import penstock
+attempt = "try:\\n    import penstock\\nexcept ImportError as error:\\n    print(error, flush=True)"
+interpreters.run_string(interpreters.create(), attempt)
+import penstock
+"""
+    command = [sys.executable, "-c", code, str(is_imported)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.stderr.strip() == "none":
+        pytest.skip("this Python has no module for sub-interpreters")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "does not support sub-interpreters" in done.stdout

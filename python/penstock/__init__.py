@@ -11,6 +11,7 @@ package imports only anyio and the extension module.
 
 import typing as _typing
 
+from penstock import _interpreter as _interpreter  # first: it refuses sub-interpreters
 from penstock import demo
 from penstock._core import (
     Choice,
@@ -31,7 +32,7 @@ from penstock._core import (
     Usage,
     __version__,
 )
-from penstock._options import EngineOptions, Prompt, SamplingOptions
+from penstock._options import EngineOptions, Prompt, RequestOptions, SamplingOptions
 from penstock.batch import Batch, BatchItem, BlockingBatch
 from penstock.blocking import Blocking
 from penstock.engine import Engine
@@ -75,6 +76,7 @@ __all__ = [
     "Prompt",
     "Request",
     "RequestError",
+    "RequestOptions",
     "Result",
     "SamplingOptions",
     "SamplingParams",
@@ -90,7 +92,7 @@ __all__ = [
     "demo",
 ]
 
-EngineOptions.__module__ = SamplingOptions.__module__ = __name__
+EngineOptions.__module__ = SamplingOptions.__module__ = RequestOptions.__module__ = __name__
 
 if not _typing.TYPE_CHECKING:
 
