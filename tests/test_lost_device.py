@@ -29,7 +29,7 @@ def make_losing_engine(model: Path, **options: object) -> penstock.Engine:
 async def test_lost_device_ends_all_requests_and_the_engine(tiny_model: Path) -> None:
     async with make_losing_engine(tiny_model) as engine:
         await engine.generate(PROMPT, SHORT)
-        running = await engine.start_request(PROMPT, LONG, bad_token_ids=[LOSING_TOKEN], max_tokens=200)
+        running = await engine.start_request(PROMPT, LONG, bad_token_ids=[LOSING_TOKEN], max_tokens=400)
         await anext(running)
         with anyio.fail_after(20):
             with pytest.raises(penstock.EngineStoppedError, match=MESSAGE):

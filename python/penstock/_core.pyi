@@ -443,8 +443,7 @@ class SamplingParams:
       in place during the call, or returns a replacement: an object with `__dlpack__` or the buffer
       protocol, float32, same shape. NaN, positive infinity or an exception ends the request with a
       `GenerationError`. Each call needs the GIL and delays the whole batch. Not allowed when `num_beams`
-      is above 1: a step of a beam search does not distinguish prompt and output. Range: up to 16
-      callables. Default: none.
+      is above 1: beam search does not support it. Range: up to 16 callables. Default: none.
 
     Structured output and tools:
 
@@ -453,24 +452,22 @@ class SamplingParams:
       be the value of `json_schema`, or of the parameter itself; a pydantic model class stands for its
       schema. Objects with `properties` have no others, unless the schema says so or `"strict": false`
       stands beside it. `"ignore_unsupported": true` beside the schema ignores keywords that are not
-      supported; without it they are refused. Not allowed when `num_beams` is above 1: a step of a beam
-      search does not distinguish prompt and output. Default: text.
+      supported; without it they are refused. Not allowed when `num_beams` is above 1: beam search does not
+      support it. Default: text.
     - `regex`: Regular expression that the whole output matches, in the syntax of Rust's `regex`. Not
-      allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
-      Not allowed with `response_format`, `choice`, `grammar`: an output has one format. Range: 1 to
-      1048576 characters. Default: none.
-    - `choice`: Strings of which the output is one. Not allowed when `num_beams` is above 1: a step of a
-      beam search does not distinguish prompt and output. Not allowed with `response_format`, `regex`,
-      `grammar`: an output has one format. Range: 1 to 1024 strings of 1 to 1048576 characters. Default:
-      none.
+      allowed when `num_beams` is above 1: beam search does not support it. Not allowed with
+      `response_format`, `choice`, `grammar`: an output has one format. Range: 1 to 1048576 characters.
+      Default: none.
+    - `choice`: Strings of which the output is one. Not allowed when `num_beams` is above 1: beam search
+      does not support it. Not allowed with `response_format`, `regex`, `grammar`: an output has one
+      format. Range: 1 to 1024 strings of 1 to 1048576 characters. Default: none.
     - `grammar`: Context-free grammar of the output, in Lark notation. GBNF is recognised and rejected. Not
-      allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
-      Not allowed with `response_format`, `regex`, `choice`: an output has one format. Range: 1 to 1048576
-      characters. Default: none.
+      allowed when `num_beams` is above 1: beam search does not support it. Not allowed with
+      `response_format`, `regex`, `choice`: an output has one format. Range: 1 to 1048576 characters.
+      Default: none.
     - `tools`: Functions that the model can call, as in OpenAI's API. Only for chat prompts. Each is
       `{"type": "function", "function": {"name": ..., "parameters": {...}}}`. Not allowed when `num_beams`
-      is above 1: a step of a beam search does not distinguish prompt and output. Range: 1 to 128 tools.
-      Default: none.
+      is above 1: beam search does not support it. Range: 1 to 128 tools. Default: none.
     - `tool_choice`: Tools that the model must or can call. `"none"`, `"auto"`, `"required"`, or `{"type":
       "function", "function": {"name": ...}}`. Not allowed when `tools` is not given: there are no tools.
       Default: `"auto"`.
@@ -486,8 +483,8 @@ class SamplingParams:
       none.
     - `prompt_logprobs`: Return the log probability of each prompt token, and this many most likely tokens
       in its place. The first token has none. The whole prompt is computed, whatever the prefix cache
-      holds. Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt
-      and output. Range: 0 to 20. Default: none.
+      holds. Not allowed when `num_beams` is above 1: beam search does not support it. Range: 0 to 20.
+      Default: none.
     - `logprobs_mode`: Distribution of the log probabilities. `"raw"`: the log-softmax of the model's
       logits. `"processed"`: that of the logits after processors, penalties, masks and temperature, before
       the filters. Not allowed when `logprobs` is False and `prompt_logprobs` is not given: no log
@@ -495,14 +492,14 @@ class SamplingParams:
     - `output_logits`: Return the raw logits of these positions. A `Tensor` of float32, shape `(positions,
       vocabulary_size)`. `"prompt"`: the positions of the prompt. `"generation"`: those that a token was
       sampled from, the first of which is the last one of the prompt. `"all"`: both. At most 1 GiB together
-      with `output_hidden_states`. Not allowed when `num_beams` is above 1: a step of a beam search does
-      not distinguish prompt and output. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
+      with `output_hidden_states`. Not allowed when `num_beams` is above 1: beam search does not support
+      it. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
     - `output_hidden_states`: Return the decoder's last hidden states, after its final norm, of these
       positions. A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed
-      when `num_beams` is above 1: a step of a beam search does not distinguish prompt and output. Range:
-      `"prompt"`, `"generation"`, `"all"`. Default: none.
-    - `echo`: Begin `text` with the text of the prompt. Not allowed when `num_beams` is above 1: a step of
-      a beam search does not distinguish prompt and output. Default: `False`.
+      when `num_beams` is above 1: beam search does not support it. Range: `"prompt"`, `"generation"`,
+      `"all"`. Default: none.
+    - `echo`: Begin `text` with the text of the prompt. Not allowed when `num_beams` is above 1: beam
+      search does not support it. Default: `False`.
     - `skip_special_tokens`: Omit special tokens from `text`. Default: `True`.
     - `spaces_between_special_tokens`: Separate special tokens in `text` by spaces. Not allowed when
       `skip_special_tokens` is True: the text has no special tokens. Default: `False`.
@@ -846,8 +843,7 @@ class SamplingParams:
         processor modifies the tensor in place during the call, or returns a replacement: an object with
         `__dlpack__` or the buffer protocol, float32, same shape. NaN, positive infinity or an exception
         ends the request with a `GenerationError`. Each call needs the GIL and delays the whole batch. Not
-        allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
-        output.
+        allowed when `num_beams` is above 1: beam search does not support it.
 
         Range: up to 16 callables. Default: none.
         """
@@ -861,7 +857,7 @@ class SamplingParams:
         model class stands for its schema. Objects with `properties` have no others, unless the schema says
         so or `"strict": false` stands beside it. `"ignore_unsupported": true` beside the schema ignores
         keywords that are not supported; without it they are refused. Not allowed when `num_beams` is above
-        1: a step of a beam search does not distinguish prompt and output.
+        1: beam search does not support it.
 
         Default: text.
         """
@@ -870,8 +866,8 @@ class SamplingParams:
     def regex(self) -> str | None:
         """Regular expression that the whole output matches, in the syntax of Rust's `regex`.
 
-        Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
-        output. Not allowed with `response_format`, `choice`, `grammar`: an output has one format.
+        Not allowed when `num_beams` is above 1: beam search does not support it. Not allowed with
+        `response_format`, `choice`, `grammar`: an output has one format.
 
         Range: 1 to 1048576 characters. Default: none.
         """
@@ -880,8 +876,8 @@ class SamplingParams:
     def choice(self) -> tuple[str, ...] | None:
         """Strings of which the output is one.
 
-        Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
-        output. Not allowed with `response_format`, `regex`, `grammar`: an output has one format.
+        Not allowed when `num_beams` is above 1: beam search does not support it. Not allowed with
+        `response_format`, `regex`, `grammar`: an output has one format.
 
         Range: 1 to 1024 strings of 1 to 1048576 characters. Default: none.
         """
@@ -890,9 +886,8 @@ class SamplingParams:
     def grammar(self) -> str | None:
         """Context-free grammar of the output, in Lark notation.
 
-        GBNF is recognised and rejected. Not allowed when `num_beams` is above 1: a step of a beam search
-        does not distinguish prompt and output. Not allowed with `response_format`, `regex`, `choice`: an
-        output has one format.
+        GBNF is recognised and rejected. Not allowed when `num_beams` is above 1: beam search does not
+        support it. Not allowed with `response_format`, `regex`, `choice`: an output has one format.
 
         Range: 1 to 1048576 characters. Default: none.
         """
@@ -902,8 +897,7 @@ class SamplingParams:
         """Functions that the model can call, as in OpenAI's API.
 
         Only for chat prompts. Each is `{"type": "function", "function": {"name": ..., "parameters":
-        {...}}}`. Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish
-        prompt and output.
+        {...}}}`. Not allowed when `num_beams` is above 1: beam search does not support it.
 
         Range: 1 to 128 tools. Default: none.
         """
@@ -949,8 +943,7 @@ class SamplingParams:
         """Return the log probability of each prompt token, and this many most likely tokens in its place.
 
         The first token has none. The whole prompt is computed, whatever the prefix cache holds. Not
-        allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
-        output.
+        allowed when `num_beams` is above 1: beam search does not support it.
 
         Range: 0 to 20. Default: none.
         """
@@ -973,7 +966,7 @@ class SamplingParams:
         A `Tensor` of float32, shape `(positions, vocabulary_size)`. `"prompt"`: the positions of the
         prompt. `"generation"`: those that a token was sampled from, the first of which is the last one of
         the prompt. `"all"`: both. At most 1 GiB together with `output_hidden_states`. Not allowed when
-        `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
+        `num_beams` is above 1: beam search does not support it.
 
         Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
         """
@@ -983,7 +976,7 @@ class SamplingParams:
         """Return the decoder's last hidden states, after its final norm, of these positions.
 
         A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed when
-        `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.
+        `num_beams` is above 1: beam search does not support it.
 
         Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
         """
@@ -992,8 +985,7 @@ class SamplingParams:
     def echo(self) -> bool:
         """Begin `text` with the text of the prompt.
 
-        Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and
-        output.
+        Not allowed when `num_beams` is above 1: beam search does not support it.
 
         Default: `False`.
         """

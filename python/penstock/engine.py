@@ -113,7 +113,11 @@ class Engine:
         """
         native = self._session.close()
         if native is not None:
-            port = Port()
+            try:
+                port = Port()
+            except OSError:  # no file descriptor is left: wait for the current step without the event loop
+                native.shutdown()
+                return
             native.ring_at_end(port)
             with anyio.CancelScope(shield=True):
                 await anyio.wait_readable(port.fileno())

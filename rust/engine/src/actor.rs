@@ -24,8 +24,8 @@ pub(crate) fn spawn(
     ending: Arc<Ending>,
 ) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name("penstock-engine".into()).spawn(move || {
+        let _ending = CompleteOnDrop(ending);
         run_thread(core, mailbox, executor);
-        ending.complete();
     })
 }
 
@@ -63,6 +63,14 @@ fn run_thread(core: EngineCore, mailbox: Mailbox, mut executor: Box<dyn Executor
     drop(mailbox);
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(executor))) {
         log::error!("the executor panicked while it was dropped: {}", panic_text(&*panic));
+    }
+}
+
+struct CompleteOnDrop(Arc<Ending>);
+
+impl Drop for CompleteOnDrop {
+    fn drop(&mut self) {
+        self.0.complete();
     }
 }
 

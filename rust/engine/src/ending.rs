@@ -22,12 +22,15 @@ impl Default for Ending {
 impl Ending {
     /// Rings `bell` at the end, or at once if the thread has ended.
     pub(crate) fn notify(&self, bell: Bell) {
-        let _ = self.add_listener.send(bell.clone()); // never disconnected: `self` has both ends
+        if self.is_over.load(Ordering::Acquire) {
+            return bell.ring(); // and nothing is left in the channel
+        }
+        let _ = self.add_listener.send(bell); // never disconnected: `self` has both ends
         // Here: add a listener, fence, look at the flag. In `complete`: set the flag, fence, take the listeners. The
         // side whose fence is second sees what the other did, so that the bell is rung at least once.
         fence(Ordering::SeqCst);
         if self.is_over.load(Ordering::Acquire) {
-            bell.ring();
+            self.ring_listeners();
         }
     }
 
@@ -35,6 +38,10 @@ impl Ending {
     pub(crate) fn complete(&self) {
         self.is_over.store(true, Ordering::Release);
         fence(Ordering::SeqCst); // see `notify`
+        self.ring_listeners();
+    }
+
+    fn ring_listeners(&self) {
         self.listeners.try_iter().for_each(|bell| bell.ring());
     }
 }

@@ -209,7 +209,7 @@ impl Engine {
     }
 
     fn stop(&self) {
-        self.frontend.engine.close();
+        self.frontend.close();
     }
 
     fn ring_at_end(&self, port: &Port) {

@@ -9,14 +9,19 @@ const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
 /// Keywords whose value maps names to schemas.
 const NAMED_SCHEMAS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
+/// Keywords whose schemas apply to the value itself, not to a part of it.
+const IN_PLACE: [&str; 4] = ["$ref", "allOf", "anyOf", "oneOf"];
+/// Keywords that constrain the properties of an object.
+const PROPERTY_CONSTRAINTS: [&str; 5] =
+    ["additionalProperties", "minProperties", "patternProperties", "properties", "required"];
 
 /// The object schemas that get `"additionalProperties": false`, of those with `properties` and no `additionalProperties`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
     /// All.
     Strict,
-    /// Those that remain satisfiable: not the parts of an `allOf`, and not those that require properties that they do not
-    /// name.
+    /// Those that remain satisfiable: not those that apply to a value together with another schema, and not those that
+    /// require properties that they do not name.
     Default,
     /// None.
     Open,
@@ -25,96 +30,115 @@ pub enum Closing {
 /// Closes the objects of a schema. Text that is not JSON is returned unchanged; the grammar compiler reports it.
 pub fn close_schema(source: &str, closing: Closing) -> String {
     let Ok(mut schema) = serde_json::from_str::<Value>(source) else { return source.to_owned() };
-    if closing == Closing::Open {
-        return source.to_owned();
-    }
-    let mut combined = HashSet::new();
-    if closing == Closing::Default {
-        collect_combined(&schema, false, &mut combined);
-    }
-    Closer { closing, combined }.close(&mut schema, "#", false);
+    let combined = match closing {
+        Closing::Strict => Some(HashSet::new()),
+        Closing::Default => combined_schemas(&schema),
+        Closing::Open => None,
+    };
+    let Some(combined) = combined else { return source.to_owned() };
+    Closer { closing, combined }.close(&mut schema, "");
     schema.to_string()
 }
 
 struct Closer {
     closing: Closing,
-    /// The references of which other keywords or schemas are combined with the target.
+    /// JSON pointers of the schemas that apply to a value together with others.
     combined: HashSet<String>,
 }
 
 impl Closer {
-    /// `pointer` is the schema's reference; `is_combined` if it applies to the same value as another schema.
-    fn close(&self, schema: &mut Value, pointer: &str, is_combined: bool) {
+    fn close(&self, schema: &mut Value, pointer: &str) {
         match schema {
             Value::Array(schemas) => {
-                schemas.iter_mut().for_each(|schema| self.close(schema, pointer, is_combined))
+                for (index, schema) in schemas.iter_mut().enumerate() {
+                    self.close(schema, &format!("{pointer}/{index}"));
+                }
             }
-            Value::Object(keywords) => self.close_object(keywords, pointer, is_combined),
+            Value::Object(keywords) => {
+                for (keyword, value) in keywords.iter_mut() {
+                    let pointer = join(pointer, keyword);
+                    if SCHEMAS.contains(&keyword.as_str()) {
+                        self.close(value, &pointer);
+                    } else if NAMED_SCHEMAS.contains(&keyword.as_str())
+                        && let Value::Object(schemas) = value
+                    {
+                        schemas
+                            .iter_mut()
+                            .for_each(|(name, schema)| self.close(schema, &join(&pointer, name)));
+                    }
+                }
+                if self.closes(keywords, pointer) {
+                    keywords.entry("additionalProperties").or_insert(Value::Bool(false));
+                }
+            }
             _ => {}
         }
     }
 
-    fn close_object(&self, keywords: &mut Map<String, Value>, pointer: &str, is_combined: bool) {
-        let combines = combines(keywords);
-        for (keyword, value) in keywords.iter_mut() {
-            if SCHEMAS.contains(&keyword.as_str()) {
-                let is_combined = is_in_place(keyword) && (is_combined || combines);
-                self.close(value, &format!("{pointer}/{keyword}"), is_combined);
-            } else if NAMED_SCHEMAS.contains(&keyword.as_str())
-                && let Value::Object(schemas) = value
-            {
-                for (name, schema) in schemas.iter_mut() {
-                    let name = name.replace('~', "~0").replace('/', "~1");
-                    let pointer = format!("{pointer}/{keyword}/{name}");
-                    self.close(schema, &pointer, self.combined.contains(&pointer));
-                }
-            }
-        }
-        let is_closed = match self.closing {
+    fn closes(&self, keywords: &Map<String, Value>, pointer: &str) -> bool {
+        match self.closing {
             Closing::Strict => keywords.contains_key("properties"),
-            Closing::Default => !is_combined && !combines && is_satisfiable_when_closed(keywords),
+            Closing::Default => !self.combined.contains(pointer) && is_satisfiable_when_closed(keywords),
             Closing::Open => false,
-        };
-        if is_closed {
-            keywords.entry("additionalProperties").or_insert(Value::Bool(false));
         }
     }
 }
 
-/// Whether a keyword's schemas apply to the value itself, not to a part of it.
-fn is_in_place(keyword: &str) -> bool {
-    matches!(keyword, "allOf" | "anyOf" | "oneOf")
+/// The JSON pointers of the schemas that apply to a value together with others; `None` if a reference is not the pointer
+/// of a schema in `root`. References are followed, without recursion: their number has no bound.
+fn combined_schemas(root: &Value) -> Option<HashSet<String>> {
+    let (mut combined, mut visited) = (HashSet::new(), HashSet::new());
+    let mut pending = vec![(String::new(), root, false)];
+    while let Some((pointer, schema, is_combined)) = pending.pop() {
+        if !visited.insert((pointer.clone(), is_combined)) {
+            continue;
+        }
+        match schema {
+            Value::Array(schemas) => {
+                let entries = schemas.iter().enumerate();
+                pending
+                    .extend(entries.map(|(index, entry)| (format!("{pointer}/{index}"), entry, is_combined)));
+            }
+            Value::Object(keywords) => {
+                let is_combined = is_combined || combines(keywords);
+                if let Some(reference) = keywords.get("$ref") {
+                    let target = reference.as_str()?.strip_prefix('#')?;
+                    pending.push((target.to_owned(), root.pointer(target)?, is_combined));
+                }
+                for (keyword, value) in keywords {
+                    let pointer = join(&pointer, keyword);
+                    if SCHEMAS.contains(&keyword.as_str()) {
+                        pending.push((pointer, value, is_combined && IN_PLACE.contains(&keyword.as_str())));
+                    } else if NAMED_SCHEMAS.contains(&keyword.as_str())
+                        && let Value::Object(schemas) = value
+                    {
+                        let named =
+                            schemas.iter().map(|(name, schema)| (join(&pointer, name), schema, false));
+                        pending.extend(named);
+                    }
+                }
+                if is_combined {
+                    combined.insert(pointer);
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(combined)
 }
 
-/// Whether the schemas of an object apply to the same value as its `properties`, or as each other.
+fn join(pointer: &str, token: &str) -> String {
+    format!("{pointer}/{}", token.replace('~', "~0").replace('/', "~1"))
+}
+
+/// Whether several keywords of a schema constrain the properties of the same object.
 fn combines(keywords: &Map<String, Value>) -> bool {
-    let has_parts = keywords.get("allOf").and_then(Value::as_array).is_some_and(|parts| parts.len() > 1);
-    let num_keywords = ["properties", "$ref", "allOf", "anyOf", "oneOf"]
-        .iter()
-        .filter(|keyword| keywords.contains_key(**keyword))
-        .count();
-    has_parts || num_keywords > 1
-}
-
-/// Collects the references that are combined with other schemas.
-fn collect_combined(schema: &Value, is_combined: bool, references: &mut HashSet<String>) {
-    match schema {
-        Value::Array(schemas) => {
-            schemas.iter().for_each(|schema| collect_combined(schema, is_combined, references));
-        }
-        Value::Object(keywords) => {
-            let combines = combines(keywords);
-            if let Some(reference) = keywords.get("$ref").and_then(Value::as_str)
-                && (is_combined || combines)
-            {
-                references.insert(reference.to_owned());
-            }
-            for (keyword, value) in keywords {
-                let is_combined = is_in_place(keyword) && (is_combined || combines);
-                collect_combined(value, is_combined, references);
-            }
-        }
-        _ => {}
+    let has = |names: &[&str]| names.iter().filter(|name| keywords.contains_key(**name)).count();
+    let num_parts = keywords.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
+    match has(&IN_PLACE) {
+        0 => false,
+        1 => num_parts > 1 || has(&PROPERTY_CONSTRAINTS) > 0,
+        _ => true,
     }
 }
 

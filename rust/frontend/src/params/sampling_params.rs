@@ -462,34 +462,34 @@ impl SamplingParams {
             return Some(("repetition_penalty_scope", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
         }
         if self.num_beams > 1 && self.logits_processors > 0 {
-            return Some(("logits_processors", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("logits_processors", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.tools.is_some() {
-            return Some(("tools", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("tools", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.prompt_logprobs.is_some() {
-            return Some(("prompt_logprobs", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("prompt_logprobs", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.echo {
-            return Some(("echo", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("echo", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.output_logits.is_some() {
-            return Some(("output_logits", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("output_logits", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.output_hidden_states.is_some() {
-            return Some(("output_hidden_states", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("output_hidden_states", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.response_format.as_ref().is_some_and(ResponseFormat::is_constraint) {
-            return Some(("response_format", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("response_format", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.regex.is_some() {
-            return Some(("regex", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("regex", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.choice.is_some() {
-            return Some(("choice", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("choice", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.grammar.is_some() {
-            return Some(("grammar", "left out when num_beams is above 1: a step of a beam search does not distinguish prompt and output".to_owned()));
+            return Some(("grammar", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if !self.logprobs && self.top_logprobs.is_some() {
             return Some(("top_logprobs", "left out when logprobs is False: set logprobs=True".to_owned()));

@@ -28,7 +28,7 @@ impl Default for Grammars {
 }
 
 impl Grammars {
-    /// Refuses further compilations, ends the threads and frees the cache, which can take a moment.
+    /// Refuses further compilations, tells the threads to end and frees the cache, which can take a moment.
     pub fn close(&self) {
         let compiler = self.lock().take();
         drop(compiler); // after the lock

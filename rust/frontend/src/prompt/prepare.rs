@@ -108,6 +108,7 @@ impl Frontend {
         mode: Mode,
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<PreparedRequest, Error> {
+        self.engine.process().check().map_err(StartError::Stopped)?;
         let (text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let (params, resolved) = match mode {
             Mode::Scoring => self.resolve(&params.for_scoring(), prompt.len())?,
@@ -127,6 +128,7 @@ impl Frontend {
         mode: Mode,
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<BeamSearch, Error> {
+        self.engine.process().check().map_err(StartError::Stopped)?;
         let (_text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let prompt: Arc<[u32]> = prompt.into();
         let (params, resolved) = self.resolve(params, prompt.len())?;
@@ -220,13 +222,19 @@ impl Frontend {
         Ok(request)
     }
 
-    /// Stops the engine and the grammar compiler, and waits until their threads have ended. Without effect in the child of
-    /// a fork.
-    pub fn shutdown(&self) {
+    /// Tells the engine and the grammar compiler to stop, and does not wait for their threads. Without effect in the child
+    /// of a fork.
+    pub fn close(&self) {
         if self.engine.process().is_current() {
-            self.engine.shutdown();
+            self.engine.close();
             self.grammars.close();
         }
+    }
+
+    /// Closes, and waits until the engine's threads have ended.
+    pub fn shutdown(&self) {
+        self.close();
+        self.engine.shutdown();
     }
 }
 

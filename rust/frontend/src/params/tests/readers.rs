@@ -149,6 +149,13 @@ fn schema_is_closed_by_default_unless_it_combines_objects() {
         json!({"properties": {"a": {}}, "minProperties": 2}),
         json!({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
         json!({"properties": {"a": {}}, "additionalProperties": {"type": "string"}}),
+        json!({"$ref": "#/$defs/user", "required": ["b"], "$defs": {"user": {"properties": {"a": {}}}}}),
+        json!({"patternProperties": {"^x": {}}, "anyOf": [{"properties": {"a": {}}}]}),
+        json!({"allOf": [{"$ref": "#/$defs/shape"}, {"required": ["b"]}], "$defs": {
+            "shape": {"anyOf": [{"$ref": "#/$defs/circle"}]}, "circle": {"properties": {"a": {}}},
+        }}),
+        json!({"properties": {"a": {"allOf": [{"$ref": "#"}, {"required": ["b"]}]}}}),
+        json!({"$ref": "#/$defs/a%20b", "$defs": {"a b": {"properties": {"a": {}}}}}),
         json!({"type": "object"}),
     ] {
         assert_eq!(with_strict(&open, json!(null)), open);
