@@ -22,6 +22,7 @@ import pytest
 
 import penstock
 from api_support import PROMPT, assert_at_rest, engine_threads, make_engine, wait_until
+from penstock._workers import MAX_THREADS
 from penstock.demo import model_path
 from support.checkpoints import make_config, write_checkpoint
 
@@ -301,7 +302,7 @@ async def test_cancelled_compilation_keeps_no_thread_and_no_slot(engine: penstoc
     async with anyio.create_task_group() as group:
         for _ in range(30):
             group.start_soon(partial(engine.generate, "x", max_tokens=1, response_format=slow_format()))
-        while num_submitting() < 20:
+        while num_submitting() < MAX_THREADS:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
     wait_until(lambda: num_submitting() == 0, seconds=2)  # much less than the compilation takes

@@ -38,7 +38,7 @@ pub struct ChoiceOutput {
     pub end: Option<ChoiceEnd>,
     /// Whether the last chunk was taken.
     is_end_taken: bool,
-    /// When the first token was received.
+    /// The time at which the first token was received.
     pub first_token: Option<Instant>,
     pub output: TokenOutput,
     /// One for each token of the prompt except the first.

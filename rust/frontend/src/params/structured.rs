@@ -120,9 +120,14 @@ fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Read<(), V> {
 
 /// Whether a mapping is a JSON schema: its `type` is one of a schema's, or it has another keyword that constrains values.
 fn is_schema<V: Value>(value: &V) -> Read<bool, V> {
+    let is_type = |name: V| {
+        word(&Some(name)).map(|name| name.is_some_and(|name| SCHEMA_TYPES.contains(&name.as_str())))
+    };
     match get(value, "type")? {
-        Some(types) if types.kind() == Kind::Array => Ok(true),
-        Some(name) => Ok(word(&Some(name))?.is_some_and(|name| SCHEMA_TYPES.contains(&name.as_str()))),
+        Some(types) if types.kind() == Kind::Array => {
+            types.array().take(SCHEMA_TYPES.len() + 1).map(is_type).try_fold(true, |all, one| Ok(all && one?))
+        }
+        Some(name) => is_type(name),
         None => {
             let constrains = |key: &&str| get(value, key).map(|value| value.is_some());
             CONSTRAINTS.iter().map(constrains).find(|found| !matches!(found, Ok(false))).unwrap_or(Ok(false))
