@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-#: The terminal controls the process, so that Ctrl-C interrupts it.
-CONTROL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+#: The terminal controls the process, so that Ctrl-C interrupts it, even if this process ignores SIGINT, as a
+#: background job does.
+CONTROL = """
+import fcntl, signal, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 CTRL_C = "\x03"
 CTRL_D = "\x04"
 
