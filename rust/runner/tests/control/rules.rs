@@ -20,6 +20,8 @@ pub enum Fault {
     /// The call that accepts this token.
     Accept(usize),
     ForcedPanics(usize),
+    /// No token is reported as forced, so there are no drafts.
+    NoneForced,
 }
 
 /// Allows a third of the ids, which depends on the sum of all tokens so far; every fourth token is forced.
@@ -77,11 +79,12 @@ impl GrammarState for Third {
     }
 
     fn forced(&mut self, tokens: &mut Vec<u32>) {
-        tokens.extend(self.forced_id());
         match self.fault {
+            Fault::NoneForced => return,
             Fault::ForcedPanics(count) if count == self.count => panic!("forced panics"),
             _ => {}
         }
+        tokens.extend(self.forced_id());
     }
 
     fn fork(&self) -> Result<Box<dyn GrammarState>, String> {
