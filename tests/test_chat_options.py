@@ -52,7 +52,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
 async def test_chat_options_apply_to_every_call(
     engine: penstock.Engine, options: dict[str, Any], expected: str
 ) -> None:
-    assert engine.apply_chat_template(MESSAGES, template=TEMPLATE, **options) == expected
+    assert engine.apply_chat_template(MESSAGES, chat_template=TEMPLATE, **options) == expected
     ids = tuple(engine.encode(expected, add_special_tokens=False))
     options = {**options, "chat_template": TEMPLATE}
     results = [
@@ -82,8 +82,8 @@ async def test_messages_may_be_objects_with_model_dump(engine: penstock.Engine) 
         },
         {"role": "tool", "content": "3"},
     ]
-    text = engine.apply_chat_template(messages, template=TEMPLATE)
-    assert text == engine.apply_chat_template(plain, template=TEMPLATE)
+    text = engine.apply_chat_template(messages, chat_template=TEMPLATE)
+    assert text == engine.apply_chat_template(plain, chat_template=TEMPLATE)
     assert (await engine.generate(messages, SHORT)).finish_reason == "length"  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 import penstock
 from api_support import start_python
+from penstock._cli_chat import chat
 from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
 from penstock.cli import main
 from support.terminal import CTRL_C, CTRL_D, Terminal
@@ -131,11 +132,19 @@ def test_json_output_is_one_object_on_standard_output(tiny_model: Path) -> None:
     answer = json.loads(done.stdout)
     with penstock.Engine(tiny_model) as engine:
         result = engine.blocking.generate("Hello", max_tokens=5, temperature=0, ignore_eos=True)
-    assert (answer["text"], answer["token_ids"]) == (result.text, list(result.token_ids))
-    assert answer["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 5, "cached_tokens": 0}
-    assert answer["timings"]["total"] > 0
-    assert json.loads(run("chat", tiny_model, "Hello", *options).stdout)["finish_reason"] == "length"
+    assert answer.pop("timings")["total"] > 0
+    expected = result.to_dict()
+    del expected["timings"]
+    assert answer == expected
+    answer = json.loads(run("chat", tiny_model, "Hello", *options).stdout)
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_empty_prompt_is_a_usage_error(tiny_model: Path) -> None:
+    for arguments in (("generate", tiny_model), ("chat", tiny_model, "-"), ("chat", tiny_model, "")):
+        done = run(*arguments, stdin="")
+        assert done.exit_code == 2
+        assert "The prompt is empty." in done.stderr
 
 
 def test_parameters_are_checked_before_the_model_is_loaded() -> None:
@@ -217,6 +226,18 @@ def test_ctrl_c_clears_the_line_and_twice_leaves_the_chat(demo_model: Path) -> N
         assert terminal.screen.count("output tokens") == 1, "only one line was sent"
 
 
+def test_ctrl_c_before_the_first_chunk_drops_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["One", "/bye"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+
+    def answer(_: object) -> penstock.Result:
+        raise KeyboardInterrupt
+
+    messages = [{"role": "system", "content": "Be brief."}]
+    chat(messages, answer)
+    assert messages == [{"role": "system", "content": "Be brief."}]
+
+
 def test_json_in_an_interactive_chat_is_refused(tiny_model: Path) -> None:
     with Terminal(MAIN, "chat", tiny_model, "--json") as terminal:
         terminal.wait_for("--json requires a PROMPT")
@@ -229,7 +250,7 @@ def test_json_in_an_interactive_chat_is_refused(tiny_model: Path) -> None:
 def test_info_reads_only_file_headers(tiny_model: Path, demo_model: Path) -> None:
     done = run("info", tiny_model)
     assert done.exit_code == 0
-    for fact in ("LlamaForCausalLM", "safetensors", "512 tokens", "377,472 F32", "nothing: the model"):
+    for fact in ("LlamaForCausalLM", "safetensors", "512 tokens", "377,472 F32", "nothing found"):
         assert fact in done.stdout
     assert "GGUF version 3" in run("info", demo_model).stdout
     facts = json.loads(run("info", demo_model, "--json").stdout)

@@ -223,7 +223,7 @@ import os, penstock, signal, sys, threading, time
 entered = threading.Event()
 def stuck(token_ids, logits):
     entered.set()
-    time.sleep(1000)
+    threading.Event().wait()
 engine = penstock.Engine(sys.argv[1], threads=1)
 engine.blocking.start()
 request = engine.blocking.start_request([1], max_tokens=4, logits_processors=[stuck])

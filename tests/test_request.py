@@ -224,14 +224,14 @@ async def test_chat_template_can_be_selected_by_name(tiny_model: Path, tmp_path:
     (model / "additional_chat_templates" / "shout.jinja").write_text("{{ messages[0].content | upper }}!")
     messages = [{"role": "user", "content": "Hi"}]
     async with make_engine(model) as engine:
-        assert engine.apply_chat_template(messages, template="shout") == "HI!"
+        assert engine.apply_chat_template(messages, chat_template="shout") == "HI!"
         assert engine.apply_chat_template(messages) == engine.apply_chat_template(
-            messages, template="default"
+            messages, chat_template="default"
         )
         assert engine.apply_chat_template(messages).startswith("<|im_start|>user\nHi")
         with pytest.raises(penstock.InvalidRequestError, match="'default', 'shout'") as caught:
-            engine.apply_chat_template(messages, template="whisper")
-        assert (caught.value.field, caught.value.value) == ("template", "whisper")
+            engine.apply_chat_template(messages, chat_template="whisper")
+        assert (caught.value.field, caught.value.value) == ("chat_template", "whisper")
     (model / "tokenizer_config.json").unlink()
     async with make_engine(model) as engine:
         with pytest.raises(

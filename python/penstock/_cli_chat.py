@@ -67,6 +67,10 @@ def _take_turn(messages: Messages, answer: Answer) -> bool:
         click.echo(f"Error: {one_line(error)}", err=True)
         messages.pop()
         return False
+    except KeyboardInterrupt:  # before the first chunk
+        click.echo()
+        messages.pop()
+        return True
     was_interrupted = result.finish_reason == "cancelled"
     if result.text:
         messages.append({"role": "assistant", "content": result.content})

@@ -369,7 +369,7 @@ class SamplingParams:
 
     Output length and stop conditions:
 
-    - `max_tokens`: Maximum number of tokens to generate. Limited to what `max_model_len` leaves after the
+    - `max_tokens`: Maximum number of tokens to generate. At most `max_model_len` minus the length of the
       prompt. Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining `max_model_len`.
     - `max_length`: Maximum number of tokens of prompt and output together. Greater than the number of
       prompt tokens. Range: 1 or more. Default: the model's, if it has no `max_new_tokens`.
@@ -434,9 +434,9 @@ class SamplingParams:
       disables the rule. Range: 0 to 1024. Default: the model's, else 0.
     - `allowed_token_ids`: The only token ids that can be generated. Range: 1 to 1048576 ids. Default: all.
     - `bad_token_ids`: Token ids that cannot be generated. Range: up to 1048576 ids. Default: none.
-    - `bad_words`: Strings whose tokenisation is masked. Both tokenisations are masked: at the beginning of
-      a text and after a space. Another tokenisation of the same text is still possible. At most 1024
-      tokens in all. Range: up to 128 strings of 1 to 256 characters. Default: none.
+    - `bad_words`: Strings that are not generated: their tokens are masked. Both tokenisations are masked:
+      at the beginning of a text and after a space. Another tokenisation of the same text is still
+      possible. At most 1024 tokens in all. Range: up to 128 strings of 1 to 256 characters. Default: none.
     - `logits_processors`: Callables that modify the logits of each token. They are called in order as
       `processor(token_ids, logits)` with the ids of prompt and output so far (a list) and the logits of
       the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A processor modifies the tensor
@@ -482,9 +482,8 @@ class SamplingParams:
       probabilities. Not allowed when `logprobs` is False: set logprobs=True. Range: 0 to 20. Default:
       none.
     - `prompt_logprobs`: Return the log probability of each prompt token, and this many most likely tokens
-      in its place. The first token has none. The whole prompt is computed, whatever the prefix cache
-      holds. Not allowed when `num_beams` is above 1: beam search does not support it. Range: 0 to 20.
-      Default: none.
+      in its place. The first token has none. The whole prompt is computed, without the prefix cache. Not
+      allowed when `num_beams` is above 1: beam search does not support it. Range: 0 to 20. Default: none.
     - `logprobs_mode`: Distribution of the log probabilities. `"raw"`: the log-softmax of the model's
       logits. `"processed"`: that of the logits after processors, penalties, masks and temperature, before
       the filters. Not allowed when `logprobs` is False and `prompt_logprobs` is not given: no log
@@ -612,7 +611,7 @@ class SamplingParams:
     def max_tokens(self) -> int | None:
         """Maximum number of tokens to generate.
 
-        Limited to what `max_model_len` leaves after the prompt.
+        At most `max_model_len` minus the length of the prompt.
 
         Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining `max_model_len`.
         """
@@ -826,7 +825,7 @@ class SamplingParams:
 
     @property
     def bad_words(self) -> tuple[str, ...]:
-        """Strings whose tokenisation is masked.
+        """Strings that are not generated: their tokens are masked.
 
         Both tokenisations are masked: at the beginning of a text and after a space. Another tokenisation
         of the same text is still possible. At most 1024 tokens in all.
@@ -942,8 +941,8 @@ class SamplingParams:
     def prompt_logprobs(self) -> int | None:
         """Return the log probability of each prompt token, and this many most likely tokens in its place.
 
-        The first token has none. The whole prompt is computed, whatever the prefix cache holds. Not
-        allowed when `num_beams` is above 1: beam search does not support it.
+        The first token has none. The whole prompt is computed, without the prefix cache. Not allowed when
+        `num_beams` is above 1: beam search does not support it.
 
         Range: 0 to 20. Default: none.
         """
@@ -1092,7 +1091,7 @@ class Tensor:
 # fmt: off
 @final
 class Chunk:
-    """A part of one choice: what has arrived since the previous chunk of that choice.
+    """A part of one choice: its new output since the previous chunk.
 
     - `text`: Text that has become final; may be empty. Complete characters only. Text that may still
       become part of a stop string or stop sequence is held back until it is known not to be, unless
@@ -1389,9 +1388,9 @@ class Choice:
     - `top_logprobs`: For each of `token_ids`, (id, log probability) of the most likely tokens, in
       descending order. `None` unless requested.
     - `cumulative_logprob`: Sum of `logprobs`, or `None`.
-    - `finish_reason`: Reason for the end. `"stop"`; `"tool_calls"`: likewise, after complete `tool_calls`;
-      `"length"`: `max_tokens` or the model's length; `"cancelled"`; `"interrupted"`: preempted by an
-      engine with `preemption_mode="interrupt"`.
+    - `finish_reason`: Reason for the end. `"stop"`; `"tool_calls"`: a stop after at least one complete
+      tool call; `"length"`: `max_tokens` or the model's length; `"cancelled"`; `"interrupted"`: preempted
+      by an engine with `preemption_mode="interrupt"`.
     - `stop_reason`: For `"stop"` and `"tool_calls"`, the stop string, stop token or stop sequence; else
       `None`.
     - `seed`: Random seed in use.
@@ -1463,8 +1462,8 @@ class Choice:
     def finish_reason(self) -> Literal["stop", "tool_calls", "length", "cancelled", "interrupted"]:
         """Reason for the end.
 
-        `"stop"`; `"tool_calls"`: likewise, after complete `tool_calls`; `"length"`: `max_tokens` or the
-        model's length; `"cancelled"`; `"interrupted"`: preempted by an engine with
+        `"stop"`; `"tool_calls"`: a stop after at least one complete tool call; `"length"`: `max_tokens` or
+        the model's length; `"cancelled"`; `"interrupted"`: preempted by an engine with
         `preemption_mode="interrupt"`.
         """
 
@@ -1611,8 +1610,8 @@ class Result:
     def finish_reason(self) -> Literal["stop", "tool_calls", "length", "cancelled", "interrupted"]:
         """Reason for the end.
 
-        `"stop"`; `"tool_calls"`: likewise, after complete `tool_calls`; `"length"`: `max_tokens` or the
-        model's length; `"cancelled"`; `"interrupted"`: preempted by an engine with
+        `"stop"`; `"tool_calls"`: a stop after at least one complete tool call; `"length"`: `max_tokens` or
+        the model's length; `"cancelled"`; `"interrupted"`: preempted by an engine with
         `preemption_mode="interrupt"`.
         """
 

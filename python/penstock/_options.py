@@ -255,7 +255,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     bad_words: Annotated[
         Sequence[str] | None,
-        "Strings whose tokenisation is masked. Default: none.",
+        "Strings that are not generated: their tokens are masked. Default: none.",
     ]
     logits_processors: Sequence[LogitsProcessor] | None
     response_format: Mapping[str, Any] | type | None

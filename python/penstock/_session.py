@@ -265,8 +265,8 @@ def _no_template(name: str, names: Sequence[str]) -> InvalidRequestError:
         message = "this model has no chat template; pass text or token ids instead of messages"
         return InvalidRequestError(message, "prompt", None, "text or token ids")
     limit = f"one of {', '.join(map(repr, names))}"
-    message = f"template is {name!r}; this model's chat templates are {', '.join(map(repr, names))}"
-    return InvalidRequestError(message, "template", name, limit)
+    message = f"chat_template is {name!r}; this model's chat templates are {', '.join(map(repr, names))}"
+    return InvalidRequestError(message, "chat_template", name, limit)
 
 
 def _tools_not_rendered(tools: Sequence[Mapping[str, Any]] | None) -> InvalidRequestError:

@@ -1,6 +1,6 @@
 """Slow work of an event loop in worker threads: a bounded number of them, whatever becomes of the tasks.
 
-A cancelled task does not wait for its thread, which notices the cancellation within milliseconds or runs to
+A cancelled task does not wait for its thread, which notices the cancellation at its next check or runs to
 the end. The thread's slot stays taken until then, so clients that give up and try again cannot pile up
 threads.
 

@@ -123,33 +123,11 @@ def _answer(
             request.cancel()
         result = request.result()
     if as_json:
-        _print_json(_to_dict(result))
+        _print_json(result.to_dict())
     else:
         click.echo()
         click.echo(_statistics(result), err=True)
     return result
-
-
-def _to_dict(result: penstock.Result) -> dict[str, Any]:
-    usage, timings = result.usage, result.timings
-    return {
-        "text": result.text,
-        "reasoning": result.reasoning,
-        "content": result.content,
-        "token_ids": list(result.token_ids),
-        "finish_reason": result.finish_reason,
-        "stop_reason": result.stop_reason,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-        },
-        "timings": {
-            "queued": timings.queued,
-            "first_token": timings.first_token,
-            "total": timings.total,
-        },
-    }
 
 
 def _print_json(value: object) -> None:
@@ -184,7 +162,10 @@ def _text_of(prompt: str | None) -> str:
     """The prompt; `-`, or a pipe without a prompt, is the text on standard input."""
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PROMPT'.")
-    return sys.stdin.read() if prompt in (None, "-") else prompt
+    text = sys.stdin.read() if prompt in (None, "-") else prompt
+    if not text:
+        raise click.UsageError("The prompt is empty.")
+    return text
 
 
 # ---- commands
@@ -279,7 +260,7 @@ def _info(model: str, *, as_json: bool) -> None:
         "vocabulary": f"{facts['vocab_size'] or 'unknown'} tokens",
         "tokenizer": "yes" if facts["has_tokenizer"] else "no",
         "chat template": "yes" if facts["has_chat_template"] else "no",
-        "not supported": "\n".join(facts["unsupported"]) or "nothing: the model can be opened",
+        "not supported": "\n".join(facts["unsupported"]) or "nothing found",
     }
     for name, value in lines.items():
         click.echo(f"{name:14} {value}".replace("\n", "\n" + " " * 15))

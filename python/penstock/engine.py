@@ -348,7 +348,7 @@ class Engine:
         self,
         messages: Iterable[object],
         *,
-        template: str = "default",
+        chat_template: str = "default",
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -357,9 +357,8 @@ class Engine:
     ) -> str:
         """Render messages and tools as the text of a prompt. Requests do the same, with the same keywords.
 
-        `template` is the name of a template of the model (some have several, such as `tool_use`), or a Jinja
-        template; requests call it `chat_template`. `chat_template_kwargs` are variables of the template, such
-        as `enable_thinking`. The text ends with the generation prompt, unless `add_generation_prompt=False`;
+        `chat_template` is the name of a template of the model (some have several, such as `tool_use`), or a
+        Jinja template. `chat_template_kwargs` are variables of the template, such as `enable_thinking`. The text ends with the generation prompt, unless `add_generation_prompt=False`;
         with `continue_final_message=True` it ends with the last message, which the model continues.
 
         Encode the text with `add_special_tokens=False`: templates write special tokens themselves.
@@ -370,7 +369,7 @@ class Engine:
         """
         chat = Chat(
             messages,
-            chat_template=template,
+            chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
             documents=documents,
             add_generation_prompt=add_generation_prompt,

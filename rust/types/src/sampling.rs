@@ -36,7 +36,7 @@ pub struct Sampling {
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Token ids that cannot be generated.
     pub bad_token_ids: Vec<u32>,
-    /// Strings whose tokenisation is masked.
+    /// Strings that are not generated: their tokens are masked.
     pub bad_words: Vec<Vec<u32>>,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{FloatArray, StopReason, TopLogprobs};
 
-/// A part of one choice: what has arrived since the previous chunk of that choice.
+/// A part of one choice: its new output since the previous chunk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chunk {
     /// Text that has become final; may be empty.

@@ -65,7 +65,7 @@ pub struct SamplingParams {
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Token ids that cannot be generated.
     pub bad_token_ids: Vec<u32>,
-    /// Strings whose tokenisation is masked.
+    /// Strings that are not generated: their tokens are masked.
     pub bad_words: Vec<String>,
     /// Callables that modify the logits of each token.
     pub logits_processors: usize,
