@@ -358,8 +358,9 @@ class Engine:
         """Render messages and tools as the text of a prompt. Requests do the same, with the same keywords.
 
         `chat_template` is the name of a template of the model (some have several, such as `tool_use`), or a
-        Jinja template. `chat_template_kwargs` are variables of the template, such as `enable_thinking`. The text ends with the generation prompt, unless `add_generation_prompt=False`;
-        with `continue_final_message=True` it ends with the last message, which the model continues.
+        Jinja template. `chat_template_kwargs` are variables of the template, such as `enable_thinking`. The
+        text ends with the generation prompt, unless `add_generation_prompt=False`; with
+        `continue_final_message=True` it ends with the last message, which the model continues.
 
         Encode the text with `add_special_tokens=False`: templates write special tokens themselves.
 
