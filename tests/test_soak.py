@@ -1,57 +1,184 @@
-"""Random requests for a long time: `pytest tests/test_soak.py --soak-waves 2000`."""
+"""Random requests of all kinds for a long time: `pytest tests/test_soak.py --soak-waves 5000`.
+
+Thirty minutes on two cores are about 200,000 requests.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
-from api_support import bytes_of_blocks, check_stats, make_engine, resident_bytes, resources
+import penstock
+from api_support import assert_at_rest, bytes_of_blocks, make_engine, resident_bytes, resources
 from support.running import random_prompt
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
-
-    import penstock
 
 MAX_LEN = 160
 #: Memory growth allowed per run: allocators round, and caches of the interpreter fill.
 SLACK = 8 << 20
 
 
-async def wave(engine: penstock.Engine, chance: random.Random) -> set[str]:
-    """Run requests of every kind concurrently until the engine is idle; returns their finish reasons."""
-    reasons: set[str] = set()
+class Requests:
+    """Starts random requests and counts them by kind and finish reason."""
 
-    async def ask(seed: int) -> None:
-        topic = random_prompt(chance.randint(1, 100), seed=chance.randrange(6))
-        prompt = [*topic, *random_prompt(chance.randint(1, 20), seed=seed)]
+    def __init__(self, engine: penstock.Engine, chance: random.Random) -> None:
+        self.engine = engine
+        self.chance = chance
+        self.kinds: Counter[str] = Counter()
+        self.finish_reasons: Counter[str] = Counter()
+
+    def _prompt(self) -> list[int]:
+        """A prompt of at most 120 tokens, which may begin as another one did."""
+        topic = random_prompt(self.chance.randint(1, 100), seed=self.chance.randrange(6))
+        return [*topic, *random_prompt(self.chance.randint(1, 20), seed=self.chance.randrange(1 << 30))]
+
+    def _options(self, prompt: Sequence[int]) -> dict[str, Any]:
+        chance = self.chance
         shares = chance.random() < 0.9
-        request = await engine.start_request(
-            prompt,
-            max_tokens=chance.randint(1, MAX_LEN - len(prompt)),
-            temperature=1.0,
-            ignore_eos=True,
-            priority=chance.randint(-1, 1),
-            cache_salt=chance.choice([None, None, "tenant"]) if shares else None,
-            use_prefix_cache=shares,
-        )
-        if chance.random() < 0.3:
-            for _ in range(chance.randrange(3)):
-                await anext(aiter(request), None)
-            request.cancel()
-        result = await request.result()
-        assert result.finish_reason == "cancelled" or len(result.token_ids) == request.params.max_tokens
-        reasons.add(result.finish_reason)
+        return {
+            "max_tokens": chance.randint(1, MAX_LEN - len(prompt)),
+            "temperature": 1.0,
+            "ignore_eos": True,
+            "priority": chance.randint(-1, 1),
+            "cache_salt": chance.choice([None, None, "tenant"]) if shares else None,
+            "use_prefix_cache": shares,
+        }
 
+    async def ask(self) -> None:
+        """Run one request of a random kind."""
+        kinds: dict[Callable[[], Awaitable[None]], int] = {
+            self.plain: 12,
+            self.cancelled: 6,
+            self.dropped: 2,
+            self.choices: 3,
+            self.beams: 1,
+            self.reports: 3,
+            self.processed: 1,
+            self.structured: 2,
+            self.chat: 2,
+            self.stopped_by_text: 2,
+            self.scored: 2,
+            self.refused: 1,
+            self.timed_out: 2,
+            self.in_thread: 1,
+            self.batch: 1,
+        }
+        [kind] = self.chance.choices(list(kinds), list(kinds.values()))
+        self.kinds[kind.__name__] += 1
+        await kind()
+
+    def _count(self, result: penstock.Result) -> None:
+        self.finish_reasons.update(choice.finish_reason for choice in result.choices)
+
+    async def plain(self) -> None:
+        prompt = self._prompt()
+        result = await self.engine.generate(prompt, **self._options(prompt))
+        assert len(result.token_ids) == result.usage.completion_tokens
+        assert result.finish_reason == "length"
+        self._count(result)
+
+    async def cancelled(self) -> None:
+        prompt = self._prompt()
+        request = await self.engine.start_request(prompt, **self._options(prompt))
+        for _ in range(self.chance.randrange(3)):
+            await anext(aiter(request), None)
+        request.cancel()
+        self._count(await request.result())
+
+    async def dropped(self) -> None:
+        prompt = self._prompt()
+        async with self.engine.stream(prompt, **self._options(prompt)) as request:
+            await anext(aiter(request), None)
+
+    async def timed_out(self) -> None:
+        prompt = self._prompt()
+        with anyio.move_on_after(self.chance.random() * 0.02):
+            self._count(await self.engine.generate(prompt, **self._options(prompt)))
+
+    async def choices(self) -> None:
+        prompt = self._prompt()
+        num_choices = self.chance.randint(2, 6)
+        options = {
+            **self._options(prompt),
+            "n": num_choices,
+            "best_of": num_choices + self.chance.randrange(3),
+        }
+        result = await self.engine.generate(prompt, **options)
+        assert len(result.choices) == num_choices
+        self._count(result)
+
+    async def beams(self) -> None:
+        prompt = self._prompt()
+        self._count(await self.engine.generate(prompt, num_beams=3, n=2, max_tokens=6, ignore_eos=True))
+
+    async def reports(self) -> None:
+        prompt = self._prompt()
+        options = {**self._options(prompt), "logprobs": True, "top_logprobs": 3, "prompt_logprobs": 1}
+        options["max_tokens"] = min(8, options["max_tokens"])
+        options.update(output_logits="all", output_hidden_states="generation")
+        result = await self.engine.generate(prompt, **options)
+        assert result.choices[0].logits is not None
+        self._count(result)
+
+    async def processed(self) -> None:
+        def no_zero(_: Sequence[int], logits: Any) -> None:
+            memoryview(logits)[0] = -30.0
+
+        prompt = self._prompt()
+        options = {**self._options(prompt), "max_tokens": 4}
+        self._count(await self.engine.generate(prompt, logits_processors=[no_zero], **options))
+
+    async def structured(self) -> None:
+        choices = [f"{self.chance.randrange(20)} a", "b"]
+        result = await self.engine.generate("Q", choice=choices, max_tokens=20)
+        assert result.text in choices
+        self._count(result)
+
+    async def chat(self) -> None:
+        messages = [{"role": "user", "content": f"Hi {self.chance.randrange(9)}"}]
+        self._count(await self.engine.generate(messages, max_tokens=5, ignore_eos=True))
+
+    async def stopped_by_text(self) -> None:
+        prompt = self._prompt()
+        self._count(await self.engine.generate(prompt, stop=["e", "t", "0"], **self._options(prompt)))
+
+    async def scored(self) -> None:
+        prompt = self._prompt()
+        assert len((await self.engine.score(prompt)).token_ids) == len(prompt)
+
+    async def refused(self) -> None:
+        with pytest.raises(penstock.InvalidRequestError):
+            await self.engine.generate([1] * (MAX_LEN + 1))
+
+    async def in_thread(self) -> None:
+        prompt = self._prompt()
+        ask = partial(self.engine.blocking.generate, prompt, **self._options(prompt))
+        self._count(await anyio.to_thread.run_sync(ask))
+
+    async def batch(self) -> None:
+        prompts = [self._prompt() for _ in range(5)]
+        async with self.engine.generate_many(prompts, max_tokens=3, ignore_eos=True, concurrency=2) as items:
+            async for item in items:
+                assert item.result is not None
+                self._count(item.result)
+
+
+async def wave(requests: Requests) -> None:
+    """Run requests of every kind concurrently until the engine is idle."""
     async with anyio.create_task_group() as group:
-        for _ in range(chance.randint(1, 40)):
-            group.start_soon(ask, chance.randrange(1 << 30))
-            if chance.random() < 0.3:
+        for _ in range(requests.chance.randint(1, 40)):
+            group.start_soon(requests.ask)
+            if requests.chance.random() < 0.3:
                 await anyio.lowlevel.checkpoint()
-    return reasons
 
 
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
@@ -62,7 +189,6 @@ def test_soak_counters_balance_and_memory_is_flat(
     chance = random.Random(11)
     before = resources()
     block_bytes = bytes_of_blocks(tiny_model, 1)
-    seen: set[str] = set()
     resident: list[int] = []
 
     async def main() -> None:
@@ -76,9 +202,10 @@ def test_soak_counters_balance_and_memory_is_flat(
             prefix_cache_ttl=0.05,
             preemption_mode=preemption_mode,
         ) as engine:
+            requests = Requests(engine, chance)
             for index in range(num_waves):
-                seen.update(await wave(engine, chance))
-                check_stats(engine)
+                await wave(requests)
+                await assert_at_rest(engine)
                 if chance.random() < 0.05:
                     engine.reset_prefix_cache()
                 if index >= num_waves // 3:
@@ -87,8 +214,10 @@ def test_soak_counters_balance_and_memory_is_flat(
             assert stats.preemptions > 0
             assert stats.prefix_hit_tokens > 0
             assert stats.blocks_cached <= stats.blocks_total
+            assert {"length", "cancelled", "stop"} <= requests.finish_reasons.keys()
+            print(f"{requests.kinds.total()} calls: {dict(requests.kinds)}; {dict(requests.finish_reasons)}")
+            print(f"resident: {min(resident) >> 10} to {max(resident) >> 10} KiB")
 
     anyio.run(main)
-    assert seen == {"length", "cancelled"}
     assert max(resident[len(resident) // 2 :]) < max(resident[: len(resident) // 2]) + SLACK
     assert resources() == before
