@@ -56,37 +56,37 @@ class Requests:
     async def ask(self) -> None:
         """Run one request of a random kind."""
         kinds: dict[Callable[[], Awaitable[None]], int] = {
-            self.plain: 12,
-            self.cancelled: 6,
-            self.dropped: 2,
-            self.choices: 3,
-            self.beams: 1,
-            self.reports: 3,
-            self.processed: 1,
-            self.structured: 2,
-            self.chat: 2,
-            self.stopped_by_text: 2,
-            self.scored: 2,
-            self.refused: 1,
-            self.timed_out: 2,
-            self.in_thread: 1,
-            self.batch: 1,
+            self._plain: 12,
+            self._cancelled: 6,
+            self._dropped: 2,
+            self._choices: 3,
+            self._beams: 1,
+            self._reports: 3,
+            self._processed: 1,
+            self._structured: 2,
+            self._chat: 2,
+            self._stopped_by_text: 2,
+            self._scored: 2,
+            self._refused: 1,
+            self._timed_out: 2,
+            self._in_thread: 1,
+            self._batch: 1,
         }
         [kind] = self.chance.choices(list(kinds), list(kinds.values()))
-        self.kinds[kind.__name__] += 1
+        self.kinds[kind.__name__.strip("_")] += 1
         await kind()
 
     def _count(self, result: penstock.Result) -> None:
         self.finish_reasons.update(choice.finish_reason for choice in result.choices)
 
-    async def plain(self) -> None:
+    async def _plain(self) -> None:
         prompt = self._prompt()
         result = await self.engine.generate(prompt, **self._options(prompt))
         assert len(result.token_ids) == result.usage.completion_tokens
         assert result.finish_reason == "length"
         self._count(result)
 
-    async def cancelled(self) -> None:
+    async def _cancelled(self) -> None:
         prompt = self._prompt()
         request = await self.engine.start_request(prompt, **self._options(prompt))
         for _ in range(self.chance.randrange(3)):
@@ -94,17 +94,17 @@ class Requests:
         request.cancel()
         self._count(await request.result())
 
-    async def dropped(self) -> None:
+    async def _dropped(self) -> None:
         prompt = self._prompt()
         async with self.engine.stream(prompt, **self._options(prompt)) as request:
             await anext(aiter(request), None)
 
-    async def timed_out(self) -> None:
+    async def _timed_out(self) -> None:
         prompt = self._prompt()
         with anyio.move_on_after(self.chance.random() * 0.02):
             self._count(await self.engine.generate(prompt, **self._options(prompt)))
 
-    async def choices(self) -> None:
+    async def _choices(self) -> None:
         prompt = self._prompt()
         num_choices = self.chance.randint(2, 6)
         options = {
@@ -116,11 +116,11 @@ class Requests:
         assert len(result.choices) == num_choices
         self._count(result)
 
-    async def beams(self) -> None:
+    async def _beams(self) -> None:
         prompt = self._prompt()
         self._count(await self.engine.generate(prompt, num_beams=3, n=2, max_tokens=6, ignore_eos=True))
 
-    async def reports(self) -> None:
+    async def _reports(self) -> None:
         prompt = self._prompt()
         options = {**self._options(prompt), "logprobs": True, "top_logprobs": 3, "prompt_logprobs": 1}
         options["max_tokens"] = min(8, options["max_tokens"])
@@ -129,42 +129,43 @@ class Requests:
         assert result.choices[0].logits is not None
         self._count(result)
 
-    async def processed(self) -> None:
+    async def _processed(self) -> None:
         def no_zero(_: Sequence[int], logits: Any) -> None:
-            memoryview(logits)[0] = -30.0
+            view: Any = memoryview(logits)
+            view[0] = -30.0
 
         prompt = self._prompt()
         options = {**self._options(prompt), "max_tokens": 4}
         self._count(await self.engine.generate(prompt, logits_processors=[no_zero], **options))
 
-    async def structured(self) -> None:
+    async def _structured(self) -> None:
         choices = [f"{self.chance.randrange(20)} a", "b"]
         result = await self.engine.generate("Q", choice=choices, max_tokens=20)
         assert result.text in choices
         self._count(result)
 
-    async def chat(self) -> None:
+    async def _chat(self) -> None:
         messages = [{"role": "user", "content": f"Hi {self.chance.randrange(9)}"}]
         self._count(await self.engine.generate(messages, max_tokens=5, ignore_eos=True))
 
-    async def stopped_by_text(self) -> None:
+    async def _stopped_by_text(self) -> None:
         prompt = self._prompt()
         self._count(await self.engine.generate(prompt, stop=["e", "t", "0"], **self._options(prompt)))
 
-    async def scored(self) -> None:
+    async def _scored(self) -> None:
         prompt = self._prompt()
         assert len((await self.engine.score(prompt)).token_ids) == len(prompt)
 
-    async def refused(self) -> None:
+    async def _refused(self) -> None:
         with pytest.raises(penstock.InvalidRequestError):
             await self.engine.generate([1] * (MAX_LEN + 1))
 
-    async def in_thread(self) -> None:
+    async def _in_thread(self) -> None:
         prompt = self._prompt()
         ask = partial(self.engine.blocking.generate, prompt, **self._options(prompt))
         self._count(await anyio.to_thread.run_sync(ask))
 
-    async def batch(self) -> None:
+    async def _batch(self) -> None:
         prompts = [self._prompt() for _ in range(5)]
         async with self.engine.generate_many(prompts, max_tokens=3, ignore_eos=True, concurrency=2) as items:
             async for item in items:
