@@ -136,8 +136,11 @@ def test_deadline_returns_the_partial_text(demo_model: Path) -> None:
         scope["engine"] = engine
         exec(compile(code, "guide.md", "exec", dont_inherit=True), scope)  # noqa: S102
         generate_until = scope["generate_until"]
-        partial = asyncio.run(generate_until(3.0, PROMPT, max_tokens=4000, ignore_eos=True))
-        assert partial.finish_reason == "cancelled"
+        for seconds in (0.5, 2, 8, 32):  # until there is time for a token
+            partial = asyncio.run(generate_until(seconds, PROMPT, max_tokens=4000, ignore_eos=True))
+            assert partial.finish_reason == "cancelled"
+            if partial.text:
+                break
         assert partial.text
         complete = asyncio.run(generate_until(60.0, PROMPT, max_tokens=2))
         assert complete.finish_reason == "length"

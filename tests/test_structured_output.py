@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import sys
+import time
 import traceback
 import uuid
 from functools import partial
@@ -298,14 +299,17 @@ def num_submitting() -> int:
 
 @pytest.mark.anyio
 async def test_cancelled_compilation_keeps_no_thread_and_no_slot(engine: penstock.Engine) -> None:
-    await engine.generate("x", max_tokens=1, regex="a+")
+    started = time.perf_counter()
+    await engine.generate("x", max_tokens=1, response_format=slow_format())
+    seconds = time.perf_counter() - started
     async with anyio.create_task_group() as group:
         for _ in range(30):
             group.start_soon(partial(engine.generate, "x", max_tokens=1, response_format=slow_format()))
         while num_submitting() < MAX_THREADS:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
-    wait_until(lambda: num_submitting() == 0, seconds=2)  # much less than the compilation takes
+    # Two threads compile for all, so the formats of the worker threads would take longer.
+    wait_until(lambda: num_submitting() == 0, seconds * MAX_THREADS / 4)
     assert (await engine.generate("x", max_tokens=9, regex="[bc]{3}")).finish_reason == "stop"
     await assert_at_rest(engine)
 

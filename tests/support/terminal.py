@@ -90,7 +90,10 @@ class Terminal:
         while text not in self._unread:
             if not select.select([self._keyboard], [], [], max(deadline - time.monotonic(), 0))[0]:
                 raise AssertionError(f"{text!r} did not appear in {seconds} s: {self.screen!r}")
-            read = os.read(self._keyboard, 4096).decode(errors="replace")
+            try:
+                read = os.read(self._keyboard, 4096).decode(errors="replace")
+            except OSError as error:  # EIO: the process has ended
+                raise AssertionError(f"{text!r} did not appear: {self.screen!r}") from error
             self._unread += read
             self.screen += read
         before, _, self._unread = self._unread.partition(text)
