@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+import pydantic
+
 import penstock
 
 if TYPE_CHECKING:
@@ -46,6 +48,18 @@ async def chat(engine: penstock.Engine, question: str) -> str:
         answers = [{"role": "tool", "tool_call_id": call.id, "content": "22"} for call in result.tool_calls]
         result = await engine.generate([*messages, *answers], params)
     return result.content
+
+
+class Message(pydantic.BaseModel):
+    """A message of a service's own schema."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+async def continue_chat(engine: penstock.Engine, messages: list[Message]) -> Message:
+    result = await engine.generate(messages, max_tokens=64)
+    return Message(role="assistant", content=result.content)
 
 
 async def batch(engine: penstock.Engine, prompts: list[str]) -> list[dict[str, Any]]:

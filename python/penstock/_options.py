@@ -6,12 +6,21 @@ are help texts of the command line; a field without one is not a command line op
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar
 
 from penstock._core import EngineConfig, SamplingParams, Tensor
 
 Fields = TypeVar("Fields", EngineConfig, SamplingParams)
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+class MessageModel(Protocol):
+    """A message of a chat as an object, such as a pydantic model."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """The message as a mapping with `role` and `content`."""
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any] | MessageModel]
 #: Called with the token ids so far and the logits of the next token; see `SamplingParams`.
 LogitsProcessor: TypeAlias = Callable[[Sequence[int], Tensor], object]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import jinja2
     from typing_extensions import TypeIs
 
-    from penstock._options import Prompt
+    from penstock._options import MessageModel, Prompt
 
 __all__ = ["Chat", "ChatTemplate", "checked", "has_messages"]
 
@@ -211,7 +211,7 @@ class Chat:
         return text[:end] if text[begin:end] == content.lstrip() else text[: begin + len(content.strip())]
 
 
-def has_messages(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
+def has_messages(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any] | MessageModel]]:
     """Whether a prompt is a chat: a sequence of mappings, or of objects with `model_dump()`."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(_dumped(prompt[0]), Mapping)
 
