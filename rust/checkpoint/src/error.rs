@@ -23,8 +23,8 @@ pub enum CheckpointError {
     MissingTensor { path: PathBuf, name: String },
 }
 
-/// The probable cause of a file that is shorter than its header says.
-pub(crate) const TRUNCATED: &str = "the file is truncated or damaged; download it again";
+/// The probable cause of a file that is shorter than its header says, or that ends in the middle of a JSON value.
+pub const TRUNCATED: &str = "the file is truncated or damaged; download it again";
 
 impl CheckpointError {
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {

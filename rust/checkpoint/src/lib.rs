@@ -25,7 +25,7 @@ mod tensor;
 mod tokenizer;
 
 pub use checkpoint::{Checkpoint, Description, FileFormat};
-pub use error::CheckpointError;
+pub use error::{CheckpointError, TRUNCATED};
 pub use lfs::check_lfs_pointer;
 pub use penstock_types::GenerationConfig;
 pub use storage::Storage;

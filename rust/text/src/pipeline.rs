@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use penstock_checkpoint::AddedToken;
+use penstock_checkpoint::{AddedToken, TRUNCATED};
 use tokenizers::tokenizer::Model;
 use tokenizers::{
     DecoderWrapper, Encoding, ModelWrapper, NormalizerWrapper, OffsetType, PostProcessorWrapper,
@@ -20,8 +20,12 @@ pub(crate) type Pipeline =
 /// Parses a `tokenizer.json`. The library panics on some malformed files, such as those with merges longer than any
 /// token. Parsing touches only its own result, so the panic is returned as an error.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Pipeline, TextError> {
+    let reason = |error: serde_json::Error| match error.is_eof() {
+        true => format!("{error}; {TRUNCATED}"),
+        false => error.to_string(),
+    };
     match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes))) {
-        Ok(parsed) => parsed.map_err(|error| TextError::Json { reason: error.to_string() }),
+        Ok(parsed) => parsed.map_err(|error| TextError::Json { reason: reason(error) }),
         Err(_) => Err(TextError::Json { reason: "its parts are inconsistent".into() }),
     }
 }

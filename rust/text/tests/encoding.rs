@@ -221,6 +221,12 @@ fn malformed_tokenizer_json_is_an_error() {
     let new = |bytes: &[u8]| Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())).err();
     assert!(matches!(new(b""), Some(TextError::Json { .. })));
     assert!(matches!(new(b"{\"version\": \"1.0\"}"), Some(TextError::Json { .. })));
+    let json = byte_level_json().to_string();
+    let message = new(&json.as_bytes()[..json.len() / 2]).unwrap().to_string();
+    assert!(
+        message.contains("tokenizer.json: EOF") && message.contains("the file is truncated"),
+        "{message}"
+    );
     let mut overlong = byte_level_json();
     overlong["model"]["vocab"] = json!({"aaaa": 0, "bbbb": 1});
     overlong["model"]["merges"] = json!(["aaaa bbbb"]);
