@@ -91,7 +91,7 @@ async def test_messages_may_be_objects_with_model_dump(engine: penstock.Engine) 
     ("options", "field"),
     [
         ({"chat_template": 3}, "chat_template"),
-        ({"chat_template": "missing"}, "template"),
+        ({"chat_template": "missing"}, "chat_template"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs['tools']"),
         ({"add_generation_prompt": "yes"}, "add_generation_prompt"),
