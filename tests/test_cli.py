@@ -96,6 +96,21 @@ def test_byte_options_take_units(size: str, num_bytes: int, monkeypatch: pytest.
     assert given["kv_cache_bytes"] == num_bytes
 
 
+def test_config_overrides_option_takes_a_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def record(_model: str, **options: Any) -> penstock.Engine:
+        given.update(options)
+        raise penstock.ModelLoadError("recorded")
+
+    monkeypatch.setattr("penstock.Engine", record)
+    overrides = {"max_position_embeddings": 99, "rope_scaling": None}
+    assert run("generate", "model", "x", "--config-overrides", json.dumps(overrides)).exit_code == 1
+    assert given["config_overrides"] == overrides
+    for text in ("{", "[1]", "3"):
+        assert "a JSON object is expected" in run("generate", "m", "x", "--config-overrides", text).stderr
+
+
 # ---- one answer
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import pickle
+import re
+import shutil
 import threading
 import time
 from collections import Counter
@@ -394,6 +397,82 @@ def test_max_model_len_reduced_by_the_kv_cache_logs_a_warning(
             engine.stats()
     [record] = caplog.records
     assert "max_model_len reduced from 512 to 32" in record.getMessage()
+
+
+def test_caches_sized_in_blocks_have_that_many(tiny_model: Path) -> None:
+    sizes = {"kv_cache_blocks": 7, "host_cache_blocks": 3, "preemption_mode": "swap"}
+    with make_engine(tiny_model, **sizes) as engine:
+        info = engine.info
+    block = info.memory.kv_cache // 7
+    assert (info.num_blocks, info.memory.host_cache, info.max_model_len) == (
+        7,
+        3 * block,
+        7 * info.block_size,
+    )
+
+
+def test_kv_cache_ratio_is_a_share_of_the_memory_left(tiny_model: Path) -> None:
+    with make_engine(tiny_model, memory_ratio=0.01, kv_cache_ratio=0.001, prefix_cache=False) as engine:
+        memory = engine.info.memory
+    share = 0.001 * (memory.limit - memory.weights - memory.workspace - memory.inputs)
+    block = bytes_of_blocks(tiny_model, 1)
+    assert min(share, 64 * 32 * block) - block < memory.kv_cache <= share
+
+
+def test_too_many_blocks_error_names_the_number_that_fits(tiny_model: Path) -> None:
+    with pytest.raises(
+        penstock.OutOfMemoryError, match=r"kv_cache_blocks=\d+ exceeds .* hold (\d+) blocks"
+    ) as caught:
+        make_engine(tiny_model, memory_ratio=0.005, kv_cache_blocks=2**31 - 1).blocking.start()
+    match = re.search(r"hold (\d+) blocks", str(caught.value))
+    assert match is not None
+    with make_engine(tiny_model, memory_ratio=0.005, kv_cache_blocks=int(match[1]) // 2) as engine:
+        assert engine.info.num_blocks == int(match[1]) // 2
+
+
+OVERRIDES = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 2048}
+
+
+@pytest.mark.anyio
+async def test_config_overrides_equal_an_edited_file(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "edited")
+    config = json.loads((tiny_model / "config.json").read_text())
+    config["rope_parameters"] |= OVERRIDES["rope_parameters"]
+    config["max_position_embeddings"] = OVERRIDES["max_position_embeddings"]
+    (tmp_path / "edited" / "config.json").write_text(json.dumps(config))
+    results = []
+    for path, options in ((tmp_path / "edited", {}), (tiny_model, {"config_overrides": OVERRIDES})):
+        async with make_engine(path, **options) as engine:
+            assert engine.info.max_model_len == 8192
+            results.append(await engine.generate(range(200), max_tokens=8, temperature=0.0, logprobs=True))
+    assert results[0].logprobs == results[1].logprobs
+    async with make_engine(tiny_model) as engine:
+        plain = await engine.generate(range(200), max_tokens=8, temperature=0.0, logprobs=True)
+    assert plain.logprobs != results[0].logprobs
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ({"max_positions": 9}, "max_positions"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "facto": 3.0}}, "rope_parameters.facto"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "rope_parameters.factor"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_override_without_effect_is_an_error(overrides: dict[str, Any], name: str, tiny_model: Path) -> None:
+    with pytest.raises(penstock.ConfigError, match=rf"config_overrides=.*\b{name}\b") as caught:
+        make_engine(tiny_model, config_overrides=overrides).blocking.start()
+    assert caught.value.field == "config_overrides"
+
+
+def test_config_overrides_are_copied_and_compared() -> None:
+    overrides: dict[str, Any] = {"rope_scaling": {"factor": 2.0}}
+    config = penstock.EngineConfig(config_overrides=overrides)
+    overrides["rope_scaling"]["factor"] = 3.0
+    assert config.config_overrides == {"rope_scaling": {"factor": 2.0}}
+    assert copy.deepcopy(config) == config
 
 
 def test_info_reports_memory_by_use(tiny_model: Path) -> None:

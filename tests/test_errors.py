@@ -127,6 +127,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("parallel_tool_calls", value) for value in (0, "no")],
 ]
 
+OVERRIDES: list[Any] = [3, (), "{}", {"a": {1}}, {3: 4}, {"a": NAN}]
 BAD_CONFIG: list[tuple[str, Any]] = [
     *[("device", value) for value in ("cuda", "cuda:1", "gpu", "", 0, True)],
     *[("dtype", value) for value in ("int8", "FLOAT32", "", 32)],
@@ -138,10 +139,14 @@ BAD_CONFIG: list[tuple[str, Any]] = [
     *[("max_waiting", value) for value in (0, -1, True)],
     *[("block_size", value) for value in (0, -1, 8, 17, 256, 16.0, True, "16")],
     *[("kv_cache_bytes", value) for value in (0, -1, 2**63, 1e9, True)],
+    *[("kv_cache_blocks", value) for value in (0, -1, 2**31, 1e3, True)],
+    *[("kv_cache_ratio", value) for value in (0, 0.0, -0.1, 1.01, NAN, INFINITY, True, "half")],
     *[("memory_ratio", value) for value in (0, 0.0, -0.1, 1.01, NAN, INFINITY, True, "half")],
     *[("prefix_cache", value) for value in (0, 1, "yes")],
     *[("prefix_cache_ttl", value) for value in (0, 0.0, -1, 1e-12, 1e10, NAN, INFINITY, True, "long")],
     *[("host_cache_bytes", value) for value in (-1, 2**63, 1e9, True)],
+    *[("host_cache_blocks", value) for value in (-1, 2**31, 1e3, True)],
+    *[("config_overrides", value) for value in OVERRIDES],
     *[("preemption_mode", value) for value in ("abort", "", None.__class__, 1)],
     *[("tokenizer", value) for value in (3, ["path"], "\udcff")],
     *[("speculation", value) for value in ("draft", "", True)],
@@ -195,6 +200,18 @@ def test_conflicting_sizes_error_is_raised_before_loading() -> None:
         r"max_num_seqs=65 .* max_num_batched_tokens=64": {"max_num_seqs": 65, "max_num_batched_tokens": 64},
         r"host_cache_bytes=0 .* preemption_mode is swap": {"preemption_mode": "swap", "host_cache_bytes": 0},
         r"host_cache_bytes=1 .* prefix_cache is False": {"prefix_cache": False, "host_cache_bytes": 1},
+        r"host_cache_blocks=1 .* prefix_cache is False": {"prefix_cache": False, "host_cache_blocks": 1},
+        r"host_cache_blocks=0 .* preemption_mode is swap": {
+            "preemption_mode": "swap",
+            "host_cache_blocks": 0,
+        },
+        r"kv_cache_blocks=9 .* when kv_cache_bytes is given": {"kv_cache_bytes": 9, "kv_cache_blocks": 9},
+        r"kv_cache_ratio=0.5 .* when kv_cache_bytes is given": {"kv_cache_bytes": 9, "kv_cache_ratio": 0.5},
+        r"kv_cache_ratio=0.5 .* when kv_cache_blocks is given": {"kv_cache_blocks": 9, "kv_cache_ratio": 0.5},
+        r"host_cache_blocks=9 .* when host_cache_bytes is given": {
+            "host_cache_bytes": 9,
+            "host_cache_blocks": 9,
+        },
         r"prefix_cache_ttl=9.0 .* prefix_cache is False": {"prefix_cache": False, "prefix_cache_ttl": 9},
         r"num_speculative_tokens=4 .* speculation is not given": {"num_speculative_tokens": 4},
     }

@@ -121,3 +121,15 @@ def check(file: Path, kind: str, architecture: str) -> None:
     assert result.logprobs is not None
     rows = oracle.logits(prompt + list(result.token_ids[:-1]))[len(prompt) - 1 :]
     assert_greedy(result.token_ids, result.logprobs, rows)
+
+
+def test_config_overrides_have_the_names_of_transformers_4(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, TYPES["F32"])
+    prompt = random_prompt(40, vocabulary_size=VOCABULARY)
+    overrides = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    [plain] = generate_greedily(file, [prompt], 4, threads=1)
+    [scaled] = generate_greedily(file, [prompt], 4, threads=1, config_overrides=overrides)
+    assert plain.logprobs != scaled.logprobs
+    with pytest.raises(penstock.ConfigError, match="rope_parametres has no effect"):
+        generate_greedily(file, [prompt], 4, config_overrides={"rope_parametres": {"factor": 4.0}})

@@ -125,6 +125,21 @@ def test_rope_scaling_in_both_formats_matches_transformers(
     check(write_checkpoint(tmp_path, config), prompt_length=300)
 
 
+@pytest.mark.parametrize("config_format", ["transformers 5", "transformers 4"])
+@pytest.mark.parametrize("name", ["linear", "yarn", "yarn with all its knobs"])
+def test_overridden_rope_matches_transformers(name: str, config_format: str, tmp_path: Path) -> None:
+    changed = ROPES[name] | {"max_position_embeddings": 1024}
+    plain = changed | rope("default") | {"max_position_embeddings": 64}
+    theirs = {key: changed[key] for key in ("rope_parameters", "max_position_embeddings")}
+    if config_format == "transformers 4":
+        # In this format, transformers loses `rope_theta` when `rope_scaling` is overridden.
+        changed, plain = in_old_format(changed), in_old_format(plain)
+    overrides = {key: value for key, value in changed.items() if plain[key] != value}
+    oracle = load_oracle(write_checkpoint(tmp_path, plain), **theirs)
+    prompt = random_prompt(300)
+    check_greedy(tmp_path, oracle, prompt, config_overrides=overrides, max_model_len=512)
+
+
 @pytest.mark.parametrize("prompt_length", [40, 300])
 def test_dynamic_rope_follows_the_current_length(prompt_length: int, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, ROPES["dynamic"])

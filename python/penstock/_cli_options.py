@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -33,6 +34,22 @@ class Size(click.ParamType):  # type: ignore[type-arg] # not generic in older ve
         if number is None:
             self.fail(f"{value!r}: a number of bytes is expected, such as 1G, 512M or 1000000", param, ctx)
         return int(Fraction(number[1]) * UNITS[number[2].upper()])
+
+
+class JsonObject(click.ParamType):  # type: ignore[type-arg] # not generic in older versions
+    """A JSON object, such as `{"max_position_embeddings": 8192}`."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """The object."""
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            self.fail(f"{value!r}: a JSON object is expected", param, ctx)
+        return parsed
 
 
 class Name(click.Choice):  # type: ignore[type-arg] # not generic in older versions
@@ -77,6 +94,8 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
     if item := next((SEQUENCES[kind] for kind in kinds if kind in SEQUENCES), None):
         keywords["help"] += " Can be given several times."
         return click.option(f"--{flag}", name, type=item, multiple=True, **keywords)
+    if any(get_origin(kind) is Mapping for kind in kinds):
+        return click.option(f"--{flag}", name, type=JsonObject(), **keywords)
     if literal is not None:
         return click.option(f"--{flag}", name, type=Name(get_args(literal)), **keywords)
     if name.endswith("_bytes"):

@@ -51,8 +51,9 @@ class EngineConfig:
     Every field is optional; `None` selects the default, and `"auto"` lets the engine choose. `Engine.info`
     has the values in effect.
 
-    Most fields affect speed and memory only. These change outputs: `dtype`, `kv_cache_dtype` and
-    `tokenizer`; for chats with tools or reasoning, `tool_parser` and `reasoning_parser`.
+    Most fields affect speed and memory only. These change outputs: `dtype`, `config_overrides`,
+    `kv_cache_dtype` and `tokenizer`; for chats with tools or reasoning, `tool_parser` and
+    `reasoning_parser`.
 
     Raises `ConfigError` for a value of the wrong type or out of range and for conflicting fields,
     `TypeError` for an unknown keyword.
@@ -62,6 +63,9 @@ class EngineConfig:
     - `device`: Device that computes. Range: `"auto"`, `"cpu"`. Default: `"auto"`.
     - `dtype`: Type of the weights in memory. Arithmetic is in float32. Range: `"auto"`, `"float32"`,
       `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if they are quantised.
+    - `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.
+      Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
+      the model does not read is an error. This changes outputs. Default: none.
     - `threads`: Number of compute threads. If it is not set, the environment variable `PENSTOCK_THREADS`
       applies. Range: 1 to 1024. Default: all CPUs that the process may use.
     - `profile`: Measure the operations of the device; see `Engine.profile`. Default: `False`.
@@ -83,9 +87,16 @@ class EngineConfig:
     - `kv_cache_dtype`: Type of the KV cache. `"int8"` and `"uint4"` have a scale and an offset for each
       token and head. Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`.
       Default: that of the weights.
-    - `kv_cache_bytes`: Size of the KV cache in bytes. By default never larger than twice what
-      `max_num_seqs` sequences of `max_model_len` tokens need. Range: 1 to 2**63 - 1. Default: what
-      `memory_ratio` leaves if it is set, else a quarter of the remaining memory.
+    - `kv_cache_bytes`: Size of the KV cache in bytes. Never larger than twice what `max_num_seqs`
+      sequences of `max_model_len` tokens need. Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves
+      if it is set, else a quarter of the remaining memory.
+    - `kv_cache_blocks`: Size of the KV cache in blocks of `block_size` tokens, exactly. Not allowed with
+      `kv_cache_bytes`, `kv_cache_ratio`: the KV cache has one size. Range: 1 to 2**31 - 1. Default: see
+      `kv_cache_bytes`.
+    - `kv_cache_ratio`: Share of the memory that weights, workspace and host tier leave, for the KV cache.
+      A share of `memory_ratio` of the available memory. A host tier of the same size is part of the share.
+      Never larger than `kv_cache_bytes` can be. Not allowed with `kv_cache_bytes`, `kv_cache_blocks`: the
+      KV cache has one size. Range: above 0, at most 1. Default: see `kv_cache_bytes`.
     - `memory_ratio`: Share of the available memory that weights, workspace and KV cache may take together.
       If it is not set, the environment variable `PENSTOCK_MEMORY_RATIO` or `BFC_MEM_RATIO` applies.
       `BFC_LEFTOVER_MB` mebibytes are subtracted from the available memory first. Range: above 0, at most
@@ -98,6 +109,9 @@ class EngineConfig:
       `prefix_cache` is False: there is no prefix cache. Range: above 0, at most 1000000000. Default: 300.
     - `host_cache_bytes`: Size in bytes of the host tier, which takes blocks that the KV cache has no room
       for. Range: 0 to 2**63 - 1. Default: 0; with `preemption_mode="swap"`, the size of the KV cache.
+    - `host_cache_blocks`: Size of the host tier in blocks of `block_size` tokens. Not allowed with
+      `host_cache_bytes`: the host tier has one size. Range: 0 to 2**31 - 1. Default: see
+      `host_cache_bytes`.
     - `preemption_mode`: Effect of preemption, which occurs when the KV cache is full, on a request.
       `"recompute"` and `"swap"`: it waits and resumes later with the same output, recomputed or loaded
       from the host tier. `"interrupt"`: it ends with its output so far. Range: `"recompute"`, `"swap"`,
@@ -125,6 +139,7 @@ class EngineConfig:
         *,
         device: Literal["auto", "cpu"] | None = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = "auto",
+        config_overrides: Mapping[str, Any] | None = None,
         threads: int | None = None,
         profile: bool | None = False,
         max_model_len: int | None = None,
@@ -134,10 +149,13 @@ class EngineConfig:
         block_size: int | None = None,
         kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None = "auto",
         kv_cache_bytes: int | None = None,
+        kv_cache_blocks: int | None = None,
+        kv_cache_ratio: float | None = None,
         memory_ratio: float | None = None,
         prefix_cache: bool | None = True,
         prefix_cache_ttl: float | None = None,
         host_cache_bytes: int | None = None,
+        host_cache_blocks: int | None = None,
         preemption_mode: Literal["recompute", "swap", "interrupt"] | None = "recompute",
         tokenizer: str | os.PathLike[str] | None = None,
         tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None = "auto",
@@ -160,6 +178,16 @@ class EngineConfig:
 
         Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if
         they are quantised.
+        """
+
+    @property
+    def config_overrides(self) -> dict[str, Any] | None:
+        """Values that are merged into the model's `config.json`, such as `rope_scaling`.
+
+        Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
+        the model does not read is an error. This changes outputs.
+
+        Default: none.
         """
 
     @property
@@ -231,10 +259,30 @@ class EngineConfig:
     def kv_cache_bytes(self) -> int | None:
         """Size of the KV cache in bytes.
 
-        By default never larger than twice what `max_num_seqs` sequences of `max_model_len` tokens need.
+        Never larger than twice what `max_num_seqs` sequences of `max_model_len` tokens need.
 
         Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves if it is set, else a quarter of the
         remaining memory.
+        """
+
+    @property
+    def kv_cache_blocks(self) -> int | None:
+        """Size of the KV cache in blocks of `block_size` tokens, exactly.
+
+        Not allowed with `kv_cache_bytes`, `kv_cache_ratio`: the KV cache has one size.
+
+        Range: 1 to 2**31 - 1. Default: see `kv_cache_bytes`.
+        """
+
+    @property
+    def kv_cache_ratio(self) -> float | None:
+        """Share of the memory that weights, workspace and host tier leave, for the KV cache.
+
+        A share of `memory_ratio` of the available memory. A host tier of the same size is part of the
+        share. Never larger than `kv_cache_bytes` can be. Not allowed with `kv_cache_bytes`,
+        `kv_cache_blocks`: the KV cache has one size.
+
+        Range: above 0, at most 1. Default: see `kv_cache_bytes`.
         """
 
     @property
@@ -268,6 +316,15 @@ class EngineConfig:
         """Size in bytes of the host tier, which takes blocks that the KV cache has no room for.
 
         Range: 0 to 2**63 - 1. Default: 0; with `preemption_mode="swap"`, the size of the KV cache.
+        """
+
+    @property
+    def host_cache_blocks(self) -> int | None:
+        """Size of the host tier in blocks of `block_size` tokens.
+
+        Not allowed with `host_cache_bytes`: the host tier has one size.
+
+        Range: 0 to 2**31 - 1. Default: see `host_cache_bytes`.
         """
 
     @property

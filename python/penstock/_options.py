@@ -38,6 +38,10 @@ class EngineOptions(TypedDict, total=False):
         Literal["auto", "float32", "float16", "bfloat16"] | None,
         "Type of the weights in memory. Default: that of the files; bfloat16 if they are quantised.",
     ]
+    config_overrides: Annotated[
+        Mapping[str, Any] | None,
+        "Values that are merged into the model's config.json, such as rope_scaling. Default: none.",
+    ]
     threads: Annotated[
         int | None,
         "Number of compute threads. Default: all CPUs that the process may use.",
@@ -73,6 +77,15 @@ class EngineOptions(TypedDict, total=False):
         "Size of the KV cache in bytes. Default: what memory_ratio leaves if it is set, else a quarter of "
         "the remaining memory.",
     ]
+    kv_cache_blocks: Annotated[
+        int | None,
+        "Size of the KV cache in blocks of block_size tokens, exactly. Default: see kv_cache_bytes.",
+    ]
+    kv_cache_ratio: Annotated[
+        float | None,
+        "Share of the memory that weights, workspace and host tier leave, for the KV cache. Default: see "
+        "kv_cache_bytes.",
+    ]
     memory_ratio: Annotated[
         float | None,
         "Share of the available memory that weights, workspace and KV cache may take together. Default: "
@@ -90,6 +103,10 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Size in bytes of the host tier, which takes blocks that the KV cache has no room for. Default: 0; "
         "with preemption_mode=swap, the size of the KV cache.",
+    ]
+    host_cache_blocks: Annotated[
+        int | None,
+        "Size of the host tier in blocks of block_size tokens. Default: see host_cache_bytes.",
     ]
     preemption_mode: Annotated[
         Literal["recompute", "swap", "interrupt"] | None,
@@ -123,6 +140,7 @@ ENGINE_GROUPS = {
     "Computation": (
         "device",
         "dtype",
+        "config_overrides",
         "threads",
     ),
     "Lengths and batches": (
@@ -135,12 +153,15 @@ ENGINE_GROUPS = {
         "block_size",
         "kv_cache_dtype",
         "kv_cache_bytes",
+        "kv_cache_blocks",
+        "kv_cache_ratio",
         "memory_ratio",
     ),
     "Prefix cache and preemption": (
         "prefix_cache",
         "prefix_cache_ttl",
         "host_cache_bytes",
+        "host_cache_blocks",
         "preemption_mode",
     ),
     "Text": (

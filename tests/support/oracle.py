@@ -61,8 +61,8 @@ def import_torch() -> Any:
     return torch
 
 
-def load_oracle(checkpoint: Path) -> Oracle:
-    """Load a Hugging Face directory or a GGUF file."""
+def load_oracle(checkpoint: Path, **overrides: Any) -> Oracle:
+    """Load a Hugging Face directory, with overrides of its configuration, or a GGUF file."""
     torch = import_torch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,7 +73,7 @@ def load_oracle(checkpoint: Path) -> Oracle:
                 checkpoint.parent, gguf_file=checkpoint.name, dtype=torch.float32
             )
         else:
-            model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, **overrides)
     return Oracle(model.eval())
 
 

@@ -197,6 +197,7 @@ def rust_config(definition: Definition, notice: str) -> str:
         "",
         "use super::readers::*;",
         "use crate::field::{Field, Read};",
+        "use crate::params::Json;",
         "use crate::value::Value;",
     ]
     return "\n".join([*rust_options(definition, header), "}", ""])

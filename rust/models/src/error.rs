@@ -17,6 +17,9 @@ pub enum ModelError {
         /// The allowed values; completes the sentence "it must be ...".
         limit: String,
     },
+    /// An overridden field has no effect.
+    #[error("config: {field} has no effect: the configuration of this {architecture} does not read it")]
+    NotRead { architecture: String, field: String },
     /// The shape of a tensor does not match the configuration.
     #[error("tensor {tensor} has shape {found:?}; the configuration requires {expected:?}")]
     Shape { tensor: String, found: Vec<usize>, expected: Vec<usize> },
@@ -29,4 +32,14 @@ pub enum ModelError {
     /// The progress callback cancelled the load.
     #[error("loading was cancelled")]
     Cancelled,
+}
+
+impl ModelError {
+    /// The path of the field of the configuration that is not valid.
+    pub fn field(&self) -> Option<&str> {
+        match self {
+            Self::Missing { field } | Self::Field { field, .. } | Self::NotRead { field, .. } => Some(field),
+            _ => None,
+        }
+    }
 }

@@ -1,5 +1,8 @@
 //! Typed access to a configuration. A missing or invalid value is an error that names the field.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::error::ModelError;
@@ -12,30 +15,44 @@ pub(crate) const MAX_POSITIONS: usize = 1 << 30;
 pub(crate) struct Fields<'a> {
     object: &'a Value,
     prefix: &'static str,
+    /// The paths of the fields that were read, if they are recorded.
+    record: Option<&'a RefCell<BTreeSet<String>>>,
 }
 
 impl<'a> Fields<'a> {
     pub(crate) fn new(object: &'a Value) -> Self {
-        Self { object, prefix: "" }
+        Self { object, prefix: "", record: None }
+    }
+
+    /// Fields that record which of them are read, with paths such as `rope_scaling.factor`.
+    pub(crate) fn recording(object: &'a Value, record: &'a RefCell<BTreeSet<String>>) -> Self {
+        Self { object, prefix: "", record: Some(record) }
     }
 
     /// A nested object; `None` if missing or null.
     pub(crate) fn nested(&self, name: &'static str) -> Result<Option<Fields<'a>>, ModelError> {
         match self.get(name) {
             None => Ok(None),
-            Some(object @ Value::Object(_)) => Ok(Some(Fields { object, prefix: name })),
+            Some(object @ Value::Object(_)) => Ok(Some(Fields { object, prefix: name, ..*self })),
             Some(other) => Err(self.error(name, other, "an object")),
         }
     }
 
     /// The value; `None` if missing or null.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
-        self.object.get(name).filter(|value| !value.is_null())
+        self.value(name).filter(|value| !value.is_null())
     }
 
     /// Whether the field exists; its value may be null.
     pub(crate) fn contains(&self, name: &str) -> bool {
-        self.object.get(name).is_some()
+        self.value(name).is_some()
+    }
+
+    fn value(&self, name: &str) -> Option<&'a Value> {
+        if let Some(record) = self.record {
+            record.borrow_mut().insert(self.path(name));
+        }
+        self.object.get(name)
     }
 
     /// An integer from 1 to `limit`.

@@ -4,8 +4,10 @@
 //! families share here, the others by the family. It accepts the format of transformers 4 (`rope_theta`,
 //! `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`).
 
+use std::cell::RefCell;
+
 use penstock_types::HeadShape;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -26,12 +28,54 @@ const FAMILIES: [Family; 4] = [llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qw
 impl ModelConfig {
     /// Reads a Hugging Face configuration.
     pub fn from_json(config: &Value) -> Result<Self, ModelError> {
-        let fields = Fields::new(config);
+        Self::from_fields(Fields::new(config))
+    }
+
+    fn from_fields(fields: Fields<'_>) -> Result<Self, ModelError> {
         let family = find_family(fields)?;
         let mut model = read_common_fields(family, fields)?;
         (family.read_fields)(fields, &mut model)?;
         Ok(model)
     }
+
+    /// Reads a Hugging Face configuration after `overrides` are merged into it. An override that has no effect, because
+    /// the field is not read, is an error.
+    pub fn with_overrides(config: &Value, overrides: &Map<String, Value>) -> Result<Self, ModelError> {
+        if overrides.is_empty() {
+            return Self::from_json(config);
+        }
+        let mut merged = config.clone();
+        if let Value::Object(merged) = &mut merged {
+            merge(merged, overrides);
+        }
+        let record = RefCell::default();
+        let model = Self::from_fields(Fields::recording(&merged, &record))?;
+        let read = record.into_inner();
+        match paths(overrides).into_iter().find(|path| !read.contains(path)) {
+            Some(field) => Err(ModelError::NotRead { architecture: model.architecture, field }),
+            None => Ok(model),
+        }
+    }
+}
+
+/// Merges `overrides` into `config`, recursively where both values are objects.
+fn merge(config: &mut Map<String, Value>, overrides: &Map<String, Value>) {
+    for (name, value) in overrides {
+        match (config.get_mut(name), value) {
+            (Some(Value::Object(nested)), Value::Object(value)) => merge(nested, value),
+            _ => drop(config.insert(name.clone(), value.clone())),
+        }
+    }
+}
+
+/// The paths of all values that are not objects, and of the objects themselves.
+fn paths(object: &Map<String, Value>) -> Vec<String> {
+    let nested = |(name, value): (&String, &Value)| {
+        let inner = value.as_object().map(paths).unwrap_or_default();
+        let inner = inner.into_iter().map(|path| format!("{name}.{path}"));
+        [name.clone()].into_iter().chain(inner).collect::<Vec<_>>()
+    };
+    object.iter().flat_map(nested).collect()
 }
 
 /// The family named by `architectures`, or else by `model_type`.
@@ -143,6 +187,52 @@ mod tests {
         qwen2["sliding_window"] = json!(16);
         qwen2["max_window_layers"] = json!(1);
         assert_eq!(ModelConfig::from_json(&qwen2).expect("qwen2").windows, [None, Some(16)]);
+    }
+
+    fn overridden(config: &Value, overrides: Value) -> Result<ModelConfig, ModelError> {
+        ModelConfig::with_overrides(config, overrides.as_object().expect("an object"))
+    }
+
+    #[test]
+    fn overrides_are_merged_into_nested_objects() {
+        let file = with("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 16.0}));
+        let overrides = json!({"max_position_embeddings": 256, "rope_scaling": {"factor": 4.0}});
+        let mut expected =
+            with("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0}));
+        expected["max_position_embeddings"] = json!(256);
+        let expected = ModelConfig::from_json(&expected).expect("valid");
+        assert_eq!(overridden(&file, overrides).expect("valid"), expected);
+        let plain = ModelConfig::from_json(&llama()).expect("valid");
+        assert_eq!(overridden(&file, json!({"rope_scaling": null})).expect("valid"), plain, "null removes");
+        assert_eq!(overridden(&llama(), json!({})).expect("valid"), plain);
+        let replaced = overridden(&with("rope_scaling", Value::Null), file_scaling(&file)).expect("valid");
+        assert_eq!(replaced, ModelConfig::from_json(&file).expect("valid"));
+    }
+
+    fn file_scaling(file: &Value) -> Value {
+        json!({ "rope_scaling": file["rope_scaling"] })
+    }
+
+    #[test]
+    fn override_that_is_not_read_error_names_the_field() {
+        let scaling = |scaling: Value| json!({ "rope_scaling": scaling });
+        let linear = with("rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
+        for (file, overrides, field) in [
+            (llama(), json!({"max_positions": 8}), "max_positions"),
+            (llama(), json!({"sliding_window": 8}), "sliding_window"),
+            (llama(), json!({"eos_token_id": 3}), "eos_token_id"),
+            (
+                llama(),
+                scaling(json!({"rope_type": "linear", "factor": 2.0, "facto": 3.0})),
+                "rope_scaling.facto",
+            ),
+            (linear, scaling(json!({"rope_type": "linear", "factor": 2.0})), "rope_scaling"),
+            (llama(), json!({"hidden_size": {"x": 1}}), "hidden_size"),
+            (llama(), scaling(json!({"rope_type": "linear", "factor": 0})), "rope_scaling.factor"),
+        ] {
+            let error = overridden(&file, overrides).expect_err(field);
+            assert_eq!(error.field(), Some(field), "{error}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use penstock_frontend::field::Field;
+use penstock_frontend::params::Json;
 use penstock_types::config_limits::{DEFAULT_NUM_SPECULATIVE_TOKENS, DEFAULT_PREFIX_CACHE_TTL};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -46,6 +47,7 @@ impl PyEngineConfig {
         let ttl = Duration::from_secs_f64(config.prefix_cache_ttl.unwrap_or(DEFAULT_PREFIX_CACHE_TTL));
         let num_drafts = config.num_speculative_tokens.unwrap_or(DEFAULT_NUM_SPECULATIVE_TOKENS);
         penstock_runner::EngineConfig {
+            config_overrides: config.config_overrides.as_ref().map(overrides).unwrap_or_default(),
             threads: config.threads,
             dtype: config.dtype.0,
             kv_cache_dtype: config.kv_cache_dtype.0,
@@ -55,13 +57,21 @@ impl PyEngineConfig {
             max_waiting: config.max_waiting,
             block_size: config.block_size,
             kv_cache_bytes: config.kv_cache_bytes,
+            kv_cache_blocks: config.kv_cache_blocks,
+            kv_cache_ratio: config.kv_cache_ratio,
             memory_ratio: config.memory_ratio,
             prefix_cache_ttl: config.prefix_cache.then_some(ttl),
             host_cache_bytes: config.host_cache_bytes,
+            host_cache_blocks: config.host_cache_blocks,
             preemption_mode: config.preemption_mode,
             num_speculative_tokens: config.speculation.map(|_| num_drafts),
             profile: config.profile,
             ..penstock_runner::EngineConfig::default()
         }
     }
+}
+
+/// The members of a JSON object.
+fn overrides(json: &Json) -> serde_json::Map<String, serde_json::Value> {
+    serde_json::from_str(&json.0).unwrap_or_default()
 }

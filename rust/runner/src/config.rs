@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use penstock_types::config_limits::*;
 use penstock_types::{Dtype, FieldError, KvDtype, PreemptionMode};
+use serde_json::{Map, Value};
 
 /// The requested configuration of an engine; `None` selects the default.
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
+    /// Values that are merged into the model's `config.json`.
+    pub config_overrides: Map<String, Value>,
     /// Compute threads; by default the number of CPUs available to the process.
     pub threads: Option<usize>,
     /// Type of the weights; by default that of the checkpoint, bfloat16 if it is quantised.
@@ -33,12 +36,18 @@ pub struct EngineConfig {
     /// Size of the KV cache; by default see `memory_ratio`. It is never larger than `max_num_seqs` sequences of
     /// `max_model_len` tokens need, or twice that with a prefix cache.
     pub kv_cache_bytes: Option<u64>,
+    /// Size of the KV cache in blocks, exactly.
+    pub kv_cache_blocks: Option<usize>,
+    /// Size of the KV cache as a share of the memory that weights, workspace and host tier leave.
+    pub kv_cache_ratio: Option<f64>,
     /// Time for which unused blocks stay in the prefix cache; `None` for no prefix cache.
     pub prefix_cache_ttl: Option<Duration>,
     pub preemption_mode: PreemptionMode,
     /// Size of the host tier, for the prefix cache or for swapping; by default the size of the KV cache with
     /// `PreemptionMode::Swap`, otherwise 0.
     pub host_cache_bytes: Option<u64>,
+    /// Size of the host tier in blocks.
+    pub host_cache_blocks: Option<usize>,
     /// Maximum number of draft tokens that a step verifies for a sequence; `None` for no speculation.
     pub num_speculative_tokens: Option<usize>,
     /// Measure the operations of the device.
@@ -73,7 +82,9 @@ impl EngineConfig {
         check_range("max_waiting", self.max_waiting, 1, MAX_WAITING)?;
         check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_SPECULATIVE_TOKENS)?;
         check_range("kv_cache_bytes", self.kv_cache_bytes, 1, MAX_KV_CACHE_BYTES)?;
-        check_memory_ratio("memory_ratio", self.memory_ratio)?;
+        check_range("kv_cache_blocks", self.kv_cache_blocks, 1, MAX_KV_CACHE_BLOCKS)?;
+        check_ratio("kv_cache_ratio", self.kv_cache_ratio)?;
+        check_ratio("memory_ratio", self.memory_ratio)?;
         if let Some(ttl) = self.prefix_cache_ttl
             && (ttl.is_zero() || ttl.as_secs_f64() > MAX_PREFIX_CACHE_TTL)
         {
@@ -86,15 +97,19 @@ impl EngineConfig {
     /// A host tier must have a use, and swapping must have a host tier.
     fn check_host_cache(&self) -> Result<(), FieldError> {
         check_range("host_cache_bytes", self.host_cache_bytes, 0, MAX_HOST_CACHE_BYTES)?;
+        check_range("host_cache_blocks", self.host_cache_blocks, 0, MAX_HOST_CACHE_BLOCKS)?;
+        let blocks = self.host_cache_blocks.map(|blocks| ("host_cache_blocks", blocks as u64));
+        let bytes = self.host_cache_bytes.map(|bytes| ("host_cache_bytes", bytes));
+        let Some((field, size)) = blocks.or(bytes) else { return Ok(()) };
         let is_swapping = self.preemption_mode == PreemptionMode::Swap;
-        let limit = match self.host_cache_bytes {
-            Some(0) if is_swapping => "above 0 if preemption_mode is swap",
-            Some(1..) if !is_swapping && self.prefix_cache_ttl.is_none() => {
+        let limit = match size {
+            0 if is_swapping => "above 0 if preemption_mode is swap",
+            1.. if !is_swapping && self.prefix_cache_ttl.is_none() => {
                 "0 if prefix_cache is False and preemption_mode is not swap"
             }
             _ => return Ok(()),
         };
-        Err(FieldError::new("host_cache_bytes", self.host_cache_bytes.unwrap_or(0), limit))
+        Err(FieldError::new(field, size, limit))
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -153,11 +168,11 @@ pub(crate) fn check_threads(field: &'static str, threads: Option<usize>) -> Resu
     check_range(field, threads, 1, MAX_THREADS)
 }
 
-pub(crate) fn check_memory_ratio(field: &'static str, ratio: Option<f64>) -> Result<(), FieldError> {
+pub(crate) fn check_ratio(field: &'static str, ratio: Option<f64>) -> Result<(), FieldError> {
     match ratio {
         // The positive form excludes NaN.
-        Some(ratio) if !(ratio > 0.0 && ratio <= MAX_MEMORY_RATIO) => {
-            Err(FieldError::new(field, ratio, format!("a number above 0 and at most {MAX_MEMORY_RATIO}")))
+        Some(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
+            Err(FieldError::new(field, ratio, "a number above 0 and at most 1"))
         }
         _ => Ok(()),
     }
@@ -210,6 +225,24 @@ mod tests {
         check(
             |c| (c.preemption_mode, c.host_cache_bytes) = (PreemptionMode::Swap, Some(0)),
             "host_cache_bytes=0 is not allowed: it must be above 0 if preemption_mode is swap",
+        );
+        for blocks in [0, 1 << 31] {
+            let message = format!(
+                "kv_cache_blocks={blocks} is not allowed: it must be an integer from 1 to 2147483647"
+            );
+            check(|c| c.kv_cache_blocks = Some(blocks), &message);
+        }
+        check(
+            |c| c.kv_cache_ratio = Some(1.5),
+            "kv_cache_ratio=1.5 is not allowed: it must be a number above 0 and at most 1",
+        );
+        check(
+            |c| (c.preemption_mode, c.host_cache_blocks) = (PreemptionMode::Swap, Some(0)),
+            "host_cache_blocks=0 is not allowed: it must be above 0 if preemption_mode is swap",
+        );
+        check(
+            |c| c.host_cache_blocks = Some(1),
+            "host_cache_blocks=1 is not allowed: it must be 0 if prefix_cache is False and preemption_mode is not swap",
         );
         check(
             |c| c.host_cache_bytes = Some(1 << 30),

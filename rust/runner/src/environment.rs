@@ -5,7 +5,7 @@ use std::env;
 use penstock_types::FieldError;
 
 use crate::EngineConfig;
-use crate::config::{check_memory_ratio, check_threads};
+use crate::config::{check_ratio, check_threads};
 
 const THREADS: &str = "PENSTOCK_THREADS";
 /// The second name is that of DashInfer.
@@ -24,7 +24,7 @@ impl EngineConfig {
         let variable = MEMORY_RATIO.into_iter().find(|variable| env::var_os(variable).is_some());
         if let (None, Some(variable)) = (self.memory_ratio, variable) {
             self.memory_ratio = read(variable, "a number above 0 and at most 1", |text| text.parse().ok())?;
-            check_memory_ratio(variable, self.memory_ratio)?;
+            check_ratio(variable, self.memory_ratio)?;
         }
         if self.memory_leftover_bytes.is_none() {
             let parse = |text: &str| text.parse::<u64>().ok()?.checked_mul(1 << 20);

@@ -6,6 +6,7 @@ use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ProgressCallback};
+use penstock_types::FieldError;
 
 use crate::backend::{self, DeviceInfo};
 use crate::budget::display_bytes;
@@ -66,7 +67,7 @@ pub(crate) fn open<B: Backend>(
     config: &EngineConfig,
     progress: ProgressCallback<'_>,
 ) -> Result<Opened<B>, LaunchError> {
-    let model = ModelConfig::from_json(checkpoint.config())?;
+    let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let available = backend.available_memory();
     let resolved = ResolvedConfig::new(&backend, &model, config, dtype, available)?;
@@ -103,6 +104,22 @@ pub(crate) fn open<B: Backend>(
         (runner.failing_token, runner.losing_token) = (config.failing_token, config.losing_token);
     }
     Ok(Opened { runner, limits, info })
+}
+
+/// The model's configuration with the overrides. Errors of overridden fields name `config_overrides`.
+fn model_config(checkpoint: &Checkpoint, config: &EngineConfig) -> Result<ModelConfig, LaunchError> {
+    let overrides = &config.config_overrides;
+    ModelConfig::with_overrides(checkpoint.config(), overrides).map_err(|error| {
+        let name = error.field().and_then(|field| field.split('.').next());
+        match name.and_then(|name| Some((name, overrides.get(name)?))) {
+            Some((name, value)) => {
+                let value = format!("{{'{name}': {value}}}");
+                let limit = format!("valid and read by the model ({error})");
+                LaunchError::Config(FieldError::new("config_overrides", value, limit))
+            }
+            None => error.into(),
+        }
+    })
 }
 
 fn log_launch(info: &ModelInfo, limits: &Limits) {

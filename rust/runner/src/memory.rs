@@ -7,7 +7,7 @@ use penstock_models::{ModelConfig, Workspace, weight_bytes};
 use penstock_types::{Dtype, KvDtype};
 
 use crate::EngineConfig;
-use crate::budget::display_bytes;
+use crate::budget::{display_bytes, share};
 
 /// The KV cache takes one part in four of the remaining memory by default, because other programs run on the machine.
 const DEFAULT_FRACTION: u64 = 4;
@@ -34,21 +34,55 @@ pub(crate) struct MemoryRequest {
 }
 
 /// The size of the KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum KvCacheSize {
-    Bytes(u64),
-    /// All remaining memory.
-    All,
+    Requested(CacheSize),
+    /// A share of the remaining memory.
+    Ratio(f64),
     /// A fraction of the remaining memory.
     DefaultFraction,
+}
+
+impl KvCacheSize {
+    /// All remaining memory.
+    pub const ALL: Self = Self::Ratio(1.0);
 }
 
 /// The size of the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostCacheSize {
-    Bytes(u64),
+    Requested(CacheSize),
     /// The size of the KV cache.
     SameAsDevice,
+}
+
+/// The size of a cache, in the unit of the option that sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheSize {
+    Bytes(u64),
+    Blocks(usize),
+}
+
+impl CacheSize {
+    /// The requested size, if one is set.
+    fn requested(bytes: Option<u64>, blocks: Option<usize>) -> Option<Self> {
+        blocks.map(Self::Blocks).or(bytes.map(Self::Bytes))
+    }
+
+    fn bytes<B: Backend>(self, backend: &B, cache: &CacheSpec) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Blocks(blocks) => backend.cache_bytes(cache, blocks),
+        }
+    }
+
+    /// The option of the cache `name` with its value.
+    fn option(self, name: &str) -> String {
+        match self {
+            Self::Bytes(bytes) => format!("{name}_bytes={bytes}"),
+            Self::Blocks(blocks) => format!("{name}_blocks={blocks}"),
+        }
+    }
 }
 
 impl MemoryRequest {
@@ -60,14 +94,18 @@ impl MemoryRequest {
             max_num_seqs: config.max_num_seqs(),
             max_num_batched_tokens: config.max_num_batched_tokens(),
             block_size: config.block_size(),
-            kv_cache: match (config.kv_cache_bytes, config.memory_ratio) {
-                (Some(bytes), _) => KvCacheSize::Bytes(bytes),
-                (None, Some(_)) => KvCacheSize::All,
-                (None, None) => KvCacheSize::DefaultFraction,
+            kv_cache: match CacheSize::requested(config.kv_cache_bytes, config.kv_cache_blocks) {
+                Some(size) => KvCacheSize::Requested(size),
+                None => match (config.kv_cache_ratio, config.memory_ratio) {
+                    (Some(ratio), _) => KvCacheSize::Ratio(ratio),
+                    (None, Some(_)) => KvCacheSize::ALL,
+                    (None, None) => KvCacheSize::DefaultFraction,
+                },
             },
-            host_cache: match (config.host_cache_bytes, config.preemption_mode) {
-                (None, PreemptionMode::Swap) => HostCacheSize::SameAsDevice,
-                (bytes, _) => HostCacheSize::Bytes(bytes.unwrap_or(0)),
+            host_cache: match CacheSize::requested(config.host_cache_bytes, config.host_cache_blocks) {
+                Some(size) => HostCacheSize::Requested(size),
+                None if config.preemption_mode == PreemptionMode::Swap => HostCacheSize::SameAsDevice,
+                None => HostCacheSize::Requested(CacheSize::Blocks(0)),
             },
             has_prefix_cache: config.prefix_cache_ttl.is_some(),
         }
@@ -140,12 +178,11 @@ pub(crate) enum InsufficientMemory {
         display_bytes(*.weights), display_bytes(*.workspace), display_bytes(*.limit)
     )]
     Model { weights: u64, workspace: u64, limit: u64 },
-    #[error("host_cache_bytes={requested} exceeds the {remaining} bytes that weights and workspace leave")]
-    HostCache { requested: u64, remaining: u64 },
     #[error(
-        "kv_cache_bytes={requested} {with_host}exceeds the {remaining} bytes that weights and workspace leave"
+        "{} {with_host}exceeds the {remaining} bytes that weights and workspace leave, which hold {blocks} blocks",
+        .requested.option(.name)
     )]
-    KvCache { requested: u64, with_host: &'static str, remaining: u64 },
+    Cache { name: &'static str, requested: CacheSize, with_host: &'static str, remaining: u64, blocks: usize },
     #[error(
         "a sequence of max_model_len={max_model_len} tokens needs a KV cache of {needed} bytes, but it has {size}"
     )]
@@ -175,28 +212,40 @@ impl MemoryPlan {
             let fits = |blocks| backend.cache_bytes(&cache, blocks as usize) <= remaining;
             largest_fitting(0, most, fits).map_or(0, |blocks| blocks as usize)
         };
+        let requested_blocks = |name, requested: CacheSize, with_host, remaining, num_caches| {
+            let each = remaining / num_caches;
+            if requested.bytes(backend, &cache) > each {
+                let blocks = blocks_in(each, each);
+                return Err(InsufficientMemory::Cache { name, requested, with_host, remaining, blocks });
+            }
+            Ok(match requested {
+                CacheSize::Bytes(bytes) => blocks_in(bytes, each),
+                CacheSize::Blocks(blocks) => blocks,
+            })
+        };
         let mut host_blocks = 0;
         let mut num_caches = 1;
         match request.host_cache {
             HostCacheSize::SameAsDevice => num_caches = 2,
-            HostCacheSize::Bytes(requested) if requested > remaining => {
-                return Err(InsufficientMemory::HostCache { requested, remaining });
-            }
-            HostCacheSize::Bytes(bytes) => {
-                host_blocks = blocks_in(bytes, remaining);
+            HostCacheSize::Requested(size) => {
+                host_blocks = requested_blocks("host_cache", size, "", remaining, 1)?;
                 remaining -= backend.cache_bytes(&cache, host_blocks);
             }
         }
-        let bytes = match request.kv_cache {
-            KvCacheSize::Bytes(requested) if requested > remaining / num_caches => {
+        let each = remaining / num_caches;
+        let in_bytes = |bytes| (bytes, blocks_in(bytes, each));
+        let (bytes, blocks) = match request.kv_cache {
+            KvCacheSize::Requested(size) => {
                 let with_host = if num_caches == 1 { "" } else { "with a host tier of the same size " };
-                return Err(InsufficientMemory::KvCache { requested, with_host, remaining });
+                let blocks = requested_blocks("kv_cache", size, with_host, remaining, num_caches)?;
+                (size.bytes(backend, &cache), blocks)
             }
-            KvCacheSize::Bytes(bytes) => bytes,
-            KvCacheSize::All => remaining / num_caches,
-            KvCacheSize::DefaultFraction => remaining / DEFAULT_FRACTION,
+            KvCacheSize::Ratio(ratio) => in_bytes(share(each, ratio)),
+            KvCacheSize::DefaultFraction => in_bytes(remaining / DEFAULT_FRACTION),
         };
-        let blocks = blocks_in(bytes, remaining / num_caches).min(request.most_blocks());
+        // A number of blocks is exact.
+        let is_exact = matches!(request.kv_cache, KvCacheSize::Requested(CacheSize::Blocks(_)));
+        let blocks = if is_exact { blocks } else { blocks.min(request.most_blocks()) };
         if blocks < request.least_blocks() {
             let (max_model_len, needed) = (request.max_model_len, request.least_kv_bytes(backend, model));
             return Err(InsufficientMemory::Sequence { max_model_len, needed, size: bytes });

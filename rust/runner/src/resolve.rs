@@ -94,7 +94,7 @@ fn longest_fitting<B: Backend>(
         })
     };
     largest(request.clone())
-        .or_else(|| largest(MemoryRequest { kv_cache: KvCacheSize::All, ..request.clone() }))
+        .or_else(|| largest(MemoryRequest { kv_cache: KvCacheSize::ALL, ..request.clone() }))
         .map_or(request.max_model_len.min(request.block_size), |len| len as usize)
 }
 
@@ -213,15 +213,22 @@ mod tests {
             ..EngineConfig::default()
         };
         let mut suggested = BTreeSet::new();
-        for (kv_cache_bytes, host_cache_bytes, memory_ratio) in [
-            (None, None, None),
-            (None, None, Some(0.5)),
-            (Some(100_000), None, None),
-            (Some(1 << 40), None, None),
-            (None, Some(1 << 40), None),
-            (Some(150_000), Some(80_000), Some(0.5)),
+        let sizes = |kv_cache_bytes, host_cache_bytes, memory_ratio| EngineConfig {
+            kv_cache_bytes,
+            host_cache_bytes,
+            memory_ratio,
+            ..config.clone()
+        };
+        for config in [
+            sizes(None, None, None),
+            sizes(None, None, Some(0.5)),
+            sizes(Some(100_000), None, None),
+            sizes(Some(1 << 40), None, None),
+            sizes(None, Some(1 << 40), None),
+            sizes(Some(150_000), Some(80_000), Some(0.5)),
+            EngineConfig { kv_cache_blocks: Some(40), ..config.clone() },
+            EngineConfig { kv_cache_ratio: Some(0.3), host_cache_blocks: Some(9), ..config.clone() },
         ] {
-            let config = EngineConfig { kv_cache_bytes, host_cache_bytes, memory_ratio, ..config.clone() };
             for available in (100_000..1_500_000).step_by(1_117) {
                 let Err(error) = resolve(&backend, &config, available) else { continue };
                 let error = error.to_string();

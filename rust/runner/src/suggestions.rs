@@ -31,7 +31,7 @@ pub(crate) fn suggestions<B: Backend>(
     // The least ratio that fits, in hundredths. With a ratio the KV cache takes all remaining memory.
     let memory_ratio = || {
         let kv_cache = match request.kv_cache {
-            KvCacheSize::DefaultFraction => KvCacheSize::All,
+            KvCacheSize::DefaultFraction => KvCacheSize::ALL,
             size => size,
         };
         let ratio = |spared: u64| (100 - spared) as f64 / 100.0;
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn cache_too_small_for_a_sequence_suggests_a_length_and_a_dtype() {
-        let (all, limit) = (MemoryRequest { kv_cache: KvCacheSize::All, ..request() }, 20 << 20);
+        let (all, limit) = (MemoryRequest { kv_cache: KvCacheSize::ALL, ..request() }, 20 << 20);
         let suggested = suggested(&all, all_of(limit));
         let len: usize =
             suggested[0].strip_prefix("max_model_len=").expect("a length").parse().expect("a number");
@@ -87,18 +87,18 @@ mod tests {
             let ratio: f64 = ratio.parse().expect("a number");
             let fits = |ratio| {
                 let is_default = kv_cache == KvCacheSize::DefaultFraction;
-                let kv_cache = if is_default { KvCacheSize::All } else { kv_cache };
+                let kv_cache = if is_default { KvCacheSize::ALL } else { kv_cache };
                 fits(MemoryRequest { kv_cache, ..request() }, share(usable, ratio))
             };
             assert!(fits(ratio) && !fits(ratio - 0.01), "{ratio}");
             Some(ratio)
         };
         let (little, much) = (20 << 20, 100 << 20);
-        for kv_cache in [KvCacheSize::All, KvCacheSize::DefaultFraction, KvCacheSize::Bytes(17 << 20)] {
+        for kv_cache in [KvCacheSize::ALL, KvCacheSize::DefaultFraction, KvCacheSize::bytes(17 << 20)] {
             assert!(ratio(kv_cache, much, little).is_some(), "{kv_cache:?}");
             assert_eq!(ratio(kv_cache, little, little), None, "there is no more memory");
         }
-        assert_eq!(ratio(KvCacheSize::All, little, little / 2), None, "all memory is not sufficient");
+        assert_eq!(ratio(KvCacheSize::ALL, little, little / 2), None, "all memory is not sufficient");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use penstock_types::config_limits::DEFAULT_BLOCK_SIZE;
 
 use crate::backend::{self, DefaultBackend, DeviceInfo};
 use crate::launch::{self, mask_threads};
-use crate::memory::{HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
+use crate::memory::{CacheSize, HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
 use crate::resolve::reserve;
 use crate::runner::Runner;
 use crate::slot::{HostSlot, slot_params};
@@ -104,11 +104,11 @@ pub fn logits(
         max_num_seqs: 1,
         max_num_batched_tokens: chunk,
         block_size: DEFAULT_BLOCK_SIZE,
-        kv_cache: KvCacheSize::All,
-        host_cache: HostCacheSize::Bytes(0),
+        kv_cache: KvCacheSize::ALL,
+        host_cache: HostCacheSize::Requested(CacheSize::Blocks(0)),
         has_prefix_cache: false,
     };
-    request.kv_cache = KvCacheSize::Bytes(request.least_kv_bytes(&backend, &model));
+    request.kv_cache = KvCacheSize::Requested(CacheSize::Bytes(request.least_kv_bytes(&backend, &model)));
     let plan = MemoryPlan::new(&backend, &model, &request, backend.available_memory())
         .map_err(|error| LaunchError::OutOfMemory(error.to_string()))?;
     let inputs = reserve(&mut backend, &model, &request, &plan)?;

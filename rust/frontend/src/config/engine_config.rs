@@ -4,6 +4,7 @@ use penstock_types::{Auto, Device, Dtype, KvDtype, PreemptionMode, ReasoningPars
 
 use super::readers::*;
 use crate::field::{Field, Read};
+use crate::params::Json;
 use crate::value::Value;
 
 /// The configuration of an engine. A field that is `None` has its default.
@@ -13,6 +14,8 @@ pub struct EngineConfig {
     pub device: Auto<Device>,
     /// Type of the weights in memory.
     pub dtype: Auto<Dtype>,
+    /// Values that are merged into the model's `config.json`, such as `rope_scaling`.
+    pub config_overrides: Option<Json>,
     /// Number of compute threads.
     pub threads: Option<usize>,
     /// Measure the operations of the device; see `Engine.profile`.
@@ -31,6 +34,10 @@ pub struct EngineConfig {
     pub kv_cache_dtype: Auto<KvDtype>,
     /// Size of the KV cache in bytes.
     pub kv_cache_bytes: Option<u64>,
+    /// Size of the KV cache in blocks of `block_size` tokens, exactly.
+    pub kv_cache_blocks: Option<usize>,
+    /// Share of the memory that weights, workspace and host tier leave, for the KV cache.
+    pub kv_cache_ratio: Option<f64>,
     /// Share of the available memory that weights, workspace and KV cache may take together.
     pub memory_ratio: Option<f64>,
     /// Keep computed blocks for requests that begin with the same tokens.
@@ -39,6 +46,8 @@ pub struct EngineConfig {
     pub prefix_cache_ttl: Option<f64>,
     /// Size in bytes of the host tier, which takes blocks that the KV cache has no room for.
     pub host_cache_bytes: Option<u64>,
+    /// Size of the host tier in blocks of `block_size` tokens.
+    pub host_cache_blocks: Option<usize>,
     /// Effect of preemption, which occurs when the KV cache is full, on a request.
     pub preemption_mode: PreemptionMode,
     /// Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
@@ -58,6 +67,7 @@ impl Default for EngineConfig {
         Self {
             device: Auto(None),
             dtype: Auto(None),
+            config_overrides: None,
             threads: None,
             profile: false,
             max_model_len: None,
@@ -67,10 +77,13 @@ impl Default for EngineConfig {
             block_size: None,
             kv_cache_dtype: Auto(None),
             kv_cache_bytes: None,
+            kv_cache_blocks: None,
+            kv_cache_ratio: None,
             memory_ratio: None,
             prefix_cache: true,
             prefix_cache_ttl: None,
             host_cache_bytes: None,
+            host_cache_blocks: None,
             preemption_mode: PreemptionMode::Recompute,
             tokenizer: None,
             tool_parser: Auto(None),
@@ -96,6 +109,11 @@ impl EngineConfig {
             ("dtype", Some(value)) => {
                 let field = Field::new("dtype");
                 self.dtype = field.choice(value)?;
+            }
+            ("config_overrides", None) => self.config_overrides = default().config_overrides,
+            ("config_overrides", Some(value)) => {
+                let field = Field::new("config_overrides");
+                self.config_overrides = Some(read_overrides(field, value)?);
             }
             ("threads", None) => self.threads = default().threads,
             ("threads", Some(value)) => {
@@ -142,6 +160,16 @@ impl EngineConfig {
                 let field = Field::new("kv_cache_bytes");
                 self.kv_cache_bytes = Some(field.integer(value, 1..=9223372036854775807)? as u64);
             }
+            ("kv_cache_blocks", None) => self.kv_cache_blocks = default().kv_cache_blocks,
+            ("kv_cache_blocks", Some(value)) => {
+                let field = Field::new("kv_cache_blocks");
+                self.kv_cache_blocks = Some(field.integer(value, 1..=2147483647)? as usize);
+            }
+            ("kv_cache_ratio", None) => self.kv_cache_ratio = default().kv_cache_ratio,
+            ("kv_cache_ratio", Some(value)) => {
+                let field = Field::new("kv_cache_ratio");
+                self.kv_cache_ratio = Some(field.above(value, 0.0, 1.0)?);
+            }
             ("memory_ratio", None) => self.memory_ratio = default().memory_ratio,
             ("memory_ratio", Some(value)) => {
                 let field = Field::new("memory_ratio");
@@ -161,6 +189,11 @@ impl EngineConfig {
             ("host_cache_bytes", Some(value)) => {
                 let field = Field::new("host_cache_bytes");
                 self.host_cache_bytes = Some(field.integer(value, 0..=9223372036854775807)? as u64);
+            }
+            ("host_cache_blocks", None) => self.host_cache_blocks = default().host_cache_blocks,
+            ("host_cache_blocks", Some(value)) => {
+                let field = Field::new("host_cache_blocks");
+                self.host_cache_blocks = Some(field.integer(value, 0..=2147483647)? as usize);
             }
             ("preemption_mode", None) => self.preemption_mode = default().preemption_mode,
             ("preemption_mode", Some(value)) => {
@@ -200,6 +233,22 @@ impl EngineConfig {
     /// The first of the declared conflicts: a field, and its limit in words.
     #[allow(clippy::too_many_lines)]
     pub fn declared_conflict(&self) -> Option<(&'static str, String)> {
+        if self.kv_cache_blocks.is_some() && self.kv_cache_bytes.is_some() {
+            let limit = "left out when kv_cache_bytes is given: the KV cache has one size";
+            return Some(("kv_cache_blocks", limit.to_owned()));
+        }
+        if self.kv_cache_ratio.is_some() && self.kv_cache_bytes.is_some() {
+            let limit = "left out when kv_cache_bytes is given: the KV cache has one size";
+            return Some(("kv_cache_ratio", limit.to_owned()));
+        }
+        if self.kv_cache_ratio.is_some() && self.kv_cache_blocks.is_some() {
+            let limit = "left out when kv_cache_blocks is given: the KV cache has one size";
+            return Some(("kv_cache_ratio", limit.to_owned()));
+        }
+        if self.host_cache_blocks.is_some() && self.host_cache_bytes.is_some() {
+            let limit = "left out when host_cache_bytes is given: the host tier has one size";
+            return Some(("host_cache_blocks", limit.to_owned()));
+        }
         if !self.prefix_cache && self.prefix_cache_ttl.is_some() {
             return Some(("prefix_cache_ttl", "left out when prefix_cache is False: there is no prefix cache".to_owned()));
         }

@@ -3,6 +3,7 @@
 use penstock_types::{Auto, Device};
 
 use crate::field::{Field, Read, ReadError};
+use crate::params::Json;
 use crate::value::{Kind, Value};
 
 /// Maximum length of a device's name in characters.
@@ -16,6 +17,13 @@ pub fn read_device<V: Value>(field: Field, value: &V) -> Read<Auto<Device>, V> {
         return Err(field.refuse(value, "'auto' or 'cpu': this build of penstock has no CUDA backend"));
     }
     field.choice(value)
+}
+
+pub fn read_overrides<V: Value>(field: Field, value: &V) -> Read<Json, V> {
+    match value.kind() {
+        Kind::Map => Json::read(field, value),
+        _ => Err(field.refuse(value, "a mapping of names in config.json to values")),
+    }
 }
 
 pub fn read_path<V: Value>(field: Field, value: &V) -> Read<String, V> {
