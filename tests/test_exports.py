@@ -29,6 +29,8 @@ PUBLIC = {
     "EngineStoppedError",
     "GenerationError",
     "InvalidRequestError",
+    "Health",
+    "Histogram",
     "HostTierInfo",
     "MemoryInfo",
     "ModelInfo",

@@ -21,7 +21,7 @@ POISON = [*PROMPT, FAILING_TOKEN]
 def make_failing_engine(model: Path, **options: object) -> penstock.Engine:
     """An open engine whose steps fail if they compute `FAILING_TOKEN`."""
     engine = make_engine(model, **options)
-    engine._session._native = hooks.failing_engine(model, engine.config, FAILING_TOKEN)
+    engine._session.adopt(hooks.failing_engine(model, engine.config, FAILING_TOKEN))
     return engine
 
 

@@ -31,7 +31,7 @@ PARAMS = penstock.SamplingParams(max_tokens=6, seed=SEED, ignore_eos=True)
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
     with make_engine(tiny_model, max_num_batched_tokens=16, max_num_seqs=4) as engine:
-        engine._session._native = hooks.fake_engine(tiny_model, engine.config)
+        engine._session.adopt(hooks.fake_engine(tiny_model, engine.config))
         yield engine
 
 

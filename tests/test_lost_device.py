@@ -21,7 +21,7 @@ MESSAGE = "token 77 was to lose the device"
 def make_losing_engine(model: Path, **options: object) -> penstock.Engine:
     """An open engine whose device is lost when it computes `LOSING_TOKEN`."""
     engine = make_engine(model, **options)
-    engine._session._native = hooks.losing_engine(model, engine.config, LOSING_TOKEN)
+    engine._session.adopt(hooks.losing_engine(model, engine.config, LOSING_TOKEN))
     return engine
 
 

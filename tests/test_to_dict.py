@@ -92,7 +92,8 @@ def test_numbers_that_json_lacks_are_none() -> None:
 def test_every_value_class_has_a_dict(engine: penstock.Engine) -> None:
     score = engine.blocking.score("Hello")
     chunk = next(engine.blocking.start_request(PROMPT, max_tokens=1))
-    for value in (engine.info, engine.stats(), engine.profile()[0], score, chunk):
+    stats, health = engine.stats(), engine.health()
+    for value in (engine.info, stats, stats.queue_time, health, engine.profile()[0], score, chunk):
         dict_ = written(value)
         assert all(name in dict_ for name, item in _properties(value))
         assert dict_.keys() == {name for name, item in _properties(value)}

@@ -48,6 +48,9 @@ ENGINE_HINTS = {
     **_REQUEST_METHOD_HINTS,
     **dict.fromkeys(("clear_prefix_cache", "flush_cache", "flush_prefix_cache"), "use reset_prefix_cache()"),
     **dict.fromkeys(("get_metrics", "metrics"), "use stats()"),
+    "check_health": "use health()",
+    "is_sleeping": "use health().state",
+    "wake_up": "use wake()",
     **dict.fromkeys(("get_tokenizer", "tokenizer"), "use encode(), decode() and apply_chat_template()"),
     **dict.fromkeys(("shutdown", "stop"), "use aclose(), or close() without an event loop"),
     "detokenize": "use decode()",
@@ -59,6 +62,7 @@ ENGINE_HINTS = {
 BLOCKING_HINTS = {
     **_REQUEST_METHOD_HINTS,
     **dict.fromkeys(("aclose", "shutdown", "stop"), "use close()"),
+    "wake_up": "use wake()",
     **{
         name: f"use engine.{name}"
         for name in (
@@ -66,6 +70,7 @@ BLOCKING_HINTS = {
             "config",
             "decode",
             "encode",
+            "health",
             "info",
             "profile",
             "reset_prefix_cache",

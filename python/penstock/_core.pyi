@@ -1785,12 +1785,14 @@ class Stats:
       yet.
     - `host_blocks_total`: Blocks of the host tier.
     - `host_blocks_used`: Blocks of the host tier that hold prefixes or swapped sequences.
-    - `requests_admitted`: Requests admitted.
+    - `requests_admitted`: Requests admitted; each of the `n` choices counts.
+    - `requests_rejected`: Requests refused with `OverloadedError`, which are not admitted. A request that
+      is tried again counts each time.
     - `requests_finished`: Admitted requests that have ended.
-    - `finished_stop`: Requests among `requests_finished` that ended with a stop token or stop sequence.
+    - `finished_stop`: Requests among `requests_finished` that ended with a stop token, stop sequence or
+      stop string.
     - `finished_length`: Those that reached their maximum length.
-    - `finished_cancelled`: Those that their consumer ended: cancelled, dropped, or stopped by a stop
-      string.
+    - `finished_cancelled`: Those that were cancelled or dropped, or open when the engine was closed.
     - `finished_interrupted`: Those that were preempted with `preemption_mode="interrupt"`.
     - `finished_failed`: Those that failed, in a step or because the engine crashed.
     - `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.
@@ -1806,6 +1808,11 @@ class Stats:
       end.
     - `swaps`: Preemptions that saved the sequence's blocks in the host tier.
     - `steps`: Steps completed, failed ones included.
+    - `time_to_first_token`: Seconds from a request's arrival to its first token.
+    - `inter_token_latency`: Seconds from a token of a request to the next. Several tokens of one step
+      share the time since the step before it.
+    - `queue_time`: Seconds from a request's arrival to its first step, counted when the request ends.
+    - `tokens_per_step`: Tokens computed by a step: of prompts, generated ones and drafts.
     - `prefix_hit_rate`: Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query.
     """
 
@@ -1822,6 +1829,7 @@ class Stats:
         host_blocks_total: int,
         host_blocks_used: int,
         requests_admitted: int,
+        requests_rejected: int,
         requests_finished: int,
         finished_stop: int,
         finished_length: int,
@@ -1839,6 +1847,10 @@ class Stats:
         preemptions: int,
         swaps: int,
         steps: int,
+        time_to_first_token: Histogram,
+        inter_token_latency: Histogram,
+        queue_time: Histogram,
+        tokens_per_step: Histogram,
     ) -> Stats: ...
     @property
     def running(self) -> int:
@@ -1881,7 +1893,14 @@ class Stats:
 
     @property
     def requests_admitted(self) -> int:
-        """Requests admitted."""
+        """Requests admitted; each of the `n` choices counts."""
+
+    @property
+    def requests_rejected(self) -> int:
+        """Requests refused with `OverloadedError`, which are not admitted.
+
+        A request that is tried again counts each time.
+        """
 
     @property
     def requests_finished(self) -> int:
@@ -1889,7 +1908,7 @@ class Stats:
 
     @property
     def finished_stop(self) -> int:
-        """Requests among `requests_finished` that ended with a stop token or stop sequence."""
+        """Requests among `requests_finished` that ended with a stop token, stop sequence or stop string."""
 
     @property
     def finished_length(self) -> int:
@@ -1897,7 +1916,7 @@ class Stats:
 
     @property
     def finished_cancelled(self) -> int:
-        """Those that their consumer ended: cancelled, dropped, or stopped by a stop string."""
+        """Those that were cancelled or dropped, or open when the engine was closed."""
 
     @property
     def finished_interrupted(self) -> int:
@@ -1952,11 +1971,137 @@ class Stats:
         """Steps completed, failed ones included."""
 
     @property
+    def time_to_first_token(self) -> Histogram:
+        """Seconds from a request's arrival to its first token."""
+
+    @property
+    def inter_token_latency(self) -> Histogram:
+        """Seconds from a token of a request to the next.
+
+        Several tokens of one step share the time since the step before it.
+        """
+
+    @property
+    def queue_time(self) -> Histogram:
+        """Seconds from a request's arrival to its first step, counted when the request ends."""
+
+    @property
+    def tokens_per_step(self) -> Histogram:
+        """Tokens computed by a step: of prompts, generated ones and drafts."""
+
+    @property
     def prefix_hit_rate(self) -> float:
         """Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that `json.dumps` accepts."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class Histogram:
+    """The distribution of a quantity since the engine was opened.
+
+    Two histograms of the same field can be subtracted or added count by count; their buckets never change.
+
+    - `buckets`: Upper bounds of the buckets, ascending and inclusive.
+    - `counts`: Number of values in each bucket, and last of those above every bound. Not cumulative: one
+      more entry than `buckets`.
+    - `sum`: Sum of the values.
+    - `count`: Number of values.
+    """
+
+    def __new__(
+        cls,
+        *,
+        buckets: Sequence[float],
+        counts: Sequence[int],
+        sum: float,
+    ) -> Histogram: ...
+    @property
+    def buckets(self) -> tuple[float, ...]:
+        """Upper bounds of the buckets, ascending and inclusive."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of values in each bucket, and last of those above every bound.
+
+        Not cumulative: one more entry than `buckets`.
+        """
+
+    @property
+    def sum(self) -> float:
+        """Sum of the values."""
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class Health:
+    """The state of a working engine.
+
+    - `state`: State of the engine. `"running"`: requests can be started; `"draining"`: `aclose(drain=...)`
+      or `sleep(drain=...)` waits for the open requests; `"asleep"`: `sleep()` has freed the model, until
+      `wake()`.
+    - `running`: Sequences that hold a slot.
+    - `waiting`: Requests that wait for a slot or for blocks.
+    - `step_age`: Seconds since the last step finished, or since the current one began if none preceded it.
+      `None` if nothing is being computed. A value far above the usual time of a step means that the device
+      or a logits processor is stuck.
+    """
+
+    def __new__(
+        cls,
+        *,
+        state: Literal["running", "draining", "asleep"],
+        running: int,
+        waiting: int,
+        step_age: float | None,
+    ) -> Health: ...
+    @property
+    def state(self) -> Literal["running", "draining", "asleep"]:
+        """State of the engine.
+
+        `"running"`: requests can be started; `"draining"`: `aclose(drain=...)` or `sleep(drain=...)` waits
+        for the open requests; `"asleep"`: `sleep()` has freed the model, until `wake()`.
+        """
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a slot."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot or for blocks."""
+
+    @property
+    def step_age(self) -> float | None:
+        """Seconds since the last step finished, or since the current one began if none preceded it.
+
+        `None` if nothing is being computed. A value far above the usual time of a step means that the
+        device or a logits processor is stuck.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts.
+
+        Infinite and NaN numbers are `None`.
+        """
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -2365,7 +2510,13 @@ class Engine:
         """Whether requests can be started."""
 
     def stats(self) -> Stats:
-        """A snapshot of the engine's counters; lock-free. Also delivers queued log records."""
+        """A snapshot of the engine's numbers; lock-free. Also delivers queued log records."""
+
+    def health(self, state: Literal["running", "draining"]) -> Health:
+        """The state as given, with what the engine does now.
+
+        Raises `EngineStoppedError` if it crashed, lost its device, or was opened before a fork.
+        """
 
     def profile(self) -> list[ProfileRow]:
         """Raises `RuntimeError` unless `EngineConfig.profile` is set."""
@@ -2389,6 +2540,12 @@ class Engine:
     @staticmethod
     def check_may_wait() -> None:
         """Raise `RuntimeError` inside a logits processor, where waiting for the engine never ends."""
+
+    def drain(self) -> None:
+        """Make the engine's threads end once no request is open and no beam search is held.
+
+        Requests are still accepted until then. Can be called repeatedly.
+        """
 
     def stop(self) -> None:
         """Start a shutdown; never waits. Can be called repeatedly."""
@@ -2425,8 +2582,11 @@ class Port:
     def ring(self) -> None:
         """Make the port readable; from any thread."""
 
-    def wait(self) -> None:
-        """Wait until output may have arrived. One thread at a time; Ctrl-C raises `KeyboardInterrupt`."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until output may have arrived; returns False if that takes longer than `timeout` seconds.
+
+        One thread at a time; Ctrl-C raises `KeyboardInterrupt`.
+        """
 
 @final
 class Request:

@@ -1,9 +1,12 @@
 """The state of an engine, shared by its asynchronous and its blocking API. Nothing here waits.
 
-    new ── must_start, open ──> open ── close ──> closed
+    new ── must_start, open ──> open ── drain ──> draining
+                                 ▲                    │ stop_to_sleep
+                                 └─ must_wake, open ─ asleep
 
-A closed session cannot be opened again. A load that fails or is cancelled closes the session, and the loading
-thread stops when it sees that.
+`close` is possible in every phase, and a closed session cannot be opened again. A first load that fails or is
+cancelled closes the session, and the loading thread stops when it sees that; after a failed `reopen` the
+session is asleep.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ import os
 import reprlib
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _core
 from penstock._options import merge
 from penstock.chat import Chat, ChatTemplate, has_messages
-from penstock.errors import EngineStoppedError, InvalidRequestError
+from penstock.errors import ConfigError, EngineStoppedError, InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,24 +51,48 @@ class Session:
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
         self._native: _core.Engine | None = None
+        self._path = ""  # of the model's files, once it was opened
         self._chat_templates: dict[str, ChatTemplate] = {}
-        self._is_starting = False
-        self._is_closed = False
+        self._phase: Literal["new", "starting", "open", "draining", "asleep", "waking"] = "new"
+        self._is_closed = False  # in any phase
 
     # ---- opening and closing
 
     def must_start(self) -> bool:
         """Whether the caller has to call `open`; false if the engine is open."""
+        if self._is_open_for("new"):
+            return False
+        self._phase = "starting"
+        return True
+
+    def must_wake(self) -> bool:
+        """Whether the caller has to call `reopen`; false if the engine is open."""
+        if self._is_open_for("asleep"):
+            return False
+        self._phase = "waking"
+        return True
+
+    def _is_open_for(self, phase: str) -> bool:
+        """Whether the engine is open; raises unless it is or can be opened from this phase."""
         if self._is_closed:
             raise EngineStoppedError(_CLOSED)
-        if self._native is not None:
-            self._native.check_process()
-            return False
-        if self._is_starting:
+        if self._phase in ("starting", "waking"):
             message = "the engine is already being started by another task or thread"
             raise RuntimeError(message)
-        self._is_starting = True
+        if self._phase == phase:
+            return False
+        self.check_open()
         return True
+
+    def reopen(self, check_cancelled: Callable[[], None] | None = None) -> None:
+        """Load the model again after `sleep`; if that fails the session is asleep."""
+        try:
+            if self._native is not None and not self._native.is_forked:
+                self._native.shutdown()  # its memory is free now
+            self.open(self._path, check_cancelled)
+        except BaseException:
+            self._phase = "asleep"
+            raise
 
     def open(self, path: str, check_cancelled: Callable[[], None] | None = None) -> None:
         """Load the model; slow, can run in any thread. `check_cancelled` raises to stop the loading."""
@@ -82,10 +109,42 @@ class Session:
         if config.tokenizer is not None:
             config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
         native = _core.Engine.open(path, config, on_progress)
-        self._native = native
+        self.adopt(native, path)
         if self._is_closed:  # closed while the last weights were loaded
             native.shutdown()
             raise EngineStoppedError(_CLOSED)
+
+    def adopt(self, native: _core.Engine, path: str = "") -> None:
+        """Use an engine that was opened from `path`."""
+        self._native, self._path, self._phase = native, path, "open"
+
+    def drain(self) -> _core.Engine | None:
+        """Refuse new requests while the open ones may finish; returns the engine, which then ends by itself.
+
+        None if there is nothing to wait for. Raises `RuntimeError` in a logits processor.
+        """
+        _core.Engine.check_may_wait()
+        if self._is_closed or self._phase not in ("open", "draining"):
+            return None
+        if self._native is None or self._native.is_forked:
+            return None
+        self._phase = "draining"
+        self._native.drain()
+        return self._native
+
+    def check_may_sleep(self) -> None:
+        """Raise `EngineStoppedError` unless the engine is open, draining or asleep."""
+        if self._is_closed or self._phase not in ("draining", "asleep"):
+            self.check_open()
+
+    def stop_to_sleep(self) -> _core.Engine | None:
+        """Tell the engine's threads to stop; returns the engine to wait for. It can be woken at once."""
+        _core.Engine.check_may_wait()
+        if self._is_closed or self._phase == "waking" or self._native is None or self._native.is_forked:
+            return None
+        self._phase = "asleep"
+        self._native.stop()
+        return self._native
 
     def close(self) -> _core.Engine | None:
         """Mark the session as closed and tell the engine's threads to stop; returns the engine to wait for.
@@ -106,7 +165,20 @@ class Session:
     @property
     def is_running(self) -> bool:
         """Whether requests can be started."""
-        return self._native is not None and not self._is_closed and self._native.is_running
+        return (
+            self._native is not None
+            and not self._is_closed
+            and self._phase == "open"
+            and self._native.is_running
+        )
+
+    def health(self) -> _core.Health:
+        """The state of the engine; raises `EngineStoppedError` if it does not work."""
+        if self._is_closed:
+            raise EngineStoppedError(_CLOSED)
+        if self._phase in ("asleep", "waking"):
+            return _core.Health(state="asleep", running=0, waiting=0, step_age=None)
+        return self.native.health("draining" if self._phase == "draining" else "running")
 
     @property
     def native(self) -> _core.Engine:
@@ -120,6 +192,8 @@ class Session:
         """The native engine, for requests; raises `EngineStoppedError` if it is not open."""
         if self._is_closed:
             raise EngineStoppedError(_CLOSED)
+        if self._phase in _PHASES:
+            raise EngineStoppedError(_PHASES[self._phase])
         return self.native
 
     def prepare(
@@ -231,10 +305,10 @@ class Session:
         state = (
             "closed"
             if self._is_closed
-            else "open"
-            if is_open
             else "new"
             if self._native is None
+            else self._phase
+            if is_open
             else "forked"
         )
         return f"<Engine {self.model!r} {state}>"
@@ -260,6 +334,16 @@ def should_offload(prompt: PreparedPrompt, params: SamplingParams) -> bool:
     )
 
 
+def check_drain(drain: float) -> float:
+    """The seconds for which open requests may finish."""
+    is_number = isinstance(drain, (int, float)) and not isinstance(drain, bool)
+    if not is_number or not drain >= 0:
+        limit = "a number of seconds from 0, or math.inf"
+        message = f"drain={drain!r} is not allowed: it must be {limit}"
+        raise ConfigError(message, "drain", drain, limit)
+    return float(drain)
+
+
 def _no_template(name: str, names: Sequence[str]) -> InvalidRequestError:
     if not names:
         message = "this model has no chat template; pass text or token ids instead of messages"
@@ -277,3 +361,9 @@ def _tools_not_rendered(tools: Sequence[Mapping[str, Any]] | None) -> InvalidReq
 
 _NOT_OPEN = "the engine is not open; use `async with engine`, or `with engine` without an event loop"
 _CLOSED = "the engine was closed; create a new one"
+#: The errors for requests in the phases of an engine that was opened and takes none.
+_PHASES = {
+    "draining": "the engine is closing: it finishes open requests and takes no new ones",
+    "asleep": "the engine is asleep; call wake() first",
+    "waking": "the engine is asleep; wait until wake() has returned",
+}

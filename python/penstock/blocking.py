@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._options import merge
+from penstock._session import check_drain
 from penstock.batch import BlockingBatch
 from penstock.chat import Chat
 from penstock.request import BlockingRequest, BlockingStream
@@ -48,17 +49,45 @@ class Blocking:
                 self._session.close()
                 raise
 
-    def close(self) -> None:
+    def close(self, *, drain: float = 0.0) -> None:
         """Cancel open requests, stop the engine's threads and free the model; see `Engine.aclose`.
 
-        Ctrl-C interrupts the wait; the threads end all the same.
+        Ctrl-C interrupts the wait and ends a drain; the threads end all the same.
         """
-        native = self._session.close()
+        seconds = check_drain(drain)
+        try:
+            self._drain(seconds)
+        except BaseException:
+            self._session.close()
+            raise
+        _wait_for_end(self._session.close())
+
+    def sleep(self, *, drain: float = 0.0) -> None:
+        """Free the weights and the KV cache until `wake`; see `Engine.sleep`.
+
+        Ctrl-C interrupts the wait and ends a drain; the engine falls asleep all the same.
+        """
+        seconds = check_drain(drain)
+        self._session.check_may_sleep()
+        try:
+            self._drain(seconds)
+        except BaseException:
+            self._session.stop_to_sleep()
+            raise
+        _wait_for_end(self._session.stop_to_sleep())
+
+    def wake(self) -> None:
+        """Load the model again after `sleep`; see `Engine.wake`."""
+        if self._session.must_wake():
+            self._session.reopen()
+
+    def _drain(self, seconds: float) -> None:
+        """Let open requests finish for this time; new ones are refused."""
+        native = self._session.drain() if seconds > 0 else None
         if native is not None:
             port = Port(blocking=True)
             native.ring_at_end(port)
-            port.wait()
-            native.shutdown()
+            port.wait(seconds)
 
     def start_request(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -131,3 +160,12 @@ class Blocking:
         finally:
             for request in requests:
                 request.cancel()
+
+
+def _wait_for_end(native: _core.Engine | None) -> None:
+    """Wait until the threads of an engine that was told to stop have ended."""
+    if native is not None:
+        port = Port(blocking=True)
+        native.ring_at_end(port)
+        port.wait()
+        native.shutdown()

@@ -14,7 +14,7 @@ from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._options import merge
 from penstock._pump import Pump
-from penstock._session import Session, should_offload
+from penstock._session import Session, check_drain, should_offload
 from penstock._workers import run_in_thread, run_slow
 from penstock.batch import Batch
 from penstock.blocking import Blocking
@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self, Unpack
 
-    from penstock._core import EngineConfig, ModelInfo, ProfileRow, Result, SamplingParams, Score, Stats
+    from penstock._core import (
+        EngineConfig,
+        Health,
+        ModelInfo,
+        ProfileRow,
+        Result,
+        SamplingParams,
+        Score,
+        Stats,
+    )
     from penstock._options import EngineOptions, Prompt, RequestOptions
 
 __all__ = ["Engine"]
@@ -104,24 +113,68 @@ class Engine:
                 self._session.close()
                 raise
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, drain: float = 0.0) -> None:
         """Cancel open requests, stop the engine's threads and free the model.
 
-        Can be called repeatedly, and from any task, loop or thread. Waits for the current step. Closing
-        cannot be cancelled: a native `asyncio` cancellation only ends the wait, an AnyIO cancellation has no
-        effect.
+        With `drain`, open requests may finish for up to this many seconds (`math.inf`: without a limit),
+        while new ones raise `EngineStoppedError`. Returns as soon as all have finished. A request whose
+        output is not read does not finish.
+
+        Can be called repeatedly, and from any task, loop or thread; a call without `drain` ends the drain of
+        another. Waits for the current step. Closing cannot be cancelled: a native `asyncio` cancellation
+        only ends the wait, an AnyIO cancellation has no effect. Either ends a drain: the open requests are
+        cancelled, the engine is closed, and then the cancellation is raised. Raises `ConfigError` if `drain`
+        is negative or not a number.
         """
-        native = self._session.close()
+        seconds = check_drain(drain)
+        try:
+            await self._drain(seconds)
+        finally:
+            await _wait_for_end(self._session.close())
+
+    async def sleep(self, *, drain: float = 0.0) -> None:
+        """Free the weights and the KV cache until `wake`; the engine object stays the same.
+
+        Open requests are cancelled, or may finish for up to `drain` seconds as in `aclose`. Until `wake` has
+        returned, requests raise `EngineStoppedError`; `info`, `stats()`, `encode()`, `decode()` and
+        `apply_chat_template()` work. Does nothing if the engine is asleep.
+
+        A cancellation ends a drain but not the sleep, as in `aclose`. Raises `EngineStoppedError` if the
+        engine is not open, `ConfigError` if `drain` is negative or not a number.
+        """
+        seconds = check_drain(drain)
+        self._session.check_may_sleep()
+        try:
+            await self._drain(seconds)
+        finally:
+            await _wait_for_end(self._session.stop_to_sleep())
+
+    async def wake(self) -> None:
+        """Load the model again after `sleep`, from the same files and with the same configuration.
+
+        Outputs are the same as before, bit for bit. The prefix cache is empty and the numbers of `stats()`
+        start from zero. `progress` is called as in `start`. Does nothing if the engine is open.
+
+        Raises as `start` does; after an error or a cancellation the engine is asleep, and `wake` can be
+        called again. Raises `EngineStoppedError` if the engine was never opened or is closed.
+        """
+        if self._session.must_wake():
+            load = partial(self._session.reopen, anyio.from_thread.check_cancelled)
+            await run_in_thread(load, abandon_on_cancel=False)
+
+    async def _drain(self, seconds: float) -> None:
+        """Let open requests finish for this time; new ones are refused."""
+        if seconds == 0:
+            return
+        try:
+            port = Port()
+        except OSError:  # no file descriptor is left
+            return
+        native = self._session.drain()
         if native is not None:
-            try:
-                port = Port()
-            except OSError:  # no file descriptor is left: wait for the current step without the event loop
-                native.shutdown()
-                return
             native.ring_at_end(port)
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(seconds):
                 await anyio.wait_readable(port.fileno())
-            native.shutdown()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -135,9 +188,9 @@ class Engine:
     ) -> None:
         await self.aclose()
 
-    def close(self) -> None:
+    def close(self, *, drain: float = 0.0) -> None:
         """The same as `aclose`, without an event loop: blocks the calling thread."""
-        self.blocking.close()
+        self.blocking.close(drain=drain)
 
     def __enter__(self) -> Self:
         self.blocking.start()
@@ -304,8 +357,15 @@ class Engine:
         return self._session.native.info
 
     def stats(self) -> Stats:
-        """A snapshot of the engine's counters; cheap and lock-free."""
+        """A snapshot of the engine's counters, gauges and histograms; cheap and lock-free."""
         return self._session.native.stats()
+
+    def health(self) -> Health:
+        """The state of a working engine and the age of its current step; never waits.
+
+        Raises `EngineStoppedError` if the engine is not open, was closed, crashed, or lost its device.
+        """
+        return self._session.health()
 
     def profile(self) -> list[ProfileRow]:
         """Number of calls, time and work of each operation of the device since the engine was opened.
@@ -389,3 +449,18 @@ class Engine:
         if pump is None:
             pump = pumps[self._session] = Pump()
         return pump
+
+
+async def _wait_for_end(native: _core.Engine | None) -> None:
+    """Wait until the threads of an engine that was told to stop have ended."""
+    if native is None:
+        return
+    try:
+        port = Port()
+    except OSError:  # no file descriptor is left: wait for the current step without the event loop
+        native.shutdown()
+        return
+    native.ring_at_end(port)
+    with anyio.CancelScope(shield=True):
+        await anyio.wait_readable(port.fileno())
+    native.shutdown()

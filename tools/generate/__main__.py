@@ -27,10 +27,10 @@ field of a list is given, or beyond a bound (`at_most`, `at_least`). `because` c
 results.toml, stats.toml and model_info.toml describe values that the engine returns. A `[[class]]` has
 `name`, `rust_name`, `rust_path` (of a struct that is not generated), `summary`, `doc`, and `[[class.field]]`s
 and `[[class.property]]`s: `name`, `rust` (the Rust type, from which the Python type follows), `summary`,
-`doc`, `python`, `python_out`, `kind` (of a number of `Stats`), `value` (the Rust expression of a field of
-`ModelInfo`). `field_defaults` has keys of each field that does not have them. Of `first_of`, a field of
-`first_class` objects, the class also has the properties of the first one. `own_json` describes the dict of a
-class for which Rust code has a hand-written `ToJson`.
+`doc`, `python`, `python_out`, `kind` and `buckets` (of a number of `Stats`), `value` (the Rust expression of
+a field of `ModelInfo`). `field_defaults` has keys of each field that does not have them. Of `first_of`, a
+field of `first_class` objects, the class also has the properties of the first one. `own_json` describes the
+dict of a class for which Rust code has a hand-written `ToJson`.
 
 enums.toml has a table per enum: `doc`, `default` (a variant), and the variants, each with its name in Python
 and its documentation.
@@ -106,13 +106,14 @@ def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
 def generated() -> dict[str, str]:
     """The content of every file that is generated or has a generated region."""
     config, params = Definition.load("engine_config"), Definition.load("sampling_params")
-    results, info, [stats] = (ValueClass.load(stem) for stem in ("results", "model_info", "stats"))
+    results, info, health = (ValueClass.load(stem) for stem in ("results", "model_info", "stats"))
+    stats = health[0]
     structs = ["use std::sync::Arc;", "", "use super::{FloatArray, StopReason, TopLogprobs};"]
     files = {
         "rust/frontend/src/config/engine_config.rs": rust_config(config, notice("engine_config")),
         "rust/frontend/src/output/result_types.rs": rust_structs(results, notice("results"), structs),
         "rust/frontend/src/params/sampling_params.rs": rust_params(params, notice("sampling_params")),
-        "rust/python/src/classes.rs": rust_classes([config, params], [*results, stats, *info]),
+        "rust/python/src/classes.rs": rust_classes([config, params], [*results, *health, *info]),
         "rust/types/src/config_limits.rs": rust_limits(config, notice("engine_config")),
         "rust/types/src/enums.rs": rust_enums(notice("enums")),
         "rust/types/src/sampling.rs": rust_resolved(params, notice("sampling_params")),
@@ -122,7 +123,7 @@ def generated() -> dict[str, str]:
         ("python/penstock/_core.pyi", config.name, stub_option_class(config)),
         ("python/penstock/_core.pyi", params.name, stub_option_class(params)),
         ("python/penstock/_core.pyi", "results", stub_value_classes(results)),
-        ("python/penstock/_core.pyi", "statistics", stub_value_classes([stats, *info])),
+        ("python/penstock/_core.pyi", "statistics", stub_value_classes([*health, *info])),
         ("python/penstock/_options.py", config.name, typed_dict(config, "EngineOptions")),
         ("python/penstock/_options.py", params.name, typed_dict(params, "SamplingOptions")),
         ("docs/guide.md", config.name, options_table(config)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 from definitions import build, load, source_of
@@ -19,6 +20,7 @@ class ValueField:
     python: str = ""
     python_out: str = ""
     kind: str = ""
+    buckets: tuple[float, ...] = ()
     value: str = ""
 
     @property
@@ -147,7 +149,22 @@ def python_of(rust: str, *, is_input: bool) -> str:
 def stats_table(stats: ValueClass) -> str:
     """The entries of the engine's `stats!` table."""
     lines = ["stats! {"]
-    for entry in stats.fields:
-        doc = joined(f"{entry.summary}. {entry.doc}").strip()
-        lines += [f"    /// {doc}", f"    {entry.name}: {entry.kind.capitalize()},"]
+    numbers = [entry for entry in stats.fields if not entry.buckets]
+    histograms = [entry for entry in stats.fields if entry.buckets]
+    for entry in numbers:
+        lines += [f"    /// {doc_of(entry)}", f"    {entry.name}: {entry.kind.capitalize()},"]
+    lines.append("    ;")
+    for entry in histograms:
+        buckets = textwrap.wrap(", ".join(map(str, entry.buckets)), 112)
+        lines += [
+            f"    /// {doc_of(entry)}",
+            f"    {entry.name}: [",
+            *(f"        {line}" for line in buckets),
+            "    ],",
+        ]
     return "\n".join([*lines, "}", ""])
+
+
+def doc_of(entry: ValueField) -> str:
+    """The documentation of a field in a line."""
+    return joined(f"{entry.summary}. {entry.doc}").strip()

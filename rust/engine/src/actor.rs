@@ -47,6 +47,7 @@ fn run(mut core: EngineCore, mailbox: &Mailbox, executor: &mut dyn Executor) {
         while let Some((plan, output)) = core.plan(now) {
             executor.submit(plan, output);
         }
+        core.end_drain(now);
         core.ring();
     }
 }

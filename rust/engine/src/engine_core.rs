@@ -8,6 +8,7 @@
 //! handle(StepDone)  ─▶ tokens are delivered, finished sequences end
 //! attend()          ─▶ cancelled sequences end, paused ones with room resume, old prefixes expire
 //! plan()            ─▶ the next step, up to DEPTH in flight; sequences without room wait or end
+//! end_drain()       ─▶ a drained engine stops
 //! ring()            ─▶ every port with new events, once
 //! ```
 
@@ -22,6 +23,7 @@ use crate::message::{Message, Outbox, Start};
 use crate::port::{PortIndex, Ringer};
 use crate::prefix_cache::{BlockHasher, Chain, Namespace};
 use crate::request::{Finish, FinishReason, Rejection, Request, RequestId, StopCause};
+use crate::result_queue::CancelCause;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Arrival, GENERATED_AHEAD, SchedulingKey, Sequence};
 use crate::stats::SharedStats;
@@ -44,6 +46,7 @@ pub struct EngineCore {
     gate: Arc<Gate>,
     stats: Arc<SharedStats>,
     num_arrivals: u64,
+    is_draining: bool,
     is_stopped: bool,
 }
 
@@ -83,6 +86,7 @@ impl EngineCore {
             gate,
             stats,
             num_arrivals: 0,
+            is_draining: false,
             is_stopped: false,
         };
         core.publish_stats();
@@ -99,6 +103,7 @@ impl EngineCore {
                 self.scheduler.reset_prefix_cache();
                 self.publish_stats();
             }
+            Message::Drain => self.is_draining = true,
             Message::Shutdown => self.stop(StopCause::Closed, now),
         }
     }
@@ -115,6 +120,7 @@ impl EngineCore {
         if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
             let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
             let rejection = Rejection::Overloaded { waiting, limit };
+            self.stats.count_rejection(); // before the event
             outbox.reject(rejection.clone());
             self.ringer.disconnect(port);
             return self.reject(outboxes, rejection);
@@ -189,7 +195,11 @@ impl EngineCore {
         let mut cancelled = std::mem::take(&mut self.cancelled);
         self.scheduler.attend(&mut cancelled, now);
         for sequence in cancelled.drain(..) {
-            self.end(sequence, FinishReason::Cancelled, now);
+            let reason = match sequence.outbox.cancel_cause() {
+                Some(CancelCause::StopString) => FinishReason::StopString,
+                _ => FinishReason::Cancelled,
+            };
+            self.end(sequence, reason, now);
         }
         self.cancelled = cancelled;
         self.flush_finishes();
@@ -218,6 +228,9 @@ impl EngineCore {
             return None;
         }
         output.step = plan.step;
+        if self.in_flight.is_empty() {
+            self.stats.set_step_progress(Some(now));
+        }
         self.in_flight.push_back(InFlightStep { step: plan.step, requests });
         Some((plan, output))
     }
@@ -226,7 +239,9 @@ impl EngineCore {
         let InFlightStep { step, mut requests } =
             self.in_flight.pop_front().expect("a step completed that is not in flight; this is a bug");
         assert_eq!((plan.step, output.step), (step, step), "steps completed out of order; this is a bug");
+        self.stats.set_step_progress((!self.in_flight.is_empty()).then_some(now));
         self.scheduler.counters.steps += 1;
+        self.stats.tokens_per_step.observe(plan.rows.iter().map(|row| row.num_tokens).sum::<u32>().into(), 1);
         let check = |()| output.check(&plan, self.limits.vocabulary_size).map_err(StepError::Failed);
         match result.and_then(check) {
             Ok(()) => self.deliver(&plan, &mut output, &requests, now),
@@ -265,10 +280,20 @@ impl EngineCore {
                 self.ringer.touch(sequence.port);
             }
             let (mut end, mut num_appended) = (sequence.deliver_positions(row, positions), 0);
+            let last_token = sequence.last_token();
             for token in tokens {
                 if end.is_none() {
                     end = sequence.append(token.take(), now);
                     num_appended += 1;
+                }
+            }
+            if num_appended > 0 {
+                match last_token {
+                    None => self.stats.time_to_first_token.observe(sequence.age(now).as_secs_f64(), 1),
+                    Some(last) => {
+                        let total = now.saturating_duration_since(last).as_secs_f64();
+                        self.stats.inter_token_latency.observe(total / num_appended as f64, num_appended);
+                    }
                 }
             }
             if row.sample.is_some() {
@@ -345,6 +370,9 @@ impl EngineCore {
         self.scheduler.counters.requests_finished += 1;
         *self.scheduler.counters.finished_for(&reason) += 1;
         self.scheduler.promote_leader(sequence.id);
+        if let Some(queue_time) = sequence.queue_time() {
+            self.stats.queue_time.observe(queue_time.as_secs_f64(), 1);
+        }
         let finish = sequence.finish(reason, now);
         self.pending_finishes.push((sequence.outbox, sequence.port, finish));
     }
@@ -367,6 +395,17 @@ impl EngineCore {
     /// message.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.scheduler.next_expiry()
+    }
+
+    /// Stops if a drain was requested and its last request has ended.
+    pub fn end_drain(&mut self, now: Instant) {
+        if self.is_draining
+            && !self.is_stopped
+            && self.scheduler.num_unfinished() == 0
+            && !self.gate.is_held()
+        {
+            self.stop(StopCause::Closed, now);
+        }
     }
 
     /// Rings every port that events were pushed for since the last call, once.

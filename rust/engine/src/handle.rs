@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use penstock_types::FieldError;
 
@@ -22,7 +23,7 @@ use crate::port::Port;
 use crate::prefix_cache::BlockHasher;
 use crate::process::Process;
 use crate::request::{Event, Request, RequestId, StopCause};
-use crate::result_queue::{CancelFlag, Reader, result_queue};
+use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::stats::{SharedStats, Stats};
 
 /// A running engine. Clones are handles of the same engine, which closes when the last of them is dropped.
@@ -110,9 +111,20 @@ impl Engine {
         &self.inner.limits
     }
 
-    /// A snapshot of its counters and gauges.
+    /// A snapshot of its counters, gauges and histograms.
     pub fn stats(&self) -> Stats {
         self.inner.stats.read()
+    }
+
+    /// The time since the latest progress of the steps in flight, at `now`: since the last step finished, or since the
+    /// oldest began if nothing was in flight before. `None` if no step is in flight.
+    pub fn step_age(&self, now: Instant) -> Option<Duration> {
+        self.inner.stats.step_age(now)
+    }
+
+    /// Counts a request that the caller refused because the engine [is overloaded](Self::is_overloaded).
+    pub fn count_rejection(&self) {
+        self.inner.stats.count_rejection();
     }
 
     /// Whether requests can still be started.
@@ -175,7 +187,10 @@ impl Engine {
         }
         inner.letterbox.start(Start { id: RequestId(first), request, outboxes }).map_err(|not_sent| {
             match not_sent {
-                NotSent::Full => StartError::Overloaded,
+                NotSent::Full => {
+                    inner.stats.count_rejection();
+                    StartError::Overloaded
+                }
                 NotSent::Stopped(cause) => StartError::Stopped(cause),
             }
         })?;
@@ -192,6 +207,21 @@ impl Engine {
         if self.inner.process.is_current() {
             self.inner.letterbox.reset_prefix_cache();
         }
+    }
+
+    /// Tells the engine to stop once every request that was started before has ended and no [`Hold`] is left, and does
+    /// not wait for it. It still takes requests until then: the caller decides which. Waits for room in a full mailbox.
+    pub fn drain(&self) {
+        if self.inner.process.is_current() {
+            self.inner.letterbox.drain();
+        }
+    }
+
+    /// Keeps a drained engine running until the returned value is dropped, for work that starts requests one after
+    /// another.
+    pub fn hold(&self) -> Hold {
+        self.inner.letterbox.gate().hold();
+        Hold { letterbox: self.inner.letterbox.clone(), process: self.inner.process }
     }
 
     /// Tells the engine to end every open request as cancelled and to stop, and does not wait for it.
@@ -253,6 +283,21 @@ fn random_key() -> u128 {
     u128::from(state.hash_one(0)) | u128::from(state.hash_one(1)) << 64
 }
 
+/// See [`Engine::hold`].
+pub struct Hold {
+    letterbox: Letterbox,
+    process: Process,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.process.is_current() {
+            self.letterbox.gate().release();
+            self.letterbox.nudge();
+        }
+    }
+}
+
 /// The receiving end of one request. Dropping it before its last event cancels the request.
 pub struct Consumer {
     id: RequestId,
@@ -286,7 +331,16 @@ impl Consumer {
     /// Cancels the request; never blocks, and has no effect when repeated or in the child of a fork. Events continue
     /// until `Finished`.
     pub fn cancel(&self) {
-        if self.process.is_current() && self.cancelled.set() {
+        self.cancel_for(CancelCause::Unwanted);
+    }
+
+    /// Ends the request because its output has a stop string; like [`cancel`](Self::cancel), but counted as a stop.
+    pub fn stop(&self) {
+        self.cancel_for(CancelCause::StopString);
+    }
+
+    fn cancel_for(&self, cause: CancelCause) {
+        if self.process.is_current() && self.cancelled.set(cause) {
             self.letterbox.nudge();
         }
     }

@@ -20,6 +20,7 @@ mod ending;
 mod engine_core;
 pub mod executor;
 mod handle;
+mod histogram;
 mod kv_cache;
 pub mod limits;
 mod mailbox;
@@ -46,12 +47,13 @@ pub mod testing {
     pub use crate::mailbox::{Attention, Gate};
     pub use crate::message::{Message, Outbox, Start};
     pub use crate::prefix_cache::{BlockHasher, Chain, Namespace, Tokens};
-    pub use crate::result_queue::{CancelFlag, Reader, Writer, result_queue};
+    pub use crate::result_queue::{CancelCause, CancelFlag, Reader, Writer, result_queue};
     pub use crate::stats::SharedStats;
 }
 
 pub use executor::{Executor, StepDone, StepError};
-pub use handle::{Consumer, Engine, EngineError, StartError};
+pub use handle::{Consumer, Engine, EngineError, Hold, StartError};
+pub use histogram::Histogram;
 pub use limits::{InvalidRequest, Limits};
 pub use mailbox::Completions;
 pub use penstock_types::{

@@ -16,7 +16,7 @@ use crate::executor::StepDone;
 use crate::limits::Limits;
 use crate::message::{Message, Start};
 use crate::request::{Rejection, StopCause};
-use crate::sync::{AtomicBool, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 
 /// The bounds of the mailbox's size, which otherwise follows the number of requests that may be open.
 const CAPACITY: std::ops::RangeInclusive<usize> = 64..=65_536;
@@ -51,12 +51,14 @@ pub struct Gate {
     is_open: AtomicBool,
     /// Set before the gate closes.
     cause: OnceLock<StopCause>,
+    /// The number of [`Hold`](crate::Hold)s.
+    num_holds: AtomicUsize,
 }
 
 impl Default for Gate {
     /// Open.
     fn default() -> Self {
-        Self { is_open: AtomicBool::new(true), cause: OnceLock::new() }
+        Self { is_open: AtomicBool::new(true), cause: OnceLock::new(), num_holds: AtomicUsize::new(0) }
     }
 }
 
@@ -82,6 +84,20 @@ impl Gate {
         // gate.
         fence(Ordering::SeqCst);
         was_open
+    }
+
+    pub fn hold(&self) {
+        self.num_holds.fetch_add(1, Ordering::Relaxed); // carries no data
+    }
+
+    /// To be followed by a nudge.
+    pub fn release(&self) {
+        self.num_holds.fetch_sub(1, Ordering::Relaxed); // the nudge's message orders it before `is_held`
+    }
+
+    /// Whether a drained engine must not stop yet.
+    pub fn is_held(&self) -> bool {
+        self.num_holds.load(Ordering::Relaxed) > 0
     }
 
     /// To be called after sending: if true, the message will be taken out.
@@ -196,6 +212,12 @@ impl Letterbox {
     /// May wait for room in the mailbox, which the engine thread makes without waiting for anything.
     pub(crate) fn reset_prefix_cache(&self) {
         let _ = self.messages.send(Message::ResetPrefixCache); // without an engine there is nothing to reset
+    }
+
+    /// Stops the engine once it is drained. Comes after every start that was sent before. May wait, as
+    /// `reset_prefix_cache`.
+    pub(crate) fn drain(&self) {
+        let _ = self.messages.send(Message::Drain);
     }
 
     pub(crate) fn attention(&self) -> Arc<Attention> {

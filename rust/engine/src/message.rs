@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::executor::StepDone;
 use crate::port::Bell;
 use crate::request::{Finish, Rejection, Request, RequestId};
-use crate::result_queue::Writer;
+use crate::result_queue::{CancelCause, Writer};
 
 pub enum Message {
     /// A request that passed the check of the limits. Its choices are admitted or rejected together, and the first
@@ -20,6 +20,8 @@ pub enum Message {
     StepDone(StepDone),
     /// Empty the prefix cache. Running requests keep their blocks, which are no longer shared.
     ResetPrefixCache,
+    /// Stop as soon as no request is open and no [`Hold`](crate::Hold) is left.
+    Drain,
     /// End every request and stop.
     Shutdown,
 }
@@ -63,7 +65,12 @@ impl Outbox {
 
     /// Whether the consumer has cancelled.
     pub fn is_cancelled(&self) -> bool {
-        self.writer.as_ref().is_some_and(Writer::is_cancelled)
+        self.cancel_cause().is_some()
+    }
+
+    /// The cause for which the consumer has cancelled.
+    pub fn cancel_cause(&self) -> Option<CancelCause> {
+        self.writer.as_ref().and_then(Writer::cancel_cause)
     }
 
     /// Rejects the request, as its only event. Does not ring.

@@ -129,6 +129,8 @@ pub enum FinishReason {
     StopSequence(usize),
     /// `max_tokens` or the model's length was reached.
     Length,
+    /// The consumer has found a stop string.
+    StopString,
     /// The consumer cancelled or was dropped, or the engine was closed.
     Cancelled,
     /// It was preempted with `PreemptionMode::Interrupt`.

@@ -25,7 +25,7 @@ use std::sync::OnceLock;
 use crate::request::{
     CachedTokens, Event, Finish, FinishReason, PromptPosition, Rejection, StopCause, Token,
 };
-use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell, fence};
+use crate::sync::{Arc, AtomicBool, AtomicU8, AtomicUsize, Ordering, UnsafeCell, fence};
 
 /// An event in a slot.
 enum QueuedEvent {
@@ -46,7 +46,8 @@ struct Ring {
     capacity: usize,
     head: Padded<AtomicUsize>,
     tail: Padded<AtomicUsize>,
-    cancelled: AtomicBool,
+    /// 0, or the [`CancelCause`] of the first cancellation.
+    cancelled: AtomicU8,
     closed: AtomicBool,
     armed: AtomicBool,
 }
@@ -82,6 +83,18 @@ pub struct Reader {
     is_ended: bool,
 }
 
+/// The cause for which a consumer cancels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CancelCause {
+    /// The consumer is gone, or was told to cancel.
+    Unwanted = 1,
+    /// The output has a stop string.
+    StopString = STOP_STRING,
+}
+
+const STOP_STRING: u8 = 2;
+
 /// Sets the cancelled flag, from any thread.
 #[derive(Clone)]
 pub struct CancelFlag {
@@ -97,7 +110,7 @@ pub fn result_queue(capacity: usize) -> (Writer, Reader) {
         capacity,
         head: Padded(AtomicUsize::new(0)),
         tail: Padded(AtomicUsize::new(0)),
-        cancelled: AtomicBool::new(false),
+        cancelled: AtomicU8::new(0),
         closed: AtomicBool::new(false),
         armed: AtomicBool::new(false),
     });
@@ -170,10 +183,14 @@ impl Writer {
         self.ring.tail.0.store(self.tail, Ordering::Release);
     }
 
-    /// Whether the consumer has cancelled. Never becomes false again.
-    pub fn is_cancelled(&self) -> bool {
+    /// The cause for which the consumer has cancelled. Never becomes `None` again.
+    pub fn cancel_cause(&self) -> Option<CancelCause> {
         // Relaxed: the flag carries no data, and the mailbox's attention flag ensures that it is seen in time.
-        self.ring.cancelled.load(Ordering::Relaxed)
+        match self.ring.cancelled.load(Ordering::Relaxed) {
+            0 => None,
+            STOP_STRING => Some(CancelCause::StopString),
+            _ => Some(CancelCause::Unwanted),
+        }
     }
 
     /// Requests a nudge once at most half the capacity is unread; false if that is already so. To be called when there
@@ -315,10 +332,11 @@ impl Reader {
 }
 
 impl CancelFlag {
-    /// Cancels. True the first time: then the engine needs a nudge.
-    pub fn set(&self) -> bool {
-        // Relaxed: carries no data (see `Writer::is_cancelled`).
-        !self.ring.cancelled.swap(true, Ordering::Relaxed)
+    /// Cancels. True the first time: then the engine needs a nudge. The first cause is kept.
+    pub fn set(&self, cause: CancelCause) -> bool {
+        let cancelled = &self.ring.cancelled;
+        // Relaxed: carries no data (see `Writer::cancel_cause`).
+        cancelled.compare_exchange(0, cause as u8, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 

@@ -1,10 +1,13 @@
-//! Counters and gauges of the engine. Any thread may read them at any time.
+//! Counters, gauges and histograms of the engine. Any thread may read them at any time.
 //!
 //! Each number is one entry of rust/frontend's `definitions/stats.toml`, from which the table below, the Python class and
 //! the documentation follow: a new counter is an entry and the statement that increments it.
 
-use crate::request::FinishReason;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::histogram::{Histogram, SharedHistogram};
+use crate::request::FinishReason;
 
 /// The kind of a number of [`Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +18,7 @@ pub enum StatKind {
     Counter,
 }
 
-/// One number of [`Stats`] with its description.
+/// One counter or gauge of [`Stats`] with its description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatEntry {
     /// The name of the field.
@@ -29,19 +32,59 @@ pub struct StatEntry {
 }
 
 macro_rules! stats {
-    ($($(#[doc = $doc:literal])+ $name:ident: $kind:ident,)+) => {
+    (
+        $($(#[doc = $doc:literal])+ $name:ident: $kind:ident,)+;
+        $($(#[doc = $histogram_doc:literal])+ $histogram:ident: $buckets:expr,)+
+    ) => {
         /// A snapshot of the engine's numbers. Each was true at some moment of the latest iteration of the engine. A
         /// consumer that has received its last event finds its blocks, its slot and its tokens accounted for.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub $name: u64,)+
+            $($(#[doc = $histogram_doc])+ pub $histogram: Histogram,)+
+        }
+
+        /// The counters and gauges of [`Stats`].
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counters {
+            $(pub(crate) $name: u64,)+
+        }
+
+        /// The [`Stats`] of the engine thread, for other threads to read.
+        pub struct SharedStats {
+            counters: [AtomicU64; Counters::LEN],
+            $(pub(crate) $histogram: SharedHistogram,)+
+            num_rejected: AtomicU64,
+            is_overloaded: AtomicBool,
+            epoch: Instant,
+            /// Nanoseconds from `epoch` to the latest progress of the steps in flight, or `NO_STEP`.
+            step_progress: AtomicU64,
+        }
+
+        impl Default for SharedStats {
+            fn default() -> Self {
+                Self {
+                    counters: [const { AtomicU64::new(0) }; Counters::LEN],
+                    $($histogram: SharedHistogram::new(&$buckets),)+
+                    num_rejected: AtomicU64::new(0),
+                    is_overloaded: AtomicBool::new(false),
+                    epoch: Instant::now(),
+                    step_progress: AtomicU64::new(NO_STEP),
+                }
+            }
+        }
+
+        impl Counters {
+            const LEN: usize = [$(stringify!($name)),+].len();
+
+            fn to_values(self) -> [u64; Self::LEN] {
+                [$(self.$name),+]
+            }
         }
 
         impl Stats {
-            const LEN: usize = [$(stringify!($name)),+].len();
-
-            /// Every number with its name and description.
-            pub fn entries(&self) -> [StatEntry; Self::LEN] {
+            /// Every counter and gauge with its name and description.
+            pub fn entries(&self) -> [StatEntry; Counters::LEN] {
                 [$(StatEntry {
                     name: stringify!($name),
                     doc: concat!($($doc),+).trim_ascii_start(),
@@ -49,13 +92,18 @@ macro_rules! stats {
                     value: self.$name,
                 }),+]
             }
+        }
 
-            fn to_values(self) -> [u64; Self::LEN] {
-                [$(self.$name),+]
-            }
-
-            fn from_values([$($name),+]: [u64; Self::LEN]) -> Self {
-                Self { $($name),+ }
+        impl SharedStats {
+            /// The latest numbers.
+            pub fn read(&self) -> Stats {
+                // Relaxed: see `publish`.
+                let [$($name),+] = std::array::from_fn(|index| self.counters[index].load(Ordering::Relaxed));
+                Stats {
+                    $($name,)+
+                    $($histogram: self.$histogram.read(),)+
+                }
+                .with_rejected(self.num_rejected.load(Ordering::Relaxed))
             }
         }
     };
@@ -81,15 +129,17 @@ stats! {
     host_blocks_total: Gauge,
     /// Blocks of the host tier that hold prefixes or swapped sequences.
     host_blocks_used: Gauge,
-    /// Requests admitted.
+    /// Requests admitted; each of the `n` choices counts.
     requests_admitted: Counter,
+    /// Requests refused with `OverloadedError`, which are not admitted. A request that is tried again counts each time.
+    requests_rejected: Counter,
     /// Admitted requests that have ended.
     requests_finished: Counter,
-    /// Requests among `requests_finished` that ended with a stop token or stop sequence.
+    /// Requests among `requests_finished` that ended with a stop token, stop sequence or stop string.
     finished_stop: Counter,
     /// Those that reached their maximum length.
     finished_length: Counter,
-    /// Those that their consumer ended: cancelled, dropped, or stopped by a stop string.
+    /// Those that were cancelled or dropped, or open when the engine was closed.
     finished_cancelled: Counter,
     /// Those that were preempted with `preemption_mode="interrupt"`.
     finished_interrupted: Counter,
@@ -117,6 +167,26 @@ stats! {
     swaps: Counter,
     /// Steps completed, failed ones included.
     steps: Counter,
+    ;
+    /// Seconds from a request's arrival to its first token.
+    time_to_first_token: [
+        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+        160.0, 640.0, 2560.0
+    ],
+    /// Seconds from a token of a request to the next. Several tokens of one step share the time since the step before it.
+    inter_token_latency: [
+        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+        10.0, 20.0, 40.0, 80.0
+    ],
+    /// Seconds from a request's arrival to its first step, counted when the request ends.
+    queue_time: [
+        0.001, 0.01, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+        240.0, 480.0, 960.0, 1920.0, 7680.0
+    ],
+    /// Tokens computed by a step: of prompts, generated ones and drafts.
+    tokens_per_step: [
+        1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0
+    ],
 }
 // end generated: Stats
 
@@ -126,10 +196,19 @@ impl Stats {
         self.prefix_hit_tokens as f64 / self.prefix_query_tokens.max(1) as f64
     }
 
+    /// The rejected requests are counted by the threads that start them.
+    fn with_rejected(self, requests_rejected: u64) -> Self {
+        Self { requests_rejected, ..self }
+    }
+}
+
+impl Counters {
     /// The counter of the requests that ended for a reason.
     pub(crate) fn finished_for(&mut self, reason: &FinishReason) -> &mut u64 {
         match reason {
-            FinishReason::Stop(_) | FinishReason::StopSequence(_) => &mut self.finished_stop,
+            FinishReason::Stop(_) | FinishReason::StopSequence(_) | FinishReason::StopString => {
+                &mut self.finished_stop
+            }
             FinishReason::Length => &mut self.finished_length,
             FinishReason::Cancelled => &mut self.finished_cancelled,
             FinishReason::Interrupted => &mut self.finished_interrupted,
@@ -138,12 +217,8 @@ impl Stats {
     }
 }
 
-/// The [`Stats`] of the engine thread, for other threads to read.
-#[derive(Default)]
-pub struct SharedStats {
-    values: [AtomicU64; Stats::LEN],
-    is_overloaded: AtomicBool,
-}
+/// No step is in flight.
+const NO_STEP: u64 = u64::MAX;
 
 impl SharedStats {
     /// Called with `publish`.
@@ -157,16 +232,33 @@ impl SharedStats {
     }
 
     /// Called by the engine thread before it pushes the events that the numbers account for.
-    pub fn publish(&self, stats: Stats) {
-        for (value, new) in self.values.iter().zip(stats.to_values()) {
+    pub fn publish(&self, counters: Counters) {
+        for (value, new) in self.counters.iter().zip(counters.to_values()) {
             // Relaxed: a reader that popped an event pushed after this is ordered by the queue.
             value.store(new, Ordering::Relaxed);
         }
     }
 
-    /// The latest numbers.
-    pub fn read(&self) -> Stats {
-        Stats::from_values(std::array::from_fn(|index| self.values[index].load(Ordering::Relaxed))) // see `publish`
+    /// Counts a request that was refused because the engine is overloaded. Called by any thread.
+    pub fn count_rejection(&self) {
+        self.num_rejected.fetch_add(1, Ordering::Relaxed); // as in `publish`
+    }
+
+    /// Called by the engine thread when a step has finished or the first one was submitted: the time, or `None` if no
+    /// step is in flight any more.
+    pub fn set_step_progress(&self, now: Option<Instant>) {
+        let progress = now.map_or(NO_STEP, |now| self.since_epoch(now));
+        self.step_progress.store(progress, Ordering::Relaxed); // as in `publish`
+    }
+
+    /// The time since the latest progress of the steps in flight; `None` if there is none.
+    pub fn step_age(&self, now: Instant) -> Option<Duration> {
+        let progress = self.step_progress.load(Ordering::Relaxed);
+        (progress != NO_STEP).then(|| Duration::from_nanos(self.since_epoch(now).saturating_sub(progress)))
+    }
+
+    fn since_epoch(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.epoch).as_nanos() as u64 // 584 years
     }
 }
 
@@ -177,19 +269,32 @@ mod tests {
     #[test]
     fn published_numbers_are_read_in_their_fields() {
         let shared = SharedStats::default();
-        assert_eq!(shared.read(), Stats::default());
-        let stats = Stats::from_values(std::array::from_fn(|index| index as u64 + 1));
-        assert_eq!((stats.running, stats.steps), (1, Stats::LEN as u64));
-        shared.publish(stats);
-        assert_eq!(shared.read(), stats);
+        shared.publish(Counters { running: 1, waiting: 2, steps: 3, ..Counters::default() });
+        shared.count_rejection();
+        let stats = shared.read();
+        assert_eq!((stats.running, stats.waiting, stats.steps, stats.requests_rejected), (1, 2, 3, 1));
+        assert_eq!((stats.queue_time.count(), stats.paused), (0, 0));
+    }
+
+    #[test]
+    fn step_age_is_the_time_since_the_latest_progress() {
+        let shared = SharedStats::default();
+        let start = shared.epoch + Duration::from_secs(5);
+        assert_eq!(shared.step_age(start), None);
+        shared.set_step_progress(Some(start));
+        assert_eq!(shared.step_age(start + Duration::from_secs(3)), Some(Duration::from_secs(3)));
+        assert_eq!(shared.step_age(start - Duration::from_secs(1)), Some(Duration::ZERO));
+        shared.set_step_progress(None);
+        assert_eq!(shared.step_age(start), None);
     }
 
     #[test]
     fn each_finish_reason_has_a_counter() {
-        let mut stats = Stats::default();
+        let mut stats = Counters::default();
         for (reason, count) in [
             (FinishReason::Stop(7), 1),
             (FinishReason::StopSequence(0), 1),
+            (FinishReason::StopString, 1),
             (FinishReason::Length, 3),
             (FinishReason::Cancelled, 4),
             (FinishReason::Interrupted, 5),
@@ -197,8 +302,8 @@ mod tests {
         ] {
             *stats.finished_for(&reason) += count;
         }
-        let Stats { finished_stop, finished_length, finished_cancelled, .. } = stats;
-        assert_eq!((finished_stop, finished_length, finished_cancelled), (2, 3, 4));
+        let Counters { finished_stop, finished_length, finished_cancelled, .. } = stats;
+        assert_eq!((finished_stop, finished_length, finished_cancelled), (3, 3, 4));
         assert_eq!((stats.finished_interrupted, stats.finished_failed), (5, 6));
     }
 
@@ -208,7 +313,7 @@ mod tests {
         let doc = "Sequences that hold a slot, paused ones included.";
         assert_eq!(entries[0], StatEntry { name: "running", doc, kind: StatKind::Gauge, value: 3 });
         let names: std::collections::HashSet<_> = entries.iter().map(|entry| entry.name).collect();
-        assert_eq!(names.len(), Stats::LEN);
+        assert_eq!(names.len(), Counters::LEN);
         assert!(entries.iter().all(|entry| entry.doc.ends_with('.')));
     }
 }

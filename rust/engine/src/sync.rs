@@ -7,14 +7,14 @@ pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
     },
 };
 #[cfg(not(loom))]
 #[expect(clippy::disallowed_types, reason = "the listener of a condvar bell sleeps on it")]
 pub(crate) use std::sync::{
     Arc, Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
 };
 
 /// `std::cell::UnsafeCell` behind loom's closure interface, so that both are used the same way.

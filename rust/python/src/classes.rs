@@ -5,6 +5,8 @@ use penstock_engine::Limits;
 use penstock_frontend::config::EngineConfig;
 use penstock_frontend::output::{Choice, Chunk, RequestOutput, Score, Timings, ToolCall, ToolCallDelta, Usage};
 use penstock_frontend::params::SamplingParams;
+use crate::health::Health;
+use penstock_engine::Histogram;
 use penstock_engine::Stats;
 use penstock_runner::HostTierInfo;
 use penstock_runner::MemoryInfo;
@@ -224,7 +226,7 @@ value_class! {
 to_json! { Score: token_ids, logprobs, perplexity }
 
 value_class! {
-    PyStats = Stats, "Stats", "Stats(*, running, waiting, paused, blocks_total, blocks_used, blocks_cached, blocks_reserved, host_blocks_total, host_blocks_used, requests_admitted, requests_finished, finished_stop, finished_length, finished_cancelled, finished_interrupted, finished_failed, prompt_tokens, recomputed_tokens, generation_tokens, drafted_tokens, accepted_tokens, prefix_query_tokens, prefix_hit_tokens, prefix_host_hit_tokens, preemptions, swaps, steps)\n--\n\nA snapshot of the engine's numbers.\n\n- `running`: Sequences that hold a slot, paused ones included.\n- `waiting`: Requests that wait for a slot or for blocks, preempted ones included.\n- `paused`: Running sequences that compute nothing because their consumer does not read.\n- `blocks_total`: Blocks of the KV cache.\n- `blocks_used`: Blocks that hold tokens of running sequences.\n- `blocks_cached`: Blocks that no sequence uses and that are kept for reuse. They are evicted when\n  blocks are needed.\n- `blocks_reserved`: Blocks reserved for tokens that running sequences have already, and not\n  allocated yet.\n- `host_blocks_total`: Blocks of the host tier.\n- `host_blocks_used`: Blocks of the host tier that hold prefixes or swapped sequences.\n- `requests_admitted`: Requests admitted.\n- `requests_finished`: Admitted requests that have ended.\n- `finished_stop`: Requests among `requests_finished` that ended with a stop token or stop sequence.\n- `finished_length`: Those that reached their maximum length.\n- `finished_cancelled`: Those that their consumer ended: cancelled, dropped, or stopped by a stop\n  string.\n- `finished_interrupted`: Those that were preempted with `preemption_mode=\"interrupt\"`.\n- `finished_failed`: Those that failed, in a step or because the engine crashed.\n- `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.\n- `recomputed_tokens`: Tokens computed again after their sequence was preempted.\n- `generation_tokens`: Tokens generated for requests.\n- `drafted_tokens`: Draft tokens verified: predicted, or forced by a grammar.\n- `accepted_tokens`: Draft tokens accepted.\n- `prefix_query_tokens`: Prompt tokens of scheduled requests that may use the prefix cache.\n- `prefix_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had, in the KV cache\n  or on the host.\n- `prefix_host_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had on the\n  host.\n- `preemptions`: Running sequences with tokens to compute that were preempted, whether they wait or\n  end.\n- `swaps`: Preemptions that saved the sequence's blocks in the host tier.\n- `steps`: Steps completed, failed ones included.\n- `prefix_hit_rate`: Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first\n  query.";
+    PyStats = Stats, "Stats", "Stats(*, running, waiting, paused, blocks_total, blocks_used, blocks_cached, blocks_reserved, host_blocks_total, host_blocks_used, requests_admitted, requests_rejected, requests_finished, finished_stop, finished_length, finished_cancelled, finished_interrupted, finished_failed, prompt_tokens, recomputed_tokens, generation_tokens, drafted_tokens, accepted_tokens, prefix_query_tokens, prefix_hit_tokens, prefix_host_hit_tokens, preemptions, swaps, steps, time_to_first_token, inter_token_latency, queue_time, tokens_per_step)\n--\n\nA snapshot of the engine's numbers.\n\n- `running`: Sequences that hold a slot, paused ones included.\n- `waiting`: Requests that wait for a slot or for blocks, preempted ones included.\n- `paused`: Running sequences that compute nothing because their consumer does not read.\n- `blocks_total`: Blocks of the KV cache.\n- `blocks_used`: Blocks that hold tokens of running sequences.\n- `blocks_cached`: Blocks that no sequence uses and that are kept for reuse. They are evicted when\n  blocks are needed.\n- `blocks_reserved`: Blocks reserved for tokens that running sequences have already, and not\n  allocated yet.\n- `host_blocks_total`: Blocks of the host tier.\n- `host_blocks_used`: Blocks of the host tier that hold prefixes or swapped sequences.\n- `requests_admitted`: Requests admitted; each of the `n` choices counts.\n- `requests_rejected`: Requests refused with `OverloadedError`, which are not admitted. A request\n  that is tried again counts each time.\n- `requests_finished`: Admitted requests that have ended.\n- `finished_stop`: Requests among `requests_finished` that ended with a stop token, stop sequence or\n  stop string.\n- `finished_length`: Those that reached their maximum length.\n- `finished_cancelled`: Those that were cancelled or dropped, or open when the engine was closed.\n- `finished_interrupted`: Those that were preempted with `preemption_mode=\"interrupt\"`.\n- `finished_failed`: Those that failed, in a step or because the engine crashed.\n- `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.\n- `recomputed_tokens`: Tokens computed again after their sequence was preempted.\n- `generation_tokens`: Tokens generated for requests.\n- `drafted_tokens`: Draft tokens verified: predicted, or forced by a grammar.\n- `accepted_tokens`: Draft tokens accepted.\n- `prefix_query_tokens`: Prompt tokens of scheduled requests that may use the prefix cache.\n- `prefix_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had, in the KV cache\n  or on the host.\n- `prefix_host_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had on the\n  host.\n- `preemptions`: Running sequences with tokens to compute that were preempted, whether they wait or\n  end.\n- `swaps`: Preemptions that saved the sequence's blocks in the host tier.\n- `steps`: Steps completed, failed ones included.\n- `time_to_first_token`: Seconds from a request's arrival to its first token.\n- `inter_token_latency`: Seconds from a token of a request to the next. Several tokens of one step\n  share the time since the step before it.\n- `queue_time`: Seconds from a request's arrival to its first step, counted when the request ends.\n- `tokens_per_step`: Tokens computed by a step: of prompts, generated ones and drafts.\n- `prefix_hit_rate`: Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first\n  query.";
     running: "Sequences that hold a slot, paused ones included.",
     waiting: "Requests that wait for a slot or for blocks, preempted ones included.",
     paused: "Running sequences that compute nothing because their consumer does not read.",
@@ -234,11 +236,12 @@ value_class! {
     blocks_reserved: "Blocks reserved for tokens that running sequences have already, and not allocated yet.",
     host_blocks_total: "Blocks of the host tier.",
     host_blocks_used: "Blocks of the host tier that hold prefixes or swapped sequences.",
-    requests_admitted: "Requests admitted.",
+    requests_admitted: "Requests admitted; each of the `n` choices counts.",
+    requests_rejected: "Requests refused with `OverloadedError`, which are not admitted.\n\nA request that is tried again counts each time.",
     requests_finished: "Admitted requests that have ended.",
-    finished_stop: "Requests among `requests_finished` that ended with a stop token or stop sequence.",
+    finished_stop: "Requests among `requests_finished` that ended with a stop token, stop sequence or stop string.",
     finished_length: "Those that reached their maximum length.",
-    finished_cancelled: "Those that their consumer ended: cancelled, dropped, or stopped by a stop string.",
+    finished_cancelled: "Those that were cancelled or dropped, or open when the engine was closed.",
     finished_interrupted: "Those that were preempted with `preemption_mode=\"interrupt\"`.",
     finished_failed: "Those that failed, in a step or because the engine crashed.",
     prompt_tokens: "Prompt tokens computed; each counts once, however often it was computed.",
@@ -252,6 +255,10 @@ value_class! {
     preemptions: "Running sequences with tokens to compute that were preempted, whether they wait or end.",
     swaps: "Preemptions that saved the sequence's blocks in the host tier.",
     steps: "Steps completed, failed ones included.",
+    time_to_first_token: "Seconds from a request's arrival to its first token.",
+    inter_token_latency: "Seconds from a token of a request to the next.\n\nSeveral tokens of one step share the time since the step before it.",
+    queue_time: "Seconds from a request's arrival to its first step, counted when the request ends.",
+    tokens_per_step: "Tokens computed by a step: of prompts, generated ones and drafts.",
     ;
     #[doc = "Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query."]
     #[getter]
@@ -264,7 +271,41 @@ value_class! {
     }
 }
 
-to_json! { Stats: running, waiting, paused, blocks_total, blocks_used, blocks_cached, blocks_reserved, host_blocks_total, host_blocks_used, requests_admitted, requests_finished, finished_stop, finished_length, finished_cancelled, finished_interrupted, finished_failed, prompt_tokens, recomputed_tokens, generation_tokens, drafted_tokens, accepted_tokens, prefix_query_tokens, prefix_hit_tokens, prefix_host_hit_tokens, preemptions, swaps, steps, prefix_hit_rate() }
+to_json! { Stats: running, waiting, paused, blocks_total, blocks_used, blocks_cached, blocks_reserved, host_blocks_total, host_blocks_used, requests_admitted, requests_rejected, requests_finished, finished_stop, finished_length, finished_cancelled, finished_interrupted, finished_failed, prompt_tokens, recomputed_tokens, generation_tokens, drafted_tokens, accepted_tokens, prefix_query_tokens, prefix_hit_tokens, prefix_host_hit_tokens, preemptions, swaps, steps, time_to_first_token, inter_token_latency, queue_time, tokens_per_step, prefix_hit_rate() }
+
+value_class! {
+    PyHistogram = Histogram, "Histogram", "Histogram(*, buckets, counts, sum)\n--\n\nThe distribution of a quantity since the engine was opened.\n\nTwo histograms of the same field can be subtracted or added count by count; their buckets never\nchange.\n\n- `buckets`: Upper bounds of the buckets, ascending and inclusive.\n- `counts`: Number of values in each bucket, and last of those above every bound. Not cumulative:\n  one more entry than `buckets`.\n- `sum`: Sum of the values.\n- `count`: Number of values.";
+    buckets: "Upper bounds of the buckets, ascending and inclusive.",
+    counts: "Number of values in each bucket, and last of those above every bound.\n\nNot cumulative: one more entry than `buckets`.",
+    sum: "Sum of the values.",
+    ;
+    #[doc = "Number of values."]
+    #[getter]
+    fn count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.0.count().to_python(py)
+    }
+    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.0.to_json(py)
+    }
+}
+
+to_json! { Histogram: buckets, counts, sum, count() }
+
+value_class! {
+    PyHealth = Health, "Health", "Health(*, state, running, waiting, step_age)\n--\n\nThe state of a working engine.\n\n- `state`: State of the engine. `\"running\"`: requests can be started; `\"draining\"`:\n  `aclose(drain=...)` or `sleep(drain=...)` waits for the open requests; `\"asleep\"`: `sleep()` has\n  freed the model, until `wake()`.\n- `running`: Sequences that hold a slot.\n- `waiting`: Requests that wait for a slot or for blocks.\n- `step_age`: Seconds since the last step finished, or since the current one began if none preceded\n  it. `None` if nothing is being computed. A value far above the usual time of a step means that the\n  device or a logits processor is stuck.";
+    state: "State of the engine.\n\n`\"running\"`: requests can be started; `\"draining\"`: `aclose(drain=...)` or `sleep(drain=...)` waits\nfor the open requests; `\"asleep\"`: `sleep()` has freed the model, until `wake()`.",
+    running: "Sequences that hold a slot.",
+    waiting: "Requests that wait for a slot or for blocks.",
+    step_age: "Seconds since the last step finished, or since the current one began if none preceded it.\n\n`None` if nothing is being computed. A value far above the usual time of a step means that the\ndevice or a logits processor is stuck.",
+    ;
+    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.0.to_json(py)
+    }
+}
+
+to_json! { Health: state, running, waiting, step_age }
 
 value_class! {
     PyMemoryInfo = MemoryInfo, "MemoryInfo", "MemoryInfo(*, limit, weights, workspace, inputs, kv_cache, host_cache, peak)\n--\n\nThe use of the memory in bytes, as planned when the model was opened.\n\nNothing grows afterwards.\n\n- `limit`: Maximum that the engine may take: its share of the memory that was available.\n- `weights`: Packed weights.\n- `workspace`: Activations and scratch buffers of the largest step.\n- `inputs`: Input arrays of the largest step.\n- `kv_cache`: KV cache. The system provides its pages when they are first written.\n- `host_cache`: Host tier of the KV cache. The system provides its pages when they are first\n  written.\n- `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.";

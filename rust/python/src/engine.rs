@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, SpecialTokens, TokenizerSource, check_lfs_pointer};
+use penstock_engine::StopCause;
 use penstock_frontend::field::{Field, TOKEN_IDS};
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_runner::Profile;
@@ -16,9 +17,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::beams::BeamSearch;
-use crate::classes::{ModelInfo, PyEngineConfig, PyModelInfo, PyProfileRow, PySamplingParams, PyStats};
+use crate::classes::{
+    ModelInfo, PyEngineConfig, PyHealth, PyModelInfo, PyProfileRow, PySamplingParams, PyStats,
+};
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
+use crate::health::Health;
 use crate::logs;
 use crate::port::Port;
 use crate::processors;
@@ -167,6 +171,13 @@ impl Engine {
         Ok(PyStats(self.frontend.engine.stats().into()))
     }
 
+    fn health(&self, state: &str) -> Result<PyHealth, Error> {
+        match self.frontend.engine.stop_cause() {
+            None | Some(StopCause::Closed) => Ok(PyHealth(Health::of(&self.frontend.engine, state).into())),
+            Some(cause) => Err(cause.into()),
+        }
+    }
+
     fn profile(&self) -> PyResult<Vec<PyProfileRow>> {
         let profile = self.profile.as_ref();
         let profile =
@@ -194,6 +205,7 @@ impl Engine {
 
     fn check_room(&self) -> Result<(), Error> {
         if self.frontend.engine.is_overloaded() {
+            self.frontend.engine.count_rejection();
             return Err(Error::Overloaded("max_waiting requests wait".to_owned()));
         }
         Ok(())
@@ -206,6 +218,10 @@ impl Engine {
     #[staticmethod]
     fn check_may_wait() -> PyResult<()> {
         processors::check_may_wait()
+    }
+
+    fn drain(&self, py: Python<'_>) -> Result<(), Error> {
+        detach(py, || self.frontend.engine.drain())
     }
 
     fn stop(&self) {

@@ -16,6 +16,7 @@ mod detach;
 mod engine;
 mod errors;
 mod fields;
+mod health;
 mod logs;
 mod params;
 mod port;
@@ -34,8 +35,9 @@ mod _core {
     use crate::beams::{BeamSearch, best_of, candidate_params, score};
     #[pymodule_export]
     use crate::classes::{
-        PyChoice, PyChunk, PyEngineConfig, PyHostTierInfo, PyMemoryInfo, PyModelInfo, PyProfileRow,
-        PyRequestOutput, PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall, PyToolCallDelta, PyUsage,
+        PyChoice, PyChunk, PyEngineConfig, PyHealth, PyHistogram, PyHostTierInfo, PyMemoryInfo, PyModelInfo,
+        PyProfileRow, PyRequestOutput, PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall,
+        PyToolCallDelta, PyUsage,
     };
     #[pymodule_export]
     use crate::describe::describe;

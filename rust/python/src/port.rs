@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_engine::Process;
 use penstock_frontend::output::RequestState;
@@ -65,15 +65,31 @@ impl Port {
         self.inner.bell().ring();
     }
 
-    fn wait(&self, py: Python<'_>) -> Result<(), Error> {
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> Result<bool, Error> {
         check_may_wait()?;
         self.process.check()?;
-        while !detach(py, || self.inner.wait(Some(SIGNAL_INTERVAL)))? {
+        // A timeout beyond the range of the clock is no timeout.
+        let timeout = timeout.and_then(|timeout| Duration::try_from_secs_f64(timeout).ok());
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let interval = || {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL))
+        };
+        let is_rung = loop {
+            if detach(py, || self.inner.wait(Some(interval())))? {
+                break true;
+            }
             py.check_signals()?;
-        }
+            if interval().is_zero() {
+                break false;
+            }
+        };
         logs::drain(py)?;
-        self.inner.clear();
-        Ok(())
+        if is_rung {
+            self.inner.clear();
+        }
+        Ok(is_rung)
     }
 }
 

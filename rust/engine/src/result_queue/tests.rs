@@ -117,7 +117,7 @@ fn a_nudge_is_due_once_when_half_is_read() {
 fn cancel_returns_true_only_the_first_time() {
     let (writer, reader) = result_queue(1);
     let flag = reader.cancel_flag();
-    assert!(!writer.is_cancelled());
-    assert!(flag.set() && !flag.clone().set());
-    assert!(writer.is_cancelled());
+    assert_eq!(writer.cancel_cause(), None);
+    assert!(flag.set(CancelCause::Unwanted) && !flag.clone().set(CancelCause::StopString));
+    assert_eq!(writer.cancel_cause(), Some(CancelCause::Unwanted));
 }

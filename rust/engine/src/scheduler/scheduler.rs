@@ -13,7 +13,7 @@ use crate::limits::Limits;
 use crate::prefix_cache::BlockHasher;
 use crate::request::RequestId;
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
-use crate::stats::Stats;
+use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
 
 /// Owns every sequence and every block.
@@ -33,7 +33,7 @@ pub struct Scheduler {
     /// Sequences that were ended by preemption; the core sends their last events.
     pub(super) interrupted: Vec<Sequence>,
     /// The counters of the engine; its gauges are zero here.
-    pub(crate) counters: Stats,
+    pub(crate) counters: Counters,
     budget: TokenBudget,
     rows: RowPlanner,
 }
@@ -50,7 +50,7 @@ impl Scheduler {
             admitted_at: 0,
             is_staging: false,
             interrupted: Vec::new(),
-            counters: Stats::default(),
+            counters: Counters::default(),
             budget: TokenBudget::new(limits.max_num_batched_tokens, limits.max_num_seqs),
             rows: RowPlanner::new(limits.num_speculative_tokens),
         }
@@ -275,9 +275,9 @@ impl Scheduler {
     }
 
     /// The counters, and the gauges of this moment.
-    pub(crate) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> Counters {
         let (pool, host) = (self.kv.pool(), self.kv.host());
-        Stats {
+        Counters {
             running: self.slots.num_running() as u64,
             waiting: self.queue.len() as u64,
             paused: self.slots.num_paused() as u64,

@@ -1,7 +1,7 @@
 //! [`Sequence`]: its state, its life in slots, and the delivery of its outputs.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::drafting::Drafting;
 use super::prompt_outputs::PromptOutputs;
@@ -59,6 +59,7 @@ pub struct Sequence {
     arrived: Instant,
     pub(super) first_planned: Option<Instant>,
     first_token: Option<Instant>,
+    last_token: Option<Instant>,
 }
 
 /// A request on arrival.
@@ -117,6 +118,7 @@ impl Sequence {
             arrived: now,
             first_planned: None,
             first_token: None,
+            last_token: None,
         }
     }
 
@@ -240,6 +242,7 @@ impl Sequence {
         self.generated.push(token.id);
         self.drafting.observe(token.id);
         self.first_token.get_or_insert(now);
+        self.last_token = Some(now);
         self.outbox.queue_mut().push_token(token);
         self.request.finish_reason(&self.generated, self.max_new_tokens)
     }
@@ -254,15 +257,29 @@ impl Sequence {
         self.drafting.update(tokens, forced);
     }
 
+    /// The time from its arrival to `moment`.
+    pub(crate) fn age(&self, moment: Instant) -> Duration {
+        moment.saturating_duration_since(self.arrived)
+    }
+
+    /// The time from its arrival to the first step that computed a token of it.
+    pub(crate) fn queue_time(&self) -> Option<Duration> {
+        self.first_planned.map(|moment| self.age(moment))
+    }
+
+    /// The time at which its last token was appended.
+    pub(crate) fn last_token(&self) -> Option<Instant> {
+        self.last_token
+    }
+
     /// The last event of the request.
     pub(crate) fn finish(&self, reason: FinishReason, now: Instant) -> Finish {
-        let since_arrival = |moment: Instant| moment.saturating_duration_since(self.arrived);
         Finish {
             reason,
             cached: self.cached.unwrap_or_default(),
-            queued: self.first_planned.map_or_else(Default::default, since_arrival),
-            first_token: self.first_token.map(since_arrival),
-            total: since_arrival(now),
+            queued: self.queue_time().unwrap_or_default(),
+            first_token: self.first_token.map(|moment| self.age(moment)),
+            total: self.age(now),
         }
     }
 

@@ -8,7 +8,7 @@ use penstock_engine::testing::BlockHasher;
 use penstock_engine::testing::EngineCore;
 use penstock_engine::testing::SharedStats;
 use penstock_engine::testing::{Attention, Gate};
-use penstock_engine::testing::{CancelFlag, Reader, result_queue};
+use penstock_engine::testing::{CancelCause, CancelFlag, Reader, result_queue};
 use penstock_engine::testing::{Message, Outbox, Start};
 use penstock_engine::{
     CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, Request, RequestId, Stats,
@@ -228,7 +228,11 @@ impl Client {
     }
 
     pub fn cancel(&self) {
-        if self.flag.set() {
+        self.cancel_for(CancelCause::Unwanted);
+    }
+
+    pub fn cancel_for(&self, cause: CancelCause) {
+        if self.flag.set(cause) {
             self.attention.raise();
         }
     }

@@ -18,5 +18,6 @@ mod random;
 mod scheduling;
 mod shutdown;
 mod simulation;
+mod stats;
 mod threaded;
 mod threads;

@@ -174,3 +174,51 @@ fn requests_racing_with_shutdown_all_end() {
         starters.into_iter().for_each(|starter| starter.join().unwrap());
     }
 }
+
+#[test]
+fn a_drained_engine_finishes_its_requests_and_then_ends() {
+    let (engine, gate) = gated_engine(limits());
+    let (port, end) = (Port::with_condvar(), Port::with_condvar());
+    let mut received: Vec<_> =
+        requests(50).iter().map(|request| Received::start(&engine, request, &port)).collect();
+    engine.drain();
+    engine.ring_at_end(&end);
+    let late = Received::start(&engine, &requests(9)[8], &port);
+    assert!(engine.is_running(), "no step is done");
+    drop(gate);
+    for received in received.iter_mut().chain([late].iter_mut()) {
+        received.read_to_end(&port);
+        received.check(&limits());
+    }
+    assert!(end.wait(Some(PATIENCE)), "its end was not announced");
+    assert_eq!(engine.stop_cause(), Some(StopCause::Closed));
+}
+
+#[test]
+fn a_hold_keeps_a_drained_engine_running() {
+    let engine = engine(limits());
+    let (port, end) = (Port::with_condvar(), Port::with_condvar());
+    let hold = engine.hold();
+    engine.drain();
+    engine.ring_at_end(&end);
+    for request in requests(3) {
+        let mut received = Received::start(&engine, &request, &port);
+        received.read_to_end(&port);
+        received.check(&limits());
+    }
+    drop(hold);
+    assert!(end.wait(Some(PATIENCE)), "its end was not announced");
+}
+
+#[test]
+fn shutdown_ends_a_drain() {
+    let (engine, gate) = gated_engine(limits());
+    let port = Port::with_condvar();
+    let mut open = Received::start(&engine, &requests(9)[8], &port);
+    engine.drain();
+    engine.close();
+    open.read_to_end(&port);
+    assert_eq!(open.reason, Some(FinishReason::Cancelled));
+    drop(gate);
+    engine.shutdown();
+}

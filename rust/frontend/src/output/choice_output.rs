@@ -201,7 +201,9 @@ impl ChoiceOutput {
         }
         if let Some(stop) = self.text.push(token.id, &mut self.output) {
             self.stopped_by = Some(stop.to_owned());
-            self.cancel();
+            if let Some(consumer) = &self.consumer {
+                consumer.stop();
+            }
         }
     }
 

@@ -79,7 +79,8 @@ impl StopChecker {
             }
             FinishReason::Length => Ok(Ending::without_stop("length")),
             FinishReason::Interrupted => Ok(Ending::without_stop("interrupted")),
-            FinishReason::Cancelled => Ok(Ending::without_stop("cancelled")),
+            // A consumer that cancels for a stop string knows it: see `stopped_by`.
+            FinishReason::Cancelled | FinishReason::StopString => Ok(Ending::without_stop("cancelled")),
             FinishReason::Failed(reason) => Err(ChoiceEnd::Failed(reason.clone()).into()),
             FinishReason::EngineStopped(cause) => Err(ChoiceEnd::Stopped(cause.clone()).into()),
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_engine::request::Request;
-use penstock_engine::{Engine, Port};
+use penstock_engine::{Engine, Hold, Port};
 use penstock_text::{TextError, TextOptions, TextStream, Tokenizer};
 
 use super::search::{BeamStops, ClosedBeam, Search};
@@ -22,6 +22,8 @@ use crate::params::SamplingParams;
 /// [`BeamSearch::advance`].
 pub struct BeamSearch {
     engine: Engine,
+    /// A drain lets the search finish.
+    _hold: Hold,
     params: Arc<SamplingParams>,
     step: Arc<BeamStep>,
     text: BeamText,
@@ -106,7 +108,7 @@ impl BeamSearch {
         let text = BeamText { tokenizer, options, stops: stops.into(), checker };
         let search = Search::new(params.num_beams, params.length_penalty, text.stop_state()?);
         let (params, step, started) = (Arc::new(params), Arc::new(step), Instant::now());
-        Ok(Self { engine, params, step, text, search, started, first: None })
+        Ok(Self { _hold: engine.hold(), engine, params, step, text, search, started, first: None })
     }
 
     /// Whether another step follows.
