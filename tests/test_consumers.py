@@ -117,6 +117,25 @@ async def test_abandoned_requests_do_not_block_others(tiny_model: Path) -> None:
         await assert_at_rest(engine)
 
 
+async def test_longest_unread_request_ends_with_its_output(tiny_model: Path) -> None:
+    """Requests that are not read leave room for others, and at most `max_paused` of them are kept."""
+    async with make_engine(tiny_model, max_num_seqs=1, max_waiting=1, max_paused=3) as engine:
+        expected = await engine.generate(PROMPT, LONG)
+        unread = []
+        for num_paused in (1, 2, 3, 3, 3):
+            unread.append(await engine.start_request(PROMPT, LONG))
+            num_ended = len(unread) - num_paused
+            while engine.stats().paused < num_paused or engine.stats().finished_unread < num_ended:
+                await anyio.lowlevel.checkpoint()
+        assert (await engine.generate(PROMPT, SHORT)).finish_reason == "length"
+        results = [await request.result() for request in unread]
+        assert [result.finish_reason for result in results] == ["unread"] * 2 + ["length"] * 3
+        for result in results:
+            assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+            assert len(result.token_ids) > 200
+        await assert_at_rest(engine)
+
+
 async def test_slow_reader_does_not_block_the_event_loop(engine: penstock.Engine) -> None:
     num_turns = num_chunks = 0
     is_done = False

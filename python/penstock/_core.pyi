@@ -8,7 +8,7 @@ positions and blocks are `int`; times are in seconds, sizes in bytes.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 from typing_extensions import CapsuleType
 
@@ -39,6 +39,8 @@ __all__ = [
     "describe",
     "score",
 ]
+
+_FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "cancelled", "interrupted", "unread"]
 
 __version__: Final[str]
 
@@ -80,6 +82,8 @@ class EngineConfig:
       least `block_size`. Range: 16 to 1048576. Default: 512.
     - `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`. Range: 1
       or more. Default: no bound.
+    - `max_paused`: Maximum number of paused outputs, whose consumers do not read. Beyond it, the output
+      paused for longest ends with `finish_reason == "unread"`. Range: 1 or more. Default: 4096.
 
     Memory:
 
@@ -146,6 +150,7 @@ class EngineConfig:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_waiting: int | None = None,
+        max_paused: int | None = None,
         block_size: int | None = None,
         kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None = "auto",
         kv_cache_bytes: int | None = None,
@@ -236,6 +241,15 @@ class EngineConfig:
         """Maximum number of waiting requests; further requests raise `OverloadedError`.
 
         Range: 1 or more. Default: no bound.
+        """
+
+    @property
+    def max_paused(self) -> int | None:
+        """Maximum number of paused outputs, whose consumers do not read.
+
+        Beyond it, the output paused for longest ends with `finish_reason == "unread"`.
+
+        Range: 1 or more. Default: 4096.
         """
 
     @property
@@ -1227,7 +1241,7 @@ class Chunk:
         """The parts of `Choice.tool_calls` that have arrived."""
 
     @property
-    def finish_reason(self) -> Literal["stop", "tool_calls", "length", "cancelled", "interrupted"] | None:
+    def finish_reason(self) -> _FinishReason | None:
         """`Choice.finish_reason` in the last chunk of a choice; else `None`.
 
         Every choice that ends without an error has a last chunk, which may have no text.
@@ -1447,7 +1461,8 @@ class Choice:
     - `cumulative_logprob`: Sum of `logprobs`, or `None`.
     - `finish_reason`: Reason for the end. `"stop"`; `"tool_calls"`: a stop after at least one complete
       tool call; `"length"`: `max_tokens` or the model's length; `"cancelled"`; `"interrupted"`: preempted
-      by an engine with `preemption_mode="interrupt"`.
+      by an engine with `preemption_mode="interrupt"`; `"unread"`: its consumer did not read, and more than
+      `max_paused` outputs were paused.
     - `stop_reason`: For `"stop"` and `"tool_calls"`, the stop string, stop token or stop sequence; else
       `None`.
     - `seed`: Random seed in use.
@@ -1516,12 +1531,13 @@ class Choice:
         """Sum of `logprobs`, or `None`."""
 
     @property
-    def finish_reason(self) -> Literal["stop", "tool_calls", "length", "cancelled", "interrupted"]:
+    def finish_reason(self) -> _FinishReason:
         """Reason for the end.
 
         `"stop"`; `"tool_calls"`: a stop after at least one complete tool call; `"length"`: `max_tokens` or
         the model's length; `"cancelled"`; `"interrupted"`: preempted by an engine with
-        `preemption_mode="interrupt"`.
+        `preemption_mode="interrupt"`; `"unread"`: its consumer did not read, and more than `max_paused`
+        outputs were paused.
         """
 
     @property
@@ -1664,12 +1680,13 @@ class Result:
         """Sum of `logprobs`, or `None`."""
 
     @property
-    def finish_reason(self) -> Literal["stop", "tool_calls", "length", "cancelled", "interrupted"]:
+    def finish_reason(self) -> _FinishReason:
         """Reason for the end.
 
         `"stop"`; `"tool_calls"`: a stop after at least one complete tool call; `"length"`: `max_tokens` or
         the model's length; `"cancelled"`; `"interrupted"`: preempted by an engine with
-        `preemption_mode="interrupt"`.
+        `preemption_mode="interrupt"`; `"unread"`: its consumer did not read, and more than `max_paused`
+        outputs were paused.
         """
 
     @property
@@ -1776,7 +1793,8 @@ class Stats:
 
     - `running`: Sequences that hold a slot, paused ones included.
     - `waiting`: Requests that wait for a slot or for blocks, preempted ones included.
-    - `paused`: Running sequences that compute nothing because their consumer does not read.
+    - `paused`: Those among `running` and `waiting` that compute nothing because their consumer does not
+      read.
     - `blocks_total`: Blocks of the KV cache.
     - `blocks_used`: Blocks that hold tokens of running sequences.
     - `blocks_cached`: Blocks that no sequence uses and that are kept for reuse. They are evicted when
@@ -1794,6 +1812,7 @@ class Stats:
     - `finished_length`: Those that reached their maximum length.
     - `finished_cancelled`: Those that were cancelled or dropped, or open when the engine was closed.
     - `finished_interrupted`: Those that were preempted with `preemption_mode="interrupt"`.
+    - `finished_unread`: Those that were paused for longest when more than `max_paused` were.
     - `finished_failed`: Those that failed, in a step or because the engine crashed.
     - `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.
     - `recomputed_tokens`: Tokens computed again after their sequence was preempted.
@@ -1835,6 +1854,7 @@ class Stats:
         finished_length: int,
         finished_cancelled: int,
         finished_interrupted: int,
+        finished_unread: int,
         finished_failed: int,
         prompt_tokens: int,
         recomputed_tokens: int,
@@ -1862,7 +1882,7 @@ class Stats:
 
     @property
     def paused(self) -> int:
-        """Running sequences that compute nothing because their consumer does not read."""
+        """Those among `running` and `waiting` that compute nothing because their consumer does not read."""
 
     @property
     def blocks_total(self) -> int:
@@ -1921,6 +1941,10 @@ class Stats:
     @property
     def finished_interrupted(self) -> int:
         """Those that were preempted with `preemption_mode="interrupt"`."""
+
+    @property
+    def finished_unread(self) -> int:
+        """Those that were paused for longest when more than `max_paused` were."""
 
     @property
     def finished_failed(self) -> int:
@@ -2297,6 +2321,7 @@ class ModelInfo:
     - `max_num_seqs`: Maximum number of sequences in a step.
     - `max_num_batched_tokens`: Token budget of a step.
     - `max_waiting`: Maximum number of waiting requests; `None` without a bound.
+    - `max_paused`: Maximum number of paused outputs.
     - `threads`: Number of compute threads.
     - `isa`: Instruction set of the kernels. `PENSTOCK_ISA` selects a lower one.
     """
@@ -2319,6 +2344,7 @@ class ModelInfo:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_waiting: int | None,
+        max_paused: int,
         threads: int,
         isa: str,
     ) -> ModelInfo: ...
@@ -2381,6 +2407,10 @@ class ModelInfo:
     @property
     def max_waiting(self) -> int | None:
         """Maximum number of waiting requests; `None` without a bound."""
+
+    @property
+    def max_paused(self) -> int:
+        """Maximum number of paused outputs."""
 
     @property
     def threads(self) -> int:
@@ -2618,7 +2648,7 @@ class Request:
     @property
     def finish_reason(
         self,
-    ) -> Literal["stop", "length", "cancelled", "interrupted", "error"] | None:
+    ) -> Literal["stop", "length", "cancelled", "interrupted", "unread", "error"] | None:
         """The reason of the first choice, or `error` if a choice failed; `None` until all have ended."""
 
     @property

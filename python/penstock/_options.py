@@ -64,6 +64,10 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Maximum number of waiting requests; further requests raise OverloadedError. Default: no bound.",
     ]
+    max_paused: Annotated[
+        int | None,
+        "Maximum number of paused outputs, whose consumers do not read. Default: 4096.",
+    ]
     block_size: Annotated[
         int | None,
         "Number of tokens in a block of the KV cache: 16, 32, 64, 128. Default: 16.",
@@ -148,6 +152,7 @@ ENGINE_GROUPS = {
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_waiting",
+        "max_paused",
     ),
     "Memory": (
         "block_size",

@@ -62,7 +62,7 @@ class _Request:
 
     @property
     def finish_reason(self) -> str | None:
-        """`stop`, `tool_calls`, `length`, `cancelled`, `interrupted` or `error`; `None` until the end.
+        """That of `Choice`, or `error`; `None` until the end.
 
         With several choices it is set once all have finished: `error` if one of them failed, else the reason
         of the first choice.

@@ -40,12 +40,9 @@ pub struct EngineCore {
     spare: Vec<StepBuffers>,
     /// Last events of requests that have ended. They are pushed once the statistics agree with them.
     pending_finishes: Vec<(Outbox, PortIndex, Finish)>,
-    /// Scratch of `attend`.
-    cancelled: Vec<Sequence>,
     attention: Arc<Attention>,
     gate: Arc<Gate>,
     stats: Arc<SharedStats>,
-    num_arrivals: u64,
     is_draining: bool,
     is_stopped: bool,
 }
@@ -53,8 +50,8 @@ pub struct EngineCore {
 /// A step in flight.
 struct InFlightStep {
     step: u64,
-    /// The requests of its rows; `None` for a row whose output is to be ignored. A request may have ended.
-    requests: Vec<Option<RequestId>>,
+    /// The sequences of its rows; `None` for a row whose output is to be ignored. A sequence may have ended.
+    owners: Vec<Option<SchedulingKey>>,
 }
 
 /// The buffers of one step.
@@ -62,7 +59,7 @@ struct InFlightStep {
 struct StepBuffers {
     plan: Box<StepPlan>,
     output: Box<StepOutput>,
-    requests: Vec<Option<RequestId>>,
+    owners: Vec<Option<SchedulingKey>>,
 }
 
 impl EngineCore {
@@ -81,11 +78,9 @@ impl EngineCore {
             in_flight: VecDeque::with_capacity(DEPTH),
             spare: Vec::with_capacity(DEPTH),
             pending_finishes: Vec::new(),
-            cancelled: Vec::new(),
             attention,
             gate,
             stats,
-            num_arrivals: 0,
             is_draining: false,
             is_stopped: false,
         };
@@ -96,7 +91,10 @@ impl EngineCore {
     /// Processes one message. The events it causes are pushed, but their ports not yet rung.
     pub fn handle(&mut self, message: Message, now: Instant) {
         match message {
-            Message::Start(start) => self.start(start, now),
+            Message::Start(start) => {
+                self.start(start, now);
+                self.end_removed(now); // sequences that are not read, whose slots were needed
+            }
             Message::Nudge => {} // it only wakes the engine thread, which calls `attend` next
             Message::StepDone(done) => self.complete(done, now),
             Message::ResetPrefixCache => {
@@ -109,13 +107,13 @@ impl EngineCore {
     }
 
     fn start(&mut self, start: Start, now: Instant) {
-        let Start { id: leader, request, outboxes } = start;
+        let Start { id, request, outboxes } = start;
         if self.is_stopped {
             return self.reject(outboxes.into_iter(), Rejection::Stopped(self.gate.cause()));
         }
         let mut outboxes = outboxes.into_iter();
         let first = outboxes.next().expect("a request has a choice; this is a bug");
-        let first = self.sequence(&request, leader, 0, first, now);
+        let first = self.sequence(&request, id, 0, first, now);
         let first_key = first.key;
         if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
             let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
@@ -127,17 +125,18 @@ impl EngineCore {
         }
         let num_others = outboxes.len() as u64;
         for (choice, outbox) in (1..).zip(outboxes) {
-            let sequence = self.sequence(&request, leader, choice, outbox, now);
-            self.scheduler.add_choice(leader, sequence);
+            let sequence = self.sequence(&request, id, choice, outbox, now);
+            self.scheduler.add_choice(sequence);
         }
         self.scheduler.counters.requests_admitted += 1 + num_others;
         self.publish_stats(); // before the events: an admitted request is counted
-        for arrival in first_key.arrival..=first_key.arrival + num_others {
-            let sequence = self.scheduler.find_admitted(SchedulingKey { arrival, ..first_key }, leader);
+        for id in (id.0..=id.0 + num_others).map(RequestId) {
+            let key = SchedulingKey { id, ..first_key };
+            let sequence = self.scheduler.find_admitted(key).expect("it was admitted; this is a bug");
             sequence.outbox.queue_mut().admit();
             // It may have been cancelled in the mailbox, and the engine may have attended to that flag before.
             if sequence.outbox.is_cancelled() {
-                self.attention.raise();
+                self.attention.raise_for(key);
             }
             self.ringer.touch(sequence.port);
         }
@@ -156,11 +155,9 @@ impl EngineCore {
         let port = self.ringer.connect(outbox.bell());
         let max_new_tokens = self.limits.max_new_tokens(&request);
         let max_kv_tokens = self.limits.max_kv_tokens(&request);
-        let key = SchedulingKey { priority: request.priority, arrival: self.num_arrivals };
-        self.num_arrivals += 1;
+        let key = SchedulingKey { priority: request.priority, id };
         let chain = self.chain(&request, max_new_tokens);
-        let arrival =
-            Arrival { id, key, request, choice, outbox, port, max_new_tokens, max_kv_tokens, chain };
+        let arrival = Arrival { key, request, choice, outbox, port, max_new_tokens, max_kv_tokens, chain };
         Sequence::new(arrival, self.limits.num_speculative_tokens, now)
     }
 
@@ -192,17 +189,16 @@ impl EngineCore {
         if !self.is_stopped && !self.gate.is_open() {
             return self.stop(self.gate.cause(), now);
         }
-        let mut cancelled = std::mem::take(&mut self.cancelled);
-        self.scheduler.attend(&mut cancelled, now);
-        for sequence in cancelled.drain(..) {
+        while let Some(key) = self.attention.next() {
+            let Some(sequence) = self.scheduler.attend(key, now) else { continue };
             let reason = match sequence.outbox.cancel_cause() {
                 Some(CancelCause::StopString) => FinishReason::StopString,
                 _ => FinishReason::Cancelled,
             };
             self.end(sequence, reason, now);
         }
-        self.cancelled = cancelled;
-        self.flush_finishes();
+        self.scheduler.admit_if_due(now);
+        self.end_removed(now);
     }
 
     /// The next step, if anything can be computed now and fewer than [`DEPTH`] steps are in flight, or none while a
@@ -217,26 +213,23 @@ impl EngineCore {
         if is_full || self.is_stopped {
             return None;
         }
-        let StepBuffers { mut plan, mut output, mut requests } = self.spare.pop().unwrap_or_default();
-        self.scheduler.plan(&mut plan, &mut requests, now);
-        while let Some(sequence) = self.scheduler.pop_interrupted() {
-            self.end(sequence, FinishReason::Interrupted, now);
-        }
-        self.flush_finishes();
+        let StepBuffers { mut plan, mut output, mut owners } = self.spare.pop().unwrap_or_default();
+        self.scheduler.plan(&mut plan, &mut owners, now);
+        self.end_removed(now);
         if plan.rows.is_empty() {
-            self.spare.push(StepBuffers { plan, output, requests });
+            self.spare.push(StepBuffers { plan, output, owners });
             return None;
         }
         output.step = plan.step;
         if self.in_flight.is_empty() {
             self.stats.set_step_progress(Some(now));
         }
-        self.in_flight.push_back(InFlightStep { step: plan.step, requests });
+        self.in_flight.push_back(InFlightStep { step: plan.step, owners });
         Some((plan, output))
     }
 
     fn complete(&mut self, StepDone { mut plan, mut output, result }: StepDone, now: Instant) {
-        let InFlightStep { step, mut requests } =
+        let InFlightStep { step, mut owners } =
             self.in_flight.pop_front().expect("a step completed that is not in flight; this is a bug");
         assert_eq!((plan.step, output.step), (step, step), "steps completed out of order; this is a bug");
         self.stats.set_step_progress((!self.in_flight.is_empty()).then_some(now));
@@ -244,8 +237,8 @@ impl EngineCore {
         self.stats.tokens_per_step.observe(plan.rows.iter().map(|row| row.num_tokens).sum::<u32>().into(), 1);
         let check = |()| output.check(&plan, self.limits.vocabulary_size).map_err(StepError::Failed);
         match result.and_then(check) {
-            Ok(()) => self.deliver(&plan, &mut output, &requests, now),
-            Err(StepError::Failed(text)) => self.fail(&plan, output.copies_done, &requests, &text, now),
+            Ok(()) => self.deliver(&plan, &mut output, &owners, now),
+            Err(StepError::Failed(text)) => self.fail(&plan, output.copies_done, &owners, &text, now),
             Err(StepError::DeviceLost(text)) => {
                 log::error!("the device was lost: {text}");
                 self.stop(StopCause::DeviceLost(text.into()), now);
@@ -253,8 +246,8 @@ impl EngineCore {
         }
         plan.clear();
         output.clear();
-        requests.clear();
-        self.spare.push(StepBuffers { plan, output, requests });
+        owners.clear();
+        self.spare.push(StepBuffers { plan, output, owners });
         self.flush_finishes();
     }
 
@@ -262,20 +255,20 @@ impl EngineCore {
         &mut self,
         plan: &StepPlan,
         output: &mut StepOutput,
-        requests: &[Option<RequestId>],
+        owners: &[Option<SchedulingKey>],
         now: Instant,
     ) {
         let StepOutput { rows, sampled, positions, forced, .. } = output;
         let (mut sampled, mut positions) = (&mut sampled[..], &mut positions[..]);
-        for ((row, output), request) in plan.rows.iter().zip(rows).zip(requests) {
+        for ((row, output), owner) in plan.rows.iter().zip(rows).zip(owners) {
             let tokens = split_off(&mut sampled, output.num_tokens);
             let positions = split_off(&mut positions, output.num_positions);
-            let Some(request) = *request else { continue };
+            let Some(key) = *owner else { continue };
             if let Some(text) = output.failure.take() {
-                self.finish(row.slot, request, FinishReason::Failed(text), now);
+                self.finish(row.slot, key, FinishReason::Failed(text), now);
                 continue;
             }
-            let Some(sequence) = self.scheduler.find(row.slot, request) else { continue };
+            let Some(sequence) = self.scheduler.find(row.slot, key) else { continue };
             if !(tokens.is_empty() && positions.is_empty()) {
                 self.ringer.touch(sequence.port);
             }
@@ -306,14 +299,14 @@ impl EngineCore {
                 // The last token is not a draft, unless the request ended before it.
                 counters.accepted_tokens += num_appended.min(u64::from(output.num_tokens) - 1);
             }
-            let computed = self.scheduler.row_computed(row, request, now);
+            let computed = self.scheduler.row_computed(row, key, now);
             self.scheduler.counters.prompt_tokens += computed.prompt as u64;
             self.scheduler.counters.recomputed_tokens += computed.again as u64;
             if row.sample.is_some_and(|sample| sample.index == 0) {
-                self.scheduler.release_followers(request);
+                self.scheduler.release_followers(key);
             }
             if let Some(reason) = end {
-                self.finish(row.slot, request, reason, now);
+                self.finish(row.slot, key, reason, now);
             }
         }
     }
@@ -322,16 +315,16 @@ impl EngineCore {
         &mut self,
         plan: &StepPlan,
         copies_done: bool,
-        requests: &[Option<RequestId>],
+        owners: &[Option<SchedulingKey>],
         text: &str,
         now: Instant,
     ) {
         if !copies_done && !plan.copies.is_empty() {
             self.invalidate_copies(plan.step, now);
         }
-        for (row, request) in plan.rows.iter().zip(requests) {
-            if let Some(request) = *request {
-                self.finish(row.slot, request, FinishReason::Failed(text.to_owned()), now);
+        for (row, owner) in plan.rows.iter().zip(owners) {
+            if let Some(key) = *owner {
+                self.finish(row.slot, key, FinishReason::Failed(text.to_owned()), now);
             }
         }
     }
@@ -339,14 +332,22 @@ impl EngineCore {
     fn invalidate_copies(&mut self, step: u64, now: Instant) {
         let mut invalidated = Vec::new();
         self.scheduler.invalidate_copies(step, &mut invalidated, now);
-        for request in self.in_flight.iter_mut().flat_map(|step| &mut step.requests) {
-            *request = request.filter(|request| !invalidated.contains(request));
+        for owner in self.in_flight.iter_mut().flat_map(|step| &mut step.owners) {
+            *owner = owner.filter(|key| !invalidated.contains(key));
         }
     }
 
-    /// Ends the request of a row, unless it has ended.
-    fn finish(&mut self, slot: u32, request: RequestId, reason: FinishReason, now: Instant) {
-        if let Some(sequence) = self.scheduler.finish(slot, request, now) {
+    /// Ends the sequences that the scheduler took out.
+    fn end_removed(&mut self, now: Instant) {
+        while let Some((sequence, reason)) = self.scheduler.pop_ended() {
+            self.end(sequence, reason, now);
+        }
+        self.flush_finishes();
+    }
+
+    /// Ends the sequence of a row, unless it has ended.
+    fn finish(&mut self, slot: u32, key: SchedulingKey, reason: FinishReason, now: Instant) {
+        if let Some(sequence) = self.scheduler.finish(slot, key, now) {
             self.end(sequence, reason, now);
         }
     }
@@ -369,7 +370,7 @@ impl EngineCore {
     fn end(&mut self, sequence: Sequence, reason: FinishReason, now: Instant) {
         self.scheduler.counters.requests_finished += 1;
         *self.scheduler.counters.finished_for(&reason) += 1;
-        self.scheduler.promote_leader(sequence.id);
+        self.scheduler.replace_leader(&sequence);
         if let Some(queue_time) = sequence.queue_time() {
             self.stats.queue_time.observe(queue_time.as_secs_f64(), 1);
         }
@@ -406,6 +407,12 @@ impl EngineCore {
         {
             self.stop(StopCause::Closed, now);
         }
+    }
+
+    /// The number of waiting sequences that operations have looked at so far.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn num_visited(&self) -> u64 {
+        self.scheduler.num_visited()
     }
 
     /// Rings every port that events were pushed for since the last call, once.

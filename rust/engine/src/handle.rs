@@ -24,6 +24,7 @@ use crate::prefix_cache::BlockHasher;
 use crate::process::Process;
 use crate::request::{Event, Request, RequestId, StopCause};
 use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
+use crate::sequence::SchedulingKey;
 use crate::stats::{SharedStats, Stats};
 
 /// A running engine. Clones are handles of the same engine, which closes when the last of them is dropped.
@@ -185,6 +186,7 @@ impl Engine {
             outboxes.push(Outbox::new(writer, port.bell()));
             readers.push((RequestId(first + u64::from(choice)), reader));
         }
+        let priority = request.priority;
         inner.letterbox.start(Start { id: RequestId(first), request, outboxes }).map_err(|not_sent| {
             match not_sent {
                 NotSent::Full => {
@@ -196,7 +198,8 @@ impl Engine {
         })?;
         let consumer = |(id, reader): (RequestId, Reader)| {
             let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());
-            Consumer { id, reader, cancelled, letterbox, process: inner.process }
+            let key = SchedulingKey { priority, id };
+            Consumer { key, reader, cancelled, letterbox, process: inner.process }
         };
         Ok(readers.into_iter().map(consumer).collect())
     }
@@ -293,14 +296,14 @@ impl Drop for Hold {
     fn drop(&mut self) {
         if self.process.is_current() {
             self.letterbox.gate().release();
-            self.letterbox.nudge();
+            self.letterbox.wake();
         }
     }
 }
 
 /// The receiving end of one request. Dropping it before its last event cancels the request.
 pub struct Consumer {
-    id: RequestId,
+    key: SchedulingKey,
     reader: Reader,
     cancelled: CancelFlag,
     letterbox: Letterbox,
@@ -310,7 +313,7 @@ pub struct Consumer {
 impl Consumer {
     /// The id of the request.
     pub fn id(&self) -> RequestId {
-        self.id
+        self.key.id
     }
 
     /// The next event, if there is one; never blocks. The last event is `Rejected` or `Finished` and always comes, even
@@ -318,7 +321,7 @@ impl Consumer {
     pub fn pop(&mut self) -> Option<Event> {
         let event = self.reader.pop();
         if event.is_some() && self.reader.must_nudge() {
-            self.letterbox.nudge();
+            self.letterbox.nudge(self.key);
         }
         event
     }
@@ -341,7 +344,7 @@ impl Consumer {
 
     fn cancel_for(&self, cause: CancelCause) {
         if self.process.is_current() && self.cancelled.set(cause) {
-            self.letterbox.nudge();
+            self.letterbox.nudge(self.key);
         }
     }
 }
@@ -356,6 +359,6 @@ impl Drop for Consumer {
 
 impl fmt::Debug for Consumer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Consumer").field("id", &self.id).finish_non_exhaustive()
+        formatter.debug_struct("Consumer").field("id", &self.key.id).finish_non_exhaustive()
     }
 }

@@ -10,25 +10,46 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, unbounded};
 
 use crate::executor::StepDone;
 use crate::limits::Limits;
 use crate::message::{Message, Start};
 use crate::request::{Rejection, StopCause};
+use crate::sequence::SchedulingKey;
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 
 /// The bounds of the mailbox's size, which otherwise follows the number of requests that may be open.
 const CAPACITY: std::ops::RangeInclusive<usize> = 64..=65_536;
 
-/// Set if any sequence has a flag set, so that an iteration without events looks at one flag, not at one per sequence.
-#[derive(Default)]
+/// The sequences with a new flag, and a flag that there are some: an iteration without events looks at one flag, and
+/// one with events only at the sequences that they are about.
 pub struct Attention {
     raised: AtomicBool,
+    /// At most two keys per open request and pause: a cancel, and room in a full result queue.
+    keys: (Sender<SchedulingKey>, Receiver<SchedulingKey>),
+}
+
+impl Default for Attention {
+    /// Not raised.
+    fn default() -> Self {
+        Self { raised: AtomicBool::new(false), keys: unbounded() }
+    }
 }
 
 impl Attention {
-    /// Sets it. To be called after a sequence's flag is set and before the nudge is tried.
+    /// Sets it for a sequence. To be called after the sequence's flag is set and before the nudge is tried.
+    pub fn raise_for(&self, key: SchedulingKey) {
+        let _ = self.keys.0.send(key); // never disconnected: `self` has both ends
+        self.raise();
+    }
+
+    /// A sequence that it was set for. To be called after `take`, until there is none.
+    pub fn next(&self) -> Option<SchedulingKey> {
+        self.keys.1.try_recv().ok()
+    }
+
+    /// Sets it. To be called before the nudge is tried.
     pub fn raise(&self) {
         // Release: an engine that sees this flag sees the sequence's flag.
         self.raised.store(true, Ordering::Release);
@@ -195,11 +216,17 @@ impl Letterbox {
         &self.gate
     }
 
-    /// Makes the engine look at the flags of its sequences. Never blocks.
-    pub(crate) fn nudge(&self) {
-        self.attention.raise();
+    /// Makes the engine look at the flags of a sequence. Never blocks.
+    pub(crate) fn nudge(&self, key: SchedulingKey) {
+        self.attention.raise_for(key);
         // Full: the engine is about to look. Disconnected: there is no engine.
         let _ = self.messages.try_send(Message::Nudge);
+    }
+
+    /// Makes the engine look at its gate. Never blocks.
+    pub(crate) fn wake(&self) {
+        self.attention.raise();
+        let _ = self.messages.try_send(Message::Nudge); // as in `nudge`
     }
 
     /// Stops the engine, whose gate has been closed. Never blocks.

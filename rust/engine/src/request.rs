@@ -135,6 +135,8 @@ pub enum FinishReason {
     Cancelled,
     /// It was preempted with `PreemptionMode::Interrupt`.
     Interrupted,
+    /// Its consumer did not read, and of more than `max_paused` such requests it was paused for longest.
+    Unread,
     /// Its step failed, with this message. Other requests continue.
     Failed(String),
     /// The engine crashed or lost its device while the request was open.

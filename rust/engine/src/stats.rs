@@ -115,7 +115,7 @@ stats! {
     running: Gauge,
     /// Requests that wait for a slot or for blocks, preempted ones included.
     waiting: Gauge,
-    /// Running sequences that compute nothing because their consumer does not read.
+    /// Those among `running` and `waiting` that compute nothing because their consumer does not read.
     paused: Gauge,
     /// Blocks of the KV cache.
     blocks_total: Gauge,
@@ -143,6 +143,8 @@ stats! {
     finished_cancelled: Counter,
     /// Those that were preempted with `preemption_mode="interrupt"`.
     finished_interrupted: Counter,
+    /// Those that were paused for longest when more than `max_paused` were.
+    finished_unread: Counter,
     /// Those that failed, in a step or because the engine crashed.
     finished_failed: Counter,
     /// Prompt tokens computed; each counts once, however often it was computed.
@@ -212,6 +214,7 @@ impl Counters {
             FinishReason::Length => &mut self.finished_length,
             FinishReason::Cancelled => &mut self.finished_cancelled,
             FinishReason::Interrupted => &mut self.finished_interrupted,
+            FinishReason::Unread => &mut self.finished_unread,
             FinishReason::Failed(_) | FinishReason::EngineStopped(_) => &mut self.finished_failed,
         }
     }
@@ -299,12 +302,13 @@ mod tests {
             (FinishReason::Cancelled, 4),
             (FinishReason::Interrupted, 5),
             (FinishReason::Failed("x".to_owned()), 6),
+            (FinishReason::Unread, 7),
         ] {
             *stats.finished_for(&reason) += count;
         }
         let Counters { finished_stop, finished_length, finished_cancelled, .. } = stats;
         assert_eq!((finished_stop, finished_length, finished_cancelled), (3, 3, 4));
-        assert_eq!((stats.finished_interrupted, stats.finished_failed), (5, 6));
+        assert_eq!((stats.finished_interrupted, stats.finished_failed, stats.finished_unread), (5, 6, 7));
     }
 
     #[test]

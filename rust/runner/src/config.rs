@@ -26,6 +26,8 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: Option<usize>,
     /// Maximum number of waiting requests; by default without a bound.
     pub max_waiting: Option<usize>,
+    /// Maximum number of paused sequences; by default 4096.
+    pub max_paused: Option<usize>,
     /// Tokens per KV block: 16, 32, 64 or 128; by default 16.
     pub block_size: Option<usize>,
     /// Share of the available memory that the engine may take, above 0 and at most 1; by default 0.9. If set, the KV cache
@@ -80,6 +82,7 @@ impl EngineConfig {
         }
         check_range("max_model_len", self.max_model_len, 1, MAX_MODEL_LEN)?;
         check_range("max_waiting", self.max_waiting, 1, MAX_WAITING)?;
+        check_range("max_paused", self.max_paused, 1, MAX_PAUSED)?;
         check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_SPECULATIVE_TOKENS)?;
         check_range("kv_cache_bytes", self.kv_cache_bytes, 1, MAX_KV_CACHE_BYTES)?;
         check_range("kv_cache_blocks", self.kv_cache_blocks, 1, MAX_KV_CACHE_BLOCKS)?;
@@ -137,6 +140,10 @@ impl EngineConfig {
 
     pub(crate) fn max_waiting(&self) -> usize {
         self.max_waiting.unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn max_paused(&self) -> usize {
+        self.max_paused.unwrap_or(DEFAULT_MAX_PAUSED)
     }
 
     pub(crate) fn memory_ratio(&self) -> f64 {

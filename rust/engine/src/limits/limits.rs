@@ -18,6 +18,8 @@ pub struct Limits {
     pub max_num_batched_tokens: usize,
     /// The most new requests that may wait; `usize::MAX` for no bound but the mailbox.
     pub max_waiting: usize,
+    /// The most sequences that may be paused because their consumers do not read.
+    pub max_paused: usize,
     /// Tokens per block of the KV cache.
     pub block_size: usize,
     /// Blocks of the KV cache.

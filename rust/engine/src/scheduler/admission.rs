@@ -9,16 +9,17 @@
 //! for them. So a plan with other work loads a bounded number of blocks: a long prefix is staged in the KV cache plan
 //! by plan, and its sequence is admitted with the last part. Only swapped blocks are loaded at once.
 //!
-//! If slots or blocks lack, the sequences that lose little are preempted: paused ones, whose consumers do not read, and
-//! those of lower priority. They are not ended for that; they wait like every preempted sequence.
+//! If slots or blocks lack, the sequences that lose little are preempted: paused ones of any priority, whose consumers do
+//! not read, and then those of lower priority. They are not ended for that; they wait like every preempted sequence. A
+//! sequence whose consumer has not read since it was preempted is paused instead of admitted.
 
 use std::time::Instant;
 
-use super::queue::QueuePosition;
 use super::scheduler::Scheduler;
 use super::slots::Running;
 use crate::kv_cache::{Demand, KvAllocation, LoadLimit};
 use crate::request::CachedTokens;
+use crate::sequence::SchedulingKey;
 
 /// The outcome of an attempt to admit a sequence.
 enum Admission {
@@ -33,10 +34,14 @@ impl Scheduler {
     /// Admits waiting sequences, in order, until the next has no room.
     pub(super) fn admit(&mut self, mut limit: LoadLimit, now: Instant) {
         self.is_staging = false;
-        while let Some(position) = self.queue.next() {
-            match self.try_admit(position, limit, now) {
+        while let Some(key) = self.queue.next() {
+            if self.queue.try_pause(key, now) {
+                self.queue.release_followers(key);
+                continue;
+            }
+            match self.try_admit(key, limit, now) {
                 Admission::Admitted => limit = LoadLimit::PerPlan,
-                Admission::NoRoom if self.preempt_for(position, now) => {}
+                Admission::NoRoom if self.preempt_for(key, now) => {}
                 Admission::NoRoom => break,
                 Admission::Staging => {
                     self.is_staging = true;
@@ -45,14 +50,15 @@ impl Scheduler {
             }
         }
         self.admitted_at = self.version();
+        self.end_unread(now);
     }
 
-    fn try_admit(&mut self, position: QueuePosition, limit: LoadLimit, now: Instant) -> Admission {
+    fn try_admit(&mut self, key: SchedulingKey, limit: LoadLimit, now: Instant) -> Admission {
         if !self.slots.has_free() {
             return Admission::NoRoom;
         }
-        let demand = self.demand(position, |_| true);
-        let sequence = self.queue.get_mut(position);
+        let demand = self.demand(key, |_| true);
+        let sequence = self.queue.get_mut(key);
         let num_reusable = sequence.num_reusable();
         if !self.kv.could_allocate(&demand, sequence.chain(), num_reusable) {
             return Admission::NoRoom;
@@ -68,7 +74,7 @@ impl Scheduler {
             }
             KvAllocation::OutOfBlocks => return Admission::NoRoom,
         };
-        let mut sequence = self.queue.remove(position);
+        let mut sequence = self.queue.remove(key).expect("it was just found; this is a bug");
         // Staged tokens were found on the host, unless they were evicted meanwhile.
         let staged = std::mem::take(&mut sequence.num_staged).min(cached.device);
         let cached = CachedTokens { device: cached.device - staged, host: cached.host + staged };
@@ -83,11 +89,11 @@ impl Scheduler {
     }
 
     /// The demand of a waiting sequence, beside the running ones that stay.
-    fn demand(&self, position: QueuePosition, stays: impl Fn(&Running) -> bool) -> Demand {
+    fn demand(&self, key: SchedulingKey, stays: impl Fn(&Running) -> bool) -> Demand {
         let may_grow = |running: &&Running| {
             self.kv.may_grow(&running.table, running.sequence.max_kv_tokens) && stays(running)
         };
-        let sequence = self.queue.get(position);
+        let sequence = self.queue.get(key);
         Demand {
             num_tokens: sequence.num_tokens(),
             max_tokens: sequence.max_kv_tokens,
@@ -96,13 +102,12 @@ impl Scheduler {
     }
 
     /// Preempts one of the running sequences that yield to a waiting one, if there is room for it without all of them.
-    fn preempt_for(&mut self, position: QueuePosition, now: Instant) -> bool {
-        let priority = self.queue.get(position).key.priority;
+    fn preempt_for(&mut self, key: SchedulingKey, now: Instant) -> bool {
         let yields =
-            |running: &Running| running.sequence.is_paused || running.sequence.key.priority > priority;
-        let demand = self.demand(position, |running| !yields(running));
+            |running: &Running| running.sequence.is_paused() || running.sequence.key.priority > key.priority;
+        let demand = self.demand(key, |running| !yields(running));
         // Paused sequences first: they lose nothing by it.
-        let rank = |running: &Running| (running.sequence.is_paused, running.sequence.key);
+        let rank = |running: &Running| (running.sequence.is_paused(), running.sequence.key);
         let yielding = self.slots.ranked().filter(|(_, running)| yields(running));
         let Some((victim, _)) = yielding.max_by_key(|(_, running)| rank(running)) else { return false };
         let tables = self.slots.iter().filter(|running| yields(running)).map(|running| &running.table);

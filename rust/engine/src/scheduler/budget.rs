@@ -9,6 +9,8 @@
 //!
 //! Draft tokens use the remaining budget; see `rows`.
 
+use std::time::Instant;
+
 use super::slots::Slots;
 
 /// The token budget of a step.
@@ -33,7 +35,7 @@ impl TokenBudget {
     }
 
     /// Sets the number of tokens that each running sequence computes in the next step, and pauses the blocked ones.
-    pub(super) fn distribute(&mut self, slots: &mut Slots) {
+    pub(super) fn distribute(&mut self, slots: &mut Slots, now: Instant) {
         let mut remaining = self.total;
         self.prefills.clear();
         for rank in 0..slots.num_running() {
@@ -41,7 +43,7 @@ impl TokenBudget {
             let sequence = &slots.get(slot).sequence;
             let mut num_pending = sequence.num_schedulable();
             if num_pending == 0 && sequence.is_blocked() {
-                num_pending = usize::from(!slots.try_pause(slot));
+                num_pending = usize::from(!slots.try_pause(slot, now));
             }
             let num_scheduled = usize::from(num_pending == 1);
             slots.get_mut(slot).num_scheduled = num_scheduled;

@@ -11,9 +11,10 @@ impl Scheduler {
             sequence.check_integrity(true);
             self.kv.check_table(table, sequence.num_kv_tokens(), sequence.max_kv_tokens);
         }
-        self.queue.check_integrity(self.slots.iter().map(|running| running.sequence.id));
+        self.queue.check_integrity(self.slots.iter().map(|running| running.sequence.id()));
         assert!(self.queue.num_new() <= self.max_waiting, "too many requests wait; this is a bug");
-        assert!(self.interrupted.is_empty(), "an interrupted request was not ended; this is a bug");
+        assert!(self.num_paused() <= self.max_paused, "too many requests are paused; this is a bug");
+        assert!(self.ended.is_empty(), "a request was left without its end; this is a bug");
         let tables = self.slots.iter().map(|running| &running.table);
         let swapped = self.queue.iter().filter_map(|sequence| sequence.swapped.as_ref());
         self.kv.check_integrity(tables, swapped);
@@ -22,13 +23,13 @@ impl Scheduler {
 
     /// Panics if a sequence waits although it could certainly be admitted.
     fn check_admission(&self) {
-        let Some(next) = self.queue.next().map(|position| self.queue.get(position)) else { return };
+        let Some(next) = self.queue.next().map(|key| self.queue.get(key)) else { return };
         let fits = self.kv.can_hold(next.num_tokens(), self.slots.num_running());
         let could_run = self.slots.has_free() && fits && !self.is_staging;
         assert!(
             !could_run || self.admission_is_due(),
             "{} waits though it could run; this is a bug",
-            next.id
+            next.id()
         );
     }
 }

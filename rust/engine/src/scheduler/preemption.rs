@@ -1,9 +1,9 @@
 //! Preemption when the blocks run out.
 //!
 //! The first victim is a sequence whose last token is in flight, because it no longer needs its blocks. Otherwise it is
-//! the sequence that is scheduled last: of the lowest priority, a paused one, else the newest. That may be the sequence
-//! that needs the blocks, but not while another one is paused: a consumer that does not read must not stop others.
-//! Blocks are allocated in scheduling order, so a preempted sequence has no row in the plan that is being made.
+//! a paused one, whatever its priority: a consumer that does not read must not stop others. Otherwise it is the newest
+//! of the lowest priority, which may be the sequence that needs the blocks. Blocks are allocated in scheduling order,
+//! so a preempted sequence has no row in the plan that is being made.
 
 use std::time::Instant;
 
@@ -11,7 +11,8 @@ use penstock_types::PreemptionMode;
 
 use super::scheduler::Scheduler;
 use super::slots::Running;
-use crate::request::RequestId;
+use crate::request::FinishReason;
+use crate::sequence::SchedulingKey;
 
 impl Scheduler {
     /// Grows the block tables of the sequences that were given tokens, and preempts later ones for it. A preempted
@@ -24,11 +25,11 @@ impl Scheduler {
                 rank += 1;
                 continue;
             }
-            let (victim, victim_rank) = self.victim_for(slot);
+            let (victim, victim_rank) = self.victim();
             // A victim that computes nothing may come before.
             rank -= usize::from(victim_rank < rank);
             let sequence = &self.slots.get(victim).sequence;
-            let has_work = !sequence.is_paused && !sequence.is_all_planned();
+            let has_work = !sequence.is_paused() && !sequence.is_all_planned();
             if has_work && self.preemption_mode == PreemptionMode::Interrupt {
                 self.interrupt(victim, now);
             } else {
@@ -37,8 +38,8 @@ impl Scheduler {
         }
     }
 
-    /// The slot and the rank of the sequence that is preempted for the one in `slot`.
-    fn victim_for(&self, slot: u32) -> (u32, usize) {
+    /// The slot and the rank of the sequence that is preempted next.
+    fn victim(&self) -> (u32, usize) {
         let ranked = || {
             let ranked = self.slots.ranked().enumerate();
             ranked.map(|(rank, (slot, running))| (&running.sequence, (slot, rank)))
@@ -46,14 +47,8 @@ impl Scheduler {
         if let Some((_, finishing)) = ranked().find(|(sequence, _)| sequence.is_all_planned()) {
             return finishing;
         }
-        let last = ranked()
-            .max_by_key(|(sequence, _)| (sequence.key.priority, sequence.is_paused, sequence.key.arrival));
-        let (_, last) = last.expect("one of them needs blocks; this is a bug");
-        if last.0 != slot {
-            return last;
-        }
-        let paused = ranked().filter(|(sequence, _)| sequence.is_paused).last();
-        paused.map_or(last, |(_, place)| place)
+        let last = ranked().max_by_key(|(sequence, _)| (sequence.is_paused(), sequence.key));
+        last.expect("one of them needs blocks; this is a bug").1
     }
 
     /// Takes slot and blocks from a sequence. It waits to be scheduled again, with the blocks that are swapped out or
@@ -78,13 +73,18 @@ impl Scheduler {
     fn interrupt(&mut self, slot: u32, now: Instant) {
         self.counters.preemptions += 1;
         let sequence = self.deschedule(slot, now);
-        self.interrupted.push(sequence);
+        self.ended.push((sequence, FinishReason::Interrupted));
     }
 
     /// The plan of `step` has failed before its copies were made, so blocks that it or a later plan copies are corrupt.
     /// The sequences that depend on them start over, with the tokens that have arrived; this does not count as a
-    /// preemption. Appends to `invalidated` the requests whose rows in flight are to be ignored.
-    pub(crate) fn invalidate_copies(&mut self, step: u64, invalidated: &mut Vec<RequestId>, now: Instant) {
+    /// preemption. Appends to `invalidated` the sequences whose rows in flight are to be ignored.
+    pub(crate) fn invalidate_copies(
+        &mut self,
+        step: u64,
+        invalidated: &mut Vec<SchedulingKey>,
+        now: Instant,
+    ) {
         self.kv.invalidate_copies();
         for rank in (0..self.slots.num_running()).rev() {
             let slot = self.slots.order()[rank];
@@ -99,7 +99,7 @@ impl Scheduler {
             // The dependencies of its rows in flight are no longer known, so the rows are computed again.
             if !sequence.has_no_rows_in_flight() {
                 sequence.clear_in_flight();
-                invalidated.push(sequence.id);
+                invalidated.push(sequence.key);
             }
             if let Some(swapped) = sequence.swapped.take_if(|swapped| swapped.step >= step) {
                 self.kv.discard(swapped);

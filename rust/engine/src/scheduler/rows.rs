@@ -21,7 +21,7 @@ use std::time::Instant;
 use super::slots::{Running, Slots};
 use crate::drafts::MAX_FORCED;
 use crate::kv_cache::KvCacheManager;
-use crate::request::RequestId;
+use crate::sequence::SchedulingKey;
 use crate::step::StepPlan;
 
 /// Makes the rows of steps.
@@ -51,7 +51,7 @@ impl RowPlanner {
         kv: &mut KvCacheManager,
         mut budget: usize,
         plan: &mut StepPlan,
-        requests: &mut Vec<Option<RequestId>>,
+        owners: &mut Vec<Option<SchedulingKey>>,
         now: Instant,
     ) {
         let num_running = slots.num_running();
@@ -71,7 +71,7 @@ impl RowPlanner {
             drafts.truncate(capacity - end);
             budget -= drafts.len();
             sequence.plan(slot, *num_scheduled, drafts, table.blocks(), plan, now);
-            requests.push(Some(sequence.id));
+            owners.push(Some(sequence.key));
         }
     }
 }

@@ -11,7 +11,7 @@ use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit};
 use crate::limits::Limits;
 use crate::prefix_cache::BlockHasher;
-use crate::request::RequestId;
+use crate::request::FinishReason;
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
@@ -22,6 +22,7 @@ use crate::step::{ScheduledRow, StepPlan};
 /// sequence lacks a slot or blocks, unless `admission_is_due` or `is_staging`.
 pub struct Scheduler {
     pub(super) max_waiting: usize,
+    pub(super) max_paused: usize,
     pub(super) preemption_mode: PreemptionMode,
     pub(super) kv: KvCacheManager,
     pub(super) slots: Slots,
@@ -30,8 +31,8 @@ pub struct Scheduler {
     pub(super) admitted_at: u64,
     /// The next waiting sequence has more to load from the host tier than one plan may: the next plan continues.
     pub(super) is_staging: bool,
-    /// Sequences that were ended by preemption; the core sends their last events.
-    pub(super) interrupted: Vec<Sequence>,
+    /// Sequences that were ended by the scheduler; the core sends their last events.
+    pub(super) ended: Vec<(Sequence, FinishReason)>,
     /// The counters of the engine; its gauges are zero here.
     pub(crate) counters: Counters,
     budget: TokenBudget,
@@ -43,13 +44,14 @@ impl Scheduler {
     pub(crate) fn new(limits: &Limits, hasher: BlockHasher) -> Self {
         Self {
             max_waiting: limits.max_waiting,
+            max_paused: limits.max_paused,
             preemption_mode: limits.preemption_mode,
             kv: KvCacheManager::new(limits, hasher),
             slots: Slots::new(limits.max_num_seqs),
             queue: WaitingQueue::default(),
             admitted_at: 0,
             is_staging: false,
-            interrupted: Vec::new(),
+            ended: Vec::new(),
             counters: Counters::default(),
             budget: TokenBudget::new(limits.max_num_batched_tokens, limits.max_num_seqs),
             rows: RowPlanner::new(limits.num_speculative_tokens),
@@ -71,7 +73,7 @@ impl Scheduler {
         }
         // Then no new request was admitted, so it is still in the queue.
         let is_rejected = self.queue.num_new() > self.max_waiting;
-        is_rejected.then(|| self.queue.remove_new(key)).flatten()
+        is_rejected.then(|| self.queue.remove(key)).flatten()
     }
 
     /// Whether a new request would be rejected, unless it is so urgent that it runs at once.
@@ -79,46 +81,54 @@ impl Scheduler {
         self.queue.num_new() >= self.max_waiting.max(1) || self.has_too_many_descheduled()
     }
 
-    /// Preempted sequences count only if there are very many: consumers that never read would pile them up.
+    /// Preempted sequences count only if there are very many: requests of ever higher priority would pile them up.
+    /// Paused ones do not count: they have a bound of their own.
     fn has_too_many_descheduled(&self) -> bool {
         let num_waiting = self.queue.num_new() + self.queue.num_descheduled();
         num_waiting >= self.max_waiting.saturating_add(self.slots.len())
     }
 
-    /// Adds another choice for the prompt of the request `leader`, which was not rejected. It waits for the leader if
-    /// it can reuse a block of it.
-    pub(crate) fn add_choice(&mut self, leader: RequestId, sequence: Sequence) {
+    /// Adds another choice for the prompt of a request whose first choice was not rejected. It waits for the first if it
+    /// can reuse a block of it.
+    pub(crate) fn add_choice(&mut self, sequence: Sequence) {
         if sequence.uses_prefix_cache() && self.kv.can_share(sequence.num_reusable()) {
-            self.queue.push_follower(leader, sequence);
+            self.queue.push_follower(sequence);
         } else {
             self.queue.push_preempted(sequence);
         }
     }
 
-    /// The request `leader` has computed its prompt.
-    pub(crate) fn release_followers(&mut self, leader: RequestId) {
+    /// The sequence `leader` has computed its prompt.
+    pub(crate) fn release_followers(&mut self, leader: SchedulingKey) {
         self.queue.release_followers(leader);
     }
 
-    /// The request `leader` has ended, perhaps before it computed its prompt.
-    pub(crate) fn promote_leader(&mut self, leader: RequestId) {
-        self.queue.promote_leader(leader);
+    /// A sequence was taken out, perhaps before it computed its prompt for others.
+    pub(crate) fn replace_leader(&mut self, sequence: &Sequence) {
+        if !sequence.is_follower {
+            self.queue.promote_follower(sequence.key);
+        }
     }
 
-    /// Fills an empty plan with the rows of the next step, and `requests` with their requests. The plan stays empty if
+    /// Fills an empty plan with the rows of the next step, and `owners` with their sequences. The plan stays empty if
     /// nothing can be computed now; copies and freed slots then wait for a plan with rows.
-    pub(crate) fn plan(&mut self, plan: &mut StepPlan, requests: &mut Vec<Option<RequestId>>, now: Instant) {
-        self.schedule_tokens();
+    pub(crate) fn plan(
+        &mut self,
+        plan: &mut StepPlan,
+        owners: &mut Vec<Option<SchedulingKey>>,
+        now: Instant,
+    ) {
+        self.schedule_tokens(now);
         let mut is_due = self.admission_is_due() || self.is_staging;
         while is_due {
             self.admit(if self.has_work() { LoadLimit::PerPlan } else { LoadLimit::None }, now);
-            self.schedule_tokens(); // newly admitted sequences may pause at once, which makes room for others
+            self.schedule_tokens(now); // newly admitted sequences may pause at once, which makes room for others
             // If the sequences with work were preempted, the plan has time to load all.
             is_due = self.admission_is_due() || self.is_staging && !self.has_work();
         }
         self.make_room(now);
         let budget = self.budget.remaining(&self.slots);
-        self.rows.add_rows(&mut self.slots, &mut self.kv, budget, plan, requests, now);
+        self.rows.add_rows(&mut self.slots, &mut self.kv, budget, plan, owners, now);
         if !plan.rows.is_empty() {
             self.kv.begin_step(plan);
             self.slots.report_freed(plan);
@@ -131,27 +141,38 @@ impl Scheduler {
     }
 
     /// Distributes the token budget. No sequence waits for a leader that pauses.
-    fn schedule_tokens(&mut self) {
+    fn schedule_tokens(&mut self, now: Instant) {
         let num_paused = self.slots.num_paused();
-        self.budget.distribute(&mut self.slots);
-        if self.slots.num_paused() == num_paused {
-            return;
+        self.budget.distribute(&mut self.slots, now);
+        if self.slots.num_paused() > num_paused {
+            for Running { sequence, .. } in self.slots.iter().filter(|running| running.sequence.is_paused()) {
+                self.queue.release_followers(sequence.key);
+            }
         }
-        let is_paused = |leader: &RequestId| {
-            let mut running = self.slots.iter().map(|running| &running.sequence);
-            running.any(|sequence| sequence.id == *leader && sequence.is_paused)
-        };
-        loop {
-            let Some(leader) = self.queue.leaders().find(is_paused) else { return };
-            self.queue.release_followers(leader);
+        self.end_unread(now);
+    }
+
+    /// Ends the sequences that have been paused for longest while more than `max_paused` are.
+    pub(super) fn end_unread(&mut self, now: Instant) {
+        while self.num_paused() > self.max_paused {
+            let running = self.slots.iter().map(|running| &running.sequence);
+            let paused = running.filter(|sequence| sequence.is_paused()).chain(self.queue.paused());
+            let longest = paused.min_by_key(|sequence| sequence.pause_order()).map(|sequence| sequence.key);
+            let sequence = longest.and_then(|key| self.remove(key, now));
+            let sequence = sequence.expect("some are paused; this is a bug");
+            self.ended.push((sequence, FinishReason::Unread));
         }
+    }
+
+    pub(super) fn num_paused(&self) -> usize {
+        self.slots.num_paused() + self.queue.num_paused()
     }
 
     /// The sequence of a row in flight, unless it has ended. It may have been preempted meanwhile; it is not scheduled
     /// again before the row is done.
-    pub(crate) fn find(&mut self, slot: u32, request: RequestId) -> Option<&mut Sequence> {
-        let running = self.slots.find(slot, request).map(|running| &mut running.sequence);
-        running.or_else(|| self.queue.find_preempted(request))
+    pub(crate) fn find(&mut self, slot: u32, key: SchedulingKey) -> Option<&mut Sequence> {
+        let running = self.slots.find(slot, key).map(|running| &mut running.sequence);
+        running.or_else(|| self.queue.find(key))
     }
 
     /// Accounts for a row that was computed, after its outputs were delivered, and publishes its full blocks if the
@@ -159,10 +180,10 @@ impl Scheduler {
     pub(crate) fn row_computed(
         &mut self,
         row: &ScheduledRow,
-        request: RequestId,
+        key: SchedulingKey,
         now: Instant,
     ) -> ComputedTokens {
-        if let Some(Running { sequence, table, .. }) = self.slots.find(row.slot, request) {
+        if let Some(Running { sequence, table, .. }) = self.slots.find(row.slot, key) {
             let computed = sequence.row_computed(row);
             if row.num_drafts > 0 {
                 self.kv.shrink(table, sequence.num_planned());
@@ -171,8 +192,7 @@ impl Scheduler {
             self.kv.publish(table, chain, tokens, computed.end, now);
             return computed;
         }
-        let sequence =
-            self.queue.find_preempted(request).expect("a computed row has a sequence; this is a bug");
+        let sequence = self.queue.find(key).expect("a computed row has a sequence; this is a bug");
         let computed = sequence.row_computed(row);
         if sequence.has_no_rows_in_flight() {
             self.queue.note_change();
@@ -182,12 +202,19 @@ impl Scheduler {
 
     /// Takes out the sequence of a row, unless it has ended, and frees its slot and blocks. They are not given to
     /// another sequence before the next plan: the step may have more rows to deliver.
-    pub(crate) fn finish(&mut self, slot: u32, request: RequestId, now: Instant) -> Option<Sequence> {
-        if self.slots.find(slot, request).is_some() {
-            return Some(self.deschedule(slot, now));
+    pub(crate) fn finish(&mut self, slot: u32, key: SchedulingKey, now: Instant) -> Option<Sequence> {
+        match self.slots.find(slot, key) {
+            Some(_) => Some(self.deschedule(slot, now)),
+            None => self.remove_waiting(key),
         }
-        let sequence = self.queue.remove_preempted(request)?;
-        Some(self.discard_swapped(sequence))
+    }
+
+    /// Takes a sequence out, unless it has ended.
+    fn remove(&mut self, key: SchedulingKey, now: Instant) -> Option<Sequence> {
+        match self.slots.slot_of(key) {
+            Some(slot) => Some(self.deschedule(slot, now)),
+            None => self.remove_waiting(key),
+        }
     }
 
     /// Takes a running sequence out and frees its slot and blocks. Its rows in flight do no harm: plans run in order,
@@ -199,33 +226,30 @@ impl Scheduler {
         sequence
     }
 
-    fn discard_swapped(&mut self, mut sequence: Sequence) -> Sequence {
+    fn remove_waiting(&mut self, key: SchedulingKey) -> Option<Sequence> {
+        let mut sequence = self.queue.remove(key)?;
         if let Some(swapped) = sequence.swapped.take() {
             self.kv.discard(swapped);
         }
-        sequence
+        Some(sequence)
     }
 
-    /// Looks at the flags that consumers have raised: moves every cancelled sequence to `cancelled`, and resumes those
-    /// whose consumers have read.
-    pub(crate) fn attend(&mut self, cancelled: &mut Vec<Sequence>, now: Instant) {
-        for rank in (0..self.slots.num_running()).rev() {
-            let slot = self.slots.order()[rank];
-            let sequence = &self.slots.get(slot).sequence;
-            if sequence.outbox.is_cancelled() {
-                cancelled.push(self.deschedule(slot, now));
-            } else if sequence.is_paused && !sequence.outbox.queue().is_armed() {
-                self.slots.resume(slot);
-            }
+    /// Looks at the flags that a consumer has raised: takes the sequence out if it was cancelled, and resumes it if its
+    /// consumer has read.
+    pub(crate) fn attend(&mut self, key: SchedulingKey, now: Instant) -> Option<Sequence> {
+        let sequence = self.find_admitted(key)?;
+        if sequence.outbox.is_cancelled() {
+            return self.remove(key, now);
         }
-        self.queue.resume_paused();
-        let first = cancelled.len();
-        self.queue.take_cancelled(cancelled);
-        for sequence in &mut cancelled[first..] {
-            if let Some(swapped) = sequence.swapped.take() {
-                self.kv.discard(swapped);
-            }
+        match self.slots.slot_of(key) {
+            Some(slot) => self.slots.try_resume(slot),
+            None => self.queue.try_resume(key),
         }
+        None
+    }
+
+    /// Admits waiting sequences if any may have room now.
+    pub(crate) fn admit_if_due(&mut self, now: Instant) {
         if self.admission_is_due() {
             self.admit(LoadLimit::PerPlan, now);
         }
@@ -236,13 +260,13 @@ impl Scheduler {
         if let Some(&slot) = self.slots.order().last() {
             return Some(self.deschedule(slot, now));
         }
-        let sequence = self.queue.pop_any()?;
-        Some(self.discard_swapped(sequence))
+        let key = self.queue.any()?;
+        self.remove_waiting(key)
     }
 
-    /// A sequence that was ended by preemption, as long as there are some.
-    pub(crate) fn pop_interrupted(&mut self) -> Option<Sequence> {
-        self.interrupted.pop()
+    /// A sequence that the scheduler has ended, with the reason, as long as there are some.
+    pub(crate) fn pop_ended(&mut self) -> Option<(Sequence, FinishReason)> {
+        self.ended.pop()
     }
 
     /// Removes the prefixes from the cache that were not used for too long.
@@ -259,10 +283,12 @@ impl Scheduler {
         self.kv.reset_prefix_cache();
     }
 
-    /// The sequence with this key, which was just admitted; `leader` is the first choice of its request.
-    pub(crate) fn find_admitted(&mut self, key: SchedulingKey, leader: RequestId) -> &mut Sequence {
-        let running = self.slots.find_key(key).map(|running| &mut running.sequence);
-        running.or_else(|| self.queue.find(key, leader)).expect("it was admitted; this is a bug")
+    /// The sequence with this key, unless it has ended.
+    pub(crate) fn find_admitted(&mut self, key: SchedulingKey) -> Option<&mut Sequence> {
+        match self.slots.slot_of(key) {
+            Some(slot) => Some(&mut self.slots.get_mut(slot).sequence),
+            None => self.queue.find(key),
+        }
     }
 
     /// The number of open requests.
@@ -270,8 +296,9 @@ impl Scheduler {
         self.slots.num_running() + self.queue.len()
     }
 
+    /// The number of waiting sequences, without the paused ones.
     pub(crate) fn num_waiting(&self) -> usize {
-        self.queue.len()
+        self.queue.len() - self.queue.num_paused()
     }
 
     /// The counters, and the gauges of this moment.
@@ -280,7 +307,7 @@ impl Scheduler {
         Counters {
             running: self.slots.num_running() as u64,
             waiting: self.queue.len() as u64,
-            paused: self.slots.num_paused() as u64,
+            paused: self.num_paused() as u64,
             blocks_total: pool.num_blocks() as u64,
             blocks_used: pool.num_used() as u64,
             blocks_cached: pool.num_cached() as u64,
@@ -294,6 +321,11 @@ impl Scheduler {
     /// Counts every change after which a waiting sequence may be admitted that could not be before.
     pub(super) fn version(&self) -> u64 {
         self.queue.num_changes() + self.slots.num_changes() + self.kv.pool().num_releases()
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn num_visited(&self) -> u64 {
+        self.queue.num_visited()
     }
 
     /// Whether anything has changed since the last attempt to admit a waiting sequence.

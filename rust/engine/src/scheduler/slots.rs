@@ -1,7 +1,8 @@
 //! The executor's slots and the running sequences in them.
 
+use std::time::Instant;
+
 use crate::kv_cache::BlockTable;
-use crate::request::RequestId;
 use crate::sequence::{SchedulingKey, Sequence};
 use crate::step::StepPlan;
 
@@ -85,15 +86,15 @@ impl Slots {
         self.slots[slot as usize].as_mut().expect("a slot in the order is occupied; this is a bug")
     }
 
-    /// The sequence in `slot`, if it is that of `request`.
-    pub(super) fn find(&mut self, slot: u32, request: RequestId) -> Option<&mut Running> {
-        self.slots[slot as usize].as_mut().filter(|running| running.sequence.id == request)
+    /// The sequence in `slot`, if it has this key.
+    pub(super) fn find(&mut self, slot: u32, key: SchedulingKey) -> Option<&mut Running> {
+        self.slots[slot as usize].as_mut().filter(|running| running.sequence.key == key)
     }
 
-    /// The running sequence with this key.
-    pub(super) fn find_key(&mut self, key: SchedulingKey) -> Option<&mut Running> {
+    /// The slot of the sequence with this key, if it runs.
+    pub(super) fn slot_of(&self, key: SchedulingKey) -> Option<u32> {
         let rank = self.order.binary_search_by_key(&key, |slot| self.key(*slot)).ok()?;
-        self.slots[self.order[rank] as usize].as_mut()
+        Some(self.order[rank])
     }
 
     /// Puts a sequence into a free slot.
@@ -107,7 +108,7 @@ impl Slots {
     /// Frees a slot. The blocks of its sequence are still to be freed.
     pub(super) fn remove(&mut self, slot: u32) -> Running {
         let running = self.slots[slot as usize].take().expect("only occupied slots are freed; this is a bug");
-        self.num_paused -= usize::from(running.sequence.is_paused);
+        self.num_paused -= usize::from(running.sequence.is_paused());
         self.order.retain(|other| *other != slot);
         self.free.push(slot);
         if !self.freed.contains(&slot) {
@@ -118,17 +119,20 @@ impl Slots {
     }
 
     /// Pauses a blocked sequence; see [`Sequence::try_pause`].
-    pub(super) fn try_pause(&mut self, slot: u32) -> bool {
-        let is_paused = self.get_mut(slot).sequence.try_pause();
+    pub(super) fn try_pause(&mut self, slot: u32, now: Instant) -> bool {
+        let is_paused = self.get_mut(slot).sequence.try_pause(now);
         self.num_paused += usize::from(is_paused);
         self.num_changes += u64::from(is_paused);
         is_paused
     }
 
-    /// Resumes a paused sequence.
-    pub(super) fn resume(&mut self, slot: u32) {
-        self.get_mut(slot).sequence.is_paused = false;
-        self.num_paused -= 1;
+    /// Resumes a paused sequence if its consumer has read.
+    pub(super) fn try_resume(&mut self, slot: u32) {
+        let sequence = &mut self.get_mut(slot).sequence;
+        if sequence.is_paused() && !sequence.outbox.queue().is_armed() {
+            sequence.resume();
+            self.num_paused -= 1;
+        }
     }
 
     /// Tells a plan with rows which slots were freed since the last one, except those with new sequences.
@@ -155,7 +159,7 @@ impl Slots {
         }
         assert!(self.order.is_sorted_by_key(|slot| self.key(*slot)), "out of order; this is a bug");
         assert_eq!(self.iter().count(), self.order.len(), "a sequence is not in the order; this is a bug");
-        let num_paused = self.iter().filter(|running| running.sequence.is_paused).count();
+        let num_paused = self.iter().filter(|running| running.sequence.is_paused()).count();
         assert_eq!(num_paused, self.num_paused, "paused sequences miscounted; this is a bug");
     }
 }

@@ -21,4 +21,5 @@ mod prompt_outputs;
 #[expect(clippy::module_inception, reason = "the type has the name of its module")]
 mod sequence;
 
-pub(crate) use sequence::{Arrival, ComputedTokens, GENERATED_AHEAD, SchedulingKey, Sequence};
+pub use sequence::SchedulingKey;
+pub(crate) use sequence::{Arrival, ComputedTokens, GENERATED_AHEAD, Sequence};

@@ -13,7 +13,7 @@ impl Sequence {
     /// out.
     pub(crate) fn num_schedulable(&self) -> usize {
         // The last token is never computed, and known in advance to be the last if it ends the request by length.
-        if self.is_paused || self.is_all_planned() {
+        if self.is_paused() || self.is_all_planned() {
             return 0;
         }
         let (start, end) = (self.num_planned, self.num_tokens());
@@ -38,14 +38,24 @@ impl Sequence {
     /// pending, and no events are in flight. Does not look at the result queue again, because the consumer may have
     /// read since [`num_schedulable`](Self::num_schedulable); then [`try_pause`](Self::try_pause) notices.
     pub(crate) fn is_blocked(&self) -> bool {
-        !self.is_paused && !self.is_all_planned() && self.num_events_in_flight() == 0
+        !self.is_paused() && !self.is_all_planned() && self.num_events_in_flight() == 0
     }
 
     /// Pauses a blocked sequence until its consumer has read half of the result queue. False if it has meanwhile: then
     /// one token at least can be scheduled.
-    pub(crate) fn try_pause(&mut self) -> bool {
-        self.is_paused = self.outbox.queue_mut().arm();
-        self.is_paused
+    pub(crate) fn try_pause(&mut self, now: Instant) -> bool {
+        self.paused_since = self.outbox.queue_mut().arm().then_some(now);
+        self.is_paused()
+    }
+
+    /// Its consumer has read.
+    pub(crate) fn resume(&mut self) {
+        self.paused_since = None;
+    }
+
+    /// Whether a waiting sequence can only proceed once its consumer reads.
+    pub(crate) fn needs_reader(&self) -> bool {
+        self.is_blocked() && !self.outbox.queue().has_room_for(1)
     }
 
     /// The most events that plans in flight will cause.
@@ -62,7 +72,7 @@ impl Sequence {
         let computes_last_next = self.num_planned + 1 >= self.num_tokens();
         // The predictions follow the last known token; the tokens in flight come between.
         let has_drafts = || self.drafting.num_wanted(self.num_samples_in_flight, num_running) > 0;
-        has_budget && computes_last_next && !self.is_paused && self.num_left() > 1 && has_drafts()
+        has_budget && computes_last_next && !self.is_paused() && self.num_left() > 1 && has_drafts()
     }
 
     /// The number of tokens it may still generate besides those in flight.
@@ -176,8 +186,7 @@ mod tests {
         outbox.queue_mut().admit();
         (1..4).for_each(|id| outbox.queue_mut().push_token(Token::new(id, 0.0)));
         let arrival = Arrival {
-            id: RequestId(1),
-            key: SchedulingKey { priority: 0, arrival: 0 },
+            key: SchedulingKey { priority: 0, id: RequestId(1) },
             request: Arc::new(Request::new(vec![1], 8, Sampling::default())),
             choice: 0,
             port: Ringer::default().connect(outbox.bell()),
@@ -197,7 +206,7 @@ mod tests {
             assert_eq!(reader.pop(), Some(Event::Admitted));
             (1..num_read).for_each(|id| assert_eq!(reader.pop(), Some(Event::Token(Token::new(id, 0.0)))));
             assert!(sequence.is_blocked(), "or it would neither be scheduled nor wake the engine");
-            assert_eq!(sequence.try_pause(), is_paused, "{num_read} events are read");
+            assert_eq!(sequence.try_pause(Instant::now()), is_paused, "{num_read} events are read");
         }
     }
 }

@@ -12,18 +12,17 @@ use crate::prefix_cache::{Chain, Tokens};
 use crate::request::{CachedTokens, Finish, FinishReason, PromptPosition, Request, RequestId, Token};
 use crate::step::{DEPTH, ScheduledRow};
 
-/// The scheduling order: the least key is scheduled first and preempted last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SchedulingKey {
+/// Identifies a sequence, and is its place in the scheduling order: the least key is scheduled first and preempted last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SchedulingKey {
     /// The priority of the request.
-    pub(crate) priority: i32,
-    /// Counts arrivals, so no two keys are equal.
-    pub(crate) arrival: u64,
+    pub priority: i32,
+    /// Ids are assigned in the order in which requests are started.
+    pub id: RequestId,
 }
 
 /// A request that waits or runs. The scheduler owns its slot and its blocks.
 pub struct Sequence {
-    pub(crate) id: RequestId,
     pub(crate) key: SchedulingKey,
     pub(crate) request: Arc<Request>,
     /// Its index among the choices of the request.
@@ -34,8 +33,10 @@ pub struct Sequence {
     pub(crate) max_new_tokens: usize,
     /// The most tokens that it ever has in the KV cache.
     pub(crate) max_kv_tokens: usize,
-    /// Set while it waits for its consumer to read.
-    pub(crate) is_paused: bool,
+    /// The time since which it waits for its consumer to read.
+    pub(super) paused_since: Option<Instant>,
+    /// Set while it waits for another choice of its request to compute the prompt.
+    pub(crate) is_follower: bool,
     /// Its key in the prefix cache.
     chain: Chain,
     /// Its blocks in the host tier while it is preempted.
@@ -64,7 +65,6 @@ pub struct Sequence {
 
 /// A request on arrival.
 pub(crate) struct Arrival {
-    pub(crate) id: RequestId,
     pub(crate) key: SchedulingKey,
     pub(crate) request: Arc<Request>,
     pub(crate) choice: u32,
@@ -91,10 +91,8 @@ pub(crate) const GENERATED_AHEAD: usize = 1024;
 
 impl Sequence {
     pub(crate) fn new(arrival: Arrival, num_speculative_tokens: usize, now: Instant) -> Self {
-        let Arrival { id, key, request, choice, outbox, port, max_new_tokens, max_kv_tokens, chain } =
-            arrival;
+        let Arrival { key, request, choice, outbox, port, max_new_tokens, max_kv_tokens, chain } = arrival;
         Self {
-            id,
             key,
             prompt_outputs: PromptOutputs::new(&request, choice),
             drafting: Drafting::new(num_speculative_tokens),
@@ -104,7 +102,8 @@ impl Sequence {
             port,
             max_new_tokens,
             max_kv_tokens,
-            is_paused: false,
+            paused_since: None,
+            is_follower: false,
             chain,
             swapped: None,
             num_staged: 0,
@@ -120,6 +119,25 @@ impl Sequence {
             first_token: None,
             last_token: None,
         }
+    }
+
+    pub(crate) fn id(&self) -> RequestId {
+        self.key.id
+    }
+
+    /// The id of the first choice of its request. The ids of the choices are consecutive.
+    pub(crate) fn first_choice(&self) -> RequestId {
+        RequestId(self.key.id.0 - u64::from(self.choice))
+    }
+
+    /// Whether it waits for its consumer to read.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused_since.is_some()
+    }
+
+    /// Its place in the order in which paused sequences end if there are too many.
+    pub(crate) fn pause_order(&self) -> (Option<Instant>, RequestId) {
+        (self.paused_since, self.key.id)
     }
 
     /// Tokens that are computed or in a plan in flight.
@@ -290,7 +308,7 @@ impl Sequence {
 
     /// Panics unless its counts agree with each other.
     pub(crate) fn check_integrity(&self, is_running: bool) {
-        let id = self.id;
+        let id = self.id();
         assert!(self.num_rows_in_flight <= DEPTH, "{id}: more rows than plans in flight; this is a bug");
         assert!(
             self.num_samples_in_flight <= self.num_rows_in_flight,
@@ -302,7 +320,7 @@ impl Sequence {
         );
         assert!(self.num_planned <= self.num_tokens(), "{id} computed beyond its tokens; this is a bug");
         assert!(
-            !self.is_paused || self.num_events_in_flight() == 0,
+            !self.is_paused() || self.num_events_in_flight() == 0,
             "{id} paused with events in flight; this is a bug"
         );
         self.prompt_outputs.check_integrity(id, self.num_rows_in_flight);

@@ -9,7 +9,7 @@ use penstock_engine::testing::EngineCore;
 use penstock_engine::testing::SharedStats;
 use penstock_engine::testing::{Attention, Gate};
 use penstock_engine::testing::{CancelCause, CancelFlag, Reader, result_queue};
-use penstock_engine::testing::{Message, Outbox, Start};
+use penstock_engine::testing::{Message, Outbox, SchedulingKey, Start};
 use penstock_engine::{
     CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, Request, RequestId, Stats,
     StepDone, Token,
@@ -37,6 +37,7 @@ pub struct Client {
     pub shared: Weak<Request>,
     reader: Reader,
     flag: CancelFlag,
+    key: SchedulingKey,
     attention: Arc<Attention>,
 }
 
@@ -46,6 +47,7 @@ pub fn limits() -> Limits {
         max_num_seqs: 4,
         max_num_batched_tokens: 16,
         max_waiting: 8,
+        max_paused: 100,
         block_size: 4,
         num_blocks: 64,
         vocabulary_size: VOCABULARY as usize,
@@ -124,7 +126,9 @@ impl Harness {
             let (writer, reader) = result_queue(self.limits.result_capacity(&request, choice));
             let (flag, attention) = (reader.cancel_flag(), Arc::clone(&self.attention));
             let (own, shared) = (request.of_choice(choice), Arc::downgrade(&request));
-            (Outbox::new(writer, self.port.bell()), Client { request: own, shared, reader, flag, attention })
+            let key = SchedulingKey { priority: request.priority, id: RequestId(id.0 + u64::from(choice)) };
+            let outbox = Outbox::new(writer, self.port.bell());
+            (outbox, Client { request: own, shared, reader, flag, key, attention })
         };
         let (outboxes, clients) = (0..num_choices).map(choice).unzip();
         (Start { id, request, outboxes }, clients)
@@ -210,7 +214,7 @@ impl Client {
     pub fn pop(&mut self) -> Option<Event> {
         let event = self.reader.pop();
         if event.is_some() && self.reader.must_nudge() {
-            self.attention.raise();
+            self.attention.raise_for(self.key);
         }
         event
     }
@@ -233,7 +237,7 @@ impl Client {
 
     pub fn cancel_for(&self, cause: CancelCause) {
         if self.flag.set(cause) {
-            self.attention.raise();
+            self.attention.raise_for(self.key);
         }
     }
 }

@@ -11,6 +11,7 @@ mod finish;
 mod harness;
 mod kv_cache;
 mod oracle;
+mod paused;
 mod preemption;
 mod prefix_reuse;
 mod prompt_outputs;

@@ -177,26 +177,6 @@ fn preempted_requests_do_not_count_against_max_waiting() {
 }
 
 #[test]
-fn unread_requests_cause_rejections() {
-    let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, queue_capacity: 1, ..limits() });
-    let mut clients = vec![];
-    for seed in 0..3 {
-        clients.push(harness.start(request(4, 4, seed)));
-        while harness.step() {}
-    }
-    assert_eq!((harness.stats().running, harness.stats().waiting), (1, 2), "each was preempted for the next");
-    let rejected = harness.start(request(4, 4, 3)).drain();
-    assert_eq!(rejected, [Event::Rejected(Rejection::Overloaded { waiting: 2, limit: 1 })]);
-    for client in &mut clients {
-        for _ in 0..20 {
-            client.drain();
-            harness.step();
-        }
-        assert!(client.is_ended(), "it completes once it is read");
-    }
-}
-
-#[test]
 fn a_preempted_request_is_not_starved() {
     let mut harness = Harness::new(Limits { num_blocks: 9, max_waiting: 4, ..limits() });
     let _first = harness.start(request(4, 16, 0));

@@ -28,6 +28,8 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: Option<usize>,
     /// Maximum number of waiting requests; further requests raise `OverloadedError`.
     pub max_waiting: Option<usize>,
+    /// Maximum number of paused outputs, whose consumers do not read.
+    pub max_paused: Option<usize>,
     /// Number of tokens in a block of the KV cache.
     pub block_size: Option<usize>,
     /// Type of the KV cache.
@@ -74,6 +76,7 @@ impl Default for EngineConfig {
             max_num_seqs: None,
             max_num_batched_tokens: None,
             max_waiting: None,
+            max_paused: None,
             block_size: None,
             kv_cache_dtype: Auto(None),
             kv_cache_bytes: None,
@@ -144,6 +147,11 @@ impl EngineConfig {
             ("max_waiting", Some(value)) => {
                 let field = Field::new("max_waiting");
                 self.max_waiting = Some(field.integer(value, 1..=4294967295)? as usize);
+            }
+            ("max_paused", None) => self.max_paused = default().max_paused,
+            ("max_paused", Some(value)) => {
+                let field = Field::new("max_paused");
+                self.max_paused = Some(field.integer(value, 1..=4294967295)? as usize);
             }
             ("block_size", None) => self.block_size = default().block_size,
             ("block_size", Some(value)) => {

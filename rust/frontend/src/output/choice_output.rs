@@ -21,7 +21,7 @@ use crate::panics::catch;
 pub enum ChoiceEnd {
     /// The engine rejected the request.
     Rejected(Rejection),
-    /// It ended normally, was cancelled or interrupted.
+    /// It ended normally, was cancelled, interrupted or not read.
     Finished(Ending, Finish),
     /// A step failed, or an output could not be stored.
     Failed(String),

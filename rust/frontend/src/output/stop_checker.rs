@@ -79,6 +79,7 @@ impl StopChecker {
             }
             FinishReason::Length => Ok(Ending::without_stop("length")),
             FinishReason::Interrupted => Ok(Ending::without_stop("interrupted")),
+            FinishReason::Unread => Ok(Ending::without_stop("unread")),
             // A consumer that cancels for a stop string knows it: see `stopped_by`.
             FinishReason::Cancelled | FinishReason::StopString => Ok(Ending::without_stop("cancelled")),
             FinishReason::Failed(reason) => Err(ChoiceEnd::Failed(reason.clone()).into()),
@@ -171,6 +172,7 @@ mod tests {
         assert_eq!(ending(FinishReason::Length), Ok(Ending::without_stop("length")));
         assert_eq!(ending(FinishReason::Cancelled), Ok(Ending::without_stop("cancelled")));
         assert_eq!(ending(FinishReason::Interrupted), Ok(Ending::without_stop("interrupted")));
+        assert_eq!(ending(FinishReason::Unread), Ok(Ending::without_stop("unread")));
         assert_eq!(ending(FinishReason::Failed("x".to_owned())), Err(()));
         assert_eq!(ending(FinishReason::EngineStopped(StopCause::Crashed)), Err(()));
         // The engine was asked to cancel when the stop string was found.

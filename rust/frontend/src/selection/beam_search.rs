@@ -149,6 +149,7 @@ impl BeamSearch {
         let interruption = choices().find_map(|choice| match choice.finish_reason.as_str() {
             "cancelled" => Some("cancelled"),
             "interrupted" => Some("interrupted"),
+            "unread" => Some("unread"),
             _ => None,
         });
         match interruption {

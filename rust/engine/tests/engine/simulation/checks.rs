@@ -79,6 +79,7 @@ impl World {
         assert_eq!(stats.requests_admitted - stats.requests_finished, stats.running + stats.waiting);
         assert!(stats.blocks_used + stats.blocks_cached <= stats.blocks_total);
         assert!(stats.host_blocks_used <= stats.host_blocks_total);
+        assert!(stats.paused <= self.harness.limits.max_paused as u64);
         self.seen.paused += u64::from(stats.paused > 0);
         self.seen.waited += u64::from(stats.waiting > 0);
     }
@@ -125,6 +126,10 @@ impl World {
                     assert_eq!(self.harness.limits.preemption_mode, PreemptionMode::Interrupt);
                     self.seen.interrupted += 1;
                 }
+                End::Finished(FinishReason::Unread) => {
+                    assert!(!observed.was_read, "a request that is read ended as unread");
+                    self.seen.unread += 1;
+                }
                 End::Finished(FinishReason::Failed(text)) => {
                     let is_row = text == ROW_FAILURE && self.harness.device.failing_rows.is_some();
                     assert!(is_row || text == FAILURE && self.num_failed_steps > 0);
@@ -149,6 +154,7 @@ impl World {
             + stats.finished_length
             + stats.finished_cancelled
             + stats.finished_interrupted
+            + stats.finished_unread
             + stats.finished_failed;
         assert_eq!(by_reason, num_admitted);
         assert_eq!((stats.prefix_hit_tokens, stats.prefix_host_hit_tokens), (num_cached, num_cached_on_host));

@@ -31,6 +31,8 @@ enum Habit {
 struct Observed {
     client: Client,
     habit: Habit,
+    /// Whether it was read from the start.
+    was_read: bool,
     positions: Vec<PromptPosition>,
     tokens: Vec<Token>,
     is_admitted: bool,
@@ -88,6 +90,7 @@ struct Seen {
     preempted: u64,
     swapped: u64,
     interrupted: u64,
+    unread: u64,
     recomputed: u64,
     hit: u64,
     host_hit: u64,
@@ -143,6 +146,7 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.speculated, seen.forced, seen.rejected_drafts, seen.preempted_drafting] {
         assert!(met > NUM_SCHEDULES / 20, "drafts hardly ever mattered: {seen:?}");
     }
+    assert!(seen.unread > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
     for met in [seen.failed_copies, seen.failed_after_copies] {
         assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
     }
@@ -221,6 +225,7 @@ impl World {
             arrived.push(Observed {
                 client,
                 habit,
+                was_read: habit == Habit::Reads,
                 positions: vec![],
                 tokens: vec![],
                 is_admitted: false,
