@@ -29,13 +29,27 @@ TYPES = {
         Type.Q8_0,
         Type.Q4_0,
         Type.Q4_1,
+        Type.Q5_0,
+        Type.Q5_1,
+        Type.Q2_K,
+        Type.Q3_K,
         Type.Q4_K,
         Type.Q5_K,
         Type.Q6_K,
+        Type.IQ4_NL,
+        Type.IQ4_XS,
     )
 }
-# Offsets of the half-precision scales in a block, for types with random blocks.
-SCALES = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,)}
+# Offsets of the half-precision scales in a block and the largest scale, for types with random blocks.
+SCALES = {
+    Type.Q2_K: ((80, 82), 1e-2),
+    Type.Q3_K: ((108,), 3e-3),
+    Type.Q4_K: ((0, 2), 1e-4),
+    Type.Q5_K: ((0, 2), 1e-4),
+    Type.Q6_K: ((208,), 1e-4),
+    Type.IQ4_NL: ((0,), 2e-3),
+    Type.IQ4_XS: ((0,), 1e-4),
+}
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 2, 4, 2, 320
 
@@ -52,8 +66,9 @@ def encode(values: NDArray[np.float32], kind: Type, generator: np.random.Generat
     columns, size = gguf.GGML_QUANT_SIZES[kind]
     rows, width = values.shape
     blocks = generator.integers(256, size=(rows * width // columns, size), dtype=np.uint8)
-    for offset in SCALES[kind]:
-        scales = generator.uniform(1e-5, 1e-4, len(blocks)).astype(np.float16)
+    offsets, largest = SCALES[kind]
+    for offset in offsets:
+        scales = generator.uniform(largest / 10, largest, len(blocks)).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(rows, -1)
 

@@ -21,10 +21,16 @@ pub(crate) fn to_f32(storage: Storage, bytes: &[u8], out: &mut [f32]) {
         }),
         Storage::Q4_0 => each_block(bytes, out, q4_0),
         Storage::Q4_1 => each_block(bytes, out, q4_1),
+        Storage::Q5_0 => each_block(bytes, out, q5_0),
+        Storage::Q5_1 => each_block(bytes, out, q5_1),
         Storage::Q8_0 => each_block(bytes, out, q8_0),
+        Storage::Q2K => each_block(bytes, out, q2_k),
+        Storage::Q3K => each_block(bytes, out, q3_k),
         Storage::Q4K => each_block(bytes, out, q4_k),
         Storage::Q5K => each_block(bytes, out, q5_k),
         Storage::Q6K => each_block(bytes, out, q6_k),
+        Storage::Iq4Nl => each_block(bytes, out, iq4_nl),
+        Storage::Iq4Xs => each_block(bytes, out, iq4_xs),
     }
 }
 
@@ -83,6 +89,34 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     }
 }
 
+/// The fifth bits of the elements whose low bits are the low and the high nibble of byte `at`, in place.
+#[inline(always)]
+fn fifth_bits(bits: u32, at: usize) -> (u8, u8) {
+    ((bits >> at & 1) as u8 * 16, (bits >> (at + 16) & 1) as u8 * 16)
+}
+
+fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
+    let scale = half_at(block, 0);
+    let bits = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+    let (low, high) = out.split_at_mut(16);
+    for (at, ((low, high), byte)) in low.iter_mut().zip(high).zip(&block[6..]).enumerate() {
+        let (low_bit, high_bit) = fifth_bits(bits, at);
+        *low = scale * (f32::from(byte & 15 | low_bit) - 16.0);
+        *high = scale * (f32::from(byte >> 4 | high_bit) - 16.0);
+    }
+}
+
+fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
+    let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+    let bits = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+    let (low, high) = out.split_at_mut(16);
+    for (at, ((low, high), byte)) in low.iter_mut().zip(high).zip(&block[8..]).enumerate() {
+        let (low_bit, high_bit) = fifth_bits(bits, at);
+        *low = scale * f32::from(byte & 15 | low_bit) + minimum;
+        *high = scale * f32::from(byte >> 4 | high_bit) + minimum;
+    }
+}
+
 fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     for (out, byte) in out.iter_mut().zip(&block[2..]) {
@@ -103,6 +137,47 @@ fn scales_and_minima(packed: &[u8]) -> [(f32, f32); 8] {
         };
         (f32::from(scale), f32::from(minimum))
     })
+}
+
+fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
+    let (scale, minimum) = (half_at(block, 80), half_at(block, 82));
+    let (groups, quants) = block[..80].split_at(16);
+    let halves = quants.chunks_exact(32).zip(groups.chunks_exact(8));
+    for (out, (quants, groups)) in out.chunks_exact_mut(128).zip(halves) {
+        // Four runs of 32 elements, one for each pair of bits of a byte. Each group has 16 elements.
+        for (run, out) in out.chunks_exact_mut(32).enumerate() {
+            for (part, out) in out.chunks_exact_mut(16).enumerate() {
+                let group = groups[run * 2 + part];
+                let (scale, minimum) = (scale * f32::from(group & 15), minimum * f32::from(group >> 4));
+                for (out, byte) in out.iter_mut().zip(&quants[part * 16..]) {
+                    *out = scale * f32::from(byte >> (run * 2) & 3) - minimum;
+                }
+            }
+        }
+    }
+}
+
+fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
+    let scale = half_at(block, 108);
+    let (high_bits, rest) = block[..108].split_at(32);
+    let (quants, packed) = rest.split_at(64);
+    for (half, (out, quants)) in out.chunks_exact_mut(128).zip(quants.chunks_exact(32)).enumerate() {
+        // Four runs of 32 elements as in Q2_K. Bit `half * 4 + run` of a byte of `high_bits` is the third bit.
+        for (run, out) in out.chunks_exact_mut(32).enumerate() {
+            for (part, out) in out.chunks_exact_mut(16).enumerate() {
+                let group = half * 8 + run * 2 + part;
+                // Low four bits in the nibbles of bytes 0..8, high two bits in bytes 8..12.
+                let low = packed[group % 8] >> (group / 8 * 4) & 15;
+                let high = packed[8 + group % 4] >> (group / 4 * 2) & 3;
+                let scale = scale * (f32::from(low | high << 4) - 32.0);
+                let bytes = quants[part * 16..].iter().zip(&high_bits[part * 16..]);
+                for (out, (low, high)) in out.iter_mut().zip(bytes) {
+                    let quant = low >> (run * 2) & 3 | (high >> (half * 4 + run) & 1) << 2;
+                    *out = scale * (f32::from(quant) - 4.0);
+                }
+            }
+        }
+    }
 }
 
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
@@ -158,6 +233,33 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
                 }
             }
         }
+    }
+}
+
+/// The values of the 4-bit indices of the IQ4 types.
+const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+#[inline(always)]
+fn iq4(scale: f32, indices: &[u8], out: &mut [f32]) {
+    let (low, high) = out.split_at_mut(16);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(indices) {
+        *low = scale * f32::from(IQ4_VALUES[usize::from(byte & 15)]);
+        *high = scale * f32::from(IQ4_VALUES[usize::from(byte >> 4)]);
+    }
+}
+
+fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
+    iq4(half_at(block, 0), &block[2..], out);
+}
+
+fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
+    let scale = half_at(block, 0);
+    let high_bits = u16::from_le_bytes([block[2], block[3]]);
+    let indices = block[8..].chunks_exact(16);
+    for (group, (out, indices)) in out.chunks_exact_mut(32).zip(indices).enumerate() {
+        let low = block[4 + group / 2] >> (group % 2 * 4) & 15;
+        let high = (high_bits >> (group * 2) & 3) as u8;
+        iq4(scale * (f32::from(low | high << 4) - 32.0), indices, out);
     }
 }
 

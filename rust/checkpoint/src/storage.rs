@@ -18,26 +18,44 @@ pub enum Storage {
     Q4_0,
     /// 32 elements of 4 bits, one scale, one minimum.
     Q4_1,
+    /// 32 elements of 5 bits, one scale, offset 16.
+    Q5_0,
+    /// 32 elements of 5 bits, one scale, one minimum.
+    Q5_1,
     /// 32 elements of 8 bits, one scale.
     Q8_0,
+    /// 256 elements of 2 bits; 4-bit scales and minima for each 16.
+    Q2K,
+    /// 256 elements of 3 bits; 6-bit scales for each 16.
+    Q3K,
     /// 256 elements of 4 bits; 6-bit scales and minima for each 32.
     Q4K,
     /// 256 elements of 5 bits; 6-bit scales and minima for each 32.
     Q5K,
     /// 256 elements of 6 bits; 8-bit scales for each 16.
     Q6K,
+    /// 32 elements of 4 bits that are indices of a table, one scale.
+    Iq4Nl,
+    /// 256 elements of the same kind; 6-bit scales for each 32.
+    Iq4Xs,
 }
 
 impl Storage {
     /// Names of all types, for error messages.
-    pub(crate) const SUPPORTED: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K";
+    pub(crate) const SUPPORTED: &'static str =
+        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS";
 
     /// Elements per block; 1 for plain types.
     pub const fn block_elements(self) -> usize {
         match self {
             Storage::F32 | Storage::F16 | Storage::Bf16 => 1,
-            Storage::Q4_0 | Storage::Q4_1 | Storage::Q8_0 => 32,
-            Storage::Q4K | Storage::Q5K | Storage::Q6K => 256,
+            Storage::Q4_0
+            | Storage::Q4_1
+            | Storage::Q5_0
+            | Storage::Q5_1
+            | Storage::Q8_0
+            | Storage::Iq4Nl => 32,
+            Storage::Q2K | Storage::Q3K | Storage::Q4K | Storage::Q5K | Storage::Q6K | Storage::Iq4Xs => 256,
         }
     }
 
@@ -46,12 +64,17 @@ impl Storage {
         match self {
             Storage::F32 => 4,
             Storage::F16 | Storage::Bf16 => 2,
-            Storage::Q4_0 => 2 + 16,
+            Storage::Q4_0 | Storage::Iq4Nl => 2 + 16,
             Storage::Q4_1 => 2 + 2 + 16,
+            Storage::Q5_0 => 2 + 4 + 16,
+            Storage::Q5_1 => 2 + 2 + 4 + 16,
             Storage::Q8_0 => 2 + 32,
+            Storage::Q2K => 16 + 64 + 2 + 2,
+            Storage::Q3K => 32 + 64 + 12 + 2,
             Storage::Q4K => 2 + 2 + 12 + 128,
             Storage::Q5K => 2 + 2 + 12 + 32 + 128,
             Storage::Q6K => 128 + 64 + 16 + 2,
+            Storage::Iq4Xs => 2 + 2 + 4 + 128,
         }
     }
 
@@ -83,10 +106,16 @@ impl fmt::Display for Storage {
             Storage::Bf16 => "BF16",
             Storage::Q4_0 => "Q4_0",
             Storage::Q4_1 => "Q4_1",
+            Storage::Q5_0 => "Q5_0",
+            Storage::Q5_1 => "Q5_1",
             Storage::Q8_0 => "Q8_0",
+            Storage::Q2K => "Q2_K",
+            Storage::Q3K => "Q3_K",
             Storage::Q4K => "Q4_K",
             Storage::Q5K => "Q5_K",
             Storage::Q6K => "Q6_K",
+            Storage::Iq4Nl => "IQ4_NL",
+            Storage::Iq4Xs => "IQ4_XS",
         })
     }
 }

@@ -280,15 +280,15 @@ fn directory_with_one_gguf_file_opens_it() {
 #[test]
 fn unsupported_features_are_rejected_by_name() {
     let with = |key: &str, field: Field| Gguf::model("llama").with(key, field);
-    let mut q5_0 = Gguf::model("llama");
-    q5_0.tensor("blk.0.extra.weight", &[32], 6, vec![0; 22]);
+    let mut iq3_s = Gguf::model("llama");
+    iq3_s.tensor("blk.0.extra.weight", &[256], 21, vec![0; 110]);
     let mut version_one = Gguf::model("llama");
     version_one.version = 1;
     let mut big_endian = Gguf::model("llama");
     big_endian.version = 3u32.swap_bytes();
     for (file, expected) in [
         (Gguf::model("phi3"), "general.architecture is phi3; supported: llama, qwen2, qwen3"),
-        (q5_0, "tensor blk.0.extra.weight is Q5_0; supported: F32, F16, BF16, Q4_0"),
+        (iq3_s, "tensor blk.0.extra.weight is IQ3_S; supported: F32, F16, BF16, Q4_0"),
         (version_one, "version is 1; supported: 2 and 3"),
         (big_endian, "version is big-endian; supported: 2 and 3, little-endian"),
         (with("llama.expert_count", Field::U32(8)), "llama.expert_count is 8; supported: 0"),

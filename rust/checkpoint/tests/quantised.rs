@@ -27,7 +27,7 @@ struct Type {
     element: fn(&[u8], usize) -> f32,
 }
 
-static TYPES: [Type; 9] = [
+static TYPES: [Type; 15] = [
     Type {
         name: "F32",
         ggml_type: 0,
@@ -69,12 +69,56 @@ static TYPES: [Type; 9] = [
         element: |block, i| half_at(block, 0) * nibble(&block[4..], i) as f32 + half_at(block, 2),
     },
     Type {
+        name: "Q5_0",
+        ggml_type: 6,
+        elements: 32,
+        bytes: 22,
+        halves: &[0],
+        element: |block, i| half_at(block, 0) * (five_bits(&block[2..], i) as i32 - 16) as f32,
+    },
+    Type {
+        name: "Q5_1",
+        ggml_type: 7,
+        elements: 32,
+        bytes: 24,
+        halves: &[0, 2],
+        element: |block, i| half_at(block, 0) * five_bits(&block[4..], i) as f32 + half_at(block, 2),
+    },
+    Type {
         name: "Q8_0",
         ggml_type: 8,
         elements: 32,
         bytes: 34,
         halves: &[0],
         element: |block, i| half_at(block, 0) * f32::from(block[2 + i] as i8),
+    },
+    Type {
+        name: "Q2_K",
+        ggml_type: 10,
+        elements: 256,
+        bytes: 84,
+        halves: &[80, 82],
+        element: |block, i| {
+            let quant = block[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+            let (scale, minimum) = (block[i / 16] % 16, block[i / 16] / 16);
+            half_at(block, 80) * f32::from(scale) * f32::from(quant) - half_at(block, 82) * f32::from(minimum)
+        },
+    },
+    Type {
+        name: "Q3_K",
+        ggml_type: 11,
+        elements: 256,
+        bytes: 110,
+        halves: &[108],
+        element: |block, i| {
+            let low = block[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+            let high = block[i % 32] >> (i / 32) & 1;
+            let packed = &block[96..108];
+            let group = i / 16;
+            let scale = packed[group % 8] >> (group / 8 * 4) & 15
+                | (packed[8 + group % 4] >> (group / 4 * 2) & 3) << 4;
+            half_at(block, 108) * (i32::from(scale) - 32) as f32 * (i32::from(low + 4 * high) - 4) as f32
+        },
     },
     Type {
         name: "Q4_K",
@@ -109,6 +153,32 @@ static TYPES: [Type; 9] = [
             scale * ((low + 16 * high) as i32 - 32) as f32
         },
     },
+    Type {
+        name: "IQ4_NL",
+        ggml_type: 20,
+        elements: 32,
+        bytes: 18,
+        halves: &[0],
+        element: |block, i| half_at(block, 0) * IQ4_VALUES[nibble(&block[2..], i) as usize],
+    },
+    Type {
+        name: "IQ4_XS",
+        ggml_type: 23,
+        elements: 256,
+        bytes: 136,
+        halves: &[0],
+        element: |block, i| {
+            let (group, high) = (i / 32, u16::from_le_bytes([block[2], block[3]]));
+            let scale =
+                u16::from(block[4 + group / 2] >> (group % 2 * 4)) % 16 + (high >> (2 * group)) % 4 * 16;
+            let value = IQ4_VALUES[nibble(&block[8 + group * 16..][..16], i % 32) as usize];
+            half_at(block, 0) * (f32::from(scale) - 32.0) * value
+        },
+    },
+];
+
+const IQ4_VALUES: [f32; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
 ];
 
 fn half_at(block: &[u8], at: usize) -> f32 {
@@ -119,6 +189,11 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 fn nibble(bytes: &[u8], i: usize) -> u32 {
     let half = if bytes.len() < 32 { 16 } else { 32 };
     u32::from(bytes[i % half]) >> (i / half * 4) & 15
+}
+
+/// The i-th 5-bit value: four bytes of fifth bits, then the nibbles.
+fn five_bits(bytes: &[u8], i: usize) -> u32 {
+    nibble(&bytes[4..], i) + 16 * u32::from(bytes[i / 8] >> (i % 8) & 1)
 }
 
 /// An element of a group of a 4- or 5-bit K type. The twelve bytes contain eight 6-bit scales and eight 6-bit minima;
