@@ -85,6 +85,8 @@ REQUEST_HINTS = {
         ("choices", "content", "outputs", "stop_reason", "text", "token_ids", "tool_calls"),
         "it belongs to result()",
     ),
+    **dict.fromkeys(("get", "recv", "receive"), "use next(), or `await anext()`"),
+    "get_nowait": "use poll()",
     "request_id": "use id",
 }
 

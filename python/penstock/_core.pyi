@@ -584,6 +584,11 @@ class SamplingParams:
       characters. Default: none.
     - `use_prefix_cache`: Use blocks from the prefix cache and add this request's blocks to it. Does not
       change the output. Default: `True`.
+    - `unread`: Effect of output that is not read. `"pause"`: the request pauses when about 256 tokens of a
+      choice are unread, and continues when they are read. `"keep"`: the request continues, and all its
+      output is kept: up to 48 bytes for each token of `max_tokens` and choice, and the outputs that were
+      requested besides tokens. `generate` and other calls that return a result never pause a request.
+      Range: `"pause"`, `"keep"`. Default: `"pause"`.
     """
 
     def __new__(
@@ -637,6 +642,7 @@ class SamplingParams:
         priority: int | None = 0,
         cache_salt: str | None = None,
         use_prefix_cache: bool | None = True,
+        unread: Literal["pause", "keep"] | None = "pause",
     ) -> SamplingParams: ...
     @property
     def n(self) -> int:
@@ -1102,6 +1108,18 @@ class SamplingParams:
         Does not change the output.
 
         Default: `True`.
+        """
+
+    @property
+    def unread(self) -> Literal["pause", "keep"]:
+        """Effect of output that is not read.
+
+        `"pause"`: the request pauses when about 256 tokens of a choice are unread, and continues when they
+        are read. `"keep"`: the request continues, and all its output is kept: up to 48 bytes for each
+        token of `max_tokens` and choice, and the outputs that were requested besides tokens. `generate`
+        and other calls that return a result never pause a request.
+
+        Range: `"pause"`, `"keep"`. Default: `"pause"`.
         """
 
     def replace(self, **changes: Any) -> SamplingParams:
@@ -2663,6 +2681,9 @@ class Request:
 
     def has_ended(self) -> bool:
         """Whether all choices have ended. The first call lifts the limit on unread output."""
+
+    def poll(self) -> Chunk | None:
+        """Receive the output that has arrived, and `take` a chunk of it."""
 
     def take(self) -> Chunk | None:
         """The unread output of one choice, which then counts as read; `None` if there is none.

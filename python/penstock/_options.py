@@ -339,6 +339,7 @@ class SamplingOptions(TypedDict, total=False):
         bool | None,
         "Use blocks from the prefix cache and add this request's blocks to it. Default: True.",
     ]
+    unread: Literal["pause", "keep"] | None
 
 
 #: The options of the command line, by group.

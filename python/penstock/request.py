@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -30,7 +32,7 @@ class _Request:
         self._session = session
         self._native = native
         self._is_cancelled = False
-        self._is_read = False
+        self._reader = threading.Lock()
 
     @property
     def id(self) -> int:
@@ -69,6 +71,19 @@ class _Request:
         """
         return self._native.finish_reason
 
+    def poll(self) -> Chunk | None:
+        """The next chunk if output has arrived, else `None`. Never waits.
+
+        The last chunk of each choice has a `finish_reason`. After the end, `poll` returns the chunks that are
+        left and then `None`. Output is received by polling: a request that is neither polled nor awaited
+        pauses, unless it has `unread="keep"`. Raises as iterating does.
+        """
+        with self._reading():
+            chunk = self._native.poll()
+        if chunk is None:
+            self._native.check()
+        return chunk
+
     def cancel(self) -> None:
         """Cancel the request; its memory is freed after the current step. Never waits, never raises.
 
@@ -102,14 +117,13 @@ class _Request:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        if self._is_read:
+        if not self._reader.acquire(blocking=False):
             message = f"request {self.id} is already being read; only one reader at a time is allowed"
             raise RuntimeError(message)
-        self._is_read = True
         try:
             yield
         finally:
-            self._is_read = False
+            self._reader.release()
 
     def _result(self) -> Result:
         result = self._native.result()
@@ -176,12 +190,15 @@ class Request(_Request):
 class BlockingRequest(_Request):
     """A request without an event loop: an iterator of chunks. Ctrl-C interrupts every wait.
 
-    The same as `Request`, without `await`. Any thread can read it, one at a time.
+    The same as `Request`, without `await`. Any thread can read its chunks, one at a time; any number of
+    threads can wait for its result.
     """
 
     def __init__(self, session: Session, native: _core.Request, port: Port) -> None:
         super().__init__(session, native)
         self._port = port
+        self._waiters = threading.Condition()
+        self._has_leader = False  # one of the waiters waits for the port, and wakes the others
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
@@ -191,18 +208,29 @@ class BlockingRequest(_Request):
 
         Raises as `Request` does.
         """
-        with self._reading():
-            self._wait(self._native.has_chunk)
-            chunk = self._native.take()
+        chunk = self.read()
         if chunk is None:
-            self._native.check()
             raise StopIteration
         return chunk
 
-    def result(self) -> Result:
-        """Wait until the request has finished and return its complete output; see `Request.result`."""
+    def read(self, timeout: float | None = None) -> Chunk | None:
+        """Wait for the next chunk, for at most `timeout` seconds; `None` after the last one.
+
+        Raises `TimeoutError` if no output came; the request continues. Otherwise raises as iterating does.
+        """
         with self._reading():
-            self._wait(self._native.has_ended)
+            self._wait(self._native.has_chunk, timeout)
+            chunk = self._native.take()
+        if chunk is None:
+            self._native.check()
+        return chunk
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait until the request has finished, for at most `timeout` seconds, and return its complete output.
+
+        Raises `TimeoutError` if it has not finished; it continues. Otherwise the same as `Request.result`.
+        """
+        self._wait(self._native.has_ended, timeout)
         return self._result()
 
     def admission(self) -> None:
@@ -210,9 +238,31 @@ class BlockingRequest(_Request):
         self._wait(self._native.is_admitted)
         self._native.check_admission()
 
-    def _wait(self, is_ready: Callable[[], bool]) -> None:
-        while not is_ready():
-            self._port.wait()
+    def _wait(self, is_ready: Callable[[], bool], timeout: float | None = None) -> None:
+        deadline = None
+        if timeout is not None and not timeout >= threading.TIMEOUT_MAX:  # NaN is no time
+            deadline = time.monotonic() + timeout
+        with self._waiters:
+            while not is_ready():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and not left > 0:
+                    message = f"request {self.id} returned nothing within {timeout} seconds; it continues"
+                    raise TimeoutError(message)
+                if self._has_leader:
+                    self._waiters.wait(left)
+                else:
+                    self._lead(left)
+
+    def _lead(self, timeout: float | None) -> None:
+        """Wait for the port, without the lock."""
+        self._has_leader = True
+        self._waiters.release()
+        try:
+            self._port.wait(timeout)
+        finally:
+            self._waiters.acquire()
+            self._has_leader = False
+            self._waiters.notify_all()
 
 
 SomeRequest = TypeVar("SomeRequest", bound=_Request)

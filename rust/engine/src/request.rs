@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_types::{OutputScope, RequestedOutputs, Sampling};
+use penstock_types::{OutputScope, RequestedOutputs, Sampling, Unread};
 
 /// Identifies a request of one engine. Assigned by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,6 +67,8 @@ pub struct Request {
     pub prefix_cache: bool,
     /// Blocks are shared only between requests with the same salt.
     pub cache_salt: Option<Arc<str>>,
+    /// Whether it pauses when its result queue is full, or has a queue for all its events.
+    pub unread: Unread,
 }
 
 impl Request {
@@ -85,6 +87,7 @@ impl Request {
             priority: 0,
             prefix_cache: true,
             cache_salt: None,
+            unread: Unread::Pause,
         }
     }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use penstock_frontend::output::{FloatArray, StopReason};
 use penstock_frontend::params::{Json, LogitBias, ResponseFormat, ToolChoice, Tools};
-use penstock_types::{Auto, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, Speculation};
+use penstock_types::{
+    Auto, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, Speculation, Unread,
+};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -64,7 +66,7 @@ macro_rules! named {
     };
 }
 
-named!(LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, Speculation);
+named!(LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, Speculation, Unread);
 
 impl<T: Named> ToPython for Auto<T> {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -114,6 +114,10 @@ impl Request {
         self.wait_for(py, Milestone::End)
     }
 
+    fn poll(&self, py: Python<'_>) -> Result<Option<PyChunk>, Error> {
+        Ok(self.polled_state(py)?.take().map(|chunk| PyChunk(chunk.into())))
+    }
+
     fn take(&self) -> Result<Option<PyChunk>, Error> {
         Ok(self.state()?.take().map(|chunk| PyChunk(chunk.into())))
     }

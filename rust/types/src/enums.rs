@@ -244,6 +244,38 @@ impl Named for PreemptionMode {
     }
 }
 
+/// The effect of output that is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unread {
+    /// The request pauses when about 256 tokens of a choice are unread.
+    Pause,
+    /// The request continues, and its output is kept.
+    Keep,
+}
+
+impl Unread {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::Pause, Self::Keep];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Keep => "keep",
+        }
+    }
+}
+
+impl Named for Unread {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
 /// A method that proposes draft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Speculation {

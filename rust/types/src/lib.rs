@@ -22,7 +22,7 @@ pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
 pub use enums::{
     Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, ReasoningParser,
-    Speculation, ToolParser,
+    Speculation, ToolParser, Unread,
 };
 pub use epilogue::Epilogue;
 pub use field_error::FieldError;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use penstock_types::config_limits::MAX_NUM_SPECULATIVE_TOKENS;
-use penstock_types::{FieldError, PreemptionMode};
+use penstock_types::{FieldError, PreemptionMode, Unread};
 
 use crate::request::Request;
 
@@ -111,12 +111,16 @@ impl Limits {
         self.max_kv_tokens(request).div_ceil(self.block_size)
     }
 
-    /// The capacity of the result queue of a choice of `request`: no more than the events it can have, which are
-    /// `Admitted`, one per token, and at most one per position with prompt outputs.
+    /// The capacity of the result queue of a choice of `request`: that of the events it can have, which are `Admitted`,
+    /// one per token, and at most one per position with prompt outputs; at most `queue_capacity` if it may pause.
     pub fn result_capacity(&self, request: &Request, choice: u32) -> usize {
         let num_positions =
             if request.choice_outputs(choice).has_prompt() { request.prompt.len() } else { 0 };
-        self.queue_capacity.min(request.max_tokens.saturating_add(num_positions).saturating_add(1))
+        let num_events = self.max_new_tokens(request) + num_positions + 1;
+        match request.unread {
+            Unread::Pause => self.queue_capacity.min(num_events),
+            Unread::Keep => num_events,
+        }
     }
 }
 
@@ -155,6 +159,15 @@ mod tests {
         );
         assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, 0) }, 0), 4);
         assert_eq!(limits().result_capacity(&Request { outputs, ..request(3, usize::MAX) }, 0), 8);
+    }
+
+    #[test]
+    fn a_result_queue_of_kept_output_holds_all_events() {
+        let kept = |max_tokens| Request { unread: Unread::Keep, ..request(8, max_tokens) };
+        assert_eq!(limits().result_capacity(&kept(30), 0), 31);
+        assert_eq!(limits().result_capacity(&kept(usize::MAX), 0), 57, "limited by max_model_len");
+        let outputs = RequestedOutputs { prompt_logprobs: Some(0), ..RequestedOutputs::default() };
+        assert_eq!(limits().result_capacity(&Request { outputs, ..kept(30) }, 0), 39);
     }
 
     #[test]

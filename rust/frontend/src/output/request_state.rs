@@ -6,7 +6,7 @@
 //! ```
 //!
 //! If a reader falls `max_unread` tokens of a choice behind, that choice is not received: its queue in the engine fills
-//! up and its sequence pauses. Waiting for the end receives everything.
+//! up and its sequence pauses. Waiting for the end receives everything, and so does a request that keeps unread output.
 //!
 //! Each choice ends independently, with or without an error; the request is over when all have ended. Chunks are taken
 //! from the choices in turn.
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use penstock_engine::request::Request;
 use penstock_engine::{Engine, Port};
-use penstock_types::{OutputScope, RequestedOutputs};
+use penstock_types::{OutputScope, RequestedOutputs, Unread};
 
 use super::choice_output::{ChoiceEnd, ChoiceOutput};
 use super::output_text::OutputOptions;
@@ -56,7 +56,7 @@ struct State {
     /// Milestones that a listener waits for; the end always counts.
     awaits_admission: bool,
     awaits_chunk: bool,
-    /// A listener waits for the end, so everything is received at once.
+    /// Unread output is kept, or a listener waits for the end: everything is received at once.
     receives_all: bool,
     max_unread: usize,
     /// The choice that the next chunk is taken from, if it has one.
@@ -87,7 +87,7 @@ impl RequestState {
             ended: None,
             awaits_admission: false,
             awaits_chunk: false,
-            receives_all: false,
+            receives_all: request.unread == Unread::Keep,
             max_unread: engine.limits().queue_capacity,
             next_choice: 0,
         };

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use penstock_engine::request::Request;
-use penstock_types::{FieldError, GenerationConfig, LogprobsMode, OutputScope, RequestedOutputs, Sampling};
+use penstock_types::{
+    FieldError, GenerationConfig, LogprobsMode, OutputScope, RequestedOutputs, Sampling, Unread,
+};
 
 use super::SamplingParams;
 
@@ -44,6 +46,7 @@ pub struct ResolvedParams {
     pub priority: i32,
     pub prefix_cache: bool,
     pub cache_salt: Option<Arc<str>>,
+    pub unread: Unread,
 }
 
 impl ResolvedParams {
@@ -57,6 +60,7 @@ impl ResolvedParams {
             priority: self.priority,
             prefix_cache: self.prefix_cache,
             cache_salt: self.cache_salt.clone(),
+            unread: self.unread,
             ..Request::new(prompt, self.max_tokens, self.sampling.clone())
         }
     }
@@ -102,6 +106,7 @@ impl SamplingParams {
             priority: self.priority,
             prefix_cache: self.use_prefix_cache,
             cache_salt: self.cache_salt.as_deref().map(Arc::from),
+            unread: self.unread,
         };
         self.check_output_size(model, num_prompt, &resolved)?;
         Ok(resolved)
