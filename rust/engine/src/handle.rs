@@ -34,6 +34,7 @@ use crate::stats::{SharedStats, Stats};
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
+    process: Process,
 }
 
 struct Inner {
@@ -41,7 +42,6 @@ struct Inner {
     stats: Arc<SharedStats>,
     letterbox: Letterbox,
     next_id: AtomicU64,
-    process: Process,
     ending: Arc<Ending>,
     /// Joins the engine thread when first forced.
     joined: LazyLock<(), Box<dyn FnOnce() + Send>>,
@@ -94,17 +94,14 @@ impl Engine {
         };
         let joined = LazyLock::new(Box::new(join) as Box<dyn FnOnce() + Send>);
         let next_id = AtomicU64::new(1);
-        Ok(Self {
-            inner: Arc::new(Inner {
-                limits,
-                stats,
-                letterbox,
-                next_id,
-                process: Process::current(),
-                ending,
-                joined,
-            }),
-        })
+        let inner = Arc::new(Inner { limits, stats, letterbox, next_id, ending, joined });
+        Ok(Self { inner, process: Process::current() })
+    }
+
+    /// A handle as the child of a fork has it.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn in_child(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), process: self.process.in_child() }
     }
 
     /// The limits it was started with.
@@ -130,18 +127,18 @@ impl Engine {
 
     /// Whether requests can still be started.
     pub fn is_running(&self) -> bool {
-        self.inner.process.is_current() && self.inner.letterbox.gate().is_open()
+        self.process.is_current() && self.inner.letterbox.gate().is_open()
     }
 
     /// The process that has the engine's threads.
     pub fn process(&self) -> Process {
-        self.inner.process
+        self.process
     }
 
     /// The reason why no more requests can be started.
     pub fn stop_cause(&self) -> Option<StopCause> {
         let gate = self.inner.letterbox.gate();
-        self.inner.process.check().err().or_else(|| (!gate.is_open()).then(|| gate.cause()))
+        self.process.check().err().or_else(|| (!gate.is_open()).then(|| gate.cause()))
     }
 
     /// Whether a request would be rejected now because too many wait, unless it is the most urgent. For callers that
@@ -199,7 +196,7 @@ impl Engine {
         let consumer = |(id, reader): (RequestId, Reader)| {
             let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());
             let key = SchedulingKey { priority, id };
-            Consumer { key, reader, cancelled, letterbox, process: inner.process }
+            Consumer { key, reader, cancelled, letterbox, process: self.process }
         };
         Ok(readers.into_iter().map(consumer).collect())
     }
@@ -207,7 +204,7 @@ impl Engine {
     /// Empties the prefix cache, for instance because the weights have changed: requests started after this returns
     /// reuse nothing that was computed before. Running requests keep their blocks. Waits for room in a full mailbox.
     pub fn reset_prefix_cache(&self) {
-        if self.inner.process.is_current() {
+        if self.process.is_current() {
             self.inner.letterbox.reset_prefix_cache();
         }
     }
@@ -215,7 +212,7 @@ impl Engine {
     /// Tells the engine to stop once every request that was started before has ended and no [`Hold`] is left, and does
     /// not wait for it. It still takes requests until then: the caller decides which. Waits for room in a full mailbox.
     pub fn drain(&self) {
-        if self.inner.process.is_current() {
+        if self.process.is_current() {
             self.inner.letterbox.drain();
         }
     }
@@ -224,19 +221,19 @@ impl Engine {
     /// another.
     pub fn hold(&self) -> Hold {
         self.inner.letterbox.gate().hold();
-        Hold { letterbox: self.inner.letterbox.clone(), process: self.inner.process }
+        Hold { letterbox: self.inner.letterbox.clone(), process: self.process }
     }
 
     /// Tells the engine to end every open request as cancelled and to stop, and does not wait for it.
     pub fn close(&self) {
-        if self.inner.process.is_current() {
+        if self.process.is_current() {
             self.inner.close();
         }
     }
 
     /// Rings the bell of `port` once the engine thread has ended, or at once if it has. Then `shutdown` does not wait.
     pub fn ring_at_end(&self, port: &Port) {
-        if self.inner.process.is_current() {
+        if self.process.is_current() {
             self.inner.ending.notify(port.bell());
         }
     }
@@ -245,7 +242,7 @@ impl Engine {
     /// number of times, from several threads at once; every call returns after the end.
     pub fn shutdown(&self) {
         self.close();
-        if self.inner.process.is_current() {
+        if self.process.is_current() {
             LazyLock::force(&self.inner.joined);
         }
     }
@@ -253,7 +250,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if !self.inner.process.is_current() {
+        if !self.process.is_current() {
             // One reference more than there are handles: the channel and the thread's handle are never dropped.
             mem::forget(Arc::clone(&self.inner));
         }
@@ -320,10 +317,17 @@ impl Consumer {
     /// if the engine crashes.
     pub fn pop(&mut self) -> Option<Event> {
         let event = self.reader.pop();
-        if event.is_some() && self.reader.must_nudge() {
+        if event.is_some() && self.reader.must_nudge() && self.process.is_current() {
             self.letterbox.nudge(self.key);
         }
         event
+    }
+
+    /// The consumer as the child of a fork has it.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn in_child(mut self) -> Self {
+        self.process = self.process.in_child();
+        self
     }
 
     /// Whether the last event has been popped.

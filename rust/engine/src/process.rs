@@ -34,6 +34,12 @@ impl Process {
         self.num_forks == NUM_FORKS.load(Ordering::Relaxed)
     }
 
+    /// This process as the child of a fork remembers it, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn in_child(self) -> Self {
+        Self { num_forks: self.num_forks.wrapping_sub(1), ..self }
+    }
+
     /// An error in the child of a fork.
     pub fn check(self) -> Result<(), StopCause> {
         if self.is_current() { Ok(()) } else { Err(StopCause::Forked(self.id)) }

@@ -13,7 +13,7 @@ use crate::oracle::{self, expected_output};
 impl World {
     pub fn read_all(&mut self) {
         for index in 0..self.observed.len() {
-            if self.observed[index].habit == Habit::Reads {
+            if self.observed[index].habit.is_reading() {
                 self.read(index, usize::MAX);
             }
         }
@@ -171,6 +171,8 @@ impl World {
         self.seen.rejected_drafts += u64::from(self.harness.device.num_rejected_drafts > 0);
         self.seen.preempted_drafting += u64::from(accepts && stats.preemptions > 0);
         self.seen.preempted += u64::from(stats.preemptions > 0);
+        let has_choices = self.observed.iter().any(|observed| observed.has_siblings && observed.is_admitted);
+        self.seen.pressed_choices += u64::from(has_choices && stats.preemptions > 0);
         self.seen.swapped += u64::from(stats.swaps > 0);
         self.seen.recomputed += u64::from(stats.recomputed_tokens > 0);
         self.seen.hit += u64::from(num_cached > 0);

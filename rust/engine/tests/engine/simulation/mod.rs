@@ -24,8 +24,18 @@ enum Habit {
     Reads,
     /// Reads one event at times.
     ReadsSlowly,
+    /// Reads everything, or nothing, for a while each.
+    ReadsAtTimes { is_reading: bool },
     /// Reads nothing until the end of the schedule.
     ReadsLate,
+    /// Reads nothing, and is dropped at the end.
+    NeverReads,
+}
+
+impl Habit {
+    fn is_reading(self) -> bool {
+        matches!(self, Self::Reads | Self::ReadsAtTimes { is_reading: true })
+    }
 }
 
 struct Observed {
@@ -33,6 +43,8 @@ struct Observed {
     habit: Habit,
     /// Whether it was read from the start.
     was_read: bool,
+    /// Whether it is one of several choices.
+    has_siblings: bool,
     positions: Vec<PromptPosition>,
     tokens: Vec<Token>,
     is_admitted: bool,
@@ -83,6 +95,8 @@ struct Seen {
     preempted_drafting: u64,
     overloaded: u64,
     paused: u64,
+    paused_waiting: u64,
+    pressed_choices: u64,
     waited: u64,
     overlapped: u64,
     shut_down: u64,
@@ -146,7 +160,9 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.speculated, seen.forced, seen.rejected_drafts, seen.preempted_drafting] {
         assert!(met > NUM_SCHEDULES / 20, "drafts hardly ever mattered: {seen:?}");
     }
-    assert!(seen.unread > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
+    for met in [seen.unread, seen.paused_waiting, seen.pressed_choices] {
+        assert!(met > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
+    }
     for met in [seen.failed_copies, seen.failed_after_copies] {
         assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
     }
@@ -209,7 +225,7 @@ impl World {
     fn arrive(&mut self) {
         let request = self.random_request();
         let is_group = request.max_tokens > 0 && self.random.chance(15);
-        let num_choices = if is_group { self.random.between(2, 4) as u32 } else { 1 };
+        let num_choices = if is_group { self.random.between(2, 8) as u32 } else { 1 };
         if self.harness.limits.check_choices(&request, num_choices).is_err() {
             return; // it never fits this cache
         }
@@ -220,12 +236,18 @@ impl World {
             if is_cancelled {
                 client.cancel();
             }
-            let habit =
-                [Habit::Reads, Habit::Reads, Habit::ReadsSlowly, Habit::ReadsLate][self.random.below(4)];
+            let habit = match self.random.below(8) {
+                0..4 => Habit::Reads,
+                4 => Habit::ReadsSlowly,
+                5 => Habit::ReadsAtTimes { is_reading: false },
+                6 => Habit::ReadsLate,
+                _ => Habit::NeverReads,
+            };
             arrived.push(Observed {
                 client,
                 habit,
                 was_read: habit == Habit::Reads,
+                has_siblings: num_choices > 1,
                 positions: vec![],
                 tokens: vec![],
                 is_admitted: false,
@@ -277,8 +299,10 @@ impl World {
     fn read_slowly(&mut self) {
         if !self.observed.is_empty() {
             let index = self.random.below(self.observed.len());
-            if self.observed[index].habit == Habit::ReadsSlowly {
-                self.read(index, 1);
+            match &mut self.observed[index].habit {
+                Habit::ReadsSlowly => self.read(index, 1),
+                Habit::ReadsAtTimes { is_reading } => *is_reading = !*is_reading,
+                _ => {}
             }
         }
     }
@@ -304,16 +328,23 @@ impl World {
         }
     }
 
-    /// Without more arrivals, all requests that are read end, whether or not the others do.
+    /// Without more arrivals, all requests that are read end, whether or not the others do. The others are paused.
     fn finish_readers(&mut self) {
         self.run_to_the_end();
-        let readers = self.observed.iter().filter(|observed| observed.habit == Habit::Reads);
-        assert!(readers.into_iter().all(|reader| reader.end.is_some()), "starved by unread requests");
+        let mut readers = self.observed.iter().filter(|observed| observed.habit.is_reading());
+        assert!(readers.all(|reader| reader.end.is_some()), "starved by unread requests");
+        let stats = self.harness.stats();
+        assert_eq!(stats.running + stats.waiting, stats.paused, "a request waits for paused ones");
+        self.seen.paused_waiting += u64::from(stats.paused > 0 && stats.waiting > 0);
     }
 
-    /// If all are read, all end.
+    /// If all are read or dropped, all end.
     fn finish_all(&mut self) {
         for observed in &mut self.observed {
+            if observed.habit == Habit::NeverReads && observed.end.is_none() {
+                observed.is_cancelled = true;
+                observed.client.cancel();
+            }
             observed.habit = Habit::Reads;
             // A paused sequence resumes after the plans in flight.
             observed.last_progress = self.harness.stats().steps + DEPTH as u64;
