@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NAN, INFINITY = float("nan"), float("inf")
 
+BAD_IDS: list[Any] = [1, "a", [-1], [2**32], [1.0], [1] * 257]
 BAD_SEQUENCES: list[Any] = [[[]], [1], "12", [[-1]], [[True]], [[1]] * 65, [[1] * 65], {1: [1]}]
 BAD_TOOLS: list[Any] = [
     [],
@@ -87,13 +88,15 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("bad_words", value) for value in ("word", [""], [3], ["x" * 257], ["x"] * 129, ["\ud800"], {"a": 1})],
     *[("stop_token_sequences", value) for value in BAD_SEQUENCES],
     *[("include_stop_str_in_output", value) for value in (0, "no")],
-    *[("top_logprobs", value) for value in (-1, 21, True, 1.0)],
-    *[("prompt_logprobs", value) for value in (-1, 21, True, 1.0)],
+    *[("top_logprobs", value) for value in (-1, 2**32, True, 1.0)],
+    *[("prompt_logprobs", value) for value in (-1, 2**32, True, 1.0)],
     *[("logprobs_mode", value) for value in ("cooked", "", 1, True)],
     *[("echo", value) for value in (0, "no")],
     *[("spaces_between_special_tokens", value) for value in (0, "no")],
     *[("output_logits", value) for value in ("some", "", True, ["all"])],
     *[("output_hidden_states", value) for value in ("some", "", True)],
+    *[("bad_token_sequences", value) for value in (*BAD_SEQUENCES[:5], [[1] * 65], [[1]] * 1025)],
+    *[("eos_token_ids", value) for value in BAD_IDS],
     *[("logits_processors", value) for value in (print, [3], [None], [print] * 17, "print")],
     *[
         ("response_format", value)
@@ -137,6 +140,7 @@ BAD_CONFIG: list[tuple[str, Any]] = [
     *[("max_num_seqs", value) for value in (0, -1, 513, 1 << 20, True)],
     *[("max_num_batched_tokens", value) for value in (0, -1, 15, 1 << 21, True)],
     *[(name, value) for name in ("max_waiting", "max_paused") for value in (0, -1, True)],
+    *[("max_logprobs", value) for value in (-2, 2**31, 1.0, True)],
     *[("block_size", value) for value in (0, -1, 8, 17, 256, 16.0, True, "16")],
     *[("kv_cache_bytes", value) for value in (0, -1, 2**63, 1e9, True)],
     *[("kv_cache_blocks", value) for value in (0, -1, 2**31, 1e3, True)],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 import weakref
@@ -279,3 +280,62 @@ def test_torch_tensor_result_is_accepted(engine: penstock.Engine) -> None:
     plain = engine.blocking.generate(PROMPT, SHORT)
     assert engine.blocking.generate(PROMPT, SHORT, logits_processors=[add]).token_ids == plain.token_ids
     assert engine.blocking.generate(PROMPT, SHORT, logits_processors=[write]).token_ids == (9,) * 8
+
+
+class Node:
+    """An object that parameters can be stored in, and that has weak references."""
+
+    params: penstock.SamplingParams
+    request: penstock.BlockingRequest
+
+    def __call__(self, token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+        """Leave the logits as they are."""
+
+
+def test_cycle_through_parameters_is_collected() -> None:
+    node = Node()
+    node.params = penstock.SamplingParams(logits_processors=[node, node.__call__])
+    # Each object has references of its own.
+    others = [node.params.replace(seed=1), copy.copy(node.params), penstock.SamplingParams(seed=3)]
+    assert others[0].logits_processors == node.params.logits_processors
+    dead = weakref.ref(node)
+    del node
+    gc.collect()
+    assert dead() is not None, "another object refers to the processor"
+    others.clear()
+    gc.collect()
+    assert dead() is None
+
+
+def test_parameters_of_an_open_request_outlive_a_collection(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        node = Node()
+        node.params = LONG.replace(logits_processors=[node])
+        request = engine.blocking.start_request(PROMPT, node.params)
+        node.request = request
+        dead = weakref.ref(node)
+        del node
+        gc.collect()
+        assert dead() is not None, "the request runs"
+        assert request.result().finish_reason == "length"
+        del request
+        gc.collect()
+        assert dead() is None
+
+
+def begin_a_request_in_a_cycle(engine: penstock.Engine) -> weakref.ref[Node]:
+    node = Node()
+    node.params = LONG.replace(logits_processors=[node])
+    node.request = engine.blocking.start_request(PROMPT, node.params)
+    assert node.request.params.logits_processors == (node,)
+    next(iter(node.request))
+    return weakref.ref(node)
+
+
+def test_cycle_through_a_running_request_is_collected(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        dead = begin_a_request_in_a_cycle(engine)
+        with pytest.warns(ResourceWarning, match="dropped before it finished"):
+            wait_until(lambda: gc.collect() >= 0 and dead() is None)
+        assert engine.blocking.generate(PROMPT, SHORT).token_ids
+        assert_at_rest_blocking(engine)

@@ -152,3 +152,32 @@ async def test_logits_and_hidden_states_match_transformers(tiny_model: Path) -> 
             likeliest = np.argsort(-row, kind="stable")[: len(top)]
             assert [token for token, _logprob in top] == likeliest.tolist()
         assert [len(top or ()) for top in tops] == [2] * (LENGTH - 1) + [3] * len(choice.token_ids)
+
+
+async def test_logprobs_of_the_whole_vocabulary_match_a_stable_sort(tiny_model: Path) -> None:
+    async with make_engine(tiny_model, max_logprobs=-1, dtype="float32") as engine:
+        size = engine.info.vocabulary_size
+        options = PARAMS.replace(logprobs=True, top_logprobs=size, prompt_logprobs=size - 1)
+        result = await engine.generate(PROMPT, options, output_logits="all")
+        with pytest.raises(
+            penstock.InvalidRequestError, match=r"top_logprobs.* at most the vocabulary's 512"
+        ):
+            await engine.generate(PROMPT, options, top_logprobs=size + 1)
+    tops = [*(result.prompt_top_logprobs or ())[1:], *(result.top_logprobs or ())]
+    for row, top in zip(rows(result.logits).astype(np.float64), tops, strict=True):
+        assert top is not None
+        order = np.argsort(-row, kind="stable")[: len(top)]
+        assert [token for token, _logprob in top] == order.tolist()
+        expected = row[order] - np.logaddexp.reduce(row)
+        np.testing.assert_allclose([logprob for _token, logprob in top], expected, rtol=0, atol=1e-5)
+    assert [len(top or ()) for top in tops] == [size - 1] * (LENGTH - 1) + [size] * len(result.token_ids)
+
+
+@pytest.mark.parametrize("field", ["top_logprobs", "prompt_logprobs"])
+async def test_more_logprobs_than_the_engine_allows_are_refused(tiny_model: Path, field: str) -> None:
+    for options, most in (({}, 20), ({"max_logprobs": 3}, 3), ({"max_logprobs": 0}, 0)):
+        async with make_engine(tiny_model, **options) as engine:
+            await engine.generate(PROMPT, PARAMS.replace(logprobs=True, **{field: most}))
+            match = rf"{field}={most + 1} .* at most max_logprobs={most}, an option of the engine"
+            with pytest.raises(penstock.InvalidRequestError, match=match):
+                await engine.generate(PROMPT, PARAMS.replace(logprobs=True, **{field: most + 1}))

@@ -57,7 +57,7 @@ def random_row(seed: int, *, num_infinite: int = 0, history: Sequence[int] = HIS
     return Row(logits, history, generated)
 
 
-def ours(row: Row, *, bad_words: Any = (), mask: Any = None, **options: Any) -> NDArray[np.float64]:
+def ours(row: Row, *, mask: Any = None, **options: Any) -> NDArray[np.float64]:
     """The probabilities that the engine samples from."""
     params = penstock.SamplingParams(**{**PLAIN, **options})
     raw = hooks.probabilities(
@@ -65,7 +65,6 @@ def ours(row: Row, *, bad_words: Any = (), mask: Any = None, **options: Any) -> 
         params,
         prompt=row.prompt,
         generated=row.generated,
-        bad_words=bad_words,
         mask=mask,
     )
     return np.frombuffer(raw, dtype="<f4").astype(np.float64)
@@ -84,7 +83,7 @@ def theirs(row: Row, **options: Any) -> NDArray[np.float64]:
         ),
         "repetition_penalty": lambda penalty: hf.RepetitionPenaltyLogitsProcessor(penalty, skipped),
         "no_repeat_ngram_size": hf.NoRepeatNGramLogitsProcessor,
-        "bad_words": hf.NoBadWordsLogitsProcessor,
+        "bad_token_sequences": hf.NoBadWordsLogitsProcessor,
         "min_length": lambda length: hf.MinLengthLogitsProcessor(length, ends),
         "min_tokens": lambda count: hf.MinNewTokensLengthLogitsProcessor(len(row.prompt), count, ends),
         "bad_token_ids": hf.SuppressTokensLogitsProcessor,
@@ -126,7 +125,9 @@ CASES: dict[str, dict[str, Any]] = {
         "repetition_penalty_scope": "output",
     },
     **{f"no repeated {size}-gram": {"no_repeat_ngram_size": size} for size in (1, 2, 3, 4, 40)},
-    "bad words": {"bad_words": [[12], [0, 44], [2, 45], [1, 2, 46], [9, 1, 2, 47], [*range(60), 48]]},
+    "bad words": {
+        "bad_token_sequences": [[12], [0, 44], [2, 45], [1, 2, 46], [9, 1, 2, 47], [*range(60), 48]]
+    },
     "bad ids": {"bad_token_ids": [0, 31, 999]},
     "ends below the least number": {"stop_token_ids": ENDS, "min_tokens": 13},
     "ends at the least number": {"stop_token_ids": ENDS, "min_tokens": 12},
@@ -160,7 +161,7 @@ def random_options(random: np.random.Generator) -> dict[str, Any]:
         "logit_bias": {token: float(random.uniform(-10, 10)) for token in {*ids(5), *HISTORY[:3]}},
         "repetition_penalty": float(random.uniform(0.5, 2)),
         "no_repeat_ngram_size": int(random.integers(1, 5)),
-        "bad_words": [ids(1), [2, *ids(1)], [1, 2, *ids(1)], ids(3)],
+        "bad_token_sequences": [ids(1), [2, *ids(1)], [1, 2, *ids(1)], ids(3)],
         "bad_token_ids": ids(20),
         "min_tokens": int(random.integers(0, 30)),
         "temperature": float(random.uniform(0.1, 2)),

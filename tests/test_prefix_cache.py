@@ -110,6 +110,21 @@ async def test_reset_removes_all_blocks_and_leaves_requests_running(tiny_model: 
         assert bits_of(again) == bits_of(expected)
 
 
+@pytest.mark.anyio
+async def test_reset_of_a_salt_removes_only_its_blocks(tiny_model: Path) -> None:
+    async with make_engine(tiny_model) as engine:
+        for salt in (None, "a", "b"):
+            await engine.generate(PROMPT, PARAMS, cache_salt=salt)
+        engine.reset_prefix_cache(cache_salt="a")
+        engine.reset_prefix_cache(cache_salt="unknown")
+        for salt, cached in ((None, CACHED), ("a", 0), ("b", CACHED)):
+            assert (await engine.generate(PROMPT, PARAMS, cache_salt=salt)).usage.cached_tokens == cached
+        check_stats(engine)
+        for bad in ("", "x" * 1025, 3):
+            with pytest.raises(penstock.InvalidRequestError, match="cache_salt"):
+                engine.reset_prefix_cache(cache_salt=bad)  # type: ignore[arg-type]
+
+
 def test_reset_of_a_closed_engine_raises(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     with pytest.raises(penstock.EngineStoppedError):

@@ -74,6 +74,8 @@ CONFLICTS: dict[str, tuple[str, dict[str, Any]]] = {
         "ignore_eos",
         {"tools": [TOOL], "tool_choice": "required", "ignore_eos": True},
     ),
+    "left out when ignore_eos is True": ("eos_token_ids", {"eos_token_ids": [3], "ignore_eos": True}),
+    "at least one id when choice is given": ("eos_token_ids", {"eos_token_ids": [], "choice": ["a"]}),
     "left out when tools is not given": ("tool_choice", {"tool_choice": "auto"}),
     "when tools is not given": ("parallel_tool_calls", {"parallel_tool_calls": False}),
     "the name of one of the tools": (
@@ -101,6 +103,8 @@ VALUES: dict[str, Any] = {
     "allowed_token_ids": [5, 3, 5],
     "bad_words": ["one", "two"],
     "stop_token_sequences": [[1, 2], [3]],
+    "bad_token_sequences": [[4], [1, 2]],
+    "eos_token_ids": [],
     "logits_processors": [print, len],
     "response_format": SCHEMA,
     "tools": [

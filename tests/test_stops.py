@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import penstock
 from api_support import LONG, PROMPT, make_engine
 from support.scripted import write_tokenizer
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    import penstock
     from penstock._options import SamplingOptions
 
 pytestmark = pytest.mark.anyio
@@ -145,3 +145,64 @@ async def test_characters_before_a_stop_sequence_are_kept(
         request = await scripted.start_request(PROMPT, params, stop_token_sequences=[ids[3:]])
         chunks = [chunk async for chunk in request]
         assert "".join(chunk.text for chunk in chunks) == (await request.result()).text == "A\u00e9"
+
+
+#: The model generates its end of a turn at once.
+ENDING = {END_OF_TURN: 100.0}
+
+
+async def test_eos_token_ids_replace_the_end_tokens_of_the_model(engine: penstock.Engine) -> None:
+    plain = await engine.generate(PROMPT, max_tokens=9, logit_bias=ENDING)
+    assert (plain.token_ids, plain.stop_reason) == ((END_OF_TURN,), END_OF_TURN)
+    none = await engine.generate(PROMPT, max_tokens=9, logit_bias=ENDING, eos_token_ids=[])
+    assert (none.token_ids, none.finish_reason) == ((END_OF_TURN,) * 9, "length")
+    bias = {END_OF_TURN: 60.0, 7: 100.0}
+    other = await engine.generate(
+        PROMPT, max_tokens=9, logit_bias=bias, eos_token_ids=[7], min_tokens=3, temperature=0.0
+    )
+    assert (other.token_ids, other.stop_reason) == ((END_OF_TURN,) * 3 + (7,), 7)
+    both = await engine.generate(
+        PROMPT, max_tokens=9, logit_bias={8: 100.0}, eos_token_ids=[7], stop_token_ids=[8]
+    )
+    assert both.stop_reason == 8
+
+
+@pytest.mark.parametrize("eos", [300, END_OF_TURN])
+async def test_structured_output_ends_with_an_eos_token_of_the_request(
+    engine: penstock.Engine, eos: int
+) -> None:
+    result = await engine.generate(PROMPT, choice=["yes", "no"], eos_token_ids=[eos], max_tokens=20)
+    assert result.text in {"yes", "no"}
+    assert (result.token_ids[-1], result.stop_reason) == (eos, eos)
+
+
+async def test_eos_token_outside_the_vocabulary_is_refused(engine: penstock.Engine) -> None:
+    with pytest.raises(penstock.InvalidRequestError, match=r"eos_token_ids.* below the vocabulary's 512"):
+        await engine.generate(PROMPT, eos_token_ids=[512])
+
+
+async def test_bad_token_sequences_are_never_generated(engine: penstock.Engine) -> None:
+    options = DRAWN.replace(temperature=0.0)
+    plain = (await engine.generate(PROMPT, options)).token_ids
+    first, second, third = plain[:3]
+    for bad in (
+        [[first]],
+        [[PROMPT[-1], first]],
+        [[first, second]],
+        [[second], [PROMPT[-2], PROMPT[-1], first]],
+    ):
+        result = await engine.generate(PROMPT, options, bad_token_sequences=bad)
+        tokens = (*PROMPT, *result.token_ids)
+        for sequence in map(tuple, bad):
+            ends = range(len(PROMPT) + 1, len(tokens) + 1)
+            assert sequence not in {tokens[end - len(sequence) : end] for end in ends}
+        assert result.token_ids != plain
+    never = await engine.generate(PROMPT, options, bad_token_sequences=[[first, third, second, 0, 0, 0, 0]])
+    assert never.token_ids == plain
+
+
+async def test_bad_words_and_sequences_share_a_limit(engine: penstock.Engine) -> None:
+    with pytest.raises(
+        penstock.InvalidRequestError, match=r"at most 1024 ids in all, with those of bad_words"
+    ):
+        await engine.generate(PROMPT, bad_words=["x" * 200], bad_token_sequences=[[1, 2]] * 400)

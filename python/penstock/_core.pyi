@@ -84,6 +84,9 @@ class EngineConfig:
       or more. Default: no bound.
     - `max_paused`: Maximum number of paused outputs, whose consumers do not read. Beyond it, the output
       paused for longest ends with `finish_reason == "unread"`. Range: 1 or more. Default: 4096.
+    - `max_logprobs`: Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the
+      vocabulary. A position takes 8 bytes for each of them; beyond 20 they count in the request's limit of
+      1 GiB. Range: -1 to 2**31 - 1. Default: 20.
 
     Memory:
 
@@ -151,6 +154,7 @@ class EngineConfig:
         max_num_batched_tokens: int | None = None,
         max_waiting: int | None = None,
         max_paused: int | None = None,
+        max_logprobs: int | None = None,
         block_size: int | None = None,
         kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None = "auto",
         kv_cache_bytes: int | None = None,
@@ -250,6 +254,15 @@ class EngineConfig:
         Beyond it, the output paused for longest ends with `finish_reason == "unread"`.
 
         Range: 1 or more. Default: 4096.
+        """
+
+    @property
+    def max_logprobs(self) -> int | None:
+        """Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the vocabulary.
+
+        A position takes 8 bytes for each of them; beyond 20 they count in the request's limit of 1 GiB.
+
+        Range: -1 to 2**31 - 1. Default: 20.
         """
 
     @property
@@ -413,9 +426,9 @@ class SamplingParams:
 
     The logits of each token are processed in this order: `logits_processors`, `logit_bias`,
     `repetition_penalty`, `presence_penalty` and `frequency_penalty`, the masks (`no_repeat_ngram_size`,
-    `bad_words`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured output), `temperature`, the
-    filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`). The token is then sampled with `seed`
-    and its index in the output.
+    `bad_words`, `bad_token_sequences`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured
+    output), `temperature`, the filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`). The token
+    is then sampled with `seed` and its index in the output.
 
     Objects are immutable. Two are equal if all fields are. `response_format`, `tools`, `tool_choice` and
     `logit_bias` are copied when they are passed and each time they are read.
@@ -450,13 +463,17 @@ class SamplingParams:
       strings. `text` does not contain the stop string unless `include_stop_str_in_output` is set;
       `token_ids` ends with the token that completed it. Range: up to 64 strings of 1 to 1024 characters.
       Default: none.
-    - `stop_token_ids`: Token ids that end the output, in addition to the model's end tokens. The stop
-      token is in `token_ids`, not in `text`. Range: up to 256 ids. Default: none.
+    - `stop_token_ids`: Token ids that end the output, in addition to the end tokens. The stop token is in
+      `token_ids`, not in `text`. Range: up to 256 ids. Default: none.
+    - `eos_token_ids`: Token ids that end the output in place of the model's end tokens. An empty sequence:
+      none. `stop_token_ids` are in addition to them. As all stop tokens, they are masked before
+      `min_tokens`, and structured output ends with one of them. Not allowed when `ignore_eos` is True: end
+      tokens do not end the output. Range: up to 256 ids. Default: the model's.
     - `stop_token_sequences`: Sequences of token ids that end the output. Their tokens are in `token_ids`,
       not in `text`. Range: up to 64 sequences of 1 to 64 ids. Default: none.
     - `include_stop_str_in_output`: Keep the stop string, token or sequence in `text`. Default: `False`.
-    - `ignore_eos`: Continue after the model's end tokens. Not allowed with `response_format`, `regex`,
-      `choice`, `grammar`: an end token ends the output. Default: `False`.
+    - `ignore_eos`: Continue after end tokens. Not allowed with `response_format`, `regex`, `choice`,
+      `grammar`: an end token ends the output. Default: `False`.
 
     Sampling:
 
@@ -508,6 +525,10 @@ class SamplingParams:
     - `bad_words`: Strings that are not generated: their tokens are masked. Both tokenisations are masked:
       at the beginning of a text and after a space. Another tokenisation of the same text is still
       possible. At most 1024 tokens in all. Range: up to 128 strings of 1 to 256 characters. Default: none.
+    - `bad_token_sequences`: Sequences of token ids that cannot be generated. The last id of a sequence is
+      masked where the tokens before it, of prompt or output, are the other ids: transformers'
+      `bad_words_ids`. At most 1024 ids in all, with those of `bad_words`. Range: up to 1024 sequences of 1
+      to 64 ids. Default: none.
     - `logits_processors`: Callables that modify the logits of each token. They are called in order as
       `processor(token_ids, logits)` with the ids of prompt and output so far (a list) and the logits of
       the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A processor modifies the tensor
@@ -550,11 +571,13 @@ class SamplingParams:
     - `logprobs`: Return the natural logarithm of the probability of each generated token. Default:
       `False`.
     - `top_logprobs`: Also return this many most likely tokens at each position, with their log
-      probabilities. Not allowed when `logprobs` is False: set logprobs=True. Range: 0 to 20. Default:
-      none.
+      probabilities. At most the engine's `max_logprobs`, which is 20 by default. The most likely token is
+      first; among equal ones the lowest id. Not allowed when `logprobs` is False: set logprobs=True.
+      Range: 0 or more. Default: none.
     - `prompt_logprobs`: Return the log probability of each prompt token, and this many most likely tokens
-      in its place. The first token has none. The whole prompt is computed, without the prefix cache. Not
-      allowed when `num_beams` is above 1: beam search does not support it. Range: 0 to 20. Default: none.
+      in its place. The first token has none. The whole prompt is computed, without the prefix cache. At
+      most the engine's `max_logprobs`. Not allowed when `num_beams` is above 1: beam search does not
+      support it. Range: 0 or more. Default: none.
     - `logprobs_mode`: Distribution of the log probabilities. `"raw"`: the log-softmax of the model's
       logits. `"processed"`: that of the logits after processors, penalties, masks and temperature, before
       the filters. Not allowed when `logprobs` is False and `prompt_logprobs` is not given: no log
@@ -562,8 +585,8 @@ class SamplingParams:
     - `output_logits`: Return the raw logits of these positions. A `Tensor` of float32, shape `(positions,
       vocabulary_size)`. `"prompt"`: the positions of the prompt. `"generation"`: those that a token was
       sampled from, the first of which is the last one of the prompt. `"all"`: both. At most 1 GiB together
-      with `output_hidden_states`. Not allowed when `num_beams` is above 1: beam search does not support
-      it. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
+      with `output_hidden_states` and with lists of more than 20 logprobs. Not allowed when `num_beams` is
+      above 1: beam search does not support it. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
     - `output_hidden_states`: Return the decoder's last hidden states, after its final norm, of these
       positions. A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed
       when `num_beams` is above 1: beam search does not support it. Range: `"prompt"`, `"generation"`,
@@ -603,6 +626,7 @@ class SamplingParams:
         min_tokens: int | None = 0,
         stop: str | Sequence[str] | None = (),
         stop_token_ids: Sequence[int] | None = (),
+        eos_token_ids: Sequence[int] | None = None,
         stop_token_sequences: Sequence[Sequence[int]] | None = (),
         include_stop_str_in_output: bool | None = False,
         ignore_eos: bool | None = False,
@@ -622,6 +646,7 @@ class SamplingParams:
         allowed_token_ids: Sequence[int] | None = None,
         bad_token_ids: Sequence[int] | None = (),
         bad_words: Sequence[str] | None = (),
+        bad_token_sequences: Sequence[Sequence[int]] | None = (),
         logits_processors: Sequence[Callable[[Sequence[int], Tensor], object]] | None = (),
         response_format: Mapping[str, Any] | type | None = None,
         regex: str | None = None,
@@ -723,11 +748,22 @@ class SamplingParams:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Token ids that end the output, in addition to the model's end tokens.
+        """Token ids that end the output, in addition to the end tokens.
 
         The stop token is in `token_ids`, not in `text`.
 
         Range: up to 256 ids. Default: none.
+        """
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...] | None:
+        """Token ids that end the output in place of the model's end tokens.
+
+        An empty sequence: none. `stop_token_ids` are in addition to them. As all stop tokens, they are
+        masked before `min_tokens`, and structured output ends with one of them. Not allowed when
+        `ignore_eos` is True: end tokens do not end the output.
+
+        Range: up to 256 ids. Default: the model's.
         """
 
     @property
@@ -748,7 +784,7 @@ class SamplingParams:
 
     @property
     def ignore_eos(self) -> bool:
-        """Continue after the model's end tokens.
+        """Continue after end tokens.
 
         Not allowed with `response_format`, `regex`, `choice`, `grammar`: an end token ends the output.
 
@@ -911,6 +947,16 @@ class SamplingParams:
         """
 
     @property
+    def bad_token_sequences(self) -> tuple[tuple[int, ...], ...]:
+        """Sequences of token ids that cannot be generated.
+
+        The last id of a sequence is masked where the tokens before it, of prompt or output, are the other
+        ids: transformers' `bad_words_ids`. At most 1024 ids in all, with those of `bad_words`.
+
+        Range: up to 1024 sequences of 1 to 64 ids. Default: none.
+        """
+
+    @property
     def logits_processors(self) -> tuple[Callable[[Sequence[int], Tensor], object], ...]:
         """Callables that modify the logits of each token.
 
@@ -1009,19 +1055,20 @@ class SamplingParams:
     def top_logprobs(self) -> int | None:
         """Also return this many most likely tokens at each position, with their log probabilities.
 
-        Not allowed when `logprobs` is False: set logprobs=True.
+        At most the engine's `max_logprobs`, which is 20 by default. The most likely token is first; among
+        equal ones the lowest id. Not allowed when `logprobs` is False: set logprobs=True.
 
-        Range: 0 to 20. Default: none.
+        Range: 0 or more. Default: none.
         """
 
     @property
     def prompt_logprobs(self) -> int | None:
         """Return the log probability of each prompt token, and this many most likely tokens in its place.
 
-        The first token has none. The whole prompt is computed, without the prefix cache. Not allowed when
-        `num_beams` is above 1: beam search does not support it.
+        The first token has none. The whole prompt is computed, without the prefix cache. At most the
+        engine's `max_logprobs`. Not allowed when `num_beams` is above 1: beam search does not support it.
 
-        Range: 0 to 20. Default: none.
+        Range: 0 or more. Default: none.
         """
 
     @property
@@ -1041,8 +1088,8 @@ class SamplingParams:
 
         A `Tensor` of float32, shape `(positions, vocabulary_size)`. `"prompt"`: the positions of the
         prompt. `"generation"`: those that a token was sampled from, the first of which is the last one of
-        the prompt. `"all"`: both. At most 1 GiB together with `output_hidden_states`. Not allowed when
-        `num_beams` is above 1: beam search does not support it.
+        the prompt. `"all"`: both. At most 1 GiB together with `output_hidden_states` and with lists of
+        more than 20 logprobs. Not allowed when `num_beams` is above 1: beam search does not support it.
 
         Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
         """
@@ -2569,10 +2616,10 @@ class Engine:
     def profile(self) -> list[ProfileRow]:
         """Raises `RuntimeError` unless `EngineConfig.profile` is set."""
 
-    def reset_prefix_cache(self) -> None:
-        """Remove all blocks from the prefix cache; running requests keep theirs.
+    def reset_prefix_cache(self, *, cache_salt: str | None = None) -> None:
+        """Remove all blocks from the prefix cache, or those of a salt; running requests keep theirs.
 
-        Raises `EngineStoppedError` if the engine is not running.
+        Raises `EngineStoppedError` if the engine is not running, `InvalidRequestError` for an invalid salt.
         """
 
     @property

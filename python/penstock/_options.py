@@ -68,6 +68,7 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Maximum number of paused outputs, whose consumers do not read. Default: 4096.",
     ]
+    max_logprobs: int | None
     block_size: Annotated[
         int | None,
         "Number of tokens in a block of the KV cache: 16, 32, 64, 128. Default: 16.",
@@ -213,7 +214,11 @@ class SamplingOptions(TypedDict, total=False):
     ]
     stop_token_ids: Annotated[
         Sequence[int] | None,
-        "Token ids that end the output, in addition to the model's end tokens. Default: none.",
+        "Token ids that end the output, in addition to the end tokens. Default: none.",
+    ]
+    eos_token_ids: Annotated[
+        Sequence[int] | None,
+        "Token ids that end the output in place of the model's end tokens. Default: the model's.",
     ]
     stop_token_sequences: Sequence[Sequence[int]] | None
     include_stop_str_in_output: Annotated[
@@ -222,7 +227,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     ignore_eos: Annotated[
         bool | None,
-        "Continue after the model's end tokens. Default: False.",
+        "Continue after end tokens. Default: False.",
     ]
     temperature: Annotated[
         float | None,
@@ -292,6 +297,7 @@ class SamplingOptions(TypedDict, total=False):
         Sequence[str] | None,
         "Strings that are not generated: their tokens are masked. Default: none.",
     ]
+    bad_token_sequences: Sequence[Sequence[int]] | None
     logits_processors: Sequence[LogitsProcessor] | None
     response_format: Mapping[str, Any] | type | None
     regex: Annotated[
@@ -350,6 +356,7 @@ SAMPLING_GROUPS = {
         "min_tokens",
         "stop",
         "stop_token_ids",
+        "eos_token_ids",
         "include_stop_str_in_output",
         "ignore_eos",
     ),

@@ -375,13 +375,14 @@ class Engine:
         """
         return self._session.native.profile()
 
-    def reset_prefix_cache(self) -> None:
-        """Remove all cached blocks from the prefix cache; running requests are not affected.
+    def reset_prefix_cache(self, *, cache_salt: str | None = None) -> None:
+        """Remove all blocks from the prefix cache, or with `cache_salt` those of requests with this salt.
 
-        Not needed to free memory: unused blocks are evicted on demand. Takes effect before any request that
-        is started afterwards. Raises `EngineStoppedError` if the engine is not open.
+        Running requests are not affected. Takes effect before any request that is started afterwards. Not
+        needed to free memory: unused blocks are evicted on demand. Raises `EngineStoppedError` if the engine
+        is not open, `InvalidRequestError` for an invalid salt.
         """
-        self._session.check_open().reset_prefix_cache()
+        self._session.check_open().reset_prefix_cache(cache_salt=cache_salt)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.

@@ -36,22 +36,13 @@ def probabilities(
     *,
     prompt: Sequence[int],
     generated: Sequence[int] = (),
-    bad_words: Sequence[Sequence[int]] = (),
     mask: Sequence[int] | None = None,
 ) -> bytes:
     """Probabilities of the next token, 0 for filtered ids.
 
-    Logits and probabilities are little-endian float32. A bad word is a list of token ids; each word of
-    `mask` covers 32 ids.
+    Logits and probabilities are little-endian float32. Each word of `mask` covers 32 ids.
     """
-    result: bytes = _hooks.probabilities(
-        logits,
-        params,
-        prompt=prompt,
-        generated=generated,
-        bad_words=bad_words,
-        mask=mask,
-    )
+    result: bytes = _hooks.probabilities(logits, params, prompt=prompt, generated=generated, mask=mask)
     return result
 
 

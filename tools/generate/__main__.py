@@ -84,6 +84,7 @@ def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
         "use penstock_frontend::params::SamplingParams;",
         *(f"use {path};" for path in paths),
         "use pyo3::prelude::*;",
+        "use pyo3::pyclass::{PyTraverseError, PyVisit};",
         "",
         "use crate::class::{first, option_class, value_class};",
         "use crate::convert::ToPython;",

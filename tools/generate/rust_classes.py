@@ -14,6 +14,19 @@ def rust_option_class(definition: Definition, parts: str, path: str) -> list[str
     for entry in definition.fields:
         value = entry.binding or f"{path}.{entry.name}"
         lines.append(f"    {entry.name}: {value}, {doc_literal(entry.description())};")
+    bindings = [entry.binding for entry in definition.fields if entry.binding]
+    lines.append("    ;")
+    if bindings:
+        lines += [
+            "    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {",
+            *(f"        self.{binding}.traverse(&visit)?;" for binding in bindings),
+            "        Ok(())",
+            "    }",
+            "",
+            "    fn __clear__(&self) {",
+            *(f"        self.{binding}.clear();" for binding in bindings),
+            "    }",
+        ]
     return [*lines, "}"]
 
 

@@ -274,7 +274,7 @@ fn verified_drafts_have_the_bits_of_plain_decoding() {
         repetition_penalty: 1.5,
         frequency_penalty: 0.4,
         no_repeat_ngram_size: 2,
-        bad_words: vec![vec![40], vec![9, 20]],
+        bad_token_sequences: vec![vec![40], vec![9, 20]],
         seed: 3,
         ..Sampling::default()
     };

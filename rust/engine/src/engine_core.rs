@@ -97,8 +97,8 @@ impl EngineCore {
             }
             Message::Nudge => {} // it only wakes the engine thread, which calls `attend` next
             Message::StepDone(done) => self.complete(done, now),
-            Message::ResetPrefixCache => {
-                self.scheduler.reset_prefix_cache();
+            Message::ResetPrefixCache(salt) => {
+                self.scheduler.reset_prefix_cache(salt);
                 self.publish_stats();
             }
             Message::Drain => self.is_draining = true,

@@ -202,10 +202,11 @@ impl Engine {
     }
 
     /// Empties the prefix cache, for instance because the weights have changed: requests started after this returns
-    /// reuse nothing that was computed before. Running requests keep their blocks. Waits for room in a full mailbox.
-    pub fn reset_prefix_cache(&self) {
+    /// reuse nothing that was computed before. With a salt, only requests with this salt are affected. Running requests
+    /// keep their blocks. Waits for room in a full mailbox.
+    pub fn reset_prefix_cache(&self, salt: Option<&str>) {
         if self.process.is_current() {
-            self.inner.letterbox.reset_prefix_cache();
+            self.inner.letterbox.reset_prefix_cache(salt.map(Arc::from));
         }
     }
 

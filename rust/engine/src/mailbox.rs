@@ -237,8 +237,8 @@ impl Letterbox {
     }
 
     /// May wait for room in the mailbox, which the engine thread makes without waiting for anything.
-    pub(crate) fn reset_prefix_cache(&self) {
-        let _ = self.messages.send(Message::ResetPrefixCache); // without an engine there is nothing to reset
+    pub(crate) fn reset_prefix_cache(&self, salt: Option<Arc<str>>) {
+        let _ = self.messages.send(Message::ResetPrefixCache(salt)); // without an engine there is nothing to reset
     }
 
     /// Stops the engine once it is drained. Comes after every start that was sent before. May wait, as

@@ -18,8 +18,9 @@ pub enum Message {
     Nudge,
     /// The oldest step in flight is done.
     StepDone(StepDone),
-    /// Empty the prefix cache. Running requests keep their blocks, which are no longer shared.
-    ResetPrefixCache,
+    /// Remove the blocks of this salt from the prefix cache, or all blocks. Running requests keep their blocks, which are
+    /// no longer shared.
+    ResetPrefixCache(Option<Arc<str>>),
     /// Stop as soon as no request is open and no [`Hold`](crate::Hold) is left.
     Drain,
     /// End every request and stop.

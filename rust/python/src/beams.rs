@@ -10,7 +10,7 @@ use crate::classes::{PyRequestOutput, PySamplingParams, PyScore};
 use crate::detach::detach;
 use crate::errors::Error;
 use crate::port::Port;
-use crate::processors::{Owned, Processors};
+use crate::processors::Processors;
 use crate::request::Request;
 
 /// See `_core.pyi`.
@@ -43,7 +43,7 @@ impl BeamSearch {
         let request = |state| {
             let state = Arc::new(state);
             port.register(&state);
-            Request::new(state, params.clone(), Owned::default())
+            Request::new(state, params.clone())
         };
         Ok(states?.into_iter().map(request).collect())
     }

@@ -107,12 +107,13 @@ macro_rules! value_class {
 }
 pub(crate) use value_class;
 
-/// `option_class! { Class, "Name", { part: Type, ... }, "doc"; field: path, "doc"; ... }`: the class `Name` of the options
+/// `option_class! { Class, "Name", { part: Type, ... }, "doc"; field: path, "doc"; ...; methods }`: the class `Name` of the options
 /// in the parts. Every field may be left out. `Class::with`, which is not generated, reads the keywords.
 macro_rules! option_class {
     (
         $class:ident, $name:tt, { $($part:ident: $type:ty),* }, $doc:tt;
-        $($field:ident: $($path:ident).+, $field_doc:tt;)*
+        $($field:ident: $($path:ident).+, $field_doc:tt;)*;
+        $($methods:tt)*
     ) => {
         #[doc = $doc]
         #[pyo3::pyclass(frozen, eq, name = $name, module = "penstock", from_py_object)]
@@ -141,6 +142,8 @@ macro_rules! option_class {
             ) -> Result<Self, $crate::errors::Error> {
                 self.clone().with(changes)
             }
+
+            $($methods)*
         }
     };
 }

@@ -52,7 +52,7 @@ macro_rules! plain {
     };
 }
 
-plain!(bool, i32, u32, u64, usize, f32, f64, String);
+plain!(bool, i32, i64, u32, u64, usize, f32, f64, String);
 
 macro_rules! named {
     ($($type:ty),*) => {

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use penstock_checkpoint::{Checkpoint, SpecialTokens, TokenizerSource, check_lfs_pointer};
 use penstock_engine::StopCause;
 use penstock_frontend::field::{Field, TOKEN_IDS};
+use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_runner::Profile;
 use penstock_text::{TextOptions, Tokenizer};
+use penstock_types::config_limits::DEFAULT_MAX_LOGPROBS;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -74,7 +76,7 @@ impl Engine {
         let mode = mode(is_chat, is_scoring);
         params.params.check_mode(mode).map_err(|error| params.error(error))?;
         let prompt = self.read_prompt(prompt, mode)?;
-        let own = params.processors.owned(py);
+        let own = params.processors.clone();
         let processors = own.for_engine();
         let started = detach_while_wanted(py, check_cancelled.as_ref(), |is_wanted| {
             let mut prepared = self.frontend.prepare(&params.params, prompt, mode, is_wanted)?;
@@ -84,7 +86,7 @@ impl Engine {
         let (state, resolved) = started.map_err(|error| prepare_error(params, error))?;
         let state = Arc::new(state);
         port.register(&state);
-        Ok(Request::new(state, params.with_params(resolved), own))
+        Ok(Request::new(state, PySamplingParams { params: resolved, processors: own }))
     }
 
     #[pyo3(signature = (prompt, params, *, is_chat = false, check_cancelled = None))]
@@ -190,12 +192,15 @@ impl Engine {
         self.frontend.engine.is_running()
     }
 
-    fn reset_prefix_cache(&self, py: Python<'_>) -> Result<(), Error> {
+    #[pyo3(signature = (*, cache_salt = None))]
+    fn reset_prefix_cache(&self, py: Python<'_>, cache_salt: Option<Bound<'_, PyAny>>) -> Result<(), Error> {
+        let mut params = SamplingParams::default();
+        params.set("cache_salt", cache_salt.map(PyValue).as_ref()).map_err(request_error)?;
         if let Some(cause) = self.frontend.engine.stop_cause() {
             return Err(cause.into());
         }
         processors::check_may_wait()?;
-        detach(py, || self.frontend.engine.reset_prefix_cache())
+        detach(py, || self.frontend.engine.reset_prefix_cache(params.cache_salt.as_deref()))
     }
 
     #[getter]
@@ -270,6 +275,10 @@ impl Engine {
                 grammars: Grammars::default(),
                 generation: checkpoint.generation().clone(),
                 hidden_size: info.hidden_size,
+                max_logprobs: match config.config.max_logprobs.unwrap_or(DEFAULT_MAX_LOGPROBS) {
+                    -1 => u32::MAX,
+                    most => most as u32,
+                },
                 engine,
             };
             Ok(Self {

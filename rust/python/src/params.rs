@@ -31,7 +31,7 @@ impl PySamplingParams {
             }
             let processors = value.as_ref().map(Processors::read).transpose().map_err(request_error)?;
             self.processors = processors.unwrap_or_default();
-            self.params.logits_processors = self.processors.0.len();
+            self.params.logits_processors = self.processors.len();
             Ok(true)
         })?;
         self.params.check().map_err(|error| self.error(error))?;

@@ -7,8 +7,9 @@
 //! A processor that waits for a step would block the thread that runs the steps. So a thread-local flag is set during
 //! a call, and every function that waits calls [`check_may_wait`] first.
 //!
-//! A processor may refer to its own request. So only the request's Python object owns its callables, where the garbage
-//! collector sees the cycle. The engine has the slots that contain them; the slots are empty once the object is gone.
+//! A processor may refer to its own parameters or request. So each of those Python objects owns its callables, where the
+//! garbage collector sees the cycle. The engine has the slots of the request that contain them; the slots are empty once
+//! the object is gone.
 //!
 //! During its exit the interpreter blocks or ends threads that attach to it, which could crash the process. So an exit
 //! handler closes a gate and waits, for a limited time, until no call is in progress; later calls fail.
@@ -125,16 +126,17 @@ impl Drop for CallGuard {
     }
 }
 
-/// Callables in the order of their calls.
-#[derive(Clone, Debug, Default)]
-pub struct Processors(pub Vec<Arc<Py<PyAny>>>);
+/// Callables in the order of their calls, owned by one Python object, which reports them to the garbage collector. No other
+/// reference exists, except during a call; the collector then finds an additional reference and keeps the object.
+#[derive(Debug, Default)]
+pub struct Processors(Vec<Arc<CallableSlot>>);
 
 impl Processors {
     /// Reads the value of the parameter.
     pub fn read<'py>(value: &PyValue<'py>) -> Read<Self, PyValue<'py>> {
         let expected = "a sequence of callables";
         let callable = |field: Field, item: &PyValue<'py>| match item.0.is_callable() {
-            true => Ok(Arc::new(item.0.clone().unbind())),
+            true => Ok(CallableSlot::new(item.0.clone().unbind())),
             false => Err(field.refuse(item, expected)),
         };
         CallGate::register_exit(value.0.py()).map_err(ReadError::Raised)?;
@@ -142,28 +144,18 @@ impl Processors {
         field.items(value, SamplingParams::MAX_LOGITS_PROCESSORS, "processors", expected, callable).map(Self)
     }
 
-    /// New references for one request.
-    pub fn owned(&self, py: Python<'_>) -> Owned {
-        let slot =
-            |callable: &Arc<Py<PyAny>>| Arc::new(CallableSlot(Mutex::new(Some(callable.clone_ref(py)))));
-        Owned(self.0.iter().map(slot).collect())
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
-}
 
-/// The callables of one request, owned by the Python object that reports them to the garbage collector. No other
-/// reference exists, except during a call; the collector then finds an additional reference and keeps the object.
-#[derive(Default)]
-pub struct Owned(Vec<Arc<CallableSlot>>);
-
-impl Owned {
-    /// The processors that the engine calls.
+    /// The processors that the engine calls. They have no references of their own.
     pub fn for_engine(&self) -> Vec<Arc<dyn LogitsProcessor>> {
         self.0.iter().map(|slot| Arc::new(Processor(Arc::clone(slot))) as Arc<dyn LogitsProcessor>).collect()
     }
 
-    /// The callables that are left, as a value of the parameter.
-    pub fn listed(&self, py: Python<'_>) -> Processors {
-        Processors(self.0.iter().filter_map(|slot| slot.get(py)).map(Arc::new).collect())
+    /// The callables that are left.
+    fn callables(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
+        self.0.iter().filter_map(|slot| slot.get(py)).collect()
     }
 
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -176,7 +168,18 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Clone for Processors {
+    /// New references, because each Python object reports its own.
+    fn clone(&self) -> Self {
+        if self.0.is_empty() {
+            return Self::default();
+        }
+        Python::attach(|py| Self(self.callables(py).into_iter().map(CallableSlot::new).collect()))
+    }
+}
+
+impl Drop for Processors {
+    /// The engine may still have the slots.
     fn drop(&mut self) {
         self.clear();
     }
@@ -187,6 +190,10 @@ impl Drop for Owned {
 struct CallableSlot(Mutex<Option<Py<PyAny>>>);
 
 impl CallableSlot {
+    fn new(callable: Py<PyAny>) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(callable))))
+    }
+
     fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.lock().as_ref().map(|callable| callable.clone_ref(py))
     }
@@ -255,7 +262,10 @@ impl PartialEq for Processors {
     /// Compares with Python's `==`: two references to one bound method are equal.
     fn eq(&self, other: &Self) -> bool {
         let are_equal = |py: Python<'_>| {
-            self.0.iter().zip(&other.0).all(|(one, other)| one.bind(py).eq(other.bind(py)).unwrap_or(false))
+            let (these, others) = (self.callables(py), other.callables(py));
+            let mut pairs = these.iter().zip(&others);
+            these.len() == others.len()
+                && pairs.all(|(one, other)| one.bind(py).eq(other.bind(py)).unwrap_or(false))
         };
         self.0.len() == other.0.len() && Python::attach(are_equal)
     }
@@ -263,7 +273,6 @@ impl PartialEq for Processors {
 
 impl ToPython for Processors {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let callables = self.0.iter().map(|processor| processor.bind(py));
-        Ok(PyTuple::new(py, callables)?.into_any())
+        Ok(PyTuple::new(py, self.callables(py))?.into_any())
     }
 }

@@ -14,23 +14,19 @@ use crate::classes::{PyChunk, PyRequestOutput, PySamplingParams, PyTimings, PyUs
 use crate::detach::detach;
 use crate::errors::Error;
 use crate::logs;
-use crate::processors::{Owned, Processors};
 
 /// See `_core.pyi`. Dropping the object cancels the request.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Request {
     state: Arc<RequestState>,
     process: Process,
-    /// Without the processors.
     params: PySamplingParams,
-    processors: Owned,
 }
 
 impl Request {
-    /// `params` have all defaults filled in; `processors` are the request's references to their processors.
-    pub fn new(state: Arc<RequestState>, params: PySamplingParams, processors: Owned) -> Self {
-        let params = PySamplingParams { processors: Processors::default(), ..params };
-        Self { state, process: Process::current(), params, processors }
+    /// `params` have all defaults filled in. The engine calls their processors.
+    pub fn new(state: Arc<RequestState>, params: PySamplingParams) -> Self {
+        Self { state, process: Process::current(), params }
     }
 
     /// The state, unless another process has it: a thread there may have locked the copy at the fork.
@@ -69,8 +65,8 @@ impl Request {
     }
 
     #[getter]
-    fn params(&self, py: Python<'_>) -> PySamplingParams {
-        PySamplingParams { processors: self.processors.listed(py), ..self.params.clone() }
+    fn params(&self) -> PySamplingParams {
+        self.params.clone()
     }
 
     #[getter]
@@ -150,10 +146,10 @@ impl Request {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.processors.traverse(&visit)
+        self.params.processors.traverse(&visit)
     }
 
     fn __clear__(&self) {
-        self.processors.clear();
+        self.params.processors.clear();
     }
 }

@@ -56,16 +56,15 @@ pub fn logits<'py>(
 }
 
 /// The probabilities of a request's next token for a row of logits; both are little-endian `f32`. There is no model with
-/// defaults and no tokenizer, so bad words are ids; `mask` is that of a grammar, in words of 32 ids.
+/// defaults and no tokenizer; `mask` is that of a grammar, in words of 32 ids.
 #[pyfunction]
-#[pyo3(signature = (logits, params, *, prompt, generated = vec![], bad_words = vec![], mask = None))]
+#[pyo3(signature = (logits, params, *, prompt, generated = vec![], mask = None))]
 pub fn probabilities<'py>(
     py: Python<'py>,
     logits: &[u8],
     params: &PySamplingParams,
     prompt: Vec<u32>,
     generated: Vec<u32>,
-    bad_words: Vec<Vec<u32>>,
     mask: Option<Vec<u32>>,
 ) -> Result<Bound<'py, PyBytes>, Error> {
     let (chunks, _) = logits.as_chunks::<4>();
@@ -75,10 +74,10 @@ pub fn probabilities<'py>(
         max_model_len: usize::MAX,
         vocabulary_size: logits.len(),
         hidden_size: 0,
+        max_logprobs: u32::MAX,
     };
     let resolved = params.params.resolve(&model, prompt.len(), 0).map_err(|error| params.error(error))?;
-    let mut request = resolved.request(prompt.into());
-    request.sampling.bad_words = bad_words;
+    let request = resolved.request(prompt.into());
     let probabilities = detach(py, || {
         penstock_runner::probabilities(request, &generated, &logits, mask.as_deref())
             .expect("no device is involved; this is a bug")

@@ -246,7 +246,7 @@ pub(crate) fn no_candidates(request: &Request, index: u32) -> String {
         (request.grammar.is_some(), "the grammar"),
         (!request.processors.is_empty(), "logits_processors"),
         (sampling.no_repeat_ngram_size > 0, "no_repeat_ngram_size"),
-        (!sampling.bad_words.is_empty(), "bad_words"),
+        (!sampling.bad_token_sequences.is_empty(), "bad_words or bad_token_sequences"),
         (!sampling.bad_token_ids.is_empty(), "bad_token_ids"),
         (sampling.allowed_token_ids.is_some(), "allowed_token_ids"),
         ((index as usize) < request.min_tokens, "min_tokens"),

@@ -36,8 +36,8 @@ pub struct Sampling {
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Token ids that cannot be generated.
     pub bad_token_ids: Vec<u32>,
-    /// Strings that are not generated: their tokens are masked.
-    pub bad_words: Vec<Vec<u32>>,
+    /// Sequences of token ids that cannot be generated.
+    pub bad_token_sequences: Vec<Vec<u32>>,
 }
 
 impl Default for Sampling {
@@ -59,7 +59,7 @@ impl Default for Sampling {
             no_repeat_ngram_size: 0,
             allowed_token_ids: None,
             bad_token_ids: Vec::new(),
-            bad_words: Vec::new(),
+            bad_token_sequences: Vec::new(),
         }
     }
 }

@@ -4,6 +4,9 @@ use penstock_types::BlockId;
 
 use crate::prefix_cache::NodeId;
 
+/// The epoch of tables that are not published; the prefix cache counts from 1.
+pub(super) const NEVER_PUBLISHED: u64 = 0;
+
 /// The blocks of one sequence, in the order of the positions they hold. All layers form one group, with one list of
 /// blocks.
 ///
@@ -36,6 +39,11 @@ impl BlockTable {
     #[cfg(feature = "testing")]
     pub fn num_reserved(&self) -> usize {
         self.num_reserved
+    }
+
+    /// Nothing of it is published any more. Before the blocks of its namespace are removed from the prefix cache.
+    pub fn unpublish(&mut self) {
+        self.epoch = NEVER_PUBLISHED;
     }
 
     /// The latest step that must succeed for the contents of the blocks to be valid; 0 if they are.

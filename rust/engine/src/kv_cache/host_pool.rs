@@ -2,6 +2,10 @@
 
 use penstock_types::HostBlockId;
 
+#[cfg(doc)]
+use super::block_table::BlockTable;
+use super::block_table::NEVER_PUBLISHED;
+
 /// The free blocks of the host tier. A block that is not free belongs to a node of the prefix cache or to a
 /// [`SwappedBlocks`].
 #[derive(Debug)]
@@ -25,6 +29,13 @@ pub struct SwappedBlocks {
     pub step: u64,
     /// The epoch of the block table; see [`BlockTable`](super::BlockTable).
     pub(super) epoch: u64,
+}
+
+impl SwappedBlocks {
+    /// See [`BlockTable::unpublish`].
+    pub fn unpublish(&mut self) {
+        self.epoch = NEVER_PUBLISHED;
+    }
 }
 
 impl HostPool {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::block_table::BlockTable;
 use super::manager::KvCacheManager;
-use crate::prefix_cache::{Chain, Location, Tokens};
+use crate::prefix_cache::{Chain, Location, Namespace, Tokens};
 
 impl KvCacheManager {
     /// Publishes the full blocks among the first `num_computed` tokens of a table; the steps that computed them are
@@ -72,6 +72,16 @@ impl KvCacheManager {
     pub fn reset_prefix_cache(&mut self) {
         let Some(cache) = &mut self.prefix_cache else { return };
         cache.clear(|location| match location {
+            Location::Device(block) => self.pool.evict(block),
+            Location::Host(block) => self.host.free(block),
+        });
+    }
+
+    /// Removes the blocks of a namespace from the prefix cache. The tables of its sequences are
+    /// [unpublished](BlockTable::unpublish), and so are their swapped blocks; they keep their blocks.
+    pub fn reset_namespace(&mut self, namespace: &Namespace) {
+        let Some(cache) = &mut self.prefix_cache else { return };
+        cache.clear_namespace(namespace, |location| match location {
             Location::Device(block) => self.pool.evict(block),
             Location::Host(block) => self.host.free(block),
         });

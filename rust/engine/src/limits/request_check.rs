@@ -170,11 +170,15 @@ impl Limits {
         }
         check_count("bad_token_ids", sampling.bad_token_ids.len(), self.vocabulary_size)?;
         self.check_ids("bad_token_ids", &sampling.bad_token_ids)?;
-        check_count("bad_words", sampling.bad_words.iter().map(Vec::len).sum(), MAX_LISTED)?;
-        if sampling.bad_words.iter().any(Vec::is_empty) {
-            return Err(not_allowed("bad_words", "[]", "at least one id each"));
+        check_count(
+            "bad_token_sequences",
+            sampling.bad_token_sequences.iter().map(Vec::len).sum(),
+            MAX_LISTED,
+        )?;
+        if sampling.bad_token_sequences.iter().any(Vec::is_empty) {
+            return Err(not_allowed("bad_token_sequences", "[]", "at least one id each"));
         }
-        self.check_ids("bad_words", sampling.bad_words.iter().flatten())
+        self.check_ids("bad_token_sequences", sampling.bad_token_sequences.iter().flatten())
     }
 
     fn check_reports(&self, outputs: &RequestedOutputs) -> Result<(), InvalidRequest> {
@@ -305,8 +309,8 @@ mod tests {
             "bad_token_ids=4294967295 is not allowed: it must be below the vocabulary's 100 ids",
         );
         check(
-            |r| r.sampling.bad_words = vec![vec![1, 100]],
-            "bad_words=100 is not allowed: it must be below the vocabulary's 100 ids",
+            |r| r.sampling.bad_token_sequences = vec![vec![1, 100]],
+            "bad_token_sequences=100 is not allowed: it must be below the vocabulary's 100 ids",
         );
     }
 
@@ -333,8 +337,8 @@ mod tests {
             "allowed_token_ids=5 before 5 is not allowed: it must be ascending, each once",
         );
         check(
-            |r| r.sampling.bad_words = vec![vec![]],
-            "bad_words=[] is not allowed: it must be at least one id each",
+            |r| r.sampling.bad_token_sequences = vec![vec![]],
+            "bad_token_sequences=[] is not allowed: it must be at least one id each",
         );
     }
 
@@ -357,8 +361,8 @@ mod tests {
             "bad_token_ids=101 entries is not allowed: it must be at most 100",
         );
         check(
-            |r| r.sampling.bad_words = vec![vec![2; 5]; 205],
-            "bad_words=1025 entries is not allowed: it must be at most 1024",
+            |r| r.sampling.bad_token_sequences = vec![vec![2; 5]; 205],
+            "bad_token_sequences=1025 entries is not allowed: it must be at most 1024",
         );
     }
 

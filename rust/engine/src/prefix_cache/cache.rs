@@ -1,5 +1,6 @@
 //! [`PrefixCache`]: the tree of cached blocks, its hash table and its LRU lists.
 
+use std::iter;
 use std::time::{Duration, Instant};
 
 use penstock_types::{BlockId, HostBlockId};
@@ -7,7 +8,7 @@ use penstock_types::{BlockId, HostBlockId};
 use super::chain::{Chain, Tokens};
 use super::hash::BlockHasher;
 use super::lru::LruList;
-use super::namespace::Namespaces;
+use super::namespace::{Namespace, NamespaceId, Namespaces};
 use super::node::{Location, NONE, Node, NodeId, Parent};
 
 /// See the module `prefix_cache`.
@@ -220,6 +221,10 @@ impl PrefixCache {
     /// Removes an unreferenced leaf.
     pub fn remove(&mut self, node: NodeId) {
         self.unlist(node);
+        self.detach(node);
+    }
+
+    fn detach(&mut self, node: NodeId) {
         let Node { hash, parent, location, next_in_bucket, .. } = self.nodes[node.0 as usize];
         if let Location::Device(block) = location {
             self.node_of[block.0 as usize] = NONE;
@@ -238,6 +243,44 @@ impl PrefixCache {
             self.nodes[before as usize].next_in_bucket = next_in_bucket;
         }
         self.free.push(node.0);
+    }
+
+    /// Removes all blocks of a namespace. `on_unreferenced` is called for each unreferenced block of either tier.
+    pub fn clear_namespace(&mut self, namespace: &Namespace, mut on_unreferenced: impl FnMut(Location)) {
+        let Some(namespace) = self.namespaces.find(namespace) else { return };
+        for node in self.nodes_in(namespace) {
+            if self.nodes[node.0 as usize].is_listed {
+                on_unreferenced(self.location(node));
+                self.unlist(node);
+            }
+            self.detach(node);
+        }
+    }
+
+    /// The nodes of a namespace. The way from a node to the root is followed once.
+    fn nodes_in(&self, namespace: NamespaceId) -> Vec<NodeId> {
+        let follow = |index: u32| (index != NONE).then_some(index);
+        let in_bucket = |head: &u32| {
+            iter::successors(follow(*head), |index| follow(self.nodes[*index as usize].next_in_bucket))
+        };
+        let nodes: Vec<u32> = self.buckets.iter().flat_map(in_bucket).collect();
+        let mut known = vec![None; self.nodes.len()];
+        let mut path = Vec::new();
+        for node in &nodes {
+            let mut next = *node;
+            let found = loop {
+                if let Some(found) = known[next as usize] {
+                    break found;
+                }
+                path.push(next);
+                match self.nodes[next as usize].parent {
+                    Parent::Namespace(found) => break found,
+                    Parent::Node(parent) => next = parent.0,
+                }
+            };
+            path.drain(..).for_each(|node| known[node as usize] = Some(found));
+        }
+        nodes.into_iter().filter(|node| known[*node as usize] == Some(namespace)).map(NodeId).collect()
     }
 
     /// Removes everything. `on_unreferenced` is called for each unreferenced block of either tier.

@@ -1,5 +1,6 @@
 //! [`Scheduler`]: the interface of the scheduler to the engine core.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_types::PreemptionMode;
@@ -8,9 +9,9 @@ use super::budget::TokenBudget;
 use super::queue::WaitingQueue;
 use super::rows::RowPlanner;
 use super::slots::{Running, Slots};
-use crate::kv_cache::{KvCacheManager, LoadLimit};
+use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
-use crate::prefix_cache::BlockHasher;
+use crate::prefix_cache::{BlockHasher, Namespace};
 use crate::request::FinishReason;
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
@@ -279,8 +280,18 @@ impl Scheduler {
         self.kv.next_expiry()
     }
 
-    pub(crate) fn reset_prefix_cache(&mut self) {
-        self.kv.reset_prefix_cache();
+    /// Removes the blocks of a salt from the prefix cache, or all blocks.
+    pub(crate) fn reset_prefix_cache(&mut self, salt: Option<Arc<str>>) {
+        if salt.is_none() {
+            return self.kv.reset_prefix_cache();
+        }
+        let namespace = Namespace { salt };
+        let is_in_it = |sequence: &Sequence| *sequence.chain().namespace() == namespace;
+        let running = self.slots.iter_mut().filter(|running| is_in_it(&running.sequence));
+        running.for_each(|running| running.table.unpublish());
+        let waiting = self.queue.preempted_mut().filter(|sequence| is_in_it(sequence));
+        waiting.filter_map(|sequence| sequence.swapped.as_mut()).for_each(SwappedBlocks::unpublish);
+        self.kv.reset_namespace(&namespace);
     }
 
     /// The sequence with this key, unless it has ended.

@@ -78,6 +78,10 @@ impl Slots {
         self.slots.iter().flatten()
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Running> {
+        self.slots.iter_mut().flatten()
+    }
+
     pub(super) fn get(&self, slot: u32) -> &Running {
         self.slots[slot as usize].as_ref().expect("a slot in the order is occupied; this is a bug")
     }

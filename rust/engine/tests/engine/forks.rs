@@ -20,7 +20,7 @@ fn forked_handles_refuse_calls_and_change_nothing() {
                 let error = copy.start_request(Arc::clone(&request), &port).unwrap_err();
                 assert_eq!(error, StartError::Stopped(forked.clone()));
                 assert_eq!((copy.is_running(), copy.stop_cause()), (false, Some(forked.clone())));
-                copy.reset_prefix_cache();
+                copy.reset_prefix_cache(None);
                 copy.drain();
                 copy.shutdown();
                 drop(copy.clone());

@@ -138,7 +138,7 @@ fn reset_removes_all_unused_blocks_at_once() {
     cached(&mut harness, request(21, 4, 0));
     let mut running = harness.start(request(21, 10, 0));
     harness.step();
-    harness.handle(Message::ResetPrefixCache);
+    harness.handle(Message::ResetPrefixCache(None));
     assert_eq!(harness.stats().blocks_cached, 0);
     let mut same = harness.start(request(21, 1, 0));
     harness.run();
@@ -152,6 +152,50 @@ fn reset_removes_all_unused_blocks_at_once() {
     );
 }
 
+fn salted(salt: Option<&str>, request: Request) -> Request {
+    Request { cache_salt: salt.map(Into::into), ..request }
+}
+
+#[test]
+fn reset_of_a_salt_removes_its_blocks_only() {
+    let mut harness = Harness::new(caching());
+    for salt in [None, Some("a"), Some("b")] {
+        cached(&mut harness, salted(salt, request(21, 4, 0)));
+        cached(&mut harness, salted(salt, request(30, 1, 0)));
+    }
+    let num_cached = harness.stats().blocks_cached;
+    let mut running = harness.start(salted(Some("a"), request(21, 10, 0)));
+    harness.step();
+    harness.handle(Message::ResetPrefixCache(Some("a".into())));
+    harness.handle(Message::ResetPrefixCache(Some("unknown".into())));
+    let mut same = harness.start(salted(Some("a"), request(21, 1, 0)));
+    harness.run();
+    check_output(&mut running, &harness.limits);
+    let (_, finish) = read(&mut same);
+    assert_eq!(finish.unwrap().cached, found(0, 0), "nothing computed before the reset is found");
+    for salt in [None, Some("b")] {
+        assert_eq!(cached(&mut harness, salted(salt, request(21, 4, 0))), found(20, 0));
+    }
+    harness.handle(Message::ResetPrefixCache(Some("a".into())));
+    assert_eq!(harness.stats().blocks_cached, num_cached / 3 * 2);
+}
+
+#[test]
+fn swapped_sequence_resumes_after_a_reset_of_its_salt() {
+    let swapping =
+        Limits { num_blocks: 6, host_blocks: 16, preemption_mode: PreemptionMode::Swap, ..caching() };
+    let mut harness = Harness::new(swapping);
+    let mut older = harness.start(salted(Some("a"), request(4, 13, 0)));
+    let mut newer = harness.start(salted(Some("a"), request(4, 13, 1)));
+    while harness.stats().swaps == 0 {
+        harness.step();
+    }
+    harness.handle(Message::ResetPrefixCache(Some("a".into())));
+    harness.run();
+    check_output(&mut older, &harness.limits);
+    check_output(&mut newer, &harness.limits);
+}
+
 #[test]
 fn blocks_swapped_before_a_reset_are_not_published() {
     let swapping =
@@ -161,7 +205,7 @@ fn blocks_swapped_before_a_reset_are_not_published() {
     let mut newer = harness.start(request(4, 13, 1));
     harness.step();
     harness.step();
-    harness.handle(Message::ResetPrefixCache);
+    harness.handle(Message::ResetPrefixCache(None));
     harness.run();
     assert!(harness.stats().swaps > 0);
     let (tokens, _) = read(&mut newer);

@@ -183,8 +183,8 @@ fn prefixes_expire_in_an_idle_engine() {
 fn reset_empties_the_cache_and_ignores_a_stopped_engine() {
     let engine = engine_with_prefix(PATIENCE);
     assert!(engine.stats().blocks_cached > 0);
-    engine.reset_prefix_cache();
+    engine.reset_prefix_cache(None);
     eventually(|| engine.stats().blocks_cached == 0);
     engine.shutdown();
-    engine.reset_prefix_cache();
+    engine.reset_prefix_cache(None);
 }

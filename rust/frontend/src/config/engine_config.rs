@@ -30,6 +30,8 @@ pub struct EngineConfig {
     pub max_waiting: Option<usize>,
     /// Maximum number of paused outputs, whose consumers do not read.
     pub max_paused: Option<usize>,
+    /// Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the vocabulary.
+    pub max_logprobs: Option<i64>,
     /// Number of tokens in a block of the KV cache.
     pub block_size: Option<usize>,
     /// Type of the KV cache.
@@ -77,6 +79,7 @@ impl Default for EngineConfig {
             max_num_batched_tokens: None,
             max_waiting: None,
             max_paused: None,
+            max_logprobs: None,
             block_size: None,
             kv_cache_dtype: Auto(None),
             kv_cache_bytes: None,
@@ -152,6 +155,11 @@ impl EngineConfig {
             ("max_paused", Some(value)) => {
                 let field = Field::new("max_paused");
                 self.max_paused = Some(field.integer(value, 1..=4294967295)? as usize);
+            }
+            ("max_logprobs", None) => self.max_logprobs = default().max_logprobs,
+            ("max_logprobs", Some(value)) => {
+                let field = Field::new("max_logprobs");
+                self.max_logprobs = Some(field.integer(value, -1..=2147483647)? as i64);
             }
             ("block_size", None) => self.block_size = default().block_size,
             ("block_size", Some(value)) => {

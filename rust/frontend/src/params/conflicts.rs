@@ -10,7 +10,9 @@ pub type Conflict = (&'static str, String);
 impl SamplingParams {
     /// The first conflict, if any.
     pub(super) fn find_conflict(&self) -> Option<Conflict> {
-        self.declared_conflict().or_else(|| self.token_conflict()).or_else(|| self.tool_conflict())
+        let conflicts =
+            [Self::declared_conflict, Self::token_conflict, Self::end_conflict, Self::tool_conflict];
+        conflicts.into_iter().find_map(|conflict| conflict(self))
     }
 
     fn token_conflict(&self) -> Option<Conflict> {
@@ -20,6 +22,19 @@ impl SamplingParams {
         let is_bad = |id: &u32| bad.binary_search(id).is_ok();
         let limit = "at least one id that is not in bad_token_ids";
         allowed.iter().all(is_bad).then(|| ("allowed_token_ids", limit.to_owned()))
+    }
+
+    /// Structured output ends with an end token.
+    fn end_conflict(&self) -> Option<Conflict> {
+        self.eos_token_ids.as_ref().filter(|ids| ids.is_empty())?;
+        let field = match self.tool_choice.as_ref().is_some_and(ToolChoice::requires_call) {
+            true => "tool_choice",
+            false => *self.constraints().first()?,
+        };
+        Some((
+            "eos_token_ids",
+            format!("at least one id when {field} is given: an end token ends the output"),
+        ))
     }
 
     fn tool_conflict(&self) -> Option<Conflict> {

@@ -112,7 +112,7 @@ pub fn read_stops<V: Value>(
     field.items(value, max_items, "strings", "a string or a sequence of strings", read)
 }
 
-pub fn read_stop_sequences<V: Value>(
+pub fn read_id_sequences<V: Value>(
     field: Field,
     value: &V,
     max_items: usize,

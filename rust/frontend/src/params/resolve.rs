@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use penstock_engine::request::Request;
+use penstock_types::config_limits::DEFAULT_MAX_LOGPROBS;
 use penstock_types::{
     FieldError, GenerationConfig, LogprobsMode, OutputScope, RequestedOutputs, Sampling, Unread,
 };
@@ -19,6 +20,8 @@ pub struct ModelLimits<'a> {
     pub max_model_len: usize,
     pub vocabulary_size: usize,
     pub hidden_size: usize,
+    /// Maximum number of most likely tokens at a position.
+    pub max_logprobs: u32,
 }
 
 impl<'a> ModelLimits<'a> {
@@ -86,8 +89,16 @@ impl SamplingParams {
         seed: u64,
     ) -> Result<ResolvedParams, FieldError> {
         let mut stop_token_ids = self.stop_token_ids.clone();
-        if !self.ignore_eos {
-            stop_token_ids.extend(model.end_ids());
+        match &self.eos_token_ids {
+            _ if self.ignore_eos => {}
+            None => stop_token_ids.extend(model.end_ids()),
+            Some(ids) if ids.iter().all(|id| (*id as usize) < model.vocabulary_size) => {
+                stop_token_ids.extend(ids);
+            }
+            Some(_) => {
+                let limit = format!("ids below the vocabulary's {}", model.vocabulary_size);
+                return Err(self.refuse("eos_token_ids", limit));
+            }
         }
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
@@ -108,6 +119,7 @@ impl SamplingParams {
             cache_salt: self.cache_salt.as_deref().map(Arc::from),
             unread: self.unread,
         };
+        self.check_num_logprobs(model)?;
         self.check_output_size(model, num_prompt, &resolved)?;
         Ok(resolved)
     }
@@ -139,14 +151,25 @@ impl SamplingParams {
         Ok(max_tokens.map_or(room, |tokens| tokens.min(room)))
     }
 
-    /// Limits the size of logits and hidden states, which are kept until they are read.
+    fn check_num_logprobs(&self, model: &ModelLimits<'_>) -> Result<(), FieldError> {
+        let counts = [("top_logprobs", self.top_logprobs), ("prompt_logprobs", self.prompt_logprobs)];
+        match counts.into_iter().find(|(_, count)| count.is_some_and(|count| count > model.max_logprobs)) {
+            Some((field, _)) => {
+                let limit = format!("at most max_logprobs={}, an option of the engine", model.max_logprobs);
+                Err(self.refuse(field, limit))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Limits the size of logits, hidden states and long lists of logprobs, which are kept until they are read.
     fn check_output_size(
         &self,
         model: &ModelLimits<'_>,
         num_prompt: usize,
         resolved: &ResolvedParams,
     ) -> Result<(), FieldError> {
-        let generated = resolved.max_tokens.saturating_mul(self.n);
+        let generated = resolved.max_tokens.saturating_mul(self.n.max(self.num_beams));
         let values = |scope: Option<OutputScope>, width: usize| {
             let positions = match scope {
                 Some(OutputScope::Prompt) => num_prompt,
@@ -156,18 +179,30 @@ impl SamplingParams {
             };
             positions.saturating_mul(width)
         };
-        let logits = values(self.output_logits, model.vocabulary_size);
-        let hidden_states = values(self.output_hidden_states, model.hidden_size);
-        let bytes = logits.saturating_add(hidden_states).saturating_mul(size_of::<f32>());
-        if bytes <= MAX_OUTPUT_BYTES {
-            return Ok(());
+        // A token and its log probability. Short lists are not counted.
+        let listed = |count: Option<u32>, positions: usize| {
+            let count = count.unwrap_or(0).saturating_sub(DEFAULT_MAX_LOGPROBS as u32);
+            positions.saturating_mul(2 * count as usize)
+        };
+        let sizes = [
+            ("output_logits", values(self.output_logits, model.vocabulary_size)),
+            ("output_hidden_states", values(self.output_hidden_states, model.hidden_size)),
+            ("top_logprobs", listed(self.top_logprobs, generated)),
+            ("prompt_logprobs", listed(self.prompt_logprobs, num_prompt)),
+        ];
+        let total = sizes.iter().fold(0_usize, |total, (_, size)| total.saturating_add(*size));
+        let bytes = total.saturating_mul(size_of::<f32>());
+        let largest = sizes.into_iter().rev().max_by_key(|(_, size)| *size);
+        match largest {
+            Some((field, _)) if bytes > MAX_OUTPUT_BYTES => {
+                let limit = format!(
+                    "left out, or of fewer positions (max_tokens): logits, hidden states and logprobs would take \
+                     {bytes} bytes, the maximum is {MAX_OUTPUT_BYTES}"
+                );
+                Err(self.refuse(field, limit))
+            }
+            _ => Ok(()),
         }
-        let field = if logits >= hidden_states { "output_logits" } else { "output_hidden_states" };
-        let limit = format!(
-            "left out, or of fewer positions (max_tokens): logits and hidden states would take {bytes} bytes, the \
-             maximum is {MAX_OUTPUT_BYTES}"
-        );
-        Err(self.refuse(field, limit))
     }
 
     /// The parameters for scoring the prompt: nothing is generated.

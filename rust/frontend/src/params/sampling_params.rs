@@ -27,13 +27,15 @@ pub struct SamplingParams {
     pub min_tokens: usize,
     /// Stop strings: the output ends before the first one that appears.
     pub stop: Vec<String>,
-    /// Token ids that end the output, in addition to the model's end tokens.
+    /// Token ids that end the output, in addition to the end tokens.
     pub stop_token_ids: Vec<u32>,
+    /// Token ids that end the output in place of the model's end tokens.
+    pub eos_token_ids: Option<Vec<u32>>,
     /// Sequences of token ids that end the output.
     pub stop_token_sequences: Vec<Vec<u32>>,
     /// Keep the stop string, token or sequence in `text`.
     pub include_stop_str_in_output: bool,
-    /// Continue after the model's end tokens.
+    /// Continue after end tokens.
     pub ignore_eos: bool,
     /// Divisor of the logits; 0 selects the most likely token (greedy).
     pub temperature: Option<f64>,
@@ -67,6 +69,8 @@ pub struct SamplingParams {
     pub bad_token_ids: Vec<u32>,
     /// Strings that are not generated: their tokens are masked.
     pub bad_words: Vec<String>,
+    /// Sequences of token ids that cannot be generated.
+    pub bad_token_sequences: Vec<Vec<u32>>,
     /// Callables that modify the logits of each token.
     pub logits_processors: usize,
     /// Format of the output, as in OpenAI's API.
@@ -123,6 +127,7 @@ impl Default for SamplingParams {
             min_tokens: 0,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
+            eos_token_ids: None,
             stop_token_sequences: Vec::new(),
             include_stop_str_in_output: false,
             ignore_eos: false,
@@ -142,6 +147,7 @@ impl Default for SamplingParams {
             allowed_token_ids: None,
             bad_token_ids: Vec::new(),
             bad_words: Vec::new(),
+            bad_token_sequences: Vec::new(),
             logits_processors: 0,
             response_format: None,
             regex: None,
@@ -218,10 +224,15 @@ impl SamplingParams {
                 let field = Field::new("stop_token_ids");
                 self.stop_token_ids = read_token_ids(field, value, 256)?;
             }
+            ("eos_token_ids", None) => self.eos_token_ids = default().eos_token_ids,
+            ("eos_token_ids", Some(value)) => {
+                let field = Field::new("eos_token_ids");
+                self.eos_token_ids = Some(read_token_ids(field, value, 256)?);
+            }
             ("stop_token_sequences", None) => self.stop_token_sequences = default().stop_token_sequences,
             ("stop_token_sequences", Some(value)) => {
                 let field = Field::new("stop_token_sequences");
-                self.stop_token_sequences = read_stop_sequences(field, value, 64, 64)?;
+                self.stop_token_sequences = read_id_sequences(field, value, 64, 64)?;
             }
             ("include_stop_str_in_output", None) => self.include_stop_str_in_output = default().include_stop_str_in_output,
             ("include_stop_str_in_output", Some(value)) => {
@@ -313,6 +324,11 @@ impl SamplingParams {
                 let field = Field::new("bad_words");
                 self.bad_words = read_texts(field, value, 128, 256)?;
             }
+            ("bad_token_sequences", None) => self.bad_token_sequences = default().bad_token_sequences,
+            ("bad_token_sequences", Some(value)) => {
+                let field = Field::new("bad_token_sequences");
+                self.bad_token_sequences = read_id_sequences(field, value, 1024, 64)?;
+            }
             ("response_format", None) => self.response_format = default().response_format,
             ("response_format", Some(value)) => {
                 let field = Field::new("response_format");
@@ -356,12 +372,12 @@ impl SamplingParams {
             ("top_logprobs", None) => self.top_logprobs = default().top_logprobs,
             ("top_logprobs", Some(value)) => {
                 let field = Field::new("top_logprobs");
-                self.top_logprobs = Some(field.integer(value, 0..=20)? as u32);
+                self.top_logprobs = Some(field.integer(value, 0..=4294967295)? as u32);
             }
             ("prompt_logprobs", None) => self.prompt_logprobs = default().prompt_logprobs,
             ("prompt_logprobs", Some(value)) => {
                 let field = Field::new("prompt_logprobs");
-                self.prompt_logprobs = Some(field.integer(value, 0..=20)? as u32);
+                self.prompt_logprobs = Some(field.integer(value, 0..=4294967295)? as u32);
             }
             ("logprobs_mode", None) => self.logprobs_mode = default().logprobs_mode,
             ("logprobs_mode", Some(value)) => {
@@ -551,6 +567,9 @@ impl SamplingParams {
             let limit = "left out when grammar is given: an end token ends the output";
             return Some(("ignore_eos", limit.to_owned()));
         }
+        if self.ignore_eos && self.eos_token_ids.is_some() {
+            return Some(("eos_token_ids", "left out when ignore_eos is True: end tokens do not end the output".to_owned()));
+        }
         if self.tools.is_none() && self.tool_choice.is_some() {
             return Some(("tool_choice", "left out when tools is not given: there are no tools".to_owned()));
         }
@@ -575,6 +594,7 @@ impl SamplingParams {
             "min_tokens" => format!("{:?}", self.min_tokens),
             "stop" => format!("{:?}", self.stop),
             "stop_token_ids" => format!("{:?}", self.stop_token_ids),
+            "eos_token_ids" => self.eos_token_ids.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "stop_token_sequences" => format!("{:?}", self.stop_token_sequences),
             "include_stop_str_in_output" => format!("{:?}", self.include_stop_str_in_output),
             "ignore_eos" => format!("{:?}", self.ignore_eos),
@@ -594,6 +614,7 @@ impl SamplingParams {
             "allowed_token_ids" => self.allowed_token_ids.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "bad_token_ids" => format!("{:?}", self.bad_token_ids),
             "bad_words" => format!("{:?}", self.bad_words),
+            "bad_token_sequences" => format!("{:?}", self.bad_token_sequences),
             "logits_processors" => format!("{:?}", self.logits_processors),
             "response_format" => self.response_format.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "regex" => self.regex.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
@@ -642,7 +663,7 @@ impl SamplingParams {
             no_repeat_ngram_size: self.no_repeat_ngram_size.or(model.no_repeat_ngram_size).unwrap_or(0),
             allowed_token_ids: self.allowed_ids(),
             bad_token_ids: self.bad_token_ids.clone(),
-            bad_words: Vec::new(),
+            bad_token_sequences: self.bad_token_sequences.clone(),
         }
     }
 

@@ -112,7 +112,10 @@ impl GrammarState for SequenceMatcher {
     fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
         self.matcher.mask(allowed).map_err(|error| error.to_string())?;
         let (word, bit) = (|id: u32| id as usize / 32, |id: u32| 1_u32 << (id % 32));
-        if self.vocabulary.end_ids().iter().any(|id| allowed[word(*id)] & bit(*id) != 0) {
+        let end_ids = self.vocabulary.end_ids();
+        if end_ids.iter().any(|id| allowed[word(*id)] & bit(*id) != 0) {
+            // The request may have other end tokens than the model.
+            end_ids.iter().for_each(|id| allowed[word(*id)] &= !bit(*id));
             self.stop_ids.iter().for_each(|id| allowed[word(*id)] |= bit(*id));
         }
         Ok(())

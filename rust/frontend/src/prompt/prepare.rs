@@ -50,6 +50,8 @@ pub struct Frontend {
     pub grammars: Grammars,
     pub generation: GenerationConfig,
     pub hidden_size: usize,
+    /// See [`ModelLimits::max_logprobs`].
+    pub max_logprobs: u32,
 }
 
 /// A request that is ready to start.
@@ -81,6 +83,7 @@ impl Frontend {
             max_model_len: limits.max_model_len,
             vocabulary_size: limits.vocabulary_size,
             hidden_size: self.hidden_size,
+            max_logprobs: self.max_logprobs,
         }
     }
 
@@ -207,7 +210,11 @@ impl Frontend {
             let sequences = bad_words::tokenisations(&params.bad_words, &self.tokenizer)
                 .map_err(|error| refuse(format!("strings that the tokenizer can encode ({error})")))?;
             let limit = || format!("at most {} tokens in all", bad_words::MAX_IDS);
-            request.sampling.bad_words = sequences.ok_or_else(|| refuse(limit()))?;
+            request.sampling.bad_token_sequences.extend(sequences.ok_or_else(|| refuse(limit()))?);
+        }
+        if request.sampling.bad_token_sequences.iter().map(Vec::len).sum::<usize>() > bad_words::MAX_IDS {
+            let limit = format!("at most {} ids in all, with those of bad_words", bad_words::MAX_IDS);
+            return Err(params.refuse("bad_token_sequences", limit).into());
         }
         if let Some((field, grammar)) = requested_grammar(params, formats)? {
             let stop_ids = &request.stop_token_ids;

@@ -62,7 +62,7 @@ fn bad_words_are_tokenised_at_the_start_and_after_a_space() {
     let words = ["no", " no", "on"].map(str::to_owned).to_vec();
     setup.generate(&SamplingParams { bad_words: words, ..params() });
     let requests = setup.requests.lock().unwrap();
-    assert_eq!(requests[0].sampling.bad_words, ["no", " no", "on", " on"].map(bytes));
+    assert_eq!(requests[0].sampling.bad_token_sequences, ["no", " no", "on", " on"].map(bytes));
 }
 
 #[test]

@@ -73,6 +73,7 @@ pub fn with_model(model: impl Fn(&Request, &[u32]) -> Vec<f32> + Send + Sync + '
         grammars: Grammars::default(),
         generation: GenerationConfig { eos_token_ids: vec![END], ..GenerationConfig::default() },
         hidden_size: 4,
+        max_logprobs: 20,
     };
     Setup { frontend, requests }
 }

@@ -139,7 +139,7 @@ pub fn with_everything(number: usize, num_prompt: usize, max_tokens: usize) -> R
         logit_bias: vec![(7, 2.0), (8, -3.0)],
         allowed_token_ids: Some((0..VOCABULARY as u32).filter(|id| id % 11 != 5).collect()),
         bad_token_ids: vec![30, 31, 32],
-        bad_words: vec![vec![40], vec![41, 42]],
+        bad_token_sequences: vec![vec![40], vec![41, 42]],
         ..plain.sampling.clone()
     };
     let outputs = RequestedOutputs {

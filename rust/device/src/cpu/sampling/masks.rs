@@ -9,13 +9,14 @@ use super::Input;
 
 /// Whether an id may be excluded.
 pub(super) fn is_set(input: &Input<'_>) -> bool {
-    let Sampling { no_repeat_ngram_size, allowed_token_ids, bad_token_ids, bad_words, .. } = input.sampling;
+    let Sampling { no_repeat_ngram_size, allowed_token_ids, bad_token_ids, bad_token_sequences, .. } =
+        input.sampling;
     *no_repeat_ngram_size > 0
         || allowed_token_ids.is_some()
         || input.mask.is_some()
         || !bad_token_ids.is_empty()
         || !input.suppressed.is_empty()
-        || !bad_words.is_empty()
+        || !bad_token_sequences.is_empty()
 }
 
 /// Excludes every id that is to be.
@@ -33,7 +34,7 @@ pub(super) fn apply(kernels: Kernels, logits: &mut [f32], input: &Input<'_>) {
         }
     };
     sampling.bad_token_ids.iter().chain(input.suppressed).for_each(|id| exclude(*id));
-    for word in &sampling.bad_words {
+    for word in &sampling.bad_token_sequences {
         match word.split_last() {
             Some((last, rest)) if input.history.ends_with(rest) => exclude(*last),
             _ => {}

@@ -300,23 +300,36 @@ impl World {
         }
     }
 
+    /// Resets one namespace, or all of them.
     fn reset(&mut self) {
-        self.kv.reset_prefix_cache();
+        let salt = [None, None, Some(None), Some(Some("")), Some(Some("mine"))][self.random.below(5)];
+        let is_reset = |other: Option<&str>| salt.is_none_or(|salt| salt == other);
         self.seen.reset += 1;
-        self.reference.device.clear();
-        self.reference.host.clear();
+        self.reference.device.retain(|((other, _), _)| !is_reset(*other));
+        self.reference.host.retain(|((other, _), _)| !is_reset(*other));
+        match salt {
+            None => self.kv.reset_prefix_cache(),
+            Some(salt) => {
+                let running = self.running.iter_mut().filter(|running| running.reference.salt == salt);
+                running.for_each(|running| running.table.unpublish());
+                let swapped = self.swapped.iter_mut().filter(|(_, reference, _)| reference.salt == salt);
+                swapped.for_each(|(swapped, ..)| swapped.unpublish());
+                self.kv.reset_namespace(&Namespace { salt: salt.map(Arc::from) });
+            }
+        }
         // A shared block counts once per table in the reference from now on, so those tables go.
         let (mut kept, now) = (vec![], self.now());
         for Running { table, chain, mut reference } in self.running.drain(..) {
-            if reference.num_published > 0 {
+            if is_reset(reference.salt) && reference.num_published > 0 {
                 self.kv.free(table, now);
             } else {
-                reference.is_reset = true;
+                reference.is_reset |= is_reset(reference.salt);
                 kept.push(Running { table, chain, reference });
             }
         }
         self.running = kept;
-        self.swapped.iter_mut().for_each(|(_, reference, _)| reference.is_reset = true);
+        let swapped = self.swapped.iter_mut().filter(|(_, reference, _)| is_reset(reference.salt));
+        swapped.for_each(|(_, reference, _)| reference.is_reset = true);
     }
 
     fn check(&self) {

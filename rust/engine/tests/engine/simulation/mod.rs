@@ -5,6 +5,8 @@
 mod checks;
 mod inputs;
 
+use std::sync::Arc;
+
 use penstock_engine::testing::Message;
 use penstock_engine::{CachedTokens, DEPTH, FinishReason, PromptPosition, Rejection, StopCause, Token};
 
@@ -309,8 +311,10 @@ impl World {
 
     fn reset(&mut self) {
         self.seen.reset += u64::from(self.harness.stats().blocks_cached > 0);
-        self.harness.handle(Message::ResetPrefixCache);
-        assert_eq!(self.harness.stats().blocks_cached, 0);
+        let salt = [None, Some("mine"), Some("yours"), Some("unknown")][self.random.below(4)].map(Arc::from);
+        let is_complete = salt.is_none();
+        self.harness.handle(Message::ResetPrefixCache(salt));
+        assert!(!is_complete || self.harness.stats().blocks_cached == 0);
     }
 
     fn shut_down(&mut self) {

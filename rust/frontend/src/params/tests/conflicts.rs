@@ -34,6 +34,21 @@ fn conflicts_name_the_field_and_the_reason() {
             "left out when use_prefix_cache",
         ),
         (json!({"regex": "a", "choice": ["a"]}), "choice", "left out when regex is given"),
+        (
+            json!({"ignore_eos": true, "eos_token_ids": []}),
+            "eos_token_ids",
+            "left out when ignore_eos is True: end tokens do not end the output",
+        ),
+        (
+            json!({"eos_token_ids": [], "regex": "a"}),
+            "eos_token_ids",
+            "at least one id when regex is given: an end token ends the output",
+        ),
+        (
+            json!({"tools": tools(), "tool_choice": "required", "eos_token_ids": []}),
+            "eos_token_ids",
+            "at least one id when tool_choice is given: an end token ends the output",
+        ),
         (json!({"grammar": "a: b", "ignore_eos": true}), "ignore_eos", "left out when grammar is given"),
         (json!({"tool_choice": "auto"}), "tool_choice", "left out when tools is not given"),
         (json!({"tools": tools(), "regex": "a"}), "regex", "left out when tools can be called"),

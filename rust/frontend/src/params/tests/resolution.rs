@@ -19,7 +19,7 @@ fn generation() -> GenerationConfig {
 }
 
 fn limits(generation: &GenerationConfig) -> ModelLimits<'_> {
-    ModelLimits { generation, max_model_len: 100, vocabulary_size: 500, hidden_size: 8 }
+    ModelLimits { generation, max_model_len: 100, vocabulary_size: 500, hidden_size: 8, max_logprobs: 20 }
 }
 
 fn resolve(params: &SamplingParams, generation: &GenerationConfig, num_prompt: usize) -> ResolvedParams {
@@ -56,6 +56,49 @@ fn stop_tokens_include_end_tokens_of_the_vocabulary() {
     let ids = |fields| resolve(&params(fields), &generation(), 10).stop_token_ids;
     assert_eq!(ids(json!({"stop_token_ids": [7, 9]})), [4, 7, 9]);
     assert_eq!(ids(json!({"stop_token_ids": [7, 9], "ignore_eos": true})), [7, 9]);
+    assert_eq!(ids(json!({"stop_token_ids": [7], "eos_token_ids": [11, 4]})), [4, 7, 11]);
+    assert_eq!(
+        ids(json!({"stop_token_ids": [7], "eos_token_ids": [11]})),
+        [7, 11],
+        "in place of the model's"
+    );
+    assert_eq!(ids(json!({"eos_token_ids": []})), [0; 0]);
+    let error = params(json!({"eos_token_ids": [3, 500]})).resolve(&limits(&generation()), 1, 0).unwrap_err();
+    let expected = "eos_token_ids=[3, 500] is not allowed: it must be ids below the vocabulary's 500";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn numbers_of_logprobs_are_limited_by_the_engine() {
+    let generation = GenerationConfig::default();
+    let check = |fields, max_logprobs| {
+        let model = ModelLimits { max_logprobs, ..limits(&generation) };
+        params(fields).resolve(&model, 10, 0).map(|resolved| resolved.outputs)
+    };
+    let top = |count| json!({"logprobs": true, "top_logprobs": count});
+    assert_eq!(check(top(5), 5).map(|outputs| outputs.logprobs), Ok(Some(5)));
+    let expected =
+        "top_logprobs=6 is not allowed: it must be at most max_logprobs=5, an option of the engine";
+    assert_eq!(check(top(6), 5).unwrap_err().to_string(), expected);
+    assert_eq!(check(json!({"prompt_logprobs": 6}), 5).unwrap_err().field, "prompt_logprobs");
+    assert_eq!(check(json!({"prompt_logprobs": 500}), u32::MAX).unwrap().prompt_logprobs, Some(500));
+}
+
+#[test]
+fn long_lists_of_logprobs_are_limited_in_size() {
+    let generation = GenerationConfig::default();
+    let model = ModelLimits { max_model_len: 1 << 20, max_logprobs: u32::MAX, ..limits(&generation) };
+    let resolve = |fields| params(fields).resolve(&model, 1024, 0);
+    let top = |count: u32, max_tokens| {
+        resolve(json!({"logprobs": true, "top_logprobs": count, "max_tokens": max_tokens}))
+    };
+    // Eight bytes each, beyond the first 20.
+    assert!(top((1 << 17) + 20, 1024).is_ok());
+    assert_eq!(top((1 << 17) + 20, 1025).unwrap_err().field, "top_logprobs");
+    assert!(top(20, 1 << 19).is_ok());
+    let prompt = |count: u32| resolve(json!({"prompt_logprobs": count, "max_tokens": 1}));
+    assert!(prompt((1 << 17) + 20).is_ok());
+    assert_eq!(prompt((1 << 17) + 21).unwrap_err().field, "prompt_logprobs");
 }
 
 #[test]

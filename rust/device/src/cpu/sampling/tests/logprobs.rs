@@ -131,7 +131,7 @@ fn most_likely_ids_are_ordered_and_possible() {
             order.sort_by(|a, b| {
                 (scores[*b as usize] + 0.0).total_cmp(&(scores[*a as usize] + 0.0)).then(a.cmp(b))
             });
-            for top in [0, 1, 3, 20, 400] {
+            for top in [0, 1, 3, 20, 400, vocabulary as u32 - 1, vocabulary as u32, u32::MAX] {
                 let sampled = sample_one(&logits, &Input { logprobs: request(top, processed), ..params });
                 if sampled.outcome == SampleOutcome::NoCandidates {
                     continue;

@@ -34,8 +34,9 @@ impl Case {
         let mut allowed = ids(vocabulary + 1);
         allowed.sort_unstable();
         let (bad_token_ids, suppressed, biased) = (ids(4), ids(4), ids(6));
-        let bad_words = (0..random.below(6)).map(|_| (0..random.below(4)).map(|_| token(random)).collect());
-        let bad_words = bad_words.collect();
+        let bad_token_sequences =
+            (0..random.below(6)).map(|_| (0..random.below(4)).map(|_| token(random)).collect());
+        let bad_token_sequences = bad_token_sequences.collect();
         let logit_bias = biased.into_iter().map(|id| (id, random.below(17) as f32 / 4.0 - 2.0)).collect();
         Self {
             // Sometimes too short and sometimes too long.
@@ -55,7 +56,7 @@ impl Case {
                 logit_bias,
                 allowed_token_ids: Some(allowed),
                 bad_token_ids,
-                bad_words,
+                bad_token_sequences,
                 ..random_sampling()
             },
         }
@@ -92,7 +93,7 @@ fn each_step_alone_matches_reference() {
             Sampling { presence_penalty: all.presence_penalty, ..none() },
             Sampling { frequency_penalty: all.frequency_penalty, ..none() },
             Sampling { no_repeat_ngram_size: all.no_repeat_ngram_size, ..none() },
-            Sampling { bad_words: all.bad_words, ..none() },
+            Sampling { bad_token_sequences: all.bad_token_sequences, ..none() },
             Sampling { allowed_token_ids: all.allowed_token_ids, ..none() },
             Sampling { bad_token_ids: all.bad_token_ids, ..none() },
         ] {
@@ -167,8 +168,8 @@ fn ngrams_are_found_across_the_end_of_the_prompt() {
 
 #[test]
 fn last_id_of_bad_word_is_masked_only_after_the_others() {
-    let bad_words = vec![vec![1, 2, 3], vec![4], vec![], vec![2, 5]];
-    let sampling = Sampling { bad_words, ..random_sampling() };
+    let bad_token_sequences = vec![vec![1, 2, 3], vec![4], vec![], vec![2, 5]];
+    let sampling = Sampling { bad_token_sequences, ..random_sampling() };
     let excluded = |prompt: &[u32], generated: &[u32]| excluded(&sampling, prompt, generated);
     assert_eq!(excluded(&[], &[]), [4]);
     assert_eq!(excluded(&[0, 1], &[2]), [3, 4, 5]);

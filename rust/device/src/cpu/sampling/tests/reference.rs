@@ -6,7 +6,8 @@ use penstock_types::PenaltyScope;
 
 /// Whether a mask excludes `id`.
 fn is_masked(id: u32, input: &Input<'_>) -> bool {
-    let Sampling { no_repeat_ngram_size, allowed_token_ids, bad_token_ids, bad_words, .. } = input.sampling;
+    let Sampling { no_repeat_ngram_size, allowed_token_ids, bad_token_ids, bad_token_sequences, .. } =
+        input.sampling;
     let History { prompt, generated } = input.history;
     let history = [prompt, generated].concat();
     let size = *no_repeat_ngram_size as usize;
@@ -16,7 +17,7 @@ fn is_masked(id: u32, input: &Input<'_>) -> bool {
     let completes = |word: &Vec<u32>| [&history[..], &[id]].concat().ends_with(word) && !word.is_empty();
     let is_set = |mask: &[u32]| mask.get(id as usize / 32).is_some_and(|word| word & 1 << (id % 32) != 0);
     repeats
-        || bad_words.iter().any(completes)
+        || bad_token_sequences.iter().any(completes)
         || bad_token_ids.contains(&id)
         || input.suppressed.contains(&id)
         || allowed_token_ids.as_ref().is_some_and(|allowed| !allowed.contains(&id))
