@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -384,6 +385,16 @@ def test_closed_pipe_ends_the_answer_with_one_line(demo_model: Path) -> None:
     assert process.wait(timeout=60) == 1
     assert process.stderr.read() == b"Error: standard output: Broken pipe\n"
     process.stderr.close()
+
+
+def test_other_system_errors_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model_path() -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(penstock.demo, "model_path", model_path)
+    done = run("demo", "Hi")
+    assert done.exit_code == 1
+    assert done.stderr == "Error: [Errno 24] Too many open files\n"
 
 
 @pytest.mark.parametrize("arguments", [["generate", "{model}", "x"], ["info", "{model}"], ["chat", "--help"]])

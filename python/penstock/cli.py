@@ -8,6 +8,7 @@ on success, 1 on an error, 2 on invalid usage, 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -33,6 +34,10 @@ BENCH_OUTPUT = 64
 BENCH_BATCHES = (1, 8, 32)
 
 
+#: Errors of writing to a disk, a pipe or a terminal.
+OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+
+
 class _InvalidUsage(click.ClickException):
     exit_code = 2
 
@@ -53,25 +58,27 @@ class _OutputError(click.ClickException):
 
 
 @contextmanager
-def _output_errors() -> Iterator[None]:
+def _system_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _OutputError(error) from error
+        if error.errno in OUTPUT_ERRORS and error.filename is None:
+            raise _OutputError(error) from error
+        raise click.ClickException(one_line(error)) from error
 
 
 class _Group(click.Group):
-    """Reports errors of Penstock and of the output as one line, without a traceback."""
+    """Reports errors of Penstock and of the system as one line, without a traceback."""
 
     command_class = Command
 
     def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
-        with _output_errors():  # of `--help`
+        with _system_errors():  # of `--help`
             return super().make_context(*arguments, **keywords)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _output_errors():
+            with _system_errors():
                 return super().invoke(ctx)
         except penstock.PenstockError as error:
             failure = _InvalidUsage if isinstance(error, ValueError) else click.ClickException
