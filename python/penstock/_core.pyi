@@ -82,6 +82,9 @@ class EngineConfig:
       least `block_size`. Range: 16 to 1048576. Default: 512.
     - `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`. Range: 1
       or more. Default: no bound.
+    - `max_unfinished`: Maximum number of unfinished outputs, without paused ones. A request counts once
+      for each of its choices (`n`, `best_of`). Further requests raise `OverloadedError`. Range: 128 or
+      more. Default: 65536.
     - `max_paused`: Maximum number of paused outputs, whose consumers do not read. Beyond it, the output
       paused for longest ends with `finish_reason == "unread"`. Range: 1 or more. Default: 4096.
     - `max_logprobs`: Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the
@@ -153,6 +156,7 @@ class EngineConfig:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_waiting: int | None = None,
+        max_unfinished: int | None = None,
         max_paused: int | None = None,
         max_logprobs: int | None = None,
         block_size: int | None = None,
@@ -245,6 +249,16 @@ class EngineConfig:
         """Maximum number of waiting requests; further requests raise `OverloadedError`.
 
         Range: 1 or more. Default: no bound.
+        """
+
+    @property
+    def max_unfinished(self) -> int | None:
+        """Maximum number of unfinished outputs, without paused ones.
+
+        A request counts once for each of its choices (`n`, `best_of`). Further requests raise
+        `OverloadedError`.
+
+        Range: 128 or more. Default: 65536.
         """
 
     @property
@@ -2386,6 +2400,7 @@ class ModelInfo:
     - `max_num_seqs`: Maximum number of sequences in a step.
     - `max_num_batched_tokens`: Token budget of a step.
     - `max_waiting`: Maximum number of waiting requests; `None` without a bound.
+    - `max_unfinished`: Maximum number of unfinished outputs, without paused ones.
     - `max_paused`: Maximum number of paused outputs.
     - `threads`: Number of compute threads.
     - `isa`: Instruction set of the kernels. `PENSTOCK_ISA` selects a lower one.
@@ -2409,6 +2424,7 @@ class ModelInfo:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_waiting: int | None,
+        max_unfinished: int,
         max_paused: int,
         threads: int,
         isa: str,
@@ -2472,6 +2488,10 @@ class ModelInfo:
     @property
     def max_waiting(self) -> int | None:
         """Maximum number of waiting requests; `None` without a bound."""
+
+    @property
+    def max_unfinished(self) -> int:
+        """Maximum number of unfinished outputs, without paused ones."""
 
     @property
     def max_paused(self) -> int:

@@ -64,6 +64,10 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Maximum number of waiting requests; further requests raise OverloadedError. Default: no bound.",
     ]
+    max_unfinished: Annotated[
+        int | None,
+        "Maximum number of unfinished outputs, without paused ones. Default: 65536.",
+    ]
     max_paused: Annotated[
         int | None,
         "Maximum number of paused outputs, whose consumers do not read. Default: 4096.",
@@ -153,6 +157,7 @@ ENGINE_GROUPS = {
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_waiting",
+        "max_unfinished",
         "max_paused",
     ),
     "Memory": (

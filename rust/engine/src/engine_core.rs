@@ -111,6 +111,13 @@ impl EngineCore {
         if self.is_stopped {
             return self.reject(outboxes.into_iter(), Rejection::Stopped(self.gate.cause()));
         }
+        let (unfinished, choices) = (self.scheduler.num_unpaused(), outboxes.len());
+        let limit = self.limits.max_unfinished;
+        if unfinished + choices > limit {
+            self.stats.count_rejection(); // before the event
+            let rejection = Rejection::TooManyUnfinished { unfinished, choices, limit };
+            return self.reject(outboxes.into_iter(), rejection);
+        }
         let mut outboxes = outboxes.into_iter();
         let first = outboxes.next().expect("a request has a choice; this is a bug");
         let first = self.sequence(&request, id, 0, first, now);
@@ -389,7 +396,7 @@ impl EngineCore {
 
     fn publish_stats(&self) {
         self.stats.publish(self.scheduler.stats());
-        self.stats.set_overloaded(self.scheduler.is_overloaded());
+        self.stats.set_overload(self.scheduler.overload());
     }
 
     /// The time at which the next block of the prefix cache expires. `attend` must be called then, even without a

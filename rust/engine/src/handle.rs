@@ -22,7 +22,7 @@ use crate::message::{Outbox, Start};
 use crate::port::Port;
 use crate::prefix_cache::BlockHasher;
 use crate::process::Process;
-use crate::request::{Event, Request, RequestId, StopCause};
+use crate::request::{Event, Overload, Request, RequestId, StopCause};
 use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::sequence::SchedulingKey;
 use crate::stats::{SharedStats, Stats};
@@ -120,7 +120,7 @@ impl Engine {
         self.inner.stats.step_age(now)
     }
 
-    /// Counts a request that the caller refused because the engine [is overloaded](Self::is_overloaded).
+    /// Counts a request that the caller refused because the engine [is overloaded](Self::overload).
     pub fn count_rejection(&self) {
         self.inner.stats.count_rejection();
     }
@@ -141,10 +141,10 @@ impl Engine {
         self.process.check().err().or_else(|| (!gate.is_open()).then(|| gate.cause()))
     }
 
-    /// Whether a request would be rejected now because too many wait, unless it is the most urgent. For callers that
-    /// prepare requests at some cost.
-    pub fn is_overloaded(&self) -> bool {
-        self.inner.stats.is_overloaded()
+    /// The bound for which a request would be rejected now, unless it is the most urgent. For callers that prepare
+    /// requests at some cost.
+    pub fn overload(&self) -> Option<Overload> {
+        self.inner.stats.overload()
     }
 
     /// Starts a request; never blocks. The first event of the consumer, on `port`, says whether it was admitted.

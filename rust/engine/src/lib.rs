@@ -63,8 +63,8 @@ pub use penstock_types::{
 pub use port::Port;
 pub use process::Process;
 pub use request::{
-    CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor, PromptPosition,
-    Rejection, Request, RequestId, StopCause, Token, TokenDetails,
+    CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor, Overload,
+    PromptPosition, Rejection, Request, RequestId, StopCause, Token, TokenDetails,
 };
 pub use stats::{StatEntry, StatKind, Stats};
 pub use step::{DEPTH, NewSequence, RowOutput, Sample, ScheduledRow, StepOutput, StepPlan};

@@ -265,8 +265,26 @@ pub enum Rejection {
         /// The most that may wait (`max_waiting`).
         limit: usize,
     },
+    /// With its choices, more sequences would be unfinished than may be.
+    TooManyUnfinished {
+        /// Sequences that wait or run now, without the paused ones.
+        unfinished: usize,
+        /// The choices of the request.
+        choices: usize,
+        /// The most that may wait or run (`max_unfinished`).
+        limit: usize,
+    },
     /// The engine has stopped or is stopping.
     Stopped(StopCause),
+}
+
+/// The bound that a new request would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overload {
+    /// `max_waiting`
+    Waiting,
+    /// `max_unfinished`
+    Unfinished,
 }
 
 impl fmt::Display for RequestId {

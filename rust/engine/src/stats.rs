@@ -3,11 +3,11 @@
 //! Each number is one entry of rust/frontend's `definitions/stats.toml`, from which the table below, the Python class and
 //! the documentation follow: a new counter is an entry and the statement that increments it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::histogram::{Histogram, SharedHistogram};
-use crate::request::FinishReason;
+use crate::request::{FinishReason, Overload};
 
 /// The kind of a number of [`Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,8 @@ macro_rules! stats {
             counters: [AtomicU64; Counters::LEN],
             $(pub(crate) $histogram: SharedHistogram,)+
             num_rejected: AtomicU64,
-            is_overloaded: AtomicBool,
+            /// See `set_overload`.
+            overload: AtomicU8,
             epoch: Instant,
             /// Nanoseconds from `epoch` to the latest progress of the steps in flight, or `NO_STEP`.
             step_progress: AtomicU64,
@@ -67,7 +68,7 @@ macro_rules! stats {
                     counters: [const { AtomicU64::new(0) }; Counters::LEN],
                     $($histogram: SharedHistogram::new(&$buckets),)+
                     num_rejected: AtomicU64::new(0),
-                    is_overloaded: AtomicBool::new(false),
+                    overload: AtomicU8::new(0),
                     epoch: Instant::now(),
                     step_progress: AtomicU64::new(NO_STEP),
                 }
@@ -225,13 +226,22 @@ const NO_STEP: u64 = u64::MAX;
 
 impl SharedStats {
     /// Called with `publish`.
-    pub fn set_overloaded(&self, is_overloaded: bool) {
-        self.is_overloaded.store(is_overloaded, Ordering::Relaxed); // as in `publish`
+    pub fn set_overload(&self, overload: Option<Overload>) {
+        let code = match overload {
+            None => 0,
+            Some(Overload::Waiting) => 1,
+            Some(Overload::Unfinished) => 2,
+        };
+        self.overload.store(code, Ordering::Relaxed); // as in `publish`
     }
 
-    /// Whether a new request would be rejected, unless it is the most urgent.
-    pub fn is_overloaded(&self) -> bool {
-        self.is_overloaded.load(Ordering::Relaxed)
+    /// The bound for which a new request would be rejected, unless it is the most urgent.
+    pub fn overload(&self) -> Option<Overload> {
+        match self.overload.load(Ordering::Relaxed) {
+            0 => None,
+            1 => Some(Overload::Waiting),
+            _ => Some(Overload::Unfinished),
+        }
     }
 
     /// Called by the engine thread before it pushes the events that the numbers account for.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{Checkpoint, SpecialTokens, TokenizerSource, check_lfs_pointer};
-use penstock_engine::StopCause;
+use penstock_engine::{Overload, StopCause};
 use penstock_frontend::field::{Field, TOKEN_IDS};
 use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
@@ -209,11 +209,15 @@ impl Engine {
     }
 
     fn check_room(&self) -> Result<(), Error> {
-        if self.frontend.engine.is_overloaded() {
-            self.frontend.engine.count_rejection();
-            return Err(Error::Overloaded("max_waiting requests wait".to_owned()));
-        }
-        Ok(())
+        let engine = &self.frontend.engine;
+        let Some(overload) = engine.overload() else { return Ok(()) };
+        engine.count_rejection();
+        Err(Error::Overloaded(match overload {
+            Overload::Waiting => format!("max_waiting={} requests wait", engine.limits().max_waiting),
+            Overload::Unfinished => {
+                format!("max_unfinished={} outputs are unfinished", engine.limits().max_unfinished)
+            }
+        }))
     }
 
     fn check_process(&self) -> Result<(), Error> {

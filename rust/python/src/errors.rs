@@ -170,6 +170,13 @@ impl From<Error> for PyErr {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
                 plain(py, "OverloadedError", message)
             }
+            Error::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }) => {
+                let message = format!(
+                    "{unfinished} outputs are unfinished, the request has {choices}, and max_unfinished is {limit}; try \
+                     again later"
+                );
+                plain(py, "OverloadedError", message)
+            }
             Error::Failed(reason) => plain(py, "GenerationError", reason),
             Error::Defect(message) => {
                 plain(py, "PenstockError", format!("{message}; this is a bug in penstock"))

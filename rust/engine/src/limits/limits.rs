@@ -18,6 +18,8 @@ pub struct Limits {
     pub max_num_batched_tokens: usize,
     /// The most new requests that may wait; `usize::MAX` for no bound but the mailbox.
     pub max_waiting: usize,
+    /// The most sequences that may wait or run, without the paused ones. A request counts once for each choice.
+    pub max_unfinished: usize,
     /// The most sequences that may be paused because their consumers do not read.
     pub max_paused: usize,
     /// Tokens per block of the KV cache.
@@ -55,7 +57,8 @@ impl Limits {
             ("vocabulary_size", self.vocabulary_size),
             ("queue_capacity", self.queue_capacity),
         ];
-        if let Some((field, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
+        let bounds = [("max_paused", self.max_paused), ("max_unfinished", self.max_unfinished)];
+        if let Some((field, value)) = sizes.into_iter().chain(bounds).find(|(_, value)| *value == 0) {
             return Err(FieldError::new(field, value, "at least 1"));
         }
         // Positions, slots, blocks and offsets into a plan are 32 bits wide.

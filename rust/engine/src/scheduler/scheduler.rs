@@ -23,6 +23,7 @@ use crate::step::{ScheduledRow, StepPlan};
 /// sequence lacks a slot or blocks, unless `admission_is_due` or `is_staging`.
 pub struct Scheduler {
     pub(super) max_waiting: usize,
+    pub(super) max_unfinished: usize,
     pub(super) max_paused: usize,
     pub(super) preemption_mode: PreemptionMode,
     pub(super) kv: KvCacheManager,
@@ -45,6 +46,7 @@ impl Scheduler {
     pub(crate) fn new(limits: &Limits, hasher: BlockHasher) -> Self {
         Self {
             max_waiting: limits.max_waiting,
+            max_unfinished: limits.max_unfinished,
             max_paused: limits.max_paused,
             preemption_mode: limits.preemption_mode,
             kv: KvCacheManager::new(limits, hasher),
@@ -77,9 +79,13 @@ impl Scheduler {
         is_rejected.then(|| self.queue.remove(key)).flatten()
     }
 
-    /// Whether a new request would be rejected, unless it is so urgent that it runs at once.
-    pub(crate) fn is_overloaded(&self) -> bool {
-        self.queue.num_new() >= self.max_waiting.max(1) || self.has_too_many_descheduled()
+    /// The bound for which a new request would be rejected, unless it is so urgent that it runs at once.
+    pub(crate) fn overload(&self) -> Option<Overload> {
+        if self.num_unpaused() >= self.max_unfinished {
+            return Some(Overload::Unfinished);
+        }
+        let is_full = self.queue.num_new() >= self.max_waiting.max(1) || self.has_too_many_descheduled();
+        is_full.then_some(Overload::Waiting)
     }
 
     /// Preempted sequences count only if there are very many: requests of ever higher priority would pile them up.
@@ -305,6 +311,11 @@ impl Scheduler {
     /// The number of open requests.
     pub(crate) fn num_unfinished(&self) -> usize {
         self.slots.num_running() + self.queue.len()
+    }
+
+    /// The number of open requests, without the paused ones.
+    pub(crate) fn num_unpaused(&self) -> usize {
+        self.num_unfinished() - self.num_paused()
     }
 
     /// The number of waiting sequences, without the paused ones.

@@ -1,7 +1,7 @@
 //! Several choices for one prompt.
 
 use penstock_engine::testing::Message;
-use penstock_engine::{Event, FinishReason, Limits, Rejection};
+use penstock_engine::{Event, FinishReason, Limits, Overload, Rejection};
 
 use crate::harness::{Harness, caching, check_ended, check_output, limits, read};
 use crate::oracle::request;
@@ -99,6 +99,24 @@ fn a_paused_leader_releases_its_followers() {
         }
     }
     assert_eq!((harness.stats().running, harness.stats().paused), (1, 1));
+}
+
+#[test]
+fn max_unfinished_counts_each_choice() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 2, max_unfinished: 7, ..caching() });
+    let mut clients = harness.start_choices(request(9, 4, 0), 4);
+    let rejected = harness.start_choices(request(9, 4, 1), 4);
+    for mut client in rejected {
+        let rejection = Rejection::TooManyUnfinished { unfinished: 4, choices: 4, limit: 7 };
+        assert_eq!(client.drain(), [Event::Rejected(rejection)]);
+    }
+    clients.extend(harness.start_choices(request(9, 4, 2), 3));
+    let overload = harness.shared_stats().overload();
+    assert_eq!(overload, Some(Overload::Unfinished), "callers know before they prepare a request");
+    assert_eq!(harness.stats().requests_rejected, 1);
+    harness.run();
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
+    assert_eq!(harness.shared_stats().overload(), None);
 }
 
 #[test]

@@ -47,6 +47,7 @@ pub fn limits() -> Limits {
         max_num_seqs: 4,
         max_num_batched_tokens: 16,
         max_waiting: 8,
+        max_unfinished: 1000,
         max_paused: 100,
         block_size: 4,
         num_blocks: 64,

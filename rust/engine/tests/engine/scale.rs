@@ -18,7 +18,7 @@ fn num_visited(harness: &mut Harness, operation: impl FnOnce(&mut Harness)) -> u
 }
 
 fn check_many_choices(limits: Limits) {
-    let mut harness = Harness::new(Limits { max_waiting: usize::MAX, ..limits });
+    let mut harness = Harness::new(Limits { max_waiting: usize::MAX, max_unfinished: 100_000, ..limits });
     let mut requests: Vec<Vec<Client>> = vec![];
     let num_choices = NUM_REQUESTS * u64::from(NUM_CHOICES);
     let started = num_visited(&mut harness, |harness| {

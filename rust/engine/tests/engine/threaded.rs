@@ -22,6 +22,7 @@ pub fn limits() -> Limits {
         max_num_seqs: 32,
         max_num_batched_tokens: 128,
         max_waiting: 1_000,
+        max_unfinished: 10_000,
         max_paused: 1_000,
         block_size: 16,
         num_blocks: 200,

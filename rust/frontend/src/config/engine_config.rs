@@ -28,6 +28,8 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: Option<usize>,
     /// Maximum number of waiting requests; further requests raise `OverloadedError`.
     pub max_waiting: Option<usize>,
+    /// Maximum number of unfinished outputs, without paused ones.
+    pub max_unfinished: Option<usize>,
     /// Maximum number of paused outputs, whose consumers do not read.
     pub max_paused: Option<usize>,
     /// Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the vocabulary.
@@ -78,6 +80,7 @@ impl Default for EngineConfig {
             max_num_seqs: None,
             max_num_batched_tokens: None,
             max_waiting: None,
+            max_unfinished: None,
             max_paused: None,
             max_logprobs: None,
             block_size: None,
@@ -150,6 +153,11 @@ impl EngineConfig {
             ("max_waiting", Some(value)) => {
                 let field = Field::new("max_waiting");
                 self.max_waiting = Some(field.integer(value, 1..=4294967295)? as usize);
+            }
+            ("max_unfinished", None) => self.max_unfinished = default().max_unfinished,
+            ("max_unfinished", Some(value)) => {
+                let field = Field::new("max_unfinished");
+                self.max_unfinished = Some(field.integer(value, 128..=4294967295)? as usize);
             }
             ("max_paused", None) => self.max_paused = default().max_paused,
             ("max_paused", Some(value)) => {

@@ -45,6 +45,7 @@ pub fn with_model(model: impl Fn(&Request, &[u32]) -> Vec<f32> + Send + Sync + '
         max_num_seqs: 32,
         max_num_batched_tokens: 64,
         max_waiting: 64,
+        max_unfinished: 1000,
         max_paused: 64,
         block_size: 16,
         num_blocks: 128,

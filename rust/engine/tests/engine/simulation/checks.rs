@@ -114,6 +114,14 @@ impl World {
                     assert!(waiting >= limit && *limit == self.harness.limits.max_waiting);
                     self.seen.overloaded += 1;
                 }
+                End::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }) => {
+                    assert!(
+                        unfinished + choices > *limit
+                            && *unfinished <= limit + self.harness.limits.max_paused
+                    );
+                    assert_eq!(*limit, self.harness.limits.max_unfinished);
+                    self.seen.too_many += 1;
+                }
                 End::Rejected(Rejection::Stopped(cause)) => assert_eq!(Some(cause), self.stopped.as_ref()),
                 End::Finished(FinishReason::EngineStopped(cause)) => {
                     assert_eq!((Some(cause), cause), (self.stopped.as_ref(), &lost()));

@@ -96,6 +96,7 @@ struct Seen {
     rejected_drafts: u64,
     preempted_drafting: u64,
     overloaded: u64,
+    too_many: u64,
     paused: u64,
     paused_waiting: u64,
     pressed_choices: u64,
@@ -162,7 +163,7 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.speculated, seen.forced, seen.rejected_drafts, seen.preempted_drafting] {
         assert!(met > NUM_SCHEDULES / 20, "drafts hardly ever mattered: {seen:?}");
     }
-    for met in [seen.unread, seen.paused_waiting, seen.pressed_choices] {
+    for met in [seen.too_many, seen.unread, seen.paused_waiting, seen.pressed_choices] {
         assert!(met > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
     }
     for met in [seen.failed_copies, seen.failed_after_copies] {
