@@ -139,12 +139,8 @@ BAD_CONFIG: list[tuple[str, Any]] = [
     *[("max_model_len", value) for value in (0, -1, 10**30, 1.5, True, "long")],
     *[("max_num_seqs", value) for value in (0, -1, 513, 1 << 20, True)],
     *[("max_num_batched_tokens", value) for value in (0, -1, 15, 1 << 21, True)],
-<<<<<<< HEAD
-    *[(name, value) for name in ("max_waiting", "max_paused") for value in (0, -1, True)],
-    *[("max_logprobs", value) for value in (-2, 2**31, 1.0, True)],
-=======
     *[(name, value) for name in ("max_waiting", "max_paused", "max_unfinished") for value in (0, -1, True)],
->>>>>>> 23fe36d (engine: max_unfinished bounds the outputs that wait or run, each choice of a request included)
+    *[("max_logprobs", value) for value in (-2, 2**31, 1.0, True)],
     *[("block_size", value) for value in (0, -1, 8, 17, 256, 16.0, True, "16")],
     *[("kv_cache_bytes", value) for value in (0, -1, 2**63, 1e9, True)],
     *[("kv_cache_blocks", value) for value in (0, -1, 2**31, 1e3, True)],

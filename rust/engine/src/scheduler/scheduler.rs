@@ -12,7 +12,7 @@ use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
 use crate::prefix_cache::{BlockHasher, Namespace};
-use crate::request::FinishReason;
+use crate::request::{FinishReason, Overload};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
