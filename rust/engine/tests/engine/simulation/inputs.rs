@@ -28,7 +28,7 @@ pub fn random_limits(random: &mut Random) -> Limits {
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + random.below(20),
         max_waiting: random.below(6),
-        max_unfinished: if random.chance(70) { 1000 } else { random.between(2, 12) },
+        max_unfinished: if random.chance(85) { 1000 } else { random.between(4, 12) },
         max_paused: if random.chance(50) { 100 } else { random.between(1, 4) },
         block_size,
         num_blocks: random.between(blocks_of_one.div_ceil(2), blocks_of_one + 6),
@@ -60,7 +60,7 @@ impl World {
     pub fn random_request(&mut self) -> Request {
         let prompt = self.random_prompt();
         let random = &mut self.random;
-        let is_scored = random.chance(16);
+        let is_scored = random.chance(20);
         let max_tokens = random.between(usize::from(!is_scored), 20);
         let mut request = oracle::request(0, max_tokens, random.below(4) as u64);
         request.prompt = prompt.into();
