@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.oracle  # that dependency group includes huggingface_hub
 
-MODEL, GATED, BROKEN, BUSY = "acme/tiny", "acme/gated", "acme/broken", "acme/busy"
+MODEL, GATED, BROKEN, BUSY, STALLED = "acme/tiny", "acme/gated", "acme/broken", "acme/busy", "acme/stalled"
 DECOYS = (
     ".gitattributes",
     "README.md",
@@ -53,6 +54,38 @@ except penstock.ModelLoadError as error:
 """
 
 
+#: Each ends with Ctrl-C during a download that stalls.
+INTERRUPTED = {
+    "blocking": """
+import sys
+import penstock
+penstock.Engine(sys.argv[1]).blocking.start()
+""",
+    "async": """
+import asyncio
+import sys
+import penstock
+asyncio.run(penstock.Engine(sys.argv[1]).start())
+""",
+    "cancelled": """
+import asyncio
+import sys
+import penstock
+
+
+async def main() -> None:
+    start = asyncio.create_task(penstock.Engine(sys.argv[1]).start())
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    start.cancel()
+    await asyncio.wait([start])
+    raise KeyboardInterrupt
+
+
+asyncio.run(main())
+""",
+}
+
+
 class Repository(NamedTuple):
     """One revision of a model."""
 
@@ -74,6 +107,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), HubHandler)
         self.revisions = revisions | {repository.sha: repository for repository in revisions.values()}
         self.requests: list[tuple[str, str]] = []
+        self.is_stalled, self.is_released = threading.Event(), threading.Event()
 
     def asked_revisions(self) -> set[str]:
         """The revisions whose commit was requested."""
@@ -111,11 +145,14 @@ class HubHandler(BaseHTTPRequestHandler):
                 self.send_error_code(HTTPStatus.TOO_MANY_REQUESTS, None)
             elif hub_id == GATED and file:  # the list of files is public, the files are not
                 self.send_error_code(HTTPStatus.FORBIDDEN, "GatedRepo")
-            elif hub_id not in (MODEL, GATED):
+            elif hub_id not in (MODEL, GATED, STALLED):
                 self.send_error_code(HTTPStatus.NOT_FOUND, "RepoNotFound")
             elif revision not in self.server.revisions:
                 self.send_error_code(HTTPStatus.NOT_FOUND, "RevisionNotFound")
             elif file:
+                if hub_id == STALLED and self.command == "GET":
+                    self.server.is_stalled.set()
+                    self.server.is_released.wait()
                 self.send_file(self.server.revisions[revision], file[3])
             else:
                 self.send_info(hub_id, self.server.revisions[revision], match[2])
@@ -175,6 +212,7 @@ def serving(revisions: dict[str, Repository]) -> Iterator[Hub]:
         try:
             yield hub
         finally:
+            hub.is_released.set()
             hub.shutdown()
             thread.join()
 
@@ -209,26 +247,30 @@ def local_answer(folder: Path) -> str:
 
 def ask(hub: Hub, model: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Open `model` in a process with its cache at `home`, which prints the output or the `ModelLoadError`."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HF_", "HUGGING")) and not name.lower().endswith("_proxy")
-    }
-    environment |= {
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
-        "HF_HOME": str(home),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_XET": "1",
-    }
     return subprocess.run(
         [sys.executable, "-c", ASK, model],
         cwd=home,  # no directory there has the name of a model
-        env=inherited | environment,
+        env=environment_of(hub, home) | environment,
         check=False,
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def environment_of(hub: Hub, home: Path) -> dict[str, str]:
+    """The environment of a process that uses this hub, with its cache at `home`."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "HUGGING")) and not name.lower().endswith("_proxy")
+    }
+    return inherited | {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",
+    }
 
 
 def answer(hub: Hub, model: str, home: Path, **environment: str) -> str:
@@ -315,3 +357,26 @@ def test_offline_cache_miss_is_one_line_with_id_and_hint(
     assert text.startswith(f"{model}: not in the local cache")
     assert text.endswith(f"run this first: {command}")
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("code", INTERRUPTED.values(), ids=INTERRUPTED)
+def test_ctrl_c_in_a_stalled_download_ends_the_process(hub: Hub, tmp_path: Path, code: str) -> None:
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", listen + code, STALLED],
+        cwd=tmp_path,
+        env=environment_of(hub, tmp_path) | {"HF_HUB_DOWNLOAD_TIMEOUT": "1000"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        try:
+            assert hub.is_stalled.wait(60)
+            if "stdin" not in code:
+                process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(b"\n", timeout=60)
+        finally:
+            process.kill()
+    assert errors.rstrip().endswith(b"KeyboardInterrupt"), errors.decode()
+    assert process.returncode == -signal.SIGINT

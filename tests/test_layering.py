@@ -104,6 +104,16 @@ def test_only_the_python_crate_depends_on_pyo3() -> None:
     assert [crate for crate in LAYERS if "pyo3" in dependencies(crate)] == ["python"]
 
 
+def test_environment_is_read_in_one_place() -> None:
+    """A Python program may change it at any time, so the reader is attached to the interpreter."""
+    readers = {
+        source.relative_to(RUST).as_posix()
+        for source in RUST.glob("*/src/**/*.rs")
+        if re.search(r"\benv::vars?(_os)?\b|\bgetenv\b", code_of(source))
+    }
+    assert readers == {"runner/src/environment.rs"}
+
+
 def test_unsafe_code_is_only_in_listed_places() -> None:
     unsafe = {
         source.relative_to(RUST).as_posix()

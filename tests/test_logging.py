@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,6 +58,34 @@ def test_records_arrive_on_the_next_python_call(
     ]
     engine.close()
     assert len(caplog.records) == 3
+
+
+@pytest.mark.anyio
+async def test_records_of_loading_arrive_with_start(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="penstock")
+    engine = make_engine(tiny_model)
+    await engine.start()
+    assert caplog.records
+    await engine.aclose()
+
+
+def test_record_has_the_time_and_thread_of_its_creation(
+    engine: penstock.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = time.time()
+    hooks.log_records("error", 1)
+    after = time.time()
+    start = logging.LogRecord("", 0, "", 0, "", None, None)
+    engine.stats()
+    (record,) = caplog.records
+    assert before <= record.created <= after
+    assert record.msecs == pytest.approx(record.created % 1 * 1000, abs=1)
+    expected = start.relativeCreated - (start.created - record.created) * 1000
+    assert record.relativeCreated == pytest.approx(expected, abs=1)
+    assert record.pathname.endswith("testing.rs")
+    assert record.threadName != threading.current_thread().name
 
 
 @pytest.mark.anyio

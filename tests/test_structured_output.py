@@ -212,6 +212,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a reference to nowhere": {"response_format": as_format({"$ref": "#/$defs/nowhere"})},
     "a reference to somewhere else": {"response_format": as_format({"$ref": "http://localhost/x.json"})},
     "a broken expression": {"regex": "a(b"},
+    "an expression that is too complex": {"regex": "x{100000}"},
     "a grammar that is none": {"grammar": "what is this?"},
     "a grammar in another notation": {"grammar": 'root ::= "yes" | "no"'},
     "a huge alternative": {"choice": [str(number) * 1000 for number in range(1000)] + ["x" * 600_000]},

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import os
 import re
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from penstock._core import Port
 from penstock.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
 
 #: The files of a model; weights in other formats or precisions are not downloaded.
 FILES = [
@@ -25,6 +33,64 @@ FILES = [
 ]
 
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+
+
+class Lookup:
+    """`resolve` in a thread that can be abandoned: a stalled download delays neither Ctrl-C nor the exit.
+
+    `port` is rung at the end. Daemon threads do not delay the exit of the process, and the threads of the hub
+    library's pool inherit that from the thread that starts them. But the standard library also registers the
+    threads of pools to be joined at exit: an abandoned lookup removes those.
+    """
+
+    def __init__(self, model: str, port: Port) -> None:
+        self._port = port
+        self._outcome: str | BaseException = ""
+        self._other_threads = set(_pool_threads())
+        threading.Thread(target=self._run, name="penstock download", args=(model,), daemon=True).start()
+
+    def _run(self, model: str) -> None:
+        try:
+            self._outcome = resolve(model)
+        except BaseException as error:  # noqa: BLE001 - raised by `result`
+            self._outcome = error
+        finally:
+            self._port.ring()
+
+    def result(self) -> str:
+        """What `resolve` returned or raised, once the port was rung."""
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    def abandon(self) -> None:
+        """Let the process end while the download runs."""
+        # Called before the threads of pools are joined; until then the library can start more of them.
+        with suppress(AttributeError, RuntimeError):  # not in this version of Python, or the exit has begun
+            threading._register_atexit(self._forget_threads)  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _forget_threads(self) -> None:
+        threads = _pool_threads()
+        for thread in set(threads) - self._other_threads:
+            if thread.daemon:
+                threads.pop(thread, None)
+
+
+def find(model: str) -> str:
+    """The same as `resolve`; Ctrl-C interrupts a download at once."""
+    port = Port(blocking=True)
+    lookup = Lookup(model, port)
+    try:
+        port.wait()
+    except BaseException:
+        lookup.abandon()
+        raise
+    return lookup.result()
+
+
+def _pool_threads() -> MutableMapping[threading.Thread, object]:
+    """The threads of pools that are joined at exit."""
+    return getattr(concurrent.futures.thread, "_threads_queues", {})
 
 
 def resolve(model: str) -> str:

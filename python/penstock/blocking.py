@@ -44,7 +44,7 @@ class Blocking:
         """Load the model, after downloading it if necessary; see `Engine.start`."""
         if self._session.must_start():
             try:
-                self._session.open(_hub.resolve(self._session.model))
+                self._session.open(_hub.find(self._session.model))
             except BaseException:
                 self._session.close()
                 raise

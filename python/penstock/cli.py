@@ -239,7 +239,7 @@ def _chat(model: str, prompt: str | None, system: str | None, *, as_json: bool, 
 @json_option
 def _info(model: str, *, as_json: bool) -> None:
     """Show model metadata, without loading the weights, and what of the model is not supported."""
-    metadata = _core.describe(_hub.resolve(model))
+    metadata = _core.describe(_hub.find(model))
     config = json.loads(metadata.pop("config"))
     facts = {
         "architectures": config.get("architectures") or [],

@@ -106,12 +106,23 @@ class Engine:
         """
         if self._session.must_start():
             try:
-                path = await run_in_thread(partial(_hub.resolve, self._session.model))
+                path = await self._find_files()
                 load = partial(self._session.open, path, anyio.from_thread.check_cancelled)
                 await run_in_thread(load, abandon_on_cancel=False)
             except BaseException:
                 self._session.close()
                 raise
+
+    async def _find_files(self) -> str:
+        """The model's files, downloaded if necessary."""
+        port = Port()
+        lookup = _hub.Lookup(self._session.model, port)
+        try:
+            await anyio.wait_readable(port.fileno())
+        except BaseException:
+            lookup.abandon()
+            raise
+        return lookup.result()
 
     async def aclose(self, *, drain: float = 0.0) -> None:
         """Cancel open requests, stop the engine's threads and free the model.

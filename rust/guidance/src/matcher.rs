@@ -12,6 +12,9 @@ use toktrie::{SimpleVob, TokEnv, TokTrie};
 use crate::library;
 use crate::{GuidanceError, Vocabulary};
 
+/// The number of tokens that a new grammar is tried with.
+const NUM_TRIED: usize = 2;
+
 /// A grammar ready for use, shared by all its matchers.
 pub struct CompiledGrammar {
     initial: Arc<InitialState>,
@@ -48,7 +51,32 @@ impl CompiledGrammar {
         let rest = 64 * automaton.num_ast_nodes + 10 * source_bytes + 600 * symbols + 4_096;
         let bytes = automaton.num_bytes + rest;
         let max_bytes = automaton.num_bytes.saturating_add(grown_bytes);
-        Ok(Self { initial: Arc::new(InitialState { kind, vocabulary, parser, complete, max_bytes }), bytes })
+        let initial = Arc::new(InitialState { kind, vocabulary, parser, complete, max_bytes });
+        let compiled = Self { initial, bytes };
+        compiled.try_first_tokens()?;
+        Ok(compiled)
+    }
+
+    /// Follows the grammar for the first tokens, on one of the possible paths: a grammar that exceeds a limit there is
+    /// refused before its request starts. Other errors of that path say nothing about the grammar.
+    fn try_first_tokens(&self) -> Result<(), GuidanceError> {
+        match self.follow_first_tokens() {
+            Err(error @ GuidanceError::TooComplex { .. }) => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    fn follow_first_tokens(&self) -> Result<(), GuidanceError> {
+        let mut matcher = self.start()?;
+        let mut allowed = vec![0; self.initial.vocabulary.num_tokens().div_ceil(32)];
+        for _ in 0..NUM_TRIED {
+            matcher.mask(&mut allowed)?;
+            let ends = self.initial.vocabulary.end_ids();
+            ends.iter().for_each(|&end| clear(&mut allowed, end));
+            let Some(word) = allowed.iter().position(|&word| word != 0) else { return Ok(()) };
+            matcher.accept(word as u32 * 32 + allowed[word].trailing_zeros())?;
+        }
+        matcher.mask(&mut allowed)
     }
 
     /// Creates the matcher of one sequence. It copies the grammar's automaton and extends its own copy, so sequences

@@ -381,3 +381,10 @@ fn mask_beyond_its_limits_ends_only_its_sequence() {
     }
     assert!(cheap.is_complete());
 }
+
+#[test]
+fn regex_that_exceeds_a_limit_with_its_first_token_is_rejected() {
+    for source in ["x{100000}", "(a?){3000}a{3000}"] {
+        check(is_too_complex, &[(regex(source), "too many expressions")]);
+    }
+}

@@ -1,4 +1,4 @@
-//! The instruction set of the kernels: detected here, or named by `PENSTOCK_ISA`.
+//! The instruction set of the kernels: detected here, or named by the caller (`PENSTOCK_ISA`).
 
 use std::{error, fmt};
 
@@ -52,15 +52,8 @@ impl Isa {
         Isa::available().next_back().unwrap_or(Isa::Portable)
     }
 
-    /// The instruction set that `PENSTOCK_ISA` names; unset or empty means [`Isa::best`].
-    pub fn from_environment() -> Result<Isa, IsaError> {
-        match std::env::var_os("PENSTOCK_ISA") {
-            None => Ok(Isa::best()),
-            Some(value) => Isa::from_name(&value.to_string_lossy()),
-        }
-    }
-
-    fn from_name(value: &str) -> Result<Isa, IsaError> {
+    /// The instruction set of this name; an empty one means [`Isa::best`].
+    pub fn from_name(value: &str) -> Result<Isa, IsaError> {
         if value.is_empty() {
             return Ok(Isa::best());
         }

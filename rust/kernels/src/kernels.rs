@@ -47,9 +47,9 @@ impl Kernels {
         isa.is_available().then(|| Self::new_unchecked(isa))
     }
 
-    /// The kernels that the environment variable `PENSTOCK_ISA` names (`portable`, `avx2`); the best if it is not set.
-    pub fn from_environment() -> Result<Kernels, IsaError> {
-        Isa::from_environment().map(Self::new_unchecked)
+    /// The kernels of the instruction set of this name (`portable`, `avx2`); the best if it is empty.
+    pub fn from_name(isa: &str) -> Result<Kernels, IsaError> {
+        Isa::from_name(isa).map(Self::new_unchecked)
     }
 
     /// `isa` must be available.

@@ -293,6 +293,7 @@ impl Engine {
                 profile: info.profile,
             })
         })?;
+        logs::drain(py)?;
         match loading.raised {
             Some(raised) => Err(Error::Python(raised)),
             None => opened,
@@ -337,12 +338,18 @@ fn detach_while_wanted<T: Send>(
     let mut raised = None;
     let mut is_wanted = || {
         if raised.is_none() {
-            raised = Python::attach(|py| check_interest(py, check_cancelled)).err();
+            let checked = Python::try_attach(|py| check_interest(py, check_cancelled));
+            raised = checked.unwrap_or_else(|| Err(exiting())).err();
         }
         raised.is_none()
     };
     let done = detach(py, || work(&mut is_wanted))?;
     raised.map_or(Ok(done), |raised| Err(Error::Python(raised)))
+}
+
+/// Ends slow work whose thread cannot attach any more. No Python code sees it.
+fn exiting() -> PyErr {
+    PyRuntimeError::new_err("the interpreter is exiting")
 }
 
 /// Raises if a signal arrived or the caller was cancelled.
@@ -376,11 +383,11 @@ impl LoadProgress {
             return ControlFlow::Continue(());
         }
         self.called = Some(now);
-        let called = Python::attach(|py| {
+        let called = Python::try_attach(|py| {
             py.check_signals()?;
             self.progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (done, total)).map(drop))
         });
-        match called {
+        match called.unwrap_or_else(|| Err(exiting())) {
             Ok(()) => ControlFlow::Continue(()),
             Err(raised) => {
                 self.raised = Some(raised);

@@ -8,6 +8,7 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use log::{Level, LevelFilter, Log, Metadata};
@@ -33,6 +34,20 @@ struct Queue {
 struct Record {
     level: Level,
     message: String,
+    /// The source file and the line.
+    place: (&'static str, u32),
+    /// The name of the thread.
+    thread: String,
+    /// Seconds since 1970.
+    created: f64,
+}
+
+impl Record {
+    fn new(level: Level, message: String, place: (&'static str, u32)) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let thread = std::thread::current().name().unwrap_or_default().to_owned();
+        Self { level, message, place, thread, created }
+    }
 }
 
 impl Log for Queue {
@@ -43,7 +58,8 @@ impl Log for Queue {
 
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
-            let record = Record { level: record.level(), message: record.args().to_string() };
+            let place = (record.file_static().unwrap_or_default(), record.line().unwrap_or_default());
+            let record = Record::new(record.level(), record.args().to_string(), place);
             if self.sender.try_send(record).is_err() {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
             }
@@ -79,15 +95,34 @@ pub fn drain(py: Python<'_>) -> PyResult<()> {
 
 fn deliver(py: Python<'_>) -> PyResult<()> {
     let logger = logger(py)?;
-    let log = |level, message: &str| logger.call_method1(intern!(py, "log"), (level, "%s", message));
-    for Record { level, message } in QUEUE.records.try_iter().take(CAPACITY) {
-        log(number(level), &message)?;
+    for record in QUEUE.records.try_iter().take(CAPACITY) {
+        handle(&logger, record)?;
     }
     let dropped = QUEUE.dropped.swap(0, Ordering::Relaxed);
     if dropped > 0 {
-        log(number(Level::Warn), &format!("{dropped} log records were dropped; the queue holds {CAPACITY}"))?;
+        let message = format!("{dropped} log records were dropped; the queue holds {CAPACITY}");
+        handle(&logger, Record::new(Level::Warn, message, (file!(), line!())))?;
     }
     Ok(())
+}
+
+/// Passes a record on, with the time, the place and the thread of its creation.
+fn handle(logger: &Bound<'_, PyAny>, record: Record) -> PyResult<()> {
+    let (py, Record { level, message, place: (file, line), thread, created }) = (logger.py(), record);
+    let level = number(level);
+    if !logger.call_method1(intern!(py, "isEnabledFor"), (level,))?.is_truthy()? {
+        return Ok(());
+    }
+    let arguments = (logger.getattr(intern!(py, "name"))?, level, file, line, "%s", (message,), py.None());
+    let record = logger.call_method1(intern!(py, "makeRecord"), arguments)?;
+    let delivered: f64 = record.getattr(intern!(py, "created"))?.extract()?;
+    let relative: f64 = record.getattr(intern!(py, "relativeCreated"))?.extract()?;
+    record.setattr(intern!(py, "created"), created)?;
+    record.setattr(intern!(py, "msecs"), (created.fract() * 1e3).floor())?;
+    record.setattr(intern!(py, "relativeCreated"), relative - (delivered - created) * 1e3)?;
+    record.setattr(intern!(py, "threadName"), thread)?;
+    record.setattr(intern!(py, "thread"), py.None())?;
+    logger.call_method1(intern!(py, "handle"), (record,)).map(drop)
 }
 
 fn logger(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {

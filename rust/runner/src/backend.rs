@@ -18,7 +18,7 @@ pub struct DeviceInfo {
 
 /// Opens the device of a valid configuration.
 pub(crate) fn open(config: &EngineConfig) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
-    let backend = Cpu::new(config.threads())?;
+    let backend = Cpu::with_isa(config.threads(), config.isa.as_deref().unwrap_or_default())?;
     let info = DeviceInfo { threads: backend.threads(), isa: backend.isa() };
     Ok((backend, info))
 }

@@ -14,6 +14,8 @@ pub struct EngineConfig {
     pub config_overrides: Map<String, Value>,
     /// Compute threads; by default the number of CPUs available to the process.
     pub threads: Option<usize>,
+    /// Instruction set of the kernels; by default the best of the CPU. Only the environment sets it.
+    pub isa: Option<String>,
     /// Type of the weights; by default that of the checkpoint, bfloat16 if it is quantised.
     pub dtype: Option<Dtype>,
     /// Type of the KV cache; by default that of the weights.

@@ -8,17 +8,22 @@ use crate::EngineConfig;
 use crate::config::{check_ratio, check_threads};
 
 const THREADS: &str = "PENSTOCK_THREADS";
+const ISA: &str = "PENSTOCK_ISA";
 /// The second name is that of DashInfer.
 const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
 /// DashInfer's name; in mebibytes.
 pub(crate) const MEMORY_LEFTOVER: &str = "BFC_LEFTOVER_MB";
 
 impl EngineConfig {
-    /// Sets the fields that are `None` from the environment.
+    /// Sets the fields that are `None` from the environment. Another thread must not change the environment meanwhile:
+    /// a thread of a Python program is attached to the interpreter here.
     pub fn with_environment(mut self) -> Result<Self, FieldError> {
         if self.threads.is_none() {
             self.threads = read(THREADS, "an integer", |text| text.parse().ok())?;
             check_threads(THREADS, self.threads)?;
+        }
+        if self.isa.is_none() {
+            self.isa = env::var_os(ISA).map(|value| value.to_string_lossy().into_owned());
         }
         // The first variable that is set counts.
         let variable = MEMORY_RATIO.into_iter().find(|variable| env::var_os(variable).is_some());

@@ -44,11 +44,15 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A backend on `threads` threads, the calling one included, with the instruction set that `PENSTOCK_ISA` names or
-    /// else the best there is.
+    /// A backend on `threads` threads, the calling one included, with the best instruction set.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
+        Self::with_isa(threads, "")
+    }
+
+    /// The same with the instruction set of this name; an empty one means the best.
+    pub fn with_isa(threads: usize, isa: &str) -> Result<Self, CpuError> {
         let pool = Pool::new(threads).map_err(|error| DeviceError::Start(error.to_string()))?;
-        let (kernels, arena) = (Kernels::from_environment()?, arena(PAGE)?);
+        let (kernels, arena) = (Kernels::from_name(isa)?, arena(PAGE)?);
         Ok(Self { kernels, pool, arena, spare_results: Vec::new() })
     }
 
@@ -92,7 +96,7 @@ impl Cpu {
 /// The reason why there is no CPU backend.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// `PENSTOCK_ISA` cannot be honoured.
+    /// The instruction set cannot be used.
     #[error(transparent)]
     Isa(#[from] IsaError),
     /// The threads did not start.
