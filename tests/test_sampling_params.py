@@ -517,3 +517,9 @@ def test_many_bad_words_are_tokenised_in_a_worker_thread() -> None:
     words = ["x" * 200] * 12
     assert should_offload(PROMPT, penstock.SamplingParams(bad_words=words))
     assert not should_offload(PROMPT, penstock.SamplingParams(bad_words=words[:2]))
+
+
+def test_long_stop_lists_are_prepared_in_a_worker_thread() -> None:
+    stops = ["x" * 1000] * 3
+    assert should_offload(PROMPT, penstock.SamplingParams(stop=stops))
+    assert not should_offload(PROMPT, penstock.SamplingParams(stop=stops[:2]))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     PreparedPrompt: TypeAlias = str | Sequence[int] | Chat
 
 
-#: Longer texts, in characters, are tokenised in a worker thread: they take more than about 2 ms.
+#: Longer texts, in characters, are prepared in a worker thread: they take more than about 2 ms.
 LONG_TEXT = 2048
 #: Parameters with a grammar, which is compiled before the request starts.
 _GRAMMAR_PARAMETERS = ("response_format", "regex", "choice", "grammar", "tools")
@@ -327,9 +327,10 @@ class Session:
 
 def should_offload(prompt: PreparedPrompt, params: SamplingParams) -> bool:
     """Whether submitting this request takes too long for an event loop and belongs in a worker thread."""
+    texts = [*params.bad_words, *params.stop, prompt if isinstance(prompt, str) else ""]
     return (
         isinstance(prompt, Chat)
-        or (len(prompt) if isinstance(prompt, str) else 0) + sum(map(len, params.bad_words)) > LONG_TEXT
+        or sum(map(len, texts)) > LONG_TEXT
         or any(getattr(params, field) is not None for field in _GRAMMAR_PARAMETERS)
     )
 

@@ -54,7 +54,7 @@ impl BeamSearch {
     }
 
     fn result(&self, py: Python<'_>) -> Result<PyRequestOutput, Error> {
-        let result = detach(py, || self.lock().result())??;
+        let result = detach(py, || self.lock().result())?;
         check_complete(&result)?;
         Ok(PyRequestOutput(result.into()))
     }

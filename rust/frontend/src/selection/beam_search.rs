@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use penstock_engine::request::Request;
 use penstock_engine::{Engine, Hold, Port};
-use penstock_text::{TextError, TextOptions, TextStream, Tokenizer};
+use penstock_text::{TextOptions, TextStream, Tokenizer};
 
 use super::search::{BeamStops, ClosedBeam, Search};
 use crate::Error;
@@ -45,6 +45,8 @@ struct BeamText {
     tokenizer: Tokenizer,
     options: TextOptions,
     stops: Arc<[String]>,
+    /// An empty stream. Its clones share the automaton of the stop strings.
+    stream: TextStream,
     checker: StopChecker,
 }
 
@@ -71,26 +73,22 @@ impl BeamStops for BeamStopState {
 }
 
 impl BeamText {
-    fn stop_state(&self) -> Result<BeamStopState, TextError> {
-        let stream = (!self.stops.is_empty()).then(|| self.stream()).transpose()?;
-        Ok(BeamStopState { checker: self.checker.clone(), stops: Arc::clone(&self.stops), stream })
-    }
-
-    fn stream(&self) -> Result<TextStream, TextError> {
-        TextStream::new(&self.tokenizer, self.options, &self.stops)
+    fn stop_state(&self) -> BeamStopState {
+        let stream = (!self.stops.is_empty()).then(|| self.stream.clone());
+        BeamStopState { checker: self.checker.clone(), stops: Arc::clone(&self.stops), stream }
     }
 
     /// The text of an output, without its stop string, token or sequence unless those are included.
-    fn text(&self, token_ids: &[u32], ending: &Ending) -> Result<String, TextError> {
+    fn text(&self, token_ids: &[u32], ending: &Ending) -> String {
         if let Some(StopReason::Text(_)) = &ending.stop_reason {
-            let mut stream = self.stream()?;
+            let mut stream = self.stream.clone();
             for token in token_ids {
                 stream.push(*token);
             }
-            return Ok(stream.take());
+            return stream.take();
         }
         let num_excluded = self.checker.num_excluded(ending.stop_reason.as_ref());
-        Ok(self.tokenizer.decode(&token_ids[..token_ids.len() - num_excluded], self.options))
+        self.tokenizer.decode(&token_ids[..token_ids.len() - num_excluded], self.options)
     }
 }
 
@@ -105,8 +103,9 @@ impl BeamSearch {
     ) -> Result<Self, Error> {
         let OutputOptions { tokenizer, options, stops, .. } = output;
         let checker = StopChecker::new(Arc::new(request), options.include_stop_str_in_output);
-        let text = BeamText { tokenizer, options, stops: stops.into(), checker };
-        let search = Search::new(params.num_beams, params.length_penalty, text.stop_state()?);
+        let stream = TextStream::new(&tokenizer, options, &stops)?;
+        let text = BeamText { tokenizer, options, stops: stops.into(), stream, checker };
+        let search = Search::new(params.num_beams, params.length_penalty, text.stop_state());
         let (params, step, started) = (Arc::new(params), Arc::new(step), Instant::now());
         Ok(Self { _hold: engine.hold(), engine, params, step, text, search, started, first: None })
     }
@@ -159,34 +158,34 @@ impl BeamSearch {
     }
 
     /// The best outputs, best first; fewer than `n` if the search found fewer.
-    pub fn result(&self) -> Result<RequestOutput, Error> {
+    pub fn result(&self) -> RequestOutput {
         let first = self.first.as_deref().expect("a search that has ended has made a step; this is a bug");
         let outputs = &self.search.closed()[..self.params.n.min(self.search.closed().len())];
-        let choice = |(index, output)| self.choice(index, output).map(Arc::new);
+        let choice = |(index, output)| Arc::new(self.choice(index, output));
         let completion_tokens = outputs.iter().map(|output| output.beam.token_ids.len()).sum();
-        Ok(RequestOutput {
-            choices: outputs.iter().enumerate().map(choice).collect::<Result<_, _>>()?,
+        RequestOutput {
+            choices: outputs.iter().enumerate().map(choice).collect(),
             prompt_token_ids: Arc::clone(&first.prompt_token_ids),
             prompt_logprobs: None,
             prompt_top_logprobs: None,
             usage: Usage { completion_tokens, ..first.usage.clone() },
             timings: Timings { total: self.started.elapsed().as_secs_f64(), ..first.timings.clone() },
-        })
+        }
     }
 
-    fn choice(&self, index: usize, output: &ClosedBeam) -> Result<Choice, Error> {
+    fn choice(&self, index: usize, output: &ClosedBeam) -> Choice {
         let ClosedBeam { beam, score, ending } = output;
-        let text: Arc<str> = self.text.text(&beam.token_ids, ending)?.into();
+        let text: Arc<str> = self.text.text(&beam.token_ids, ending).into();
         let has_logprobs = self.params.logprobs;
         let top_logprobs = self.params.top_logprobs.map(|count| {
             let shortened = |top: &Arc<TopLogprobs>| top.iter().take(count as usize).copied().collect();
-            beam.tops.iter().map(shortened).collect()
+            beam.tops().iter().map(shortened).collect()
         });
-        Ok(Choice {
+        Choice {
             index,
             text: Arc::clone(&text),
             token_ids: beam.token_ids.clone(),
-            logprobs: has_logprobs.then(|| beam.logprobs.clone()),
+            logprobs: has_logprobs.then(|| beam.logprobs()),
             top_logprobs,
             cumulative_logprob: has_logprobs.then_some(beam.total),
             finish_reason: ending.finish_reason.to_owned(),
@@ -198,7 +197,7 @@ impl BeamSearch {
             tool_calls: Vec::new(),
             logits: None,
             hidden_states: None,
-        })
+        }
     }
 }
 

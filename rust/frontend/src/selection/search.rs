@@ -15,6 +15,7 @@
 //! Sums are in double precision. Among equal values the first one found wins, so the result is deterministic.
 
 use std::cmp::Ordering;
+use std::iter;
 use std::sync::Arc;
 
 use crate::output::{Ending, TopLogprobs};
@@ -25,18 +26,26 @@ pub trait BeamStops: Clone {
     fn push(&mut self, generated: &[u32]) -> Option<Ending>;
 }
 
-/// An output: its tokens, their log probabilities, and the alternatives at each position.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// An output: its tokens, their log probabilities, and the alternatives at each position. A continuation shares the last
+/// two with the beam that it continues, so a step does not copy them.
+#[derive(Clone, Debug, Default)]
 pub struct Beam {
     pub token_ids: Vec<u32>,
-    pub logprobs: Vec<f32>,
-    pub tops: Vec<Arc<TopLogprobs>>,
     /// The sum of the log probabilities.
     pub total: f64,
+    last: Option<Arc<Position>>,
+}
+
+/// The log probability of a token, the alternatives, and the position before it.
+#[derive(Debug)]
+struct Position {
+    logprob: f32,
+    top: Arc<TopLogprobs>,
+    previous: Option<Arc<Position>>,
 }
 
 /// A finished output.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ClosedBeam {
     pub beam: Beam,
     pub score: f64,
@@ -58,11 +67,38 @@ impl Beam {
     }
 
     fn with(&self, token: u32, logprob: f32, top: &Arc<TopLogprobs>, total: f64) -> Self {
-        let mut beam = self.clone();
-        beam.token_ids.push(token);
-        beam.logprobs.push(logprob);
-        beam.tops.push(Arc::clone(top));
-        Self { total, ..beam }
+        let mut token_ids = Vec::with_capacity(self.token_ids.len() + 1);
+        token_ids.extend_from_slice(&self.token_ids);
+        token_ids.push(token);
+        let last = Position { logprob, top: Arc::clone(top), previous: self.last.clone() };
+        Self { token_ids, total, last: Some(Arc::new(last)) }
+    }
+
+    /// The log probability of each token.
+    pub fn logprobs(&self) -> Vec<f32> {
+        self.in_order(|position| position.logprob)
+    }
+
+    /// The most likely tokens at each position.
+    pub fn tops(&self) -> Vec<Arc<TopLogprobs>> {
+        self.in_order(|position| Arc::clone(&position.top))
+    }
+
+    fn in_order<T>(&self, value: impl Fn(&Position) -> T) -> Vec<T> {
+        let positions = iter::successors(self.last.as_deref(), |position| position.previous.as_deref());
+        let mut values: Vec<T> = positions.map(value).collect();
+        values.reverse();
+        values
+    }
+}
+
+impl Drop for Position {
+    /// Drops the positions before it in a loop: they may be too many for a recursion.
+    fn drop(&mut self) {
+        let mut previous = self.previous.take();
+        while let Some(mut position) = previous.and_then(Arc::into_inner) {
+            previous = position.previous.take();
+        }
     }
 }
 

@@ -150,7 +150,7 @@ fn score_is_the_sum_over_length_to_the_penalty() {
             let ids = &output.beam.token_ids;
             let expected: Vec<_> =
                 (0..ids.len()).map(|index| model(&ids[..index])[ids[index] as usize]).collect();
-            assert_eq!(output.beam.logprobs, expected);
+            assert_eq!(output.beam.logprobs(), expected);
             let sum: f64 = expected.iter().copied().map(f64::from).sum();
             assert_eq!(output.score, sum / (ids.len() as f64).powf(length_penalty));
         }
@@ -198,7 +198,7 @@ fn more_beams_find_a_better_sequence_than_greedy() {
 #[test]
 fn first_step_expands_one_beam_and_later_steps_the_best() {
     let steps = run(&random_model(20, 5), 4, 1.0, never_ends(6)).steps;
-    assert_eq!(steps[0], [Beam::default()]);
+    assert!(steps[0].iter().all(|beam| beam.token_ids.is_empty() && beam.total == 0.0));
     assert_eq!(steps.iter().map(Vec::len).collect::<Vec<_>>(), [1, 4, 4, 4, 4, 4]);
     for step in steps {
         assert!(step.is_sorted_by(|one, other| one.total >= other.total));
@@ -254,7 +254,7 @@ fn top_logprobs_are_kept_for_every_token() {
         let ids = &output.beam.token_ids;
         let expected: Vec<_> =
             (0..ids.len()).map(|index| Arc::new(top_of(&model(&ids[..index]), 4))).collect();
-        assert_eq!(output.beam.tops, expected);
+        assert_eq!(output.beam.tops(), expected);
     }
 }
 
@@ -275,4 +275,32 @@ fn interrupted_search_returns_finished_and_running_beams() {
         assert_eq!((output.beam.token_ids[0], &output.ending), (token, &ending));
         assert_eq!(output.score, f64::from(logprob));
     }
+}
+
+#[test]
+fn step_copies_no_details_of_earlier_tokens() {
+    let model = random_model(20, 5);
+    let steps = run(&model, 4, 1.0, never_ends(50)).steps;
+    for pair in steps.windows(2) {
+        let parents: Vec<_> = pair[0].iter().map(|beam| beam.last.as_ref().map(Arc::as_ptr)).collect();
+        for beam in &pair[1] {
+            let last = beam.last.as_ref().expect("a token");
+            assert!(
+                parents.contains(&last.previous.as_ref().map(Arc::as_ptr)),
+                "shared with the beam before"
+            );
+        }
+    }
+}
+
+#[test]
+fn very_long_beam_is_dropped_without_recursion() {
+    let mut beam = Beam::default();
+    let top = Arc::new(TopLogprobs::new());
+    for token in 0..200_000 {
+        let last = Position { logprob: -1.0, top: Arc::clone(&top), previous: beam.last.take() };
+        beam = Beam { token_ids: vec![token], total: 0.0, last: Some(Arc::new(last)) };
+    }
+    assert_eq!(beam.logprobs().len(), 200_000);
+    drop(beam);
 }

@@ -65,7 +65,7 @@ fn run(setup: &Setup, params: &SamplingParams) -> RequestOutput {
         let outputs = step(&search);
         search.advance(&outputs);
     }
-    search.result().unwrap()
+    search.result()
 }
 
 /// All outputs that end at `is_end` or at three tokens, with their scores, best first.
@@ -174,8 +174,7 @@ fn interrupted_search_returns_the_running_beams() {
     outputs[1] = Arc::new(RequestOutput { choices: vec![Arc::new(cancelled)], ..(*outputs[1]).clone() });
     search.advance(&outputs);
     assert!(!search.is_running());
-    let reasons: Vec<_> =
-        search.result().unwrap().choices.iter().map(|choice| choice.finish_reason.clone()).collect();
+    let reasons: Vec<_> = search.result().choices.iter().map(|choice| choice.finish_reason.clone()).collect();
     assert_eq!(reasons.len(), 3);
     assert!(reasons.iter().any(|reason| reason == "cancelled"), "{reasons:?}");
 }
