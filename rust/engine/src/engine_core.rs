@@ -126,8 +126,8 @@ impl EngineCore {
             let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
             let rejection = Rejection::Overloaded { waiting, limit };
             self.stats.count_rejection(); // before the event
-            outbox.reject(rejection.clone());
-            self.ringer.disconnect(port);
+            let listed = outbox.reject(rejection.clone());
+            self.ringer.disconnect(port, listed);
             return self.reject(outboxes, rejection);
         }
         let num_others = outboxes.len() as u64;
@@ -145,7 +145,7 @@ impl EngineCore {
             if sequence.outbox.is_cancelled() {
                 self.attention.raise_for(key);
             }
-            self.ringer.touch(sequence.port);
+            self.ringer.touch(sequence.port, sequence.outbox.list());
         }
     }
 
@@ -178,8 +178,8 @@ impl EngineCore {
     fn reject(&mut self, outboxes: impl Iterator<Item = Outbox>, rejection: Rejection) {
         for outbox in outboxes {
             let port = self.ringer.connect(outbox.bell());
-            outbox.reject(rejection.clone());
-            self.ringer.disconnect(port);
+            let listed = outbox.reject(rejection.clone());
+            self.ringer.disconnect(port, listed);
         }
     }
 
@@ -276,9 +276,7 @@ impl EngineCore {
                 continue;
             }
             let Some(sequence) = self.scheduler.find(row.slot, key) else { continue };
-            if !(tokens.is_empty() && positions.is_empty()) {
-                self.ringer.touch(sequence.port);
-            }
+            let has_events = !(tokens.is_empty() && positions.is_empty());
             let (mut end, mut num_appended) = (sequence.deliver_positions(row, positions), 0);
             let last_token = sequence.last_token();
             for token in tokens {
@@ -286,6 +284,9 @@ impl EngineCore {
                     end = sequence.append(token.take(), now);
                     num_appended += 1;
                 }
+            }
+            if has_events {
+                self.ringer.touch(sequence.port, sequence.outbox.list());
             }
             if num_appended > 0 {
                 match last_token {
@@ -389,8 +390,8 @@ impl EngineCore {
     fn flush_finishes(&mut self) {
         self.publish_stats();
         for (outbox, port, finish) in self.pending_finishes.drain(..) {
-            outbox.finish(finish);
-            self.ringer.disconnect(port);
+            let listed = outbox.finish(finish);
+            self.ringer.disconnect(port, listed);
         }
     }
 

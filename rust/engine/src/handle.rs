@@ -179,9 +179,10 @@ impl Engine {
         let first = inner.next_id.fetch_add(u64::from(num_choices), Ordering::Relaxed);
         let (mut outboxes, mut readers) = (Vec::new(), Vec::new());
         for choice in 0..num_choices {
+            let id = RequestId(first + u64::from(choice));
             let (writer, reader) = result_queue(inner.limits.result_capacity(&request, choice));
-            outboxes.push(Outbox::new(writer, port.bell()));
-            readers.push((RequestId(first + u64::from(choice)), reader));
+            outboxes.push(Outbox::new(id, writer, port.bell()));
+            readers.push((id, reader));
         }
         let priority = request.priority;
         inner.letterbox.start(Start { id: RequestId(first), request, outboxes }).map_err(|not_sent| {
@@ -329,6 +330,11 @@ impl Consumer {
     pub fn in_child(mut self) -> Self {
         self.process = self.process.in_child();
         self
+    }
+
+    /// To be called when a port's list contained the id, before popping everything: see [`Port::take_listed`].
+    pub fn unlist(&self) {
+        self.reader.unlist();
     }
 
     /// Whether the last event has been popped.

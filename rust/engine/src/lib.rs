@@ -47,7 +47,7 @@ pub mod testing {
     pub use crate::mailbox::{Attention, Gate};
     pub use crate::message::{Message, Outbox, Start};
     pub use crate::prefix_cache::{BlockHasher, Chain, Namespace, Tokens};
-    pub use crate::result_queue::{CancelCause, CancelFlag, Reader, Writer, result_queue};
+    pub use crate::result_queue::{CancelCause, CancelFlag, Reader, Writer, num_pops, result_queue};
     pub use crate::sequence::SchedulingKey;
     pub use crate::stats::SharedStats;
 }

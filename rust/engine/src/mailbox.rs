@@ -196,7 +196,8 @@ impl Drop for Mailbox {
             let Message::Start(Start { outboxes, .. }) = message else { continue };
             for outbox in outboxes {
                 let bell = outbox.bell().clone();
-                outbox.reject(Rejection::Stopped(self.gate.cause()));
+                let listed = outbox.reject(Rejection::Stopped(self.gate.cause()));
+                bell.list(&mut Vec::from_iter(listed));
                 bell.ring();
             }
         }

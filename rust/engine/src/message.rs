@@ -39,14 +39,15 @@ pub struct Start {
 /// The engine's end of a result queue, with the bell of the port that listens to it. If it is dropped before the last
 /// event, because the engine crashed or the message was discarded, the consumer is woken and finds the queue closed.
 pub struct Outbox {
+    id: RequestId,
     writer: Option<Writer>,
     bell: Bell,
 }
 
 impl Outbox {
-    /// An outbox for `writer`, whose reader listens to `bell`.
-    pub fn new(writer: Writer, bell: Bell) -> Self {
-        Self { writer: Some(writer), bell }
+    /// An outbox of the choice `id` for `writer`, whose reader listens to `bell`.
+    pub fn new(id: RequestId, writer: Writer, bell: Bell) -> Self {
+        Self { id, writer: Some(writer), bell }
     }
 
     /// The bell of the listening port.
@@ -74,22 +75,65 @@ impl Outbox {
         self.writer.as_ref().and_then(Writer::cancel_cause)
     }
 
-    /// Rejects the request, as its only event. Does not ring.
-    pub fn reject(mut self, rejection: Rejection) {
-        self.writer.take().expect("rejected once; this is a bug").reject(rejection);
+    /// The id, if it must be added to the port's list because events were pushed. To be called after pushing.
+    #[must_use]
+    pub fn list(&self) -> Option<RequestId> {
+        self.queue().list().then_some(self.id)
     }
 
-    /// Ends the request. Does not ring.
-    pub fn finish(mut self, finish: Finish) {
-        self.writer.take().expect("finished once; this is a bug").finish(finish);
+    /// Rejects the request, as its only event. Does not ring. Returns as `list` does.
+    #[must_use]
+    pub fn reject(mut self, rejection: Rejection) -> Option<RequestId> {
+        let writer = self.writer.take().expect("rejected once; this is a bug");
+        writer.reject(rejection).then_some(self.id)
+    }
+
+    /// Ends the request. Does not ring. Returns as `list` does.
+    #[must_use]
+    pub fn finish(mut self, finish: Finish) -> Option<RequestId> {
+        let writer = self.writer.take().expect("finished once; this is a bug");
+        writer.finish(finish).then_some(self.id)
     }
 }
 
 impl Drop for Outbox {
     fn drop(&mut self) {
-        if let Some(writer) = self.writer.take() {
-            drop(writer); // closes the queue, before the bell rings
+        if let Some(mut writer) = self.writer.take() {
+            writer.close();
+            self.bell.list(&mut Vec::from_iter(writer.list().then_some(self.id)));
             self.bell.ring();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::port::Port;
+    use crate::result_queue::result_queue;
+
+    #[test]
+    fn dropped_outbox_lists_its_request_and_rings() {
+        let port = Port::with_condvar();
+        let (writer, mut reader) = result_queue(1);
+        drop(Outbox::new(RequestId(3), writer, port.bell()));
+        assert!(port.wait(Some(Duration::ZERO)));
+        let mut ids = Vec::new();
+        port.take_listed(&mut ids);
+        assert_eq!(ids, [RequestId(3)]);
+        assert!(reader.pop().is_some(), "the end");
+    }
+
+    #[test]
+    fn request_is_listed_once_until_it_is_unlisted() {
+        let port = Port::with_condvar();
+        let (writer, reader) = result_queue(4);
+        let mut outbox = Outbox::new(RequestId(3), writer, port.bell());
+        outbox.queue_mut().admit();
+        assert_eq!([outbox.list(), outbox.list()], [Some(RequestId(3)), None]);
+        reader.unlist();
+        assert_eq!(outbox.list(), Some(RequestId(3)));
     }
 }

@@ -15,6 +15,9 @@
 //! has a place of its own, so the slots are allocated when the first token or prompt position is pushed: a request that
 //! waits has none.
 //!
+//! A fourth flag, `listed`, is set while the port has the queue in its list of queues with new events (see `port`). The
+//! writer pushes, then sets it; the reader clears it, then pops.
+//!
 //! The queue neither waits nor wakes. The reader reports when a nudge is due ([`Reader::must_nudge`]) and the handle
 //! sends it.
 
@@ -50,6 +53,7 @@ struct Ring {
     cancelled: AtomicU8,
     closed: AtomicBool,
     armed: AtomicBool,
+    listed: AtomicBool,
 }
 
 type Slot = UnsafeCell<MaybeUninit<QueuedEvent>>;
@@ -113,9 +117,21 @@ pub fn result_queue(capacity: usize) -> (Writer, Reader) {
         cancelled: AtomicU8::new(0),
         closed: AtomicBool::new(false),
         armed: AtomicBool::new(false),
+        listed: AtomicBool::new(false),
     });
     let writer = Writer { ring: Arc::clone(&ring), tail: 0, seen_head: Cell::new(0) };
     (writer, Reader { ring, head: 0, seen_tail: 0, is_admitted: false, is_ended: false })
+}
+
+#[cfg(any(test, feature = "testing"))]
+thread_local! {
+    static NUM_POPS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The number of calls of [`Reader::pop`] by this thread.
+#[cfg(any(test, feature = "testing"))]
+pub fn num_pops() -> u64 {
+    NUM_POPS.get()
 }
 
 impl Writer {
@@ -148,23 +164,31 @@ impl Writer {
         self.push(QueuedEvent::Prompt(positions));
     }
 
-    /// Rejects the request, as its only event.
-    pub fn reject(mut self, rejection: Rejection) {
-        self.end(Event::Rejected(rejection));
+    /// Rejects the request, as its only event. Returns as [`list`](Self::list) does.
+    pub fn reject(mut self, rejection: Rejection) -> bool {
+        self.end(Event::Rejected(rejection))
     }
 
-    /// Ends the request. There is always room.
-    pub fn finish(mut self, finish: Finish) {
-        self.end(Event::Finished(finish));
+    /// Ends the request. There is always room. Returns as [`list`](Self::list) does.
+    pub fn finish(mut self, finish: Finish) -> bool {
+        self.end(Event::Finished(finish))
     }
 
-    fn end(&mut self, event: Event) {
+    /// Marks the queue as listed, after a push. True if it was not: then it must be added to the port's list.
+    pub fn list(&self) -> bool {
+        // Release and acquire: of this swap and that in `Reader::unlist`, the second sees what was written before the
+        // first. Either the reader pops what was pushed, or the flag is found clear here.
+        !self.ring.listed.swap(true, Ordering::AcqRel)
+    }
+
+    fn end(&mut self, event: Event) -> bool {
         self.ring.last.with_mut(|last| {
             // SAFETY: the queue is not closed, since this method is called once and by methods that take the writer,
             // so `last` belongs to this side.
             unsafe { *last = Some(event) };
         });
         self.close();
+        self.list()
     }
 
     fn push(&mut self, entry: QueuedEvent) {
@@ -235,6 +259,8 @@ impl Reader {
     /// The next event, if there is one; always `None` after the last. If the engine has crashed, the last event is
     /// made here: `Rejected` for a request that was not admitted, `Finished` for an open one.
     pub fn pop(&mut self) -> Option<Event> {
+        #[cfg(any(test, feature = "testing"))]
+        NUM_POPS.set(NUM_POPS.get() + 1);
         if self.is_ended {
             return None;
         }
@@ -312,6 +338,11 @@ impl Reader {
         let unread = self.ring.tail.0.load(Ordering::Relaxed).wrapping_sub(self.head);
         // Relaxed: of the two sides that may clear it, a reader that sees true sends the nudge.
         unread <= self.ring.capacity / 2 && self.ring.armed.swap(false, Ordering::Relaxed)
+    }
+
+    /// Marks the queue as not listed, before popping everything. To be called when it was taken off the port's list.
+    pub fn unlist(&self) {
+        self.ring.listed.swap(false, Ordering::AcqRel); // see `Writer::list`
     }
 
     /// Whether memory for events was allocated.

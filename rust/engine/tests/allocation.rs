@@ -86,7 +86,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         .map(|id| {
             let (writer, reader) = result_queue(16);
             let (id, request) = (RequestId(id), Arc::clone(&request));
-            let start = Start { id, request, outboxes: vec![Outbox::new(writer, port.bell())] };
+            let start = Start { id, request, outboxes: vec![Outbox::new(id, writer, port.bell())] };
             core.handle(Message::Start(start), now);
             reader
         })

@@ -12,8 +12,8 @@ use loom::sync::Notify;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 use penstock_engine::Port;
-use penstock_engine::testing::{Attention, CancelCause, Gate, result_queue};
-use penstock_engine::{CachedTokens, Event, Finish, FinishReason, StopCause, Token};
+use penstock_engine::testing::{Attention, CancelCause, Gate, Outbox, result_queue};
+use penstock_engine::{CachedTokens, Event, Finish, FinishReason, RequestId, StopCause, Token};
 
 /// Three preemptions find every known bug of this kind, and keep a model within seconds.
 fn check(model: impl Fn() + Send + Sync + 'static) {
@@ -205,6 +205,37 @@ fn pause_vs_pop_of_the_only_event() {
 #[test]
 fn pause_vs_pop_down_to_half() {
     pause_vs_pop(3);
+}
+
+/// The order: push, list, then ring; clear, take the list, unlist, then pop. No event is left behind.
+#[test]
+fn list_vs_take_and_unlist() {
+    check(|| {
+        let port = Port::with_eventfd().unwrap();
+        let (writer, mut reader) = result_queue(4);
+        let mut outbox = Outbox::new(RequestId(7), writer, port.bell());
+        let bell = port.bell();
+        let engine = thread::spawn(move || {
+            let ring = |listed: Option<RequestId>| {
+                bell.list(&mut Vec::from_iter(listed));
+                bell.ring();
+            };
+            outbox.queue_mut().admit();
+            ring(outbox.list());
+            ring(outbox.finish(finish(FinishReason::Length)));
+        });
+        let mut ids = Vec::new();
+        while !reader.is_ended() {
+            port.wait(None); // a lost event never ends, which the model reports
+            port.take_listed(&mut ids);
+            assert!(ids.len() <= 1, "listed twice");
+            if ids.pop().is_some() {
+                reader.unlist();
+                while reader.pop().is_some() {}
+            }
+        }
+        engine.join().unwrap();
+    });
 }
 
 /// The order: push, then ring; clear, then drain. A listener that sleeps after that has missed nothing.

@@ -37,7 +37,7 @@ impl BeamSearch {
     fn start_step(&self, py: Python<'_>, port: &Port) -> Result<Vec<Request>, Error> {
         let (params, states) = detach(py, || {
             let search = self.lock();
-            (search.step_params().clone(), search.start_step(&port.inner))
+            (search.step_params().clone(), search.start_step(port.inner()))
         })?;
         let params = PySamplingParams { params, processors: Processors::default() };
         let request = |state| {

@@ -81,7 +81,7 @@ impl Engine {
         let started = detach_while_wanted(py, check_cancelled.as_ref(), |is_wanted| {
             let mut prepared = self.frontend.prepare(&params.params, prompt, mode, is_wanted)?;
             let resolved = std::mem::take(&mut prepared.params);
-            Ok((prepared.start(processors, &self.frontend.engine, &port.inner)?, resolved))
+            Ok((prepared.start(processors, &self.frontend.engine, port.inner())?, resolved))
         })?;
         let (state, resolved) = started.map_err(|error| prepare_error(params, error))?;
         let state = Arc::new(state);
@@ -238,7 +238,7 @@ impl Engine {
     }
 
     fn ring_at_end(&self, port: &Port) {
-        self.frontend.engine.ring_at_end(&port.inner);
+        self.frontend.engine.ring_at_end(port.inner());
     }
 
     fn shutdown(&self, py: Python<'_>) -> Result<(), Error> {

@@ -1,11 +1,11 @@
 //! `Port`: one listener (an event loop, or a blocking caller) and the requests it receives for.
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::Process;
-use penstock_frontend::output::RequestState;
+use penstock_frontend::output::{Listener, RequestState};
 use pyo3::prelude::*;
 
 use crate::detach::detach;
@@ -19,10 +19,8 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 /// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Port {
-    pub inner: penstock_engine::Port,
+    listener: Listener,
     process: Process,
-    /// The open requests. `drain` removes those whose Python object has been dropped.
-    requests: Mutex<Vec<Weak<RequestState>>>,
 }
 
 #[pymethods]
@@ -31,38 +29,26 @@ impl Port {
     #[pyo3(signature = (*, blocking = false))]
     fn new(blocking: bool) -> PyResult<Self> {
         check_may_wait()?;
-        let inner = if blocking {
+        let port = if blocking {
             penstock_engine::Port::with_condvar()
         } else {
             penstock_engine::Port::with_eventfd()?
         };
-        Ok(Self { inner, process: Process::current(), requests: Mutex::default() })
+        Ok(Self { listener: Listener::new(port), process: Process::current() })
     }
 
     fn fileno(&self) -> RawFd {
-        self.inner.fd().unwrap_or(-1)
+        self.inner().fd().unwrap_or(-1)
     }
 
     fn drain(&self, py: Python<'_>) -> Result<Vec<u64>, Error> {
         self.process.check()?;
         logs::drain(py)?;
-        detach(py, || {
-            self.inner.clear();
-            let mut reached = Vec::new();
-            let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-            requests.retain(|request| {
-                let Some(request) = request.upgrade() else { return false };
-                if request.receive() {
-                    reached.push(request.id);
-                }
-                !request.is_over()
-            });
-            reached
-        })
+        detach(py, || self.listener.drain())
     }
 
     fn ring(&self) {
-        self.inner.bell().ring();
+        self.inner().bell().ring();
     }
 
     #[pyo3(signature = (timeout = None))]
@@ -77,7 +63,7 @@ impl Port {
             left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL))
         };
         let is_rung = loop {
-            if detach(py, || self.inner.wait(Some(interval())))? {
+            if detach(py, || self.inner().wait(Some(interval())))? {
                 break true;
             }
             py.check_signals()?;
@@ -87,15 +73,20 @@ impl Port {
         };
         logs::drain(py)?;
         if is_rung {
-            self.inner.clear();
+            self.inner().clear();
         }
         Ok(is_rung)
     }
 }
 
 impl Port {
-    /// Receives for `request` from now on.
+    /// The engine's port, for starting requests.
+    pub fn inner(&self) -> &penstock_engine::Port {
+        self.listener.port()
+    }
+
+    /// Receives for `request`, which was started on the port, from now on.
     pub fn register(&self, request: &Arc<RequestState>) {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(request));
+        self.listener.add(request);
     }
 }

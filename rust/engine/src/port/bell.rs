@@ -1,13 +1,17 @@
-//! [`Port`] and its [`Bell`], of either kind.
+//! [`Port`] and its [`Bell`], of either kind, with the list of requests that have new events.
+
+#![cfg_attr(not(loom), expect(clippy::disallowed_types, reason = "locked for the time of copying ids"))]
 
 use std::fmt;
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::condvar::CondvarBell;
 use super::descriptor::DescriptorBell;
-use crate::sync::Arc;
+use crate::request::RequestId;
+use crate::sync::{Arc, Mutex, MutexGuard};
 
 /// The listener's end. Clones are the same port; at most one thread or task may clear and wait at a time.
 #[derive(Clone)]
@@ -18,7 +22,13 @@ pub struct Port {
 /// The ringing end of a port. Clones ring the same bell.
 #[derive(Clone)]
 pub struct Bell {
-    kind: Arc<BellKind>,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    kind: BellKind,
+    /// The requests with events that were pushed since they were last taken off the list, each once.
+    listed: Mutex<Vec<RequestId>>,
 }
 
 enum BellKind {
@@ -39,13 +49,13 @@ impl Port {
     }
 
     fn new(kind: BellKind) -> Self {
-        Self { bell: Bell { kind: Arc::new(kind) } }
+        Self { bell: Bell { inner: Arc::new(Inner { kind, listed: Mutex::new(Vec::new()) }) } }
     }
 
     /// The file to wait for, non-blocking and closed on exec; `None` for a condvar port. Valid while a clone of the
     /// port lives. Only [`clear`](Self::clear) may read it.
     pub fn fd(&self) -> Option<RawFd> {
-        match &*self.bell.kind {
+        match &self.bell.inner.kind {
             BellKind::Descriptor(bell) => bell.fd(),
             BellKind::Condvar(_) => None,
         }
@@ -53,16 +63,24 @@ impl Port {
 
     /// Clears the bell. To be called before draining: events pushed afterwards ring it again. Never blocks.
     pub fn clear(&self) {
-        match &*self.bell.kind {
+        match &self.bell.inner.kind {
             BellKind::Descriptor(bell) => bell.clear(),
             BellKind::Condvar(bell) => bell.clear(),
         }
     }
 
+    /// [Clears](Self::clear) the bell, and moves the ids of the requests with new events to the end of `ids`. Each is
+    /// to be [unlisted](crate::Consumer::unlist) and then drained; until then it is not listed again. The ids of
+    /// several engines on one port are not distinct.
+    pub fn take_listed(&self, ids: &mut Vec<RequestId>) {
+        self.clear();
+        ids.append(&mut self.bell.lock());
+    }
+
     /// Sleeps until the bell has rung since the last [`clear`](Self::clear) (true) or `timeout` has passed (false).
     /// Does not clear.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        match &*self.bell.kind {
+        match &self.bell.inner.kind {
             BellKind::Descriptor(bell) => bell.wait(timeout),
             BellKind::Condvar(bell) => bell.wait(timeout),
         }
@@ -78,15 +96,26 @@ impl Bell {
     /// Wakes the listener, or makes its next wait return at once. Never blocks; several rings before a clear count as
     /// one.
     pub fn ring(&self) {
-        match &*self.kind {
+        match &self.inner.kind {
             BellKind::Descriptor(bell) => bell.ring(),
             BellKind::Condvar(bell) => bell.ring(),
         }
     }
 
+    /// Moves `ids` to the port's list, before ringing.
+    pub fn list(&self, ids: &mut Vec<RequestId>) {
+        if !ids.is_empty() {
+            self.lock().append(ids);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<RequestId>> {
+        self.inner.listed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Identifies the port while a clone of the bell lives.
     pub(super) fn address(&self) -> usize {
-        &raw const *self.kind as usize
+        &raw const *self.inner as usize
     }
 }
 

@@ -6,6 +6,7 @@
 use rustc_hash::FxHashMap;
 
 use super::bell::Bell;
+use crate::request::RequestId;
 
 /// A port the [`Ringer`] knows, valid from `connect` to the matching `disconnect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ struct PortEntry {
     bell: Bell,
     users: usize,
     is_touched: bool,
+    /// Requests to add to the port's list.
+    listed: Vec<RequestId>,
 }
 
 impl Ringer {
@@ -38,7 +41,7 @@ impl Ringer {
                 self.entries.len() as u32 - 1
             });
             self.entries[index as usize] =
-                Some(PortEntry { bell: bell.clone(), users: 0, is_touched: false });
+                Some(PortEntry { bell: bell.clone(), users: 0, is_touched: false, listed: Vec::new() });
             index
         });
         self.entry(PortIndex(index)).users += 1;
@@ -46,24 +49,26 @@ impl Ringer {
     }
 
     /// Counts one open request less. Its last event was just pushed, so this also touches the port.
-    pub fn disconnect(&mut self, port: PortIndex) {
-        self.touch(port);
+    pub fn disconnect(&mut self, port: PortIndex, listed: Option<RequestId>) {
+        self.touch(port, listed);
         self.entry(port).users -= 1;
     }
 
-    /// Marks a port for which an event was pushed.
-    pub fn touch(&mut self, port: PortIndex) {
+    /// Marks a port for which an event was pushed; `listed` is to be added to its list.
+    pub fn touch(&mut self, port: PortIndex, listed: Option<RequestId>) {
         let entry = self.entry(port);
+        entry.listed.extend(listed);
         if !std::mem::replace(&mut entry.is_touched, true) {
             self.touched.push(port.0);
         }
     }
 
-    /// Rings every touched port once, and removes those without open requests.
+    /// Extends the list of every touched port, rings it once, and removes those without open requests.
     pub fn ring(&mut self) {
         for index in self.touched.drain(..) {
             let slot = &mut self.entries[index as usize];
             let entry = slot.as_mut().expect("a touched port is known; this is a bug");
+            entry.bell.list(&mut entry.listed);
             entry.bell.ring();
             entry.is_touched = false;
             if entry.users == 0 {
@@ -121,15 +126,23 @@ mod tests {
         let mut ringer = Ringer::default();
         let [first, second] = [ringer.connect(&ports[0].bell()), ringer.connect(&ports[1].bell())];
         assert_eq!(ringer.connect(&ports[0].bell()), first, "clones of a bell are one port");
-        ringer.touch(second);
-        ringer.touch(second);
+        ringer.touch(second, Some(RequestId(2)));
+        ringer.touch(second, Some(RequestId(3)));
         ringer.check_integrity(3);
         ringer.ring();
         assert!(!is_rung(&ports[0]) && is_rung(&ports[1]));
-        ringer.disconnect(first);
-        ringer.disconnect(second);
+        let mut listed = Vec::new();
+        ports[1].take_listed(&mut listed);
+        assert_eq!(listed, [RequestId(2), RequestId(3)]);
+        assert!(!is_rung(&ports[1]), "taking the list clears the bell");
+        ringer.disconnect(first, Some(RequestId(1)));
+        ringer.disconnect(second, None);
         ringer.ring();
         assert!(is_rung(&ports[0]));
+        ports[1].take_listed(&mut listed);
+        assert_eq!(listed.len(), 2, "each id is taken once");
+        ports[0].take_listed(&mut listed);
+        assert_eq!(listed.len(), 3);
         ringer.check_integrity(1);
         assert_eq!(
             ringer.connect(&Port::with_condvar().bell()),
@@ -144,7 +157,7 @@ mod tests {
         let port = Port::with_condvar();
         let mut ringer = Ringer::default();
         let index = ringer.connect(&port.bell());
-        ringer.touch(index);
+        ringer.touch(index, None);
         drop(ringer);
         assert!(port.wait(Some(Duration::ZERO)));
     }

@@ -182,7 +182,7 @@ mod tests {
     fn blocked() -> (Sequence, Reader) {
         let port = Port::with_condvar();
         let (writer, reader) = result_queue(4);
-        let mut outbox = Outbox::new(writer, port.bell());
+        let mut outbox = Outbox::new(RequestId(1), writer, port.bell());
         outbox.queue_mut().admit();
         (1..4).for_each(|id| outbox.queue_mut().push_token(Token::new(id, 0.0)));
         let arrival = Arrival {

@@ -128,7 +128,7 @@ impl Harness {
             let (flag, attention) = (reader.cancel_flag(), Arc::clone(&self.attention));
             let (own, shared) = (request.of_choice(choice), Arc::downgrade(&request));
             let key = SchedulingKey { priority: request.priority, id: RequestId(id.0 + u64::from(choice)) };
-            let outbox = Outbox::new(writer, self.port.bell());
+            let outbox = Outbox::new(RequestId(id.0 + u64::from(choice)), writer, self.port.bell());
             (outbox, Client { request: own, shared, reader, flag, key, attention })
         };
         let (outboxes, clients) = (0..num_choices).map(choice).unzip();

@@ -91,6 +91,18 @@ impl ChoiceOutput {
         }
     }
 
+    /// To be called when the port's list contained its id, before receiving.
+    pub fn unlist(&self) {
+        if let Some(consumer) = &self.consumer {
+            consumer.unlist();
+        }
+    }
+
+    /// The number of tokens that were not taken yet.
+    pub fn num_unread(&self) -> usize {
+        self.output.num_unread()
+    }
+
     /// Whether there is a chunk to take: a choice that ends without an error has a last one, which may be empty.
     pub fn has_unread(&self) -> bool {
         self.output.has_unread() || !self.is_end_taken && matches!(self.end, Some(ChoiceEnd::Finished(..)))

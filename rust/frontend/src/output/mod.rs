@@ -7,9 +7,12 @@
 //!                                 ├─ StopChecker     when the output ends
 //!                                 └─ PositionTensors logits and hidden states
 //! ```
+//!
+//! A Listener receives for the requests of a port: only for those choices that have new events.
 
 mod choice_output;
 mod float_array;
+mod listener;
 mod output_text;
 mod parsed_output;
 mod position_tensors;
@@ -21,6 +24,7 @@ mod token_output;
 
 pub use choice_output::ChoiceEnd;
 pub use float_array::FloatArray;
+pub use listener::Listener;
 pub use output_text::{OutputFormats, OutputOptions};
 pub use request_state::{Milestone, RequestState};
 #[rustfmt::skip]

@@ -39,6 +39,7 @@ pub enum Milestone {
 pub struct RequestState {
     /// The engine's id of the first choice.
     pub id: u64,
+    pub num_choices: u64,
     /// Tokens of the prompt.
     pub prompt: Arc<[u32]>,
     /// Whether logits or hidden states were requested.
@@ -50,6 +51,8 @@ pub struct RequestState {
 struct State {
     /// At least one.
     choices: Vec<ChoiceOutput>,
+    /// Choices that have not ended.
+    num_unfinished: usize,
     /// All choices have ended, and their tensors are complete.
     is_over: bool,
     ended: Option<Instant>,
@@ -83,6 +86,7 @@ impl RequestState {
         let RequestedOutputs { logits, hidden_states, .. } = request.outputs;
         let state = State {
             choices,
+            num_unfinished: num_choices,
             is_over: false,
             ended: None,
             awaits_admission: false,
@@ -92,13 +96,25 @@ impl RequestState {
             next_choice: 0,
         };
         let has_tensors = logits.is_some() || hidden_states.is_some();
-        Ok(Self { id, prompt, has_tensors, started: Instant::now(), state: Mutex::new(state) })
+        Ok(Self {
+            id,
+            num_choices: num_choices as u64,
+            prompt,
+            has_tensors,
+            started: Instant::now(),
+            state: Mutex::new(state),
+        })
     }
 
-    /// Receives the events that have arrived. Returns whether a milestone that a listener waits for is reached.
-    pub fn receive(&self) -> bool {
+    /// Receives the events that have arrived for some choices, which the port's list contained. Returns whether a
+    /// milestone that a listener waits for is reached.
+    pub(super) fn receive_choices(&self, choices: impl Iterator<Item = usize>) -> bool {
         let mut state = self.lock();
-        state.receive();
+        for choice in choices {
+            state.choices[choice].unlist();
+            state.receive_choice(choice);
+        }
+        state.end_if_over();
         let is_reached = |milestone, awaited: bool| awaited && state.has_reached(milestone);
         let reached = is_reached(Milestone::Admission, state.awaits_admission)
             || is_reached(Milestone::Chunk, state.awaits_chunk)
@@ -110,13 +126,13 @@ impl RequestState {
     }
 
     /// Receives the events that have arrived, for a caller that does not wait. A listener that waits for a milestone is
-    /// told by the next `receive` as before.
+    /// told by the next `receive_choices` as before.
     pub fn poll(&self) {
         self.lock().receive();
     }
 
-    /// Receives the events that have arrived. Returns whether `milestone` is reached; if not, a later `receive` returns
-    /// true when it is.
+    /// Receives the events that have arrived. Returns whether `milestone` is reached; if not, a later
+    /// `receive_choices` returns true when it is.
     pub fn wait_for(&self, milestone: Milestone) -> bool {
         let mut state = self.lock();
         state.receives_all |= milestone == Milestone::End;
@@ -139,7 +155,14 @@ impl RequestState {
         let mut order = (0..num_choices).map(|offset| (state.next_choice + offset) % num_choices);
         let index = order.find(|index| state.choices[*index].has_unread())?;
         state.next_choice = (index + 1) % num_choices;
-        Some(state.choices[index].take(index))
+        let was_full = state.choices[index].num_unread() >= state.max_unread;
+        let chunk = state.choices[index].take(index);
+        if was_full {
+            // Its queue has events that no drain will receive, because they were listed before.
+            state.receive_choice(index);
+            state.end_if_over();
+        }
+        Some(chunk)
     }
 
     /// Whether the engine admitted the request.
@@ -218,9 +241,20 @@ impl State {
         if self.is_over {
             return;
         }
+        (0..self.choices.len()).for_each(|choice| self.receive_choice(choice));
+        self.end_if_over();
+    }
+
+    fn receive_choice(&mut self, choice: usize) {
         let max_unread = if self.receives_all { usize::MAX } else { self.max_unread };
-        self.choices.iter_mut().for_each(|choice| choice.receive(max_unread));
-        if self.choices.iter().all(|choice| choice.end.is_some()) {
+        let choice = &mut self.choices[choice];
+        let was_open = choice.end.is_none();
+        choice.receive(max_unread);
+        self.num_unfinished -= usize::from(was_open && choice.end.is_some());
+    }
+
+    fn end_if_over(&mut self) {
+        if self.num_unfinished == 0 && !self.is_over {
             self.complete();
             self.is_over = true;
             self.ended = Some(Instant::now());

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod beams;
+mod listener;
 mod output;
 mod prompt;
 mod support;

@@ -40,7 +40,15 @@ impl Drop for Setup {
 
 /// A front end whose model returns log probabilities for a request and the tokens generated for it.
 pub fn with_model(model: impl Fn(&Request, &[u32]) -> Vec<f32> + Send + Sync + 'static) -> Setup {
-    let limits = Limits {
+    with_limits(|_| {}, model)
+}
+
+/// The same with other limits.
+pub fn with_limits(
+    change: impl FnOnce(&mut Limits),
+    model: impl Fn(&Request, &[u32]) -> Vec<f32> + Send + Sync + 'static,
+) -> Setup {
+    let mut limits = Limits {
         max_model_len: 256,
         max_num_seqs: 32,
         max_num_batched_tokens: 64,
@@ -58,6 +66,7 @@ pub fn with_model(model: impl Fn(&Request, &[u32]) -> Vec<f32> + Send + Sync + '
         host_prefixes: false,
         num_speculative_tokens: 0,
     };
+    change(&mut limits);
     let requests = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&requests);
     let engine = Engine::start(limits, move |completions| {
