@@ -270,3 +270,18 @@ impl LogitsRows {
         }
     }
 }
+
+/// Makes room for `num_values` in the empty `values`. Fails if the system has no memory for them, or from `refused`
+/// values on.
+pub(crate) fn allocate_details(
+    values: &mut Vec<f32>,
+    num_values: usize,
+    refused: usize,
+) -> Result<(), String> {
+    if num_values >= refused || values.try_reserve_exact(num_values).is_err() {
+        let bytes = num_values * size_of::<f32>();
+        return Err(format!("out of memory: {bytes} bytes for the requested logits or hidden states"));
+    }
+    values.resize(num_values, 0.0);
+    Ok(())
+}

@@ -18,7 +18,7 @@ use penstock_types::BlockCopy;
 use crate::flight::Flight;
 use crate::grammar::MaskThreads;
 use crate::inputs;
-use crate::logits_rows::{Kind, LogitsRow, LogitsRows};
+use crate::logits_rows::{Kind, LogitsRow, LogitsRows, allocate_details};
 use crate::slot::{HostInputs, HostSlot, slot_params};
 
 /// Everything a step needs, on one thread.
@@ -36,6 +36,9 @@ pub(crate) struct Runner<B: Backend> {
     masks: MaskThreads,
     /// The buffers of finished steps.
     spare_flights: Vec<Flight<B>>,
+    /// The size from which on memory for the details of a row is refused, in values.
+    #[cfg(feature = "testing")]
+    pub(crate) refused_details: Option<usize>,
     /// See [`crate::EngineConfig::failing_token`].
     #[cfg(feature = "testing")]
     pub(crate) failing_token: Option<u32>,
@@ -72,6 +75,8 @@ impl<B: Backend> Runner<B> {
             slots: (0..spec.sequences).map(|_| HostSlot::default()).collect(),
             spare_flights: (0..DEPTH).map(|_| Flight::with_room(spec.tokens)).collect(),
             spec: *spec,
+            #[cfg(feature = "testing")]
+            refused_details: None,
             #[cfg(feature = "testing")]
             failing_token: None,
             #[cfg(feature = "testing")]
@@ -334,21 +339,37 @@ impl<B: Backend> Runner<B> {
         })
     }
 
-    /// Reads the raw logits and the last hidden states of the rows of a tile that report them.
+    /// Reads the raw logits and the last hidden states of the rows of a tile that report them. A request fails if the
+    /// system has no memory for them.
     fn read_details(&mut self, tile: Range<usize>, rows: &mut LogitsRows) -> Result<(), DeviceError> {
+        #[cfg(feature = "testing")]
+        let refused = self.refused_details.unwrap_or(usize::MAX);
+        #[cfg(not(feature = "testing"))]
+        let refused = usize::MAX;
         let Self { backend, decoder, workspace, slots, spec, .. } = self;
         let hidden_size = decoder.config().hidden_size;
         for (index, row, details) in rows.details(tile.clone()) {
-            let requested = slots[row.slot].outputs();
+            let slot = &mut slots[row.slot];
+            let requested = *slot.outputs();
+            if slot.failure().is_some() {
+                continue;
+            }
             if row.is_within(requested.logits) {
                 let logits = &mut details.get_or_insert_default().logits;
-                logits.resize(spec.vocabulary, 0.0);
-                backend.download(&workspace.logits, (index - tile.start) * spec.vocabulary, logits)?;
+                match allocate_details(logits, spec.vocabulary, refused) {
+                    Ok(()) => {
+                        let start = (index - tile.start) * spec.vocabulary;
+                        backend.download(&workspace.logits, start, logits)?;
+                    }
+                    Err(failure) => slot.fail(failure),
+                }
             }
             if row.is_within(requested.hidden_states) {
                 let hidden_state = &mut details.get_or_insert_default().hidden_state;
-                hidden_state.resize(hidden_size, 0.0);
-                backend.download(&workspace.normed, index * hidden_size, hidden_state)?;
+                match allocate_details(hidden_state, hidden_size, refused) {
+                    Ok(()) => backend.download(&workspace.normed, index * hidden_size, hidden_state)?,
+                    Err(failure) => slot.fail(failure),
+                }
             }
         }
         Ok(())

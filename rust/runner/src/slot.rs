@@ -106,7 +106,8 @@ impl HostSlot {
         self.failure.as_ref()
     }
 
-    fn fail(&mut self, failure: String) {
+    /// Ends the request with the next row.
+    pub fn fail(&mut self, failure: String) {
         self.failure = Some(failure);
         self.grammar = None;
     }

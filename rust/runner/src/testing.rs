@@ -44,6 +44,11 @@ impl<B: Backend> BareRunner<B> {
         Ok((Self(opened.runner), opened.limits))
     }
 
+    /// Refuses memory for the details of a row from this number of values on.
+    pub fn refuse_details(&mut self, num_values: usize) {
+        self.0.refused_details = Some(num_values);
+    }
+
     /// Executes a plan and writes its output.
     pub fn run(&mut self, plan: &StepPlan, output: &mut StepOutput) -> Result<(), DeviceError> {
         let flight = self.0.launch(plan, output, false)?;

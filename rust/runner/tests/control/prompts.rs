@@ -6,7 +6,7 @@ use penstock_runner::EngineConfig;
 use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::common::{TinyModel, VOCABULARY, request};
-use crate::steps::{Steps, bits_of};
+use crate::steps::{Row, Sequence, Steps, bits_of};
 
 const ALL: RequestedOutputs = RequestedOutputs {
     logprobs: Some(2),
@@ -111,4 +111,27 @@ fn logits_are_equal_for_every_chunk_size() {
     let in_chunks =
         |chunk| penstock_runner::logits(&checkpoint, &prompt, &EngineConfig::default(), chunk).unwrap();
     assert_eq!(in_chunks(90), in_chunks(8));
+}
+
+#[test]
+fn refused_memory_ends_only_the_request_that_needs_it() {
+    let mut steps = Steps::of_four();
+    let outputs = RequestedOutputs { hidden_states: Some(OutputScope::All), ..RequestedOutputs::default() };
+    let neighbour = || Request { outputs, stop_token_ids: vec![], ..request(17, 20, 6) };
+    let alone = steps.run_plainly(neighbour());
+    steps.refuse_details(VOCABULARY);
+    for logits in [OutputScope::Prompt, OutputScope::Generation] {
+        let outputs = RequestedOutputs { logits: Some(logits), ..outputs };
+        let mut refused = Sequence::new(Request { outputs, ..request(16, 20, 6) }, 3);
+        let mut other = Sequence::new(neighbour(), 1);
+        for _ in 0..6 {
+            let row = |sequence| Row { sequence, chunk: usize::MAX, drafts: vec![] };
+            steps.step(&mut [row(&mut refused), row(&mut other)]);
+        }
+        let bytes = VOCABULARY * size_of::<f32>();
+        let failure = format!("out of memory: {bytes} bytes for the requested logits or hidden states");
+        assert_eq!(refused.failure, Some(failure));
+        assert!(refused.tokens.is_empty() && refused.positions.is_empty());
+        assert_eq!(bits_of(&other), bits_of(&alone));
+    }
 }

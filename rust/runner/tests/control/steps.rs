@@ -81,6 +81,11 @@ impl Steps {
         Self { runner, limits, freed: vec![] }
     }
 
+    /// Refuses memory for the details of a row from this number of values on.
+    pub fn refuse_details(&mut self, num_values: usize) {
+        self.runner.refuse_details(num_values);
+    }
+
     /// One step, in which each sequence has at most one row.
     pub fn step(&mut self, rows: &mut [Row<'_>]) {
         self.try_step(rows).unwrap();
