@@ -181,6 +181,16 @@ async def test_drain_lets_open_requests_finish(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
+async def test_drain_does_not_wait_for_a_failed_beam_search(tiny_model: Path) -> None:
+    engine = make_engine(tiny_model)
+    engine._session.adopt(hooks.failing_engine(tiny_model, engine.config, LOSING_TOKEN))
+    with pytest.raises(penstock.GenerationError) as caught:  # its traceback refers to the search
+        await engine.generate([*PROMPT, LOSING_TOKEN], max_tokens=8, num_beams=2)
+    await engine.aclose(drain=math.inf)
+    assert caught.value.__traceback__ is not None
+
+
+@pytest.mark.anyio
 async def test_draining_engine_refuses_new_requests(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     await engine.start()

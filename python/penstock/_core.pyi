@@ -18,6 +18,8 @@ __all__ = [
     "Chunk",
     "Engine",
     "EngineConfig",
+    "Health",
+    "Histogram",
     "HostTierInfo",
     "MemoryInfo",
     "ModelInfo",
@@ -2534,6 +2536,9 @@ class BeamSearch:
 
     def advance(self, results: Sequence[Result]) -> None:
         """Take the results of the step's requests, in their order."""
+
+    def close(self) -> None:
+        """No step follows; `Engine.drain` does not wait for the search any more."""
 
     def result(self) -> Result:
         """The best outputs, best first; fewer than `n` if the search found fewer."""

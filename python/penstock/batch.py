@@ -98,6 +98,8 @@ class _Job:
         for request in self.requests:
             request.cancel()
         self.requests = []
+        if self._search is not None:
+            self._search.close()
 
 
 class _Batch:

@@ -109,9 +109,12 @@ class Blocking:
         prepared, params = self._session.prepare(prompt, params, dict(options))
         if params.num_beams > 1:
             search = self._session.search_beams(prepared, params)
-            while search.is_running:
-                search.advance(self._run_step(search))
-            return search.result()
+            try:
+                while search.is_running:
+                    search.advance(self._run_step(search))
+                return search.result()
+            finally:
+                search.close()
         submit = partial(self._session.submit, prepared, _core.candidate_params(params))
         with BlockingStream(partial(self._start, submit)) as request:
             return _core.best_of(request.result(), params)

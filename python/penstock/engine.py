@@ -266,9 +266,12 @@ class Engine:
             search = await self._call(
                 partial(self._session.search_beams, prepared, params), in_thread=in_thread
             )
-            while search.is_running:
-                search.advance(await self._run_step(search))
-            return search.result()
+            try:
+                while search.is_running:
+                    search.advance(await self._run_step(search))
+                return search.result()
+            finally:
+                search.close()
         submit = partial(self._session.submit, prepared, _core.candidate_params(params))
         async with Stream(partial(self._start, submit, in_thread=in_thread)) as request:
             return _core.best_of(await request.result(), params)

@@ -4,7 +4,7 @@
     ├── ConfigError (ValueError)              a field of the engine's configuration is invalid
     ├── ModelLoadError                        the model's files are missing or invalid
     ├── OutOfMemoryError (MemoryError)        the model or its KV cache does not fit
-    ├── EngineStoppedError                    the engine is not open, was closed, crashed, or lost its device
+    ├── EngineStoppedError                    the engine is not open, asleep or closed, or has crashed
     └── RequestError
         ├── InvalidRequestError (ValueError)  a field of the request is invalid
         ├── OverloadedError                   the waiting queue is full; retry later
@@ -61,7 +61,7 @@ class OutOfMemoryError(PenstockError, MemoryError):
 
 
 class EngineStoppedError(PenstockError):
-    """The engine is not open, was closed or opened before a fork, crashed (a bug), or lost its device."""
+    """The engine is not open, closing, asleep or closed, was opened before a fork, or has crashed."""
 
 
 class RequestError(PenstockError):

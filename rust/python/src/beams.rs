@@ -53,6 +53,10 @@ impl BeamSearch {
         detach(py, || self.lock().advance(&outputs))
     }
 
+    fn close(&self, py: Python<'_>) -> Result<(), Error> {
+        detach(py, || self.lock().close())
+    }
+
     fn result(&self, py: Python<'_>) -> Result<PyRequestOutput, Error> {
         let result = detach(py, || self.lock().result())?;
         check_complete(&result)?;

@@ -22,8 +22,8 @@ use crate::params::SamplingParams;
 /// [`BeamSearch::advance`].
 pub struct BeamSearch {
     engine: Engine,
-    /// A drain lets the search finish.
-    _hold: Hold,
+    /// A drain lets the search finish; `None` once it is closed.
+    hold: Option<Hold>,
     params: Arc<SamplingParams>,
     step: Arc<BeamStep>,
     text: BeamText,
@@ -107,12 +107,17 @@ impl BeamSearch {
         let text = BeamText { tokenizer, options, stops: stops.into(), stream, checker };
         let search = Search::new(params.num_beams, params.length_penalty, text.stop_state());
         let (params, step, started) = (Arc::new(params), Arc::new(step), Instant::now());
-        Ok(Self { _hold: engine.hold(), engine, params, step, text, search, started, first: None })
+        Ok(Self { hold: Some(engine.hold()), engine, params, step, text, search, started, first: None })
     }
 
     /// Whether another step follows.
     pub fn is_running(&self) -> bool {
         self.search.running().len() > 0
+    }
+
+    /// No step follows: a drain does not wait for this search.
+    pub fn close(&mut self) {
+        self.hold = None;
     }
 
     /// The parameters of the step's requests.
