@@ -19,6 +19,7 @@ from api_support import (
     resident_bytes,
     resources,
 )
+from penstock import _core, batch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -137,6 +138,40 @@ async def test_batch_of_selected_outputs_equals_single_calls(
     expected = [(await engine.generate(ids, params)).text for ids in prompts]
     assert texts([item async for item in engine.generate_many(prompts, params)]) == expected
     assert texts(list(engine.blocking.generate_many(prompts, params))) == expected
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_batch_looks_only_at_jobs_that_have_ended(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch, *, is_blocking: bool
+) -> None:
+    num_looks = 0
+    poll = batch._Job.poll
+
+    def counted(job: batch._Job, port: _core.Port) -> penstock.Result | None:
+        nonlocal num_looks
+        num_looks += 1
+        return poll(job, port)
+
+    monkeypatch.setattr(batch._Job, "poll", counted)
+    prompts = [prompt(number) for number in range(60)]
+    if is_blocking:
+        items = list(engine.blocking.generate_many(prompts, LONG, max_tokens=40, concurrency=30))
+    else:
+        many = engine.generate_many(prompts, LONG, max_tokens=40, concurrency=30)
+        items = [item async for item in many]
+    assert len(texts(items)) == 60
+    assert num_looks <= 60 * 2  # once when it starts, once when it has ended
+
+
+async def test_batch_that_is_dropped_leaves_no_watch(engine: penstock.Engine) -> None:
+    pump = engine._pump()
+    many = engine.generate_many([prompt(number) for number in range(60)], LONG)
+    await anext(many)
+    assert pump.watches
+    del many
+    gc.collect()
+    assert not pump.watches
+    await assert_at_rest(engine)
 
 
 async def test_batches_and_streams_share_an_event_loop(engine: penstock.Engine) -> None:

@@ -85,7 +85,7 @@ REQUEST_HINTS = {
         ("choices", "content", "outputs", "stop_reason", "text", "token_ids", "tool_calls"),
         "it belongs to result()",
     ),
-    **dict.fromkeys(("get", "recv", "receive"), "use next(), or `await anext()`"),
+    **dict.fromkeys(("get", "recv", "receive"), "iterate over the request, or use poll()"),
     "get_nowait": "use poll()",
     "request_id": "use id",
 }

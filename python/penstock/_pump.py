@@ -31,7 +31,7 @@ import anyio.lowlevel
 from penstock._core import Port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
 
 _LOOP: anyio.lowlevel.RunVar[object] = anyio.lowlevel.RunVar("penstock.loop")
@@ -47,6 +47,13 @@ def _current_loop() -> object:
         return token
 
 
+class Watch:
+    """The key of a task that waits for any of its requests: those that `drain` has named since it looked."""
+
+    def __init__(self) -> None:
+        self.reached: set[int] = set()
+
+
 class Pump:
     """The port of one engine on one event loop, and the tasks that wait for it."""
 
@@ -55,21 +62,23 @@ class Pump:
         self._descriptor: int = self.port.fileno()
         self._loop = _current_loop()
         self._has_leader = False
-        self._followers: dict[int, set[anyio.Event]] = {}
+        #: The requests that are not waited for by id.
+        self.watches: dict[int, Watch] = {}
+        self._followers: dict[int | Watch, set[anyio.Event]] = {}
 
-    async def wait(self, request_id: int, is_ready: Callable[[], bool]) -> None:
-        """Wait until `is_ready()`, which reads the state of that request as `drain()` updates it."""
-        await self.wait_for_any((request_id,), is_ready)
+    async def wait(self, key: int | Watch, is_ready: Callable[[], bool]) -> None:
+        """Wait until `is_ready()`, which reads the state of a request, or of those of a watch.
 
-    async def wait_for_any(self, request_ids: Collection[int], is_ready: Callable[[], bool]) -> None:
-        """Wait until `is_ready()`, which reads the states of these requests."""
+        `drain()` updates it.
+        """
         if _current_loop() is not self._loop:
-            message = f"request {min(request_ids)} was started on another event loop; read it on that loop"
+            what = "the batch" if isinstance(key, Watch) else f"request {key}"
+            message = f"{what} was started on another event loop; read it on that loop"
             raise RuntimeError(message)
         try:
             while not is_ready():
                 if self._has_leader:
-                    await self._follow(request_ids)
+                    await self._follow(key)
                 else:
                     await self._lead()
         finally:
@@ -83,21 +92,22 @@ class Pump:
         finally:
             self._has_leader = False
         for request_id in self.port.drain():
-            for event in self._followers.get(request_id, ()):
+            watch = self.watches.get(request_id)
+            if watch is not None:
+                watch.reached.add(request_id)
+            for event in self._followers.get(request_id if watch is None else watch, ()):
                 event.set()
 
-    async def _follow(self, request_ids: Collection[int]) -> None:
+    async def _follow(self, key: int | Watch) -> None:
         event = anyio.Event()
-        for request_id in request_ids:
-            self._followers.setdefault(request_id, set()).add(event)
+        self._followers.setdefault(key, set()).add(event)
         try:
             await event.wait()
         finally:
-            for request_id in request_ids:
-                followers = self._followers[request_id]
-                followers.remove(event)
-                if not followers:
-                    del self._followers[request_id]
+            followers = self._followers[key]
+            followers.remove(event)
+            if not followers:
+                del self._followers[key]
 
     def _promote(self) -> None:
         for followers in self._followers.values():

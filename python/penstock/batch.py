@@ -8,7 +8,6 @@ requests are in memory.
 from __future__ import annotations
 
 import reprlib
-import time
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,11 +19,13 @@ import anyio.lowlevel
 
 from penstock import _core
 from penstock._core import Port
+from penstock._pump import Watch
 from penstock._session import should_offload
 from penstock.errors import GenerationError, InvalidRequestError, OverloadedError
+from penstock.request import result_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
     from types import TracebackType
     from typing import Any, Self, TypeAlias
 
@@ -40,7 +41,8 @@ __all__ = ["Batch", "BatchItem", "BlockingBatch"]
 
 #: With `ordered`, this many times `concurrency` results are kept while an earlier one is missing.
 _WINDOW = 4
-#: Time between two attempts while other requests fill the waiting queue, in seconds.
+#: Time between two attempts while requests of other callers fill the waiting queue, in seconds. The ends of
+#: those requests are events of their own listeners only.
 _RETRY_INTERVAL = 0.02
 
 
@@ -85,7 +87,7 @@ class _Job:
     def poll(self, port: Port) -> Result | None:
         """The result, if there is one yet; raises the error of a failed request."""
         while all(request.has_ended() for request in self.requests):
-            results = [_result(request) for request in self.requests]
+            results = [result_of(request) for request in self.requests]
             if self._search is None:
                 return _core.best_of(results[0], self.params)
             self._search.advance(results)
@@ -103,7 +105,7 @@ class _Job:
 
 
 class _Batch:
-    """The state of a batch. Nothing here waits."""
+    """The state of a batch, and its loop. The subclasses wait."""
 
     def __init__(
         self,
@@ -140,7 +142,14 @@ class _Batch:
         self._is_active = False
         self._rejected: deque[_Job] = deque()
         self._running: dict[int, _Job] = {}
+        self._jobs: dict[int, _Job] = {}  # the running ones, by the ids of their requests
+        self._watch = Watch()
+        self._watches: dict[int, Watch] = {}
         self._finished: dict[int, BatchItem] = {}
+
+    def __del__(self) -> None:
+        if hasattr(self, "_finished"):
+            self._close()
 
     def _leave(self) -> None:
         self._enter()
@@ -151,6 +160,7 @@ class _Batch:
         """Cancel what runs; the iteration is over."""
         self._is_exhausted = True
         for job in self._running.values():
+            self._forget(job.requests)
             job.cancel()
         self._rejected.clear()
         self._running.clear()
@@ -201,32 +211,85 @@ class _Batch:
             self._finished[job.index] = BatchItem(job.index, None, error)
         else:
             self._running[job.index] = job
+            self._follow(job)
         return True
+
+    def _follow(self, job: _Job) -> None:
+        """Look at the job once, and whenever a drain names one of its requests."""
+        for request in job.requests:
+            self._jobs[request.id] = job
+            self._watches[request.id] = self._watch
+            self._watch.reached.add(request.id)
+
+    def _forget(self, requests: Sequence[_core.Request]) -> None:
+        for request in requests:
+            self._jobs.pop(request.id, None)
+            self._watches.pop(request.id, None)
 
     def _collect(self, port: Port) -> bool:
         """Move finished jobs to the finished items; true if there is a reason to stop waiting."""
-        has_changed = False
-        for job in list(self._running.values()):
-            requests = job.requests
-            try:
-                result = job.poll(port)
-            except OverloadedError:
-                job.cancel()
-                self._rejected.append(job)
-                self._limit = max(1, len(self._running) - 1)
-            except (InvalidRequestError, GenerationError) as error:
-                job.cancel()
-                self._finished[job.index] = BatchItem(job.index, None, error)
-                has_changed = True
+        num_finished = len(self._finished)
+        while self._watch.reached:
+            job = self._jobs.get(self._watch.reached.pop())
+            if job is not None:
+                self._poll(job, port)
+        return len(self._finished) > num_finished or not self._running
+
+    def _poll(self, job: _Job, port: Port) -> None:
+        requests = job.requests
+        try:
+            result = job.poll(port)
+        except OverloadedError:
+            self._rejected.append(job)
+            self._limit = max(1, len(self._running) - 1)
+        except (InvalidRequestError, GenerationError) as error:
+            self._finished[job.index] = BatchItem(job.index, None, error)
+        else:
+            if result is None:
+                if job.requests is not requests:  # the next step of a beam search
+                    self._forget(requests)
+                    self._follow(job)
+                return
+            self._finished[job.index] = BatchItem(job.index, result, None)
+            self._limit = min(self._limit + 1, self._concurrency)
+        self._forget(requests)
+        job.cancel()
+        del self._running[job.index]
+
+    # ---- the loop; the coroutines of a blocking batch never suspend
+
+    async def _wait_for_item(self, port: Port) -> BatchItem | None:
+        while True:
+            await self._start_jobs(port)
+            if (item := self._next_item()) is not None or self._is_over():
+                return item
+            await self._wait(port)
+
+    async def _start_jobs(self, port: Port) -> None:
+        while self._has_room() and (self._rejected or not self._is_exhausted):
+            if self._rejected:
+                job: _Job | None = self._rejected.popleft()
             else:
-                if result is None:
-                    has_changed |= job.requests is not requests  # the next step of a beam search
-                    continue
-                self._finished[job.index] = BatchItem(job.index, result, None)
-                self._limit = min(self._limit + 1, self._concurrency)
-                has_changed = True
-            del self._running[job.index]
-        return has_changed or not self._running
+                try:
+                    prompt = await self._next_prompt()
+                except StopAsyncIteration:
+                    self._is_exhausted = True
+                    return
+                job = self._job(prompt)
+            if job is not None and not await self._start(job, port):
+                return
+
+    async def _next_prompt(self) -> Prompt:
+        """The next prompt; raises `StopAsyncIteration` after the last one."""
+        raise NotImplementedError
+
+    async def _start(self, job: _Job, port: Port) -> bool:
+        """Start a job; false if the engine has no room for it."""
+        raise NotImplementedError
+
+    async def _wait(self, port: Port) -> None:
+        """Wait until a job has finished, or until an attempt to start one is due."""
+        raise NotImplementedError
 
 
 class Batch(_Batch):
@@ -267,7 +330,9 @@ class Batch(_Batch):
         self._enter()
         try:
             await anyio.lowlevel.checkpoint()
-            item = await self._wait_for_item()
+            pump = self._pump = self._pump or self._find_pump()
+            self._watches = pump.watches
+            item = await self._wait_for_item(pump.port)
         except BaseException:
             self._close()
             raise
@@ -277,29 +342,9 @@ class Batch(_Batch):
             raise StopAsyncIteration
         return item
 
-    async def _wait_for_item(self) -> BatchItem | None:
-        pump = self._pump = self._pump or self._find_pump()
-        while True:
-            if self._async_prompts is None or not self._finished:
-                await self._start_jobs(pump.port)
-            if (item := self._next_item()) is not None or self._is_over():
-                return item
-            await self._wait(pump)
-
     async def _start_jobs(self, port: Port) -> None:
-        while self._has_room() and (self._rejected or not self._is_exhausted):
-            if self._rejected:
-                job: _Job | None = self._rejected.popleft()
-            else:
-                try:
-                    prompt = await self._next_prompt()
-                except StopAsyncIteration:
-                    self._is_exhausted = True
-                    return
-                job = self._job(prompt)
-            if job is not None and not await self._start(job, port):
-                return
-            await anyio.lowlevel.checkpoint()
+        if self._async_prompts is None or not self._finished:  # its next prompt may take long
+            await super()._start_jobs(port)
 
     async def _next_prompt(self) -> Prompt:
         if self._async_prompts is not None:
@@ -311,6 +356,7 @@ class Batch(_Batch):
 
     async def _start(self, job: _Job, port: Port) -> bool:
         submit, in_thread = job.submit(self._session, port), should_offload(job.prompt, job.params)
+        await anyio.lowlevel.checkpoint()
         if not in_thread:
             return self._begun(job, partial(submit, _never_cancelled), port)
         try:
@@ -319,11 +365,9 @@ class Batch(_Batch):
             return self._begun(job, partial(_raise, error), port)
         return self._begun(job, lambda: started, port)
 
-    async def _wait(self, pump: Pump) -> None:
-        """Wait until a job has finished, or until an attempt to start one is due."""
-        if self._running:
-            ids = [request.id for job in self._running.values() for request in job.requests]
-            await pump.wait_for_any(ids, partial(self._collect, pump.port))
+    async def _wait(self, port: Port) -> None:
+        if self._running and self._pump is not None:
+            await self._pump.wait(self._watch, partial(self._collect, port))
         elif self._rejected:
             await anyio.sleep(_RETRY_INTERVAL)
 
@@ -367,7 +411,7 @@ class BlockingBatch(_Batch):
         """The next item; raises as `Batch` does."""
         self._enter()
         try:
-            item = self._wait_for_item()
+            item = _run(self._wait_for_item(self._port))
         except BaseException:
             self._close()
             raise
@@ -377,36 +421,21 @@ class BlockingBatch(_Batch):
             raise StopIteration
         return item
 
-    def _wait_for_item(self) -> BatchItem | None:
-        while True:
-            self._start_jobs()
-            if (item := self._next_item()) is not None or self._is_over():
-                return item
-            self._wait()
+    async def _next_prompt(self) -> Prompt:
+        try:
+            return next(self._prompts)
+        except StopIteration:
+            raise StopAsyncIteration from None
 
-    def _start_jobs(self) -> None:
-        while self._has_room() and (self._rejected or not self._is_exhausted):
-            if self._rejected:
-                job: _Job | None = self._rejected.popleft()
-            else:
-                try:
-                    prompt = next(self._prompts)
-                except StopIteration:
-                    self._is_exhausted = True
-                    return
-                job = self._job(prompt)
-            if job is not None:
-                submit = job.submit(self._session, self._port)
-                if not self._begun(job, partial(submit, _never_cancelled), self._port):
-                    return
+    async def _start(self, job: _Job, port: Port) -> bool:
+        return self._begun(job, partial(job.submit(self._session, port), _never_cancelled), port)
 
-    def _wait(self) -> None:
-        """Wait until a job has finished, or until an attempt to start one is due."""
-        while self._running and not self._collect(self._port):
-            self._port.wait()
-            self._port.drain()
+    async def _wait(self, port: Port) -> None:
+        while self._running and not self._collect(port):
+            port.wait()
+            self._watch.reached.update(port.drain())
         if not self._running and self._rejected:
-            time.sleep(_RETRY_INTERVAL)
+            port.wait(_RETRY_INTERVAL)
 
     def close(self) -> None:
         """Cancel the requests that run. Can be called repeatedly."""
@@ -424,12 +453,15 @@ class BlockingBatch(_Batch):
         self._leave()
 
 
-def _result(request: _core.Request) -> Result:
-    result = request.result()
-    if result is None:
-        message = "a finished request has no result; this is a bug in penstock"
-        raise AssertionError(message)
-    return result
+def _run(coroutine: Coroutine[Any, Any, BatchItem | None]) -> BatchItem | None:
+    """Run a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        item: BatchItem | None = end.value
+        return item
+    message = "a blocking batch was suspended; this is a bug in penstock"
+    raise AssertionError(message)
 
 
 def _never_cancelled() -> None:

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["BlockingRequest", "BlockingStream", "Request", "Stream"]
 
 
+def result_of(request: _core.Request) -> Result:
+    """The result of a request that has ended; raises the error of a failed one."""
+    result = request.result()
+    if result is None:
+        message = "a finished request has no result; this is a bug in penstock"
+        raise AssertionError(message)
+    return result
+
+
 class _Request:
     """The common part of both kinds of request. Refers to the session, which keeps the engine alive."""
 
@@ -126,11 +135,7 @@ class _Request:
             self._reader.release()
 
     def _result(self) -> Result:
-        result = self._native.result()
-        if result is None:
-            message = "a finished request has no result; this is a bug in penstock"
-            raise AssertionError(message)
-        return result
+        return result_of(self._native)
 
 
 class Request(_Request):
