@@ -387,18 +387,20 @@ async def test_environment_sets_threads_unless_given(
         await penstock.Engine(tiny_model).start()
 
 
+@pytest.mark.parametrize("option", ["kv_cache_bytes", "kv_cache_blocks"])
 def test_max_model_len_reduced_by_the_kv_cache_logs_a_warning(
-    tiny_model: Path, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, option: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    size = bytes_of_blocks(tiny_model, 2)
+    size = {option: bytes_of_blocks(tiny_model, 2) if option == "kv_cache_bytes" else 2}
     with caplog.at_level("WARNING", logger="penstock"):
-        with make_engine(tiny_model, kv_cache_bytes=size) as engine:
+        with make_engine(tiny_model, **size) as engine:
             engine.stats()
             assert engine.info.max_model_len == 32
-        with make_engine(tiny_model, kv_cache_bytes=size, max_model_len=32) as engine:
+        with make_engine(tiny_model, **size, max_model_len=32) as engine:
             engine.stats()
     [record] = caplog.records
     assert "max_model_len reduced from 512 to 32" in record.getMessage()
+    assert f"raise {option} to get more" in record.getMessage()
 
 
 def test_caches_sized_in_blocks_have_that_many(tiny_model: Path) -> None:

@@ -9,7 +9,7 @@ use penstock_types::config_limits::MAX_MODEL_LEN;
 use penstock_types::{Dtype, FieldError};
 
 use crate::budget::{MemoryBudget, display_bytes};
-use crate::memory::{KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
+use crate::memory::{CacheSize, KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
 use crate::suggestions::suggestions;
 use crate::{EngineConfig, LaunchError};
 
@@ -52,9 +52,13 @@ impl ResolvedConfig {
         let memory_plan = MemoryPlan::new(backend, model, &memory_request, budget.limit)
             .map_err(|error| out_of_memory(&error, &suggestions(backend, model, &memory_request, budget)))?;
         if config.max_model_len.is_none() && max_model_len < longest {
+            let size = match memory_request.kv_cache {
+                KvCacheSize::Requested(CacheSize::Blocks(_)) => "kv_cache_blocks",
+                KvCacheSize::Ratio(_) if config.kv_cache_ratio.is_some() => "kv_cache_ratio",
+                _ => "kv_cache_bytes",
+            };
             log::warn!(
-                "max_model_len reduced from {longest} to {max_model_len} to fit the KV cache; raise kv_cache_bytes to get \
-                 more"
+                "max_model_len reduced from {longest} to {max_model_len} to fit the KV cache; raise {size} to get more"
             );
         }
         let limits = limits(&memory_plan, config, model.rope.shared_len());

@@ -21,6 +21,7 @@ pub enum Fault {
     Accept(usize),
     ForcedPanics(usize),
     /// No token is reported as forced, so there are no drafts.
+    #[allow(dead_code, reason = "only the asynchronous tests use it")]
     NoneForced,
 }
 
