@@ -359,6 +359,7 @@ async def test_engine_options_are_applied(tiny_model: Path) -> None:
         "max_num_batched_tokens": 48,
         "max_waiting": 5,
         "max_paused": 7,
+        "max_output_bytes": 1 << 20,
         "max_unfinished": 1000,
         "block_size": 32,
         "threads": 2,

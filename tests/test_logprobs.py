@@ -181,3 +181,22 @@ async def test_more_logprobs_than_the_engine_allows_are_refused(tiny_model: Path
             match = rf"{field}={most + 1} .* at most max_logprobs={most}, an option of the engine"
             with pytest.raises(penstock.InvalidRequestError, match=match):
                 await engine.generate(PROMPT, PARAMS.replace(logprobs=True, **{field: most + 1}))
+
+
+async def test_output_bytes_of_unfinished_requests_are_bounded(tiny_model: Path) -> None:
+    per_token = 4 * 512
+    with make_engine(tiny_model, max_output_bytes=40 * per_token) as engine:
+        assert engine.info.vocabulary_size * 4 == per_token
+        params = PARAMS.replace(output_logits="generation")
+        with pytest.raises(penstock.InvalidRequestError, match=f"the maximum is {40 * per_token}"):
+            await engine.generate(PROMPT, params, max_tokens=41)
+        first = await engine.start_request(PROMPT, params, max_tokens=30)
+        message = f"{11 * per_token} bytes .* reserved {30 * per_token} of max_output_bytes={40 * per_token}"
+        with pytest.raises(penstock.OverloadedError, match=message):
+            await engine.generate(PROMPT, params, max_tokens=11)
+        assert rows((await engine.generate(PROMPT, params, max_tokens=10)).logits).shape == (10, 512)
+        assert len((await engine.generate(PROMPT, PARAMS)).token_ids) == 6
+        assert rows((await first.result()).logits).shape == (30, 512)
+        assert rows((await engine.generate(PROMPT, params, max_tokens=40)).logits).shape == (40, 512)
+        items = [item async for item in engine.generate_many([PROMPT] * 5, params, max_tokens=30)]
+        assert all(item.error is None for item in items)

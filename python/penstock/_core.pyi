@@ -99,6 +99,9 @@ class EngineConfig:
     - `kv_cache_dtype`: Type of the KV cache. `"int8"` and `"uint4"` have a scale and an offset for each
       token and head. Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`.
       Default: that of the weights.
+    - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
+      Further requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not
+      counted. Range: 1 to 2**63 - 1. Default: 4 GiB.
     - `kv_cache_bytes`: Size of the KV cache in bytes. Never larger than twice what `max_num_seqs`
       sequences of `max_model_len` tokens need. Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves
       if it is set, else a quarter of the remaining memory.
@@ -163,6 +166,7 @@ class EngineConfig:
         max_logprobs: int | None = None,
         block_size: int | None = None,
         kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None = "auto",
+        max_output_bytes: int | None = None,
         kv_cache_bytes: int | None = None,
         kv_cache_blocks: int | None = None,
         kv_cache_ratio: float | None = None,
@@ -296,6 +300,16 @@ class EngineConfig:
 
         Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`. Default: that of the
         weights.
+        """
+
+    @property
+    def max_output_bytes(self) -> int | None:
+        """Maximum size of the logits, hidden states and logprobs of unfinished requests.
+
+        Further requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not
+        counted.
+
+        Range: 1 to 2**63 - 1. Default: 4 GiB.
         """
 
     @property
@@ -2403,6 +2417,7 @@ class ModelInfo:
     - `max_num_batched_tokens`: Token budget of a step.
     - `max_waiting`: Maximum number of waiting requests; `None` without a bound.
     - `max_unfinished`: Maximum number of unfinished outputs, without paused ones.
+    - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
     - `max_paused`: Maximum number of paused outputs.
     - `threads`: Number of compute threads.
     - `isa`: Instruction set of the kernels. `PENSTOCK_ISA` selects a lower one.
@@ -2427,6 +2442,7 @@ class ModelInfo:
         max_num_batched_tokens: int,
         max_waiting: int | None,
         max_unfinished: int,
+        max_output_bytes: int,
         max_paused: int,
         threads: int,
         isa: str,
@@ -2494,6 +2510,10 @@ class ModelInfo:
     @property
     def max_unfinished(self) -> int:
         """Maximum number of unfinished outputs, without paused ones."""
+
+    @property
+    def max_output_bytes(self) -> int:
+        """Maximum size of the logits, hidden states and logprobs of unfinished requests."""
 
     @property
     def max_paused(self) -> int:

@@ -81,6 +81,10 @@ class EngineOptions(TypedDict, total=False):
         Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None,
         "Type of the KV cache. Default: that of the weights.",
     ]
+    max_output_bytes: Annotated[
+        int | None,
+        "Maximum size of the logits, hidden states and logprobs of unfinished requests. Default: 4 GiB.",
+    ]
     kv_cache_bytes: Annotated[
         int | None,
         "Size of the KV cache in bytes. Default: what memory_ratio leaves if it is set, else a quarter of "
@@ -163,6 +167,7 @@ ENGINE_GROUPS = {
     "Memory": (
         "block_size",
         "kv_cache_dtype",
+        "max_output_bytes",
         "kv_cache_bytes",
         "kv_cache_blocks",
         "kv_cache_ratio",

@@ -19,6 +19,7 @@ use crate::executor::Executor;
 use crate::limits::{InvalidRequest, Limits};
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{Outbox, Start};
+use crate::output_budget::{OutputBudget, Reservation};
 use crate::port::Port;
 use crate::prefix_cache::BlockHasher;
 use crate::process::Process;
@@ -38,6 +39,7 @@ pub struct Engine {
 }
 
 struct Inner {
+    output_budget: Arc<OutputBudget>,
     limits: Limits,
     stats: Arc<SharedStats>,
     letterbox: Letterbox,
@@ -68,6 +70,19 @@ pub enum StartError {
     /// The mailbox is full.
     #[error("the engine is overloaded: its mailbox is full; try again later")]
     Overloaded,
+    /// Too much memory is reserved for logits, hidden states and logprobs.
+    #[error(
+        "{bytes} bytes of logits, hidden states and logprobs do not fit: open requests have reserved {reserved} of \
+         max_output_bytes={limit}; try again later"
+    )]
+    OutputMemory {
+        /// The `output_bytes` of the request.
+        bytes: usize,
+        /// The bytes that open requests have reserved.
+        reserved: usize,
+        /// The engine's `max_output_bytes`.
+        limit: usize,
+    },
     /// The engine has stopped.
     #[error("{0}")]
     Stopped(StopCause),
@@ -94,7 +109,8 @@ impl Engine {
         };
         let joined = LazyLock::new(Box::new(join) as Box<dyn FnOnce() + Send>);
         let next_id = AtomicU64::new(1);
-        let inner = Arc::new(Inner { limits, stats, letterbox, next_id, ending, joined });
+        let output_budget = OutputBudget::new(limits.max_output_bytes);
+        let inner = Arc::new(Inner { output_budget, limits, stats, letterbox, next_id, ending, joined });
         Ok(Self { inner, process: Process::current() })
     }
 
@@ -175,6 +191,8 @@ impl Engine {
         if num_choices == 0 {
             return Ok(Vec::new());
         }
+        let reserved = inner.output_budget.reserve(request.output_bytes);
+        let reservation = reserved.inspect_err(|_| inner.stats.count_rejection())?;
         // Relaxed: ids need only be distinct.
         let first = inner.next_id.fetch_add(u64::from(num_choices), Ordering::Relaxed);
         let (mut outboxes, mut readers) = (Vec::new(), Vec::new());
@@ -197,7 +215,8 @@ impl Engine {
         let consumer = |(id, reader): (RequestId, Reader)| {
             let (cancelled, letterbox) = (reader.cancel_flag(), inner.letterbox.clone());
             let key = SchedulingKey { priority, id };
-            Consumer { key, reader, cancelled, letterbox, process: self.process }
+            let reservation = reservation.clone();
+            Consumer { key, reader, cancelled, letterbox, process: self.process, reservation }
         };
         Ok(readers.into_iter().map(consumer).collect())
     }
@@ -307,6 +326,8 @@ pub struct Consumer {
     cancelled: CancelFlag,
     letterbox: Letterbox,
     process: Process,
+    /// Until the last event is popped.
+    reservation: Option<Arc<Reservation>>,
 }
 
 impl Consumer {
@@ -321,6 +342,9 @@ impl Consumer {
         let event = self.reader.pop();
         if event.is_some() && self.reader.must_nudge() && self.process.is_current() {
             self.letterbox.nudge(self.key);
+        }
+        if self.reader.is_ended() {
+            self.reservation = None;
         }
         event
     }

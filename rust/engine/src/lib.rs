@@ -25,6 +25,7 @@ mod kv_cache;
 pub mod limits;
 mod mailbox;
 mod message;
+mod output_budget;
 mod port;
 mod prefix_cache;
 mod process;

@@ -69,6 +69,9 @@ pub struct Request {
     pub cache_salt: Option<Arc<str>>,
     /// Whether it pauses when its result queue is full, or has a queue for all its events.
     pub unread: Unread,
+    /// The most bytes that the logits, hidden states and logprobs of all its choices take; see
+    /// [`Limits::max_output_bytes`](crate::Limits::max_output_bytes).
+    pub output_bytes: usize,
 }
 
 impl Request {
@@ -88,6 +91,7 @@ impl Request {
             prefix_cache: true,
             cache_salt: None,
             unread: Unread::Pause,
+            output_bytes: 0,
         }
     }
 

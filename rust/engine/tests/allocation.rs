@@ -64,6 +64,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         max_num_batched_tokens: 2048,
         max_waiting: 0,
         max_unfinished: 1000,
+        max_output_bytes: 1 << 30,
         max_paused: 1,
         block_size: 16,
         num_blocks: 32768,

@@ -34,6 +34,7 @@ fn closed_engines_leave_no_thread() {
         max_num_batched_tokens: 1,
         max_waiting: 0,
         max_unfinished: 1000,
+        max_output_bytes: 1 << 30,
         max_paused: 1,
         block_size: 16,
         num_blocks: 1,

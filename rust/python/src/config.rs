@@ -56,6 +56,7 @@ impl PyEngineConfig {
             max_num_batched_tokens: config.max_num_batched_tokens,
             max_waiting: config.max_waiting,
             max_unfinished: config.max_unfinished,
+            max_output_bytes: config.max_output_bytes,
             max_paused: config.max_paused,
             block_size: config.block_size,
             kv_cache_bytes: config.kv_cache_bytes,

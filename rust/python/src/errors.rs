@@ -161,6 +161,9 @@ impl From<Error> for PyErr {
             Error::Start(StartError::Overloaded) => {
                 plain(py, "OverloadedError", "the engine's mailbox is full; try again later".to_owned())
             }
+            Error::Start(error @ StartError::OutputMemory { .. }) => {
+                plain(py, "OverloadedError", error.to_string())
+            }
             Error::Start(StartError::Stopped(cause)) | Error::Rejected(Rejection::Stopped(cause)) => {
                 plain(py, "EngineStoppedError", cause.to_string())
             }

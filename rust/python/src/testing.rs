@@ -75,6 +75,7 @@ pub fn probabilities<'py>(
         vocabulary_size: logits.len(),
         hidden_size: 0,
         max_logprobs: u32::MAX,
+        max_output_bytes: usize::MAX,
     };
     let resolved = params.params.resolve(&model, prompt.len(), 0).map_err(|error| params.error(error))?;
     let request = resolved.request(prompt.into());

@@ -30,6 +30,8 @@ pub struct EngineConfig {
     pub max_waiting: Option<usize>,
     /// Maximum number of unfinished sequences, without the paused ones; by default 65,536.
     pub max_unfinished: Option<usize>,
+    /// Maximum size of the logits, hidden states and logprobs of open requests in bytes; by default 4 GiB.
+    pub max_output_bytes: Option<usize>,
     /// Maximum number of paused sequences; by default 4096.
     pub max_paused: Option<usize>,
     /// Tokens per KV block: 16, 32, 64 or 128; by default 16.
@@ -88,6 +90,7 @@ impl EngineConfig {
         check_range("max_waiting", self.max_waiting, 1, MAX_WAITING)?;
         check_range("max_unfinished", self.max_unfinished, 128, MAX_UNFINISHED)?;
         check_range("max_paused", self.max_paused, 1, MAX_PAUSED)?;
+        check_range("max_output_bytes", self.max_output_bytes, 1, MAX_OUTPUT_BYTES)?;
         check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_SPECULATIVE_TOKENS)?;
         check_range("kv_cache_bytes", self.kv_cache_bytes, 1, MAX_KV_CACHE_BYTES)?;
         check_range("kv_cache_blocks", self.kv_cache_blocks, 1, MAX_KV_CACHE_BLOCKS)?;
@@ -149,6 +152,10 @@ impl EngineConfig {
 
     pub(crate) fn max_unfinished(&self) -> usize {
         self.max_unfinished.unwrap_or(DEFAULT_MAX_UNFINISHED)
+    }
+
+    pub(crate) fn max_output_bytes(&self) -> usize {
+        self.max_output_bytes.unwrap_or(DEFAULT_MAX_OUTPUT_BYTES)
     }
 
     pub(crate) fn max_paused(&self) -> usize {

@@ -135,6 +135,7 @@ fn limits(plan: &MemoryPlan, config: &EngineConfig, max_shared_len: usize) -> Li
         max_num_batched_tokens: step.tokens,
         max_waiting: config.max_waiting(),
         max_unfinished: config.max_unfinished(),
+        max_output_bytes: config.max_output_bytes(),
         max_paused: config.max_paused(),
         block_size: step.block_size,
         num_blocks: cache.blocks,

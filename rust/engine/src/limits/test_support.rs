@@ -14,6 +14,7 @@ pub(super) fn limits() -> Limits {
         max_num_batched_tokens: 16,
         max_waiting: 0,
         max_unfinished: 1000,
+        max_output_bytes: 1 << 30,
         max_paused: 1,
         block_size: 16,
         num_blocks: 3,

@@ -48,6 +48,7 @@ pub fn limits() -> Limits {
         max_num_batched_tokens: 16,
         max_waiting: 8,
         max_unfinished: 1000,
+        max_output_bytes: 1 << 30,
         max_paused: 100,
         block_size: 4,
         num_blocks: 64,

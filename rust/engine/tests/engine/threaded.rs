@@ -23,6 +23,7 @@ pub fn limits() -> Limits {
         max_num_batched_tokens: 128,
         max_waiting: 1_000,
         max_unfinished: 10_000,
+        max_output_bytes: 1 << 30,
         max_paused: 1_000,
         block_size: 16,
         num_blocks: 200,

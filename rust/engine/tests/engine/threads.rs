@@ -6,7 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use penstock_engine::{Engine, Executor, FinishReason, Limits, Port, StartError, StepOutput, StepPlan};
+use penstock_engine::{
+    Engine, Executor, FinishReason, Limits, Port, Request, StartError, StepOutput, StepPlan,
+};
 
 use crate::harness::Harness;
 use crate::oracle::request;
@@ -148,6 +150,26 @@ fn a_full_mailbox_rejects_starts_but_loses_no_cancel() {
     first.read_to_end(&port);
     assert_eq!(first.reason, Some(FinishReason::Cancelled));
     eventually(|| std::iter::from_fn(|| posted[0].pop()).count() > 0 && posted[0].is_ended());
+}
+
+#[test]
+fn output_bytes_are_reserved_until_all_is_received() {
+    let engine = engine(Limits { max_output_bytes: 100, ..limits() });
+    let port = Port::with_condvar();
+    let wide = |output_bytes| Arc::new(Request { output_bytes, ..request(4, 8, 0) });
+    let mut first = Received::start(&engine, &wide(60), &port);
+    let error = engine.start_request(wide(41), &port).unwrap_err();
+    assert_eq!(error, StartError::OutputMemory { bytes: 41, reserved: 60, limit: 100 });
+    assert_eq!(engine.stats().requests_rejected, 1);
+    drop(engine.start_choices(wide(40), 2, &port).unwrap());
+    let second = Received::start(&engine, &wide(40), &port);
+    first.read_to_end(&port);
+    let third = Received::start(&engine, &wide(60), &port);
+    let plain = Received::start(&engine, &wide(0), &port);
+    for mut received in [second, third, plain] {
+        received.read_to_end(&port);
+        received.check(engine.limits());
+    }
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub struct EngineConfig {
     pub block_size: Option<usize>,
     /// Type of the KV cache.
     pub kv_cache_dtype: Auto<KvDtype>,
+    /// Maximum size of the logits, hidden states and logprobs of unfinished requests.
+    pub max_output_bytes: Option<usize>,
     /// Size of the KV cache in bytes.
     pub kv_cache_bytes: Option<u64>,
     /// Size of the KV cache in blocks of `block_size` tokens, exactly.
@@ -85,6 +87,7 @@ impl Default for EngineConfig {
             max_logprobs: None,
             block_size: None,
             kv_cache_dtype: Auto(None),
+            max_output_bytes: None,
             kv_cache_bytes: None,
             kv_cache_blocks: None,
             kv_cache_ratio: None,
@@ -178,6 +181,11 @@ impl EngineConfig {
             ("kv_cache_dtype", Some(value)) => {
                 let field = Field::new("kv_cache_dtype");
                 self.kv_cache_dtype = field.choice(value)?;
+            }
+            ("max_output_bytes", None) => self.max_output_bytes = default().max_output_bytes,
+            ("max_output_bytes", Some(value)) => {
+                let field = Field::new("max_output_bytes");
+                self.max_output_bytes = Some(field.integer(value, 1..=9223372036854775807)? as usize);
             }
             ("kv_cache_bytes", None) => self.kv_cache_bytes = default().kv_cache_bytes,
             ("kv_cache_bytes", Some(value)) => {

@@ -11,7 +11,7 @@ use penstock_types::{
 use super::SamplingParams;
 
 /// Maximum size of the logits and hidden states of a request in bytes.
-const MAX_OUTPUT_BYTES: usize = 1 << 30;
+const MAX_REQUEST_BYTES: usize = 1 << 30;
 
 /// The properties of a model and its engine that parameters depend on.
 #[derive(Clone, Copy)]
@@ -22,6 +22,8 @@ pub struct ModelLimits<'a> {
     pub hidden_size: usize,
     /// Maximum number of most likely tokens at a position.
     pub max_logprobs: u32,
+    /// The engine's.
+    pub max_output_bytes: usize,
 }
 
 impl<'a> ModelLimits<'a> {
@@ -50,6 +52,8 @@ pub struct ResolvedParams {
     pub prefix_cache: bool,
     pub cache_salt: Option<Arc<str>>,
     pub unread: Unread,
+    /// The most bytes that logits, hidden states and long lists of logprobs take.
+    pub output_bytes: usize,
 }
 
 impl ResolvedParams {
@@ -64,6 +68,7 @@ impl ResolvedParams {
             prefix_cache: self.prefix_cache,
             cache_salt: self.cache_salt.clone(),
             unread: self.unread,
+            output_bytes: self.output_bytes,
             ..Request::new(prompt, self.max_tokens, self.sampling.clone())
         }
     }
@@ -106,7 +111,7 @@ impl SamplingParams {
         let is_greedy = model.generation.do_sample == Some(false) && !self.has_filter();
         let temperature = if is_greedy { Some(0.0) } else { model.generation.temperature };
         let defaults = GenerationConfig { temperature, ..model.generation.clone() };
-        let resolved = ResolvedParams {
+        let mut resolved = ResolvedParams {
             num_choices: self.n,
             max_tokens: self.max_new_tokens(model, num_prompt)?,
             min_tokens: self.min_tokens,
@@ -118,9 +123,10 @@ impl SamplingParams {
             prefix_cache: self.use_prefix_cache,
             cache_salt: self.cache_salt.as_deref().map(Arc::from),
             unread: self.unread,
+            output_bytes: 0,
         };
         self.check_num_logprobs(model)?;
-        self.check_output_size(model, num_prompt, &resolved)?;
+        resolved.output_bytes = self.output_size(model, num_prompt, &resolved)?;
         Ok(resolved)
     }
 
@@ -162,13 +168,14 @@ impl SamplingParams {
         }
     }
 
-    /// Limits the size of logits, hidden states and long lists of logprobs, which are kept until they are read.
-    fn check_output_size(
+    /// The size of logits, hidden states and long lists of logprobs in bytes. It is limited, because they are kept until
+    /// they are read.
+    fn output_size(
         &self,
         model: &ModelLimits<'_>,
         num_prompt: usize,
         resolved: &ResolvedParams,
-    ) -> Result<(), FieldError> {
+    ) -> Result<usize, FieldError> {
         let generated = resolved.max_tokens.saturating_mul(self.n.max(self.num_beams));
         let values = |scope: Option<OutputScope>, width: usize| {
             let positions = match scope {
@@ -192,16 +199,17 @@ impl SamplingParams {
         ];
         let total = sizes.iter().fold(0_usize, |total, (_, size)| total.saturating_add(*size));
         let bytes = total.saturating_mul(size_of::<f32>());
+        let most = MAX_REQUEST_BYTES.min(model.max_output_bytes);
         let largest = sizes.into_iter().rev().max_by_key(|(_, size)| *size);
         match largest {
-            Some((field, _)) if bytes > MAX_OUTPUT_BYTES => {
+            Some((field, _)) if bytes > most => {
                 let limit = format!(
                     "left out, or of fewer positions (max_tokens): logits, hidden states and logprobs would take \
-                     {bytes} bytes, the maximum is {MAX_OUTPUT_BYTES}"
+                     {bytes} bytes, the maximum is {most}"
                 );
                 Err(self.refuse(field, limit))
             }
-            _ => Ok(()),
+            _ => Ok(bytes),
         }
     }
 

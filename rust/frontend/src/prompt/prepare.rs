@@ -84,6 +84,7 @@ impl Frontend {
             vocabulary_size: limits.vocabulary_size,
             hidden_size: self.hidden_size,
             max_logprobs: self.max_logprobs,
+            max_output_bytes: self.engine.limits().max_output_bytes,
         }
     }
 

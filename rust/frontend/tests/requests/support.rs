@@ -54,6 +54,7 @@ pub fn with_limits(
         max_num_batched_tokens: 64,
         max_waiting: 64,
         max_unfinished: 1000,
+        max_output_bytes: 1 << 30,
         max_paused: 64,
         block_size: 16,
         num_blocks: 128,

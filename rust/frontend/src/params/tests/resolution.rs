@@ -19,7 +19,14 @@ fn generation() -> GenerationConfig {
 }
 
 fn limits(generation: &GenerationConfig) -> ModelLimits<'_> {
-    ModelLimits { generation, max_model_len: 100, vocabulary_size: 500, hidden_size: 8, max_logprobs: 20 }
+    ModelLimits {
+        generation,
+        max_model_len: 100,
+        vocabulary_size: 500,
+        hidden_size: 8,
+        max_logprobs: 20,
+        max_output_bytes: usize::MAX,
+    }
 }
 
 fn resolve(params: &SamplingParams, generation: &GenerationConfig, num_prompt: usize) -> ResolvedParams {
@@ -99,6 +106,21 @@ fn long_lists_of_logprobs_are_limited_in_size() {
     let prompt = |count: u32| resolve(json!({"prompt_logprobs": count, "max_tokens": 1}));
     assert!(prompt((1 << 17) + 20).is_ok());
     assert_eq!(prompt((1 << 17) + 21).unwrap_err().field, "prompt_logprobs");
+}
+
+#[test]
+fn output_bytes_are_resolved_and_limited_by_the_engine() {
+    let generation = generation();
+    let resolve = |max_output_bytes, max_tokens: usize| {
+        let fields = json!({"output_logits": "generation", "n": 2, "max_tokens": max_tokens});
+        let model = ModelLimits { max_output_bytes, ..limits(&generation) };
+        params(fields).resolve(&model, 2, 0)
+    };
+    let most = 2 * 3 * 500 * 4;
+    assert_eq!(resolve(most, 3).unwrap().output_bytes, most);
+    let error = resolve(most, 4).unwrap_err();
+    assert_eq!(error.field, "output_logits");
+    assert!(error.limit.ends_with("would take 16000 bytes, the maximum is 12000"), "{error}");
 }
 
 #[test]
