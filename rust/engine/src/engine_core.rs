@@ -12,11 +12,12 @@
 //! ring()            ─▶ every port with new events, once
 //! ```
 
+mod completion;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::executor::{StepDone, StepError};
 use crate::limits::Limits;
 use crate::mailbox::{Attention, Gate};
 use crate::message::{Message, Outbox, Start};
@@ -27,7 +28,7 @@ use crate::result_queue::CancelCause;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Arrival, GENERATED_AHEAD, SchedulingKey, Sequence};
 use crate::stats::SharedStats;
-use crate::step::{DEPTH, StepOutput, StepPlan, split_off};
+use crate::step::{DEPTH, StepOutput, StepPlan};
 
 /// See the module. To be shut down before it is dropped.
 pub struct EngineCore {
@@ -233,116 +234,6 @@ impl EngineCore {
         }
         self.in_flight.push_back(InFlightStep { step: plan.step, owners });
         Some((plan, output))
-    }
-
-    fn complete(&mut self, StepDone { mut plan, mut output, result }: StepDone, now: Instant) {
-        let InFlightStep { step, mut owners } =
-            self.in_flight.pop_front().expect("a step completed that is not in flight; this is a bug");
-        assert_eq!((plan.step, output.step), (step, step), "steps completed out of order; this is a bug");
-        self.stats.set_step_progress((!self.in_flight.is_empty()).then_some(now));
-        self.scheduler.counters.steps += 1;
-        self.stats.tokens_per_step.observe(plan.rows.iter().map(|row| row.num_tokens).sum::<u32>().into(), 1);
-        let check = |()| output.check(&plan, self.limits.vocabulary_size).map_err(StepError::Failed);
-        match result.and_then(check) {
-            Ok(()) => self.deliver(&plan, &mut output, &owners, now),
-            Err(StepError::Failed(text)) => self.fail(&plan, output.copies_done, &owners, &text, now),
-            Err(StepError::DeviceLost(text)) => {
-                log::error!("the device was lost: {text}");
-                self.stop(StopCause::DeviceLost(text.into()), now);
-            }
-        }
-        plan.clear();
-        output.clear();
-        owners.clear();
-        self.spare.push(StepBuffers { plan, output, owners });
-        self.flush_finishes();
-    }
-
-    fn deliver(
-        &mut self,
-        plan: &StepPlan,
-        output: &mut StepOutput,
-        owners: &[Option<SchedulingKey>],
-        now: Instant,
-    ) {
-        let StepOutput { rows, sampled, positions, forced, .. } = output;
-        let (mut sampled, mut positions) = (&mut sampled[..], &mut positions[..]);
-        for ((row, output), owner) in plan.rows.iter().zip(rows).zip(owners) {
-            let tokens = split_off(&mut sampled, output.num_tokens);
-            let positions = split_off(&mut positions, output.num_positions);
-            let Some(key) = *owner else { continue };
-            if let Some(text) = output.failure.take() {
-                self.finish(row.slot, key, FinishReason::Failed(text), now);
-                continue;
-            }
-            let Some(sequence) = self.scheduler.find(row.slot, key) else { continue };
-            let has_events = !(tokens.is_empty() && positions.is_empty());
-            let (mut end, mut num_appended) = (sequence.deliver_positions(row, positions), 0);
-            let last_token = sequence.last_token();
-            for token in tokens {
-                if end.is_none() {
-                    end = sequence.append(token.take(), now);
-                    num_appended += 1;
-                }
-            }
-            if has_events {
-                self.ringer.touch(sequence.port, sequence.outbox.list());
-            }
-            if num_appended > 0 {
-                match last_token {
-                    None => self.stats.time_to_first_token.observe(sequence.age(now).as_secs_f64(), 1),
-                    Some(last) => {
-                        let total = now.saturating_duration_since(last).as_secs_f64();
-                        self.stats.inter_token_latency.observe(total / num_appended as f64, num_appended);
-                    }
-                }
-            }
-            if row.sample.is_some() {
-                sequence.update_drafts(&forced[output.forced.start as usize..output.forced.end as usize]);
-            }
-            let counters = &mut self.scheduler.counters;
-            counters.generation_tokens += num_appended;
-            if row.num_drafts > 0 {
-                counters.drafted_tokens += u64::from(row.num_drafts);
-                // The last token is not a draft, unless the request ended before it.
-                counters.accepted_tokens += num_appended.min(u64::from(output.num_tokens) - 1);
-            }
-            let computed = self.scheduler.row_computed(row, key, now);
-            self.scheduler.counters.prompt_tokens += computed.prompt as u64;
-            self.scheduler.counters.recomputed_tokens += computed.again as u64;
-            if row.sample.is_some_and(|sample| sample.index == 0) {
-                self.scheduler.release_followers(key);
-            }
-            if let Some(reason) = end {
-                self.finish(row.slot, key, reason, now);
-            }
-        }
-    }
-
-    fn fail(
-        &mut self,
-        plan: &StepPlan,
-        copies_done: bool,
-        owners: &[Option<SchedulingKey>],
-        text: &str,
-        now: Instant,
-    ) {
-        if !copies_done && !plan.copies.is_empty() {
-            self.invalidate_copies(plan.step, now);
-        }
-        for (row, owner) in plan.rows.iter().zip(owners) {
-            if let Some(key) = *owner {
-                self.finish(row.slot, key, FinishReason::Failed(text.to_owned()), now);
-            }
-        }
-    }
-
-    fn invalidate_copies(&mut self, step: u64, now: Instant) {
-        let mut invalidated = Vec::new();
-        self.scheduler.invalidate_copies(step, &mut invalidated, now);
-        for owner in self.in_flight.iter_mut().flat_map(|step| &mut step.owners) {
-            *owner = owner.filter(|key| !invalidated.contains(key));
-        }
     }
 
     /// Ends the sequences that the scheduler took out.
