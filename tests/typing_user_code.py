@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -76,3 +77,20 @@ def last_logits(engine: penstock.Engine, token_ids: list[int]) -> memoryview:
 def report(engine: penstock.Engine) -> str:
     stats, info = engine.stats(), engine.info
     return json.dumps({"running": engine.is_running, "stats": stats.to_dict(), "info": info.to_dict()})
+
+
+def is_stuck(engine: penstock.Engine, seconds: float) -> bool:
+    health = engine.health()
+    return health.state == "running" and health.step_age is not None and health.step_age > seconds
+
+
+def mean_latency(histogram: penstock.Histogram) -> float:
+    cumulative = list(itertools.accumulate(histogram.counts))
+    assert cumulative[-1] == histogram.count
+    return histogram.sum / max(histogram.count, 1)
+
+
+async def restart(engine: penstock.Engine) -> None:
+    await engine.sleep(drain=10)
+    await engine.wake()
+    await engine.aclose(drain=0.5)
