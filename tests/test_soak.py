@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
+#: Prompt and output of most requests.
 MAX_LEN = 160
+#: A request of this length pauses if it is not read.
+MAX_MODEL_LEN = 320
 #: Memory growth allowed per run: allocators round, and caches of the interpreter fill.
 SLACK = 8 << 20
 
@@ -69,6 +72,8 @@ class Requests:
             self._scored: 2,
             self._refused: 1,
             self._timed_out: 2,
+            self._polled: 2,
+            self._unread: 2,
             self._in_thread: 1,
             self._batch: 1,
         }
@@ -103,6 +108,28 @@ class Requests:
         prompt = self._prompt()
         with anyio.move_on_after(self.chance.random() * 0.02):
             self._count(await self.engine.generate(prompt, **self._options(prompt)))
+
+    async def _polled(self) -> None:
+        prompt = self._prompt()
+        options = {**self._options(prompt), "n": 2, "unread": "keep"}
+        request = await self.engine.start_request(prompt, **options)
+        reasons: list[str] = []
+        while len(reasons) < 2:
+            chunk = request.poll()
+            if chunk is None:
+                await anyio.sleep(0.001)
+            elif chunk.finish_reason is not None:
+                reasons.append(chunk.finish_reason)
+        self._count(await request.result())
+
+    async def _unread(self) -> None:
+        """Pauses once its queue is full, until it is cancelled or read."""
+        request = await self.engine.start_request([7], max_tokens=MAX_MODEL_LEN - 1, ignore_eos=True)
+        while not self.engine.stats().paused:
+            await anyio.sleep(0.001)
+        if self.chance.random() < 0.5:
+            request.cancel()
+        self._count(await request.result())
 
     async def _choices(self) -> None:
         prompt = self._prompt()
@@ -158,7 +185,7 @@ class Requests:
 
     async def _refused(self) -> None:
         with pytest.raises(penstock.InvalidRequestError):
-            await self.engine.generate([1] * (MAX_LEN + 1))
+            await self.engine.generate([1] * (MAX_MODEL_LEN + 1))
 
     async def _in_thread(self) -> None:
         prompt = self._prompt()
@@ -195,7 +222,7 @@ def test_soak_counters_balance_and_memory_is_flat(
     async def main() -> None:
         async with make_engine(
             tiny_model,
-            max_model_len=MAX_LEN,
+            max_model_len=MAX_MODEL_LEN,
             max_num_seqs=12,
             max_num_batched_tokens=48,
             kv_cache_bytes=30 * block_bytes,
@@ -217,7 +244,9 @@ def test_soak_counters_balance_and_memory_is_flat(
             assert stats.blocks_cached <= stats.blocks_total
             assert {"length", "cancelled", "stop"} <= requests.finish_reasons.keys()
             print(f"{requests.kinds.total()} calls: {dict(requests.kinds)}; {dict(requests.finish_reasons)}")
-            print(f"resident: {min(resident) >> 10} to {max(resident) >> 10} KiB")
+            print(
+                f"{stats.preemptions} preemptions; resident: {min(resident) >> 10} to {max(resident) >> 10} KiB"
+            )
 
     anyio.run(main)
     assert max(resident[len(resident) // 2 :]) < max(resident[: len(resident) // 2]) + SLACK
