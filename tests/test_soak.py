@@ -1,6 +1,6 @@
 """Random requests of all kinds for a long time: `pytest tests/test_soak.py --soak-waves 5000`.
 
-Thirty minutes on two cores are about 200,000 requests.
+5000 waves are about 200,000 requests and take half an hour on two cores; `--timeout 0` lifts pytest's limit.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Requests:
     async def _unread(self) -> None:
         """Pauses once its queue is full, until it is cancelled or read."""
         request = await self.engine.start_request([7], max_tokens=MAX_MODEL_LEN - 1, ignore_eos=True)
-        while not self.engine.stats().paused:
+        while not self.engine.stats().paused:  # noqa: ASYNC110 - no event tells it
             await anyio.sleep(0.001)
         if self.chance.random() < 0.5:
             request.cancel()
@@ -244,9 +244,8 @@ def test_soak_counters_balance_and_memory_is_flat(
             assert stats.blocks_cached <= stats.blocks_total
             assert {"length", "cancelled", "stop"} <= requests.finish_reasons.keys()
             print(f"{requests.kinds.total()} calls: {dict(requests.kinds)}; {dict(requests.finish_reasons)}")
-            print(
-                f"{stats.preemptions} preemptions; resident: {min(resident) >> 10} to {max(resident) >> 10} KiB"
-            )
+            sizes = f"{min(resident) >> 10} to {max(resident) >> 10} KiB"
+            print(f"{stats.preemptions} preemptions; resident: {sizes}")
 
     anyio.run(main)
     assert max(resident[len(resident) // 2 :]) < max(resident[: len(resident) // 2]) + SLACK
