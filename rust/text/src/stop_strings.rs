@@ -89,3 +89,24 @@ impl StopStringMatcher {
         self.depths[&self.state]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_share_one_automaton_of_all_stop_strings() {
+        let stops: Vec<String> = (0..64).map(|index| format!("{index:02}{}", "x".repeat(1000))).collect();
+        let matcher =
+            StopStringMatcher::new(&stops).expect("within the limit").expect("there are stop strings");
+        let mut copy = matcher.clone();
+        assert!(
+            Arc::ptr_eq(&matcher.automaton, &copy.automaton) && Arc::ptr_eq(&matcher.depths, &copy.depths)
+        );
+        let num_bytes: usize = stops.iter().map(String::len).sum();
+        assert!(matcher.depths.len() <= num_bytes + 1, "a state for each prefix");
+        // A clone continues alone.
+        assert!(copy.feed(stops[63].as_bytes()).is_some_and(|found| found.stop == 63));
+        assert_eq!(matcher.held_back(), 0);
+    }
+}
