@@ -185,18 +185,19 @@ async def test_more_logprobs_than_the_engine_allows_are_refused(tiny_model: Path
 
 async def test_output_bytes_of_unfinished_requests_are_bounded(tiny_model: Path) -> None:
     per_token = 4 * 512
-    with make_engine(tiny_model, max_output_bytes=40 * per_token) as engine:
+    most = 410 * per_token
+    with make_engine(tiny_model, max_output_bytes=most) as engine:
         assert engine.info.vocabulary_size * 4 == per_token
         params = PARAMS.replace(output_logits="generation")
-        with pytest.raises(penstock.InvalidRequestError, match=f"the maximum is {40 * per_token}"):
-            await engine.generate(PROMPT, params, max_tokens=41)
-        first = await engine.start_request(PROMPT, params, max_tokens=30)
-        message = f"{11 * per_token} bytes .* reserved {30 * per_token} of max_output_bytes={40 * per_token}"
+        with pytest.raises(penstock.InvalidRequestError, match=f"the maximum is {most}"):
+            await engine.generate(PROMPT, params, max_tokens=411)
+        first = await engine.start_request(PROMPT, params, max_tokens=400)  # longer than what can be unread
+        message = f"{11 * per_token} bytes .* reserved {400 * per_token} of max_output_bytes={most}"
         with pytest.raises(penstock.OverloadedError, match=message):
             await engine.generate(PROMPT, params, max_tokens=11)
         assert rows((await engine.generate(PROMPT, params, max_tokens=10)).logits).shape == (10, 512)
         assert len((await engine.generate(PROMPT, PARAMS)).token_ids) == 6
-        assert rows((await first.result()).logits).shape == (30, 512)
-        assert rows((await engine.generate(PROMPT, params, max_tokens=40)).logits).shape == (40, 512)
-        items = [item async for item in engine.generate_many([PROMPT] * 5, params, max_tokens=30)]
+        assert rows((await first.result()).logits).shape == (400, 512)
+        assert rows((await engine.generate(PROMPT, params, max_tokens=410)).logits).shape == (410, 512)
+        items = [item async for item in engine.generate_many([PROMPT] * 5, params, max_tokens=150)]
         assert all(item.error is None for item in items)
