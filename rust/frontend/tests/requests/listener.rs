@@ -88,6 +88,11 @@ fn choices_that_were_full_are_received_once_they_are_taken() {
     let setup = saying(bytes(&"a".repeat(100)));
     let listener = Listener::new(Port::with_condvar());
     let state = start(&setup, &listener, &params(3, 90));
+    while setup.frontend.engine.stats().paused < 3 {
+        listener.port().wait(Some(Duration::from_millis(1)));
+        listener.drain();
+    }
+    listener.drain();
     let mut num_tokens = 0;
     loop {
         while let Some(chunk) = state.take() {
