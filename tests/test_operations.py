@@ -279,12 +279,18 @@ def test_blocking_drain_lets_open_requests_finish(tiny_model: Path) -> None:
 def test_sigint_ends_a_blocking_drain(tiny_model: Path) -> None:
     process = start_python(
         """
-import math, sys, penstock
+import math, os, sys, threading, penstock
 engine = penstock.Engine(sys.argv[1], threads=1)
 engine.blocking.start()
 request = engine.blocking.start_request([10, 20, 30, 40], max_tokens=400, ignore_eos=True)
+
+def tell():
+    while engine.health().state != "draining":
+        os.sched_yield()
+    print("draining", flush=True)
+
+threading.Thread(target=tell).start()
 try:
-    print("open", flush=True)
     engine.close(drain=math.inf)
 except KeyboardInterrupt:
     print(request.result().finish_reason, flush=True)
@@ -292,7 +298,7 @@ except KeyboardInterrupt:
         tiny_model,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == b"open\n"
+    assert process.stdout.readline() == b"draining\n"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert (output, errors, process.returncode) == (b"cancelled\n", b"", 0)
