@@ -4,10 +4,10 @@
     ├── ConfigError (ValueError)              a field of the engine's configuration is invalid
     ├── ModelLoadError                        the model's files are missing or invalid
     ├── OutOfMemoryError (MemoryError)        the model or its KV cache does not fit
-    ├── EngineStoppedError                    the engine is not open, asleep or closed, or has crashed
+    ├── EngineStoppedError                    the engine is not open yet, asleep or closed, or has crashed
     └── RequestError
         ├── InvalidRequestError (ValueError)  a field of the request is invalid
-        ├── OverloadedError                   the waiting queue is full; retry later
+        ├── OverloadedError                   the engine has too much unfinished work; retry later
         └── GenerationError                   the request failed while it ran
 
 Cancelling a request is not an error; its finish reason is `cancelled`. Misuse of the API (an unknown keyword,
@@ -61,7 +61,7 @@ class OutOfMemoryError(PenstockError, MemoryError):
 
 
 class EngineStoppedError(PenstockError):
-    """The engine is not open, closing, asleep or closed, was opened before a fork, or has crashed."""
+    """The engine is not open yet, is closing, asleep or closed, was opened before a fork, or has stopped."""
 
 
 class RequestError(PenstockError):
@@ -73,7 +73,7 @@ class InvalidRequestError(_FieldError, RequestError):
 
 
 class OverloadedError(RequestError):
-    """The waiting queue is full (`max_waiting`); retry later."""
+    """`max_waiting`, `max_unfinished` or `max_output_bytes` is reached; retry later."""
 
 
 class GenerationError(RequestError):
