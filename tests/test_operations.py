@@ -417,6 +417,33 @@ async def test_cancelled_wake_leaves_the_engine_asleep(tiny_model: Path) -> None
         await assert_at_rest(engine)
 
 
+@pytest.mark.anyio
+async def test_wake_cancelled_before_it_begins_can_be_repeated(tiny_model: Path) -> None:
+    async with make_engine(tiny_model) as engine:
+        await engine.sleep()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await engine.wake()
+        assert scope.cancelled_caught
+        await engine.wake()
+        await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_sleep_that_ends_late_leaves_a_woken_engine_open(tiny_model: Path) -> None:
+    async with make_engine(tiny_model) as engine, anyio.create_task_group() as group:
+        request = await engine.start_request(PROMPT, LONG)
+        group.start_soon(partial(engine.sleep, drain=math.inf))
+        while engine.health().state != "draining":
+            await anyio.lowlevel.checkpoint()
+        late = engine._session.check_may_sleep()
+        await engine.sleep()
+        await engine.wake()
+        assert engine._session.stop_to_sleep(late) is None
+        assert (await request.result()).finish_reason == "cancelled"
+        await assert_at_rest(engine)
+
+
 def test_blocking_sleep_and_wake(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         before = engine.blocking.generate(PROMPT, SHORT)

@@ -91,7 +91,7 @@ class Session:
                 self._native.shutdown()  # its memory is free now
             self.open(self._path, check_cancelled)
         except BaseException:
-            self._phase = "asleep"
+            self.stay_asleep()
             raise
 
     def open(self, path: str, check_cancelled: Callable[[], None] | None = None) -> None:
@@ -132,19 +132,31 @@ class Session:
         self._native.drain()
         return self._native
 
-    def check_may_sleep(self) -> None:
-        """Raise `EngineStoppedError` unless the engine is open, draining or asleep."""
+    def check_may_sleep(self) -> _core.Engine | None:
+        """The engine to stop; raises `EngineStoppedError` unless it is open, draining or asleep."""
         if self._is_closed or self._phase not in ("draining", "asleep"):
             self.check_open()
+        return self._native
 
-    def stop_to_sleep(self) -> _core.Engine | None:
-        """Tell the engine's threads to stop; returns the engine to wait for. It can be woken at once."""
+    def stop_to_sleep(self, native: _core.Engine | None) -> _core.Engine | None:
+        """Tell the engine's threads to stop; returns the engine to wait for. It can be woken at once.
+
+        `native` is the engine when the call began: if another caller has put it to sleep and woken the
+        session since, there is nothing to do.
+        """
         _core.Engine.check_may_wait()
-        if self._is_closed or self._phase == "waking" or self._native is None or self._native.is_forked:
+        if self._is_closed or self._phase == "waking" or native is not self._native:
+            return None
+        if native is None or native.is_forked:
             return None
         self._phase = "asleep"
-        self._native.stop()
-        return self._native
+        native.stop()
+        return native
+
+    def stay_asleep(self) -> None:
+        """Take `must_wake` back: the engine was not loaded."""
+        if self._phase == "waking":
+            self._phase = "asleep"
 
     def close(self) -> _core.Engine | None:
         """Mark the session as closed and tell the engine's threads to stop; returns the engine to wait for.
@@ -335,14 +347,15 @@ def should_offload(prompt: PreparedPrompt, params: SamplingParams) -> bool:
     )
 
 
-def check_drain(drain: float) -> float:
-    """The seconds for which open requests may finish."""
-    is_number = isinstance(drain, (int, float)) and not isinstance(drain, bool)
-    if not is_number or not drain >= 0:
+def check_seconds(
+    name: str, seconds: float, error: type[ConfigError | InvalidRequestError] = ConfigError
+) -> float:
+    """A duration that an argument of this name gives."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not seconds >= 0:
         limit = "a number of seconds from 0, or math.inf"
-        message = f"drain={drain!r} is not allowed: it must be {limit}"
-        raise ConfigError(message, "drain", drain, limit)
-    return float(drain)
+        raise error(f"{name}={seconds!r} is not allowed: it must be {limit}", name, seconds, limit)
+    return float(seconds)
 
 
 def _no_template(name: str, names: Sequence[str]) -> InvalidRequestError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._options import merge
-from penstock._session import check_drain
+from penstock._session import check_seconds
 from penstock.batch import BlockingBatch
 from penstock.chat import Chat
 from penstock.request import BlockingRequest, BlockingStream
@@ -54,7 +54,7 @@ class Blocking:
 
         Ctrl-C interrupts the wait and ends a drain; the threads end all the same.
         """
-        seconds = check_drain(drain)
+        seconds = check_seconds("drain", drain)
         try:
             self._drain(seconds)
         except BaseException:
@@ -67,14 +67,14 @@ class Blocking:
 
         Ctrl-C interrupts the wait and ends a drain; the engine falls asleep all the same.
         """
-        seconds = check_drain(drain)
-        self._session.check_may_sleep()
+        seconds = check_seconds("drain", drain)
+        native = self._session.check_may_sleep()
         try:
             self._drain(seconds)
         except BaseException:
-            self._session.stop_to_sleep()
+            self._session.stop_to_sleep(native)
             raise
-        _wait_for_end(self._session.stop_to_sleep())
+        _wait_for_end(self._session.stop_to_sleep(native))
 
     def wake(self) -> None:
         """Load the model again after `sleep`; see `Engine.wake`."""

@@ -14,7 +14,7 @@ from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._options import merge
 from penstock._pump import Pump
-from penstock._session import Session, check_drain, should_offload
+from penstock._session import Session, check_seconds, should_offload
 from penstock._workers import run_in_thread, run_slow
 from penstock.batch import Batch
 from penstock.blocking import Blocking
@@ -137,7 +137,7 @@ class Engine:
         cancelled, the engine is closed, and then the cancellation is raised. Raises `ConfigError` if `drain`
         is negative or not a number.
         """
-        seconds = check_drain(drain)
+        seconds = check_seconds("drain", drain)
         try:
             await self._drain(seconds)
         finally:
@@ -153,12 +153,12 @@ class Engine:
         A cancellation ends a drain but not the sleep, as in `aclose`. Raises `EngineStoppedError` if the
         engine is not open, `ConfigError` if `drain` is negative or not a number.
         """
-        seconds = check_drain(drain)
-        self._session.check_may_sleep()
+        seconds = check_seconds("drain", drain)
+        native = self._session.check_may_sleep()
         try:
             await self._drain(seconds)
         finally:
-            await _wait_for_end(self._session.stop_to_sleep())
+            await _wait_for_end(self._session.stop_to_sleep(native))
 
     async def wake(self) -> None:
         """Load the model again after `sleep`, from the same files and with the same configuration.
@@ -171,7 +171,11 @@ class Engine:
         """
         if self._session.must_wake():
             load = partial(self._session.reopen, anyio.from_thread.check_cancelled)
-            await run_in_thread(load, abandon_on_cancel=False)
+            try:
+                await run_in_thread(load, abandon_on_cancel=False)
+            except BaseException:
+                self._session.stay_asleep()  # also if the thread was never started
+                raise
 
     async def _drain(self, seconds: float) -> None:
         """Let open requests finish for this time; new ones are refused."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio.lowlevel
 
 from penstock import _attributes
+from penstock._session import check_seconds
+from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -224,7 +226,7 @@ class BlockingRequest(_Request):
         Raises `TimeoutError` if no output came; the request continues. Otherwise raises as iterating does.
         """
         with self._reading():
-            self._wait(self._native.has_chunk, timeout)
+            self._wait(self._native.has_chunk, timeout, "has no new output")
             chunk = self._native.take()
         if chunk is None:
             self._native.check()
@@ -235,7 +237,7 @@ class BlockingRequest(_Request):
 
         Raises `TimeoutError` if it has not finished; it continues. Otherwise the same as `Request.result`.
         """
-        self._wait(self._native.has_ended, timeout)
+        self._wait(self._native.has_ended, timeout, "has not finished")
         return self._result()
 
     def admission(self) -> None:
@@ -243,15 +245,15 @@ class BlockingRequest(_Request):
         self._wait(self._native.is_admitted)
         self._native.check_admission()
 
-    def _wait(self, is_ready: Callable[[], bool], timeout: float | None = None) -> None:
-        deadline = None
-        if timeout is not None and not timeout >= threading.TIMEOUT_MAX:  # NaN is no time
-            deadline = time.monotonic() + timeout
+    def _wait(self, is_ready: Callable[[], bool], timeout: float | None = None, state: str = "") -> None:
+        if timeout is not None:
+            check_seconds("timeout", timeout, InvalidRequestError)
+        deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
         with self._waiters:
             while not is_ready():
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and not left > 0:
-                    message = f"request {self.id} returned nothing within {timeout} seconds; it continues"
+                    message = f"request {self.id} {state} after {timeout} seconds; it continues"
                     raise TimeoutError(message)
                 if self._has_leader:
                     self._waiters.wait(left)
@@ -260,13 +262,13 @@ class BlockingRequest(_Request):
 
     def _lead(self, timeout: float | None) -> None:
         """Wait for the port, without the lock."""
-        self._has_leader = True
-        self._waiters.release()
         try:
+            self._has_leader = True
+            self._waiters.release()
             self._port.wait(timeout)
         finally:
-            self._waiters.acquire()
             self._has_leader = False
+            self._waiters.acquire()
             self._waiters.notify_all()
 
 
