@@ -148,7 +148,7 @@ def test_read_with_a_timeout_loses_no_output(engine: penstock.Engine) -> None:
             TimeoutError, match=rf"request {request.id} has no new output after .*it continues"
         ):
             request.read(timeout=timeout)
-    with pytest.raises(TimeoutError, match="has not finished after 0.01 seconds"):
+    with pytest.raises(TimeoutError, match=r"has not finished after 0\.01 seconds"):
         request.result(timeout=0.01)
     for bad in (-1, float("nan"), "1", True):
         with pytest.raises(penstock.InvalidRequestError, match="number of seconds from 0") as caught:
