@@ -56,7 +56,7 @@ impl SamplingParams {
     }
 
     /// The fields that constrain the text of the output.
-    pub(super) fn constraints(&self) -> Vec<&'static str> {
+    pub(crate) fn constraints(&self) -> Vec<&'static str> {
         let given = [
             ("response_format", self.response_format.as_ref().is_some_and(|format| format.is_constraint())),
             ("regex", self.regex.is_some()),

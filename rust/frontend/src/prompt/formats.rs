@@ -37,9 +37,12 @@ impl ModelFormats {
         }
     }
 
-    /// The formats for a chat with this rendered prompt: reasoning always, tool calls if tools can be called.
+    /// The formats for a chat with this rendered prompt: reasoning always, tool calls if tools can be called. A
+    /// constrained output follows its grammar from the first token, so it does not continue the prompt's reasoning.
     pub fn of_chat(&self, params: &SamplingParams, prompt: Option<&str>) -> Option<OutputFormats> {
-        let is_opened = |format: ReasoningFormat| prompt.is_some_and(|prompt| format.is_opened_by(prompt));
+        let is_opened = |format: ReasoningFormat| {
+            params.constraints().is_empty() && prompt.is_some_and(|prompt| format.is_opened_by(prompt))
+        };
         let has_tools = params.tools.is_some() && params.tool_choice != Some(ToolChoice::None);
         let formats = OutputFormats {
             reasoning: self.reasoning.map(|format| (format, is_opened(format))),
@@ -101,5 +104,15 @@ mod tests {
         assert_eq!(opened(Some("hello <think>\n")), Some(true));
         assert_eq!(opened(Some("<think> hello")), Some(false));
         assert_eq!(opened(None), Some(false));
+    }
+
+    #[test]
+    fn constrained_output_does_not_continue_the_reasoning_of_the_prompt() {
+        let params = SamplingParams { choice: Some(vec!["yes".to_owned()]), ..SamplingParams::default() };
+        let formats = formats("think", "none").of_chat(&params, Some("hello <think>\n"));
+        assert_eq!(
+            formats.and_then(|formats| formats.reasoning).map(|(_, is_opened)| is_opened),
+            Some(false)
+        );
     }
 }
