@@ -28,6 +28,9 @@ use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::sequence::SchedulingKey;
 use crate::stats::{SharedStats, Stats};
 
+/// The id of the next request, of whichever engine: a port and its listeners outlive an engine that sleeps.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 /// A running engine. Clones are handles of the same engine, which closes when the last of them is dropped.
 ///
 /// In the child of a fork a handle is without effect: the engine's threads are in the parent. Its methods report
@@ -43,7 +46,6 @@ struct Inner {
     limits: Limits,
     stats: Arc<SharedStats>,
     letterbox: Letterbox,
-    next_id: AtomicU64,
     ending: Arc<Ending>,
     /// Joins the engine thread when first forced.
     joined: LazyLock<(), Box<dyn FnOnce() + Send>>,
@@ -108,9 +110,8 @@ impl Engine {
             let _ = thread.join();
         };
         let joined = LazyLock::new(Box::new(join) as Box<dyn FnOnce() + Send>);
-        let next_id = AtomicU64::new(1);
         let output_budget = OutputBudget::new(limits.max_output_bytes);
-        let inner = Arc::new(Inner { output_budget, limits, stats, letterbox, next_id, ending, joined });
+        let inner = Arc::new(Inner { output_budget, limits, stats, letterbox, ending, joined });
         Ok(Self { inner, process: Process::current() })
     }
 
@@ -194,7 +195,7 @@ impl Engine {
         let reserved = inner.output_budget.reserve(request.output_bytes);
         let reservation = reserved.inspect_err(|_| inner.stats.count_rejection())?;
         // Relaxed: ids need only be distinct.
-        let first = inner.next_id.fetch_add(u64::from(num_choices), Ordering::Relaxed);
+        let first = NEXT_ID.fetch_add(u64::from(num_choices), Ordering::Relaxed);
         let (mut outboxes, mut readers) = (Vec::new(), Vec::new());
         for choice in 0..num_choices {
             let id = RequestId(first + u64::from(choice));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use penstock_types::{OutputScope, RequestedOutputs, Sampling, Unread};
 
-/// Identifies a request of one engine. Assigned by the engine.
+/// Identifies a request of this process: no two engines assign the same id. Ids increase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 

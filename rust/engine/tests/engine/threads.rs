@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use penstock_engine::{
-    Engine, Executor, FinishReason, Limits, Port, Request, StartError, StepOutput, StepPlan,
+    Consumer, Engine, Executor, FinishReason, Limits, Port, Request, StartError, StepOutput, StepPlan,
 };
 
 use crate::harness::Harness;
@@ -29,6 +29,23 @@ fn choices_are_started_as_one() {
     }
     assert_eq!(engine.stats().requests_finished, 8);
     assert!(engine.start_choices(request, 0, &port).unwrap().is_empty());
+}
+
+#[test]
+fn engines_never_assign_the_same_request_id() {
+    let port = Port::with_condvar();
+    let mut ids = Vec::new();
+    let mut start = |engine: &Engine, num_choices| {
+        let consumers = engine.start_choices(request(4, 2, 0), num_choices, &port).unwrap();
+        ids.extend(consumers.iter().map(Consumer::id));
+    };
+    let (first, second) = (engine(limits()), engine(limits()));
+    for engine in [&first, &second, &first] {
+        start(engine, 2);
+    }
+    first.shutdown();
+    start(&engine(limits()), 3);
+    assert!(ids.is_sorted_by(|one, other| one < other), "{ids:?}");
 }
 
 #[test]
