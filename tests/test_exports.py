@@ -29,6 +29,7 @@ PUBLIC = {
     "EngineStoppedError",
     "GenerationError",
     "InvalidRequestError",
+    "LogitsProcessor",
     "Health",
     "Histogram",
     "HostTierInfo",
@@ -57,7 +58,7 @@ PUBLIC = {
     "__version__",
     "demo",
 }
-NOT_CLASSES = {"Prompt", "__version__", "demo"}
+NOT_CLASSES = {"LogitsProcessor", "Prompt", "__version__", "demo"}
 HEAVY = {"torch", "numpy", "transformers", "jinja2", "tqdm", "huggingface_hub", "click", "trio", "uvloop"}
 
 

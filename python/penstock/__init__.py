@@ -34,7 +34,7 @@ from penstock._core import (
     Usage,
     __version__,
 )
-from penstock._options import EngineOptions, Prompt, RequestOptions, SamplingOptions
+from penstock._options import EngineOptions, LogitsProcessor, Prompt, RequestOptions, SamplingOptions
 from penstock.batch import Batch, BatchItem, BlockingBatch
 from penstock.blocking import Blocking
 from penstock.engine import Engine
@@ -70,6 +70,7 @@ __all__ = [
     "Histogram",
     "HostTierInfo",
     "InvalidRequestError",
+    "LogitsProcessor",
     "MemoryInfo",
     "ModelInfo",
     "ModelLoadError",

@@ -552,9 +552,10 @@ class SamplingParams:
       disables the rule. Range: 0 to 1024. Default: the model's, else 0.
     - `allowed_token_ids`: The only token ids that can be generated. Range: 1 to 1048576 ids. Default: all.
     - `bad_token_ids`: Token ids that cannot be generated. Range: up to 1048576 ids. Default: none.
-    - `bad_words`: Strings that are not generated: their tokens are masked. Both tokenisations are masked:
-      at the beginning of a text and after a space. Another tokenisation of the same text is still
-      possible. At most 1024 tokens in all. Range: up to 128 strings of 1 to 256 characters. Default: none.
+    - `bad_words`: Strings whose tokenisations are not generated. The token sequences of both tokenisations
+      are masked: at the beginning of a text and after a space. Substrings are not: another tokenisation of
+      the same text is still possible, and `bad_words=["Par"]` allows the token " Paris". At most 1024
+      tokens in all. Range: up to 128 strings of 1 to 256 characters. Default: none.
     - `bad_token_sequences`: Sequences of token ids that cannot be generated. The last id of a sequence is
       masked where the tokens before it, of prompt or output, are the other ids: transformers'
       `bad_words_ids`. At most 1024 ids in all, with those of `bad_words`. Range: up to 1024 sequences of 1
@@ -637,8 +638,8 @@ class SamplingParams:
       characters. Default: none.
     - `use_prefix_cache`: Use blocks from the prefix cache and add this request's blocks to it. Does not
       change the output. Default: `True`.
-    - `unread`: Effect of output that is not read. `"pause"`: the request pauses when about 256 tokens of a
-      choice are unread, and continues when they are read. `"keep"`: the request continues, and all its
+    - `unread`: Effect of output that is not read. `"pause"`: the request pauses when 128 to 256 tokens of
+      a choice are unread, and continues when they are read. `"keep"`: the request continues, and all its
       output is kept: up to 48 bytes for each token of `max_tokens` and choice, and the outputs that were
       requested besides tokens. `generate` and other calls that return a result never pause a request.
       Range: `"pause"`, `"keep"`. Default: `"pause"`.
@@ -677,7 +678,7 @@ class SamplingParams:
         bad_token_ids: Sequence[int] | None = (),
         bad_words: Sequence[str] | None = (),
         bad_token_sequences: Sequence[Sequence[int]] | None = (),
-        logits_processors: Sequence[Callable[[Sequence[int], Tensor], object]] | None = (),
+        logits_processors: Sequence[Callable[[list[int], Tensor], object]] | None = (),
         response_format: Mapping[str, Any] | type | None = None,
         regex: str | None = None,
         choice: Sequence[str] | None = None,
@@ -968,10 +969,11 @@ class SamplingParams:
 
     @property
     def bad_words(self) -> tuple[str, ...]:
-        """Strings that are not generated: their tokens are masked.
+        """Strings whose tokenisations are not generated.
 
-        Both tokenisations are masked: at the beginning of a text and after a space. Another tokenisation
-        of the same text is still possible. At most 1024 tokens in all.
+        The token sequences of both tokenisations are masked: at the beginning of a text and after a space.
+        Substrings are not: another tokenisation of the same text is still possible, and
+        `bad_words=["Par"]` allows the token " Paris". At most 1024 tokens in all.
 
         Range: up to 128 strings of 1 to 256 characters. Default: none.
         """
@@ -987,7 +989,7 @@ class SamplingParams:
         """
 
     @property
-    def logits_processors(self) -> tuple[Callable[[Sequence[int], Tensor], object], ...]:
+    def logits_processors(self) -> tuple[Callable[[list[int], Tensor], object], ...]:
         """Callables that modify the logits of each token.
 
         They are called in order as `processor(token_ids, logits)` with the ids of prompt and output so far
@@ -1191,8 +1193,8 @@ class SamplingParams:
     def unread(self) -> Literal["pause", "keep"]:
         """Effect of output that is not read.
 
-        `"pause"`: the request pauses when about 256 tokens of a choice are unread, and continues when they
-        are read. `"keep"`: the request continues, and all its output is kept: up to 48 bytes for each
+        `"pause"`: the request pauses when 128 to 256 tokens of a choice are unread, and continues when
+        they are read. `"keep"`: the request continues, and all its output is kept: up to 48 bytes for each
         token of `max_tokens` and choice, and the outputs that were requested besides tokens. `generate`
         and other calls that return a result never pause a request.
 

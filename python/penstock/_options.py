@@ -22,7 +22,7 @@ class MessageModel(Protocol):
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any] | MessageModel]
 #: Called with the token ids so far and the logits of the next token; see `SamplingParams`.
-LogitsProcessor: TypeAlias = Callable[[Sequence[int], Tensor], object]
+LogitsProcessor: TypeAlias = Callable[[list[int], Tensor], object]
 
 
 # begin generated: EngineConfig
@@ -305,7 +305,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     bad_words: Annotated[
         Sequence[str] | None,
-        "Strings that are not generated: their tokens are masked. Default: none.",
+        "Strings whose tokenisations are not generated. Default: none.",
     ]
     bad_token_sequences: Sequence[Sequence[int]] | None
     logits_processors: Sequence[LogitsProcessor] | None

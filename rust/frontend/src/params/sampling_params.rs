@@ -67,7 +67,7 @@ pub struct SamplingParams {
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Token ids that cannot be generated.
     pub bad_token_ids: Vec<u32>,
-    /// Strings that are not generated: their tokens are masked.
+    /// Strings whose tokenisations are not generated.
     pub bad_words: Vec<String>,
     /// Sequences of token ids that cannot be generated.
     pub bad_token_sequences: Vec<Vec<u32>>,
