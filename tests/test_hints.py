@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from penstock import _attributes, _keywords
 from penstock._options import EngineOptions, SamplingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ENGINE_FIELDS = EngineOptions.__annotations__
@@ -75,6 +76,24 @@ def test_option_of_the_other_kind_says_where_it_belongs() -> None:
 def test_unknown_module_attribute_gets_a_hint(name: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(f"{name!r}; {_attributes.MODULE_HINTS[name]}")):
         getattr(penstock, name)
+
+
+@pytest.mark.parametrize("name", [name for name in _attributes.MODULE_HINTS if name not in SUBMODULES])
+def test_import_of_unknown_name_gets_a_hint(name: str) -> None:
+    with pytest.raises(ImportError, match=re.escape(f"{name!r}; {_attributes.MODULE_HINTS[name]}")):
+        exec(f"from penstock import {name}")  # noqa: S102
+    assert not hasattr(penstock, name)
+
+
+def test_import_of_unknown_name_without_hint_is_pythons_error() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'xyzzy'"):
+        from penstock import xyzzy  # type: ignore[attr-defined] # noqa: F401
+
+
+@pytest.mark.parametrize("use", [iter, lambda stream: ExitStack().enter_context(stream)])
+def test_stream_used_without_async_names_the_blocking_one(use: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=r"`with engine\.blocking\.stream\(\.\.\.\)`"):
+        use(penstock.Engine("model").stream(PROMPT))
 
 
 @pytest.mark.parametrize("name", SUBMODULES)

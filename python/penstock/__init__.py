@@ -106,4 +106,4 @@ if not _typing.TYPE_CHECKING:
 
         from penstock import _attributes
 
-        raise _attributes.missing(sys.modules[__name__], name, _attributes.MODULE_HINTS)
+        raise _attributes.missing_name(sys.modules[__name__], name, sys._getframe(1))  # noqa: SLF001

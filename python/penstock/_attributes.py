@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from opcode import opmap
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 from penstock import _keywords
@@ -10,7 +11,7 @@ from penstock import _keywords
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["missing", "missing_field"]
+__all__ = ["missing", "missing_field", "missing_name"]
 
 MODULE_HINTS = {
     **{name: f"import it: `from penstock import {name}`" for name in ("chat", "cli")},
@@ -41,8 +42,19 @@ _REQUEST_METHOD_HINTS = {
     **dict.fromkeys(("batch_generate", "batch_infer", "generate_batch"), "use generate_many()"),
     **dict.fromkeys(("generate_stream", "stream_generate", "stream_infer"), "use stream()"),
     "beam_search": "use generate(num_beams=...)",
-    "embed": "embeddings are not supported; requests with output_hidden_states return hidden states",
+    **dict.fromkeys(
+        ("create_embedding", "embed"),
+        "embeddings are not supported; requests with output_hidden_states return hidden states",
+    ),
+    **dict.fromkeys(
+        ("load_state", "save_state"),
+        "pass the token ids so far as the prompt; the prefix cache has their blocks",
+    ),
+    "eval": "use score(), or generate(max_tokens=1) with output_logits",
     "get_ppl": "use score()",
+    "reset": "requests share no state",
+    "sample": "use generate()",
+    "set_cache": "prompts are cached already; see the engine's prefix_cache and host_cache_bytes",
 }
 ENGINE_HINTS = {
     **_REQUEST_METHOD_HINTS,
@@ -54,7 +66,12 @@ ENGINE_HINTS = {
     **dict.fromkeys(("get_tokenizer", "tokenizer"), "use encode(), decode() and apply_chat_template()"),
     **dict.fromkeys(("shutdown", "stop"), "use aclose(), or close() without an event loop"),
     "detokenize": "use decode()",
-    "model_config": "use info",
+    **dict.fromkeys(("metadata", "model_config"), "use info"),
+    "n_ctx": "use info.max_model_len",
+    "n_embd": "use the last dimension of the hidden_states of a choice",
+    "n_vocab": "use info.vocabulary_size",
+    "token_bos": "encode() adds it if the model has one",
+    "token_eos": "use info.eos_token_ids",
     "render_chat": "use apply_chat_template()",
     **dict.fromkeys(("convert_ids_to_tokens", "id_to_token"), "use token_bytes()"),
     "tokenize": "use encode()",
@@ -63,6 +80,8 @@ BLOCKING_HINTS = {
     **_REQUEST_METHOD_HINTS,
     **dict.fromkeys(("aclose", "shutdown", "stop"), "use close()"),
     "wake_up": "use wake()",
+    "detokenize": "use engine.decode",
+    "tokenize": "use engine.encode",
     **{
         name: f"use engine.{name}"
         for name in (
@@ -135,6 +154,17 @@ def missing(owner: object, name: str, hints: Mapping[str, str]) -> AttributeErro
     if name in hints:
         return AttributeError(f"{message}; {hints[name]}")
     return AttributeError(message, name=name, obj=owner)  # Python suggests similar names itself
+
+
+def missing_name(module: ModuleType, name: str, importer: FrameType) -> Exception:
+    """The error for a name that `module` does not have, where `importer` is the frame that asks for it.
+
+    An import statement replaces an `AttributeError` by an error without the hint: it gets an `ImportError`.
+    """
+    error = missing(module, name, MODULE_HINTS)
+    if name in MODULE_HINTS and importer.f_code.co_code[importer.f_lasti] == opmap["IMPORT_FROM"]:
+        return ImportError(str(error), name=module.__name__)
+    return error
 
 
 def missing_field(owner: object, name: str) -> AttributeError:

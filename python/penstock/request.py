@@ -86,8 +86,9 @@ class _Request:
         """The next chunk if output has arrived, else `None`. Never waits.
 
         The last chunk of each choice has a `finish_reason`. After the end, `poll` returns the chunks that are
-        left and then `None`. Output is received by polling: a request that is neither polled nor awaited
-        pauses, unless it has `unread="keep"`. Raises as iterating does.
+        left and then `None`. So `None` means either that nothing has arrived yet or that everything was read:
+        the `finish_reason` of the last chunk tells which. Output is received by polling: a request that is
+        neither polled nor awaited pauses, unless it has `unread="keep"`. Raises as iterating does.
         """
         with self._reading():
             chunk = self._native.poll()
@@ -309,6 +310,16 @@ class Stream(_Stream[Request]):
     def __aiter__(self) -> NoReturn:
         raise TypeError(_ENTER)
 
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(_NOT_BLOCKING)
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(_NOT_BLOCKING)
+
+        def __exit__(self, *_: object) -> None: ...  # required by `with`
+
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
@@ -341,4 +352,5 @@ class BlockingStream(_Stream[BlockingRequest]):
 
 
 _ENTER = "not entered; use `async with engine.stream(...) as request: async for chunk in request`"
+_NOT_BLOCKING = "not blocking; use `async with engine.stream(...)`, or `with engine.blocking.stream(...)`"
 _ENTER_BLOCKING = "not entered; use `with engine.blocking.stream(...) as request: for chunk in request`"
