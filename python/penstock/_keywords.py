@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["unknown"]
+
+#: The least similarity of a misspelt name, as `difflib` defines it.
+CUTOFF = 0.75
 
 #: Names that vLLM, SGLang, LMDeploy, TensorRT-LLM, llama-cpp-python and transformers use for a field of
 #: `EngineConfig`, and former names of Penstock.
@@ -88,11 +95,14 @@ ENGINE_HINTS = {
     "embedding": "embeddings are not supported; output_hidden_states of a request returns hidden states",
     "enable_auto_tool_choice": "tool calls are parsed whenever a request has tools; see tool_parser",
     "enable_chunked_prefill": "chunked prefill is always on; max_num_batched_tokens limits a step",
+    "disable_log_stats": "statistics are not logged; read engine.stats()",
+    "enforce_eager": "there are no graphs to capture",
     "enable_lora": "LoRA adapters are not supported",
     "flash_attn": "there is one implementation of attention",
     "guided_decoding_backend": "there is one grammar backend",
     "load_format": "the format is detected from the files",
     "logits_all": "use prompt_logprobs of a request, or engine.score(...)",
+    "max_loras": "LoRA adapters are not supported",
     "lora_path": "LoRA adapters are not supported",
     "main_gpu": "computation on GPUs is not supported",
     "model_path": "pass the model as the first argument",
@@ -102,6 +112,8 @@ ENGINE_HINTS = {
     "pipeline_parallel_size": "parallelism across devices is not supported",
     "quantization": "quantised weights are detected from the files",
     "revision": "append it to the model's id: 'owner/name@revision'",
+    "scheduling_policy": "priority of a request is always obeyed",
+    "tokenizer_mode": "there is one kind of tokenizer",
     "skip_tokenizer_init": "a tokenizer is always loaded; prompts can be token ids",
     "tensor_parallel_size": "parallelism across devices is not supported",
     "tp": "parallelism across devices is not supported",
@@ -169,6 +181,8 @@ REQUEST_SYNONYMS = {
 REQUEST_HINTS = {
     "assistant_model": "draft models are not supported; use Engine(speculation='ngram')",
     "chat_format": "pass chat_template",
+    "add_special_tokens": "encode the text first: engine.encode(text, add_special_tokens=...)",
+    "detokenize": "text is always decoded; token ids are in token_ids",
     "do_sample": "use temperature=0 for greedy decoding, temperature > 0 for sampling",
     "dry_multiplier": "not supported; see logits_processors",
     "early_stopping": "a beam search stops when no running beam can be better",
@@ -183,10 +197,16 @@ REQUEST_HINTS = {
     "mirostat_mode": "not supported; see logits_processors",
     "mirostat_tau": "not supported; see logits_processors",
     "messages": "pass messages as the prompt",
+    "output_kind": "chunks have the new output; result() has all of it",
+    "prompt_token_ids": "pass token ids as the prompt",
+    "prompts": "pass one prompt per call, or use generate_many(prompts)",
     "prompt_lookup_num_tokens": "use Engine(speculation='ngram', num_speculative_tokens=...)",
     "reasoning_effort": "use chat_template_kwargs={'reasoning_effort': ...}",
-    "repeat_last_n": "repetition_penalty counts all tokens; see repetition_penalty_scope",
     "reset": "requests share no state",
+    "request_id": "the id is assigned: request.id",
+    "return_dict": "use result.to_dict()",
+    "repeat_last_n": "repetition_penalty counts all tokens; see repetition_penalty_scope",
+    "sampling_params": "pass the SamplingParams as the second argument",
     "stop_sequences": "use stop for strings, stop_token_sequences for token ids",
     "stopping_criteria": "read the stream and leave it when enough has been generated",
     "stream": "use engine.stream(...)",
@@ -198,9 +218,14 @@ REQUEST_HINTS = {
     "timeout": "put a timeout around the call: anyio.fail_after(seconds); without an event loop, use "
     "start_request(...).result(timeout=seconds)",
     "truncate_prompt_tokens": "truncate the token ids of the prompt: engine.encode(text)[-n:]",
+    "user": "not supported",
     "use_cache": "the KV cache is always used; use_prefix_cache shares it between requests",
     "xtc_probability": "not supported; see logits_processors",
 }
+
+
+def _similar(keyword: str, fields: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(keyword, fields, 1, CUTOFF)), None)
 
 
 def unknown(class_name: str, keyword: str) -> TypeError:
@@ -217,7 +242,9 @@ def unknown(class_name: str, keyword: str) -> TypeError:
         hint = f"it is {elsewhere}"
     elif keyword in hints:
         hint = hints[keyword]
-    elif meant := synonyms.get(keyword) or next(iter(difflib.get_close_matches(keyword, fields, n=1)), None):
+    elif meant := synonyms.get(keyword) or next(
+        iter(difflib.get_close_matches(keyword, fields, 1, CUTOFF)), None
+    ):
         hint = f"did you mean {meant}?"
     else:
         hint = f"see help(penstock.{class_name})"
