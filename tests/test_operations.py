@@ -72,16 +72,26 @@ def test_stop_string_counts_as_a_stop(tiny_model: Path) -> None:
 
 
 def test_rejected_requests_are_counted(tiny_model: Path) -> None:
+    gate = threading.Event()
+
+    def wait(_tokens: object, _logits: object) -> None:
+        gate.wait()
+
     with make_engine(tiny_model, max_num_seqs=1, max_waiting=1) as engine:
-        requests = [engine.blocking.start_request(PROMPT, LONG) for _ in range(2)]
-        for _ in range(3):
+        try:
+            running = engine.blocking.start_request(PROMPT, LONG, logits_processors=[wait])
+            waiting = engine.blocking.start_request(PROMPT, LONG)
+            for _ in range(3):
+                with pytest.raises(penstock.OverloadedError):
+                    engine.blocking.start_request(PROMPT, LONG)
             with pytest.raises(penstock.OverloadedError):
-                engine.blocking.start_request(PROMPT, LONG)
-        with pytest.raises(penstock.OverloadedError):
-            engine.blocking.start_request("x", regex="a+")  # refused before the grammar is compiled
-        stats = engine.stats()
+                engine.blocking.start_request("x", regex="a+")  # refused before the grammar is compiled
+            stats = engine.stats()
+        finally:
+            gate.set()
         assert (stats.requests_admitted, stats.requests_rejected) == (2, 4)
-        assert len(requests) == 2
+        running.cancel()
+        waiting.cancel()
 
 
 def test_histograms_count_every_token_and_step(tiny_model: Path) -> None:
