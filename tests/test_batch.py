@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,7 +20,7 @@ from api_support import (
     resident_bytes,
     resources,
 )
-from penstock import _core, batch
+from penstock import _core, _jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -129,6 +130,31 @@ async def test_batch_waits_where_single_calls_are_refused(tiny_model: Path) -> N
         assert len(texts(items)) == 10
 
 
+@pytest.mark.parametrize("is_blocking", [False, True])
+@pytest.mark.parametrize("error", [penstock.OverloadedError, penstock.GenerationError])
+async def test_refused_beam_search_does_not_delay_a_drain(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], *, is_blocking: bool
+) -> None:
+    def begin(job: _jobs.Job, search: _core.BeamSearch, _port: _core.Port) -> None:
+        job._search = search
+        message = "the first step was refused"
+        raise error(message)
+
+    monkeypatch.setattr(_jobs.Job, "begin", begin)
+    prompts: list[Any] = [["not", "one prompt"], PROMPT]
+    params = penstock.SamplingParams(max_tokens=4, num_beams=2)
+    async with make_engine(tiny_model) as engine:
+        if is_blocking:
+            items = engine.blocking.generate_many(prompts, params)
+            first = next(items)
+        else:
+            many = engine.generate_many(prompts, params)
+            first = await anext(many)
+        assert first.index == 0  # the batch waits for its reader, with the second prompt refused
+        with anyio.fail_after(20):
+            await engine.aclose(drain=math.inf)
+
+
 @pytest.mark.parametrize("options", [{"best_of": 3, "n": 2, "seed": 1}, {"num_beams": 3}])
 async def test_batch_of_selected_outputs_equals_single_calls(
     engine: penstock.Engine, options: dict[str, Any]
@@ -145,14 +171,14 @@ async def test_batch_looks_only_at_jobs_that_have_ended(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch, *, is_blocking: bool
 ) -> None:
     num_looks = 0
-    poll = batch._Job.poll
+    poll = _jobs.Job.poll
 
-    def counted(job: batch._Job, port: _core.Port) -> penstock.Result | None:
+    def counted(job: _jobs.Job, port: _core.Port) -> penstock.Result | None:
         nonlocal num_looks
         num_looks += 1
         return poll(job, port)
 
-    monkeypatch.setattr(batch._Job, "poll", counted)
+    monkeypatch.setattr(_jobs.Job, "poll", counted)
     prompts = [prompt(number) for number in range(60)]
     if is_blocking:
         items = list(engine.blocking.generate_many(prompts, LONG, max_tokens=40, concurrency=30))
