@@ -51,6 +51,9 @@ from rust_sampling import rust_params, rust_resolved
 from rust_types import rust_enums, rust_limits, rust_struct, rust_structs
 from values import ValueClass, stats_table
 
+#: The classes of results.toml that the guide has a table of.
+RESULT_TABLES = ("Result", "Choice", "Chunk", "Usage", "Timings")
+
 
 def notice(*stems: str) -> str:
     """The note in a generated file."""
@@ -131,6 +134,7 @@ def generated() -> dict[str, str]:
         ("docs/guide.md", params.name, options_table(params)),
         ("docs/guide.md", "filters", filters_step(params)),
         ("docs/guide.md", stats.name, values_table(stats)),
+        *(("docs/guide.md", item.name, values_table(item)) for item in results if item.name in RESULT_TABLES),
     ]
     for path, name, content in regions:
         files[path] = with_region(
