@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "BatchItem", "BlockingBatch"]
 
+BatchItem.__module__ = __name__  # its public module, also for pickle
+
 #: Time between two attempts while requests of other callers fill the waiting queue, in seconds. The ends of
 #: those requests are events of their own listeners only.
 _RETRY_INTERVAL = 0.02
