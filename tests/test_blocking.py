@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -48,6 +48,12 @@ def test_blocking_api_raises_the_async_errors(engine: penstock.Engine) -> None:
 def test_misused_call_error_names_the_correct_use(engine: penstock.Engine) -> None:
     with pytest.raises(penstock.InvalidRequestError, match="pass one prompt per call"):
         engine.blocking.generate(["one", "two"])  # type: ignore[arg-type]
+    chats: Any = [[{"role": "user", "content": "one"}], [{"role": "user", "content": "two"}]]
+    with pytest.raises(penstock.InvalidRequestError, match=r"pass one prompt per call, or use generate_many"):
+        engine.blocking.generate(chats)
+    for model in (None, b"model"):
+        with pytest.raises(TypeError, match=r"expected str or os\.PathLike"):
+            penstock.Engine(model)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"with engine\.blocking\.stream\(\.\.\.\) as request"):
         iter(engine.blocking.stream(PROMPT))
     with pytest.raises(penstock.EngineStoppedError, match="`with engine`"):

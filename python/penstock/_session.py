@@ -47,6 +47,9 @@ class Session:
         options: dict[str, Any],
         progress: Callable[[int, int], object] | None,
     ) -> None:
+        if not isinstance(model, (str, os.PathLike)):
+            message = f"expected str or os.PathLike object for the model, not {type(model).__name__}"
+            raise TypeError(message)
         self.model = os.fspath(model)
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
@@ -220,6 +223,9 @@ class Session:
             raise InvalidRequestError(message, "prompt", None, "one prompt per call")
         if has_messages(prompt):
             return Chat(prompt, **chat_options), params
+        if isinstance(prompt, (list, tuple)) and prompt and has_messages(prompt[0]):
+            message = "prompt is a sequence of chats; pass one prompt per call, or use generate_many()"
+            raise InvalidRequestError(message, "prompt", None, "one prompt per call")
         for name, value in chat_options.items():
             limit = "left out when the prompt is not a chat"
             message = f"{name}={reprlib.repr(value)} is not allowed: it must be {limit}"
