@@ -123,9 +123,7 @@ impl EngineCore {
         let first = outboxes.next().expect("a request has a choice; this is a bug");
         let first = self.sequence(&request, id, 0, first, now);
         let first_key = first.key;
-        if let Some(Sequence { outbox, port, .. }) = self.scheduler.enqueue(first, now) {
-            let (waiting, limit) = (self.scheduler.num_waiting(), self.limits.max_waiting);
-            let rejection = Rejection::Overloaded { waiting, limit };
+        if let Some((Sequence { outbox, port, .. }, rejection)) = self.scheduler.enqueue(first, now) {
             self.stats.count_rejection(); // before the event
             let listed = outbox.reject(rejection.clone());
             self.ringer.disconnect(port, listed);

@@ -264,9 +264,16 @@ pub enum Rejection {
     /// The waiting queue is full, and the request cannot run at once. Whatever its priority: an admitted request is
     /// never dropped for a new one.
     Overloaded {
-        /// Requests waiting now, preempted ones included.
+        /// Requests waiting now that were never scheduled. The choices of a request count once.
         waiting: usize,
         /// The most that may wait (`max_waiting`).
+        limit: usize,
+    },
+    /// The waiting requests and the preempted sequences together are too many.
+    TooManyPreempted {
+        /// Requests waiting now that were never scheduled, and preempted sequences without the paused ones.
+        waiting: usize,
+        /// The most that may wait (`max_waiting` and `max_num_seqs` together).
         limit: usize,
     },
     /// With its choices, more sequences would be unfinished than may be.

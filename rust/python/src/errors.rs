@@ -173,6 +173,13 @@ impl From<Error> for PyErr {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
                 plain(py, "OverloadedError", message)
             }
+            Error::Rejected(Rejection::TooManyPreempted { waiting, limit }) => {
+                let message = format!(
+                    "{waiting} requests wait, preempted ones included, and max_waiting + max_num_seqs is {limit}; try again \
+                     later"
+                );
+                plain(py, "OverloadedError", message)
+            }
             Error::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }) => {
                 let message = format!(
                     "{unfinished} outputs are unfinished, the request has {choices}, and max_unfinished is {limit}; try \

@@ -12,7 +12,7 @@ use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
 use crate::prefix_cache::{BlockHasher, Namespace};
-use crate::request::{FinishReason, Overload};
+use crate::request::{FinishReason, Overload, Rejection};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
@@ -62,11 +62,12 @@ impl Scheduler {
     }
 
     /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full it is rejected:
-    /// returned.
+    /// returned, with the bound that it would exceed.
     #[must_use]
-    pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<Sequence> {
+    pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<(Sequence, Rejection)> {
         if self.has_too_many_descheduled() {
-            return Some(sequence);
+            let (waiting, limit) = (self.num_with_descheduled(), self.max_with_descheduled());
+            return Some((sequence, Rejection::TooManyPreempted { waiting, limit }));
         }
         let key = sequence.key;
         self.queue.push_new(sequence);
@@ -76,7 +77,9 @@ impl Scheduler {
         }
         // Then no new request was admitted, so it is still in the queue.
         let is_rejected = self.queue.num_new() > self.max_waiting;
-        is_rejected.then(|| self.queue.remove(key)).flatten()
+        let sequence = is_rejected.then(|| self.queue.remove(key)).flatten()?;
+        let (waiting, limit) = (self.queue.num_new(), self.max_waiting);
+        Some((sequence, Rejection::Overloaded { waiting, limit }))
     }
 
     /// The bound for which a new request would be rejected, unless it is so urgent that it runs at once.
@@ -91,8 +94,15 @@ impl Scheduler {
     /// Preempted sequences count only if there are very many: requests of ever higher priority would pile them up.
     /// Paused ones do not count: they have a bound of their own.
     fn has_too_many_descheduled(&self) -> bool {
-        let num_waiting = self.queue.num_new() + self.queue.num_descheduled();
-        num_waiting >= self.max_waiting.saturating_add(self.slots.len())
+        self.num_with_descheduled() >= self.max_with_descheduled()
+    }
+
+    fn num_with_descheduled(&self) -> usize {
+        self.queue.num_new() + self.queue.num_descheduled()
+    }
+
+    fn max_with_descheduled(&self) -> usize {
+        self.max_waiting.saturating_add(self.slots.len())
     }
 
     /// Adds another choice for the prompt of a request whose first choice was not rejected. It waits for the first if it
@@ -316,11 +326,6 @@ impl Scheduler {
     /// The number of open requests, without the paused ones.
     pub(crate) fn num_unpaused(&self) -> usize {
         self.num_unfinished() - self.num_paused()
-    }
-
-    /// The number of waiting sequences, without the paused ones.
-    pub(crate) fn num_waiting(&self) -> usize {
-        self.queue.len() - self.queue.num_paused()
     }
 
     /// The counters, and the gauges of this moment.

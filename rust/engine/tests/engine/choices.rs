@@ -44,7 +44,7 @@ fn choices_are_admitted_together_and_count_once() {
     for client in &mut rejected {
         assert_eq!(
             client.drain(),
-            [Event::Rejected(Rejection::Overloaded { waiting: 10, limit: 2 })],
+            [Event::Rejected(Rejection::Overloaded { waiting: 2, limit: 2 })],
             "all or none"
         );
     }
@@ -54,6 +54,16 @@ fn choices_are_admitted_together_and_count_once() {
     harness.run();
     check_output(&mut running, &harness.limits);
     groups.iter_mut().flatten().for_each(|client| check_output(client, &harness.limits));
+}
+
+#[test]
+fn many_choices_that_wait_are_rejected_as_one_request() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 1, ..caching() });
+    let _running = harness.start(request(4, 20, 9));
+    let _waiting = harness.start_choices(request(9, 3, 1), 128);
+    assert_eq!(harness.stats().waiting, 128);
+    let rejected = harness.start(request(4, 4, 2)).drain();
+    assert_eq!(rejected, [Event::Rejected(Rejection::Overloaded { waiting: 1, limit: 1 })]);
 }
 
 #[test]

@@ -171,7 +171,7 @@ fn preempted_requests_do_not_count_against_max_waiting() {
     clients.push(harness.start(request(4, 4, 2)));
     assert_eq!(harness.stats().waiting, 2);
     let rejected = harness.start(request(4, 4, 3)).drain();
-    assert_eq!(rejected, [Event::Rejected(Rejection::Overloaded { waiting: 2, limit: 1 })]);
+    assert_eq!(rejected, [Event::Rejected(Rejection::TooManyPreempted { waiting: 2, limit: 2 })]);
     harness.run();
     clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
 }

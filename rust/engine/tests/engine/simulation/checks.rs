@@ -111,7 +111,12 @@ impl World {
             num_prompt.1 += if *is_admitted { client.request.prompt.len() as u64 } else { 0 };
             match end.as_ref().expect("a request never ended") {
                 End::Rejected(Rejection::Overloaded { waiting, limit }) => {
-                    assert!(waiting >= limit && *limit == self.harness.limits.max_waiting);
+                    assert_eq!((waiting, *limit), (limit, self.harness.limits.max_waiting));
+                    self.seen.overloaded += 1;
+                }
+                End::Rejected(Rejection::TooManyPreempted { waiting, limit }) => {
+                    let limits = &self.harness.limits;
+                    assert!(waiting >= limit && *limit == limits.max_waiting + limits.max_num_seqs);
                     self.seen.overloaded += 1;
                 }
                 End::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }) => {
