@@ -1889,7 +1889,7 @@ class Stats:
     """A snapshot of the engine's numbers.
 
     - `running`: Sequences that hold a slot, paused ones included.
-    - `waiting`: Requests that wait for a slot or for blocks, preempted ones included.
+    - `waiting`: Sequences that wait for a slot or for blocks, preempted ones included.
     - `paused`: Those among `running` and `waiting` that compute nothing because their consumer does not
       read.
     - `blocks_total`: Blocks of the KV cache.
@@ -1975,7 +1975,7 @@ class Stats:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot or for blocks, preempted ones included."""
+        """Sequences that wait for a slot or for blocks, preempted ones included."""
 
     @property
     def paused(self) -> int:
@@ -2180,7 +2180,7 @@ class Health:
       or `sleep(drain=...)` waits for the open requests; `"asleep"`: `sleep()` has freed the model, until
       `wake()`.
     - `running`: Sequences that hold a slot.
-    - `waiting`: Requests that wait for a slot or for blocks.
+    - `waiting`: Sequences that wait for a slot or for blocks.
     - `step_age`: Seconds since the last step finished, or since the current one began if none preceded it.
       `None` if nothing is being computed. A value far above the usual time of a step means that the device
       or a logits processor is stuck.
@@ -2208,7 +2208,7 @@ class Health:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot or for blocks."""
+        """Sequences that wait for a slot or for blocks."""
 
     @property
     def step_age(self) -> float | None:

@@ -114,7 +114,7 @@ macro_rules! stats {
 stats! {
     /// Sequences that hold a slot, paused ones included.
     running: Gauge,
-    /// Requests that wait for a slot or for blocks, preempted ones included.
+    /// Sequences that wait for a slot or for blocks, preempted ones included.
     waiting: Gauge,
     /// Those among `running` and `waiting` that compute nothing because their consumer does not read.
     paused: Gauge,
