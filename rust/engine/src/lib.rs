@@ -58,6 +58,7 @@ pub use handle::{Consumer, Engine, EngineError, Hold, StartError};
 pub use histogram::Histogram;
 pub use limits::{InvalidRequest, Limits};
 pub use mailbox::Completions;
+pub use output_budget::Reservation;
 pub use penstock_types::{
     BlockCopy, BlockId, HostBlockId, OutputScope, PreemptionMode, RequestedOutputs, Sampling,
 };

@@ -1,5 +1,5 @@
 //! The memory for logits, hidden states and long lists of logprobs: bounded for all requests of an engine together, and
-//! reserved from the start of a request until its consumers have received everything.
+//! reserved from the start of a request until its consumers have received everything, or for a beam search.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ pub(crate) struct OutputBudget {
 }
 
 /// A part of the budget. Dropping it gives it back.
-pub(crate) struct Reservation {
+pub struct Reservation {
     budget: Arc<OutputBudget>,
     bytes: usize,
 }

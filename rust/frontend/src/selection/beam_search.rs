@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_engine::request::Request;
-use penstock_engine::{Engine, Hold, Port};
+use penstock_engine::{Engine, Hold, Port, Reservation};
 use penstock_text::{TextOptions, TextStream, Tokenizer};
 
 use super::search::{BeamStops, ClosedBeam, Search};
@@ -24,6 +24,8 @@ pub struct BeamSearch {
     engine: Engine,
     /// A drain lets the search finish; `None` once it is closed.
     hold: Option<Hold>,
+    /// The memory for the lists of logprobs of all steps; `None` once it is closed.
+    reservation: Option<Arc<Reservation>>,
     params: Arc<SamplingParams>,
     step: Arc<BeamStep>,
     text: BeamText,
@@ -102,12 +104,14 @@ impl BeamSearch {
         output: OutputOptions,
     ) -> Result<Self, Error> {
         let OutputOptions { tokenizer, options, stops, .. } = output;
+        let reservation = engine.reserve_output(request.output_bytes)?;
         let checker = StopChecker::new(Arc::new(request), options.include_stop_str_in_output);
         let stream = TextStream::new(&tokenizer, options, &stops)?;
         let text = BeamText { tokenizer, options, stops: stops.into(), stream, checker };
         let search = Search::new(params.num_beams, params.length_penalty, text.stop_state());
         let (params, step, started) = (Arc::new(params), Arc::new(step), Instant::now());
-        Ok(Self { hold: Some(engine.hold()), engine, params, step, text, search, started, first: None })
+        let hold = Some(engine.hold());
+        Ok(Self { hold, reservation, engine, params, step, text, search, started, first: None })
     }
 
     /// Whether another step follows.
@@ -115,9 +119,10 @@ impl BeamSearch {
         self.search.running().len() > 0
     }
 
-    /// No step follows: a drain does not wait for this search.
+    /// No step follows: a drain does not wait for this search, and its memory is no longer reserved.
     pub fn close(&mut self) {
         self.hold = None;
+        self.reservation = None;
     }
 
     /// The parameters of the step's requests.

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use penstock_engine::Port;
 use penstock_engine::request::Request;
+use penstock_engine::{Limits, Port, StartError};
+use penstock_frontend::Error;
 use penstock_frontend::output::{Choice, Milestone, RequestOutput, StopReason};
 use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Mode, Prompt};
 use penstock_frontend::selection::BeamSearch;
 
-use crate::support::{END, Setup, VOCABULARY_SIZE, bytes, wait, with_model};
+use crate::support::{END, Setup, VOCABULARY_SIZE, bytes, wait, with_limits};
 
 const LETTERS: [u32; 3] = [b'a' as u32, b'b' as u32, b'c' as u32];
 /// As wide as the tree of outputs: at most 3^3 beams run.
@@ -28,7 +29,11 @@ fn distribution(tokens: &[u32]) -> [(u32, f32); 4] {
 }
 
 fn setup() -> Setup {
-    with_model(|request: &Request, generated| {
+    setup_with(|_| {})
+}
+
+fn setup_with(change: impl FnOnce(&mut Limits)) -> Setup {
+    with_limits(change, |request: &Request, generated| {
         let mut logprobs = vec![f32::NEG_INFINITY; VOCABULARY_SIZE];
         for (token, logprob) in distribution(&[&request.prompt, generated].concat()) {
             logprobs[token as usize] = logprob;
@@ -95,6 +100,30 @@ fn assert_best(choices: &[Arc<Choice>], expected: &[(f64, Vec<u32>)]) {
     for (choice, (score, ids)) in choices.iter().zip(expected) {
         assert_eq!((choice.score, &choice.token_ids), (Some(*score), ids));
     }
+}
+
+#[test]
+fn search_reserves_output_memory_until_it_ends() {
+    // Eight of 28 logprobs are counted, each with its token, at 3 positions of 2 beams.
+    let bytes = 2 * 3 * 8 * 2 * size_of::<f32>();
+    let mut setup = setup_with(|limits| limits.max_output_bytes = bytes + 1);
+    setup.frontend.max_logprobs = 28;
+    let params = SamplingParams { top_logprobs: Some(28), ..params(2) };
+    let prepare = || {
+        let prompt = Prompt::Text("prompt".to_owned());
+        setup.frontend.prepare_beams(&params, prompt, Mode::Completion, || true)
+    };
+    let mut first = prepare().unwrap();
+    let Err(Error::Start(refused)) = prepare() else { panic!("the budget is exceeded") };
+    assert_eq!(refused, StartError::OutputMemory { bytes, reserved: bytes, limit: bytes + 1 });
+    while first.is_running() {
+        let outputs = step(&first);
+        first.advance(&outputs);
+    }
+    first.close();
+    drop(prepare().unwrap());
+    drop(prepare().unwrap());
+    assert_eq!(setup.frontend.engine.stats().requests_rejected, 1);
 }
 
 #[test]
