@@ -5,7 +5,8 @@
 //! find the blocks of the prompt in the prefix cache then. They continue as preempted sequences do: they were admitted
 //! with the leader, so they are not rejected.
 //!
-//! Sequences are found by key, in logarithmic time: no operation on one sequence visits all others.
+//! Sequences are found by key, in logarithmic time: an operation on one sequence does not visit the others. Only the end
+//! of unread sequences visits all paused ones.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
