@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn constrained_output_does_not_continue_the_reasoning_of_the_prompt() {
+    fn constrained_output_does_not_continue_prompt_reasoning() {
         let params = SamplingParams { choice: Some(vec!["yes".to_owned()]), ..SamplingParams::default() };
         let formats = formats("think", "none").of_chat(&params, Some("hello <think>\n"));
         assert_eq!(
