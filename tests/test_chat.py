@@ -497,7 +497,8 @@ def test_sandbox_escapes_are_rejected(source: str) -> None:
         "{% block b %}" + "x" * 99999 + "{% endblock %}" + KEEP.format("0", "self.b()"),
     ],
 )
-def test_memory_use_is_limited(source: str) -> None:
+def test_memory_use_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 100.0)
     limits = (
         r"it makes (a )?texts? of more than|integers of more than|is not available|Range too big|TypeError"
     )
