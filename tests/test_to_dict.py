@@ -55,6 +55,13 @@ def test_dict_of_a_result_has_every_field(engine: penstock.Engine) -> None:
     assert dict_["timings"] == result.timings.to_dict()
 
 
+def test_dict_of_a_batch_item_has_the_result_or_the_message(engine: penstock.Engine) -> None:
+    good, bad = engine.blocking.generate_many([PROMPT, [10**9]], SHORT)
+    assert good.result is not None
+    assert written(good) == {"index": 0, "result": written(good.result), "error": None}
+    assert written(bad) == {"index": 1, "result": None, "error": str(bad.error)}
+
+
 def test_dict_has_no_tensors(engine: penstock.Engine) -> None:
     options: penstock.SamplingParams = SHORT.replace(output_logits="all", output_hidden_states="generation")
     result = engine.blocking.generate(PROMPT, options)

@@ -45,6 +45,14 @@ class BatchItem:
         "error": "The `InvalidRequestError` or `GenerationError`; `None` if there is a result.",
     }
 
+    def to_dict(self) -> dict[str, Any]:
+        """The item for `json.dumps`; the error is its message."""
+        return {
+            "index": self.index,
+            "result": None if self.result is None else self.result.to_dict(),
+            "error": None if self.error is None else str(self.error),
+        }
+
 
 class Job:
     """One unfinished prompt: a request, or a beam search with the requests of its current step."""

@@ -27,7 +27,7 @@ pub struct SwappedBlocks {
     pub num_tokens: usize,
     /// The step whose plan saves the blocks.
     pub step: u64,
-    /// The epoch of the block table; see [`BlockTable`](super::BlockTable).
+    /// The epoch of the block table; see [`BlockTable`].
     pub(super) epoch: u64,
 }
 
