@@ -70,8 +70,7 @@ impl Port {
     }
 
     /// [Clears](Self::clear) the bell, and moves the ids of the requests with new events to the end of `ids`. Each is
-    /// to be [unlisted](crate::Consumer::unlist) and then drained; until then it is not listed again. The ids of
-    /// several engines on one port are not distinct.
+    /// to be [unlisted](crate::Consumer::unlist) and then drained; until then it is not listed again.
     pub fn take_listed(&self, ids: &mut Vec<RequestId>) {
         self.clear();
         ids.append(&mut self.bell.lock());

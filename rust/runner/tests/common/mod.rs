@@ -125,9 +125,11 @@ pub fn run(engine: &Engine, port: &Port, requests: impl Iterator<Item = Request>
     let mut consumers: Vec<Consumer> =
         requests.map(|request| engine.start_request(request, port).unwrap()).collect();
     let (mut open, mut tokens) = (consumers.len(), 0);
+    let mut listed = Vec::new();
     while open > 0 {
         port.wait(None);
-        port.clear();
+        port.take_listed(&mut listed);
+        listed.clear();
         for consumer in &mut consumers {
             while let Some(event) = consumer.pop() {
                 match event {
