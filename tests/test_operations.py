@@ -128,11 +128,11 @@ async def test_health_of_a_working_engine(tiny_model: Path) -> None:
         engine.health()
     async with engine:
         idle = engine.health()
-        assert (idle.state, idle.running, idle.waiting, idle.step_age) == ("running", 0, 0, None)
+        assert (idle.state, idle.running, idle.waiting, idle.step_age) == ("open", 0, 0, None)
         request = await engine.start_request(PROMPT, LONG)
         await becomes(lambda: engine.stats().paused == 1)  # its output is not read, so nothing is computed
         health = engine.health()
-        assert (health.state, health.running, health.step_age) == ("running", 1, None)
+        assert (health.state, health.running, health.step_age) == ("open", 1, None)
         request.cancel()
     with pytest.raises(penstock.EngineStoppedError, match="closed"):
         engine.health()

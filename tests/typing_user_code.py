@@ -81,7 +81,7 @@ def report(engine: penstock.Engine) -> str:
 
 def is_stuck(engine: penstock.Engine, seconds: float) -> bool:
     health = engine.health()
-    return health.state == "running" and health.step_age is not None and health.step_age > seconds
+    return health.state == "open" and health.step_age is not None and health.step_age > seconds
 
 
 def mean_latency(histogram: penstock.Histogram) -> float:

@@ -2176,8 +2176,8 @@ class Histogram:
 class Health:
     """The state of a working engine.
 
-    - `state`: State of the engine. `"running"`: requests can be started; `"draining"`: `aclose(drain=...)`
-      or `sleep(drain=...)` waits for the open requests; `"asleep"`: `sleep()` has freed the model, until
+    - `state`: State of the engine. `"open"`: requests can be started; `"draining"`: `aclose(drain=...)` or
+      `sleep(drain=...)` waits for the open requests; `"asleep"`: `sleep()` has freed the model, until
       `wake()`.
     - `running`: Sequences that hold a slot.
     - `waiting`: Sequences that wait for a slot or for blocks.
@@ -2189,16 +2189,16 @@ class Health:
     def __new__(
         cls,
         *,
-        state: Literal["running", "draining", "asleep"],
+        state: Literal["open", "draining", "asleep"],
         running: int,
         waiting: int,
         step_age: float | None,
     ) -> Health: ...
     @property
-    def state(self) -> Literal["running", "draining", "asleep"]:
+    def state(self) -> Literal["open", "draining", "asleep"]:
         """State of the engine.
 
-        `"running"`: requests can be started; `"draining"`: `aclose(drain=...)` or `sleep(drain=...)` waits
+        `"open"`: requests can be started; `"draining"`: `aclose(drain=...)` or `sleep(drain=...)` waits
         for the open requests; `"asleep"`: `sleep()` has freed the model, until `wake()`.
         """
 
@@ -2654,7 +2654,7 @@ class Engine:
     def stats(self) -> Stats:
         """A snapshot of the engine's numbers; lock-free. Also delivers queued log records."""
 
-    def health(self, state: Literal["running", "draining"]) -> Health:
+    def health(self, state: Literal["open", "draining"]) -> Health:
         """The state as given, with what the engine does now.
 
         Raises `EngineStoppedError` if it crashed, lost its device, or was opened before a fork.

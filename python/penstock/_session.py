@@ -193,7 +193,7 @@ class Session:
             raise EngineStoppedError(_CLOSED)
         if self._phase in ("asleep", "waking"):
             return _core.Health(state="asleep", running=0, waiting=0, step_age=None)
-        return self.native.health("draining" if self._phase == "draining" else "running")
+        return self.native.health("draining" if self._phase == "draining" else "open")
 
     @property
     def native(self) -> _core.Engine:
