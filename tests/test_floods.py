@@ -112,11 +112,13 @@ async def test_overloaded_engine_refuses_before_it_prepares(
                 (MESSAGES, {}),
                 ("x" * 2400, {}),
                 ("Hi", {"regex": "a+"}),
+                (MESSAGES, {"num_beams": 2}),
+                ("x" * 2400, {"num_beams": 2}),
             ):
                 with pytest.raises(penstock.OverloadedError, match="max_waiting"):
-                    await engine.generate(prompt, max_tokens=8, **options)  # type: ignore[arg-type]
+                    await engine.generate(prompt, max_tokens=8, **options)
                 with pytest.raises(penstock.OverloadedError, match="max_waiting"):
-                    engine.blocking.generate(prompt, max_tokens=8, **options)  # type: ignore[arg-type]
+                    engine.blocking.generate(prompt, max_tokens=8, **options)
         finally:
             release.set()
         monkeypatch.undo()

@@ -288,6 +288,8 @@ class Session:
     ) -> _core.BeamSearch:
         """Begin a beam search; slow if `should_offload`."""
         search = partial(self.check_open().search_beams, check_cancelled=check_cancelled)
+        if should_offload(prompt, params):
+            self.check_room()
         if isinstance(prompt, Chat):
             text = self.render(prompt, check_cancelled=check_cancelled)
             return search(text, params, is_chat=True)
