@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import math
 import shutil
 import signal
@@ -258,6 +259,24 @@ async def test_close_ends_the_drain_of_another_task(tiny_model: Path) -> None:
         await drained_by(engine, group)
         await engine.aclose()
     assert (await request.result()).finish_reason == "cancelled"
+
+
+@pytest.mark.anyio
+async def test_drain_without_a_free_descriptor_raises_and_closes(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    engine = make_engine(tiny_model)
+    await engine.start()
+    request = await engine.start_request(PROMPT, LONG)
+    monkeypatch.setattr("penstock.engine.Port", fail)
+    with pytest.raises(OSError, match="too many open files"):
+        await engine.aclose(drain=math.inf)
+    assert (await request.result()).finish_reason == "cancelled"
+    assert not engine_threads()
+    await engine.aclose(drain=math.inf)  # nothing to wait for, so no descriptor is needed
 
 
 @pytest.mark.parametrize("drain", [-1, math.nan, "1", True, None])

@@ -135,7 +135,7 @@ class Engine:
         another. Waits for the current step. Closing cannot be cancelled: a native `asyncio` cancellation
         only ends the wait, an AnyIO cancellation has no effect. Either ends a drain: the open requests are
         cancelled, the engine is closed, and then the cancellation is raised. Raises `ConfigError` if `drain`
-        is negative or not a number.
+        is negative or not a number, and `OSError` after closing if a drain has no file descriptor left.
         """
         seconds = check_seconds("drain", drain)
         try:
@@ -179,14 +179,9 @@ class Engine:
 
     async def _drain(self, seconds: float) -> None:
         """Let open requests finish for this time; new ones are refused."""
-        if seconds == 0:
-            return
-        try:
-            port = Port()
-        except OSError:  # no file descriptor is left
-            return
-        native = self._session.drain()
+        native = self._session.drain() if seconds > 0 else None
         if native is not None:
+            port = Port()
             native.ring_at_end(port)
             with anyio.move_on_after(seconds):
                 await anyio.wait_readable(port.fileno())
