@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -117,7 +118,7 @@ class Requests:
         while len(reasons) < 2:
             chunk = request.poll()
             if chunk is None:
-                await anyio.sleep(0.001)
+                await anyio.lowlevel.checkpoint()
             elif chunk.finish_reason is not None:
                 reasons.append(chunk.finish_reason)
         self._count(await request.result())
@@ -125,8 +126,8 @@ class Requests:
     async def _unread(self) -> None:
         """Pauses once its queue is full, until it is cancelled or read."""
         request = await self.engine.start_request([7], max_tokens=MAX_MODEL_LEN - 1, ignore_eos=True)
-        while not self.engine.stats().paused:  # noqa: ASYNC110 - no event tells it
-            await anyio.sleep(0.001)
+        while not self.engine.stats().paused:
+            await anyio.lowlevel.checkpoint()
         if self.chance.random() < 0.5:
             request.cancel()
         self._count(await request.result())
