@@ -41,8 +41,6 @@ impl EngineCore {
     ) {
         let StepOutput { rows, sampled, positions, forced, .. } = output;
         let (mut sampled, mut positions) = (&mut sampled[..], &mut positions[..]);
-        // The time since the last token, which is the same for most rows of a step.
-        let (mut seen, mut latency) = (now, 0.0);
         for ((row, output), owner) in plan.rows.iter().zip(rows).zip(owners) {
             let tokens = split_off(&mut sampled, output.num_tokens);
             let positions = split_off(&mut positions, output.num_positions);
@@ -64,17 +62,12 @@ impl EngineCore {
             if has_events {
                 self.ringer.touch(sequence.port, sequence.outbox.list());
             }
-            if num_appended > 0 {
-                match last_token {
-                    None => self.stats.time_to_first_token.observe(sequence.age(now).as_secs_f64(), 1),
-                    Some(last) => {
-                        if last != seen {
-                            (seen, latency) = (last, now.saturating_duration_since(last).as_secs_f64());
-                        }
-                        let per_token =
-                            if num_appended == 1 { latency } else { latency / num_appended as f64 };
-                        self.stats.inter_token_latency.observe(per_token, num_appended);
-                    }
+            match last_token {
+                _ if num_appended == 0 => {}
+                None => self.stats.time_to_first_token.observe(sequence.age(now).as_secs_f64(), 1),
+                Some(last) => {
+                    let latency = now.saturating_duration_since(last).as_secs_f64();
+                    self.stats.inter_token_latency.observe(latency / num_appended as f64, num_appended);
                 }
             }
             if row.sample.is_some() {

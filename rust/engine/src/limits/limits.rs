@@ -58,9 +58,10 @@ impl Limits {
             ("num_blocks", self.num_blocks),
             ("vocabulary_size", self.vocabulary_size),
             ("queue_capacity", self.queue_capacity),
+            ("max_paused", self.max_paused),
+            ("max_unfinished", self.max_unfinished),
         ];
-        let bounds = [("max_paused", self.max_paused), ("max_unfinished", self.max_unfinished)];
-        if let Some((field, value)) = sizes.into_iter().chain(bounds).find(|(_, value)| *value == 0) {
+        if let Some((field, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(FieldError::new(field, value, "at least 1"));
         }
         // Positions, slots, blocks and offsets into a plan are 32 bits wide.
