@@ -1,8 +1,8 @@
-//! The mailbox of the engine thread: a bounded channel, and two flags, which cannot fill up.
+//! The mailbox of the engine thread: a bounded channel; the sequences with new flags ([`Attention`]); the [`Gate`].
 //!
 //! A full mailbox rejects starts. It never loses a cancel: a consumer that raises a flag in a result queue also raises
-//! the attention flag and then tries to send a nudge. If the mailbox is full no nudge is needed, because the engine is
-//! about to take a message out of it and looks at the attention flag after every message it takes.
+//! the attention for its sequence and then tries to send a nudge. If the mailbox is full no nudge is needed, because
+//! the engine is about to take a message out of it and looks at the attention flag after every message it takes.
 //!
 //! A start is not lost either: the channel would keep a message that is sent while the engine ends, so the engine
 //! closes the gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
@@ -26,7 +26,7 @@ const CAPACITY: std::ops::RangeInclusive<usize> = 64..=65_536;
 /// one with events only at the sequences that they are about.
 pub struct Attention {
     raised: AtomicBool,
-    /// At most two keys per open request and pause: a cancel, and room in a full result queue.
+    /// Not bounded by its capacity: one key for the cancel of a request, and one per pause, for room in its queue.
     keys: (Sender<SchedulingKey>, Receiver<SchedulingKey>),
 }
 
