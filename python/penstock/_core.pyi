@@ -84,11 +84,12 @@ class EngineConfig:
       least `block_size`. Range: 16 to 1048576. Default: 512.
     - `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`. Range: 1
       or more. Default: no bound.
-    - `max_unfinished`: Maximum number of unfinished outputs, without paused ones. A request counts once
-      for each of its choices (`n`, `best_of`). Further requests raise `OverloadedError`. Range: 128 or
-      more. Default: 65536.
-    - `max_paused`: Maximum number of paused outputs, whose consumers do not read. Beyond it, the output
-      paused for longest ends with `finish_reason == "unread"`. Range: 1 or more. Default: 4096.
+    - `max_unfinished`: Maximum number of outputs that wait or run. A request counts once for each of its
+      choices (`n`, `best_of`). Further requests raise `OverloadedError`. Range: 128 or more. Default:
+      65536.
+    - `max_paused`: Maximum number of paused outputs. An output pauses while its result queue is full.
+      Beyond the maximum, the output paused for longest ends with `finish_reason == "unread"`. Range: 1 or
+      more. Default: 4096.
     - `max_logprobs`: Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the
       vocabulary. A position takes 8 bytes for each of them; beyond 20 they count in the request's limit of
       1 GiB. Range: -1 to 2**31 - 1. Default: 20.
@@ -259,7 +260,7 @@ class EngineConfig:
 
     @property
     def max_unfinished(self) -> int | None:
-        """Maximum number of unfinished outputs, without paused ones.
+        """Maximum number of outputs that wait or run.
 
         A request counts once for each of its choices (`n`, `best_of`). Further requests raise
         `OverloadedError`.
@@ -269,9 +270,10 @@ class EngineConfig:
 
     @property
     def max_paused(self) -> int | None:
-        """Maximum number of paused outputs, whose consumers do not read.
+        """Maximum number of paused outputs.
 
-        Beyond it, the output paused for longest ends with `finish_reason == "unread"`.
+        An output pauses while its result queue is full. Beyond the maximum, the output paused for longest
+        ends with `finish_reason == "unread"`.
 
         Range: 1 or more. Default: 4096.
         """
@@ -552,10 +554,10 @@ class SamplingParams:
       disables the rule. Range: 0 to 1024. Default: the model's, else 0.
     - `allowed_token_ids`: The only token ids that can be generated. Range: 1 to 1048576 ids. Default: all.
     - `bad_token_ids`: Token ids that cannot be generated. Range: up to 1048576 ids. Default: none.
-    - `bad_words`: Strings whose tokenisations are not generated. The token sequences of both tokenisations
-      are masked: at the beginning of a text and after a space. Substrings are not: another tokenisation of
-      the same text is still possible, and `bad_words=["Par"]` allows the token " Paris". At most 1024
-      tokens in all. Range: up to 128 strings of 1 to 256 characters. Default: none.
+    - `bad_words`: Strings whose token sequences are masked. Both tokenisations are masked: at the
+      beginning of a text and after a space. Substrings are not: another tokenisation of the same text is
+      still possible, and `bad_words=["Par"]` allows the token " Paris". At most 1024 tokens in all. Range:
+      up to 128 strings of 1 to 256 characters. Default: none.
     - `bad_token_sequences`: Sequences of token ids that cannot be generated. The last id of a sequence is
       masked where the tokens before it, of prompt or output, are the other ids: transformers'
       `bad_words_ids`. At most 1024 ids in all, with those of `bad_words`. Range: up to 1024 sequences of 1
@@ -969,11 +971,11 @@ class SamplingParams:
 
     @property
     def bad_words(self) -> tuple[str, ...]:
-        """Strings whose tokenisations are not generated.
+        """Strings whose token sequences are masked.
 
-        The token sequences of both tokenisations are masked: at the beginning of a text and after a space.
-        Substrings are not: another tokenisation of the same text is still possible, and
-        `bad_words=["Par"]` allows the token " Paris". At most 1024 tokens in all.
+        Both tokenisations are masked: at the beginning of a text and after a space. Substrings are not:
+        another tokenisation of the same text is still possible, and `bad_words=["Par"]` allows the token "
+        Paris". At most 1024 tokens in all.
 
         Range: up to 128 strings of 1 to 256 characters. Default: none.
         """
@@ -1909,7 +1911,7 @@ class Stats:
     - `finished_length`: Those that reached their maximum length.
     - `finished_cancelled`: Those that were cancelled or dropped, or open when the engine was closed.
     - `finished_interrupted`: Those that were preempted with `preemption_mode="interrupt"`.
-    - `finished_unread`: Those that were paused for longest when more than `max_paused` were.
+    - `finished_unread`: Those that ended because more than `max_paused` outputs were paused.
     - `finished_failed`: Those that failed, in a step or because the engine crashed.
     - `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.
     - `recomputed_tokens`: Tokens computed again after their sequence was preempted.
@@ -2041,7 +2043,7 @@ class Stats:
 
     @property
     def finished_unread(self) -> int:
-        """Those that were paused for longest when more than `max_paused` were."""
+        """Those that ended because more than `max_paused` outputs were paused."""
 
     @property
     def finished_failed(self) -> int:

@@ -66,11 +66,11 @@ class EngineOptions(TypedDict, total=False):
     ]
     max_unfinished: Annotated[
         int | None,
-        "Maximum number of unfinished outputs, without paused ones. Default: 65536.",
+        "Maximum number of outputs that wait or run. Default: 65536.",
     ]
     max_paused: Annotated[
         int | None,
-        "Maximum number of paused outputs, whose consumers do not read. Default: 4096.",
+        "Maximum number of paused outputs. Default: 4096.",
     ]
     max_logprobs: int | None
     block_size: Annotated[
@@ -305,7 +305,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     bad_words: Annotated[
         Sequence[str] | None,
-        "Strings whose tokenisations are not generated. Default: none.",
+        "Strings whose token sequences are masked. Default: none.",
     ]
     bad_token_sequences: Sequence[Sequence[int]] | None
     logits_processors: Sequence[LogitsProcessor] | None

@@ -144,7 +144,7 @@ stats! {
     finished_cancelled: Counter,
     /// Those that were preempted with `preemption_mode="interrupt"`.
     finished_interrupted: Counter,
-    /// Those that were paused for longest when more than `max_paused` were.
+    /// Those that ended because more than `max_paused` outputs were paused.
     finished_unread: Counter,
     /// Those that failed, in a step or because the engine crashed.
     finished_failed: Counter,

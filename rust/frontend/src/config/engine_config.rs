@@ -28,9 +28,9 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: Option<usize>,
     /// Maximum number of waiting requests; further requests raise `OverloadedError`.
     pub max_waiting: Option<usize>,
-    /// Maximum number of unfinished outputs, without paused ones.
+    /// Maximum number of outputs that wait or run.
     pub max_unfinished: Option<usize>,
-    /// Maximum number of paused outputs, whose consumers do not read.
+    /// Maximum number of paused outputs.
     pub max_paused: Option<usize>,
     /// Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the vocabulary.
     pub max_logprobs: Option<i64>,

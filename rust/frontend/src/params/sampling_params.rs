@@ -67,7 +67,7 @@ pub struct SamplingParams {
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Token ids that cannot be generated.
     pub bad_token_ids: Vec<u32>,
-    /// Strings whose tokenisations are not generated.
+    /// Strings whose token sequences are masked.
     pub bad_words: Vec<String>,
     /// Sequences of token ids that cannot be generated.
     pub bad_token_sequences: Vec<Vec<u32>>,
