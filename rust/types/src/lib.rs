@@ -17,6 +17,7 @@ mod named;
 mod outputs;
 #[rustfmt::skip]
 mod sampling;
+mod weight;
 
 pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
@@ -31,3 +32,6 @@ pub use head_shape::HeadShape;
 pub use named::{Auto, Named};
 pub use outputs::{LogprobsRequest, RequestedOutputs};
 pub use sampling::Sampling;
+pub use weight::{
+    Activations, CodeBits, Grid, GridRows, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat,
+};

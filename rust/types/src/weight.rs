@@ -1,0 +1,166 @@
+//! The formats of weight matrices: plain numbers, or integer codes with scales.
+
+use crate::enums::Dtype;
+
+/// The format of a weight matrix in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// Plain numbers.
+    Float(Dtype),
+    /// Integer codes with scales.
+    Grid(Grid),
+}
+
+/// Integer codes with scales. A group is some consecutive columns of one row.
+///
+/// ```text
+/// weight = scale of the group * code + minimum of the group
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grid {
+    /// Bits of a code.
+    pub bits: CodeBits,
+    /// Columns of a group: a multiple of 16. `None` if a group is a whole row.
+    pub group: Option<u16>,
+    /// The type of the scales.
+    pub scales: ScaleFormat,
+    /// The minimum of a group.
+    pub minimum: Minimum,
+    /// The type of the activations in a product.
+    pub activations: Activations,
+}
+
+/// The number of bits of a code. A code is unsigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CodeBits {
+    /// 0 to 15.
+    Four,
+    /// 0 to 31.
+    Five,
+    /// 0 to 63.
+    Six,
+    /// 0 to 255.
+    Eight,
+}
+
+/// The type of the scales of a [`Grid`], and of the minima that are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleFormat {
+    /// Float32.
+    F32,
+    /// Float16.
+    F16,
+    /// Bfloat16.
+    Bf16,
+    /// A signed 8-bit integer for each group times a float16 for each [`OUTER_GROUP`] columns.
+    Nested,
+}
+
+/// Columns that share the outer factor of [`ScaleFormat::Nested`].
+pub const OUTER_GROUP: usize = 256;
+
+/// The minimum of each group of a [`Grid`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Minimum {
+    /// `-scale * 2^(bits - 1)`: the codes are centred.
+    Centred,
+    /// Stored, in the type of the scales. With nested scales it has an outer factor of its own.
+    Stored,
+    /// `-scale * zero`, with an 8-bit `zero` for each group.
+    ZeroPoint,
+}
+
+/// The type of the activations in a product with a [`Grid`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// Rounded to 8-bit integers, with a scale for each group of at least 32 columns. Sums are integers.
+    Int8,
+    /// Float32, times the weights as float32.
+    Float,
+}
+
+impl CodeBits {
+    /// The number.
+    pub const fn count(self) -> u32 {
+        match self {
+            Self::Four => 4,
+            Self::Five => 5,
+            Self::Six => 6,
+            Self::Eight => 8,
+        }
+    }
+
+    /// The code of zero in [`Minimum::Centred`].
+    pub const fn centre(self) -> i32 {
+        1 << (self.count() - 1)
+    }
+}
+
+impl Grid {
+    /// Groups of a row.
+    pub const fn groups(&self, columns: usize) -> usize {
+        match self.group {
+            None => 1,
+            Some(group) => columns.div_ceil(group as usize),
+        }
+    }
+
+    /// Outer factors of a row; 0 if the scales are not nested.
+    pub const fn outer_groups(&self, columns: usize) -> usize {
+        match self.scales {
+            ScaleFormat::Nested => columns.div_ceil(OUTER_GROUP),
+            _ => 0,
+        }
+    }
+}
+
+/// Rows of a [`Grid`], row after row, in a neutral form: as a file reader or a quantiser writes them and before they are
+/// packed. Scales and minima are exact in the types of the grid.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GridRows {
+    /// One byte for each column.
+    pub codes: Vec<u8>,
+    /// One for each group. The integer, if nested.
+    pub scales: Vec<f32>,
+    /// One for each group: the minimum (the integer, if nested) or the zero point. Empty if centred.
+    pub minima: Vec<f32>,
+    /// One for each outer group. Empty if not nested.
+    pub outer_scales: Vec<f32>,
+    /// One for each outer group. Empty if not nested or without stored minima.
+    pub outer_minima: Vec<f32>,
+}
+
+impl GridRows {
+    /// Rows of zeros.
+    pub fn new(grid: &Grid, rows: usize, columns: usize) -> Self {
+        let mut new = Self::default();
+        new.resize(grid, rows, columns);
+        new
+    }
+
+    /// Changes the number of rows. The contents are unspecified.
+    pub fn resize(&mut self, grid: &Grid, rows: usize, columns: usize) {
+        let (groups, outer) = (rows * grid.groups(columns), rows * grid.outer_groups(columns));
+        let stored = grid.minimum == Minimum::Stored;
+        self.codes.resize(rows * columns, 0);
+        self.scales.resize(groups, 0.0);
+        self.minima.resize(if grid.minimum == Minimum::Centred { 0 } else { groups }, 0.0);
+        self.outer_scales.resize(outer, 0.0);
+        self.outer_minima.resize(if stored { outer } else { 0 }, 0.0);
+    }
+
+    /// The scale and the minimum of a group of row `row`. Products are rounded to float32; they are exact for the types
+    /// that have less than 24 bits.
+    pub fn scale_and_minimum(&self, grid: &Grid, columns: usize, row: usize, group: usize) -> (f32, f32) {
+        let at = row * grid.groups(columns) + group;
+        let outer = grid.group.map_or(0, |width| group * usize::from(width) / OUTER_GROUP);
+        let outer = row * grid.outer_groups(columns) + outer;
+        let scale = self.scales[at] * self.outer_scales.get(outer).copied().unwrap_or(1.0);
+        let minimum = match grid.minimum {
+            Minimum::Centred => -scale * grid.bits.centre() as f32,
+            Minimum::Stored => self.minima[at] * self.outer_minima.get(outer).copied().unwrap_or(1.0),
+            Minimum::ZeroPoint => -scale * self.minima[at],
+        };
+        (scale, minimum)
+    }
+}
