@@ -2,7 +2,7 @@
 //!
 //! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file. Both have the same interface, with Hugging
 //! Face's names, shapes and configuration keys. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of
-//! rows to `f32`.
+//! rows to `f32`, [`Tensor::read_grid`] reads the integer codes and the scales of quantised rows.
 //!
 //! Files are untrusted input. Every count, length, offset and name is checked against the actual bytes before it is
 //! used or memory is allocated for it. A violation is a [`CheckpointError`] that names the file, the field, the value
@@ -10,6 +10,7 @@
 
 #![allow(missing_docs)]
 
+mod blocks;
 mod checkpoint;
 mod dequantize;
 mod directory;

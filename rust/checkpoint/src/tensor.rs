@@ -3,9 +3,11 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::dequantize;
+use penstock_types::{GridRows, WeightFormat};
+
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
+use crate::{blocks, dequantize};
 
 /// The order of the stored rows relative to the Hugging Face layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,44 +92,86 @@ impl<'a> Tensor<'a> {
         self.entry.shape.split_last().map_or(1, |(_, leading)| leading.iter().product())
     }
 
+    /// The format that holds the values exactly: that of [`read_grid`](Tensor::read_grid), or plain numbers, rounded
+    /// from [`read_rows`](Tensor::read_rows).
+    pub fn format(&self) -> WeightFormat {
+        match blocks::grid(self.storage) {
+            Some(grid) => WeightFormat::Grid(grid),
+            None => WeightFormat::Float(self.storage.dtype()),
+        }
+    }
+
     /// Converts a range of rows to `f32` and writes them consecutively to `out`.
     ///
     /// # Panics
     /// If the range exceeds [`rows`](Tensor::rows), or the length of `out` does not match the range.
     pub fn read_rows(&self, rows: Range<usize>, out: &mut [f32]) {
+        self.check_rows(&rows);
         let columns = self.columns();
-        assert!(
-            rows.start <= rows.end && rows.end <= self.rows(),
-            "rows {rows:?} of {}, which has {} rows",
-            self.name,
-            self.rows()
-        );
         assert_eq!(
             out.len(),
             rows.len() * columns,
             "the output length does not match the rows of {}",
             self.name
         );
-        let bytes = &self.file.bytes()[self.entry.range.clone()];
         match self.entry.order {
             RowOrder::AsStored => {
-                let row_bytes = columns / self.storage.block_elements() * self.storage.block_bytes();
-                let bytes = &bytes[rows.start * row_bytes..rows.end * row_bytes];
+                let row_bytes = self.unit_bytes(columns);
+                let bytes = &self.bytes()[rows.start * row_bytes..rows.end * row_bytes];
                 dequantize::to_f32(self.storage, bytes, out);
             }
-            order @ RowOrder::Interleaved { .. } => {
+            RowOrder::Interleaved { .. } => {
                 // The elements of a bias are permuted like the rows of a matrix.
                 let (units, width) = match self.entry.shape.len() {
                     1 => (rows.start * columns..rows.end * columns, 1),
                     _ => (rows, columns),
                 };
-                let unit_bytes = width / self.storage.block_elements() * self.storage.block_bytes();
                 for (unit, out) in units.zip(out.chunks_exact_mut(width)) {
-                    let start = order.stored_index(unit) * unit_bytes;
-                    dequantize::to_f32(self.storage, &bytes[start..start + unit_bytes], out);
+                    dequantize::to_f32(self.storage, self.unit(unit, width), out);
                 }
             }
         }
+    }
+
+    /// Reads the codes, scales and minima of a range of rows, and resizes `out` for them. The values are exactly those
+    /// of [`read_rows`](Tensor::read_rows).
+    ///
+    /// # Panics
+    /// If the range exceeds [`rows`](Tensor::rows), or [`format`](Tensor::format) is not a grid.
+    pub fn read_grid(&self, rows: Range<usize>, out: &mut GridRows) {
+        self.check_rows(&rows);
+        let WeightFormat::Grid(grid) = self.format() else {
+            panic!("{} of type {} has no grid", self.name, self.storage)
+        };
+        let columns = self.columns();
+        out.resize(&grid, rows.len(), columns);
+        for (at, row) in rows.enumerate() {
+            blocks::read_row(self.storage, self.unit(row, columns), at, out);
+        }
+    }
+
+    fn check_rows(&self, rows: &Range<usize>) {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.rows(),
+            "rows {rows:?} of {}, which has {} rows",
+            self.name,
+            self.rows()
+        );
+    }
+
+    fn bytes(&self) -> &'a [u8] {
+        &self.file.bytes()[self.entry.range.clone()]
+    }
+
+    /// The bytes of `width` elements.
+    fn unit_bytes(&self, width: usize) -> usize {
+        width / self.storage.block_elements() * self.storage.block_bytes()
+    }
+
+    /// The bytes of a row of the Hugging Face layout, or of an element of a bias, of `width` elements.
+    fn unit(&self, unit: usize, width: usize) -> &'a [u8] {
+        let bytes = self.unit_bytes(width);
+        &self.bytes()[self.entry.order.stored_index(unit) * bytes..][..bytes]
     }
 
     /// Asks the operating system to read the tensor from disk soon, without waiting.

@@ -4,9 +4,10 @@
 
 mod common;
 
-use common::{Gguf, read};
+use common::{Gguf, HEAD_DIM, HEADS, read};
 use half::{bf16, f16};
-use penstock_checkpoint::Checkpoint;
+use penstock_checkpoint::{Checkpoint, Tensor};
+use penstock_types::{Activations, CodeBits, Grid, GridRows, Minimum, ScaleFormat, WeightFormat};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -248,6 +249,91 @@ proptest! {
     }
 }
 
+/// The grid of a type: bits, group, and whether scales are nested and minima stored.
+fn expected_grid(name: &str) -> Option<(CodeBits, u16, bool, bool)> {
+    Some(match name {
+        "Q4_0" => (CodeBits::Four, 32, false, false),
+        "Q4_1" => (CodeBits::Four, 32, false, true),
+        "Q5_0" => (CodeBits::Five, 32, false, false),
+        "Q5_1" => (CodeBits::Five, 32, false, true),
+        "Q8_0" | "IQ4_NL" => (CodeBits::Eight, 32, false, false),
+        "Q4_K" => (CodeBits::Four, 32, true, true),
+        "Q5_K" => (CodeBits::Five, 32, true, true),
+        "Q6_K" => (CodeBits::Six, 16, true, false),
+        _ => return None,
+    })
+}
+
+/// Reads rows as codes with scales, checks them, and returns their weights.
+fn read_grid(tensor: &Tensor<'_>, rows: std::ops::Range<usize>) -> Vec<f32> {
+    let WeightFormat::Grid(grid) = tensor.format() else { panic!("{tensor:?} has no grid") };
+    let (mut codes, columns) = (GridRows::default(), tensor.columns());
+    tensor.read_grid(rows.clone(), &mut codes);
+    assert_eq!(codes.codes.len(), rows.len() * columns);
+    assert!(codes.codes.iter().all(|code| u32::from(*code) < 1 << grid.bits.count()));
+    assert_eq!(codes.scales.len(), rows.len() * grid.groups(columns));
+    let mut values = vec![f32::NAN; rows.len() * columns];
+    for (row, out) in values.chunks_exact_mut(columns).enumerate() {
+        codes.dequantize_row(&grid, columns, row, out);
+        for (at, value) in out.iter().enumerate() {
+            let group = at / usize::from(grid.group.unwrap());
+            let (scale, minimum) = codes.scale_and_minimum(&grid, columns, row, group);
+            let product = scale * f32::from(codes.codes[row * columns + at]);
+            assert_eq!(product + minimum, *value, "{tensor:?}");
+            assert_eq!(
+                scale.mul_add(f32::from(codes.codes[row * columns + at]), minimum),
+                *value,
+                "{tensor:?}"
+            );
+        }
+    }
+    values
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn codes_and_scales_give_the_values_of_the_rows((kind, bytes) in blocks()) {
+        let checkpoint = model_with(kind, bytes);
+        let tensor = checkpoint.tensor("weights").unwrap();
+        let Some((code_bits, group, nested, stored)) = expected_grid(kind.name) else {
+            prop_assert_eq!(tensor.format(), WeightFormat::Float(tensor.storage().dtype()));
+            return Ok(());
+        };
+        prop_assert_eq!(tensor.format(), WeightFormat::Grid(Grid {
+            bits: code_bits,
+            group: Some(group),
+            scales: if nested { ScaleFormat::Nested } else { ScaleFormat::F16 },
+            minimum: if stored { Minimum::Stored } else { Minimum::Centred },
+            activations: Activations::Int8,
+        }));
+        let rows = read(&checkpoint, "weights");
+        prop_assert_eq!(bits(&read_grid(&tensor, 0..tensor.rows())), bits(&rows));
+        let last = tensor.rows() - 1;
+        prop_assert_eq!(bits(&read_grid(&tensor, last..last + 1)), bits(&rows[last * COLUMNS..]));
+    }
+}
+
+#[test]
+fn interleaved_codes_are_in_the_order_of_the_rows() {
+    let mut file = Gguf::model("llama");
+    file.tensors.retain(|(name, ..)| name != "blk.0.attn_q.weight");
+    let blocks = (0..HEADS * HEAD_DIM).flat_map(|row| {
+        f16::from_f32(row as f32).to_le_bytes().into_iter().chain((0..32).map(move |at| at as u8 + row as u8))
+    });
+    file.tensor("blk.0.attn_q.weight", &[32, HEADS * HEAD_DIM], 8, blocks.collect());
+    let checkpoint = file.open().unwrap();
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    let tensor = checkpoint.tensor(name).unwrap();
+    assert_eq!(bits(&read_grid(&tensor, 0..8)), bits(&read(&checkpoint, name)));
+    assert_eq!(bits(&read_grid(&tensor, 3..6)), bits(&read(&checkpoint, name)[3 * 32..6 * 32]));
+}
+
 #[test]
 fn row_range_equals_slice_of_all_rows() {
     for kind in &TYPES {
@@ -257,7 +343,6 @@ fn row_range_equals_slice_of_all_rows() {
         );
         let mut part = vec![0.0; 2 * COLUMNS];
         checkpoint.tensor("weights").unwrap().read_rows(2..4, &mut part);
-        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         assert_eq!(
             bits(&part),
             bits(&read(&checkpoint, "weights")[2 * COLUMNS..4 * COLUMNS]),

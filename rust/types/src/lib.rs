@@ -32,6 +32,4 @@ pub use head_shape::HeadShape;
 pub use named::{Auto, Named};
 pub use outputs::{LogprobsRequest, RequestedOutputs};
 pub use sampling::Sampling;
-pub use weight::{
-    Activations, CodeBits, Grid, GridRows, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat,
-};
+pub use weight::{Activations, CodeBits, Grid, GridRows, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat};

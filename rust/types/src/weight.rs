@@ -163,4 +163,25 @@ impl GridRows {
         };
         (scale, minimum)
     }
+
+    /// Writes the weights of row `row`: `scale * (code - zero)`, rounded after the product, where `zero` is the centre or
+    /// the zero point; `scale * code + minimum` with stored minima, rounded after the product and after the sum.
+    pub fn dequantize_row(&self, grid: &Grid, columns: usize, row: usize, out: &mut [f32]) {
+        let codes = &self.codes[row * columns..][..columns];
+        let width = grid.group.map_or(columns, usize::from).max(1);
+        for (group, (out, codes)) in out.chunks_mut(width).zip(codes.chunks(width)).enumerate() {
+            let (scale, minimum) = self.scale_and_minimum(grid, columns, row, group);
+            let zero = match grid.minimum {
+                Minimum::Centred => grid.bits.centre() as f32,
+                Minimum::ZeroPoint => self.minima[row * grid.groups(columns) + group],
+                Minimum::Stored => {
+                    out.iter_mut()
+                        .zip(codes)
+                        .for_each(|(out, code)| *out = scale * f32::from(*code) + minimum);
+                    continue;
+                }
+            };
+            out.iter_mut().zip(codes).for_each(|(out, code)| *out = scale * (f32::from(*code) - zero));
+        }
+    }
 }
