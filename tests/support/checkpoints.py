@@ -84,7 +84,7 @@ def write_checkpoint(directory: Path, config: dict[str, Any], *, seed: int = 0, 
     dtype = config.get("dtype") or config["torch_dtype"]
     tensors = {name: encode(values, dtype) for name, values in make_weights(config, seed)}
     _write_weights(directory, tensors, dtype, shards)
-    _write_tokenizer(directory, config["vocab_size"])
+    write_tokenizer(directory, config["vocab_size"])
     return directory
 
 
@@ -161,22 +161,27 @@ def _write_weights(directory: Path, tensors: dict[str, NDArray[Any]], dtype: str
 
 
 def write_safetensors(file: Path, tensors: dict[str, NDArray[Any]], dtype: str) -> None:
-    """Write a safetensors file: length of the header, header, data."""
+    """Write a safetensors file whose tensors have all the same dtype."""
     name_of_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
+    write_typed_safetensors(file, {name: (name_of_type, values) for name, values in tensors.items()})
+
+
+def write_typed_safetensors(file: Path, tensors: dict[str, tuple[str, NDArray[Any]]]) -> None:
+    """Write a safetensors file: length of the header, header, data. Dtypes have the names of the format."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, values in tensors.items():
+    for name, (dtype, values) in tensors.items():
         start, end = end, end + values.nbytes
-        header[name] = {"dtype": name_of_type, "shape": values.shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for values in tensors.values():
+        for _, values in tensors.values():
             out.write(values.tobytes())
 
 
-def _write_tokenizer(directory: Path, vocabulary_size: int) -> None:
+def write_tokenizer(directory: Path, vocabulary_size: int) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     fillers = [f"Ġword{index}" for index in range(len(alphabet) + len(SPECIAL_TOKENS), vocabulary_size)]
     vocabulary = dict.fromkeys([*alphabet, *SPECIAL_TOKENS, *fillers])

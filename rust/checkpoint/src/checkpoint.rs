@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
-use crate::tensor::{StoredType, Tensor, TensorEntry};
+use crate::tensor::{Tensor, TensorEntry};
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 use penstock_types::GenerationConfig;
 
@@ -35,7 +35,9 @@ pub struct Description {
     /// Size of all tensors on disk, in bytes.
     pub bytes: u64,
     /// Number of elements by stored type, largest first. Types that cannot be read as weights are left out.
-    pub storage: Vec<(Storage, u64)>,
+    pub storage: Vec<(String, u64)>,
+    /// The method and the parameters of a quantised Hugging Face checkpoint, such as "GPTQ, 4 bits, groups of 128".
+    pub quantization: Option<String>,
 }
 
 /// A model on disk with checked headers and mapped weights.
@@ -44,6 +46,7 @@ pub struct Checkpoint {
     pub(crate) format: FileFormat,
     pub(crate) files: Vec<MappedFile>,
     pub(crate) tensors: BTreeMap<String, TensorEntry>,
+    pub(crate) quantization: Option<String>,
     pub(crate) config: Value,
     pub(crate) generation: GenerationConfig,
     pub(crate) tokenizer: Option<TokenizerSource>,
@@ -72,9 +75,9 @@ impl Checkpoint {
 
     /// The type of most weights, which they have in memory by default. Quantised types count as bfloat16.
     pub fn dtype(&self) -> Dtype {
-        let storage = self.description().storage;
-        let elements = |dtype| -> u64 {
-            storage.iter().filter(|(storage, _)| storage.dtype() == dtype).map(|(_, elements)| elements).sum()
+        let elements = |dtype| -> usize {
+            let entries = self.tensors.values().filter(|entry| entry.stored.dtype() == Some(dtype));
+            entries.map(TensorEntry::elements).sum()
         };
         let most_common =
             [Dtype::F16, Dtype::Bf16, Dtype::F32].into_iter().max_by_key(|&dtype| elements(dtype));
@@ -86,13 +89,10 @@ impl Checkpoint {
         let Some((name, entry)) = self.tensors.get_key_value(name) else {
             return Err(CheckpointError::MissingTensor { path: self.path.clone(), name: shown(name) });
         };
-        let file = &self.files[entry.file];
-        match entry.stored {
-            StoredType::Weights(storage) => Ok(Tensor::new(name, entry, storage, file)),
-            StoredType::Other(dtype) => {
-                Err(CheckpointError::unsupported(file.path(), shown(name), dtype, Storage::SUPPORTED))
-            }
-        }
+        Tensor::new(name, entry, &self.files).map_err(|dtype| {
+            let file = self.files[entry.at.file].path();
+            CheckpointError::unsupported(file, shown(name), dtype, Storage::SUPPORTED)
+        })
     }
 
     /// Whether a tensor with this name exists.
@@ -137,18 +137,18 @@ impl Checkpoint {
 
     /// A summary for display.
     pub fn description(&self) -> Description {
-        let mut by_storage: BTreeMap<Storage, u64> = BTreeMap::new();
+        let mut by_storage: BTreeMap<String, u64> = BTreeMap::new();
         let (mut elements, mut bytes) = (0, 0);
         for entry in self.tensors.values() {
-            let count = entry.shape.iter().product::<usize>() as u64;
+            let count = entry.elements() as u64;
             elements += count;
-            bytes += entry.range.len() as u64;
-            if let StoredType::Weights(storage) = entry.stored {
-                *by_storage.entry(storage).or_default() += count;
+            bytes += entry.stored_bytes() as u64;
+            if entry.stored.dtype().is_some() {
+                *by_storage.entry(entry.stored.to_string()).or_default() += count;
             }
         }
         let mut storage: Vec<_> = by_storage.into_iter().collect();
-        storage.sort_by_key(|&(_, elements)| std::cmp::Reverse(elements));
+        storage.sort_by_key(|(_, elements)| std::cmp::Reverse(*elements));
         Description {
             format: self.format,
             files: self.files.iter().map(|file| file.path().to_owned()).collect(),
@@ -156,6 +156,7 @@ impl Checkpoint {
             elements,
             bytes,
             storage,
+            quantization: self.quantization.clone(),
         }
     }
 }

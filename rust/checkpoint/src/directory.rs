@@ -14,7 +14,7 @@ use crate::json::{self, JsonObject};
 use crate::mapped::MappedFile;
 use crate::tensor::TensorEntry;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
-use crate::{gguf, safetensors};
+use crate::{gguf, quantization, safetensors};
 use penstock_types::GenerationConfig;
 
 const SINGLE: &str = "model.safetensors";
@@ -26,10 +26,11 @@ const MAX_TEMPLATES: usize = 64;
 
 /// Opens a directory, or its only `.gguf` file if it has no `config.json`.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
-    let Some(config) = json::read_object(&path.join("config.json"))? else {
+    let Some(mut config) = json::read_object(&path.join("config.json"))? else {
         return open_without_config(path);
     };
     let (files, tensors) = weights(path)?;
+    let (tensors, quantization) = quantization::apply(path, &mut config, &files, tensors)?;
 
     let empty = |name: &str| JsonObject { path: path.join(name), fields: serde_json::Map::new() };
     let object = |name: &str| Ok(json::read_object(&path.join(name))?.unwrap_or_else(|| empty(name)));
@@ -45,6 +46,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         format: FileFormat::Safetensors,
         files,
         tensors,
+        quantization,
         config: Value::Object(config.fields),
         generation,
         tokenizer,

@@ -12,6 +12,7 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAcces
 
 use crate::error::{CheckpointError, TRUNCATED, shown};
 use crate::mapped::MappedFile;
+use crate::packed::Location;
 use crate::storage::Storage;
 use crate::tensor::{RowOrder, StoredType, TensorEntry};
 
@@ -56,7 +57,7 @@ pub(crate) fn tensors(
         tensors.insert(name, entry);
     }
 
-    let mut by_offset: Vec<_> = tensors.iter().map(|(name, entry)| (&entry.range, name)).collect();
+    let mut by_offset: Vec<_> = tensors.iter().map(|(name, entry)| (&entry.at.range, name)).collect();
     by_offset.sort_by_key(|(range, _)| (range.start, range.end));
     let mut end = data_start;
     for (range, name) in by_offset {
@@ -115,7 +116,7 @@ impl TensorDeclaration {
         let range = Range { start: data_start + start as usize, end: data_start + end as usize };
         // Lossless: the size computation above has converted each dimension.
         let shape = shape.into_iter().map(|dimension| dimension as usize).collect();
-        Ok(TensorEntry { file, range, shape, stored, order: RowOrder::AsStored })
+        Ok(TensorEntry { at: Location { file, range }, shape, stored, order: RowOrder::AsStored })
     }
 }
 

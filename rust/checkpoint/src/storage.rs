@@ -7,7 +7,7 @@ use penstock_types::Dtype;
 /// The type of a tensor on disk. Quantised types are ggml's: blocks of 32 or 256 consecutive elements of a row share
 /// scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Storage {
+pub(crate) enum Storage {
     /// IEEE single precision.
     F32,
     /// IEEE half precision.
@@ -46,7 +46,7 @@ impl Storage {
         "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS";
 
     /// Elements per block; 1 for plain types.
-    pub const fn block_elements(self) -> usize {
+    pub(crate) const fn block_elements(self) -> usize {
         match self {
             Storage::F32 | Storage::F16 | Storage::Bf16 => 1,
             Storage::Q4_0
@@ -60,7 +60,7 @@ impl Storage {
     }
 
     /// Bytes per block.
-    pub const fn block_bytes(self) -> usize {
+    pub(crate) const fn block_bytes(self) -> usize {
         match self {
             Storage::F32 => 4,
             Storage::F16 | Storage::Bf16 => 2,
@@ -80,7 +80,7 @@ impl Storage {
 
     /// The type that weights of this type have in memory by default; bfloat16 for quantised types, whose quantisation
     /// error is larger than its rounding error.
-    pub const fn dtype(self) -> Dtype {
+    pub(crate) const fn dtype(self) -> Dtype {
         match self {
             Storage::F16 => Dtype::F16,
             Storage::F32 => Dtype::F32,

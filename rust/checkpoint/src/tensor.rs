@@ -1,11 +1,12 @@
-//! A view of one stored tensor that is read as rows of `f32`.
+//! A view of one stored tensor that is read as rows of `f32`, or as rows of codes with scales.
 
 use std::fmt;
 use std::ops::Range;
 
-use penstock_types::{GridRows, WeightFormat};
+use penstock_types::{Dtype, GridRows, WeightFormat};
 
 use crate::mapped::MappedFile;
+use crate::packed::{Location, PackedMatrix};
 use crate::storage::Storage;
 use crate::{blocks, dequantize};
 
@@ -33,35 +34,87 @@ impl RowOrder {
     }
 }
 
-/// Location and type of a tensor. The range is inside its file, and its length matches the shape and type.
+/// Location and type of a tensor. The size of the location matches the shape and type.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorEntry {
-    pub(crate) file: usize,
-    pub(crate) range: Range<usize>,
+    pub(crate) at: Location,
     pub(crate) shape: Vec<usize>,
     pub(crate) stored: StoredType,
     pub(crate) order: RowOrder,
 }
 
-/// The type of a tensor on disk: a supported type, or the name of an unsupported one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The type of a tensor on disk: a supported type, a matrix of several parts, or the name of an unsupported type.
+#[derive(Clone, Debug)]
 pub(crate) enum StoredType {
     Weights(Storage),
+    Packed(Box<PackedMatrix>),
     Other(&'static str),
 }
 
-/// A view of one tensor with its Hugging Face name and shape. Only [`read_rows`](Tensor::read_rows) reads data.
+impl TensorEntry {
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Size on disk, in bytes.
+    pub(crate) fn stored_bytes(&self) -> usize {
+        match &self.stored {
+            StoredType::Packed(matrix) => matrix.parts().map(|part| part.range.len()).sum(),
+            _ => self.at.range.len(),
+        }
+    }
+}
+
+impl StoredType {
+    /// The type that weights of this type have in memory by default; `None` if they cannot be read.
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        match self {
+            StoredType::Weights(storage) => Some(storage.dtype()),
+            StoredType::Packed(_) => Some(Dtype::Bf16),
+            StoredType::Other(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for StoredType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoredType::Weights(storage) => storage.fmt(f),
+            StoredType::Packed(matrix) => f.write_str(matrix.type_name()),
+            StoredType::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A view of one tensor with its Hugging Face name and shape. Only [`read_rows`](Tensor::read_rows) and
+/// [`read_grid`](Tensor::read_grid) read data.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     name: &'a str,
     entry: &'a TensorEntry,
-    storage: Storage,
-    file: &'a MappedFile,
+    data: Data<'a>,
+    files: &'a [MappedFile],
+}
+
+#[derive(Clone, Copy)]
+enum Data<'a> {
+    Stored(Storage),
+    Packed(&'a PackedMatrix),
 }
 
 impl<'a> Tensor<'a> {
-    pub(crate) fn new(name: &'a str, entry: &'a TensorEntry, storage: Storage, file: &'a MappedFile) -> Self {
-        Tensor { name, entry, storage, file }
+    /// The name of the type is the error if the type is not supported.
+    pub(crate) fn new(
+        name: &'a str,
+        entry: &'a TensorEntry,
+        files: &'a [MappedFile],
+    ) -> Result<Self, &'static str> {
+        let data = match &entry.stored {
+            StoredType::Weights(storage) => Data::Stored(*storage),
+            StoredType::Packed(matrix) => Data::Packed(matrix),
+            StoredType::Other(dtype) => return Err(dtype),
+        };
+        Ok(Tensor { name, entry, data, files })
     }
 
     pub fn name(&self) -> &'a str {
@@ -73,13 +126,14 @@ impl<'a> Tensor<'a> {
         &self.entry.shape
     }
 
-    pub fn storage(&self) -> Storage {
-        self.storage
+    /// The name of the type on disk.
+    pub fn stored_type(&self) -> String {
+        self.entry.stored.to_string()
     }
 
     /// Size on disk, in bytes.
     pub fn stored_bytes(&self) -> usize {
-        self.entry.range.len()
+        self.entry.stored_bytes()
     }
 
     /// Number of elements per row: the last dimension.
@@ -95,9 +149,12 @@ impl<'a> Tensor<'a> {
     /// The format that holds the values exactly: that of [`read_grid`](Tensor::read_grid), or plain numbers, rounded
     /// from [`read_rows`](Tensor::read_rows).
     pub fn format(&self) -> WeightFormat {
-        match blocks::grid(self.storage) {
-            Some(grid) => WeightFormat::Grid(grid),
-            None => WeightFormat::Float(self.storage.dtype()),
+        match self.data {
+            Data::Packed(matrix) => matrix.format(),
+            Data::Stored(storage) => match blocks::grid(storage) {
+                Some(grid) => WeightFormat::Grid(grid),
+                None => WeightFormat::Float(storage.dtype()),
+            },
         }
     }
 
@@ -114,11 +171,15 @@ impl<'a> Tensor<'a> {
             "the output length does not match the rows of {}",
             self.name
         );
+        let storage = match self.data {
+            Data::Packed(matrix) => return matrix.read_rows(self.files, rows, out),
+            Data::Stored(storage) => storage,
+        };
         match self.entry.order {
             RowOrder::AsStored => {
-                let row_bytes = self.unit_bytes(columns);
-                let bytes = &self.bytes()[rows.start * row_bytes..rows.end * row_bytes];
-                dequantize::to_f32(self.storage, bytes, out);
+                let row_bytes = unit_bytes(storage, columns);
+                let bytes = &self.entry.at.bytes(self.files)[rows.start * row_bytes..rows.end * row_bytes];
+                dequantize::to_f32(storage, bytes, out);
             }
             RowOrder::Interleaved { .. } => {
                 // The elements of a bias are permuted like the rows of a matrix.
@@ -127,7 +188,7 @@ impl<'a> Tensor<'a> {
                     _ => (rows, columns),
                 };
                 for (unit, out) in units.zip(out.chunks_exact_mut(width)) {
-                    dequantize::to_f32(self.storage, self.unit(unit, width), out);
+                    dequantize::to_f32(storage, self.unit(storage, unit, width), out);
                 }
             }
         }
@@ -141,12 +202,16 @@ impl<'a> Tensor<'a> {
     pub fn read_grid(&self, rows: Range<usize>, out: &mut GridRows) {
         self.check_rows(&rows);
         let WeightFormat::Grid(grid) = self.format() else {
-            panic!("{} of type {} has no grid", self.name, self.storage)
+            panic!("{} of type {} has no grid", self.name, self.entry.stored)
+        };
+        let storage = match self.data {
+            Data::Packed(matrix) => return matrix.read_grid(self.files, rows, out),
+            Data::Stored(storage) => storage,
         };
         let columns = self.columns();
         out.resize(&grid, rows.len(), columns);
         for (at, row) in rows.enumerate() {
-            blocks::read_row(self.storage, self.unit(row, columns), at, out);
+            blocks::read_row(storage, self.unit(storage, row, columns), at, out);
         }
     }
 
@@ -159,30 +224,30 @@ impl<'a> Tensor<'a> {
         );
     }
 
-    fn bytes(&self) -> &'a [u8] {
-        &self.file.bytes()[self.entry.range.clone()]
-    }
-
-    /// The bytes of `width` elements.
-    fn unit_bytes(&self, width: usize) -> usize {
-        width / self.storage.block_elements() * self.storage.block_bytes()
-    }
-
     /// The bytes of a row of the Hugging Face layout, or of an element of a bias, of `width` elements.
-    fn unit(&self, unit: usize, width: usize) -> &'a [u8] {
-        let bytes = self.unit_bytes(width);
-        &self.bytes()[self.entry.order.stored_index(unit) * bytes..][..bytes]
+    fn unit(&self, storage: Storage, unit: usize, width: usize) -> &'a [u8] {
+        let bytes = unit_bytes(storage, width);
+        &self.entry.at.bytes(self.files)[self.entry.order.stored_index(unit) * bytes..][..bytes]
     }
 
     /// Asks the operating system to read the tensor from disk soon, without waiting.
     pub fn prefetch(&self) {
-        self.file.prefetch(self.entry.range.clone());
+        let prefetch = |at: &Location| self.files[at.file].prefetch(at.range.clone());
+        match self.data {
+            Data::Packed(matrix) => matrix.parts().for_each(prefetch),
+            Data::Stored(_) => prefetch(&self.entry.at),
+        }
     }
+}
+
+/// The bytes of `width` elements.
+fn unit_bytes(storage: Storage, width: usize) -> usize {
+    width / storage.block_elements() * storage.block_bytes()
 }
 
 impl fmt::Debug for Tensor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor({} {:?} {})", self.name, self.entry.shape, self.storage)
+        write!(f, "Tensor({} {:?} {})", self.name, self.entry.shape, self.entry.stored)
     }
 }
 

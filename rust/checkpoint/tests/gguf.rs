@@ -6,7 +6,7 @@ mod common;
 
 use common::{Field, Gguf, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Scratch, VOCABULARY, open_error, read};
 use penstock_checkpoint::{
-    Checkpoint, CheckpointError, FileFormat, GgufVocabulary, Storage, TokenType, TokenizerSource,
+    Checkpoint, CheckpointError, FileFormat, GgufVocabulary, TokenType, TokenizerSource,
 };
 use penstock_types::Dtype;
 use serde_json::json;
@@ -46,7 +46,7 @@ fn metadata_translates_to_a_hugging_face_config() {
     let description = checkpoint.description();
     assert_eq!(description.format, FileFormat::Gguf(3));
     assert_eq!((description.tensors, description.bytes), (11, description.elements * 4));
-    assert_eq!(description.storage, [(Storage::F32, description.elements)]);
+    assert_eq!(description.storage, [("F32".to_owned(), description.elements)]);
 }
 
 #[test]

@@ -9,8 +9,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 
-use common::{Field, Gguf, Scratch, f32_bytes, open_error, safetensors};
+use common::{Field, Gguf, Scratch, Tensors, f32_bytes, open_error, safetensors};
 use penstock_checkpoint::Checkpoint;
+use penstock_types::{GridRows, WeightFormat};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -56,6 +57,9 @@ fn open_and_read(path: &Path, size: usize) -> bool {
             if let Ok(tensor) = checkpoint.tensor(name) {
                 let mut row = vec![0.0; tensor.columns() * usize::from(tensor.rows() > 0)];
                 (0..tensor.rows()).for_each(|index| tensor.read_rows(index..index + 1, &mut row));
+                if let WeightFormat::Grid(_) = tensor.format() {
+                    tensor.read_grid(0..tensor.rows(), &mut GridRows::default());
+                }
             }
         }
         checkpoint.description()
@@ -158,6 +162,60 @@ fn directory_with_one_damaged_file_never_panics() {
             }
         }
         scratch.write(name, whole);
+    }
+}
+
+/// A matrix of 8 rows and 32 columns in the layout of each quantisation method, and its settings.
+fn quantised() -> [(Tensors, &'static str); 5] {
+    let mut all = [const { Tensors(Vec::new()) }; 5];
+    let [gptq, awq, int4, int8, fp8] = &mut all;
+    gptq.words("a.qweight", &[4, 8], &[1; 32]);
+    gptq.words("a.qzeros", &[2, 1], &[1; 2]);
+    gptq.add("a.scales", "F16", &[2, 8], vec![1; 32]);
+    gptq.words("a.g_idx", &[32], &std::array::from_fn::<_, 32, _>(|column| column as u32 % 2));
+    awq.words("a.qweight", &[32, 1], &[1; 32]);
+    awq.words("a.qzeros", &[2, 1], &[1; 2]);
+    awq.add("a.scales", "F16", &[2, 8], vec![1; 32]);
+    int4.words("a.weight_packed", &[8, 4], &[1; 32]);
+    int4.words("a.weight_shape", &[2], &[8, 32]);
+    int4.add("a.weight_scale", "BF16", &[8, 2], vec![1; 32]);
+    int4.words("a.weight_zero_point", &[1, 2], &[1; 2]);
+    int8.add("a.weight", "I8", &[8, 32], vec![1; 256]);
+    int8.add("a.weight_scale", "F32", &[8, 1], vec![1; 32]);
+    int8.add("a.weight_zero_point", "I8", &[8, 1], vec![1; 8]);
+    fp8.add("a.weight", "F8_E4M3", &[8, 32], vec![1; 256]);
+    fp8.add("a.weight_scale_inv", "F32", &[2, 2], vec![1; 16]);
+    let settings = [
+        r#"{"quant_method":"gptq","bits":4,"group_size":16,"desc_act":true,"dynamic":{}}"#,
+        r#"{"quant_method":"awq","bits":4,"group_size":16}"#,
+        r#"{"quant_method":"compressed-tensors","config_groups":{"g":{"weights":{"num_bits":4,"group_size":16,
+            "symmetric":false}}}}"#,
+        r#"{"quant_method":"compressed-tensors","config_groups":{"g":{"weights":{"strategy":"channel",
+            "symmetric":false}}}}"#,
+        r#"{"quant_method":"fp8","weight_block_size":[4,16]}"#,
+    ];
+    let mut settings = settings.into_iter();
+    all.map(|tensors| (tensors, settings.next().unwrap()))
+}
+
+#[test]
+fn quantised_directory_with_a_changed_byte_never_panics() {
+    for (tensors, settings) in quantised() {
+        let (scratch, weights) = (tensors.directory(settings), tensors.bytes());
+        let config = format!(r#"{{"quantization_config":{settings}}}"#).into_bytes();
+        let size = config.len() + weights.len();
+        assert!(open_and_read(scratch.path(), size), "{settings}");
+        for (name, whole) in [("config.json", &config), ("model.safetensors", &weights)] {
+            // The codes and the scales may have any values; the sizes and the indices may not.
+            let all = 0..whole.len();
+            for at in all.filter(|at| name == "config.json" || *at < 400 || at % 16 == 0) {
+                for bytes in damaged(whole, at) {
+                    scratch.write(name, bytes);
+                    open_and_read(scratch.path(), size);
+                }
+            }
+            scratch.write(name, whole);
+        }
     }
 }
 

@@ -32,15 +32,14 @@ pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Erro
         FileFormat::Safetensors => "safetensors".to_owned(),
         FileFormat::Gguf(version) => format!("GGUF version {version}"),
     };
-    let storage: Vec<_> =
-        description.storage.iter().map(|(storage, elements)| (storage.to_string(), *elements)).collect();
     let result = PyDict::new(py);
     result.set_item("format", format)?;
     result.set_item("files", description.files)?;
     result.set_item("tensors", description.tensors)?;
     result.set_item("elements", description.elements)?;
     result.set_item("bytes", description.bytes)?;
-    result.set_item("storage", storage)?;
+    result.set_item("storage", description.storage)?;
+    result.set_item("quantization", description.quantization)?;
     result.set_item("config", checkpoint.config().to_string())?;
     result.set_item("has_tokenizer", checkpoint.tokenizer().is_ok())?;
     result.set_item("unsupported", unsupported(&checkpoint))?;

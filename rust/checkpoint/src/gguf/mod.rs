@@ -19,6 +19,7 @@ use self::names::Projection;
 use crate::checkpoint::{Checkpoint, FileFormat};
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
+use crate::packed::Location;
 use crate::tensor::{RowOrder, StoredType, TensorEntry};
 use crate::tokenizer::{SpecialTokens, TokenizerSource};
 
@@ -46,6 +47,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         path: path.to_owned(),
         format: FileFormat::Gguf(header.version),
         tensors,
+        quantization: None,
         config: config.json,
         generation,
         special_tokens: vocabulary.as_ref().map_or_else(SpecialTokens::default, vocabulary::special_tokens),
@@ -65,8 +67,7 @@ fn tensors(
     let mut tensors = BTreeMap::new();
     for (&name, info) in header.tensors.iter().filter(|(name, _)| **name != config::ROPE_FACTORS) {
         let entry = TensorEntry {
-            file: 0,
-            range: info.range.clone(),
+            at: Location { file: 0, range: info.range.clone() },
             shape: info.shape.clone(),
             stored: StoredType::Weights(info.storage),
             order: row_order(path, name, info, config)?,

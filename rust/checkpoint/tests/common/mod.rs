@@ -251,3 +251,38 @@ fn write_field(out: &mut Vec<u8>, field: &Field) {
         }
     }
 }
+
+/// Tensors of a safetensors file to be written.
+#[derive(Clone, Debug, Default)]
+pub struct Tensors(pub Vec<(String, &'static str, Vec<usize>, Vec<u8>)>);
+
+impl Tensors {
+    pub fn add(&mut self, name: &str, dtype: &'static str, shape: &[usize], bytes: Vec<u8>) {
+        self.0.push((name.to_owned(), dtype, shape.to_vec(), bytes));
+    }
+
+    /// 32-bit words, which the formats declare as signed.
+    pub fn words(&mut self, name: &str, shape: &[usize], words: &[u32]) {
+        self.add(name, "I32", shape, words.iter().flat_map(|word| word.to_le_bytes()).collect());
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let (mut header, mut data) = (Vec::new(), Vec::new());
+        for (name, dtype, shape, bytes) in &self.0 {
+            let (start, end) = (data.len(), data.len() + bytes.len());
+            header.push(format!(
+                r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#
+            ));
+            data.extend(bytes);
+        }
+        safetensors(&format!("{{{}}}", header.join(",")), &data)
+    }
+
+    /// A directory with these tensors and settings of a quantisation.
+    pub fn directory(&self, quantization_config: &str) -> Scratch {
+        let scratch = Scratch::new();
+        scratch.write("config.json", format!(r#"{{"quantization_config":{quantization_config}}}"#));
+        scratch.write("model.safetensors", self.bytes());
+        scratch
+    }
+}

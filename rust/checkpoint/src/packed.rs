@@ -1,0 +1,336 @@
+//! Quantised matrices whose codes, scales and zero points are separate tensors.
+//!
+//! A weight is `scale * (code - zero)`, rounded after the product.
+
+use std::ops::Range;
+
+use penstock_types::{Activations, CodeBits, Dtype, Grid, GridRows, Minimum, ScaleFormat, WeightFormat};
+
+use crate::dequantize::f16_to_f32;
+use crate::mapped::MappedFile;
+
+/// Bytes of a file. The range is inside the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Location {
+    pub(crate) file: usize,
+    pub(crate) range: Range<usize>,
+}
+
+impl Location {
+    pub(crate) fn bytes<'a>(&self, files: &'a [MappedFile]) -> &'a [u8] {
+        &files[self.file].bytes()[self.range.clone()]
+    }
+
+    /// The 32-bit words of the range.
+    fn words<'a>(&self, files: &'a [MappedFile]) -> &'a [[u8; 4]] {
+        self.bytes(files).as_chunks().0
+    }
+}
+
+/// A matrix of `rows` output features and `columns` input features. The sizes of all parts match.
+#[derive(Clone, Debug)]
+pub(crate) struct PackedMatrix {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) codes: Codes,
+    pub(crate) scales: Scales,
+    pub(crate) zeros: Zeros,
+    pub(crate) groups: ColumnGroups,
+    pub(crate) activations: Activations,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Codes {
+    pub(crate) at: Location,
+    pub(crate) order: CodeOrder,
+}
+
+/// The order of codes in a file. Words have 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CodeOrder {
+    /// `[columns / 8, rows]` words of 4-bit codes or `[columns / 4, rows]` words of 8-bit codes: consecutive columns of a
+    /// row, lowest bits first.
+    ColumnWords(CodeBits),
+    /// `[columns, rows / 8]` words of 4-bit codes: rows in the order of [`AWQ_NIBBLES`].
+    AwqWords,
+    /// Rows of 4-bit codes, low nibble first, padded to words.
+    Nibbles,
+    /// Rows of bytes, padded to words.
+    Bytes,
+    /// Rows of signed bytes: the code minus 128.
+    SignedBytes,
+    /// Rows of 8-bit floating-point numbers (E4M3).
+    Float8,
+}
+
+/// The nibble of each of eight consecutive output features in a word of an AWQ file.
+const AWQ_NIBBLES: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+impl CodeOrder {
+    fn bits(self) -> CodeBits {
+        match self {
+            CodeOrder::ColumnWords(bits) => bits,
+            CodeOrder::AwqWords | CodeOrder::Nibbles => CodeBits::Four,
+            CodeOrder::Bytes | CodeOrder::SignedBytes | CodeOrder::Float8 => CodeBits::Eight,
+        }
+    }
+}
+
+/// Scales: that of a row and a group is at index `row / rows * row_stride + group * group_stride`.
+#[derive(Clone, Debug)]
+pub(crate) struct Scales {
+    pub(crate) at: Location,
+    pub(crate) dtype: Dtype,
+    /// Rows that share a scale.
+    pub(crate) rows: usize,
+    pub(crate) row_stride: usize,
+    pub(crate) group_stride: usize,
+}
+
+impl Scales {
+    fn get(&self, bytes: &[u8], row: usize, group: usize) -> f32 {
+        let index = row / self.rows * self.row_stride + group * self.group_stride;
+        match self.dtype {
+            Dtype::F32 => f32::from_le_bytes(bytes.as_chunks().0[index]),
+            Dtype::F16 => f16_to_f32(u16::from_le_bytes(bytes.as_chunks().0[index])),
+            Dtype::Bf16 => f32::from_bits(u32::from(u16::from_le_bytes(bytes.as_chunks().0[index])) << 16),
+        }
+    }
+}
+
+/// The codes of zero, in the same bits as the codes.
+#[derive(Clone, Debug)]
+pub(crate) enum Zeros {
+    /// `2^(bits - 1)` for all groups; zero for floating-point codes.
+    Centre,
+    /// `[groups, rows / n]` words of `n` codes, lowest bits first; `plus` is added.
+    RowWords { at: Location, plus: u32 },
+    /// The same in the order of [`AWQ_NIBBLES`].
+    AwqWords(Location),
+    /// `[rows / n, groups]` words of `n` codes, lowest bits first.
+    GroupWords(Location),
+    /// `[rows, groups]` signed bytes: the code minus `2^(bits - 1)`.
+    SignedBytes(Location),
+}
+
+/// The group of each column.
+#[derive(Clone, Debug)]
+pub(crate) enum ColumnGroups {
+    /// Groups of this many consecutive columns.
+    Width(usize),
+    /// The group of each column.
+    Indices(Vec<u32>),
+}
+
+impl PackedMatrix {
+    /// The type in the file, for display.
+    pub(crate) fn type_name(&self) -> &'static str {
+        match (self.codes.order, self.codes.order.bits()) {
+            (CodeOrder::Float8, _) => "F8_E4M3",
+            (_, CodeBits::Four) => "INT4",
+            (..) => "INT8",
+        }
+    }
+
+    /// The format that holds the values exactly; plain numbers if the values are no grid: floating-point codes, groups of
+    /// arbitrary columns, and groups whose width is no multiple of 16.
+    pub(crate) fn format(&self) -> WeightFormat {
+        self.grid().map_or(WeightFormat::Float(Dtype::Bf16), WeightFormat::Grid)
+    }
+
+    fn grid(&self) -> Option<Grid> {
+        let group = match &self.groups {
+            _ if self.codes.order == CodeOrder::Float8 => return None,
+            ColumnGroups::Indices(_) => return None,
+            ColumnGroups::Width(width) if *width >= self.columns => None,
+            ColumnGroups::Width(width) if !width.is_multiple_of(16) => return None,
+            ColumnGroups::Width(width) => Some(u16::try_from(*width).ok()?),
+        };
+        Some(Grid {
+            bits: self.codes.order.bits(),
+            group,
+            scales: match self.scales.dtype {
+                Dtype::F32 => ScaleFormat::F32,
+                Dtype::F16 => ScaleFormat::F16,
+                Dtype::Bf16 => ScaleFormat::Bf16,
+            },
+            minimum: match self.zeros {
+                Zeros::Centre => Minimum::Centred,
+                _ => Minimum::ZeroPoint,
+            },
+            activations: self.activations,
+        })
+    }
+
+    /// All parts of the matrix in the files.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Location> {
+        let zeros = match &self.zeros {
+            Zeros::Centre => None,
+            Zeros::RowWords { at, .. }
+            | Zeros::AwqWords(at)
+            | Zeros::GroupWords(at)
+            | Zeros::SignedBytes(at) => Some(at),
+        };
+        [&self.codes.at, &self.scales.at].into_iter().chain(zeros)
+    }
+
+    pub(crate) fn read_rows(&self, files: &[MappedFile], rows: Range<usize>, out: &mut [f32]) {
+        /// A cache line of words of GPTQ codes.
+        const ROWS: usize = 16;
+        let columns = self.columns;
+        let mut codes = vec![0; ROWS.min(rows.len()) * columns];
+        for (first, out) in rows.clone().step_by(ROWS).zip(out.chunks_mut(ROWS * columns)) {
+            let codes = &mut codes[..out.len()];
+            self.read_codes(files, first..first + out.len() / columns, codes);
+            let lines = codes.chunks_exact(columns).zip(out.chunks_exact_mut(columns));
+            for (row, (codes, out)) in (first..).zip(lines) {
+                self.dequantize_row(files, row, codes, out);
+            }
+        }
+    }
+
+    fn dequantize_row(&self, files: &[MappedFile], row: usize, codes: &[u8], out: &mut [f32]) {
+        let scales = self.scales.at.bytes(files);
+        let factors = |group| (self.scales.get(scales, row, group), self.zero(files, row, group));
+        match &self.groups {
+            ColumnGroups::Indices(groups) => {
+                for ((out, code), group) in out.iter_mut().zip(codes).zip(groups) {
+                    let (scale, zero) = factors(*group as usize);
+                    *out = scale * (f32::from(*code) - zero);
+                }
+            }
+            ColumnGroups::Width(width) => {
+                for (group, (out, codes)) in out.chunks_mut(*width).zip(codes.chunks(*width)).enumerate() {
+                    let (scale, zero) = factors(group);
+                    if self.codes.order == CodeOrder::Float8 {
+                        out.iter_mut()
+                            .zip(codes)
+                            .for_each(|(out, code)| *out = scale * FLOAT8[usize::from(*code)]);
+                    } else {
+                        out.iter_mut()
+                            .zip(codes)
+                            .for_each(|(out, code)| *out = scale * (f32::from(*code) - zero));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the codes, scales and zero points of rows. The format is a grid.
+    pub(crate) fn read_grid(&self, files: &[MappedFile], rows: Range<usize>, out: &mut GridRows) {
+        let grid = self.grid().expect("the caller has checked the format; this is a bug");
+        let groups = grid.groups(self.columns);
+        out.resize(&grid, rows.len(), self.columns);
+        self.read_codes(files, rows.clone(), &mut out.codes);
+        let scales = self.scales.at.bytes(files);
+        for (at, row) in rows.enumerate() {
+            for group in 0..groups {
+                out.scales[at * groups + group] = self.scales.get(scales, row, group);
+                if let Some(zero) = out.minima.get_mut(at * groups + group) {
+                    *zero = self.zero(files, row, group);
+                }
+            }
+        }
+    }
+
+    fn read_codes(&self, files: &[MappedFile], rows: Range<usize>, out: &mut [u8]) {
+        let columns = self.columns;
+        let bytes = self.codes.at.bytes(files);
+        let stride = bytes.len() / self.rows;
+        let lines = rows.clone().zip(out.chunks_exact_mut(columns));
+        match self.codes.order {
+            CodeOrder::ColumnWords(bits) => {
+                let (words, bits) = (self.codes.at.words(files), bits.count());
+                let per_word = (32 / bits) as usize;
+                for (at, words) in words.chunks_exact(self.rows).enumerate() {
+                    for (word, out) in words[rows.clone()].iter().zip(out.chunks_exact_mut(columns)) {
+                        let word = u32::from_le_bytes(*word);
+                        for (shift, out) in
+                            (0..).step_by(bits as usize).zip(&mut out[at * per_word..][..per_word])
+                        {
+                            *out = (word >> shift & ((1 << bits) - 1)) as u8;
+                        }
+                    }
+                }
+            }
+            CodeOrder::AwqWords => {
+                let words = self.codes.at.words(files);
+                for (column, words) in words.chunks_exact(self.rows / 8).enumerate() {
+                    for (row, out) in rows.clone().zip(out.chunks_exact_mut(columns)) {
+                        out[column] = awq_nibble(words[row / 8], row);
+                    }
+                }
+            }
+            CodeOrder::Nibbles => {
+                for (row, out) in lines {
+                    for (out, byte) in out.chunks_mut(2).zip(&bytes[row * stride..][..stride]) {
+                        out[0] = byte & 15;
+                        if let Some(out) = out.get_mut(1) {
+                            *out = byte >> 4;
+                        }
+                    }
+                }
+            }
+            CodeOrder::Bytes | CodeOrder::Float8 => {
+                lines.for_each(|(row, out)| out.copy_from_slice(&bytes[row * stride..][..columns]));
+            }
+            CodeOrder::SignedBytes => {
+                for (row, out) in lines {
+                    let bytes = &bytes[row * stride..][..columns];
+                    out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte ^ 0x80);
+                }
+            }
+        }
+    }
+
+    /// The code of zero in a group.
+    fn zero(&self, files: &[MappedFile], row: usize, group: usize) -> f32 {
+        let bits = self.codes.order.bits();
+        let per_word = (32 / bits.count()) as usize;
+        let code = |word: [u8; 4]| {
+            let shift = (row % per_word) as u32 * bits.count();
+            u32::from_le_bytes(word) >> shift & ((1 << bits.count()) - 1)
+        };
+        let zero = match &self.zeros {
+            Zeros::Centre if self.codes.order == CodeOrder::Float8 => 0,
+            Zeros::Centre => bits.centre() as u32,
+            Zeros::RowWords { at, plus } => {
+                code(at.words(files)[group * (self.rows / per_word) + row / per_word]) + plus
+            }
+            Zeros::AwqWords(at) => {
+                awq_nibble(at.words(files)[group * (self.rows / per_word) + row / per_word], row).into()
+            }
+            Zeros::GroupWords(at) => {
+                let words = at.words(files);
+                code(words[row / per_word * (words.len() / self.rows.div_ceil(per_word)) + group])
+            }
+            Zeros::SignedBytes(at) => {
+                let bytes = at.bytes(files);
+                let zero = bytes[row * (bytes.len() / self.rows) + group].cast_signed();
+                return (i32::from(zero) + bits.centre()) as f32;
+            }
+        };
+        zero as f32
+    }
+}
+
+fn awq_nibble(word: [u8; 4], row: usize) -> u8 {
+    (u32::from_le_bytes(word) >> (4 * AWQ_NIBBLES[row % 8]) & 15) as u8
+}
+
+/// The 8-bit floating-point numbers: 4 bits of exponent, 3 of mantissa, no infinities (E4M3FN).
+static FLOAT8: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let (exponent, mantissa) = (code as u32 >> 3 & 15, code as u32 & 7);
+        let magnitude = match (exponent, mantissa) {
+            (15, 7) => f32::NAN,
+            (0, _) => mantissa as f32 / 512.0,
+            _ => f32::from_bits((exponent + 120) << 23 | mantissa << 20),
+        };
+        values[code] = if code < 128 { magnitude } else { -magnitude };
+        code += 1;
+    }
+    values
+};
