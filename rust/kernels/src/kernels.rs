@@ -202,6 +202,38 @@ impl Kernels {
         });
     }
 
+    /// `out[i] = x[rows[i]]`.
+    pub fn gather(&self, pool: &Pool, x: Rows<'_>, rows: &[u32], mut out: RowsMut<'_>) {
+        assert_eq!((out.width(), out.count()), (x.width(), rows.len()), "width and rows of out");
+        let (width, stride) = (out.width(), out.stride());
+        let target = out.shared();
+        share_rows(pool, rows.len(), width, &|range| {
+            for row in range {
+                // SAFETY: each row of `out` is visited once.
+                let to = unsafe { target.slice(row * stride, width) };
+                to.copy_from_slice(x.row(rows[row] as usize));
+            }
+        });
+    }
+
+    /// `out[i] = matrix[row_of(i)]` as f32, for every row of `out`.
+    pub fn read_rows(
+        &self,
+        pool: &Pool,
+        matrix: Matrix<'_>,
+        row_of: &(dyn Fn(usize) -> usize + Sync),
+        mut out: RowsMut<'_>,
+    ) {
+        let (width, stride, count) = (out.width(), out.stride(), out.count());
+        let target = out.shared();
+        share_rows(pool, count, width, &|range| {
+            for row in range {
+                // SAFETY: each row of `out` is visited once.
+                matrix.read_row(row_of(row), unsafe { target.slice(row * stride, width) });
+            }
+        });
+    }
+
     /// `x += y`.
     pub fn add(&self, x: &mut [f32], y: &[f32]) {
         assert_eq!(x.len(), y.len(), "lengths of x and y");
@@ -262,9 +294,13 @@ impl Kernels {
     }
 }
 
+/// The number of workers among which a row operation on `count` rows of `width` floats is divided.
+pub(crate) fn num_shares(pool: &Pool, count: usize, width: usize) -> usize {
+    pool.threads().min(count * width / ROW_SHARE).max(1)
+}
+
 /// Runs `run` over `count` rows of `width` floats: divided among the workers, or on this thread if there are few.
 fn share_rows(pool: &Pool, count: usize, width: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
-    let shares = pool.threads().min(count * width / ROW_SHARE).max(1);
-    let rows = RowTiles::new(count, count.div_ceil(shares).max(1));
+    let rows = RowTiles::new(count, count.div_ceil(num_shares(pool, count, width)).max(1));
     pool.for_each(rows.count, &|share| run(rows.rows(share)));
 }

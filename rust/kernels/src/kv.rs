@@ -116,20 +116,24 @@ impl KvLayout {
     }
 
     /// The bytes of block `block`.
-    fn block_range(&self, block: u32, offset: usize) -> Range<usize> {
-        assert!(offset < self.block_size, "position {offset} of a block of {}", self.block_size);
+    fn block_range(&self, block: u32) -> Range<usize> {
         let bytes = self.block_bytes();
         block as usize * bytes..(block as usize + 1) * bytes
     }
 
     pub(crate) fn write(&self, cache: &mut [u8], block: u32, offset: usize, k: &[f32], v: &[f32]) {
+        self.write_to_block(&mut cache[self.block_range(block)], offset, k, v);
+    }
+
+    /// Writes one token's keys and values to position `offset` of a block.
+    pub(crate) fn write_to_block(&self, block: &mut [u8], offset: usize, k: &[f32], v: &[f32]) {
         let Self { kv_heads, head_dim, .. } = *self;
         assert_eq!(
             (k.len(), v.len()),
             (kv_heads * head_dim, kv_heads * head_dim),
             "keys and values of {self:?}"
         );
-        let block = &mut cache[self.block_range(block, offset)];
+        assert!(offset < self.block_size, "position {offset} of a block of {}", self.block_size);
         let lane = offset % LANES;
         for (head, (k, v)) in k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim)).enumerate() {
             let tile = &mut block[self.tile_offset(head, offset)..][..self.tile_bytes()];
@@ -160,7 +164,8 @@ impl KvLayout {
     /// The keys and values of one token as attention reads them, `[kv_heads * head_dim]` each; the reference
     /// implementation of the kernels' reads.
     pub fn read(&self, cache: &[u8], block: u32, offset: usize) -> (Vec<f32>, Vec<f32>) {
-        let block = &cache[self.block_range(block, offset)];
+        assert!(offset < self.block_size, "position {offset} of a block of {}", self.block_size);
+        let block = &cache[self.block_range(block)];
         let (mut k, mut v) = (Vec::new(), Vec::new());
         for head in 0..self.kv_heads {
             let tile = &block[self.tile_offset(head, offset)..][..self.tile_bytes()];

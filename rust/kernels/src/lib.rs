@@ -43,6 +43,7 @@ mod panel;
 mod pool;
 mod quantiser;
 pub mod reference;
+mod rope_kv;
 mod rows;
 mod simd;
 
@@ -52,4 +53,5 @@ pub use kernels::Kernels;
 pub use kv::KvLayout;
 pub use matrix::{Matrix, MatrixLayout};
 pub use pool::Pool;
+pub use rope_kv::RopeWriteKv;
 pub use rows::{Rows, RowsMut};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::task::{Poll, Waker};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use penstock_kernels::{Matrix, MatrixLayout, Rows, RowsMut};
+use penstock_kernels::{Matrix, MatrixLayout, RopeWriteKv, Rows, RowsMut};
 use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
 
 use super::buffers::{PAGE, arena, lend};
@@ -18,12 +18,6 @@ use crate::step::{FOLLOWS, StepInputs, StepLimits, StepSpec};
 
 /// The results of a `sample` call.
 pub struct CpuTicket(Vec<Sampled>);
-
-/// Columns of the query, key and value part of a row.
-fn parts(shape: HeadShape) -> [Range<usize>; 3] {
-    let (query, kv) = (shape.query_width(), shape.kv_width());
-    [0..query, query..query + kv, query + kv..query + 2 * kv]
-}
 
 /// Values of a row of the rope table.
 fn rotation_width(spec: &StepSpec) -> usize {
@@ -197,15 +191,13 @@ impl Backend for Cpu {
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
         let [bytes, out] = lend(&mut self.arena, [&table.region, &out.0]);
-        let table = Matrix { layout: table.layout, bytes };
-        for (token, row) in step.tokens.iter().zip(cast_slice_mut(out).chunks_exact_mut(table.layout.columns))
-        {
-            let token = match token & FOLLOWS {
-                0 => *token,
-                _ => slots.last_token((token ^ FOLLOWS) as usize),
-            };
-            table.read_row(token as usize, row);
-        }
+        let (table, width) = (Matrix { layout: table.layout, bytes }, table.layout.columns);
+        let row_of = |row: usize| match step.tokens[row] {
+            token if token & FOLLOWS == 0 => token as usize,
+            token => slots.last_token((token ^ FOLLOWS) as usize) as usize,
+        };
+        let out = RowsMut::dense(&mut cast_slice_mut(out)[..step.tokens.len() * width], width);
+        self.kernels.read_rows(&self.pool, table, &row_of, out);
         Ok(())
     }
 
@@ -270,27 +262,27 @@ impl Backend for Cpu {
         cache: &mut CpuCache,
     ) -> Result<(), DeviceError> {
         let Self { kernels, pool, arena, .. } = self;
-        let stride = shape.qkv_width();
-        let values = step.tokens.len() * stride;
-        let [query, key, value] = parts(shape);
-        if let Some((query_norm, key_norm, epsilon)) = norms {
-            for (columns, weight) in [(query.clone(), query_norm), (key.clone(), key_norm)] {
-                let [weight, qkv] = lend(arena, [&weight.0, &qkv.0]);
-                let heads = RowsMut::columns(&mut cast_slice_mut(qkv)[..values], stride, columns);
-                kernels.rms_norm_in_place(pool, heads, cast_slice(weight), epsilon);
+        let count = step.tokens.len();
+        let (norms, [qkv, blocks, rotations]) = match norms {
+            None => (None, lend(arena, [&qkv.0, &cache.blocks, &rope.step])),
+            Some((query, key, epsilon)) => {
+                let [query, key, qkv, blocks, rotations] =
+                    lend(arena, [&query.0, &key.0, &qkv.0, &cache.blocks, &rope.step]);
+                (Some((&*cast_slice(query), &*cast_slice(key), epsilon)), [qkv, blocks, rotations])
             }
-        }
-        let [qkv, blocks, rotations] = lend(arena, [&qkv.0, &cache.blocks, &rope.step]);
-        let qkv = &mut cast_slice_mut(qkv)[..values];
-        let [cosines, sines] = rope::split(cast_slice(rotations), step.tokens.len(), rope.width);
-        let rotated = RowsMut::columns(qkv, stride, query.start..key.end);
-        kernels.rope(pool, rotated, shape.head_dim, cosines, sines);
-        let blocks = cache.shape.layer_mut(blocks, layer);
-        let places = step.write_blocks.iter().zip(&step.write_offsets);
-        for (row, (block, offset)) in qkv.chunks_exact(stride).zip(places) {
-            let (key, value) = (&row[key.clone()], &row[value.clone()]);
-            kernels.write_kv(&cache.layout, blocks, *block, *offset as usize, key, value);
-        }
+        };
+        let [cos, sin] = rope::split(cast_slice(rotations), count, rope.width);
+        let call = RopeWriteKv {
+            heads: shape,
+            norms,
+            cos,
+            sin,
+            layout: &cache.layout,
+            blocks: &step.write_blocks,
+            offsets: &step.write_offsets,
+        };
+        let qkv = &mut cast_slice_mut(qkv)[..count * shape.qkv_width()];
+        kernels.rope_write_kv(pool, &call, qkv, cache.shape.layer_mut(blocks, layer));
         Ok(())
     }
 
@@ -345,10 +337,9 @@ impl Backend for Cpu {
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
         let [x, out] = lend(&mut self.arena, [&x.0, &out.0]);
-        let (x, out): (&[f32], &mut [f32]) = (cast_slice(x), cast_slice_mut(out));
-        for (row, out) in step.output_rows.iter().zip(out.chunks_exact_mut(width)) {
-            out.copy_from_slice(&x[*row as usize * width..][..width]);
-        }
+        let x = Rows::dense(&cast_slice(x)[..step.tokens.len() * width], width);
+        let out = RowsMut::dense(&mut cast_slice_mut(out)[..step.output_rows.len() * width], width);
+        self.kernels.gather(&self.pool, x, &step.output_rows, out);
         Ok(())
     }
 
