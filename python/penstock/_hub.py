@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: The files of a model; weights in other formats or precisions are not downloaded.
 FILES = [
     "config.json",
+    "quantize_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

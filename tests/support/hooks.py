@@ -74,6 +74,6 @@ def log_records(level: str, count: int) -> None:
 
 
 def tensor(path: str | os.PathLike[str], name: str) -> bytes:
-    """A dequantised tensor by its Hugging Face name, little-endian float32."""
+    """A dequantised tensor by its Hugging Face name, little-endian float32; its codes have these values."""
     result: bytes = _hooks.tensor(path, name)
     return result

@@ -354,6 +354,87 @@ fn int8_weights_and_activations_of_compressed_tensors_are_read() {
     }
 }
 
+#[test]
+fn packed_rows_of_any_length_are_read() {
+    const SIZES: [usize; 2] = [13, 45];
+    let [rows, columns] = SIZES;
+    let (code, zero) = (|row: usize, column: usize| (row * 7 + column) % 16, |row: usize| row % 16);
+    let mut words = vec![0_u32; rows * columns.div_ceil(8)];
+    let mut zeros = vec![0_u32; rows.div_ceil(8)];
+    for row in 0..rows {
+        zeros[row / 8] |= (zero(row) as u32) << (row % 8 * 4);
+        for column in 0..columns {
+            words[row * columns.div_ceil(8) + column / 8] |= (code(row, column) as u32) << (column % 8 * 4);
+        }
+    }
+    let mut tensors = Tensors::default();
+    tensors.words("a.weight_packed", &[rows, columns.div_ceil(8)], &words);
+    tensors.words("a.weight_shape", &[2], &SIZES.map(|size| size as u32));
+    tensors.words("a.weight_zero_point", &[rows.div_ceil(8), 1], &zeros);
+    let scales = (0..rows).flat_map(|row| (row as f32).to_le_bytes()).collect();
+    tensors.add("a.weight_scale", "F32", &[rows, 1], scales);
+    let config = compressed_config(r#"{"num_bits":4,"strategy":"channel","symmetric":false}"#, "null");
+    let checkpoint = tensors.directory(&config).open().unwrap();
+    assert_eq!(checkpoint.tensor("a.weight").unwrap().shape(), SIZES);
+    let difference = |row, column| code(row, column) as f32 - zero(row) as f32;
+    let expected: Vec<_> = (0..rows * columns)
+        .map(|at| (at / columns) as f32 * difference(at / columns, at % columns))
+        .collect();
+    assert_eq!(read(&checkpoint, "a.weight"), expected);
+}
+
+#[test]
+fn group_index_of_compressed_tensors_orders_the_columns() {
+    let matrix = Matrix::new(4, 32, true);
+    let weights = r#"{"num_bits":4,"strategy":"group","group_size":32,"actorder":"group"}"#;
+    let group_of = |column: usize| column * 5 % 3;
+    let index: Vec<_> = (0..COLUMNS).map(|column| group_of(column) as u32).collect();
+    for (index, values) in [(index, matrix.values_of(group_of)), (vec![u32::MAX; COLUMNS], matrix.values())] {
+        let mut tensors = matrix.compressed("BF16", false);
+        tensors.0.retain(|(name, ..)| !name.ends_with("weight_scale"));
+        tensors.add(&format!("{NAME}.weight_scale"), "F32", &[ROWS, 3], matrix.scale_bytes("F32"));
+        tensors.words(&format!("{NAME}.weight_g_idx"), &[COLUMNS], &index);
+        check(&tensors.directory(&compressed_config(weights, "null")), &values);
+    }
+}
+
+#[test]
+fn scheme_of_a_module_follows_its_shapes() {
+    let mut matrix = Matrix::new(8, COLUMNS, true);
+    matrix.scales.iter_mut().for_each(|scales| scales[0] = 0.5);
+    let mut tensors = matrix.signed_bytes();
+    tensors.0.retain(|(name, ..)| !name.ends_with("weight_scale"));
+    tensors.add(&format!("{NAME}.weight_scale"), "F32", &[1], 0.5_f32.to_le_bytes().to_vec());
+    let config = r#"{"quant_method":"compressed-tensors","format":"mixed-precision","config_groups":{
+        "a":{"weights":{"num_bits":4,"strategy":"group","group_size":32},"format":"pack-quantized"},
+        "b":{"weights":{"num_bits":8,"strategy":"tensor"},"input_activations":{"num_bits":8}},
+        "c":{"weights":{"num_bits":8,"strategy":"tensor"}},
+        "d":{"weights":null,"input_activations":{"num_bits":8}}}}"#;
+    let checkpoint = check(&tensors.directory(config), &matrix.values());
+    // Two groups fit; they differ in the activations.
+    assert_eq!(grid(&checkpoint).activations, Activations::Float);
+    let expected = "compressed-tensors, int4, groups of 32; int8, a scale for each tensor; int8, a scale for each \
+                    tensor, int8 activations";
+    assert_eq!(checkpoint.description().quantization.as_deref(), Some(expected));
+}
+
+#[test]
+fn parts_in_several_shards_form_one_matrix() {
+    let matrix = Matrix::new(4, 32, false);
+    let scratch = matrix.gptq(1).directory(r#"{"quant_method":"gptq","bits":4,"group_size":32}"#);
+    std::fs::remove_file(scratch.path().join("model.safetensors")).unwrap();
+    let mut map = Vec::new();
+    for (at, tensor) in matrix.gptq(1).0.into_iter().enumerate() {
+        let file = format!("{at}.safetensors");
+        map.push(format!(r#""{}":"{file}""#, tensor.0));
+        scratch.write(&file, Tensors(vec![tensor]).bytes());
+    }
+    let map = format!(r#"{{"weight_map":{{{}}}}}"#, map.join(","));
+    scratch.write("model.safetensors.index.json", map);
+    let checkpoint = check(&scratch, &matrix.values());
+    checkpoint.tensor(WEIGHT).unwrap().prefetch();
+}
+
 /// The value of an E4M3 code by definition.
 fn float8(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));

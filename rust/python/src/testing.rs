@@ -7,7 +7,7 @@ use penstock_checkpoint::{Checkpoint, GenerationConfig};
 use penstock_frontend::FakeExecutor;
 use penstock_frontend::params::ModelLimits;
 use penstock_runner::EngineConfig as RunnerConfig;
-use penstock_types::{Dtype, KvDtype, Named};
+use penstock_types::{Dtype, GridRows, KvDtype, Named, WeightFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -132,7 +132,8 @@ pub fn log_records(py: Python<'_>, level: &str, count: usize) -> Result<(), Erro
     })
 }
 
-/// A tensor by its Hugging Face name, dequantised, little-endian `f32`.
+/// A tensor by its Hugging Face name, dequantised, little-endian `f32`. Panics if the codes of a quantised tensor
+/// do not have the same values.
 #[pyfunction]
 pub fn tensor<'py>(py: Python<'py>, path: PathBuf, name: &str) -> Result<Bound<'py, PyBytes>, Error> {
     let values = detach(py, || -> Result<_, Error> {
@@ -141,6 +142,13 @@ pub fn tensor<'py>(py: Python<'py>, path: PathBuf, name: &str) -> Result<Bound<'
         let rows = tensor.rows();
         let mut values = vec![0.0; rows * tensor.columns()];
         tensor.read_rows(0..rows, &mut values);
+        let WeightFormat::Grid(grid) = tensor.format() else { return Ok(values) };
+        let (mut codes, mut row) = (GridRows::default(), vec![0.0; tensor.columns()]);
+        tensor.read_grid(0..rows, &mut codes);
+        for (at, values) in values.chunks_exact(tensor.columns()).enumerate() {
+            codes.dequantize_row(&grid, values.len(), at, &mut row);
+            assert_eq!(values, row, "row {at} of {name}");
+        }
         Ok(values)
     })??;
     Ok(little_endian(py, &values))

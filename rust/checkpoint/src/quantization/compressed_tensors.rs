@@ -32,10 +32,10 @@ pub(super) fn read(settings: &Settings<'_>, parts: &mut Parts<'_>) -> Result<Str
     if let Some(status) = settings.text("quantization_status")?.filter(|status| *status != "compressed") {
         return Err(settings.unsupported("quantization_status", status, "compressed"));
     }
-    if let Some(sparsity) = settings.object("sparsity_config")? {
-        if let Some(format) = sparsity.text("format")?.filter(|format| *format != "dense") {
-            return Err(sparsity.unsupported("format", format, "dense"));
-        }
+    if let Some(sparsity) = settings.object("sparsity_config")?
+        && let Some(format) = sparsity.text("format")?.filter(|format| *format != "dense")
+    {
+        return Err(sparsity.unsupported("format", format, "dense"));
     }
     if let Some(transform) = settings.object("transform_config")? {
         transform.reject("config_groups")?;
@@ -278,10 +278,10 @@ fn floats(module: &str, parts: &mut Parts<'_>, schemes: &[Scheme]) -> Result<Pac
     let weight = parts.require(module, "weight")?;
     let scale = parts.require(module, "weight_scale")?;
     let scheme = find_scheme(schemes, &scale, weight.matrix()?, true, 8)?;
-    if let Some(zeros) = parts.take(module, "weight_zero_point") {
-        if zeros.bytes().iter().any(|&byte| byte & 0x7f != 0) {
-            return Err(zeros.unsupported("not zero", "zero"));
-        }
+    if let Some(zeros) = parts.take(module, "weight_zero_point")
+        && zeros.bytes().iter().any(|&byte| byte & 0x7f != 0)
+    {
+        return Err(zeros.unsupported("not zero", "zero"));
     }
     drop_activation_scales(module, parts);
     fp8::matrix(&weight, &scale, scheme.sharing)
