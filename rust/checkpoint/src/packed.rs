@@ -240,34 +240,43 @@ impl PackedMatrix {
         let lines = rows.clone().zip(out.chunks_exact_mut(columns));
         match self.codes.order {
             CodeOrder::ColumnWords(bits) => {
-                let (words, bits) = (self.codes.at.words(files), bits.count());
-                let per_word = (32 / bits) as usize;
-                for (at, words) in words.chunks_exact(self.rows).enumerate() {
+                let per_word = (32 / bits.count()) as usize;
+                for (at, words) in self.codes.at.words(files).chunks_exact(self.rows).enumerate() {
                     for (word, out) in words[rows.clone()].iter().zip(out.chunks_exact_mut(columns)) {
-                        let word = u32::from_le_bytes(*word);
-                        for (shift, out) in
-                            (0..).step_by(bits as usize).zip(&mut out[at * per_word..][..per_word])
-                        {
-                            *out = (word >> shift & ((1 << bits) - 1)) as u8;
+                        let out = &mut out[at * per_word..][..per_word];
+                        match bits {
+                            CodeBits::Four => out.copy_from_slice(&nibbles(*word)),
+                            _ => out.copy_from_slice(word),
                         }
                     }
                 }
             }
             CodeOrder::AwqWords => {
-                let words = self.codes.at.words(files);
-                for (column, words) in words.chunks_exact(self.rows / 8).enumerate() {
-                    for (row, out) in rows.clone().zip(out.chunks_exact_mut(columns)) {
-                        out[column] = awq_nibble(words[row / 8], row);
+                /// Columns that are unpacked together.
+                const COLUMNS: usize = 16;
+                let (words, words_per_column) = (self.codes.at.words(files), self.rows / 8);
+                for first in (0..columns).step_by(COLUMNS) {
+                    let count = COLUMNS.min(columns - first);
+                    for at in rows.start / 8..rows.end.div_ceil(8) {
+                        let mut column_words = [0; COLUMNS];
+                        for (column, word) in (first..).zip(&mut column_words[..count]) {
+                            *word = u32::from_le_bytes(words[column * words_per_column + at]);
+                        }
+                        for row in rows.start.max(8 * at)..rows.end.min(8 * at + 8) {
+                            let shift = 4 * AWQ_NIBBLES[row % 8];
+                            let out = &mut out[(row - rows.start) * columns + first..][..count];
+                            for (out, word) in out.iter_mut().zip(&column_words) {
+                                *out = (word >> shift & 15) as u8;
+                            }
+                        }
                     }
                 }
             }
             CodeOrder::Nibbles => {
                 for (row, out) in lines {
-                    for (out, byte) in out.chunks_mut(2).zip(&bytes[row * stride..][..stride]) {
-                        out[0] = byte & 15;
-                        if let Some(out) = out.get_mut(1) {
-                            *out = byte >> 4;
-                        }
+                    let words = bytes[row * stride..][..stride].as_chunks().0;
+                    for (out, word) in out.chunks_mut(8).zip(words) {
+                        out.copy_from_slice(&nibbles(*word)[..out.len()]);
                     }
                 }
             }
@@ -316,6 +325,16 @@ impl PackedMatrix {
 
 fn awq_nibble(word: [u8; 4], row: usize) -> u8 {
     (u32::from_le_bytes(word) >> (4 * AWQ_NIBBLES[row % 8]) & 15) as u8
+}
+
+/// The nibbles of a word, lowest bits first.
+#[inline(always)]
+fn nibbles(word: [u8; 4]) -> [u8; 8] {
+    let word = u64::from(u32::from_le_bytes(word));
+    let word = (word | word << 16) & 0x0000_ffff_0000_ffff;
+    let word = (word | word << 8) & 0x00ff_00ff_00ff_00ff;
+    let word = (word | word << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    word.to_le_bytes()
 }
 
 /// The 8-bit floating-point numbers: 4 bits of exponent, 3 of mantissa, no infinities (E4M3FN).
