@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +171,30 @@ async def test_leader_can_leave_at_any_time(engine: penstock.Engine) -> None:
             group.start_soon(follow)
     assert answers == [expected] * 5
     await assert_at_rest(engine)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_wait_behind_a_leader_of_a_stopped_loop_raises(backend: str) -> None:
+    loop = asyncio.new_event_loop()
+
+    async def lead() -> tuple[Pump, asyncio.Task[None]]:
+        pump = Pump()
+        task = asyncio.ensure_future(pump.wait(1, lambda: False))
+        await asyncio.sleep(0)
+        assert pump._has_leader
+        return pump, task
+
+    pump, task = loop.run_until_complete(lead())
+
+    async def follow() -> None:
+        await pump.wait(2, lambda: False)
+
+    with pytest.raises(RuntimeError, match="request 2 was started on another event loop"):
+        anyio.run(follow, backend=backend)
+    assert not pump._followers
+    task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
 
 
 @pytest.mark.anyio

@@ -19,11 +19,18 @@ Why no task waits forever:
   another leader, or leaves and repeats the same step. This also holds if it was cancelled in the meantime or
   had been woken for its own output: in each case it passes the same exit.
 - No code here awaits between reading a field and acting on it; tasks of other event loops are rejected.
+
+A step wakes a task for each stream, so most of the cost of a token outside the model is that of a wait.
+Therefore a follower on asyncio waits for a plain future instead of an `anyio.Event`, and looks up its event
+loop only if it may be another one: a future that is awaited on another loop of the same thread raises an
+error.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -31,6 +38,7 @@ import anyio.lowlevel
 from penstock._core import Port
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
 
@@ -47,6 +55,22 @@ def _current_loop() -> object:
         return token
 
 
+class _FutureEvent:
+    """An event for one task on asyncio."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> asyncio.Future[None]:
+        return self._future
+
+    def set(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+
 class Watch:
     """The key of a task that waits for any of its requests: those that `drain` has named since it looked."""
 
@@ -61,29 +85,41 @@ class Pump:
         self.port = Port()
         self._descriptor: int = self.port.fileno()
         self._loop = _current_loop()
+        self._thread = threading.get_ident()
+        native: Any = anyio.lowlevel.current_token().native_token
+        # Weak, because the event loop's variables refer to the pump.
+        self._asyncio: weakref.ref[asyncio.AbstractEventLoop] | None = (
+            weakref.ref(native) if hasattr(native, "create_future") else None
+        )
         self._has_leader = False
         #: The requests that are not waited for by id.
         self.watches: dict[int, Watch] = {}
-        self._followers: dict[int | Watch, set[anyio.Event]] = {}
+        self._followers: dict[int | Watch, list[anyio.Event | _FutureEvent]] = {}
 
     async def wait(self, key: int | Watch, is_ready: Callable[[], bool]) -> None:
-        """Wait until `is_ready()`, which reads the state of a request, or of those of a watch.
+        """Wait until `is_ready()`, which was false when the caller looked.
 
-        `drain()` updates it.
+        It reads the state of a request, or of those of a watch; `drain()` updates it.
         """
-        if _current_loop() is not self._loop:
-            what = "the batch" if isinstance(key, Watch) else f"request {key}"
-            message = f"{what} was started on another event loop; read it on that loop"
-            raise RuntimeError(message)
+        if not (self._has_leader and self._asyncio and threading.get_ident() == self._thread):
+            self._check_loop(key)
         try:
-            while not is_ready():
+            while True:
                 if self._has_leader:
                     await self._follow(key)
                 else:
                     await self._lead()
+                if is_ready():
+                    return
         finally:
             if not self._has_leader:
                 self._promote()
+
+    def _check_loop(self, key: int | Watch) -> None:
+        if _current_loop() is not self._loop:
+            what = "the batch" if isinstance(key, Watch) else f"request {key}"
+            message = f"{what} was started on another event loop; read it on that loop"
+            raise RuntimeError(message)
 
     async def _lead(self) -> None:
         self._has_leader = True
@@ -99,12 +135,16 @@ class Pump:
                 event.set()
 
     async def _follow(self, key: int | Watch) -> None:
-        event = anyio.Event()
-        self._followers.setdefault(key, set()).add(event)
+        loop = self._asyncio and self._asyncio()
+        event = _FutureEvent(loop.create_future()) if loop else anyio.Event()
+        followers = self._followers.setdefault(key, [])
+        followers.append(event)
         try:
             await event.wait()
+        except (RuntimeError, TypeError):  # a future of another event loop
+            self._check_loop(key)
+            raise
         finally:
-            followers = self._followers[key]
             followers.remove(event)
             if not followers:
                 del self._followers[key]

@@ -111,7 +111,9 @@ class Batch(BatchBase):
 
     async def _wait(self, port: Port) -> None:
         if self._running and self._pump is not None:
-            await self._pump.wait(self._watch, partial(self._collect, port))
+            is_ready = partial(self._collect, port)
+            if not is_ready():
+                await self._pump.wait(self._watch, is_ready)
         elif self._rejected:
             await anyio.sleep(_RETRY_INTERVAL)
 

@@ -130,12 +130,15 @@ class _Request:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         if not self._reader.acquire(blocking=False):
-            message = f"request {self.id} is already being read; only one reader at a time is allowed"
-            raise RuntimeError(message)
+            self._refuse_reader()
         try:
             yield
         finally:
             self._reader.release()
+
+    def _refuse_reader(self) -> NoReturn:
+        message = f"request {self.id} is already being read; only one reader at a time is allowed"
+        raise RuntimeError(message)
 
     def _result(self) -> Result:
         return result_of(self._native)
@@ -154,6 +157,7 @@ class Request(_Request):
 
     def __init__(self, session: Session, native: _core.Request, pump: Pump) -> None:
         super().__init__(session, native)
+        self._id = native.id
         self._pump = pump
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -165,11 +169,20 @@ class Request(_Request):
         Raises `GenerationError` if the request failed, `EngineStoppedError` if the engine crashed,
         `RuntimeError` if another task is already waiting for a chunk.
         """
-        with self._reading():
-            await self._wait(self._native.has_chunk)
-            chunk = self._native.take()
+        # Runs once per token and stream: no context manager, few calls.
+        native = self._native
+        if not self._reader.acquire(blocking=False):
+            self._refuse_reader()
+        try:
+            if native.has_chunk():
+                await anyio.lowlevel.checkpoint()
+            else:
+                await self._pump.wait(self._id, native.has_chunk)
+            chunk = native.take()
+        finally:
+            self._reader.release()
         if chunk is None:
-            self._native.check()
+            native.check()
             raise StopAsyncIteration
         return chunk
 
@@ -192,7 +205,7 @@ class Request(_Request):
         if is_ready():
             await anyio.lowlevel.checkpoint()
         else:
-            await self._pump.wait(self.id, is_ready)
+            await self._pump.wait(self._id, is_ready)
 
 
 class BlockingRequest(_Request):
