@@ -468,6 +468,10 @@ fn fp8_weights_with_every_kind_of_scales_are_read() {
         r#"{"num_bits":8,"type":"float","strategy":"block","block_structure":[16,32]}"#,
         "null",
     );
+    let text = compressed_config(
+        r#"{"num_bits":8,"type":"float","strategy":"block","block_structure":"16x32"}"#,
+        "null",
+    );
     let tensor = compressed_config(r#"{"num_bits":8,"type":"float"}"#, "null");
     let in_blocks: Index = |row, column| row / 16 * 3 + column / 32;
     for (config, suffix, shape, index) in [
@@ -476,6 +480,7 @@ fn fp8_weights_with_every_kind_of_scales_are_read() {
         (native, "weight_scale", &[ROWS, 1], |row, _| row),
         (&channel, "weight_scale", &[ROWS, 1], |row, _| row),
         (&blocks, "weight_scale", &[2, 3], in_blocks),
+        (&text, "weight_scale", &[2, 3], in_blocks),
         (&tensor, "weight_scale", &[1], |_, _| 0),
     ] {
         let codes = float8_codes();
@@ -542,10 +547,6 @@ fn unsupported_methods_and_options_are_named() {
         (
             r#"{"quant_method":"compressed-tensors","sparsity_config":{"format":"sparse-24-bitmask"}}"#,
             "sparsity_config.format is sparse-24-bitmask; supported: dense",
-        ),
-        (
-            r#"{"quant_method":"compressed-tensors","quantization_status":"frozen"}"#,
-            "quantization_status is frozen",
         ),
         (
             r#"{"quant_method":"compressed-tensors","transform_config":{"config_groups":{"a":{}}}}"#,

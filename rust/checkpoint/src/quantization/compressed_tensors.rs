@@ -29,9 +29,6 @@ pub(super) fn read(settings: &Settings<'_>, parts: &mut Parts<'_>) -> Result<Str
         Some("mixed-precision") => {}
         _ => check_format(settings)?,
     }
-    if let Some(status) = settings.text("quantization_status")?.filter(|status| *status != "compressed") {
-        return Err(settings.unsupported("quantization_status", status, "compressed"));
-    }
     if let Some(sparsity) = settings.object("sparsity_config")?
         && let Some(format) = sparsity.text("format")?.filter(|format| *format != "dense")
     {

@@ -88,12 +88,20 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Rows and columns of a block.
+    /// Rows and columns of a block: a list, or a text such as "128x128".
     pub(super) fn block(&self, field: &str) -> Result<Option<(usize, usize)>, CheckpointError> {
         self.typed(field, "a list of two positive numbers", |value| {
-            let [rows, columns] = value.as_array()?.as_slice() else { return None };
-            let size = |value: &Value| usize::try_from(value.as_u64()?).ok().filter(|&size| size > 0);
-            Some((size(rows)?, size(columns)?))
+            let (rows, columns) = match value {
+                Value::String(text) => {
+                    let (rows, columns) = text.split_once('x')?;
+                    (rows.parse().ok()?, columns.parse().ok()?)
+                }
+                value => {
+                    let [rows, columns] = value.as_array()?.as_slice() else { return None };
+                    (rows.as_u64()?.try_into().ok()?, columns.as_u64()?.try_into().ok()?)
+                }
+            };
+            Some((rows, columns)).filter(|&(rows, columns): &(usize, usize)| rows > 0 && columns > 0)
         })
     }
 
