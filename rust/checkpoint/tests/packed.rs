@@ -477,6 +477,7 @@ fn fp8_weights_with_every_kind_of_scales_are_read() {
     for (config, suffix, shape, index) in [
         (block, "weight_scale_inv", &[2, 3][..], in_blocks),
         (native, "weight_scale", &[], (|_, _| 0) as Index),
+        (r#"{"quant_method":"modelopt","quant_algo":"FP8"}"#, "weight_scale", &[], |_, _| 0),
         (native, "weight_scale", &[ROWS, 1], |row, _| row),
         (&channel, "weight_scale", &[ROWS, 1], |row, _| row),
         (&blocks, "weight_scale", &[2, 3], in_blocks),
@@ -533,6 +534,7 @@ fn unsupported_methods_and_options_are_named() {
         (r#"{"quant_method":"awq","bits":4,"version":"gemv"}"#, "version is gemv; supported: gemm"),
         (r#"{"quant_method":"auto-round","bits":4,"data_type":"mx_fp"}"#, "data_type is mx_fp"),
         (r#"{"quant_method":"auto-round","bits":4,"packing_format":"x"}"#, "packing_format is x"),
+        (r#"{"quant_method":"modelopt","quant_algo":"NVFP4"}"#, "quant_algo is NVFP4; supported: FP8"),
         (r#"{"quant_method":"fp8","fmt":"e5m2"}"#, "quantization_config.fmt is e5m2; supported: e4m3"),
         (r#"{"quant_method":"fp8"}"#, "up_proj.qweight: no weight of the method fp8 has this part"),
         (

@@ -14,6 +14,9 @@ pub(super) fn read(settings: &Settings<'_>, parts: &mut Parts<'_>) -> Result<Str
     if let Some(other) = settings.text("fmt")?.filter(|fmt| !matches!(*fmt, "e4m3" | "float8_e4m3fn")) {
         return Err(settings.unsupported("fmt", other, "e4m3"));
     }
+    if let Some(other) = settings.text("quant_algo")?.filter(|algorithm| *algorithm != "FP8") {
+        return Err(settings.unsupported("quant_algo", other, "FP8"));
+    }
     let block = settings.block("weight_block_size")?;
     for module in parts.modules_of(DTYPE) {
         let weight = parts.require(&module, "weight")?;

@@ -24,7 +24,7 @@ use crate::mapped::MappedFile;
 use crate::tensor::TensorEntry;
 
 /// Supported methods, for error messages.
-const METHODS: &str = "awq, gptq, auto-round, compressed-tensors, fp8, fbgemm_fp8; use an unquantised or a GGUF file \
+const METHODS: &str = "awq, gptq, auto-round, compressed-tensors, fp8, fbgemm_fp8, modelopt; use an unquantised or a GGUF file \
                        of the model instead";
 
 /// Older file with the settings of GPTQ.
@@ -69,7 +69,7 @@ fn read(
         Some("awq") => gptq::read_awq(settings, parts)?,
         Some("auto-round" | "intel/auto-round") => gptq::read_auto_round(settings, parts)?,
         Some("compressed-tensors") => compressed_tensors::read(settings, parts)?,
-        Some("fp8" | "fbgemm_fp8") => fp8::read(settings, parts)?,
+        Some("fp8" | "fbgemm_fp8" | "modelopt") => fp8::read(settings, parts)?,
         Some(other) => return Err(settings.unsupported("quant_method", other, METHODS)),
         None => return Err(settings.malformed("quant_method", format!("missing; supported: {METHODS}"))),
     };
