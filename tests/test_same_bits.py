@@ -138,10 +138,18 @@ def test_block_size_changes_no_bit(checkpoint: Path) -> None:
     assert others == [first] * 3
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+CPU_FLAGS = {
+    "portable": set[str](),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+}
+
+
+@pytest.mark.parametrize("isa", list(CPU_FLAGS))
 def test_each_instruction_set_is_reproducible(checkpoint: Path, isa: str) -> None:
-    if isa == "avx2" and "avx2" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this processor has no AVX2")
+    if missing := CPU_FLAGS[isa] - set(Path("/proc/cpuinfo").read_text().split()):
+        pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
     done = subprocess.run(
         [sys.executable, __file__, str(checkpoint)],
         env=os.environ | {"PENSTOCK_ISA": isa, "PYTHONPATH": str(Path(__file__).parent)},

@@ -2424,7 +2424,8 @@ class ModelInfo:
     - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
     - `max_paused`: Maximum number of paused outputs.
     - `threads`: Number of compute threads.
-    - `isa`: Instruction set of the kernels. `PENSTOCK_ISA` selects a lower one.
+    - `isa`: Instruction set of the kernels. `portable`, `avx2`, `avx512` or `avx512_vnni`. The default is
+      the best one the CPU has; `PENSTOCK_ISA` selects another.
     """
 
     def __new__(
@@ -2531,7 +2532,8 @@ class ModelInfo:
     def isa(self) -> str:
         """Instruction set of the kernels.
 
-        `PENSTOCK_ISA` selects a lower one.
+        `portable`, `avx2`, `avx512` or `avx512_vnni`. The default is the best one the CPU has;
+        `PENSTOCK_ISA` selects another.
         """
 
     def to_dict(self) -> dict[str, Any]:

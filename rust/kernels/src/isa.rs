@@ -2,28 +2,47 @@
 
 use std::{error, fmt};
 
-/// An instruction set with a kernel table, from the least to the most capable.
+/// An instruction set with a kernel table: a name for a set of CPU features.
 ///
-/// To add one (AVX-512/VNNI, AMX, NEON): a variant here, a `Simd` implementation in `arch/`, and a line in
-/// [`Isa::ALL`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// The sets are not a ladder: a CPU can have the features of one set and lack those of a set before it. To add one
+/// (AVX-VNNI, AVX-512 BF16, AMX, NEON): a variant here with its features, its entry in [`Isa::ALL`], and its table in
+/// `arch/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Isa {
     /// Plain Rust for any target; the compiler vectorises it for the target's baseline.
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The features of `Avx2` and AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// The features of `Avx512` and VNNI: integer dot products in one instruction.
+    Avx512Vnni,
+}
+
+/// Whether this CPU and operating system have every feature.
+#[cfg(target_arch = "x86_64")]
+macro_rules! has {
+    ($($feature:tt),+) => { $(std::arch::is_x86_feature_detected!($feature))&&+ };
+}
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! has {
+    ($($feature:tt),+) => {
+        false
+    };
 }
 
 impl Isa {
-    /// Every instruction set, in ascending order.
-    pub const ALL: &[Isa] = &[Isa::Portable, Isa::Avx2];
+    /// Every instruction set, in ascending order of preference.
+    pub const ALL: &[Isa] = &[Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni];
 
     /// The value of `PENSTOCK_ISA` that selects it.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Vnni => "avx512_vnni",
         }
     }
 
@@ -31,23 +50,18 @@ impl Isa {
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 => false,
+            Isa::Avx2 => has!("avx2", "fma", "f16c"),
+            Isa::Avx512 => Isa::Avx2.is_available() && has!("avx512f", "avx512bw", "avx512dq", "avx512vl"),
+            Isa::Avx512Vnni => Isa::Avx512.is_available() && has!("avx512vnni"),
         }
     }
 
-    /// The instruction sets this CPU can run, in ascending order.
+    /// The instruction sets this CPU can run, in ascending order of preference.
     pub fn available() -> impl DoubleEndedIterator<Item = Isa> {
         Isa::ALL.iter().copied().filter(|isa| isa.is_available())
     }
 
-    /// The most capable instruction set of this CPU.
+    /// The preferred instruction set of this CPU.
     pub fn best() -> Isa {
         Isa::available().next_back().unwrap_or(Isa::Portable)
     }
@@ -117,7 +131,8 @@ mod tests {
     fn portable_and_best_are_available() {
         assert!(Isa::Portable.is_available());
         assert!(Isa::best().is_available());
-        assert!(Isa::best() >= Isa::Portable);
+        assert_eq!(Isa::available().next(), Some(Isa::Portable));
+        assert_eq!(Isa::available().next_back(), Some(Isa::best()));
     }
 
     #[test]
@@ -127,8 +142,9 @@ mod tests {
 
     #[test]
     fn name_selects_its_instruction_set() {
-        for isa in Isa::available() {
-            assert_eq!(Isa::from_name(isa.name()), Ok(isa));
+        for isa in Isa::ALL.iter().copied() {
+            let want = if isa.is_available() { Ok(isa) } else { Err(IsaError::Unavailable { isa }) };
+            assert_eq!(Isa::from_name(isa.name()), want);
         }
     }
 

@@ -10,9 +10,9 @@ use std::ops::Range;
 use penstock_types::Epilogue;
 
 use crate::arch::{self, Table};
-use crate::generic::matmul::{BLOCK_TILES, Product, SHARE_TILES};
+use crate::generic::matmul::{Product, block_tiles, share_tiles};
 use crate::generic::row_ops::Activation;
-use crate::generic::tile::{MAX_ROWS, RowTiles, panels_at_once};
+use crate::generic::tile::RowTiles;
 use crate::isa::{Isa, IsaError};
 use crate::kv::KvLayout;
 use crate::matrix::Matrix;
@@ -37,7 +37,7 @@ impl fmt::Debug for Kernels {
 const ROW_SHARE: usize = 4096;
 
 impl Kernels {
-    /// The kernels of the most capable instruction set of this CPU.
+    /// The kernels of the preferred instruction set of this CPU.
     pub fn best() -> Kernels {
         Self::new_unchecked(Isa::best())
     }
@@ -47,7 +47,7 @@ impl Kernels {
         isa.is_available().then(|| Self::new_unchecked(isa))
     }
 
-    /// The kernels of the instruction set of this name (`portable`, `avx2`); the best if it is empty.
+    /// The kernels of the instruction set of this name ([`Isa::name`]); the best if it is empty.
     pub fn from_name(isa: &str) -> Result<Kernels, IsaError> {
         Isa::from_name(isa).map(Self::new_unchecked)
     }
@@ -82,10 +82,11 @@ impl Kernels {
         if let Epilogue::Bias(bias) | Epilogue::AddBias(bias) = epilogue {
             assert_eq!(bias.len(), layout.rows, "bias for {layout:?}");
         }
+        let shapes = self.table.tiles;
         let product = Product {
             x: x.as_ptr(),
             columns: layout.columns,
-            tokens: RowTiles::new(tokens, MAX_ROWS),
+            tokens: RowTiles::new(tokens, shapes.max_rows()),
             weights: matrix.bytes.as_ptr(),
             rows: layout.rows,
             epilogue,
@@ -94,11 +95,11 @@ impl Kernels {
         let tiles = product.tokens;
         let run = self.table.matmul.of(layout.dtype);
         // The unit of work is (token block, panel), panels fastest: the activations of a block stay in L2.
-        let blocks = RowTiles::new(tiles.count, BLOCK_TILES);
+        let blocks = RowTiles::new(tiles.count, block_tiles(shapes));
         let panels = layout.panels();
         let claims = Claims::new(blocks.count * panels);
-        let unit = if tiles.count == 1 { panels_at_once(tokens) } else { 1 };
-        let limit = SHARE_TILES / tiles.count.clamp(1, BLOCK_TILES);
+        let unit = if tiles.count == 1 { shapes.panels_at_once(tokens) } else { 1 };
+        let limit = share_tiles(shapes) / tiles.count.clamp(1, block_tiles(shapes));
         pool.share(&|_| {
             while let Some(mut share) = claims.next_share(pool.threads(), unit, limit) {
                 while !share.is_empty() {

@@ -1,7 +1,7 @@
 //! The vector trait over which the algorithms in `generic` are written.
 //!
-//! A vector always has 16 lanes, in as many registers as the instruction set needs (two on AVX2, one with AVX-512, four
-//! on NEON). So the order of every reduction is the same everywhere, and results of two instruction sets differ only if
+//! A vector always has 16 lanes, in as many registers as the instruction set needs (two with AVX2, one with AVX-512, four
+//! with NEON). So the order of every reduction is the same everywhere, and results of two instruction sets differ only if
 //! one fuses multiply-adds and the other does not.
 //!
 //! A value of a `Simd` type proves that the CPU has the instructions, because only the functions of an available
@@ -9,6 +9,7 @@
 //! `inline(always)` and free of closures, so that they compile into the functions of `arch`, which have the target
 //! features.
 
+use crate::generic::tile::{TileFn, TileRows, TileShapes};
 use crate::panel::LANES;
 
 pub(crate) trait Simd: Copy {
@@ -16,6 +17,16 @@ pub(crate) trait Simd: Copy {
     type V: Copy;
     /// 16 lanes of 32 bits: an i32, or two 16-bit halves.
     type I: Copy;
+
+    /// The tile shapes of f32 products; see [`tile_shapes`](crate::generic::tile::tile_shapes).
+    const TILES: TileShapes;
+
+    /// Calls `tile` for `rows` rows and [`panels_at_once`](TileShapes::panels_at_once) panels, or one panel if fewer
+    /// are `left`. Returns the number of panels.
+    ///
+    /// # Safety
+    /// `tile` can be called for this number of rows and for as many panels.
+    unsafe fn call_tile<F: TileFn<Self>>(self, rows: usize, left: usize, tile: F) -> usize;
 
     fn splat(self, value: f32) -> Self::V;
     fn vector(self, lanes: [f32; LANES]) -> Self::V;
@@ -48,13 +59,21 @@ pub(crate) trait Simd: Copy {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, rounded once if the instruction set has a fused multiply-add.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `row[k] * b + c` in every lane, rounded once if the instruction set has a fused multiply-add.
+    /// Column `k` of row `t` times `b`, plus `c`, in every lane; rounded once if the instruction set has a fused
+    /// multiply-add.
     /// # Safety
-    /// `row[k]` is readable.
+    /// Row `t` has column `k`.
     #[inline(always)]
-    unsafe fn mul_add_broadcast(self, row: *const f32, k: usize, b: Self::V, c: Self::V) -> Self::V {
+    unsafe fn mul_add_broadcast<const T: usize>(
+        self,
+        rows: &TileRows<T>,
+        t: usize,
+        k: usize,
+        b: Self::V,
+        c: Self::V,
+    ) -> Self::V {
         // SAFETY: by contract.
-        self.mul_add(self.splat(unsafe { *row.add(k) }), b, c)
+        self.mul_add(self.splat(unsafe { *rows.at[t].add(k) }), b, c)
     }
     /// `c - a * b`, rounded once if the instruction set has a fused multiply-add.
     fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;

@@ -120,6 +120,25 @@ fn token_has_the_same_bits_in_any_batch_and_thread_count() {
 }
 
 #[test]
+fn product_has_equal_bits_on_every_fused_isa() {
+    let pool = Pool::new(2).unwrap();
+    for dtype in Dtype::ALL {
+        let layout = MatrixLayout { rows: 1107, columns: 1031, dtype: *dtype };
+        let bytes = pack(layout, &random_stored(1, layout.rows * layout.columns, *dtype));
+        let x = random_floats(2, 97 * layout.columns);
+        for tokens in (1..=15).chain([97]) {
+            let x = &x[..tokens * layout.columns];
+            let outputs: Vec<_> = fused_kernels()
+                .map(|kernels| product(&kernels, &pool, x, tokens, Matrix { layout, bytes: &bytes }))
+                .collect();
+            for other in &outputs {
+                assert_same_bits(other, &outputs[0], &format!("{tokens} tokens, {layout:?}"));
+            }
+        }
+    }
+}
+
+#[test]
 fn padding_and_other_tokens_do_not_affect_a_result() {
     // With an odd number of columns the second half of a token's last pair is the next token.
     let pool = Pool::new(1).unwrap();

@@ -181,3 +181,29 @@ fn row_has_the_same_bits_in_any_batch_and_thread_count() {
         }
     }
 }
+
+#[test]
+fn row_operations_have_equal_bits_on_every_fused_isa() {
+    let pool = Pool::new(1).unwrap();
+    for width in [16, 70, 1000] {
+        let (x, weight) = (random_floats(1, 6 * width), random_floats(2, width));
+        let outputs: Vec<Vec<f32>> = fused_kernels()
+            .map(|kernels| {
+                let mut all = vec![0.0; 13 * width];
+                let (norm, rest) = all.split_at_mut(6 * width);
+                let (silu, rest) = rest.split_at_mut(3 * width);
+                let (gelu, weights) = rest.split_at_mut(3 * width);
+                let out = RowsMut::dense(norm, width);
+                kernels.rms_norm(&pool, Rows::dense(&x, width), &weight, 1e-6, out);
+                kernels.silu_mul(&pool, Rows::dense(&x, 2 * width), RowsMut::dense(silu, width));
+                kernels.gelu_tanh_mul(&pool, Rows::dense(&x, 2 * width), RowsMut::dense(gelu, width));
+                let sum = kernels.exp_weights(&x[..width], 1.0, 3.0, weights);
+                all.extend([sum, kernels.sum(&x), kernels.max(&x), kernels.sum_of_exp(&x, 1.0, 3.0) as f32]);
+                all
+            })
+            .collect();
+        for other in &outputs {
+            assert_same_bits(other, &outputs[0], &format!("rows of {width}"));
+        }
+    }
+}

@@ -14,6 +14,7 @@ use std::ops::Range;
 use crate::generic::attention::{AttentionJob, AttentionShape};
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Activation;
+use crate::generic::tile::TileShapes;
 use crate::isa::Isa;
 use penstock_types::{Dtype, KvDtype};
 
@@ -23,6 +24,7 @@ pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, us
 /// The operations of one instruction set. The safety requirements of each are those of the function of the same name in
 /// `generic`, and that the instruction set is available.
 pub(crate) struct Table {
+    pub(crate) tiles: TileShapes,
     pub(crate) matmul: PerDtype<MatmulFn>,
     pub(crate) attend_split: PerKvDtype<AttendSplitFn>,
     pub(crate) attention_clear: unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32),
@@ -84,8 +86,12 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         Isa::Portable => &portable::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => &x86_64::avx2::TABLE,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Vnni => &x86_64::avx512::TABLE,
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 => unreachable!("AVX2 on another architecture than x86-64; this is a bug"),
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vnni => {
+            unreachable!("{isa} on this architecture; this is a bug")
+        }
     }
 }
 
@@ -97,6 +103,7 @@ macro_rules! compile_table {
             use $crate::generic::attention::{floats::Floats, quantised::Quantised};
             use $crate::generic::panel_dtype::{Bf16, F16, F32};
             Table {
+                tiles: <$simd as $crate::simd::Simd>::TILES,
                 matmul: PerDtype {
                     f32: entry::matmul::<F32>,
                     f16: entry::matmul::<F16>,

@@ -5,6 +5,7 @@
 
 use half::f16;
 
+use crate::generic::tile::{TileFn, TileShapes, tile_shapes};
 use crate::panel::LANES;
 use crate::simd::Simd;
 
@@ -43,6 +44,8 @@ macro_rules! lanes {
 impl Simd for Portable {
     type V = V;
     type I = I;
+
+    tile_shapes!(1 x 4, 2 x 3, 3 x 2, 4 x 1, 5 x 1, 6 x 1);
 
     #[inline(always)]
     fn splat(self, value: f32) -> V {

@@ -105,6 +105,16 @@ mod tests {
         let mut all: Vec<(Apply, f64)> =
             vec![(|function, x| apply(Portable, function, x), if fused { 1.0 } else { 2.0 })];
         #[cfg(target_arch = "x86_64")]
+        if crate::Isa::Avx512.is_available() {
+            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512(function: Function, x: Lanes) -> Lanes {
+                // SAFETY: this function has the features.
+                apply(unsafe { crate::arch::x86_64::avx512::Avx512::new_unchecked() }, function, x)
+            }
+            // SAFETY: the instruction set is available.
+            all.push((|function, x| unsafe { avx512(function, x) }, 1.0));
+        }
+        #[cfg(target_arch = "x86_64")]
         if crate::Isa::Avx2.is_available() {
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2(function: Function, x: Lanes) -> Lanes {

@@ -14,6 +14,7 @@
 //! contiguous through its part of the group. Measured without a gain: unpacking a panel to f32 first, K blocks or token
 //! blocks of half the size, prefetching two passes ahead.
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -21,20 +22,30 @@ use penstock_types::Epilogue;
 
 use super::panel_dtype::PanelDtype;
 use super::row_ops::{load, store};
-use super::tile::{self, Prefetch, RowTiles, panels_at_once, with_tile_shape};
+use super::tile::{self, Prefetch, RowTiles, TileFn, TileShapes};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
 
 /// Maximum number of columns of a K block; the blocks are balanced, so most are smaller.
 const K_BLOCK: usize = 1024;
-/// Row tiles of a token block: 96 rows of a K block are 384 KiB of L2.
-pub(crate) const BLOCK_TILES: usize = 16;
-/// Maximum of tiles times panels of a share; their accumulators are 48 KiB.
-pub(crate) const SHARE_TILES: usize = 128;
+/// Maximum number of tokens of a token block: a K block of them is 384 KiB of L2.
+const BLOCK_ROWS: usize = 96;
+/// Maximum of tokens times panels of a share; their accumulators are 48 KiB.
+const SHARE_ROWS: usize = 768;
 /// The prefetch distance of a stream, in bytes.
 const STREAM_AHEAD: isize = 1536;
 
-const ACC_FLOATS: usize = SHARE_TILES * tile::MAX_ROWS * LANES;
+const ACC_FLOATS: usize = SHARE_ROWS * LANES;
+
+/// Maximum number of tiles of a token block.
+pub(crate) const fn block_tiles(shapes: TileShapes) -> usize {
+    BLOCK_ROWS / shapes.max_rows()
+}
+
+/// Maximum of tiles times panels of a share.
+pub(crate) const fn share_tiles(shapes: TileShapes) -> usize {
+    SHARE_ROWS / shapes.max_rows()
+}
 
 /// One product. Its pointers are valid for its shapes, and no other code accesses the part of `out` that its panels and
 /// tokens cover.
@@ -55,7 +66,7 @@ unsafe impl Sync for Product<'_> {}
 ///
 /// # Safety
 /// - `product` is as its type requires, for dtype `E`;
-/// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most [`SHARE_TILES`].
+/// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most [`share_tiles`].
 #[inline(always)]
 pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
     s: S,
@@ -67,7 +78,8 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
     let acc = acc.as_mut_ptr().cast::<f32>();
     let columns = product.columns;
     let tokens = product.tokens.rows(tiles.start).start..product.tokens.rows(tiles.end - 1).end;
-    let order = PanelOrder::new(panels.len(), product.tokens.rows(tiles.end - 1).len(), tiles.len() == 1);
+    let smallest_tile = product.tokens.rows(tiles.end - 1).len();
+    let order = PanelOrder::new(panels.len(), S::TILES.panels_at_once(smallest_tile), tiles.len() == 1);
     let panel_bytes = panel_bytes(E::DTYPE, columns);
 
     let k_blocks = if tiles.len() == 1 { 1 } else { columns.div_ceil(K_BLOCK) };
@@ -96,22 +108,23 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
                 let mut done = 0;
                 while done < count {
                     let panel = first + done * order.spacing;
-                    let call = TileCall {
+                    let call = TileCall::<E> {
                         // SAFETY: the tile's tokens lie inside the product.
                         x: unsafe { product.x.add(rows.start * columns) },
                         x_stride: columns,
                         // SAFETY: the panel is one of `panels`.
                         panel: unsafe { product.weights.add((panels.start + panel) * panel_bytes) },
                         panel_stride: order.spacing * panel_bytes,
-                        steps: steps.clone(),
+                        steps: steps.start..steps.end / 2 * 2,
                         // SAFETY: `acc` has room for every panel and token by contract.
                         acc: unsafe { acc.add((panel * tokens.len() + rows.start - tokens.start) * LANES) },
                         acc_stride: order.spacing * tokens.len() * LANES,
                         prefetch,
                         prefetch_advance,
+                        dtype: PhantomData,
                     };
                     // SAFETY: the call's pointers are those of the product; `acc` is set after the first block.
-                    done += unsafe { with_tile_shape!(rows.len(), count - done, run_tile::<S, E>(s, &call)) };
+                    done += unsafe { s.call_tile(rows.len(), count - done, call) };
                 }
             }
         }
@@ -119,7 +132,7 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
     }
     for (index, panel) in panels.enumerate() {
         // SAFETY: every chain of this panel is in `acc`, one token after the other.
-        unsafe { finish(s, product, panel, tokens.clone(), acc.add(index * tokens.len() * LANES)) };
+        unsafe { finish::<S, E>(s, product, panel, tokens.clone(), acc.add(index * tokens.len() * LANES)) };
     }
 }
 
@@ -142,8 +155,8 @@ struct PanelOrder {
 
 impl PanelOrder {
     #[inline(always)]
-    fn new(panels: usize, smallest_tile: usize, streamed: bool) -> Self {
-        let lanes = if panels < panels_at_once(smallest_tile) { 1 } else { panels_at_once(smallest_tile) };
+    fn new(panels: usize, at_once: usize, streamed: bool) -> Self {
+        let lanes = if panels < at_once { 1 } else { at_once };
         let full = panels / lanes;
         let (step, spacing) = if streamed { (1, full) } else { (lanes, 1) };
         Self { passes: full + panels % lanes, full, lanes, step, spacing }
@@ -160,7 +173,8 @@ impl PanelOrder {
     }
 }
 
-struct TileCall {
+/// The inputs of a tile, and its accumulators, which are set unless `steps` starts at 0.
+struct TileCall<E> {
     x: *const f32,
     x_stride: usize,
     panel: *const u8,
@@ -171,41 +185,66 @@ struct TileCall {
     /// Relative to each panel, see [`Prefetch`].
     prefetch: isize,
     prefetch_advance: usize,
+    dtype: PhantomData<E>,
 }
 
-/// # Safety
-/// `call` describes `T` rows, `P` panels and their accumulators, which are set unless `steps` starts at 0.
-#[inline(always)]
-unsafe fn run_tile<S: Simd, E: PanelDtype, const T: usize, const P: usize>(s: S, call: &TileCall) {
-    let mut panels = [call.panel; P];
-    for (p, panel) in panels.iter_mut().enumerate() {
-        // SAFETY: the call has P panels this far apart.
-        *panel = unsafe { call.panel.add(p * call.panel_stride) };
-    }
-    let prefetch = Prefetch { offsets: [call.prefetch; P], advance: call.prefetch_advance };
-    // SAFETY: by contract.
-    unsafe {
-        let mut acc = if call.steps.start == 0 {
-            tile::zero::<S, T, P>(s)
-        } else {
-            tile::load(s, call.acc, LANES, call.acc_stride)
-        };
-        tile::advance::<S, E, T, P>(s, &mut acc, call.x, call.x_stride, panels, call.steps.clone(), prefetch);
-        tile::store(s, call.acc, LANES, call.acc_stride, &acc);
+impl<S: Simd, E: PanelDtype> TileFn<S> for TileCall<E> {
+    /// # Safety
+    /// The call describes `T` rows, `P` panels and their accumulators.
+    #[inline(always)]
+    unsafe fn call<const T: usize, const P: usize>(self, s: S) {
+        let mut panels = [self.panel; P];
+        for (p, panel) in panels.iter_mut().enumerate() {
+            // SAFETY: the call has P panels this far apart.
+            *panel = unsafe { self.panel.add(p * self.panel_stride) };
+        }
+        let prefetch = Prefetch { offsets: [self.prefetch; P], advance: self.prefetch_advance };
+        // SAFETY: by contract.
+        unsafe {
+            let mut acc = if self.steps.start == 0 {
+                tile::zero::<S, T, P>(s)
+            } else {
+                tile::load(s, self.acc, LANES, self.acc_stride)
+            };
+            tile::advance::<S, E, T, P>(
+                s,
+                &mut acc,
+                self.x,
+                self.x_stride,
+                panels,
+                self.steps.clone(),
+                prefetch,
+            );
+            tile::store(s, self.acc, LANES, self.acc_stride, &acc);
+        }
     }
 }
 
+/// The last step, if the number of columns is odd, and the epilogue.
+///
 /// # Safety
 /// `acc` has 16 chains for each of `tokens`; `tokens` and `panel` lie inside the product.
 #[inline(always)]
-unsafe fn finish<S: Simd>(s: S, product: &Product<'_>, panel: usize, tokens: Range<usize>, acc: *const f32) {
+unsafe fn finish<S: Simd, E: PanelDtype>(
+    s: S,
+    product: &Product<'_>,
+    panel: usize,
+    tokens: Range<usize>,
+    acc: *mut f32,
+) {
+    let columns = product.columns;
     let row = panel * LANES;
     let lanes = LANES.min(product.rows - row);
     for (index, token) in tokens.enumerate() {
         // SAFETY: `lanes` outputs exist from `row` on, for `bias` and for every token of `out`; 16 chains are in `acc`.
         unsafe {
             let out = product.out.add(token * product.rows + row);
-            let chain = s.load(acc.add(index * LANES));
+            let acc = acc.add(index * LANES);
+            if columns % 2 == 1 {
+                let weights = product.weights.add(panel * panel_bytes(E::DTYPE, columns));
+                tile::single_step::<S, E>(s, acc, product.x.add(token * columns), weights, columns - 1);
+            }
+            let chain = s.load(acc);
             let value = match product.epilogue {
                 Epilogue::Store => chain,
                 Epilogue::Bias(bias) => s.add(chain, load(s, bias.as_ptr().add(row), lanes)),

@@ -8,10 +8,9 @@
 //! from it: each lane of each accumulator is one chain over ascending k, and storing and reloading the chain (at a K
 //! block, at a tile of a split) does not change its bits.
 //!
-//! T x P is chosen for 16 registers of 8 lanes. At T x P = 6 the accumulators take 12 registers, which leaves two for
-//! the panel, one for the broadcast and one for the bf16 mask; fewer than 8 accumulator registers would expose the
-//! latency of the fused multiply-add (4 cycles, two per cycle). So 1 row takes 4 panels at a time, 2 rows take 3, 3
-//! rows take 2.
+//! Each instruction set lists its shapes T x P ([`tile_shapes`]). The accumulators must fit its registers, beside the
+//! panels and a broadcast, and be numerous enough to hide the latency of the fused multiply-add (4 cycles, two per
+//! cycle).
 
 #![allow(clippy::needless_range_loop, reason = "t and p index several arrays")]
 
@@ -20,13 +19,64 @@ use std::ops::Range;
 use super::panel_dtype::PanelDtype;
 use crate::simd::Simd;
 
-/// Maximum number of rows of a tile.
-pub(crate) const MAX_ROWS: usize = 6;
-
-/// The number of panels that a tile of `rows` rows processes at a time.
-pub(crate) const fn panels_at_once(rows: usize) -> usize {
-    [0, 4, 3, 2, 1, 1, 1][rows]
+/// The tile shapes of an instruction set.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileShapes {
+    /// For each number of rows from 1 on, the number of panels.
+    pub(crate) panels: &'static [usize],
 }
+
+impl TileShapes {
+    /// Maximum number of rows of a tile.
+    #[inline(always)]
+    pub(crate) const fn max_rows(&self) -> usize {
+        self.panels.len()
+    }
+
+    /// The number of panels that a tile of `rows` rows, at least 1, processes at a time.
+    #[inline(always)]
+    pub(crate) const fn panels_at_once(&self, rows: usize) -> usize {
+        self.panels[rows - 1]
+    }
+}
+
+/// A function generic over the shape of a tile. Not a closure, which would not inherit target features.
+pub(crate) trait TileFn<S: Simd> {
+    /// Maximum number of rows of a call.
+    const MAX_ROWS: usize = usize::MAX;
+
+    /// # Safety
+    /// As the implementation requires, for `T` rows and `P` panels.
+    unsafe fn call<const T: usize, const P: usize>(self, s: S);
+}
+
+/// `tile_shapes!(1 x 4, 2 x 3)` is [`Simd::TILES`] and [`Simd::call_tile`] for tiles of 1 row times 4 panels and of 2
+/// rows times 3 panels. The rows must ascend from 1.
+macro_rules! tile_shapes {
+    ($($rows:literal x $panels:literal),+) => {
+        const TILES: TileShapes = TileShapes { panels: &[$($panels),+] };
+
+        #[inline(always)]
+        unsafe fn call_tile<F: TileFn<Self>>(self, rows: usize, left: usize, tile: F) -> usize {
+            // SAFETY: by contract.
+            unsafe {
+                match rows {
+                    $($rows if const { $rows <= F::MAX_ROWS } => {
+                        if $panels == 1 || left >= $panels {
+                            tile.call::<$rows, $panels>(self);
+                            $panels
+                        } else {
+                            tile.call::<$rows, 1>(self);
+                            1
+                        }
+                    })+
+                    _ => unreachable!("a tile of {rows} rows; this is a bug"),
+                }
+            }
+        }
+    };
+}
+pub(crate) use tile_shapes;
 
 /// A division of rows into as few tiles as possible, of nearly equal height: 32 is 6 6 5 5 5 5 and not 6 6 6 6 6 2,
 /// whose last tile would run at a third of the speed.
@@ -57,25 +107,26 @@ impl RowTiles {
     }
 }
 
-/// Calls a function generic over T and P for `$rows` in 1..=6 rows and `panels_at_once($rows)` panels, or one panel if
-/// fewer are `$left`. The value is the number of panels processed.
-macro_rules! with_tile_shape {
-    ($rows:expr, $left:expr, $f:ident::<$($generic:ident),+>($($argument:expr),* $(,)?)) => {
-        match ($rows, $left >= $crate::generic::tile::panels_at_once($rows)) {
-            (6, _) => { $f::<$($generic),+, 6, 1>($($argument),*); 1 }
-            (5, _) => { $f::<$($generic),+, 5, 1>($($argument),*); 1 }
-            (4, _) => { $f::<$($generic),+, 4, 1>($($argument),*); 1 }
-            (3, true) => { $f::<$($generic),+, 3, 2>($($argument),*); 2 }
-            (3, false) => { $f::<$($generic),+, 3, 1>($($argument),*); 1 }
-            (2, true) => { $f::<$($generic),+, 2, 3>($($argument),*); 3 }
-            (2, false) => { $f::<$($generic),+, 2, 1>($($argument),*); 1 }
-            (1, true) => { $f::<$($generic),+, 1, 4>($($argument),*); 4 }
-            (1, false) => { $f::<$($generic),+, 1, 1>($($argument),*); 1 }
-            (rows, _) => unreachable!("a tile of {rows} rows; this is a bug"),
-        }
+/// Runs `$body` for each `$t` below `$count`, a constant of at most 16, without a loop: the compiler does not unroll the
+/// loops of the tallest tiles, and a loop over accumulators keeps them in memory.
+macro_rules! unrolled {
+    ($t:ident < $count:ident => $body:expr) => {
+        unrolled!($t < $count => $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    ($t:ident < $count:ident => $body:expr; $($index:literal)+) => {
+        $(if const { $index < $count } {
+            let $t = $index;
+            $body
+        })+
     };
 }
-pub(crate) use with_tile_shape;
+
+/// The rows of a tile, `stride` floats apart.
+#[derive(Clone, Copy)]
+pub(crate) struct TileRows<const T: usize> {
+    pub(crate) at: [*const f32; T],
+    pub(crate) stride: usize,
+}
 
 /// The prefetches of a tile: at each pair of steps, the cache lines of a pair at `offsets[p]` from panel p; the offsets
 /// then grow by `advance` bytes.
@@ -103,12 +154,12 @@ pub(crate) unsafe fn load<S: Simd, const T: usize, const P: usize>(
     panel_stride: usize,
 ) -> Acc<S, T, P> {
     let mut acc = zero::<S, T, P>(s);
-    for t in 0..T {
+    unrolled!(t < T => {
         for p in 0..P {
             // SAFETY: readable by contract.
             acc[t][p] = unsafe { s.load(from.add(t * row_stride + p * panel_stride)) };
         }
-    }
+    });
     acc
 }
 
@@ -122,19 +173,19 @@ pub(crate) unsafe fn store<S: Simd, const T: usize, const P: usize>(
     panel_stride: usize,
     acc: &Acc<S, T, P>,
 ) {
-    for t in 0..T {
+    unrolled!(t < T => {
         for p in 0..P {
             // SAFETY: writable by contract.
             unsafe { s.store(to.add(t * row_stride + p * panel_stride), acc[t][p]) };
         }
-    }
+    });
 }
 
-/// Continues the chains over `steps`, which may start and end in the middle of a pair.
+/// Continues the chains over `steps`, which are whole pairs.
 ///
 /// # Safety
 /// - `x` has `T` rows, `x_stride` floats apart, with `steps` readable in each;
-/// - every one of `panels` has the pairs that `steps` touches.
+/// - every one of `panels` has `steps`.
 #[inline(always)]
 pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: usize>(
     s: S,
@@ -145,19 +196,14 @@ pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: us
     steps: Range<usize>,
     prefetch: Prefetch<P>,
 ) {
-    let mut rows = [x; T];
-    for t in 1..T {
+    let mut rows = TileRows { at: [x; T], stride: x_stride };
+    unrolled!(t < T => {
         // SAFETY: the row exists by contract.
-        rows[t] = unsafe { x.add(t * x_stride) };
-    }
+        rows.at[t] = unsafe { x.add(t * x_stride) };
+    });
     let mut k = steps.start;
     let mut ahead = 0;
-    if k % 2 == 1 && k < steps.end {
-        // SAFETY: the pair and the column are among `steps`.
-        unsafe { step::<S, E, T, P, true>(s, acc, rows, panels, k) };
-        k += 1;
-    }
-    while k + 1 < steps.end {
+    while k < steps.end {
         for p in 0..P {
             let mut line = 0;
             while line < E::PAIR {
@@ -167,15 +213,32 @@ pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: us
         }
         // SAFETY: the pair and both columns are among `steps`.
         unsafe {
-            step::<S, E, T, P, false>(s, acc, rows, panels, k);
-            step::<S, E, T, P, true>(s, acc, rows, panels, k + 1);
+            step::<S, E, T, P, false>(s, acc, &rows, panels, k);
+            step::<S, E, T, P, true>(s, acc, &rows, panels, k + 1);
         }
         ahead += prefetch.advance;
         k += 2;
     }
-    if k < steps.end {
-        // SAFETY: the pair and the column are among `steps`.
-        unsafe { step::<S, E, T, P, false>(s, acc, rows, panels, k) };
+}
+
+/// Continues 16 chains in memory by step `k`: for a first or last step that is half of a pair.
+///
+/// # Safety
+/// - 16 chains are readable and writable at `acc`;
+/// - `row` has column `k`, and `panel` has its pair.
+#[inline(always)]
+pub(crate) unsafe fn single_step<S: Simd, E: PanelDtype>(
+    s: S,
+    acc: *mut f32,
+    row: *const f32,
+    panel: *const u8,
+    k: usize,
+) {
+    // SAFETY: by contract.
+    unsafe {
+        let pair = panel.add(k / 2 * E::PAIR);
+        let w = if k % 2 == 1 { E::odd(s, pair) } else { E::even(s, pair) };
+        s.store(acc, s.mul_add(s.splat(*row.add(k)), w, s.load(acc)));
     }
 }
 
@@ -188,7 +251,7 @@ pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: us
 unsafe fn step<S: Simd, E: PanelDtype, const T: usize, const P: usize, const ODD: bool>(
     s: S,
     acc: &mut Acc<S, T, P>,
-    rows: [*const f32; T],
+    rows: &TileRows<T>,
     panels: [*const u8; P],
     k: usize,
 ) {
@@ -197,9 +260,7 @@ unsafe fn step<S: Simd, E: PanelDtype, const T: usize, const P: usize, const ODD
         unsafe {
             let pair = panels[p].add(k / 2 * E::PAIR);
             let w = if ODD { E::odd(s, pair) } else { E::even(s, pair) };
-            for t in 0..T {
-                acc[t][p] = s.mul_add_broadcast(rows[t], k, w, acc[t][p]);
-            }
+            unrolled!(t < T => acc[t][p] = s.mul_add_broadcast(rows, t, k, w, acc[t][p]));
         }
     }
 }
@@ -211,17 +272,17 @@ mod tests {
     #[test]
     fn tiles_are_balanced_and_cover_every_row_once() {
         let heights = |rows| {
-            let tiles = RowTiles::new(rows, MAX_ROWS);
+            let tiles = RowTiles::new(rows, 6);
             (0..tiles.count).map(|i| tiles.rows(i).len()).collect::<Vec<_>>()
         };
         assert_eq!(heights(32), [6, 6, 5, 5, 5, 5]);
         assert_eq!(heights(7), [4, 3]);
         assert_eq!(heights(0), []);
         for rows in 0..200 {
-            let tiles = RowTiles::new(rows, MAX_ROWS);
+            let tiles = RowTiles::new(rows, 6);
             let all: Vec<usize> = (0..tiles.count).flat_map(|i| tiles.rows(i)).collect();
             assert_eq!(all, (0..rows).collect::<Vec<_>>());
-            assert!(heights(rows).iter().all(|height| (1..=MAX_ROWS).contains(height)));
+            assert!(heights(rows).iter().all(|height| (1..=6).contains(height)));
         }
     }
 }

@@ -68,6 +68,25 @@ fn prefill_in_chunks_and_decode_have_the_same_bits() {
 }
 
 #[test]
+fn attention_has_equal_bits_on_every_fused_isa() {
+    let pool = Pool::new(2).unwrap();
+    for dtype in KvDtype::ALL {
+        for spec in [PLAIN, Spec { window: Some(100), softcap: Some(30.0), group: 16, head_dim: 72, ..PLAIN }]
+        {
+            let spec = Spec { dtype: *dtype, ..spec };
+            let case = Case::new(spec, 6);
+            for chunk in [1, 33] {
+                let outputs: Vec<_> =
+                    fused_kernels().map(|kernels| case.outputs(&kernels, &pool, 500..600, chunk)).collect();
+                for other in &outputs {
+                    assert_same_bits(other, &outputs[0], &format!("{spec:?} in chunks of {chunk}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn long_decode_has_the_same_bits_on_any_thread_count() {
     let case = Case::new(Spec { positions: 2000, ..PLAIN }, 4);
     let width = case.width();

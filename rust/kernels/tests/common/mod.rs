@@ -10,6 +10,11 @@ pub fn all_kernels() -> impl Iterator<Item = Kernels> {
     Isa::available().map(|isa| Kernels::for_isa(isa).unwrap())
 }
 
+/// The kernels whose multiply-adds are fused: float results of all of them have the same bits.
+pub fn fused_kernels() -> impl Iterator<Item = Kernels> {
+    all_kernels().filter(|kernels| kernels.isa() != Isa::Portable)
+}
+
 /// `count` floats in -1..1 drawn from `seed` (splitmix64).
 pub fn random_floats(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed;

@@ -3,6 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
+use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
 use crate::panel::LANES;
 use crate::simd::Simd;
 
@@ -123,6 +124,8 @@ impl Simd for Avx2 {
     type V = V;
     type I = I;
 
+    tile_shapes!(1 x 4, 2 x 3, 3 x 2, 4 x 1, 5 x 1, 6 x 1);
+
     #[inline(always)]
     fn splat(self, value: f32) -> V {
         // SAFETY: `self` proves AVX.
@@ -217,9 +220,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn mul_add_broadcast(self, row: *const f32, k: usize, b: V, c: V) -> V {
-        // SAFETY: `self` proves AVX and FMA; `row[k]` is readable by contract.
-        unsafe { mul_add_broadcast(row, k, b, c) }
+    unsafe fn mul_add_broadcast<const T: usize>(
+        self,
+        rows: &TileRows<T>,
+        t: usize,
+        k: usize,
+        b: V,
+        c: V,
+    ) -> V {
+        // SAFETY: `self` proves AVX and FMA; row `t` has column `k` by contract.
+        unsafe { mul_add_broadcast(rows.at[t], k, b, c) }
     }
 
     #[inline(always)]

@@ -6,10 +6,10 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{AttentionShape, KvFormat, Pass, SPLIT, Visible, partial_floats};
+use super::{AttentionShape, KvFormat, MAX_ROWS, Pass, SPLIT, Visible, partial_floats};
 use crate::generic::panel_dtype::PanelDtype;
 use crate::generic::row_ops::load as load_lanes;
-use crate::generic::tile::{self, Prefetch, with_tile_shape};
+use crate::generic::tile::{self, Prefetch, TileFn};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
 
@@ -31,11 +31,25 @@ impl<E: PanelDtype> KvFormat for Floats<E> {
 
     #[inline(always)]
     unsafe fn score<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>) {
+        let (rows, head_dim) = (pass.visible.len(), pass.layout.head_dim);
         let mut tile = tiles.start;
         while tile < tiles.end {
             // SAFETY: by contract.
             unsafe {
-                tile += with_tile_shape!(pass.visible.len(), tiles.end - tile, score::<S, E>(s, pass, tile));
+                let call = Score::<E> { pass, first: tile, dtype: PhantomData };
+                tile += s.call_tile(rows, tiles.end - tile, call);
+            }
+        }
+        if head_dim % 2 == 1 {
+            for row in 0..rows {
+                for tile in tiles.clone() {
+                    // SAFETY: the query has `head_dim` floats, the K panel as many steps, and the row 256 scores.
+                    unsafe {
+                        let query = pass.queries.add(row * head_dim.next_multiple_of(LANES));
+                        let score = pass.scores.add(row * SPLIT + tile * LANES);
+                        tile::single_step::<S, E>(s, score, query, pass.tiles[tile], head_dim - 1);
+                    }
+                }
             }
         }
     }
@@ -52,17 +66,24 @@ impl<E: PanelDtype> KvFormat for Floats<E> {
             }
         }
         let panels = pass.layout.head_dim.div_ceil(LANES);
-        for segment in Segments::new(pass.visible) {
-            let mut panel = 0;
+        for mut segment in Segments::new(pass.visible) {
+            let Range { start, end } = segment.positions;
+            segment.positions = start.next_multiple_of(2)..end / 2 * 2;
+            if start % 2 == 1 {
+                // SAFETY: by contract; the sums were just set.
+                unsafe { sum_position::<S, E>(s, pass, &segment.rows, start) };
+            }
+            let mut panel = if segment.positions.is_empty() { panels } else { 0 };
             while panel < panels {
                 // SAFETY: by contract; the sums were just set.
                 unsafe {
-                    panel += with_tile_shape!(
-                        segment.rows.len(),
-                        panels - panel,
-                        sum_values::<S, E>(s, pass, &segment, panel)
-                    );
+                    let call = SumValues::<E> { pass, segment: &segment, panel, dtype: PhantomData };
+                    panel += s.call_tile(segment.rows.len(), panels - panel, call);
                 }
+            }
+            if end % 2 == 1 {
+                // SAFETY: as above.
+                unsafe { sum_position::<S, E>(s, pass, &segment.rows, end - 1) };
             }
         }
     }
@@ -92,26 +113,44 @@ impl Pass<'_> {
     }
 }
 
-/// Scores of `T` rows with `P` tiles of positions from `first` on.
-///
-/// # Safety
-/// `pass` has these rows and tiles.
-#[inline(always)]
-unsafe fn score<S: Simd, E: PanelDtype, const T: usize, const P: usize>(s: S, pass: &Pass<'_>, first: usize) {
-    let mut panels = [std::ptr::null(); P];
-    panels.copy_from_slice(&pass.tiles[first..first + P]);
-    let head_dim = pass.layout.head_dim;
-    let mut tiles = [first; P];
-    for (p, tile) in tiles.iter_mut().enumerate() {
-        *tile += p;
-    }
-    let prefetch = pass.prefetch::<E, P>(panels, tiles, [0; P], pass.layout.key_bytes());
-    let mut acc = tile::zero::<S, T, P>(s);
-    // SAFETY: the queries have `head_dim` floats and each K panel has `head_dim` steps; each row has 256 scores.
-    unsafe {
-        let stride = head_dim.next_multiple_of(LANES);
-        tile::advance::<S, E, T, P>(s, &mut acc, pass.queries, stride, panels, 0..head_dim, prefetch);
-        tile::store(s, pass.scores.add(first * LANES), SPLIT, LANES, &acc);
+/// Scores of the rows of `pass` with tiles of positions from `first` on.
+struct Score<'a, E> {
+    pass: &'a Pass<'a>,
+    first: usize,
+    dtype: PhantomData<E>,
+}
+
+impl<S: Simd, E: PanelDtype> TileFn<S> for Score<'_, E> {
+    const MAX_ROWS: usize = MAX_ROWS;
+
+    /// # Safety
+    /// `pass` has `T` rows and these tiles.
+    #[inline(always)]
+    unsafe fn call<const T: usize, const P: usize>(self, s: S) {
+        let Self { pass, first, .. } = self;
+        let mut panels = [std::ptr::null(); P];
+        panels.copy_from_slice(&pass.tiles[first..first + P]);
+        let head_dim = pass.layout.head_dim;
+        let mut tiles = [first; P];
+        for (p, tile) in tiles.iter_mut().enumerate() {
+            *tile += p;
+        }
+        let prefetch = pass.prefetch::<E, P>(panels, tiles, [0; P], pass.layout.key_bytes());
+        let mut acc = tile::zero::<S, T, P>(s);
+        // SAFETY: the queries have `head_dim` floats and each K panel has `head_dim` steps; each row has 256 scores.
+        unsafe {
+            let stride = head_dim.next_multiple_of(LANES);
+            tile::advance::<S, E, T, P>(
+                s,
+                &mut acc,
+                pass.queries,
+                stride,
+                panels,
+                0..head_dim / 2 * 2,
+                prefetch,
+            );
+            tile::store(s, pass.scores.add(first * LANES), SPLIT, LANES, &acc);
+        }
     }
 }
 
@@ -169,42 +208,71 @@ impl Iterator for Segments<'_> {
     }
 }
 
-/// Continues the weighted sums of the `T` rows of `segment` over `P` V panels (16 dimensions each) from `panel` on.
+/// Continues the weighted sums of rows by one position.
 ///
 /// # Safety
-/// `pass` has these rows and panels, and weights and values for these positions; the sums are set.
+/// `pass` has these rows, and weights and values for this position; the sums are set.
 #[inline(always)]
-unsafe fn sum_values<S: Simd, E: PanelDtype, const T: usize, const P: usize>(
-    s: S,
-    pass: &Pass<'_>,
-    segment: &Segment,
-    panel: usize,
-) {
-    let stride = partial_floats(pass.layout.head_dim);
-    let panel_bytes = panel_bytes(E::DTYPE, LANES);
-    let mut offsets = [pass.layout.key_bytes() + panel * panel_bytes; P];
-    for (p, offset) in offsets.iter_mut().enumerate() {
-        *offset += p * panel_bytes;
-    }
-    // SAFETY: the acc of each row follows its first 16 floats, 16 floats for each panel; the panels lie inside the
-    // tiles; each row has 16 weights for each tile.
-    unsafe {
-        let acc_at = pass.partial.add(segment.rows.start * stride + LANES + panel * LANES);
-        let mut acc = tile::load::<S, T, P>(s, acc_at, stride, LANES);
-        let mut at = segment.positions.start;
-        while at < segment.positions.end {
-            let base = at / LANES * LANES;
-            let end = segment.positions.end.min(base + LANES);
-            let mut panels = [pass.tiles[at / LANES]; P];
-            for (panel, offset) in panels.iter_mut().zip(offsets) {
-                *panel = panel.add(offset);
+unsafe fn sum_position<S: Simd, E: PanelDtype>(s: S, pass: &Pass<'_>, rows: &Range<usize>, position: usize) {
+    let (tile, stride) = (position / LANES, partial_floats(pass.layout.head_dim));
+    for row in rows.clone() {
+        for panel in 0..pass.layout.head_dim.div_ceil(LANES) {
+            let offset = pass.layout.key_bytes() + panel * panel_bytes(E::DTYPE, LANES);
+            // SAFETY: the acc of a row follows its first 16 floats, 16 floats for each panel; the panels lie inside the
+            // tile; a row has 16 weights for each tile.
+            unsafe {
+                let acc = pass.partial.add(row * stride + LANES + panel * LANES);
+                let weights = pass.scores.add(row * SPLIT + tile * LANES);
+                let values = pass.tiles[tile].add(offset);
+                tile::single_step::<S, E>(s, acc, weights, values, position % LANES);
             }
-            let prefetch = pass.prefetch::<E, P>(panels, [at / LANES; P], offsets, panel_bytes);
-            let (weights, steps) =
-                (pass.scores.add(segment.rows.start * SPLIT + base), at - base..end - base);
-            tile::advance::<S, E, T, P>(s, &mut acc, weights, SPLIT, panels, steps, prefetch);
-            at = end;
         }
-        tile::store(s, acc_at, stride, LANES, &acc);
+    }
+}
+
+/// Continues the weighted sums of the rows of `segment`, whose positions are whole pairs, over V panels (16 dimensions each) from `panel` on.
+struct SumValues<'a, E> {
+    pass: &'a Pass<'a>,
+    segment: &'a Segment,
+    panel: usize,
+    dtype: PhantomData<E>,
+}
+
+impl<S: Simd, E: PanelDtype> TileFn<S> for SumValues<'_, E> {
+    const MAX_ROWS: usize = MAX_ROWS;
+
+    /// # Safety
+    /// `pass` has these panels, and weights and values for the positions of the segment, which has `T` rows; the sums
+    /// are set.
+    #[inline(always)]
+    unsafe fn call<const T: usize, const P: usize>(self, s: S) {
+        let Self { pass, segment, panel, .. } = self;
+        let stride = partial_floats(pass.layout.head_dim);
+        let panel_bytes = panel_bytes(E::DTYPE, LANES);
+        let mut offsets = [pass.layout.key_bytes() + panel * panel_bytes; P];
+        for (p, offset) in offsets.iter_mut().enumerate() {
+            *offset += p * panel_bytes;
+        }
+        // SAFETY: the acc of each row follows its first 16 floats, 16 floats for each panel; the panels lie inside the
+        // tiles; each row has 16 weights for each tile.
+        unsafe {
+            let acc_at = pass.partial.add(segment.rows.start * stride + LANES + panel * LANES);
+            let mut acc = tile::load::<S, T, P>(s, acc_at, stride, LANES);
+            let mut at = segment.positions.start;
+            while at < segment.positions.end {
+                let base = at / LANES * LANES;
+                let end = segment.positions.end.min(base + LANES);
+                let mut panels = [pass.tiles[at / LANES]; P];
+                for (panel, offset) in panels.iter_mut().zip(offsets) {
+                    *panel = panel.add(offset);
+                }
+                let prefetch = pass.prefetch::<E, P>(panels, [at / LANES; P], offsets, panel_bytes);
+                let (weights, steps) =
+                    (pass.scores.add(segment.rows.start * SPLIT + base), at - base..end - base);
+                tile::advance::<S, E, T, P>(s, &mut acc, weights, SPLIT, panels, steps, prefetch);
+                at = end;
+            }
+            tile::store(s, acc_at, stride, LANES, &acc);
+        }
     }
 }

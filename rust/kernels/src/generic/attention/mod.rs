@@ -29,7 +29,7 @@ use std::ops::Range;
 
 use super::math;
 use super::row_ops::store as store_lanes;
-use super::tile::{MAX_ROWS, RowTiles};
+use super::tile::RowTiles;
 use crate::kv::KvLayout;
 use crate::panel::LANES;
 use crate::simd::Simd;
@@ -37,6 +37,9 @@ use crate::simd::Simd;
 /// Positions of a split. Part of the determinism contract: another value changes the bits.
 pub(crate) const SPLIT: usize = 256;
 const SPLIT_TILES: usize = SPLIT / LANES;
+
+/// Maximum number of query rows of a tile.
+pub(crate) const MAX_ROWS: usize = 6;
 
 /// Maximum number of floats of the query rows of one job, padded to 16.
 pub(crate) const JOB_FLOATS: usize = 48 * 128;

@@ -20,9 +20,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::{AttentionShape, KvFormat, Pass, SPLIT, Visible, partial_floats};
+use super::{AttentionShape, KvFormat, MAX_ROWS, Pass, SPLIT, Visible, partial_floats};
 use crate::generic::row_ops::load as load_lanes;
-use crate::generic::tile::MAX_ROWS;
 use crate::kv::PARAMS_LINE;
 use crate::panel::LANES;
 use crate::quantiser::{Quantiser, WORD_BYTES};

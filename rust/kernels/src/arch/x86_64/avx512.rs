@@ -1,0 +1,323 @@
+//! The vector trait with AVX-512 (F, BW, DQ and VL): 16 lanes are one register.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
+use crate::panel::LANES;
+use crate::simd::Simd;
+
+crate::arch::compile_table!(
+    Avx512 from Avx512::new_unchecked(),
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+);
+
+/// Proof that this CPU has AVX2, FMA, F16C and AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// [`crate::Isa::Avx512`] is available.
+    #[inline(always)]
+    pub(crate) unsafe fn new_unchecked() -> Self {
+        Self(())
+    }
+}
+
+/// `c + a * b` with the float `$address` as `a` in every lane. In assembly, because the compiler loads the floats of a
+/// whole step early, runs out of registers and spills accumulators.
+macro_rules! mul_add_memory {
+    ($address:literal, $at:expr, $stride:expr, $b:expr, $c:expr) => {
+        asm!(
+            concat!("vfmadd231ps {c}, {b}, dword ptr [", $address, "]{{1to16}}"),
+            at = in(reg) $at,
+            stride = in(reg) $stride,
+            b = in(zmm_reg) $b,
+            c = inout(zmm_reg) $c,
+            options(pure, readonly, nostack, preserves_flags),
+        )
+    };
+}
+
+/// Rows are addressed from the first of three, so that the addresses of a tall tile fit the registers.
+///
+/// # Safety
+/// Row `t` has column `k`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn mul_add_broadcast<const T: usize>(
+    rows: &TileRows<T>,
+    t: usize,
+    k: usize,
+    b: __m512,
+    mut c: __m512,
+) -> __m512 {
+    let stride = size_of::<f32>() * rows.stride;
+    // SAFETY: reads only column `k` of row `t` and writes only its output register.
+    unsafe {
+        let at = rows.at[t / 3 * 3].add(k);
+        match t % 3 {
+            0 => asm!(
+                "vfmadd231ps {c}, {b}, dword ptr [{at}]{{1to16}}",
+                at = in(reg) at,
+                b = in(zmm_reg) b,
+                c = inout(zmm_reg) c,
+                options(pure, readonly, nostack, preserves_flags),
+            ),
+            1 => mul_add_memory!("{at} + {stride}", at, stride, b, c),
+            _ => mul_add_memory!("{at} + 2 * {stride}", at, stride, b, c),
+        }
+    }
+    c
+}
+
+/// In assembly for the same reason.
+///
+/// # Safety
+/// `row[2 pair]` and `row[2 pair + 1]` are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn add_products(row: *const i16, pair: usize, halves: __m512i, mut c: __m512i) -> __m512i {
+    let _product: __m512i; // a discarded output would be named as a wrong register
+    // SAFETY: reads only the two integers and writes only its output registers.
+    unsafe {
+        asm!(
+            "vpbroadcastd {x}, dword ptr [{row} + 4 * {pair}]",
+            "vpmaddwd {x}, {x}, {halves}",
+            "vpaddd {c}, {c}, {x}",
+            row = in(reg) row,
+            pair = in(reg) pair,
+            x = out(zmm_reg) _product,
+            halves = in(zmm_reg) halves,
+            c = inout(zmm_reg) c,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    c
+}
+
+/// In assembly, because the compiler would load the pairs once for both halves and keep them in registers.
+///
+/// # Safety
+/// 64 bytes are readable at `from`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_bf16_high(from: *const u8) -> __m512 {
+    let pairs;
+    let mask = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
+    // SAFETY: reads only 64 bytes at `from` and writes only its output register.
+    unsafe {
+        asm!(
+            "vpandd {pairs}, {mask}, zmmword ptr [{from}]",
+            from = in(reg) from,
+            mask = in(zmm_reg) mask,
+            pairs = lateout(zmm_reg) pairs,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    pairs
+}
+
+/// The first `count` lanes.
+#[inline(always)]
+fn first(count: usize) -> __mmask16 {
+    if count < LANES { (1 << count) - 1 } else { !0 }
+}
+
+impl Simd for Avx512 {
+    type V = __m512;
+    type I = __m512i;
+
+    tile_shapes!(1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4, 7 x 3, 8 x 3, 9 x 2, 10 x 2, 11 x 2, 12 x 2);
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn vector(self, lanes: [f32; LANES]) -> __m512 {
+        // SAFETY: the array has the 16 floats that are read.
+        unsafe { self.load(lanes.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn to_array(self, v: __m512) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: the array has room for the 16 floats that are written.
+        unsafe { self.store(lanes.as_mut_ptr(), v) };
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m512 {
+        // SAFETY: `self` proves AVX-512; 16 floats are readable by contract.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: __m512) {
+        // SAFETY: `self` proves AVX-512; 16 floats are writable by contract.
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u8) -> __m512 {
+        // SAFETY: `self` proves AVX-512; 32 bytes are readable by contract.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_low(self, from: *const u8) -> __m512 {
+        // SAFETY: `self` proves AVX-512; 64 bytes are readable by contract.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_high(self, from: *const u8) -> __m512 {
+        // SAFETY: `self` proves AVX-512; 64 bytes are readable by contract.
+        unsafe { load_bf16_high(from) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: a prefetch may name any address; it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add_broadcast<const T: usize>(
+        self,
+        rows: &TileRows<T>,
+        t: usize,
+        k: usize,
+        b: __m512,
+        c: __m512,
+    ) -> __m512 {
+        // SAFETY: `self` proves AVX-512; row `t` has column `k` by contract.
+        unsafe { mul_add_broadcast(rows, t, k, b, c) }
+    }
+
+    #[inline(always)]
+    fn neg_mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn select(self, bits: u32, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_mask_blend_ps(bits as __mmask16, b, a) }
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m512) -> __m512 {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_roundscale_ps::<NEAREST>(a) }
+    }
+
+    #[inline(always)]
+    fn exp2(self, n: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe {
+            let exponents = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponents))
+        }
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> __m512i {
+        // SAFETY: `self` proves AVX-512; 64 bytes are readable by contract.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    fn halves(self, words: __m512i, shift: u32, mask: u16) -> __m512i {
+        // SAFETY: `self` proves AVX-512 with BW.
+        unsafe {
+            let shifted = _mm512_srl_epi16(words, _mm_cvtsi32_si128(shift.cast_signed()));
+            _mm512_and_si512(shifted, _mm512_set1_epi16(mask.cast_signed()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_products(self, row: *const i16, pair: usize, halves: __m512i, c: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512 with BW; both integers are readable by contract.
+        unsafe { add_products(row, pair, halves, c) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, i: __m512i) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_cvtepi32_ps(i) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i16(self, to: *mut i16, v: __m512) {
+        // SAFETY: `self` proves AVX-512; 16 integers are writable by contract.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(self, from: *const f32, count: usize, rest: f32) -> __m512 {
+        // SAFETY: `self` proves AVX-512; the lanes of the mask are readable by contract, and no others are read.
+        unsafe { _mm512_mask_loadu_ps(_mm512_set1_ps(rest), first(count), from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize, v: __m512) {
+        // SAFETY: `self` proves AVX-512; the lanes of the mask are writable by contract, and no others are written.
+        unsafe { _mm512_mask_storeu_ps(to, first(count), v) }
+    }
+}
