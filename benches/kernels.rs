@@ -1,7 +1,8 @@
 //! The speed of each kernel relative to the limits of the machine.
 //!
-//!     cargo bench -p penstock-kernels --bench kernels -- [--quick] [--threads N] [--isa NAME] [FILTER]
+//!     cargo bench -p penstock-kernels --bench kernels -- [--quick] [--threads N] [--isa NAME[,NAME]] [FILTER]
 //!
+//! Several instruction sets alternate, so that their ratio does not depend on the load of the machine.
 //! Every iteration measures the machine (read bandwidth, FMA rate) right before and after the kernel, so that the share of
 //! the limit is meaningful on a machine with a varying clock or load. A line shows the median rate, the median share of the
 //! limit over the iterations, and the best share. The limit of a kernel is the longer of two times: its bytes at the read
@@ -24,7 +25,9 @@ use roofline::{Probe, seconds};
 
 fn main() {
     let options = Options::from_arguments();
-    let kernels = Kernels::for_isa(options.isa).expect("an instruction set of this CPU");
+    let kernels =
+        options.isas.iter().map(|isa| Kernels::for_isa(*isa).expect("an instruction set of this CPU"));
+    let kernels: Vec<Kernels> = kernels.collect();
     let pool = Pool::new(options.threads).expect("threads");
     let bench = Bench {
         probe: Probe::new(if options.quick { 128 << 20 } else { 256 << 20 }),
@@ -32,7 +35,8 @@ fn main() {
         pool,
         options,
     };
-    println!("{} on {} threads", kernels.isa(), bench.pool.threads());
+    let names: Vec<&str> = bench.options.isas.iter().map(|isa| isa.name()).collect();
+    println!("{} on {} threads", names.join(", "), bench.pool.threads());
     let (bandwidth, flops) = (0..5).fold((0.0_f64, 0.0_f64), |best, _| {
         let machine = bench.probe.measure(&bench.pool);
         (best.0.max(machine.bytes_per_second), best.1.max(machine.flops_per_second))
@@ -61,14 +65,14 @@ fn main() {
 struct Options {
     quick: bool,
     threads: usize,
-    isa: Isa,
+    isas: Vec<Isa>,
     filter: String,
 }
 
 impl Options {
     fn from_arguments() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut options = Options { quick: false, threads, isa: Isa::best(), filter: String::new() };
+        let mut options = Options { quick: false, threads, isas: vec![Isa::best()], filter: String::new() };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
@@ -79,9 +83,11 @@ impl Options {
                         arguments.next().and_then(|n| n.parse().ok()).expect("--threads takes a number");
                 }
                 "--isa" => {
-                    let name = arguments.next().unwrap_or_default();
-                    options.isa =
-                        *Isa::ALL.iter().find(|isa| isa.name() == name).expect("--isa portable or avx2");
+                    let names = arguments.next().unwrap_or_default();
+                    options.isas = names
+                        .split(',')
+                        .map(|name| Isa::from_name(name).unwrap_or_else(|error| panic!("{error}")))
+                        .collect();
                 }
                 _ => options.filter = argument,
             }
@@ -93,7 +99,7 @@ impl Options {
 struct Bench {
     options: Options,
     probe: Probe,
-    kernels: Kernels,
+    kernels: Vec<Kernels>,
     pool: Pool,
 }
 
@@ -110,34 +116,40 @@ const HEAD: (usize, usize) = (151_936, 896);
 const LAYERS: usize = 24;
 
 impl Bench {
-    /// Runs `call` repeatedly between probes and prints a line.
+    /// Runs `call` repeatedly between probes and prints a line for each instruction set.
     fn line(&self, name: &str, work: Work, mut call: impl FnMut(&Kernels, &Pool)) {
         if !name.contains(&self.options.filter) {
             return;
         }
-        call(&self.kernels, &self.pool);
-        let budget = if self.options.quick { 0.15 } else { 2.0 };
-        let (mut times, mut shares) = (Vec::new(), Vec::new());
+        self.kernels.iter().for_each(|kernels| call(kernels, &self.pool));
+        let budget = if self.options.quick { 0.15 } else { 2.0 } * self.kernels.len() as f64;
+        let (mut times, mut shares) =
+            (vec![Vec::new(); self.kernels.len()], vec![Vec::new(); self.kernels.len()]);
         let start = Instant::now();
-        while times.len() < 3 || start.elapsed().as_secs_f64() < budget {
-            let before = self.probe.measure(&self.pool);
-            let time = seconds(|| call(&self.kernels, &self.pool));
-            let after = self.probe.measure(&self.pool);
-            let machine = before.mean(after);
-            let reading = work.bytes as f64 / machine.bytes_per_second;
-            shares.push(reading.max(work.flops as f64 / machine.flops_per_second) / time);
-            times.push(time);
+        while times[0].len() < 3 || start.elapsed().as_secs_f64() < budget {
+            for (index, kernels) in self.kernels.iter().enumerate() {
+                let before = self.probe.measure(&self.pool);
+                let time = seconds(|| call(kernels, &self.pool));
+                let after = self.probe.measure(&self.pool);
+                let machine = before.mean(after);
+                let reading = work.bytes as f64 / machine.bytes_per_second;
+                shares[index].push(reading.max(work.flops as f64 / machine.flops_per_second) / time);
+                times[index].push(time);
+            }
         }
-        times.sort_by(f64::total_cmp);
-        shares.sort_by(f64::total_cmp);
-        let time = times[times.len() / 2];
-        let rate = if work.flops > 2 * work.bytes {
-            format!("{:.0} GF/s", work.flops as f64 / time / 1e9)
-        } else {
-            format!("{:.1} GB/s", work.bytes as f64 / time / 1e9)
-        };
-        let (median, best) = (100.0 * shares[shares.len() / 2], 100.0 * shares[shares.len() - 1]);
-        println!("{name:<34}{:>9.3} ms{rate:>11}{median:>6.0} %{best:>6.0} %", 1e3 * time);
+        for ((kernels, times), shares) in self.kernels.iter().zip(&mut times).zip(&mut shares) {
+            times.sort_by(f64::total_cmp);
+            shares.sort_by(f64::total_cmp);
+            let time = times[times.len() / 2];
+            let rate = if work.flops > 2 * work.bytes {
+                format!("{:.0} GF/s", work.flops as f64 / time / 1e9)
+            } else {
+                format!("{:.1} GB/s", work.bytes as f64 / time / 1e9)
+            };
+            let (median, best) = (100.0 * shares[shares.len() / 2], 100.0 * shares[shares.len() - 1]);
+            let isa = if self.kernels.len() > 1 { kernels.isa().name() } else { "" };
+            println!("{name:<34}{:>9.3} ms{rate:>11}{median:>6.0} %{best:>6.0} %  {isa}", 1e3 * time);
+        }
     }
 
     fn barrier(&self) {
@@ -229,11 +241,12 @@ impl Bench {
             return;
         }
         println!("\n{title:<34}{:>12}{:>11}{:>8}{:>10}", "time", "rate", "reading", "to bf16");
-        let mut runs: Vec<Decode> = KvDtype::ALL
-            .iter()
-            .map(|dtype| {
-                let layout = KvLayout { block_size: 16, kv_heads, head_dim, dtype: *dtype };
-                Decode::new(layout, heads, sequences, POSITIONS, self.probe.bytes())
+        let kernels = self.kernels.iter().copied();
+        let mut runs: Vec<Decode> = kernels
+            .flat_map(|kernels| KvDtype::ALL.iter().map(move |dtype| (kernels, *dtype)))
+            .map(|(kernels, dtype)| {
+                let layout = KvLayout { block_size: 16, kv_heads, head_dim, dtype };
+                Decode::new(kernels, layout, heads, sequences, POSITIONS, self.probe.bytes())
             })
             .collect();
         let budget = if self.options.quick { 1.0 } else { 20.0 };
@@ -241,7 +254,7 @@ impl Bench {
         let mut bandwidths = Vec::new();
         while bandwidths.len() < 3 || start.elapsed().as_secs_f64() < budget {
             let before = self.probe.measure(&self.pool);
-            runs.iter_mut().for_each(|run| run.step(&self.kernels, &self.pool));
+            runs.iter_mut().for_each(|run| run.step(&self.pool));
             bandwidths.push(before.mean(self.probe.measure(&self.pool)).bytes_per_second);
         }
         let sorted = |numbers: &mut dyn Iterator<Item = f64>| {
@@ -257,7 +270,7 @@ impl Bench {
             let (share, _, _) = sorted(&mut { reading });
             let ratios = run.times.iter().zip(&bf16.times).map(|(time, bf16)| time / bf16);
             let (ratio, least, most) = sorted(&mut { ratios });
-            let name = format!("  {:?}", run.layout.dtype).to_lowercase();
+            let name = format!("  {:?} {}", run.layout.dtype, run.kernels.isa()).to_lowercase();
             let (ms, rate, share) = (1e3 * time, bytes / time / 1e9, 100.0 * share);
             println!(
                 "{name:<34}{ms:>9.3} ms{rate:>6.1} GB/s{share:>6.0} %{ratio:>10.2} ({least:.2} to {most:.2})"
@@ -344,6 +357,7 @@ impl Bench {
 
 /// Sequences that decode with contexts of equal length, in more layers than a cache holds.
 struct Decode {
+    kernels: Kernels,
     layout: KvLayout,
     heads: usize,
     layers: Vec<Vec<u8>>,
@@ -356,7 +370,14 @@ struct Decode {
 }
 
 impl Decode {
-    fn new(layout: KvLayout, heads: usize, sequences: usize, positions: usize, bytes: usize) -> Self {
+    fn new(
+        kernels: Kernels,
+        layout: KvLayout,
+        heads: usize,
+        sequences: usize,
+        positions: usize,
+        bytes: usize,
+    ) -> Self {
         let per_sequence = positions / layout.block_size;
         let blocks: Vec<u32> = (0..(sequences * per_sequence) as u32).rev().collect();
         let layer = vec![0; blocks.len() * layout.block_bytes()];
@@ -367,6 +388,7 @@ impl Decode {
             blocks: index * per_sequence..(index + 1) * per_sequence,
         });
         Self {
+            kernels,
             layout,
             heads,
             rows: rows.collect(),
@@ -380,11 +402,11 @@ impl Decode {
     }
 
     /// Runs one step in every layer and records the seconds of one layer.
-    fn step(&mut self, kernels: &Kernels, pool: &Pool) {
+    fn step(&mut self, pool: &Pool) {
         let width = self.heads * self.layout.head_dim;
         let time = seconds(|| {
             for layer in &self.layers {
-                kernels.attention(
+                self.kernels.attention(
                     pool,
                     &self.layout,
                     layer,
