@@ -255,3 +255,18 @@ fn upload_refuses_every_index_out_of_range() {
         assert!(matches!(upload(change), Err(DeviceError::InvalidStep(_))), "change {number}");
     }
 }
+
+#[test]
+fn allocated_buffer_has_its_pages() {
+    const FLOATS: usize = 16 << 20;
+    let resident = || -> u64 {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    let mut cpu = Cpu::new(2).unwrap();
+    let bytes = cpu.buffer_bytes(FLOATS);
+    cpu.reserve(bytes).unwrap();
+    let before = resident();
+    let _buffer = cpu.allocate(FLOATS).unwrap();
+    assert!(resident() - before >= bytes / 10 * 9, "{before} bytes before");
+}

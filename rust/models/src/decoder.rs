@@ -165,9 +165,8 @@ impl<B: Backend> Decoder<B> {
         self.forward_through(&self.layers, backend, inputs, cache, workspace)
     }
 
-    /// The step through at most `num_layers` layers and the final norm. Uses all the memory that
-    /// [`forward`](Self::forward) does, because its layers share it, in a fraction of the time. For the warm-up; the
-    /// results are meaningless.
+    /// The step through at most `num_layers` layers and the final norm: all operations of [`forward`](Self::forward) in a
+    /// fraction of its time. For the warm-up; the results are meaningless.
     pub fn forward_through_some(
         &self,
         num_layers: usize,

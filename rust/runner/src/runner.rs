@@ -51,7 +51,7 @@ pub(crate) struct Runner<B: Backend> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
     AllLayers,
-    /// Some layers, and the first tile of output rows through the head, for the warm-up.
+    /// Some layers, for the warm-up.
     Layers(usize),
 }
 
@@ -198,8 +198,7 @@ impl<B: Backend> Runner<B> {
             Depth::Layers(count) => decoder.forward_through_some(count, backend, inputs, cache, workspace)?,
         }
         if !must_wait {
-            let num_tiles = if depth == Depth::AllLayers { usize::MAX } else { 1 };
-            self.sample(flight, num_tiles)?;
+            self.sample(flight)?;
         }
         Ok(())
     }
@@ -207,7 +206,7 @@ impl<B: Backend> Runner<B> {
     /// Submits the sampling of a step whose earlier steps are finished now.
     pub(crate) fn resume(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
         self.start_masks(&flight.rows);
-        self.sample(flight, usize::MAX)
+        self.sample(flight)
     }
 
     /// Ready if [`finish`](Self::finish) does not wait for the device. Otherwise `waker` is woken when it may have become so.
@@ -272,9 +271,9 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Submits the head and the sampling of a step, tile by tile.
-    fn sample(&mut self, flight: &mut Flight<B>, num_tiles: usize) -> Result<(), DeviceError> {
+    fn sample(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
         self.collect_masks();
-        for tile in tiles(flight.rows.len(), self.spec.logits_rows).take(num_tiles) {
+        for tile in tiles(flight.rows.len(), self.spec.logits_rows) {
             self.decoder.logits(&mut self.backend, tile.clone(), &mut self.workspace)?;
             self.build_batch(tile.clone(), &mut flight.rows)?;
             let Self { backend, batch, workspace, .. } = self;

@@ -1,9 +1,9 @@
-//! The warm-up runs the largest steps before the first request, so that missing memory is an error at load time.
+//! The warm-up runs the kernels of a step before the first request, so that a device that cannot run them is an error at
+//! load time, and measures the host tier.
 //!
-//! All layers share one workspace, so a step runs through one layer, the output head and sampling; that uses all the memory of
-//! the whole step in a fraction of its time. Three steps are the largest, each in its way: the one with the most rows; a single
-//! row at the end of the longest context, whose attention is divided among the threads; and one with outputs for all its rows,
-//! which go through the output head in tiles.
+//! A backend provides all memory when it is allocated, so small steps are enough: a row at the end of the longest context,
+//! whose attention is divided among the threads, with sampling; and some rows of a prompt with outputs. Each runs through one
+//! layer. The time is mostly that of reading the output head twice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +16,8 @@ use penstock_types::{BlockCopy, BlockId, HostBlockId, RequestedOutputs, Sampling
 use crate::HostTierInfo;
 use crate::runner::{Depth, Runner};
 
+/// The number of prompt tokens of a step.
+const PROMPT: usize = 2;
 /// The number of blocks copied to measure the host tier.
 const COPIES: usize = 8;
 /// The most timings of a run, and the total time after which no further timing starts.
@@ -39,7 +41,7 @@ enum StepKind {
 }
 
 impl<B: Backend> Runner<B> {
-    /// Runs the largest steps, and compares the host tier's copies with computing.
+    /// Runs small steps, and compares the host tier's copies with computing.
     pub(crate) fn warm_up(
         &mut self,
         cache: &CacheSpec,
@@ -47,18 +49,8 @@ impl<B: Backend> Runner<B> {
     ) -> Result<WarmUp, DeviceError> {
         let start = Instant::now();
         let spec = *self.spec();
-        // The first sequence has a prompt chunk; the others have one row each, at the end of the longest context.
-        let mut widest = Vec::with_capacity(spec.sequences);
-        let mut rows = spec.tokens;
-        for others in (0..spec.sequences).rev() {
-            let num_tokens = (rows - others).min(spec.positions);
-            rows -= num_tokens;
-            let first = if widest.is_empty() { 0 } else { spec.positions - num_tokens };
-            widest.push((first, num_tokens));
-        }
-        self.run_through(1, &widest, StepKind::NextToken)?;
         self.run_through(1, &[(spec.positions - 1, 1)], StepKind::NextToken)?;
-        self.run_through(1, &[(0, spec.tokens.min(spec.positions))], StepKind::PromptLogprobs)?;
+        self.run_through(1, &[(0, PROMPT.min(spec.tokens).min(spec.positions))], StepKind::PromptLogprobs)?;
         let costs = (cache.host_blocks > 0).then(|| self.benchmark_host_tier(cache)).transpose()?;
         let host_tier = costs.map(|costs| costs.decide(has_prefix_cache));
         Ok(WarmUp { seconds: start.elapsed().as_secs_f64(), host_tier })

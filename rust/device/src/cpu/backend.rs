@@ -103,24 +103,22 @@ impl Backend for Cpu {
     fn load_rope(&mut self, table: &dyn RowSource, spec: &StepSpec) -> Result<CpuRope, DeviceError> {
         let (positions, width) = (table.rows(), rotation_width(spec));
         assert_eq!(table.columns(), width, "values of a rotation; this is a bug");
-        let mut region = |rows: usize| {
-            self.region(rows.saturating_mul(width), size_of::<f32>(), Placement::High, "workspace")
-        };
-        let rope = CpuRope { table: region(positions)?, step: region(spec.tokens)?, positions, width };
+        let mut rotations = |rows: usize| self.workspace(rows.saturating_mul(width), "workspace");
+        let rope = CpuRope { table: rotations(positions)?, step: rotations(spec.tokens)?, positions, width };
         let [bytes] = lend(&mut self.arena, [&rope.table]);
         rope::fill(&self.pool, table, &mut cast_slice_mut(bytes)[..positions * width]);
         Ok(rope)
     }
 
     fn allocate(&mut self, len: usize) -> Result<CpuBuffer, DeviceError> {
-        self.region(len, size_of::<f32>(), Placement::High, "workspace").map(CpuBuffer)
+        self.workspace(len, "workspace").map(CpuBuffer)
     }
 
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<CpuScratch, DeviceError> {
         let (attention, sampling) = self.scratch_lens(spec);
         Ok(CpuScratch {
-            attention: self.region(attention, size_of::<f32>(), Placement::High, "attention scratch")?,
-            sampling: self.region(sampling, size_of::<f32>(), Placement::High, "sampling scratch")?,
+            attention: self.workspace(attention, "attention scratch")?,
+            sampling: self.workspace(sampling, "sampling scratch")?,
         })
     }
 

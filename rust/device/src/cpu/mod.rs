@@ -2,7 +2,8 @@
 //! `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling/`).
 //!
 //! Every operation is complete when its call returns. No region of the arena is freed before the backend is dropped, so
-//! fresh memory is zero, and takes no physical memory before it is written.
+//! fresh memory is zero. The system provides the pages of the workspace when it is allocated, those of the KV cache when
+//! they are first written.
 
 mod backend;
 mod buffers;
@@ -11,6 +12,9 @@ mod cgroups;
 mod memory;
 mod rope;
 mod sampling;
+
+use std::mem::size_of;
+use std::sync::{Mutex, PoisonError};
 
 use penstock_kernels::{Kernels, Pool, SPLIT, attention_scratch};
 use penstock_types::HeadShape;
@@ -22,7 +26,7 @@ use crate::sample::Sampled;
 use crate::step::StepSpec;
 pub use backend::CpuTicket;
 pub use buffers::{CpuBuffer, CpuMatrix, CpuScratch};
-use buffers::{PAGE, arena};
+use buffers::{PAGE, arena, lend};
 pub use cache::CpuCache;
 pub use penstock_kernels::IsaError;
 pub use rope::CpuRope;
@@ -32,6 +36,9 @@ pub use sampling::probabilities_for_testing;
 
 /// Positions for which splits of a long sequence's attention can be computed in parallel.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
+
+/// Bytes of the workspace that a thread writes at once.
+const PROVIDED_AT_ONCE: usize = 1 << 20;
 
 /// The CPU.
 pub struct Cpu {
@@ -69,6 +76,20 @@ impl Cpu {
     /// Bytes that an allocation of `bytes` takes in the arena.
     fn granted(&self, bytes: usize) -> u64 {
         self.arena.bfc().granted(bytes).map_or(u64::MAX, |granted| granted as u64)
+    }
+
+    /// A region of the workspace for `len` floats, with its pages: missing memory ends the load, not a later step.
+    fn workspace(&mut self, len: usize, name: &'static str) -> Result<Region, DeviceError> {
+        let region = self.region(len, size_of::<f32>(), Placement::High, name)?;
+        let [bytes] = lend(&mut self.arena, [&region]);
+        let chunks = Mutex::new(bytes.chunks_mut(PROVIDED_AT_ONCE));
+        let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+        self.pool.share(&|_| {
+            while let Some(chunk) = next() {
+                chunk.fill(0);
+            }
+        });
+        Ok(region)
     }
 
     /// A region for `len` elements of `size` bytes.

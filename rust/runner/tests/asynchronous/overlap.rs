@@ -105,6 +105,15 @@ fn on_cpu(requests: Vec<Request>) -> Vec<Vec<u32>> {
 }
 
 #[test]
+fn warm_up_of_large_steps_computes_few_rows() {
+    let (device, control) = AsyncCpu::new(2);
+    let config = EngineConfig { max_num_seqs: Some(64), max_num_batched_tokens: Some(512), ..config() };
+    TinyModel::write().launch_on(device, &config).unwrap();
+    let rows = control.num_rows.load(SeqCst);
+    assert!((1..50).contains(&rows), "{rows} rows in all matrix products");
+}
+
+#[test]
 fn next_step_is_launched_before_any_token_of_the_step_before() {
     let (steps, batches, ids) = submitted_ahead(requests());
     assert_eq!((steps, batches), (2, 2), "forward pass and sampling of two steps");

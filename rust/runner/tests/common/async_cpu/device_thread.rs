@@ -42,6 +42,8 @@ pub enum Job {
 pub struct Control {
     pub held: Mutex<bool>,
     pub released: Condvar,
+    /// Rows of all matrix products.
+    pub num_rows: AtomicUsize,
     /// Steps whose inputs were uploaded.
     pub num_steps: AtomicUsize,
     /// Batches that were submitted, and those whose tokens were published.

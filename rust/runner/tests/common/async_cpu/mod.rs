@@ -264,6 +264,7 @@ impl Backend for AsyncCpu {
         epilogue: Epilogue<&Self::Vector>,
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError> {
+        self.control.num_rows.fetch_add(rows.len(), SeqCst);
         let (x, weight, out) = (Arc::clone(x), Arc::clone(weight), Arc::clone(out));
         let bias = epilogue.bias().map(|bias| Arc::clone(bias));
         let epilogue = epilogue.map(|_| ());
