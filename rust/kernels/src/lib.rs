@@ -44,6 +44,7 @@ mod pool;
 mod quantiser;
 pub mod reference;
 mod rope_kv;
+mod rotated;
 mod rows;
 mod simd;
 

@@ -1,4 +1,5 @@
-//! The quantisation of the keys or values of one token and head, and the order of quantised values inside a panel.
+//! The quantisation of the keys or values of one token and head by their range, and the order of quantised values inside
+//! a panel.
 //!
 //! ```text
 //! scale  = (max - min) / levels      levels = 2^bits - 1, so values are 0 ..= levels
@@ -17,7 +18,7 @@
 //! A row with a NaN or an infinity is restored as NaN: offset NaN, scale 0, quantised values 0.
 //!
 //! ```text
-//! panel   [word][16 lanes] of 32 bits       a word is 4 steps of 8 bits or 8 steps of 4 bits
+//! panel   [word][16 lanes] of 32 bits       a word is 4 steps of 8 bits, 8 of 4 bits or 32 of 1 bit
 //! word    step 2 i in bits i * bits of the low half, step 2 i + 1 in the same bits of the high half
 //! ```
 //!
@@ -32,7 +33,7 @@ use crate::panel::LANES;
 pub(crate) const WORD_BYTES: usize = 4 * LANES;
 
 /// Added to a float in 0..2^22, it leaves the nearest integer, ties to even, in the low bits.
-const ROUND: f32 = 1.5 * (1 << 23) as f32;
+pub(crate) const ROUND: f32 = 1.5 * (1 << 23) as f32;
 
 /// A quantisation to unsigned integers of `bits` bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,6 @@ impl QuantParams {
 
 impl Quantiser {
     pub(crate) const INT8: Self = Self { bits: 8 };
-    pub(crate) const UINT4: Self = Self { bits: 4 };
 
     /// The largest quantised value.
     pub(crate) const fn levels(self) -> u32 {
@@ -79,7 +79,7 @@ impl Quantiser {
     }
 
     /// The lowest bit of step `step` inside its word.
-    const fn shift(self, step: usize) -> u32 {
+    pub(crate) const fn shift(self, step: usize) -> u32 {
         let within = (step % self.steps()) as u32;
         within / 2 * self.bits + within % 2 * (u32::BITS / 2)
     }

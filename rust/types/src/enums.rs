@@ -176,7 +176,7 @@ pub enum KvDtype {
     Bf16,
     /// 8-bit integers, with a scale and an offset for each token and head.
     Int8,
-    /// 4-bit integers, with a scale and an offset for each token and head.
+    /// Integers of 4 bits, 5 for half of a key, with scales for each token and head.
     Uint4,
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Table {
     pub(crate) attend_split: PerKvDtype<AttendSplitFn>,
     pub(crate) attention_clear: unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32),
     pub(crate) attention_merge: unsafe fn(&AttentionShape, &AttentionJob<'_>, usize, *const f32, *mut f32),
-    pub(crate) attention_finish: unsafe fn(&AttentionShape, &AttentionJob<'_>, *const f32),
+    pub(crate) attention_finish: unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32),
     pub(crate) rms_norm: unsafe fn(*const f32, usize, &[f32], f32, *mut f32),
     pub(crate) gated: unsafe fn(Activation, *const f32, usize, *mut f32),
     pub(crate) rope: unsafe fn(*mut f32, usize, usize, &[f32], &[f32]),
@@ -152,7 +152,7 @@ macro_rules! compile_table {
                     shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, split: usize,
                     partial: *const f32, total: *mut f32
                 ) = attention::merge;
-                fn attention_finish(shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, total: *const f32)
+                fn attention_finish(shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, total: *mut f32)
                     = attention::finish;
                 fn rms_norm(x: *const f32, width: usize, weight: &[f32], eps: f32, out: *mut f32) = row_ops::rms_norm;
                 fn gated(activation: row_ops::Activation, x: *const f32, f: usize, out: *mut f32) = row_ops::gated;

@@ -307,6 +307,26 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn five_bit_halves(self, from: *const u8, shift: u32, fifth: *const u8, bit: u32) -> I {
+        // SAFETY: `self` proves AVX2; 64 bytes are readable at both by contract.
+        unsafe {
+            let (low, fifth) = (self.halves(self.load_words(from), shift, 0xf), self.load_words(fifth));
+            // To bit 4, with one shift.
+            let (left, right) = (4_i32 - bit.cast_signed(), bit.cast_signed() - 4);
+            let high = if right < 0 {
+                let left = _mm_cvtsi32_si128(left);
+                I(_mm256_sll_epi16(fifth.0, left), _mm256_sll_epi16(fifth.1, left))
+            } else {
+                let right = _mm_cvtsi32_si128(right);
+                I(_mm256_srl_epi16(fifth.0, right), _mm256_srl_epi16(fifth.1, right))
+            };
+            let mask = _mm256_set1_epi16(0x10);
+            let (first, second) = (_mm256_and_si256(high.0, mask), _mm256_and_si256(high.1, mask));
+            I(_mm256_or_si256(low.0, first), _mm256_or_si256(low.1, second))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: I, c: I) -> I {
         // SAFETY: `self` proves AVX2; both integers are readable by contract.
         unsafe { add_products(row, pair, halves, c) }

@@ -10,7 +10,7 @@
 //!     weights = exp(scores - max), sum    masked lanes are -inf before and 0 after
 //!     acc     = weights . V               lanes are dimensions
 //!   merge (max, sum, acc) of the split into that of the row
-//! out = acc / sum
+//! out = acc / sum                         rotated back for rotated values
 //! ```
 //!
 //! The two products depend on the KV dtype: see [`floats`] and [`quantised`].
@@ -23,9 +23,12 @@
 
 pub(crate) mod floats;
 pub(crate) mod quantised;
+mod rotated;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+
+use penstock_types::KvDtype;
 
 use super::math;
 use super::row_ops::store as store_lanes;
@@ -378,17 +381,12 @@ pub(crate) unsafe fn merge<S: Simd>(
     }
 }
 
-/// Writes the output of a job.
+/// Writes the output of a job; the totals of rotated values are rotated back in place.
 ///
 /// # Safety
 /// `total` has the job's rows, each with at least one split merged; no other thread accesses their output.
 #[inline(always)]
-pub(crate) unsafe fn finish<S: Simd>(
-    s: S,
-    shape: &AttentionShape,
-    job: &AttentionJob<'_>,
-    total: *const f32,
-) {
+pub(crate) unsafe fn finish<S: Simd>(s: S, shape: &AttentionShape, job: &AttentionJob<'_>, total: *mut f32) {
     let head_dim = shape.layout.head_dim;
     let floats = partial_floats(head_dim);
     for (index, row) in job.rows.clone().enumerate() {
@@ -398,6 +396,9 @@ pub(crate) unsafe fn finish<S: Simd>(
             let out =
                 shape.out.add((job.first_query + row / shape.group) * shape.out_stride + head * head_dim);
             let from = total.add(index * floats);
+            if shape.layout.dtype == KvDtype::Uint4 {
+                rotated::transform(s, from.add(LANES), head_dim);
+            }
             let factor = s.splat(1.0 / *from.add(1));
             let mut d = 0;
             while d < head_dim {

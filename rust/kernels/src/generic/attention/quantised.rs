@@ -1,5 +1,6 @@
 //! Attention over quantised keys and values: both products are sums of integers; the quantisation parameters of the
-//! tokens are applied to the sums.
+//! tokens are applied to the sums. Values of 4 bits are rotated, and their offset is a multiple of the scale: see
+//! [`rotated`].
 //!
 //! ```text
 //! query of a row     q[d] ~ unit * int[d]                      int: 16 bits, unit = max |q| / limit
@@ -20,11 +21,13 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::rotated::{self, MIDDLE};
 use super::{AttentionShape, KvFormat, MAX_ROWS, Pass, SPLIT, Visible, partial_floats};
 use crate::generic::row_ops::load as load_lanes;
 use crate::kv::PARAMS_LINE;
 use crate::panel::LANES;
 use crate::quantiser::{Quantiser, WORD_BYTES};
+use crate::rotated::ScaleField;
 use crate::simd::Simd;
 
 /// Quantised values of `BITS` bits.
@@ -60,6 +63,10 @@ impl<const BITS: u32> KvFormat for Quantised<BITS> {
     /// Writes `[head_dim padded to 16]` i16, then the unit and the unit times the sum of all.
     #[inline(always)]
     unsafe fn copy_query<S: Simd>(s: S, shape: &AttentionShape, from: *const f32, to: *mut f32) {
+        if BITS == 4 {
+            // SAFETY: by contract.
+            return unsafe { rotated::copy_query(s, shape, from, to) };
+        }
         let head_dim = shape.layout.head_dim;
         let most = i32::MAX as usize / (Self::QUANTISER.levels() as usize * head_dim);
         let limit = most.min(i16::MAX as usize) as f32;
@@ -108,7 +115,7 @@ impl<const BITS: u32> KvFormat for Quantised<BITS> {
         let weights = weights.as_mut_ptr().cast::<i16>();
         for row in 0..pass.visible.len() {
             // SAFETY: `weights` has 256 for each row; the rest is the contract.
-            unsafe { round_weights(s, pass, row, tiles.clone(), weights.add(row * SPLIT)) };
+            unsafe { round_weights::<S, BITS>(s, pass, row, tiles.clone(), weights.add(row * SPLIT)) };
         }
         for panel in 0..pass.layout.head_dim.div_ceil(LANES) {
             // SAFETY: by contract; the weights of these tiles were just written.
@@ -127,7 +134,7 @@ fn query_unit(query: *mut f32, head_dim: usize) -> *mut f32 {
 
 /// The unit in which `largest` is `limit`, and its inverse; both are 0 if `largest` is negligible.
 #[inline(always)]
-fn units(largest: f32, limit: f32) -> (f32, f32) {
+pub(super) fn units(largest: f32, limit: f32) -> (f32, f32) {
     const LEAST: f32 = 1e-30; // well above the largest value whose inverse overflows
     if largest < LEAST { (0.0, 0.0) } else { (largest / limit, limit / largest) }
 }
@@ -137,7 +144,7 @@ fn units(largest: f32, limit: f32) -> (f32, f32) {
 /// # Safety
 /// `panel` has `words` words, and each row (`stride` integers apart) as many integers as they have steps.
 #[inline(always)]
-unsafe fn add_panel<S: Simd, const BITS: u32, const T: usize>(
+pub(super) unsafe fn add_panel<S: Simd, const BITS: u32, const T: usize>(
     s: S,
     acc: &mut [S::I; T],
     rows: *const i16,
@@ -165,16 +172,16 @@ unsafe fn add_panel<S: Simd, const BITS: u32, const T: usize>(
 
 /// The prefetches of a panel: one for every word, `advance` bytes apart. The address need not be valid.
 #[derive(Clone, Copy)]
-struct LinePrefetch {
-    address: *const u8,
-    advance: usize,
+pub(super) struct LinePrefetch {
+    pub(super) address: *const u8,
+    pub(super) advance: usize,
 }
 
 impl Pass<'_> {
     /// The prefetches for `words` words at `offset` of tile `tile`: this pass's share of the same words of the next
     /// split.
     #[inline(always)]
-    fn line_prefetch(&self, tile: usize, offset: usize, words: usize) -> LinePrefetch {
+    pub(super) fn line_prefetch(&self, tile: usize, offset: usize, words: usize) -> LinePrefetch {
         let address = self.next_tiles[tile];
         if address.is_null() {
             return LinePrefetch { address: self.tiles[tile], advance: 0 };
@@ -190,6 +197,10 @@ impl Pass<'_> {
 /// `pass` has these rows and this tile.
 #[inline(always)]
 unsafe fn score<S: Simd, const BITS: u32, const T: usize>(s: S, pass: &Pass<'_>, tile: usize) {
+    if BITS == 4 {
+        // SAFETY: by contract.
+        return unsafe { rotated::score::<S, T>(s, pass, tile) };
+    }
     let (layout, params) = (pass.layout, pass.tiles[tile]);
     let stride = layout.head_dim.next_multiple_of(LANES);
     let words = Quantised::<BITS>::QUANTISER.words(layout.head_dim);
@@ -221,7 +232,13 @@ unsafe fn score<S: Simd, const BITS: u32, const T: usize>(s: S, pass: &Pass<'_>,
 /// # Safety
 /// `pass` has this row and these tiles; `integers` has 256 elements.
 #[inline(always)]
-unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range<usize>, integers: *mut i16) {
+unsafe fn round_weights<S: Simd, const BITS: u32>(
+    s: S,
+    pass: &Pass<'_>,
+    row: usize,
+    tiles: Range<usize>,
+    integers: *mut i16,
+) {
     let seen = pass.visible[row];
     let weights = pass.scores.wrapping_add(row * SPLIT);
     let touched = seen.start / LANES..seen.end.div_ceil(LANES);
@@ -231,17 +248,22 @@ unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range
         // SAFETY: the tile starts with its quantisation parameters; the row has 16 weights for it.
         unsafe {
             let params = pass.tiles[tile];
-            let (scale, offset) = (s.load_bf16_high(params), s.load(params.add(2 * PARAMS_LINE).cast()));
             let at = weights.add(tile * LANES);
             let weight = s.load(at);
-            offsets = s.add(offsets, seen.masked(s, tile, s.mul(weight, offset)));
+            let scale = if BITS == 4 {
+                s.load_bits(params, ScaleField::VALUES.left, ScaleField::VALUES.mask)
+            } else {
+                let offset = s.load(params.add(2 * PARAMS_LINE).cast());
+                offsets = s.add(offsets, seen.masked(s, tile, s.mul(weight, offset)));
+                s.load_bf16_high(params)
+            };
             let scaled = seen.masked(s, tile, s.mul(weight, scale));
             largest = s.max(scaled, largest);
             s.store(at, scaled);
         }
     }
     let (unit, inverse) = units(s.largest(largest), WEIGHT_LIMIT);
-    let mut carry = s.splat(0.0);
+    let (mut carry, mut sum) = (s.splat(0.0), s.splat(0.0));
     for tile in tiles {
         // SAFETY: 16 integers are writable for every tile; the row has weights for the tiles in `touched`.
         unsafe {
@@ -250,6 +272,7 @@ unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range
                 let exact = s.mul_add(s.load(weights.add(tile * LANES)), s.splat(inverse), carry);
                 rounded = s.round(exact);
                 carry = s.sub(exact, rounded);
+                sum = s.add(sum, rounded);
             }
             s.store_i16(integers.add(tile * LANES), rounded);
         }
@@ -258,7 +281,7 @@ unsafe fn round_weights<S: Simd>(s: S, pass: &Pass<'_>, row: usize, tiles: Range
     unsafe {
         let partial = pass.partial.add(row * partial_floats(pass.layout.head_dim));
         *partial.add(UNIT) = unit;
-        *partial.add(OFFSETS) = s.sum(offsets);
+        *partial.add(OFFSETS) = if BITS == 4 { -MIDDLE * unit * s.sum(sum) } else { s.sum(offsets) };
     }
 }
 

@@ -1,0 +1,208 @@
+//! The Hadamard transform of queries and outputs, and the scores, for rotated keys and values (see [`crate::rotated`]).
+//!
+//! ```text
+//! query of a row     transform of q[d] ~ unit * int[d]     int: 16 bits, unit = max |transform| / limit
+//! score of token t   sum over the two parts of unit * scale[t] * (int . k[t] - levels / 2 * sum of int)
+//! acc                the transform of the weighted sum of values, transformed back in the output
+//! ```
+
+use super::quantised::{add_panel, units};
+use super::{AttentionShape, Pass, SPLIT};
+use crate::panel::LANES;
+use crate::quantiser::WORD_BYTES;
+use crate::rotated::{FIFTH_BITS, KeyParts, NIBBLES, ScaleField, block_of};
+use crate::simd::Simd;
+
+/// Half the levels of values and of the fast part of keys, and of the slow part.
+pub(super) const MIDDLE: f32 = 7.5;
+const SLOW_MIDDLE: f32 = 15.5;
+
+/// `TRANSFORMS[n][i][j]`: the Hadamard matrices of 16 floats in blocks of 2^n.
+static TRANSFORMS: [[[f32; LANES]; LANES]; 5] =
+    [matrices(1), matrices(2), matrices(4), matrices(8), matrices(16)];
+
+const fn matrices(block: usize) -> [[f32; LANES]; LANES] {
+    let mut matrix = [[0.0; LANES]; LANES];
+    let mut i = 0;
+    while i < LANES {
+        let mut j = i / block * block;
+        while j < (i / block + 1) * block {
+            matrix[i][j] = if (i & j & (block - 1)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+            j += 1;
+        }
+        i += 1;
+    }
+    matrix
+}
+
+/// The Hadamard transform of `count` floats, in place, in blocks of the largest power of two that divides `count`; the
+/// same transform as that of keys and values, up to rounding.
+///
+/// # Safety
+/// `count` padded to 16 is readable and writable at `x`; the padding is finite.
+#[inline(always)]
+pub(super) unsafe fn transform<S: Simd>(s: S, x: *mut f32, count: usize) {
+    let block = block_of(count);
+    let unit = s.splat(1.0 / (block as f32).sqrt());
+    let matrix = &TRANSFORMS[block.min(LANES).trailing_zeros() as usize];
+    let mut at = 0;
+    while at < count {
+        let mut sum = s.splat(0.0);
+        let mut i = 0;
+        while i < LANES {
+            // SAFETY: the padded floats are readable and writable, and a row of the matrix has 16.
+            sum = unsafe { s.mul_add(s.splat(*x.add(at + i)), s.load(matrix[i].as_ptr()), sum) };
+            i += 1;
+        }
+        // SAFETY: as above.
+        unsafe { s.store(x.add(at), s.mul(sum, unit)) };
+        at += LANES;
+    }
+    let mut half = LANES;
+    while half < block {
+        at = 0;
+        while at < count {
+            // SAFETY: blocks of more than 16 divide `count`, so both vectors lie inside it.
+            unsafe {
+                let (low, high) = (s.load(x.add(at)), s.load(x.add(at + half)));
+                s.store(x.add(at), s.add(low, high));
+                s.store(x.add(at + half), s.sub(low, high));
+            }
+            at += LANES;
+            if at & half != 0 {
+                at += half;
+            }
+        }
+        half *= 2;
+    }
+}
+
+/// The three floats after the integers of a query: the unit, and it times the sums of both parts times half the levels.
+#[inline(always)]
+fn query_units(query: *mut f32, head_dim: usize) -> *mut f32 {
+    query.wrapping_add(head_dim.next_multiple_of(LANES) / 2)
+}
+
+/// Writes the transform of a query, times the scale: `[head_dim padded to 16]` i16, then three floats.
+///
+/// # Safety
+/// As for [`super::KvFormat::copy_query`].
+#[inline(always)]
+pub(super) unsafe fn copy_query<S: Simd>(s: S, shape: &AttentionShape, from: *const f32, to: *mut f32) {
+    let head_dim = shape.layout.head_dim;
+    let parts = KeyParts::new(head_dim);
+    let padded = head_dim.next_multiple_of(LANES);
+    let mut at = 0;
+    for range in parts.dimensions() {
+        // SAFETY: the ranges lie inside the head, and are as long as the head in total.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(range.start), to.add(at), range.len()) };
+        at += range.len();
+    }
+    while at < padded {
+        // SAFETY: `to` is padded.
+        unsafe { *to.add(at) = 0.0 };
+        at += 1;
+    }
+    // SAFETY: both parts are padded; the fast part is a multiple of 16.
+    unsafe {
+        transform(s, to, parts.fast);
+        transform(s, to.add(parts.fast), parts.slow());
+    }
+    let scale = s.splat(shape.scale);
+    let (mut least, mut largest, mut non_finite) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
+    at = 0;
+    while at < padded {
+        // SAFETY: inside the padded query.
+        let q = s.mul(unsafe { s.load(to.add(at)) }, scale);
+        (least, largest) = (s.min(q, least), s.max(q, largest));
+        non_finite = s.add(non_finite, s.sub(q, q)); // NaN if q is not finite
+        at += LANES;
+    }
+    let most = i32::MAX as usize / ((2 * NIBBLES.levels() as usize + 1) * head_dim);
+    let limit = most.min(i16::MAX as usize) as f32;
+    let (unit, inverse) = units(s.largest(s.max(largest, s.sub(s.splat(0.0), least))), limit);
+    let (mut fast, mut slow) = (s.splat(0.0), s.splat(0.0));
+    at = 0;
+    while at < padded {
+        // SAFETY: inside the padded query. The integers of 16 floats end before the next 16 floats.
+        unsafe {
+            let q = s.mul(s.load(to.add(at)), scale);
+            let integers = s.round(s.mul(q, s.splat(inverse)));
+            if at < parts.fast {
+                fast = s.add(fast, integers);
+            } else {
+                slow = s.add(slow, integers);
+            }
+            s.store_i16(to.cast::<i16>().add(at), integers);
+        }
+        at += LANES;
+    }
+    let unit = unit + s.sum(non_finite);
+    // SAFETY: the second half of `to` has at least 8 floats.
+    unsafe {
+        let units = query_units(to, head_dim);
+        *units = unit;
+        *units.add(1) = MIDDLE * s.sum(fast);
+        *units.add(2) = SLOW_MIDDLE * s.sum(slow);
+    }
+}
+
+/// Scores of `T` rows with one tile of positions.
+///
+/// # Safety
+/// `pass` has these rows and this tile.
+#[inline(always)]
+pub(super) unsafe fn score<S: Simd, const T: usize>(s: S, pass: &Pass<'_>, tile: usize) {
+    let (layout, params) = (pass.layout, pass.tiles[tile]);
+    let stride = layout.head_dim.next_multiple_of(LANES);
+    let parts = KeyParts::new(layout.head_dim);
+    let [fast_words, slow_words, fifth_words] = parts.words();
+    let words = fast_words + slow_words + fifth_words;
+    if pass.index == 0 {
+        s.prefetch(pass.next_tiles[tile]);
+    }
+    let mut prefetch = pass.line_prefetch(tile, layout.params_bytes(), words);
+    // SAFETY: the K panel follows the tile's quantisation parameters; the integers of a query are padded to whole
+    // words; each row has 16 scores for the tile.
+    unsafe {
+        let panel = params.add(layout.params_bytes());
+        let queries = pass.queries.cast::<i16>();
+        let mut acc = [s.zeros(); T];
+        add_panel::<S, 4, T>(s, &mut acc, queries, 2 * stride, panel, fast_words, prefetch);
+        let scale = s.load_bits(params, ScaleField::FAST.left, ScaleField::FAST.mask);
+        for (t, acc) in acc.into_iter().enumerate() {
+            let units = query_units(pass.queries.add(t * stride).cast_mut(), layout.head_dim);
+            let sum = s.sub(s.to_f32(acc), s.splat(*units.add(1)));
+            s.store(pass.scores.add(t * SPLIT + tile * LANES), s.mul(sum, scale));
+        }
+        prefetch.address = prefetch.address.wrapping_add(fast_words * prefetch.advance);
+        let (panel, queries) = (panel.add(fast_words * WORD_BYTES), queries.add(parts.fast));
+        let fifth = panel.add(slow_words * WORD_BYTES);
+        let mut acc = [s.zeros(); T];
+        for word in 0..fifth_words {
+            s.prefetch(prefetch.address.wrapping_add((slow_words + word) * prefetch.advance));
+            let fifth = fifth.add(word * WORD_BYTES);
+            for quarter in 0..FIFTH_BITS.steps() / NIBBLES.steps() {
+                let word = word * (FIFTH_BITS.steps() / NIBBLES.steps()) + quarter;
+                if word >= slow_words {
+                    break;
+                }
+                s.prefetch(prefetch.address.wrapping_add(word * prefetch.advance));
+                for pair in 0..NIBBLES.steps() / 2 {
+                    let (shift, bit) = ((4 * pair) as u32, (4 * quarter + pair) as u32);
+                    let halves = s.five_bit_halves(panel.add(word * WORD_BYTES), shift, fifth, bit);
+                    for (t, acc) in acc.iter_mut().enumerate() {
+                        *acc = s.add_products(queries.add(t * 2 * stride), 4 * word + pair, halves, *acc);
+                    }
+                }
+            }
+        }
+        let scale = s.load_bits(params, ScaleField::SLOW.left, ScaleField::SLOW.mask);
+        for (t, acc) in acc.into_iter().enumerate() {
+            let units = query_units(pass.queries.add(t * stride).cast_mut(), layout.head_dim);
+            let at = pass.scores.add(t * SPLIT + tile * LANES);
+            let sum = s.sub(s.to_f32(acc), s.splat(*units.add(2)));
+            s.store(at, s.mul(s.mul_add(sum, scale, s.load(at)), s.splat(*units)));
+        }
+    }
+}
