@@ -131,8 +131,18 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
         k = steps.end;
     }
     for (index, panel) in panels.enumerate() {
-        // SAFETY: every chain of this panel is in `acc`, one token after the other.
-        unsafe { finish::<S, E>(s, product, panel, tokens.clone(), acc.add(index * tokens.len() * LANES)) };
+        // SAFETY: every chain of this panel is in `acc`, one token after the other; the last column is half of a pair.
+        unsafe {
+            let acc = acc.add(index * tokens.len() * LANES);
+            if columns % 2 == 1 {
+                let weights = product.weights.add(panel * panel_bytes);
+                for (index, token) in tokens.clone().enumerate() {
+                    let (acc, row) = (acc.add(index * LANES), product.x.add(token * columns));
+                    tile::single_step::<S, E>(s, acc, row, weights, columns - 1);
+                }
+            }
+            finish(s, product, panel, tokens.clone(), acc);
+        }
     }
 }
 
@@ -220,31 +230,17 @@ impl<S: Simd, E: PanelDtype> TileFn<S> for TileCall<E> {
     }
 }
 
-/// The last step, if the number of columns is odd, and the epilogue.
-///
 /// # Safety
 /// `acc` has 16 chains for each of `tokens`; `tokens` and `panel` lie inside the product.
 #[inline(always)]
-unsafe fn finish<S: Simd, E: PanelDtype>(
-    s: S,
-    product: &Product<'_>,
-    panel: usize,
-    tokens: Range<usize>,
-    acc: *mut f32,
-) {
-    let columns = product.columns;
+unsafe fn finish<S: Simd>(s: S, product: &Product<'_>, panel: usize, tokens: Range<usize>, acc: *const f32) {
     let row = panel * LANES;
     let lanes = LANES.min(product.rows - row);
     for (index, token) in tokens.enumerate() {
         // SAFETY: `lanes` outputs exist from `row` on, for `bias` and for every token of `out`; 16 chains are in `acc`.
         unsafe {
             let out = product.out.add(token * product.rows + row);
-            let acc = acc.add(index * LANES);
-            if columns % 2 == 1 {
-                let weights = product.weights.add(panel * panel_bytes(E::DTYPE, columns));
-                tile::single_step::<S, E>(s, acc, product.x.add(token * columns), weights, columns - 1);
-            }
-            let chain = s.load(acc);
+            let chain = s.load(acc.add(index * LANES));
             let value = match product.epilogue {
                 Epilogue::Store => chain,
                 Epilogue::Bias(bias) => s.add(chain, load(s, bias.as_ptr().add(row), lanes)),

@@ -202,6 +202,7 @@ pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: us
         rows.at[t] = unsafe { x.add(t * x_stride) };
     });
     let mut k = steps.start;
+    let mut pair = k / 2 * E::PAIR;
     let mut ahead = 0;
     while k < steps.end {
         for p in 0..P {
@@ -213,9 +214,10 @@ pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: us
         }
         // SAFETY: the pair and both columns are among `steps`.
         unsafe {
-            step::<S, E, T, P, false>(s, acc, &rows, panels, k);
-            step::<S, E, T, P, true>(s, acc, &rows, panels, k + 1);
+            step::<S, E, T, P, false>(s, acc, &rows, panels, pair, k);
+            step::<S, E, T, P, true>(s, acc, &rows, panels, pair, k + 1);
         }
+        pair += E::PAIR;
         ahead += prefetch.advance;
         k += 2;
     }
@@ -246,20 +248,21 @@ pub(crate) unsafe fn single_step<S: Simd, E: PanelDtype>(
 ///
 /// # Safety
 /// - `rows` have column `k`;
-/// - `panels` have the pair of step `k`, which is odd if `ODD` and even if not.
+/// - `panels` have the pair of step `k` at offset `pair`; the step is its second if `ODD` and its first if not.
 #[inline(always)]
 unsafe fn step<S: Simd, E: PanelDtype, const T: usize, const P: usize, const ODD: bool>(
     s: S,
     acc: &mut Acc<S, T, P>,
     rows: &TileRows<T>,
     panels: [*const u8; P],
+    pair: usize,
     k: usize,
 ) {
     for p in 0..P {
         // SAFETY: the pair and the columns exist by contract.
         unsafe {
-            let pair = panels[p].add(k / 2 * E::PAIR);
-            let w = if ODD { E::odd(s, pair) } else { E::even(s, pair) };
+            let at = panels[p].add(pair);
+            let w = if ODD { E::odd(s, at) } else { E::even(s, at) };
             unrolled!(t < T => acc[t][p] = s.mul_add_broadcast(rows, t, k, w, acc[t][p]));
         }
     }

@@ -129,7 +129,7 @@ impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
 
-    tile_shapes!(1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4, 7 x 3, 8 x 3, 9 x 2, 10 x 2, 11 x 2, 12 x 2);
+    tile_shapes!(1 x 4, 2 x 3, 3 x 3, 4 x 4, 5 x 3, 6 x 4, 7 x 2, 8 x 3, 9 x 2, 10 x 2, 11 x 2, 12 x 2);
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
