@@ -41,8 +41,14 @@ fn main() {
         let machine = bench.probe.measure(&bench.pool);
         (best.0.max(machine.bytes_per_second), best.1.max(machine.flops_per_second))
     });
-    println!("machine: reads {:.1} GB/s, multiply-adds {:.0} GFLOP/s\n", bandwidth / 1e9, flops / 1e9);
-    println!("{:<34}{:>12}{:>10}{:>8}{:>8}", "", "time", "rate", "share", "best");
+    println!("machine: reads {:.1} GB/s, multiply-adds {:.0} GFLOP/s", bandwidth / 1e9, flops / 1e9);
+    for threads in 1..=bench.pool.threads() {
+        let pool = Pool::new(threads).expect("threads");
+        for rate in roofline::rates(&pool) {
+            println!("{:<34}{:>9.0} GOP/s on {threads} threads", rate.name, rate.per_second / 1e9);
+        }
+    }
+    println!("\n{:<34}{:>12}{:>10}{:>8}{:>8}", "", "time", "rate", "share", "best");
     bench.barrier();
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
         bench.products(dtype);

@@ -128,6 +128,86 @@ fn multiply_add_avx2(steps: usize, seed: f32) -> f32 {
     chains.iter().fold(0.0, |sum, chain| sum + _mm256_cvtss_f32(*chain))
 }
 
+/// A rate of one kind of instruction.
+pub struct Rate {
+    pub name: &'static str,
+    /// Operations of all threads; a multiply-add counts as two.
+    pub per_second: f64,
+}
+
+/// The rates of the instructions that this CPU has.
+pub fn rates(pool: &Pool) -> Vec<Rate> {
+    const STEPS: usize = 1 << 21;
+    let mut rates = Vec::new();
+    let mut measure = |name, operations: usize, run: &(dyn Fn(usize) + Sync)| {
+        let best = (0..5).fold(f64::INFINITY, |best, _| best.min(seconds(|| pool.run(&|_| run(STEPS)))));
+        rates.push(Rate { name, per_second: (pool.threads() * STEPS * CHAINS * operations) as f64 / best });
+    };
+    #[cfg(target_arch = "x86_64")]
+    {
+        use x86_64::*;
+        // SAFETY (all calls): the instructions are available.
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            measure("f32 multiply-add, AVX2", 2 * 8, &|steps| unsafe { fma_avx2(steps) });
+        }
+        if is_x86_feature_detected!("avx512f") {
+            measure("f32 multiply-add, AVX-512", 2 * 16, &|steps| unsafe { fma_avx512(steps) });
+        }
+        if is_x86_feature_detected!("avx512bf16") {
+            measure("bf16 dot product, AVX-512", 2 * 32, &|steps| unsafe { bf16_avx512(steps) });
+        }
+        if is_x86_feature_detected!("avx512vnni") {
+            measure("int8 dot product, AVX-512 VNNI", 2 * 64, &|steps| unsafe { int8_avx512(steps) });
+        }
+    }
+    rates
+}
+
+/// Independent chains of a rate: enough to hide the latency, few enough for 16 registers.
+const CHAINS: usize = 12;
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64 {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    use super::CHAINS;
+
+    /// A function that continues every chain by `$next` in each step.
+    macro_rules! rate {
+        ($name:ident, $features:literal, $zero:expr, $one:expr, $chain:ident, $a:ident => $next:expr) => {
+            #[target_feature(enable = $features)]
+            pub fn $name(steps: usize) {
+                let $a = black_box($one);
+                let mut chains = [$zero; CHAINS];
+                for chain in &mut chains {
+                    *chain = black_box(*chain);
+                }
+                for _ in 0..steps {
+                    for chain in &mut chains {
+                        let $chain = *chain;
+                        *chain = $next;
+                    }
+                }
+                black_box(chains);
+            }
+        };
+    }
+
+    rate!(fma_avx2, "avx2,fma", _mm256_setzero_ps(), _mm256_set1_ps(0.5), c, a => _mm256_fmadd_ps(a, a, c));
+    rate!(fma_avx512, "avx512f", _mm512_setzero_ps(), _mm512_set1_ps(0.5), c, a => _mm512_fmadd_ps(a, a, c));
+
+    #[inline(always)]
+    fn pairs(bits: __m512i) -> __m512bh {
+        // SAFETY: both types are 512 bits of any value.
+        unsafe { std::mem::transmute(bits) }
+    }
+    rate!(bf16_avx512, "avx512f,avx512bf16", _mm512_setzero_ps(), _mm512_set1_epi32(0x3f00_3f00), c, a =>
+        _mm512_dpbf16_ps(c, pairs(a), pairs(a)));
+    rate!(int8_avx512, "avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_set1_epi8(3), c, a =>
+        _mm512_dpbusd_epi32(c, a, a));
+}
+
 /// The seconds that `run` takes.
 pub fn seconds(run: impl FnOnce()) -> f64 {
     let start = Instant::now();
