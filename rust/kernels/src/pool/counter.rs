@@ -1,26 +1,31 @@
-//! A counter that threads wait on: they spin first, then sleep.
+//! A counter that threads wait on: they spin first, then yield, then sleep.
 //!
 //! Waking a sleeping thread takes tens of microseconds and a decode step has some hundred parallel regions, so a waiter
-//! spins for about a millisecond; an idle pool must not use the CPU, so it sleeps after that.
+//! does not sleep for about a millisecond; an idle pool must not use the CPU, so it sleeps after that. A longer wait than
+//! that for the other workers of a region is usually a wait for a thread that has no CPU, such as the event loop's or a
+//! worker that was preempted. So a waiter yields its CPU after some ten microseconds.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 
-/// Iterations of `spin_loop` before a waiter sleeps: about a millisecond.
-pub(super) const SPINS: u32 = 40_000;
+/// Iterations of `spin_loop` before a waiter yields: some ten microseconds.
+const SPINS: u32 = 2_000;
+/// The number of times that a waiter yields before it sleeps: about a millisecond if no other thread needs the CPU.
+const YIELDS: u32 = 2_000;
 
 #[derive(Debug)]
 pub(super) struct WaitableCounter {
     value: AtomicUsize,
-    spins: u32,
+    /// Whether a waiter spins and yields before it sleeps.
+    spins: bool,
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     changed: Condvar,
 }
 
 impl WaitableCounter {
-    /// A counter at 0 whose waiters spin `spins` times before they sleep.
-    pub(super) const fn new(spins: u32) -> Self {
+    /// A counter at 0 whose waiters sleep at once unless `spins`.
+    pub(super) const fn new(spins: bool) -> Self {
         Self {
             value: AtomicUsize::new(0),
             spins,
@@ -32,13 +37,18 @@ impl WaitableCounter {
 
     /// Waits until `condition` holds for the value, and returns the value. Writes before the change are visible.
     pub(super) fn wait(&self, condition: impl Fn(usize) -> bool) -> usize {
-        for _ in 0..self.spins {
+        let attempts = if self.spins { SPINS + YIELDS } else { 0 };
+        for attempt in 0..attempts {
             // Acquire pairs with the writer's SeqCst (which is also a release).
             let value = self.value.load(Ordering::Acquire);
             if condition(value) {
                 return value;
             }
-            std::hint::spin_loop();
+            if attempt < SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
         }
         self.sleep(condition)
     }

@@ -9,7 +9,7 @@
 //! has returned: the workers claim their parts, so the caller does not wait for a worker that the system has not
 //! scheduled in time. On a busy machine that wait would be most of a decode step.
 //!
-//! Worker 0 is the caller. A waiting worker spins briefly, then sleeps, so an idle pool does not use the CPU. A panic
+//! Worker 0 is the caller. A waiting worker spins and yields briefly, then sleeps, so an idle pool does not use the CPU. A panic
 //! in `f` resumes in the caller of [`Pool::run`] after every worker has returned; the pool stays usable. The pool does
 //! not allocate after its construction, panics aside.
 
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use counter::{SPINS, WaitableCounter};
+use counter::WaitableCounter;
 pub(crate) use share::{Claims, SharedMut};
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
@@ -95,7 +95,7 @@ impl Pool {
         );
         // With more workers than CPUs, a spinning worker delays the one it waits for.
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = if threads <= cpus { SPINS } else { 0 };
+        let spins = threads <= cpus;
         let state = Arc::new(PoolState {
             generation: WaitableCounter::new(spins),
             join_state: WaitableCounter::new(spins),
