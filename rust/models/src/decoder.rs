@@ -192,6 +192,7 @@ impl<B: Backend> Decoder<B> {
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
         let (tokens, outputs) = (inputs.tokens.len(), inputs.output_rows.len());
+        let outputs_all = inputs.output_rows.iter().copied().eq(0..tokens as u32);
         let (config, w) = (&self.config, workspace);
         let step = backend.upload(inputs, &mut w.rope, &w.slots, cache)?;
         let epsilon = config.norm_epsilon;
@@ -209,8 +210,8 @@ impl<B: Backend> Decoder<B> {
             let params = AttentionParams { scale, window: layer.window, softcap: None };
             let (scratch, attended) = (&mut w.scratch, &mut w.attended);
             backend.attention(step, config.heads, params, index, cache, &w.qkv, scratch, attended)?; // [t, q]
-            // After the last attention rows are independent: continue with the output rows.
-            let (rows, hidden, attended) = if last {
+            // After the last attention rows are independent: continue with the output rows, unless these are all rows.
+            let (rows, hidden, attended) = if last && !outputs_all {
                 backend.gather(step, config.hidden_size, &w.hidden, &mut w.output_hidden)?; // [o, h]
                 backend.gather(step, config.heads.query_width(), &w.attended, &mut w.output_attended)?;
                 (outputs, &mut w.output_hidden, &w.output_attended)
@@ -223,7 +224,8 @@ impl<B: Backend> Decoder<B> {
             backend.silu_mul(rows, config.intermediate_size, &w.gate_up, &mut w.gated)?; // [t, i]
             accumulate(backend, rows, &w.gated, &layer.down, hidden)?;
         }
-        backend.rms_norm(outputs, &w.output_hidden, &self.norm, epsilon, &mut w.normed) // [o, h]
+        let hidden = if outputs_all { &w.hidden } else { &w.output_hidden };
+        backend.rms_norm(outputs, hidden, &self.norm, epsilon, &mut w.normed) // [o, h]
     }
 
     /// Writes the logits of `outputs`, at most `StepSpec::logits_rows` of the output rows of the last step, to

@@ -144,9 +144,24 @@ impl LogitsRows {
         }
     }
 
-    /// Number of rows.
-    pub fn len(&self) -> usize {
-        self.rows.len()
+    /// The next tile of at most `limit` rows from `start` on, and whether its logits are computed; `None` after the last
+    /// row. A tile with logits begins and ends with a row that needs them, so that few others are computed.
+    pub fn tile(&self, start: usize, limit: usize, slots: &[HostSlot]) -> Option<(Range<usize>, bool)> {
+        let rows = self.rows.get(start..)?;
+        let rows = &rows[..rows.len().min(limit)];
+        let needs_logits = |row: &LogitsRow| match row.kind {
+            Kind::Prompt { given: None } => row.is_within(slots[row.slot].outputs().logits),
+            _ => true,
+        };
+        match rows.iter().position(needs_logits) {
+            _ if rows.is_empty() => None,
+            None => Some((start..start + rows.len(), false)),
+            Some(0) => {
+                let last = rows.iter().rposition(needs_logits).unwrap_or_default();
+                Some((start..start + last + 1, true))
+            }
+            Some(first) => Some((start..start + first, false)),
+        }
     }
 
     /// The row at `index`.

@@ -273,8 +273,12 @@ impl<B: Backend> Runner<B> {
     /// Submits the head and the sampling of a step, tile by tile.
     fn sample(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
         self.collect_masks();
-        for tile in tiles(flight.rows.len(), self.spec.logits_rows) {
-            self.decoder.logits(&mut self.backend, tile.clone(), &mut self.workspace)?;
+        let mut start = 0;
+        while let Some((tile, has_logits)) = flight.rows.tile(start, self.spec.logits_rows, &self.slots) {
+            start = tile.end;
+            if has_logits {
+                self.decoder.logits(&mut self.backend, tile.clone(), &mut self.workspace)?;
+            }
             self.build_batch(tile.clone(), &mut flight.rows)?;
             let Self { backend, batch, workspace, .. } = self;
             if !batch.is_empty() {
@@ -408,6 +412,7 @@ impl<B: Backend> Runner<B> {
 }
 
 /// The output rows, as many at a time as have their logits at once.
+#[cfg(feature = "testing")]
 fn tiles(num_outputs: usize, logits_rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..num_outputs).step_by(logits_rows).map(move |start| start..num_outputs.min(start + logits_rows))
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub const VOCABULARY: usize = 320;
 pub const LAYERS: usize = 3;
-const HIDDEN: usize = 64;
+pub const HIDDEN: usize = 64;
 const WIDE: usize = 96;
 const KV: usize = 32;
 pub const LONGEST: usize = 256;
@@ -138,7 +138,7 @@ pub fn run(engine: &Engine, port: &Port, requests: impl Iterator<Item = Request>
                         assert_eq!(finish.reason, FinishReason::Length);
                         open -= 1;
                     }
-                    Event::Admitted => {}
+                    Event::Admitted | Event::Prompt(_) => {}
                     other => panic!("{other:?}"),
                 }
             }
