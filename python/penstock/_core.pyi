@@ -2424,8 +2424,9 @@ class ModelInfo:
     - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
     - `max_paused`: Maximum number of paused outputs.
     - `threads`: Number of compute threads.
-    - `isa`: Instruction set of the kernels. `portable`, `avx2`, `avx512` or `avx512_vnni`. The default is
-      the best one the CPU has; `PENSTOCK_ISA` selects another.
+    - `isa`: Instruction set of the kernels. `portable`, `avx2`, `avx512`, `avx512_vnni` or `avx512_bf16`.
+      The default is the best one the CPU has; `PENSTOCK_ISA` selects another. `avx512_bf16` is never the
+      default: it rounds the activations of bf16 matrices to bf16.
     """
 
     def __new__(
@@ -2532,8 +2533,9 @@ class ModelInfo:
     def isa(self) -> str:
         """Instruction set of the kernels.
 
-        `portable`, `avx2`, `avx512` or `avx512_vnni`. The default is the best one the CPU has;
-        `PENSTOCK_ISA` selects another.
+        `portable`, `avx2`, `avx512`, `avx512_vnni` or `avx512_bf16`. The default is the best one the CPU
+        has; `PENSTOCK_ISA` selects another. `avx512_bf16` is never the default: it rounds the activations
+        of bf16 matrices to bf16.
         """
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@
 //! `inline(always)` and free of closures, so that they compile into the functions of `arch`, which have the target
 //! features.
 
+use half::bf16;
+
 use crate::generic::tile::{TileFn, TileRows, TileShapes};
 use crate::panel::LANES;
 
@@ -74,6 +76,39 @@ pub(crate) trait Simd: Copy {
     ) -> Self::V {
         // SAFETY: by contract.
         self.mul_add(self.splat(unsafe { *rows.at[t].add(k) }), b, c)
+    }
+    /// Pair `pair` of row `t`, two bf16, times the pairs of bf16 at `weights`, plus `c`: the product of the second of a
+    /// pair is added first. Subnormal numbers may count as 0.
+    /// # Safety
+    /// Row `t` has the pair; 64 bytes are readable at `weights`; the CPU has the instruction, if it is one.
+    #[inline(always)]
+    unsafe fn dot_bf16<const T: usize>(
+        self,
+        rows: &TileRows<T>,
+        t: usize,
+        pair: usize,
+        weights: *const u8,
+        c: Self::V,
+    ) -> Self::V {
+        // SAFETY: by contract.
+        let (x, low, high) = unsafe {
+            let x = rows.at[t].add(pair).cast::<[u16; 2]>().read_unaligned();
+            (x, self.load_bf16_low(weights), self.load_bf16_high(weights))
+        };
+        let x = x.map(|x| self.splat(f32::from_bits(u32::from(x) << 16)));
+        self.mul_add(x[0], low, self.mul_add(x[1], high, c))
+    }
+    /// Rounds to bf16, ties to even. A subnormal number may become 0.
+    /// # Safety
+    /// 16 bf16 are writable at `to`, no alignment needed; the CPU has the instruction, if it is one.
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16, v: Self::V) {
+        let mut bits = [0; LANES];
+        for (bits, lane) in bits.iter_mut().zip(self.to_array(v)) {
+            *bits = bf16::from_f32(lane).to_bits();
+        }
+        // SAFETY: writable by contract; write_unaligned requires nothing else.
+        unsafe { to.cast::<[u16; LANES]>().write_unaligned(bits) }
     }
     /// `c - a * b`, rounded once if the instruction set has a fused multiply-add.
     fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;

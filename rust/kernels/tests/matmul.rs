@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use penstock_kernels::{Kernels, Matrix, MatrixLayout, Pool, reference};
+use penstock_kernels::{Isa, Kernels, Matrix, MatrixLayout, Pool, reference};
 use penstock_types::{Dtype, Epilogue};
 use proptest::prelude::*;
 
@@ -25,9 +25,9 @@ fn check_against_reference(tokens: usize, rows: usize, columns: usize, dtype: Dt
     let weights = random_stored(seed, rows * columns, dtype);
     let x = random_floats(seed + 1, tokens * columns);
     let bytes = pack(layout, &weights);
-    let want = reference::matmul(&x, &weights, columns);
     let pool = Pool::new(2).unwrap();
     for kernels in all_kernels() {
+        let want = reference::matmul(&as_read(&kernels, dtype, &x), &weights, columns);
         let what = format!("{tokens} x {rows} x {columns} {dtype:?} on {kernels:?}");
         let got = product(&kernels, &pool, &x, tokens, Matrix { layout, bytes: &bytes });
         assert_close(&got, &want, tolerance(columns), &what);
@@ -135,6 +135,28 @@ fn product_has_equal_bits_on_every_fused_isa() {
                 assert_same_bits(other, &outputs[0], &format!("{tokens} tokens, {layout:?}"));
             }
         }
+    }
+}
+
+#[test]
+fn bf16_pair_is_two_fused_multiply_adds_the_second_first() {
+    let Some(kernels) = Kernels::for_isa(Isa::Avx512Bf16) else { return };
+    let pool = Pool::new(2).unwrap();
+    for (tokens, columns) in [(1, 9000), (13, 7), (13, 9001), (200, 1031)] {
+        let layout = MatrixLayout { rows: 37, columns, dtype: Dtype::Bf16 };
+        let weights = random_stored(1, 37 * columns, Dtype::Bf16);
+        let x = random_floats(2, tokens * columns);
+        let got = product(&kernels, &pool, &x, tokens, Matrix { layout, bytes: &pack(layout, &weights) });
+        let x = as_read(&kernels, Dtype::Bf16, &x);
+        let rows = x.chunks_exact(columns).flat_map(|x| weights.chunks_exact(columns).map(move |w| (x, w)));
+        let want: Vec<f32> = rows
+            .map(|(x, w)| {
+                x.chunks(2).zip(w.chunks(2)).fold(0.0, |sum: f32, (x, w)| {
+                    x.iter().zip(w).rev().fold(sum, |sum, (x, w)| x.mul_add(*w, sum))
+                })
+            })
+            .collect();
+        assert_same_bits(&got, &want, &format!("{tokens} x {columns}"));
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, us
 
 /// The operations of one instruction set. The safety requirements of each are those of the function of the same name in
 /// `generic`, and that the instruction set is available.
+#[derive(Clone, Copy)]
 pub(crate) struct Table {
     pub(crate) tiles: TileShapes,
     pub(crate) matmul: PerDtype<MatmulFn>,
@@ -43,6 +44,7 @@ pub(crate) struct Table {
 }
 
 /// One function for each dtype of weights.
+#[derive(Clone, Copy)]
 pub(crate) struct PerDtype<F> {
     f32: F,
     f16: F,
@@ -60,6 +62,7 @@ impl<F: Copy> PerDtype<F> {
 }
 
 /// One function for each dtype of the KV cache.
+#[derive(Clone, Copy)]
 pub(crate) struct PerKvDtype<F> {
     f32: F,
     f16: F,
@@ -88,8 +91,10 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         Isa::Avx2 => &x86_64::avx2::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Vnni => &x86_64::avx512::TABLE,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => &x86_64::avx512::BF16_TABLE,
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vnni => {
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => {
             unreachable!("{isa} on this architecture; this is a bug")
         }
     }

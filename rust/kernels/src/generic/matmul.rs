@@ -10,6 +10,9 @@
 //! `out[t][r]` is the chain 0, `fma(x[t][0], w[r][0], .)`, `fma(x[t][1], w[r][1], .)`, ... and then one addition each
 //! for a residual and a bias. Tiles, blocks and the share of a worker do not affect it.
 //!
+//! If the panels are read as pairs ([`PanelDtype::ROUNDS_ROWS`]), x is rounded to bf16 first, at every number of tokens,
+//! and a pair of columns is one instruction: `fma(x[t][k + 1], w[r][k + 1], .)`, then `fma(x[t][k], w[r][k], .)`.
+//!
 //! With a single tile the weights are read once from memory, so the panels of a group are read as several streams, each
 //! contiguous through its part of the group. Measured without a gain: unpacking a panel to f32 first, K blocks or token
 //! blocks of half the size, prefetching two passes ahead.
@@ -34,6 +37,9 @@ const BLOCK_ROWS: usize = 96;
 const SHARE_ROWS: usize = 768;
 /// The prefetch distance of a stream, in bytes.
 const STREAM_AHEAD: isize = 1536;
+
+/// Maximum number of columns times tokens of a K block whose activations are rounded.
+const ROUNDED: usize = BLOCK_ROWS * K_BLOCK;
 
 const ACC_FLOATS: usize = SHARE_ROWS * LANES;
 
@@ -66,6 +72,7 @@ unsafe impl Sync for Product<'_> {}
 ///
 /// # Safety
 /// - `product` is as its type requires, for dtype `E`;
+/// - if `E` rounds rows, the instruction set has [`Simd::dot_bf16`] and [`Simd::store_bf16`];
 /// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most [`share_tiles`].
 #[inline(always)]
 pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
@@ -82,13 +89,32 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
     let order = PanelOrder::new(panels.len(), S::TILES.panels_at_once(smallest_tile), tiles.len() == 1);
     let panel_bytes = panel_bytes(E::DTYPE, columns);
 
-    let k_blocks = if tiles.len() == 1 { 1 } else { columns.div_ceil(K_BLOCK) };
-    let k_block = columns.div_ceil(k_blocks).next_multiple_of(2);
+    let limit = if tiles.len() > 1 {
+        K_BLOCK
+    } else if E::ROUNDS_ROWS {
+        ROUNDED / tokens.len() / LANES * LANES
+    } else {
+        columns
+    };
+    let k_block = columns.div_ceil(columns.div_ceil(limit)).next_multiple_of(2);
+    let mut rounded = MaybeUninit::<[u16; ROUNDED]>::uninit();
     let mut k = 0;
     while k < columns {
-        let steps = k..columns.min(k + k_block);
-        let block_start = k / 2 * E::PAIR;
-        let block_bytes = steps.len() / 2 * E::PAIR;
+        let end = columns.min(k + k_block);
+        let block_bytes = (end - k) / 2 * E::PAIR;
+        // SAFETY: the columns lie inside the product; `rounded` has room for the block.
+        let (x, x_stride, steps) = unsafe {
+            let x = product.x.add(tokens.start * columns + k);
+            if const { E::ROUNDS_ROWS } {
+                let (rounded, stride) = (rounded.as_mut_ptr().cast::<u16>(), k_block.next_multiple_of(LANES));
+                for row in 0..tokens.len() {
+                    round_row(s, x.add(row * columns), end - k, rounded.add(row * stride));
+                }
+                (rounded.cast_const().cast(), stride / 2, (end - k).next_multiple_of(2))
+            } else {
+                (x, columns, (end - k) / 2 * 2)
+            }
+        };
         for pass in 0..order.passes {
             let (first, count) = order.panels(pass);
             for tile in tiles.clone() {
@@ -97,10 +123,10 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
                     (STREAM_AHEAD, E::PAIR)
                 } else {
                     // Each tile prefetches its share of the bytes that the next pass reads.
-                    let next = if pass + 1 < order.passes || steps.end == columns {
-                        (block_start + count * panel_bytes).cast_signed()
+                    let next = if pass + 1 < order.passes || end == columns {
+                        (count * panel_bytes).cast_signed()
                     } else {
-                        (block_start + block_bytes).cast_signed() - (first * panel_bytes).cast_signed()
+                        block_bytes.cast_signed() - (first * panel_bytes).cast_signed()
                     };
                     let share = (tile - tiles.start) * block_bytes / tiles.len();
                     (next + share.cast_signed(), E::PAIR / tiles.len())
@@ -109,13 +135,16 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
                 while done < count {
                     let panel = first + done * order.spacing;
                     let call = TileCall::<E> {
-                        // SAFETY: the tile's tokens lie inside the product.
-                        x: unsafe { product.x.add(rows.start * columns) },
-                        x_stride: columns,
-                        // SAFETY: the panel is one of `panels`.
-                        panel: unsafe { product.weights.add((panels.start + panel) * panel_bytes) },
+                        // SAFETY: the tile's tokens lie inside the block.
+                        x: unsafe { x.add((rows.start - tokens.start) * x_stride) },
+                        x_stride,
+                        // SAFETY: the panel is one of `panels`, and has these columns.
+                        panel: unsafe {
+                            product.weights.add((panels.start + panel) * panel_bytes + k / 2 * E::PAIR)
+                        },
                         panel_stride: order.spacing * panel_bytes,
-                        steps: steps.start..steps.end / 2 * 2,
+                        steps,
+                        is_first: k == 0,
                         // SAFETY: `acc` has room for every panel and token by contract.
                         acc: unsafe { acc.add((panel * tokens.len() + rows.start - tokens.start) * LANES) },
                         acc_stride: order.spacing * tokens.len() * LANES,
@@ -128,13 +157,13 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
                 }
             }
         }
-        k = steps.end;
+        k = end;
     }
     for (index, panel) in panels.enumerate() {
         // SAFETY: every chain of this panel is in `acc`, one token after the other; the last column is half of a pair.
         unsafe {
             let acc = acc.add(index * tokens.len() * LANES);
-            if columns % 2 == 1 {
+            if columns % 2 == 1 && !E::ROUNDS_ROWS {
                 let weights = product.weights.add(panel * panel_bytes);
                 for (index, token) in tokens.clone().enumerate() {
                     let (acc, row) = (acc.add(index * LANES), product.x.add(token * columns));
@@ -183,13 +212,14 @@ impl PanelOrder {
     }
 }
 
-/// The inputs of a tile, and its accumulators, which are set unless `steps` starts at 0.
+/// The inputs of a tile, and its accumulators, which are set unless it is the first of its chains.
 struct TileCall<E> {
     x: *const f32,
     x_stride: usize,
     panel: *const u8,
     panel_stride: usize,
-    steps: Range<usize>,
+    steps: usize,
+    is_first: bool,
     acc: *mut f32,
     acc_stride: usize,
     /// Relative to each panel, see [`Prefetch`].
@@ -211,22 +241,29 @@ impl<S: Simd, E: PanelDtype> TileFn<S> for TileCall<E> {
         let prefetch = Prefetch { offsets: [self.prefetch; P], advance: self.prefetch_advance };
         // SAFETY: by contract.
         unsafe {
-            let mut acc = if self.steps.start == 0 {
+            let mut acc = if self.is_first {
                 tile::zero::<S, T, P>(s)
             } else {
                 tile::load(s, self.acc, LANES, self.acc_stride)
             };
-            tile::advance::<S, E, T, P>(
-                s,
-                &mut acc,
-                self.x,
-                self.x_stride,
-                panels,
-                self.steps.clone(),
-                prefetch,
-            );
+            tile::advance::<S, E, T, P>(s, &mut acc, self.x, self.x_stride, panels, 0..self.steps, prefetch);
             tile::store(s, self.acc, LANES, self.acc_stride, &acc);
         }
+    }
+}
+
+/// Rounds `count` floats to bf16 and pads them with zeros to whole vectors.
+///
+/// # Safety
+/// `count` floats are readable at `from`; `to` has room for the padded row; the instruction set has
+/// [`Simd::store_bf16`].
+#[inline(always)]
+unsafe fn round_row<S: Simd>(s: S, from: *const f32, count: usize, to: *mut u16) {
+    let mut i = 0;
+    while i < count {
+        // SAFETY: by contract.
+        unsafe { s.store_bf16(to.add(i), load(s, from.add(i), LANES.min(count - i))) };
+        i += LANES;
     }
 }
 

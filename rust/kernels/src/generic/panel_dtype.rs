@@ -10,6 +10,8 @@ pub(crate) trait PanelDtype: Copy {
     const DTYPE: Dtype;
     /// Bytes of a pair of steps.
     const PAIR: usize = panel_bytes(Self::DTYPE, 2);
+    /// Whether the rows of a product are rounded to bf16, and a pair of steps is one [`Simd::dot_bf16`].
+    const ROUNDS_ROWS: bool = false;
 
     /// # Safety
     /// A whole pair (`PAIR` bytes) is readable at `pair`.
@@ -25,6 +27,9 @@ pub(crate) struct F32;
 pub(crate) struct F16;
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
+/// Bf16 panels, for rows of bf16.
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16Pairs;
 
 impl PanelDtype for F32 {
     const DTYPE: Dtype = Dtype::F32;
@@ -71,5 +76,22 @@ impl PanelDtype for Bf16 {
     unsafe fn odd<S: Simd>(s: S, pair: *const u8) -> S::V {
         // SAFETY: the high halves of the pair's 16 lanes.
         unsafe { s.load_bf16_high(pair) }
+    }
+}
+
+impl PanelDtype for Bf16Pairs {
+    const DTYPE: Dtype = Dtype::Bf16;
+    const ROUNDS_ROWS: bool = true;
+
+    #[inline(always)]
+    unsafe fn even<S: Simd>(s: S, pair: *const u8) -> S::V {
+        // SAFETY: by contract.
+        unsafe { Bf16::even(s, pair) }
+    }
+
+    #[inline(always)]
+    unsafe fn odd<S: Simd>(s: S, pair: *const u8) -> S::V {
+        // SAFETY: by contract.
+        unsafe { Bf16::odd(s, pair) }
     }
 }

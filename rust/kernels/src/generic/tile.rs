@@ -184,7 +184,8 @@ pub(crate) unsafe fn store<S: Simd, const T: usize, const P: usize>(
 /// Continues the chains over `steps`, which are whole pairs.
 ///
 /// # Safety
-/// - `x` has `T` rows, `x_stride` floats apart, with `steps` readable in each;
+/// - `x` has `T` rows, `x_stride` floats apart, with `steps` readable in each; if `E` rounds rows, a pair of bf16 takes
+///   the place of a float, and the instruction set has [`Simd::dot_bf16`];
 /// - every one of `panels` has `steps`.
 #[inline(always)]
 pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: usize>(
@@ -214,8 +215,12 @@ pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: us
         }
         // SAFETY: the pair and both columns are among `steps`.
         unsafe {
-            step::<S, E, T, P, false>(s, acc, &rows, panels, pair, k);
-            step::<S, E, T, P, true>(s, acc, &rows, panels, pair, k + 1);
+            if const { E::ROUNDS_ROWS } {
+                step_of_pairs(s, acc, &rows, panels, pair, k / 2);
+            } else {
+                step::<S, E, T, P, false>(s, acc, &rows, panels, pair, k);
+                step::<S, E, T, P, true>(s, acc, &rows, panels, pair, k + 1);
+            }
         }
         pair += E::PAIR;
         ahead += prefetch.advance;
@@ -264,6 +269,29 @@ unsafe fn step<S: Simd, E: PanelDtype, const T: usize, const P: usize, const ODD
             let at = panels[p].add(pair);
             let w = if ODD { E::odd(s, at) } else { E::even(s, at) };
             unrolled!(t < T => acc[t][p] = s.mul_add_broadcast(rows, t, k, w, acc[t][p]));
+        }
+    }
+}
+
+/// Two steps of every chain, with rows of bf16.
+///
+/// # Safety
+/// - `rows` have pair `index`, and `panels` have it at offset `pair`;
+/// - the instruction set has [`Simd::dot_bf16`].
+#[inline(always)]
+unsafe fn step_of_pairs<S: Simd, const T: usize, const P: usize>(
+    s: S,
+    acc: &mut Acc<S, T, P>,
+    rows: &TileRows<T>,
+    panels: [*const u8; P],
+    pair: usize,
+    index: usize,
+) {
+    for p in 0..P {
+        // SAFETY: by contract.
+        unsafe {
+            let weights = panels[p].add(pair);
+            unrolled!(t < T => acc[t][p] = s.dot_bf16(rows, t, index, weights, acc[t][p]));
         }
     }
 }

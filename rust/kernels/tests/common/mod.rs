@@ -12,7 +12,13 @@ pub fn all_kernels() -> impl Iterator<Item = Kernels> {
 
 /// The kernels whose multiply-adds are fused: float results of all of them have the same bits.
 pub fn fused_kernels() -> impl Iterator<Item = Kernels> {
-    all_kernels().filter(|kernels| kernels.isa() != Isa::Portable)
+    all_kernels().filter(|kernels| ![Isa::Portable, Isa::Avx512Bf16].contains(&kernels.isa()))
+}
+
+/// `x` as a product of `kernels` with a matrix of `dtype` reads it.
+pub fn as_read(kernels: &Kernels, dtype: Dtype, x: &[f32]) -> Vec<f32> {
+    let rounds = kernels.isa() == Isa::Avx512Bf16 && dtype == Dtype::Bf16;
+    x.iter().map(|x| if rounds { dtype.round(*x) } else { *x }).collect()
 }
 
 /// `count` floats in -1..1 drawn from `seed` (splitmix64).

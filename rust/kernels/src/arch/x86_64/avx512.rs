@@ -2,7 +2,11 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
+use crate::arch::{PerDtype, Table};
+use crate::generic::matmul::{Product, matmul};
+use crate::generic::panel_dtype::Bf16Pairs;
 use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
 use crate::panel::LANES;
 use crate::simd::Simd;
@@ -11,6 +15,18 @@ crate::arch::compile_table!(
     Avx512 from Avx512::new_unchecked(),
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 );
+
+/// The same, with dot products of bf16 pairs.
+pub(crate) static BF16_TABLE: Table =
+    Table { matmul: PerDtype { bf16: matmul_of_pairs, ..TABLE.matmul }, ..TABLE };
+
+/// # Safety
+/// As for `matmul`; [`crate::Isa::Avx512Bf16`] is available.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn matmul_of_pairs(product: &Product<'_>, panels: Range<usize>, tiles: Range<usize>) {
+    // SAFETY: by contract.
+    unsafe { matmul::<Avx512, Bf16Pairs>(Avx512::new_unchecked(), product, panels, tiles) }
+}
 
 /// Proof that this CPU has AVX2, FMA, F16C and AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy)]
@@ -25,52 +41,59 @@ impl Avx512 {
     }
 }
 
-/// `c + a * b` with the float `$address` as `a` in every lane. In assembly, because the compiler loads the floats of a
-/// whole step early, runs out of registers and spills accumulators.
-macro_rules! mul_add_memory {
-    ($address:literal, $at:expr, $stride:expr, $b:expr, $c:expr) => {
-        asm!(
-            concat!("vfmadd231ps {c}, {b}, dword ptr [", $address, "]{{1to16}}"),
-            at = in(reg) $at,
-            stride = in(reg) $stride,
-            b = in(zmm_reg) $b,
-            c = inout(zmm_reg) $c,
-            options(pure, readonly, nostack, preserves_flags),
-        )
+/// `$instruction` of `b` and of the 32 bits of row `t` at column `k`, in every lane, with `c`. In assembly, because the
+/// compiler loads the floats of a whole step early, runs out of registers and spills accumulators. Rows are addressed
+/// from the first of three, so that the addresses of a tall tile fit the registers.
+macro_rules! row_instruction {
+    ($name:ident, $instruction:literal, $type:ty) => {
+        /// # Safety
+        /// Row `t` has column `k`; the CPU has the instruction.
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn $name<const T: usize>(
+            rows: &TileRows<T>,
+            t: usize,
+            k: usize,
+            b: $type,
+            mut c: __m512,
+        ) -> __m512 {
+            let stride = size_of::<f32>() * rows.stride;
+            // SAFETY: reads only column `k` of row `t` and writes only its output register.
+            unsafe {
+                let at = rows.at[t / 3 * 3].add(k);
+                match t % 3 {
+                    0 => asm!(
+                        concat!($instruction, " {c}, {b}, dword ptr [{at}]{{1to16}}"),
+                        at = in(reg) at,
+                        b = in(zmm_reg) b,
+                        c = inout(zmm_reg) c,
+                        options(pure, readonly, nostack, preserves_flags),
+                    ),
+                    1 => asm!(
+                        concat!($instruction, " {c}, {b}, dword ptr [{at} + {stride}]{{1to16}}"),
+                        at = in(reg) at,
+                        stride = in(reg) stride,
+                        b = in(zmm_reg) b,
+                        c = inout(zmm_reg) c,
+                        options(pure, readonly, nostack, preserves_flags),
+                    ),
+                    _ => asm!(
+                        concat!($instruction, " {c}, {b}, dword ptr [{at} + 2 * {stride}]{{1to16}}"),
+                        at = in(reg) at,
+                        stride = in(reg) stride,
+                        b = in(zmm_reg) b,
+                        c = inout(zmm_reg) c,
+                        options(pure, readonly, nostack, preserves_flags),
+                    ),
+                }
+            }
+            c
+        }
     };
 }
 
-/// Rows are addressed from the first of three, so that the addresses of a tall tile fit the registers.
-///
-/// # Safety
-/// Row `t` has column `k`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn mul_add_broadcast<const T: usize>(
-    rows: &TileRows<T>,
-    t: usize,
-    k: usize,
-    b: __m512,
-    mut c: __m512,
-) -> __m512 {
-    let stride = size_of::<f32>() * rows.stride;
-    // SAFETY: reads only column `k` of row `t` and writes only its output register.
-    unsafe {
-        let at = rows.at[t / 3 * 3].add(k);
-        match t % 3 {
-            0 => asm!(
-                "vfmadd231ps {c}, {b}, dword ptr [{at}]{{1to16}}",
-                at = in(reg) at,
-                b = in(zmm_reg) b,
-                c = inout(zmm_reg) c,
-                options(pure, readonly, nostack, preserves_flags),
-            ),
-            1 => mul_add_memory!("{at} + {stride}", at, stride, b, c),
-            _ => mul_add_memory!("{at} + 2 * {stride}", at, stride, b, c),
-        }
-    }
-    c
-}
+row_instruction!(mul_add_broadcast, "vfmadd231ps", __m512);
+row_instruction!(dot_bf16, "vdpbf16ps", __m512i);
 
 /// In assembly for the same reason.
 ///
@@ -243,6 +266,28 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn dot_bf16<const T: usize>(
+        self,
+        rows: &TileRows<T>,
+        t: usize,
+        pair: usize,
+        weights: *const u8,
+        c: __m512,
+    ) -> __m512 {
+        // SAFETY: `self` proves AVX-512; the rest is the contract.
+        unsafe { dot_bf16(rows, t, pair, self.load_words(weights), c) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16, v: __m512) {
+        // SAFETY: the CPU has BF16, and 16 halves are writable, by contract; both types are 256 bits of any value.
+        unsafe {
+            let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+            _mm256_storeu_si256(to.cast(), halves);
+        }
+    }
+
+    #[inline(always)]
     fn neg_mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_fnmadd_ps(a, b, c) }
@@ -288,6 +333,22 @@ impl Simd for Avx512 {
         unsafe {
             let shifted = _mm512_srl_epi16(words, _mm_cvtsi32_si128(shift.cast_signed()));
             _mm512_and_si512(shifted, _mm512_set1_epi16(mask.cast_signed()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn five_bit_halves(self, from: *const u8, shift: u32, fifth: *const u8, bit: u32) -> __m512i {
+        // SAFETY: `self` proves AVX-512 with BW; 64 bytes are readable at both by contract.
+        unsafe {
+            let (low, fifth) = (self.halves(self.load_words(from), shift, 0xf), self.load_words(fifth));
+            // To bit 4, with one shift.
+            let (left, right) = (4_i32 - bit.cast_signed(), bit.cast_signed() - 4);
+            let high = if right < 0 {
+                _mm512_sll_epi16(fifth, _mm_cvtsi32_si128(left))
+            } else {
+                _mm512_srl_epi16(fifth, _mm_cvtsi32_si128(right))
+            };
+            _mm512_or_si512(low, _mm512_and_si512(high, _mm512_set1_epi16(0x10)))
         }
     }
 
