@@ -266,7 +266,7 @@ impl Backend for Cpu {
             Some((query, key, epsilon)) => {
                 let [query, key, qkv, blocks, rotations] =
                     lend(arena, [&query.0, &key.0, &qkv.0, &cache.blocks, &rope.step]);
-                (Some((&*cast_slice(query), &*cast_slice(key), epsilon)), [qkv, blocks, rotations])
+                (Some((cast_slice(query), cast_slice(key), epsilon)), [qkv, blocks, rotations])
             }
         };
         let [cos, sin] = rope::split(cast_slice(rotations), count, rope.width);
