@@ -18,7 +18,7 @@
 //! A row with a NaN or an infinity is restored as NaN: offset NaN, scale 0, quantised values 0.
 //!
 //! ```text
-//! panel   [word][16 lanes] of 32 bits       a word is 4 steps of 8 bits, 8 of 4 bits or 32 of 1 bit
+//! panel   [word][16 lanes] of 32 bits       a word is 4 steps of 8 bits or 8 steps of 4 bits
 //! word    step 2 i in bits i * bits of the low half, step 2 i + 1 in the same bits of the high half
 //! ```
 //!
@@ -79,7 +79,7 @@ impl Quantiser {
     }
 
     /// The lowest bit of step `step` inside its word.
-    pub(crate) const fn shift(self, step: usize) -> u32 {
+    const fn shift(self, step: usize) -> u32 {
         let within = (step % self.steps()) as u32;
         within / 2 * self.bits + within % 2 * (u32::BITS / 2)
     }

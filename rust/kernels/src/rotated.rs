@@ -13,9 +13,16 @@
 //! x       ~ scale * (q - levels / 2)      levels = 2^bits - 1, so q is 0 ..= levels
 //! ```
 //!
-//! Rotary embedding rotates dimension i with dimension i + head_dim / 2, fastest for i = 0. The fast part is dimensions
-//! `0..n` and `head_dim / 2 ..+ n`, where n is head_dim / 4 rounded down to a multiple of 8. A part whose length is not a
-//! power of two is transformed in blocks of its largest power-of-two divisor.
+//! Rotary embedding rotates dimension i with dimension i + head_dim / 2, fastest for i = 0. The slow part is half of the
+//! head, rounded down to a multiple of 32; the fast part is dimensions `0..n` and `head_dim / 2 ..+ n`, where 2 n is the
+//! rest rounded down to a multiple of 16. A head of fewer than 64 dimensions is slow. A part whose length is not a power
+//! of two is transformed in blocks of its largest power-of-two divisor.
+//!
+//! ```text
+//! K panel of the slow part    [group of 32 steps][5 words][16 lanes] of 32 bits
+//! word                        steps 6 w + 2 i and 6 w + 2 i + 1 of the group in bits 5 i of the low and the high half
+//! bit 15 of both halves       bit 4 - w of steps 30 and 31
+//! ```
 //!
 //! A scale is the one of some representable scales that has the least squared error. The three scales take 32 bits:
 //!
@@ -39,9 +46,13 @@ const LEAST_SCALE: f32 = 1e-37;
 /// The largest head that is transformed without an allocation.
 const STACK_FLOATS: usize = 512;
 
-/// The order of the four low bits of a value, and of the fifth bits.
+/// The order of values of 4 bits.
 pub(crate) const NIBBLES: Quantiser = Quantiser { bits: 4 };
-pub(crate) const FIFTH_BITS: Quantiser = Quantiser { bits: 1 };
+/// Levels of values of 5 bits.
+pub(crate) const SLOW_LEVELS: u32 = 31;
+/// Steps of 5 bits in a group, and its words.
+pub(crate) const GROUP: usize = 32;
+pub(crate) const GROUP_WORDS: usize = 5;
 
 /// The scale of a part inside the 32 bits of a token: `word << left & mask` are the bits of an f32.
 #[derive(Clone, Copy)]
@@ -166,7 +177,11 @@ pub(crate) struct KeyParts {
 
 impl KeyParts {
     pub(crate) const fn new(head_dim: usize) -> Self {
-        Self { head_dim, fast: head_dim / 4 / 8 * 16 }
+        if head_dim < 2 * GROUP {
+            return Self { head_dim, fast: 0 };
+        }
+        let slow = head_dim / 2 / GROUP * GROUP;
+        Self { head_dim, fast: (head_dim - slow) / LANES * LANES }
     }
 
     /// Floats of the slow part.
@@ -174,15 +189,14 @@ impl KeyParts {
         self.head_dim - self.fast
     }
 
-    /// Words of the fast part, of the low bits of the slow part, and of its fifth bits; the K panel is these words.
-    pub(crate) const fn words(self) -> [usize; 3] {
-        let slow = self.slow().next_multiple_of(LANES);
-        [NIBBLES.words(self.fast), NIBBLES.words(slow), FIFTH_BITS.words(slow)]
+    /// Words of the fast part and groups of the slow part; they are the K panel.
+    pub(crate) const fn words_and_groups(self) -> (usize, usize) {
+        (NIBBLES.words(self.fast), self.slow().div_ceil(GROUP))
     }
 
     pub(crate) const fn panel_bytes(self) -> usize {
-        let [fast, slow, fifth] = self.words();
-        (fast + slow + fifth) * WORD_BYTES
+        let (words, groups) = self.words_and_groups();
+        (words + groups * GROUP_WORDS) * WORD_BYTES
     }
 
     /// The dimensions of a head in the order of the parts: the fast part is the first two ranges.
@@ -190,6 +204,38 @@ impl KeyParts {
         let (half, quarter) = (self.head_dim / 2, self.fast / 2);
         [0..quarter, half..half + quarter, quarter..half, half + quarter..self.head_dim]
     }
+}
+
+/// The word of a group and the lowest bit inside it of step `step` below 30.
+const fn group_position(step: usize) -> (usize, u32) {
+    let pair = step / 2;
+    (pair / 3, (pair % 3 * 5 + step % 2 * 16) as u32)
+}
+
+/// Writes the steps of `lane` of a group.
+fn set_group(group: &mut [u8], lane: usize, quantised: [u8; GROUP]) {
+    let mut words = [0_u32; GROUP_WORDS];
+    for (step, q) in quantised[..GROUP - 2].iter().enumerate() {
+        let (word, shift) = group_position(step);
+        words[word] |= u32::from(*q) << shift;
+    }
+    for (w, word) in words.iter_mut().enumerate() {
+        let bit = |step: usize| u32::from(quantised[step] >> (GROUP_WORDS - 1 - w)) & 1;
+        *word |= bit(GROUP - 2) << 15 | bit(GROUP - 1) << 31;
+        group[w * WORD_BYTES + 4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// Reads one quantised value of the slow part.
+fn get_of_group(panel: &[u8], step: usize, lane: usize) -> u32 {
+    let group = &panel[step / GROUP * GROUP_WORDS * WORD_BYTES..];
+    let word = |w: usize| u32::from_le_bytes(std::array::from_fn(|i| group[w * WORD_BYTES + 4 * lane + i]));
+    let step = step % GROUP;
+    if step < GROUP - 2 {
+        let (index, shift) = group_position(step);
+        return word(index) >> shift & SLOW_LEVELS;
+    }
+    (0..GROUP_WORDS).fold(0, |q, w| q << 1 | word(w) >> (15 + step % 2 * 16) & 1)
 }
 
 /// Calls `f` with a buffer of `count` floats.
@@ -225,26 +271,18 @@ fn write_key(panel: &mut [u8], lane: usize, k: &[f32], buffer: &mut [f32]) -> u3
     transform(fast);
     transform(slow);
     let fast_scale = ScaleField::FAST.choose(fast, NIBBLES.levels());
-    let slow_scale = ScaleField::SLOW.choose(slow, 2 * NIBBLES.levels() + 1);
-    let [fast_words, slow_words, _] = parts.words();
-    let (fast_panel, panel) = panel.split_at_mut(fast_words * WORD_BYTES);
-    let (slow_panel, fifth_bits) = panel.split_at_mut(slow_words * WORD_BYTES);
+    let slow_scale = ScaleField::SLOW.choose(slow, SLOW_LEVELS);
+    let (fast_panel, slow_panel) = panel.split_at_mut(parts.words_and_groups().0 * WORD_BYTES);
     for (index, part) in fast.chunks(LANES).enumerate() {
         let quantised = quantise_lanes(part, NIBBLES.levels(), fast_scale);
         NIBBLES.set_steps(fast_panel, index * LANES, lane, quantised);
     }
-    for (word, part) in slow.chunks(FIFTH_BITS.steps()).enumerate() {
-        let mut bits = 0;
-        for (half, part) in part.chunks(LANES).enumerate() {
-            let step = half * LANES;
-            let mut quantised = quantise_lanes(part, 2 * NIBBLES.levels() + 1, slow_scale);
-            for (i, q) in quantised.iter_mut().enumerate() {
-                bits |= u32::from(*q >> NIBBLES.bits) << FIFTH_BITS.shift(step + i);
-                *q &= NIBBLES.levels() as u8;
-            }
-            NIBBLES.set_steps(slow_panel, word * FIFTH_BITS.steps() + step, lane, quantised);
+    for (part, group) in slow.chunks(GROUP).zip(slow_panel.chunks_exact_mut(GROUP_WORDS * WORD_BYTES)) {
+        let mut quantised = [0; GROUP];
+        for (quantised, part) in quantised.chunks_exact_mut(LANES).zip(part.chunks(LANES)) {
+            quantised.copy_from_slice(&quantise_lanes(part, SLOW_LEVELS, slow_scale));
         }
-        fifth_bits[word * WORD_BYTES + 4 * lane..][..4].copy_from_slice(&bits.to_le_bytes());
+        set_group(group, lane, quantised);
     }
     ScaleField::FAST.word(fast_scale) | ScaleField::SLOW.word(slow_scale)
 }
@@ -272,16 +310,13 @@ pub(crate) fn read(
     let restore =
         |field: ScaleField, q: u32, levels: u32| field.scale(word) * (q as f32 - 0.5 * levels as f32);
     let parts = KeyParts::new(head_dim);
-    let [fast_words, slow_words, _] = parts.words();
-    let (fast_panel, keys) = keys.split_at(fast_words * WORD_BYTES);
-    let (slow_panel, fifth_bits) = keys.split_at(slow_words * WORD_BYTES);
+    let (fast_panel, slow_panel) = keys.split_at(parts.words_and_groups().0 * WORD_BYTES);
     let mut ordered = Vec::new();
     for step in 0..parts.fast {
         ordered.push(restore(ScaleField::FAST, NIBBLES.get(fast_panel, step, lane), NIBBLES.levels()));
     }
     for step in 0..parts.slow() {
-        let q = NIBBLES.get(slow_panel, step, lane) | FIFTH_BITS.get(fifth_bits, step, lane) << NIBBLES.bits;
-        ordered.push(restore(ScaleField::SLOW, q, 2 * NIBBLES.levels() + 1));
+        ordered.push(restore(ScaleField::SLOW, get_of_group(slow_panel, step, lane), SLOW_LEVELS));
     }
     let (fast, slow) = ordered.split_at_mut(parts.fast);
     transform(fast);

@@ -130,37 +130,12 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_words(self, from: *const u8) -> Self::I;
     /// `half >> shift & mask` of both halves of every lane.
     fn halves(self, words: Self::I, shift: u32, mask: u16) -> Self::I;
-    /// `half >> shift & 15` of both halves of the words at `from`, plus 16 times bit `bit` of both halves of the words
-    /// at `fifth`.
-    /// # Safety
-    /// 64 bytes are readable at `from` and at `fifth`; no alignment needed.
-    #[inline(always)]
-    unsafe fn five_bit_halves(self, from: *const u8, shift: u32, fifth: *const u8, bit: u32) -> Self::I {
-        // SAFETY: readable by contract; read_unaligned requires nothing else.
-        let (low, high) = unsafe {
-            (from.cast::<[u32; LANES]>().read_unaligned(), fifth.cast::<[u32; LANES]>().read_unaligned())
-        };
-        let mut words = [0; LANES];
-        for (word, (low, high)) in words.iter_mut().zip(low.into_iter().zip(high)) {
-            let (low, high) = (u32::from_le(low) >> shift, u32::from_le(high) >> bit);
-            *word = (low & 0x000f_000f | (high & 0x0001_0001) << 4).to_le();
-        }
-        // SAFETY: 64 bytes are readable.
-        unsafe { self.load_words(words.as_ptr().cast()) }
-    }
+    /// `2 c + (half >> 15)` of both halves of every lane, modulo 2^16.
+    fn add_top_bits(self, words: Self::I, c: Self::I) -> Self::I;
     /// The floats with the bits `word << left & mask` of 16 words.
     /// # Safety
     /// 64 bytes are readable at `from`; no alignment needed.
-    #[inline(always)]
-    unsafe fn load_bits(self, from: *const u8, left: u32, mask: u32) -> Self::V {
-        // SAFETY: readable by contract; read_unaligned requires nothing else.
-        let words = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
-        let mut lanes = [0.0; LANES];
-        for (lane, word) in lanes.iter_mut().zip(words) {
-            *lane = f32::from_bits(u32::from_le(word) << left & mask);
-        }
-        self.vector(lanes)
-    }
+    unsafe fn load_bits(self, from: *const u8, left: u32, mask: u32) -> Self::V;
     /// `row[2 pair] * low half + row[2 pair + 1] * high half + c` in every lane, modulo 2^32; the halves are signed.
     /// # Safety
     /// Both integers of the row are readable.

@@ -176,6 +176,21 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn add_top_bits(self, words: I, mut c: I) -> I {
+        for (c, word) in c.0.iter_mut().zip(words.0) {
+            *c = (*c << 1 & 0xfffe_fffe) + (word >> 15 & 0x0001_0001);
+        }
+        c
+    }
+
+    #[inline(always)]
+    unsafe fn load_bits(self, from: *const u8, left: u32, mask: u32) -> V {
+        // SAFETY: 64 bytes are readable by contract.
+        let words = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
+        lanes!(i => f32::from_bits(u32::from_le(words[i]) << left & mask))
+    }
+
+    #[inline(always)]
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: I, mut c: I) -> I {
         // SAFETY: readable by contract.
         let (x, y) = unsafe { (i32::from(*row.add(2 * pair)), i32::from(*row.add(2 * pair + 1))) };

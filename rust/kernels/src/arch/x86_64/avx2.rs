@@ -307,22 +307,26 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn five_bit_halves(self, from: *const u8, shift: u32, fifth: *const u8, bit: u32) -> I {
-        // SAFETY: `self` proves AVX2; 64 bytes are readable at both by contract.
+    fn add_top_bits(self, words: I, c: I) -> I {
+        // SAFETY: `self` proves AVX2.
         unsafe {
-            let (low, fifth) = (self.halves(self.load_words(from), shift, 0xf), self.load_words(fifth));
-            // To bit 4, with one shift.
-            let (left, right) = (4_i32 - bit.cast_signed(), bit.cast_signed() - 4);
-            let high = if right < 0 {
-                let left = _mm_cvtsi32_si128(left);
-                I(_mm256_sll_epi16(fifth.0, left), _mm256_sll_epi16(fifth.1, left))
-            } else {
-                let right = _mm_cvtsi32_si128(right);
-                I(_mm256_srl_epi16(fifth.0, right), _mm256_srl_epi16(fifth.1, right))
-            };
-            let mask = _mm256_set1_epi16(0x10);
-            let (first, second) = (_mm256_and_si256(high.0, mask), _mm256_and_si256(high.1, mask));
-            I(_mm256_or_si256(low.0, first), _mm256_or_si256(low.1, second))
+            I(
+                _mm256_add_epi16(_mm256_add_epi16(c.0, c.0), _mm256_srli_epi16::<15>(words.0)),
+                _mm256_add_epi16(_mm256_add_epi16(c.1, c.1), _mm256_srli_epi16::<15>(words.1)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bits(self, from: *const u8, left: u32, mask: u32) -> V {
+        // SAFETY: `self` proves AVX2; 64 bytes are readable by contract.
+        unsafe {
+            let words = self.load_words(from);
+            let (left, mask) = (_mm_cvtsi32_si128(left.cast_signed()), _mm256_set1_epi32(mask.cast_signed()));
+            V(
+                _mm256_castsi256_ps(_mm256_and_si256(_mm256_sll_epi32(words.0, left), mask)),
+                _mm256_castsi256_ps(_mm256_and_si256(_mm256_sll_epi32(words.1, left), mask)),
+            )
         }
     }
 

@@ -337,18 +337,17 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn five_bit_halves(self, from: *const u8, shift: u32, fifth: *const u8, bit: u32) -> __m512i {
-        // SAFETY: `self` proves AVX-512 with BW; 64 bytes are readable at both by contract.
+    fn add_top_bits(self, words: __m512i, c: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512 with BW.
+        unsafe { _mm512_add_epi16(_mm512_add_epi16(c, c), _mm512_srli_epi16::<15>(words)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bits(self, from: *const u8, left: u32, mask: u32) -> __m512 {
+        // SAFETY: `self` proves AVX-512; 64 bytes are readable by contract.
         unsafe {
-            let (low, fifth) = (self.halves(self.load_words(from), shift, 0xf), self.load_words(fifth));
-            // To bit 4, with one shift.
-            let (left, right) = (4_i32 - bit.cast_signed(), bit.cast_signed() - 4);
-            let high = if right < 0 {
-                _mm512_sll_epi16(fifth, _mm_cvtsi32_si128(left))
-            } else {
-                _mm512_srl_epi16(fifth, _mm_cvtsi32_si128(right))
-            };
-            _mm512_or_si512(low, _mm512_and_si512(high, _mm512_set1_epi16(0x10)))
+            let shifted = _mm512_sll_epi32(self.load_words(from), _mm_cvtsi32_si128(left.cast_signed()));
+            _mm512_castsi512_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask.cast_signed())))
         }
     }
 

@@ -10,7 +10,7 @@ use super::quantised::{add_panel, units};
 use super::{AttentionShape, Pass, SPLIT};
 use crate::panel::LANES;
 use crate::quantiser::WORD_BYTES;
-use crate::rotated::{FIFTH_BITS, KeyParts, NIBBLES, ScaleField, block_of};
+use crate::rotated::{GROUP, GROUP_WORDS, KeyParts, SLOW_LEVELS, ScaleField, block_of};
 use crate::simd::Simd;
 
 /// Half the levels of values and of the fast part of keys, and of the slow part.
@@ -118,7 +118,7 @@ pub(super) unsafe fn copy_query<S: Simd>(s: S, shape: &AttentionShape, from: *co
         non_finite = s.add(non_finite, s.sub(q, q)); // NaN if q is not finite
         at += LANES;
     }
-    let most = i32::MAX as usize / ((2 * NIBBLES.levels() as usize + 1) * head_dim);
+    let most = i32::MAX as usize / (SLOW_LEVELS as usize * head_dim);
     let limit = most.min(i16::MAX as usize) as f32;
     let (unit, inverse) = units(s.largest(s.max(largest, s.sub(s.splat(0.0), least))), limit);
     let (mut fast, mut slow) = (s.splat(0.0), s.splat(0.0));
@@ -156,45 +156,47 @@ pub(super) unsafe fn score<S: Simd, const T: usize>(s: S, pass: &Pass<'_>, tile:
     let (layout, params) = (pass.layout, pass.tiles[tile]);
     let stride = layout.head_dim.next_multiple_of(LANES);
     let parts = KeyParts::new(layout.head_dim);
-    let [fast_words, slow_words, fifth_words] = parts.words();
-    let words = fast_words + slow_words + fifth_words;
+    let (words, groups) = parts.words_and_groups();
     if pass.index == 0 {
         s.prefetch(pass.next_tiles[tile]);
     }
-    let mut prefetch = pass.line_prefetch(tile, layout.params_bytes(), words);
-    // SAFETY: the K panel follows the tile's quantisation parameters; the integers of a query are padded to whole
-    // words; each row has 16 scores for the tile.
+    let mut prefetch = pass.line_prefetch(tile, layout.params_bytes(), words + groups * GROUP_WORDS);
+    // SAFETY: the K panel follows the tile's quantisation parameters; each row has 16 scores for the tile. A query has
+    // room for twice its padded length in integers, which is at least its fast part and the whole groups of the slow
+    // part; what follows its own integers is multiplied by 0.
     unsafe {
         let panel = params.add(layout.params_bytes());
         let queries = pass.queries.cast::<i16>();
         let mut acc = [s.zeros(); T];
-        add_panel::<S, 4, T>(s, &mut acc, queries, 2 * stride, panel, fast_words, prefetch);
+        add_panel::<S, 4, T>(s, &mut acc, queries, 2 * stride, panel, words, prefetch);
         let scale = s.load_bits(params, ScaleField::FAST.left, ScaleField::FAST.mask);
         for (t, acc) in acc.into_iter().enumerate() {
             let units = query_units(pass.queries.add(t * stride).cast_mut(), layout.head_dim);
             let sum = s.sub(s.to_f32(acc), s.splat(*units.add(1)));
             s.store(pass.scores.add(t * SPLIT + tile * LANES), s.mul(sum, scale));
         }
-        prefetch.address = prefetch.address.wrapping_add(fast_words * prefetch.advance);
-        let (panel, queries) = (panel.add(fast_words * WORD_BYTES), queries.add(parts.fast));
-        let fifth = panel.add(slow_words * WORD_BYTES);
+        prefetch.address = prefetch.address.wrapping_add(words * prefetch.advance);
+        let (mut group, queries) = (panel.add(words * WORD_BYTES), queries.add(parts.fast));
         let mut acc = [s.zeros(); T];
-        for word in 0..fifth_words {
-            s.prefetch(prefetch.address.wrapping_add((slow_words + word) * prefetch.advance));
-            let fifth = fifth.add(word * WORD_BYTES);
-            for quarter in 0..FIFTH_BITS.steps() / NIBBLES.steps() {
-                let word = word * (FIFTH_BITS.steps() / NIBBLES.steps()) + quarter;
-                if word >= slow_words {
-                    break;
-                }
-                s.prefetch(prefetch.address.wrapping_add(word * prefetch.advance));
-                for pair in 0..NIBBLES.steps() / 2 {
-                    let (shift, bit) = ((4 * pair) as u32, (4 * quarter + pair) as u32);
-                    let halves = s.five_bit_halves(panel.add(word * WORD_BYTES), shift, fifth, bit);
+        for index in 0..groups {
+            let mut last = s.zeros();
+            for word in 0..GROUP_WORDS {
+                s.prefetch(prefetch.address);
+                prefetch.address = prefetch.address.wrapping_add(prefetch.advance);
+                let values = s.load_words(group);
+                group = group.add(WORD_BYTES);
+                last = s.add_top_bits(values, last);
+                for pair in 0..3 {
+                    let halves = s.halves(values, 5 * pair as u32, SLOW_LEVELS as u16);
+                    let pair = index * (GROUP / 2) + 3 * word + pair;
                     for (t, acc) in acc.iter_mut().enumerate() {
-                        *acc = s.add_products(queries.add(t * 2 * stride), 4 * word + pair, halves, *acc);
+                        *acc = s.add_products(queries.add(t * 2 * stride), pair, halves, *acc);
                     }
                 }
+            }
+            for (t, acc) in acc.iter_mut().enumerate() {
+                let pair = (index + 1) * (GROUP / 2) - 1;
+                *acc = s.add_products(queries.add(t * 2 * stride), pair, last, *acc);
             }
         }
         let scale = s.load_bits(params, ScaleField::SLOW.left, ScaleField::SLOW.mask);
