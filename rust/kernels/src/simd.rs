@@ -118,6 +118,16 @@ pub(crate) trait Simd: Copy {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// Lane i of `a` if bit i is set, else of `b`. Bits from 16 on are ignored.
     fn select(self, bits: u32, a: Self::V, b: Self::V) -> Self::V;
+    /// Lane i of the result is lane i ^ `half`, for `half` 1, 2, 4 or 8.
+    #[inline(always)]
+    fn exchange(self, v: Self::V, half: usize) -> Self::V {
+        let lanes = self.to_array(v);
+        let mut exchanged = [0.0; LANES];
+        for (i, lane) in exchanged.iter_mut().enumerate() {
+            *lane = lanes[i ^ half];
+        }
+        self.vector(exchanged)
+    }
     /// Rounds to the nearest integer, ties to even, for |a| < 2^22.
     fn round(self, a: Self::V) -> Self::V;
     /// 2^n for integers n in -126..=127.

@@ -261,6 +261,19 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn exchange(self, v: V, half: usize) -> V {
+        // SAFETY: `self` proves AVX.
+        unsafe {
+            match half {
+                1 => V(_mm256_permute_ps::<0b10_11_00_01>(v.0), _mm256_permute_ps::<0b10_11_00_01>(v.1)),
+                2 => V(_mm256_permute_ps::<0b01_00_11_10>(v.0), _mm256_permute_ps::<0b01_00_11_10>(v.1)),
+                4 => V(_mm256_permute2f128_ps::<1>(v.0, v.0), _mm256_permute2f128_ps::<1>(v.1, v.1)),
+                _ => V(v.1, v.0),
+            }
+        }
+    }
+
+    #[inline(always)]
     fn round(self, a: V) -> V {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         both!(_mm256_round_ps::<NEAREST>(a))

@@ -300,6 +300,19 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn exchange(self, v: __m512, half: usize) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe {
+            match half {
+                1 => _mm512_permute_ps::<0b10_11_00_01>(v),
+                2 => _mm512_permute_ps::<0b01_00_11_10>(v),
+                4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v),
+                _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v),
+            }
+        }
+    }
+
+    #[inline(always)]
     fn round(self, a: __m512) -> __m512 {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         // SAFETY: `self` proves AVX-512.

@@ -17,22 +17,27 @@ use crate::simd::Simd;
 pub(super) const MIDDLE: f32 = 7.5;
 const SLOW_MIDDLE: f32 = 15.5;
 
-/// `TRANSFORMS[n][i][j]`: the Hadamard matrices of 16 floats in blocks of 2^n.
-static TRANSFORMS: [[[f32; LANES]; LANES]; 5] =
-    [matrices(1), matrices(2), matrices(4), matrices(8), matrices(16)];
+/// `SIGNS[n][i]`: -1 where bit n of i is set, else 1.
+static SIGNS: [[f32; LANES]; 4] = [signs(1), signs(2), signs(4), signs(8)];
 
-const fn matrices(block: usize) -> [[f32; LANES]; LANES] {
-    let mut matrix = [[0.0; LANES]; LANES];
+const fn signs(half: usize) -> [f32; LANES] {
+    let mut signs = [1.0; LANES];
     let mut i = 0;
     while i < LANES {
-        let mut j = i / block * block;
-        while j < (i / block + 1) * block {
-            matrix[i][j] = if (i & j & (block - 1)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
-            j += 1;
+        if i & half != 0 {
+            signs[i] = -1.0;
         }
         i += 1;
     }
-    matrix
+    signs
+}
+
+/// One stage of the transform inside a vector: lanes i and i + `HALF` become their sum and their difference.
+#[inline(always)]
+fn stage<S: Simd, const HALF: usize>(s: S, v: S::V) -> S::V {
+    let signs = &SIGNS[HALF.trailing_zeros() as usize];
+    // SAFETY: 16 floats. The products are exact.
+    s.mul_add(v, unsafe { s.load(signs.as_ptr()) }, s.exchange(v, HALF))
 }
 
 /// The Hadamard transform of `count` floats, in place, in blocks of the largest power of two that divides `count`; the
@@ -44,18 +49,24 @@ const fn matrices(block: usize) -> [[f32; LANES]; LANES] {
 pub(super) unsafe fn transform<S: Simd>(s: S, x: *mut f32, count: usize) {
     let block = block_of(count);
     let unit = s.splat(1.0 / (block as f32).sqrt());
-    let matrix = &TRANSFORMS[block.min(LANES).trailing_zeros() as usize];
     let mut at = 0;
     while at < count {
-        let mut sum = s.splat(0.0);
-        let mut i = 0;
-        while i < LANES {
-            // SAFETY: the padded floats are readable and writable, and a row of the matrix has 16.
-            sum = unsafe { s.mul_add(s.splat(*x.add(at + i)), s.load(matrix[i].as_ptr()), sum) };
-            i += 1;
+        // SAFETY: the padded floats are readable.
+        let mut v = s.mul(unsafe { s.load(x.add(at)) }, unit);
+        if block > 1 {
+            v = stage::<S, 1>(s, v);
         }
-        // SAFETY: as above.
-        unsafe { s.store(x.add(at), s.mul(sum, unit)) };
+        if block > 2 {
+            v = stage::<S, 2>(s, v);
+        }
+        if block > 4 {
+            v = stage::<S, 4>(s, v);
+        }
+        if block > 8 {
+            v = stage::<S, 8>(s, v);
+        }
+        // SAFETY: the padded floats are writable.
+        unsafe { s.store(x.add(at), v) };
         at += LANES;
     }
     let mut half = LANES;
