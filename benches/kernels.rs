@@ -18,9 +18,12 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use penstock_kernels::{
-    Isa, Kernels, KvLayout, Matrix, MatrixLayout, Pool, Rows, RowsMut, attention_scratch,
+    Isa, Kernels, KvLayout, Matrix, MatrixLayout, Operand, Pool, Rows, RowsMut, attention_scratch,
 };
-use penstock_types::{AttentionParams, AttentionRow, Dtype, Epilogue, KvDtype};
+use penstock_types::{
+    Activations, AttentionParams, AttentionRow, CodeBits, Dtype, Epilogue, Grid, GridRows, KvDtype, Minimum,
+    ScaleFormat, WeightFormat,
+};
 use roofline::{Probe, seconds};
 
 fn main() {
@@ -51,7 +54,29 @@ fn main() {
     println!("\n{:<34}{:>12}{:>10}{:>8}{:>8}", "", "time", "rate", "share", "best");
     bench.barrier();
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
-        bench.products(dtype);
+        bench.products(&format!("{dtype:?}").to_lowercase(), dtype.into());
+    }
+    let grid = |bits, group, scales, minimum, activations| {
+        WeightFormat::Grid(Grid { bits, group, scales, minimum, activations })
+    };
+    use Activations::{Float, Int8};
+    use Minimum::{Centred, Stored};
+    use ScaleFormat::{F16, F32, Nested};
+    for (tag, format) in [
+        ("int8 row", grid(CodeBits::Eight, None, F32, Centred, Int8)),
+        ("int8 g128", grid(CodeBits::Eight, Some(128), F16, Centred, Int8)),
+        ("q8_0", grid(CodeBits::Eight, Some(32), F16, Centred, Int8)),
+        ("int4 g128", grid(CodeBits::Four, Some(128), F16, Centred, Int8)),
+        ("int4 g64", grid(CodeBits::Four, Some(64), F16, Centred, Int8)),
+        ("q4_0", grid(CodeBits::Four, Some(32), F16, Centred, Int8)),
+        ("q4_1", grid(CodeBits::Four, Some(32), F16, Stored, Int8)),
+        ("q4_k", grid(CodeBits::Four, Some(32), Nested, Stored, Int8)),
+        ("q5_k", grid(CodeBits::Five, Some(32), Nested, Stored, Int8)),
+        ("q6_k", grid(CodeBits::Six, Some(16), Nested, Centred, Int8)),
+        ("w8a16", grid(CodeBits::Eight, None, F32, Centred, Float)),
+        ("w4a16", grid(CodeBits::Four, Some(64), F16, Centred, Float)),
+    ] {
+        bench.products(tag, format);
     }
     bench.tiles();
     for dtype in [KvDtype::Bf16, KvDtype::F32, KvDtype::Int8, KvDtype::Uint4] {
@@ -167,20 +192,19 @@ impl Bench {
     }
 
     /// The matrix products of a forward pass.
-    fn products(&self, dtype: Dtype) {
-        let tag = format!("{dtype:?}").to_lowercase();
+    fn products(&self, tag: &str, format: WeightFormat) {
         let names = [1, 8, 32, 512].map(|tokens| format!("matmul {tag} {tokens} tokens"));
         if !names.iter().any(|name| name.contains(&self.options.filter)) {
             return;
         }
-        let (layers, head) = match (self.options.quick, dtype) {
+        let (layers, head) = match (self.options.quick, format) {
             (true, _) => (6, (HEAD.0 / 8, HEAD.1)),
-            (false, Dtype::F32) => (LAYERS / 2, (HEAD.0 / 2, HEAD.1)),
+            (false, WeightFormat::Float(Dtype::F32)) => (LAYERS / 2, (HEAD.0 / 2, HEAD.1)),
             (false, _) => (LAYERS, HEAD),
         };
         let shapes = (0..layers).flat_map(|_| LAYER).chain([head]);
         let layouts: Vec<MatrixLayout> =
-            shapes.map(|(rows, columns)| MatrixLayout { rows, columns, dtype }).collect();
+            shapes.map(|(rows, columns)| MatrixLayout { rows, columns, format }).collect();
         let fill = |_: std::ops::Range<usize>, into: &mut [f32]| {
             into.iter_mut().enumerate().for_each(|(i, v)| *v = (i % 97) as f32 / 97.0 - 0.5);
         };
@@ -188,7 +212,17 @@ impl Bench {
             .iter()
             .map(|layout| {
                 let mut bytes = vec![0; layout.bytes()];
-                layout.pack(&self.pool, &mut bytes, fill);
+                match format {
+                    WeightFormat::Float(_) => layout.pack(&self.pool, &mut bytes, fill),
+                    WeightFormat::Grid(grid) => {
+                        layout.pack_grid(&self.pool, &mut bytes, |rows, into: &mut GridRows| {
+                            into.resize(&grid, rows.len(), layout.columns);
+                            into.codes.iter_mut().enumerate().for_each(|(i, code)| *code = (i % 13) as u8);
+                            into.scales.fill(0.01);
+                            into.outer_scales.fill(0.01);
+                        });
+                    }
+                }
                 bytes
             })
             .collect();
@@ -204,12 +238,21 @@ impl Bench {
             let elements: usize = pass.iter().map(|matrix| matrix.layout.rows * matrix.layout.columns).sum();
             let bytes = pass.iter().map(|matrix| matrix.bytes.len()).sum();
             let x = vec![0.25; tokens * 4864];
+            let mut codes = vec![0; tokens * 4864 * 4];
             let mut out = vec![0.0; tokens * pass.iter().map(|matrix| matrix.layout.rows).max().unwrap_or(0)];
             self.line(name, Work { bytes, flops: 2 * elements * tokens }, |kernels, pool| {
                 for matrix in &pass {
                     let MatrixLayout { rows, columns, .. } = matrix.layout;
                     let (x, out) = (&x[..tokens * columns], &mut out[..tokens * rows]);
-                    kernels.matmul(pool, x, tokens, *matrix, Epilogue::Store, out);
+                    let x = match kernels.operand_layout([format].into_iter(), columns) {
+                        None => Operand::Floats(x),
+                        Some(layout) => {
+                            let codes = &mut codes[..tokens * layout.row_bytes()];
+                            kernels.quantise(pool, Rows::dense(x, columns), &layout, codes);
+                            Operand::Codes(codes)
+                        }
+                    };
+                    kernels.matmul(pool, x, tokens, &[*matrix], Epilogue::Store, out);
                 }
             });
         }
@@ -218,7 +261,7 @@ impl Bench {
     /// The tile shapes: a matrix that stays in L2, on one thread.
     fn tiles(&self) {
         let alone = Pool::new(1).expect("no threads");
-        let layout = MatrixLayout { rows: 96, columns: 896, dtype: Dtype::Bf16 };
+        let layout = MatrixLayout { rows: 96, columns: 896, format: Dtype::Bf16.into() };
         let matrix = Matrix { layout, bytes: &vec![0x3c; layout.bytes()] };
         const ROUNDS: usize = 500;
         for tokens in 1..=8 {
@@ -231,7 +274,14 @@ impl Bench {
                 Work { bytes: 0, flops },
                 |kernels, _| {
                     for _ in 0..ROUNDS {
-                        kernels.matmul(&alone, &x, tokens, matrix, Epilogue::Store, &mut out);
+                        kernels.matmul(
+                            &alone,
+                            Operand::Floats(&x),
+                            tokens,
+                            &[matrix],
+                            Epilogue::Store,
+                            &mut out,
+                        );
                     }
                 },
             );

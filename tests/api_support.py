@@ -89,11 +89,17 @@ def resources() -> Resources:
 
 
 def engine_threads() -> list[str]:
-    """The names of the engine threads in this process."""
+    """The names of the engine threads in this process.
+
+    A thread that has been joined is listed until the kernel has removed it; its flags say that it is exiting.
+    """
+    exiting = 0x4  # PF_EXITING
     names = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            names.append((task / "comm").read_text().strip())
+            name, fields = (task / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+            if not int(fields.split()[6]) & exiting:
+                names.append(name)
     return sorted(name for name in names if name.startswith("penstock"))
 
 

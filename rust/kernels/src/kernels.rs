@@ -7,16 +7,19 @@
 use std::fmt;
 use std::ops::Range;
 
-use penstock_types::Epilogue;
+use penstock_types::{Activations, Epilogue, WeightFormat};
 
 use crate::arch::{self, Table};
-use crate::generic::matmul::{Product, block_tiles, share_tiles};
+use crate::generic::grid::{GridProduct, floats::GridFloatProduct};
+use crate::generic::matmul::{Output, Product, block_tiles, share_tiles};
 use crate::generic::row_ops::Activation;
 use crate::generic::tile::RowTiles;
+use crate::grid::GridLayout;
 use crate::isa::{Isa, IsaError};
 use crate::kv::KvLayout;
 use crate::matrix::Matrix;
-use crate::pool::{Claims, Pool};
+use crate::operand::{Operand, OperandLayout};
+use crate::pool::{Claims, Pool, SharedMut};
 use crate::rows::{Rows, RowsMut};
 
 /// The kernels of one instruction set. It has no state and is cheap to copy.
@@ -62,55 +65,139 @@ impl Kernels {
         self.isa
     }
 
+    /// The layout of the rows that a product with matrices of these formats reads; `None` if they are float32.
+    ///
+    /// # Panics
+    /// If some formats read codes and some read floats.
+    pub fn operand_layout(
+        &self,
+        formats: impl Iterator<Item = WeightFormat> + Clone,
+        columns: usize,
+    ) -> Option<OperandLayout> {
+        let layout = OperandLayout::new(formats.clone(), columns, |grid| {
+            self.table.grid_kernels.of(grid.bits).is_wide
+        });
+        assert!(
+            layout.is_some() || !formats.clone().any(reads_codes),
+            "a matrix of codes beside one of floats; this is a bug"
+        );
+        layout
+    }
+
     /// `out[t][r] = sum over k of x[t][k] * matrix[r][k]`, then the epilogue.
     ///
-    /// `x` is `[tokens, columns]`, `out` is `[tokens, rows]`. Each sum is one chain of multiply-adds over ascending k.
+    /// `matrices` are the parts of one matrix, one below the other. `x` is `[tokens, columns]`, in the form of
+    /// [`operand_layout`](Self::operand_layout); `out` is `[tokens, rows]`. The headers of the kernels say in which order
+    /// each sum is computed.
     pub fn matmul(
         &self,
         pool: &Pool,
-        x: &[f32],
+        x: Operand<'_>,
         tokens: usize,
-        matrix: Matrix<'_>,
+        matrices: &[Matrix<'_>],
         epilogue: Epilogue<&[f32]>,
         out: &mut [f32],
     ) {
-        let layout = matrix.layout;
-        assert!(layout.columns > 0, "{layout:?} has no columns");
-        assert_eq!(x.len(), tokens * layout.columns, "x of {tokens} tokens for {layout:?}");
-        assert_eq!(out.len(), tokens * layout.rows, "out of {tokens} tokens for {layout:?}");
-        assert_eq!(matrix.bytes.len(), layout.bytes(), "bytes of {layout:?}");
-        if let Epilogue::Bias(bias) | Epilogue::AddBias(bias) = epilogue {
-            assert_eq!(bias.len(), layout.rows, "bias for {layout:?}");
+        let columns = matrices.first().expect("a matrix").layout.columns;
+        let stride = matrices.iter().map(|matrix| matrix.layout.rows).sum();
+        let operand = self.operand_layout(matrices.iter().map(|matrix| matrix.layout.format), columns);
+        assert!(columns > 0, "{matrices:?} have no columns");
+        match (x, operand) {
+            (Operand::Floats(x), None) => assert_eq!(x.len(), tokens * columns, "x of {tokens} tokens"),
+            (Operand::Codes(x), Some(operand)) => {
+                assert_eq!(x.len(), tokens * operand.row_bytes, "codes of {tokens} tokens");
+            }
+            _ => panic!("the rows have another form than the matrices read; this is a bug"),
         }
-        let shapes = self.table.tiles;
-        let product = Product {
-            x: x.as_ptr(),
-            columns: layout.columns,
-            tokens: RowTiles::new(tokens, shapes.max_rows()),
-            weights: matrix.bytes.as_ptr(),
-            rows: layout.rows,
-            epilogue,
-            out: out.as_mut_ptr(),
-        };
-        let tiles = product.tokens;
-        let run = self.table.matmul.of(layout.dtype);
+        assert_eq!(out.len(), tokens * stride, "out of {tokens} tokens");
+        if let Epilogue::Bias(bias) | Epilogue::AddBias(bias) = epilogue {
+            assert_eq!(bias.len(), stride, "bias");
+        }
+        for matrix in matrices {
+            assert_eq!(matrix.layout.columns, columns, "columns of the parts of a matrix");
+            assert_eq!(matrix.bytes.len(), matrix.layout.bytes(), "bytes of {:?}", matrix.layout);
+        }
+        let shapes = if operand.is_some() { self.table.grid_tiles } else { self.table.tiles };
+        let tiles = RowTiles::new(tokens, shapes.max_rows());
         // The unit of work is (token block, panel), panels fastest: the activations of a block stay in L2.
         let blocks = RowTiles::new(tiles.count, block_tiles(shapes));
-        let panels = layout.panels();
+        let panels: usize = matrices.iter().map(|matrix| matrix.layout.panels()).sum();
         let claims = Claims::new(blocks.count * panels);
         let unit = if tiles.count == 1 { shapes.panels_at_once(tokens) } else { 1 };
         let limit = share_tiles(shapes) / tiles.count.clamp(1, block_tiles(shapes));
+        let out = SharedMut::new(out);
+        let run = |matrix: &Matrix<'_>, first_row: usize, panels: Range<usize>, tile_range: Range<usize>| {
+            let layout = matrix.layout;
+            let rows = first_row..first_row + layout.rows;
+            let output = Output {
+                rows: layout.rows,
+                stride,
+                epilogue: epilogue.map(|bias| &bias[rows.clone()]),
+                out: out.as_ptr().wrapping_add(first_row),
+            };
+            let weights = matrix.bytes.as_ptr();
+            // SAFETY: the table's instruction set is available; the pointers come from slices of the right lengths, which
+            // are borrowed here; every (block, panel) is claimed once; shares are within limits.
+            unsafe {
+                match (layout.format, x, operand) {
+                    (WeightFormat::Float(dtype), Operand::Floats(x), _) => {
+                        let product = Product { x: x.as_ptr(), columns, tokens: tiles, weights, output };
+                        (self.table.matmul.of(dtype))(&product, panels, tile_range);
+                    }
+                    (WeightFormat::Grid(grid), Operand::Floats(x), _) => {
+                        let layout = GridLayout::new(grid, columns);
+                        let product =
+                            GridFloatProduct { x: x.as_ptr(), tokens: tiles, weights, layout, output };
+                        (self.table.grid_float_matmul.of(grid.bits))(&product, panels, tile_range);
+                    }
+                    (WeightFormat::Grid(grid), Operand::Codes(x), Some(operand)) => {
+                        let (layout, kernel) =
+                            (GridLayout::new(grid, columns), self.table.grid_kernels.of(grid.bits));
+                        let product = GridProduct {
+                            x: x.as_ptr(),
+                            operand,
+                            tokens: tiles,
+                            weights,
+                            layout,
+                            kernel,
+                            output,
+                        };
+                        (self.table.grid_matmul)(&product, panels, tile_range);
+                    }
+                    _ => unreachable!("checked above"),
+                }
+            }
+        };
         pool.share(&|_| {
             while let Some(mut share) = claims.next_share(pool.threads(), unit, limit) {
                 while !share.is_empty() {
+                    // The part of the share in one token block and one matrix.
                     let block = share.start / panels;
-                    let end = share.end.min((block + 1) * panels);
-                    // SAFETY: the table's instruction set is available; the pointers come from slices of the right
-                    // lengths, which are borrowed here; every (block, panel) is claimed once; shares are within limits.
-                    unsafe {
-                        run(&product, share.start - block * panels..end - block * panels, blocks.rows(block))
-                    };
-                    share.start = end;
+                    let (mut panel, mut row, mut index) = (share.start - block * panels, 0, 0);
+                    while panel >= matrices[index].layout.panels() {
+                        panel -= matrices[index].layout.panels();
+                        row += matrices[index].layout.rows;
+                        index += 1;
+                    }
+                    let count = share.len().min(matrices[index].layout.panels() - panel);
+                    run(&matrices[index], row, panel..panel + count, blocks.rows(block));
+                    share.start += count;
+                }
+            }
+        });
+    }
+
+    /// Writes the rows of `x` in the form of `layout`.
+    pub fn quantise(&self, pool: &Pool, x: Rows<'_>, layout: &OperandLayout, out: &mut [u8]) {
+        assert_eq!(x.width(), layout.columns, "width of x");
+        assert_eq!(out.len(), x.count() * layout.row_bytes, "bytes of the rows");
+        let out = SharedMut::new(out);
+        share_rows(pool, x.count(), x.width(), &|range| {
+            for row in range {
+                // SAFETY: the table's instruction set is available; each row is visited once.
+                unsafe {
+                    let to = out.slice(row * layout.row_bytes, layout.row_bytes);
+                    (self.table.quantise_row)(layout, x.row(row).as_ptr(), to.as_mut_ptr());
                 }
             }
         });
@@ -298,6 +385,10 @@ impl Kernels {
 /// The number of workers among which a row operation on `count` rows of `width` floats is divided.
 pub(crate) fn num_shares(pool: &Pool, count: usize, width: usize) -> usize {
     pool.threads().min(count * width / ROW_SHARE).max(1)
+}
+
+fn reads_codes(format: WeightFormat) -> bool {
+    matches!(format, WeightFormat::Grid(grid) if grid.activations == Activations::Int8)
 }
 
 /// Runs `run` over `count` rows of `width` floats: divided among the workers, or on this thread if there are few.

@@ -4,16 +4,16 @@
 //! allocate. A caller selects a [`Kernels`] table once, builds one [`Pool`], and passes both to every operation:
 //!
 //! ```
-//! use penstock_kernels::{Kernels, Matrix, MatrixLayout, Pool};
+//! use penstock_kernels::{Kernels, Matrix, MatrixLayout, Operand, Pool};
 //! use penstock_types::{Dtype, Epilogue};
 //!
 //! let (kernels, pool) = (Kernels::best(), Pool::new(2)?);
-//! let layout = MatrixLayout { rows: 3, columns: 2, dtype: Dtype::Bf16 };
+//! let layout = MatrixLayout { rows: 3, columns: 2, format: Dtype::Bf16.into() };
 //! let mut bytes = vec![0; layout.bytes()];
 //! layout.pack_panel(0, &[1.0, 0.0, 0.0, 1.0, 2.0, 2.0], &mut bytes);
 //! let mut out = [0.0; 3];
 //! let matrix = Matrix { layout, bytes: &bytes };
-//! kernels.matmul(&pool, &[5.0, 7.0], 1, matrix, Epilogue::Store, &mut out);
+//! kernels.matmul(&pool, Operand::Floats(&[5.0, 7.0]), 1, &[matrix], Epilogue::Store, &mut out);
 //! assert_eq!(out, [5.0, 7.0, 24.0]);
 //! # Ok::<(), std::io::Error>(())
 //! ```
@@ -35,10 +35,12 @@
 mod arch;
 mod attention;
 mod generic;
+mod grid;
 mod isa;
 mod kernels;
 mod kv;
 mod matrix;
+mod operand;
 mod panel;
 mod pool;
 mod quantiser;
@@ -47,12 +49,15 @@ mod rope_kv;
 mod rotated;
 mod rows;
 mod simd;
+mod weight_quantiser;
 
 pub use attention::{SPLIT, attention_scratch};
+pub use grid::is_supported;
 pub use isa::{Isa, IsaError};
 pub use kernels::Kernels;
 pub use kv::KvLayout;
 pub use matrix::{Matrix, MatrixLayout};
+pub use operand::{Operand, OperandLayout};
 pub use pool::Pool;
 pub use rope_kv::RopeWriteKv;
 pub use rows::{Rows, RowsMut};

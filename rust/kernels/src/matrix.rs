@@ -10,10 +10,12 @@
 
 use std::ops::Range;
 
-use penstock_types::Dtype;
+use penstock_types::{GridRows, WeightFormat};
 
+use crate::grid::GridLayout;
 use crate::panel::{LANES, panel_bytes, panel_index, read_float, write_floats};
 use crate::pool::{Claims, Pool, SharedMut};
+use crate::weight_quantiser::quantise;
 
 /// The shape of a packed weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub struct MatrixLayout {
     pub rows: usize,
     /// Input features.
     pub columns: usize,
-    pub dtype: Dtype,
+    pub format: WeightFormat,
 }
 
 impl MatrixLayout {
@@ -33,7 +35,10 @@ impl MatrixLayout {
 
     /// Bytes of one panel; a multiple of 64.
     pub fn panel_bytes(&self) -> usize {
-        panel_bytes(self.dtype, self.columns)
+        match self.format {
+            WeightFormat::Float(dtype) => panel_bytes(dtype, self.columns),
+            WeightFormat::Grid(grid) => GridLayout::new(grid, self.columns).bytes,
+        }
     }
 
     /// Bytes of the whole matrix.
@@ -41,10 +46,9 @@ impl MatrixLayout {
     /// # Panics
     /// If that does not fit the address space.
     pub fn bytes(&self) -> usize {
-        let row_bytes =
-            self.columns.checked_next_multiple_of(2).and_then(|k| k.checked_mul(self.dtype.bytes()));
-        row_bytes
-            .and_then(|bytes| bytes.checked_mul(self.rows.checked_next_multiple_of(LANES)?))
+        // More than the bytes of any format, so that those of a panel do not overflow.
+        let most = self.columns.checked_mul(LANES * 16).and_then(|bytes| bytes.checked_add(1 << 20));
+        most.and_then(|_| self.panel_bytes().checked_mul(self.panels()))
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .unwrap_or_else(|| panic!("{self:?} does not fit the address space"))
     }
@@ -54,8 +58,8 @@ impl MatrixLayout {
         panel * LANES..self.rows.min((panel + 1) * LANES)
     }
 
-    /// Packs one panel: `rows` has its rows (16, fewer in the last panel) one after the other, `out` its
-    /// [`panel_bytes`](Self::panel_bytes) bytes, all of which are written.
+    /// Packs one panel, quantising the rows if the format is a grid: `rows` has its rows (16, fewer in the last panel)
+    /// one after the other, `out` its [`panel_bytes`](Self::panel_bytes) bytes, all of which are written.
     pub fn pack_panel(&self, panel: usize, rows: &[f32], out: &mut [u8]) {
         assert!(panel < self.panels(), "panel {panel} of {self:?}");
         assert_eq!(
@@ -64,31 +68,72 @@ impl MatrixLayout {
             "rows of panel {panel} of {self:?}"
         );
         assert_eq!(out.len(), self.panel_bytes(), "bytes of panel {panel} of {self:?}");
-        out.fill(0);
         let lanes = self.panel_rows(panel).len();
+        let dtype = match self.format {
+            WeightFormat::Float(dtype) => dtype,
+            WeightFormat::Grid(grid) => {
+                let mut codes = GridRows::default();
+                quantise(&grid, rows, self.columns, &mut codes);
+                return self.pack_grid_panel(panel, &codes, out);
+            }
+        };
+        out.fill(0);
         for k in 0..self.columns {
-            write_floats(self.dtype, out, lanes, |dtype, lane| {
+            write_floats(dtype, out, lanes, |dtype, lane| {
                 (panel_index(dtype, k, lane), rows[lane * self.columns + k])
             });
         }
     }
 
+    /// Packs one panel of a grid matrix: `rows` has its rows.
+    pub fn pack_grid_panel(&self, panel: usize, rows: &GridRows, out: &mut [u8]) {
+        let WeightFormat::Grid(grid) = self.format else { panic!("{self:?} is not a grid") };
+        assert!(panel < self.panels(), "panel {panel} of {self:?}");
+        assert_eq!(out.len(), self.panel_bytes(), "bytes of panel {panel} of {self:?}");
+        out.fill(0);
+        GridLayout::new(grid, self.columns).pack(rows, self.panel_rows(panel).len(), out);
+    }
+
     /// Packs a whole matrix on `pool`; `read(rows, into)` writes the given rows as f32. For loading only: each worker
     /// allocates one panel.
     pub fn pack(&self, pool: &Pool, out: &mut [u8], read: impl Fn(Range<usize>, &mut [f32]) + Sync) {
+        self.pack_panels(
+            pool,
+            out,
+            || vec![0.0; LANES * self.columns],
+            |rows, panel, range, bytes| {
+                let rows = &mut rows[..range.len() * self.columns];
+                read(range, rows);
+                self.pack_panel(panel, rows, bytes);
+            },
+        );
+    }
+
+    /// Packs a whole grid matrix on `pool`; `read(rows, into)` writes the given rows. For loading only.
+    pub fn pack_grid(&self, pool: &Pool, out: &mut [u8], read: impl Fn(Range<usize>, &mut GridRows) + Sync) {
+        self.pack_panels(pool, out, GridRows::default, |rows, panel, range, bytes| {
+            read(range, rows);
+            self.pack_grid_panel(panel, rows, bytes);
+        });
+    }
+
+    fn pack_panels<R>(
+        &self,
+        pool: &Pool,
+        out: &mut [u8],
+        buffer: impl Fn() -> R + Sync,
+        pack: impl Fn(&mut R, usize, Range<usize>, &mut [u8]) + Sync,
+    ) {
         assert_eq!(out.len(), self.bytes(), "bytes of {self:?}");
         let panel_bytes = self.panel_bytes();
         let out = SharedMut::new(out);
         let panels = Claims::new(self.panels());
         pool.share(&|_| {
-            let mut rows = vec![0.0; LANES * self.columns];
+            let mut rows = buffer();
             while let Some(panel) = panels.next() {
-                let range = self.panel_rows(panel);
-                let rows = &mut rows[..range.len() * self.columns];
-                read(range, rows);
                 // SAFETY: every panel is claimed once, and panels do not overlap.
                 let bytes = unsafe { out.slice(panel * panel_bytes, panel_bytes) };
-                self.pack_panel(panel, rows, bytes);
+                pack(&mut rows, panel, self.panel_rows(panel), bytes);
             }
         });
     }
@@ -105,13 +150,18 @@ pub struct Matrix<'a> {
 impl Matrix<'_> {
     /// Reads one row as f32; with tied embeddings the output head is also the embedding table.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
-        let MatrixLayout { rows, columns, dtype } = self.layout;
+        let MatrixLayout { rows, columns, format } = self.layout;
         assert!(row < rows, "row {row} of {:?}", self.layout);
         assert_eq!(out.len(), columns, "a row of {:?}", self.layout);
         let panel_bytes = self.layout.panel_bytes();
         let panel = &self.bytes[row / LANES * panel_bytes..][..panel_bytes];
-        for (k, value) in out.iter_mut().enumerate() {
-            *value = read_float(dtype, panel, panel_index(dtype, k, row % LANES));
+        match format {
+            WeightFormat::Float(dtype) => {
+                for (k, value) in out.iter_mut().enumerate() {
+                    *value = read_float(dtype, panel, panel_index(dtype, k, row % LANES));
+                }
+            }
+            WeightFormat::Grid(grid) => GridLayout::new(grid, columns).read_row(panel, row % LANES, out),
         }
     }
 }

@@ -15,6 +15,9 @@ use crate::generic::tile::{TileFn, TileRows, TileShapes};
 use crate::panel::LANES;
 
 pub(crate) trait Simd: Copy {
+    /// Panels of a tile of a grid product, by its number of rows less 1; 0 if a tile does not have that many rows.
+    const GRID_PANELS: [usize; 6];
+
     /// 16 lanes of f32.
     type V: Copy;
     /// 16 lanes of 32 bits: an i32, or two 16-bit halves.
@@ -150,6 +153,13 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// Both integers of the row are readable.
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I;
+    /// `value` in every lane.
+    fn splat_integer(self, value: i32) -> Self::I;
+    /// `half << shift & mask` of both halves of every lane.
+    fn halves_up(self, words: Self::I, shift: u32, mask: u16) -> Self::I;
+    fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Byte `index` of every lane.
+    fn byte(self, words: Self::I, index: u32) -> Self::I;
     /// Rounds to the nearest f32, ties to even.
     fn to_f32(self, i: Self::I) -> Self::V;
     /// Stores integers from -2^15 to 2^15 - 1. The result for any other value is unspecified, but a function of that
@@ -206,4 +216,28 @@ pub(crate) trait Simd: Copy {
         }
         lanes[0]
     }
+}
+
+/// Products of bytes with 16-bit sums.
+pub(crate) trait ShortSums: Simd {
+    /// 32 sums of 16 bits, two in each lane of 32 bits.
+    type Short: Copy;
+
+    fn short_zeros(self) -> Self::Short;
+    /// Adds the products of bytes 0 and 1, and those of bytes 2 and 3, of each lane of `codes` (unsigned) and of quad
+    /// `quad` of the row (signed). No sum may exceed 16 bits.
+    /// # Safety
+    /// The four bytes of the row are readable.
+    unsafe fn add_short(self, row: *const i8, quad: usize, codes: Self::I, short: Self::Short)
+    -> Self::Short;
+    /// Adds both sums of each lane to `c`.
+    fn add_pairs(self, short: Self::Short, c: Self::I) -> Self::I;
+}
+
+/// Products of bytes with 32-bit sums.
+pub(crate) trait DotQuads: Simd {
+    /// Adds the products of the four bytes of each lane of `codes` (unsigned) and of quad `quad` of the row (signed).
+    /// # Safety
+    /// The four bytes of the row are readable.
+    unsafe fn dot_quads(self, row: *const i8, quad: usize, codes: Self::I, c: Self::I) -> Self::I;
 }

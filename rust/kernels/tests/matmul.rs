@@ -5,13 +5,13 @@
 mod common;
 
 use common::*;
-use penstock_kernels::{Isa, Kernels, Matrix, MatrixLayout, Pool, reference};
+use penstock_kernels::{Isa, Kernels, Matrix, MatrixLayout, Operand, Pool, reference};
 use penstock_types::{Dtype, Epilogue};
 use proptest::prelude::*;
 
 fn product(kernels: &Kernels, pool: &Pool, x: &[f32], tokens: usize, matrix: Matrix<'_>) -> Vec<f32> {
     let mut out = vec![f32::NAN; tokens * matrix.layout.rows];
-    kernels.matmul(pool, x, tokens, matrix, Epilogue::Store, &mut out);
+    kernels.matmul(pool, Operand::Floats(x), tokens, &[matrix], Epilogue::Store, &mut out);
     out
 }
 
@@ -21,7 +21,7 @@ fn tolerance(columns: usize) -> f32 {
 }
 
 fn check_against_reference(tokens: usize, rows: usize, columns: usize, dtype: Dtype, seed: u64) {
-    let layout = MatrixLayout { rows, columns, dtype };
+    let layout = MatrixLayout { rows, columns, format: dtype.into() };
     let weights = random_stored(seed, rows * columns, dtype);
     let x = random_floats(seed + 1, tokens * columns);
     let bytes = pack(layout, &weights);
@@ -59,22 +59,22 @@ fn large_products_match_the_reference() {
 #[test]
 fn epilogues_add_a_bias_the_output_or_both() {
     let pool = Pool::new(2).unwrap();
-    let layout = MatrixLayout { rows: 37, columns: 19, dtype: Dtype::Bf16 };
+    let layout = MatrixLayout { rows: 37, columns: 19, format: Dtype::Bf16.into() };
     let bytes = pack(layout, &random_stored(1, 37 * 19, Dtype::Bf16));
     let matrix = Matrix { layout, bytes: &bytes };
     let (x, bias, old) = (random_floats(2, 7 * 19), random_floats(3, 37), random_floats(4, 7 * 37));
     for kernels in all_kernels() {
         let plain = product(&kernels, &pool, &x, 7, matrix);
         let mut out = vec![f32::NAN; 7 * 37];
-        kernels.matmul(&pool, &x, 7, matrix, Epilogue::Bias(&bias), &mut out);
+        kernels.matmul(&pool, Operand::Floats(&x), 7, &[matrix], Epilogue::Bias(&bias), &mut out);
         let want: Vec<f32> = plain.iter().enumerate().map(|(i, v)| v + bias[i % 37]).collect();
         assert_same_bits(&out, &want, "bias");
         let mut out = old.clone();
-        kernels.matmul(&pool, &x, 7, matrix, Epilogue::Add, &mut out);
+        kernels.matmul(&pool, Operand::Floats(&x), 7, &[matrix], Epilogue::Add, &mut out);
         let want: Vec<f32> = plain.iter().zip(&old).map(|(a, b)| a + b).collect();
         assert_same_bits(&out, &want, "add");
         let mut out = old.clone();
-        kernels.matmul(&pool, &x, 7, matrix, Epilogue::AddBias(&bias), &mut out);
+        kernels.matmul(&pool, Operand::Floats(&x), 7, &[matrix], Epilogue::AddBias(&bias), &mut out);
         let want: Vec<f32> = want.iter().enumerate().map(|(i, v)| v + bias[i % 37]).collect();
         assert_same_bits(&out, &want, "add and bias");
     }
@@ -87,7 +87,7 @@ fn token_has_the_same_bits_in_any_batch_and_thread_count() {
     for (rows, columns, dtype) in
         [(75, 2051, Dtype::Bf16), (75, 1030, Dtype::F16), (50, 1200, Dtype::F32), (4200, 3, Dtype::Bf16)]
     {
-        let layout = MatrixLayout { rows, columns, dtype };
+        let layout = MatrixLayout { rows, columns, format: dtype.into() };
         let bytes = pack(layout, &random_stored(7, rows * columns, dtype));
         let matrix = Matrix { layout, bytes: &bytes };
         let x = random_floats(8, 120 * columns);
@@ -165,7 +165,7 @@ fn padding_and_other_tokens_do_not_affect_a_result() {
     // With an odd number of columns the second half of a token's last pair is the next token.
     let pool = Pool::new(1).unwrap();
     for dtype in Dtype::ALL {
-        let layout = MatrixLayout { rows: 5, columns: 7, dtype: *dtype };
+        let layout = MatrixLayout { rows: 5, columns: 7, format: (*dtype).into() };
         let bytes = pack(layout, &random_stored(1, 35, *dtype));
         let mut x = random_floats(2, 3 * 7);
         x[7..14].fill(f32::NAN);
@@ -179,7 +179,7 @@ fn padding_and_other_tokens_do_not_affect_a_result() {
 
 #[test]
 fn product_of_no_tokens_is_empty() {
-    let layout = MatrixLayout { rows: 5, columns: 7, dtype: Dtype::F32 };
+    let layout = MatrixLayout { rows: 5, columns: 7, format: Dtype::F32.into() };
     let bytes = pack(layout, &random_floats(1, 35));
     product(&Kernels::best(), &Pool::new(2).unwrap(), &[], 0, Matrix { layout, bytes: &bytes });
 }
@@ -189,7 +189,7 @@ proptest! {
     fn read_row_returns_the_packed_row(
         rows in 1usize..50, columns in 1usize..50, dtype in prop::sample::select(Dtype::ALL), seed in 0u64..1000,
     ) {
-        let layout = MatrixLayout { rows, columns, dtype };
+        let layout = MatrixLayout { rows, columns, format: dtype.into() };
         let weights = random_stored(seed, rows * columns, dtype);
         let bytes = pack(layout, &weights);
         let mut row = vec![f32::NAN; columns];
@@ -203,7 +203,7 @@ proptest! {
 #[test]
 fn packing_on_a_pool_equals_packing_by_panel() {
     let pool = Pool::new(3).unwrap();
-    let layout = MatrixLayout { rows: 83, columns: 21, dtype: Dtype::F16 };
+    let layout = MatrixLayout { rows: 83, columns: 21, format: Dtype::F16.into() };
     let weights = random_floats(5, 83 * 21);
     let mut bytes = vec![0xff; layout.bytes()];
     let read = |rows: std::ops::Range<usize>, into: &mut [f32]| {

@@ -79,6 +79,12 @@ pub enum Activations {
     Float,
 }
 
+impl From<Dtype> for WeightFormat {
+    fn from(dtype: Dtype) -> Self {
+        Self::Float(dtype)
+    }
+}
+
 impl CodeBits {
     /// The number.
     pub const fn count(self) -> u32 {

@@ -12,13 +12,16 @@ pub(crate) mod x86_64;
 use std::ops::Range;
 
 use crate::generic::attention::{AttentionJob, AttentionShape};
+use crate::generic::grid::{GridKernel, GridProduct, floats::GridFloatProduct};
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Activation;
 use crate::generic::tile::TileShapes;
 use crate::isa::Isa;
-use penstock_types::{Dtype, KvDtype};
+use crate::operand::OperandLayout;
+use penstock_types::{CodeBits, Dtype, KvDtype};
 
 pub(crate) type MatmulFn = unsafe fn(&Product<'_>, Range<usize>, Range<usize>);
+pub(crate) type GridFloatMatmulFn = unsafe fn(&GridFloatProduct<'_>, Range<usize>, Range<usize>);
 pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, usize, *mut f32);
 
 /// The operations of one instruction set. The safety requirements of each are those of the function of the same name in
@@ -27,6 +30,12 @@ pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, us
 pub(crate) struct Table {
     pub(crate) tiles: TileShapes,
     pub(crate) matmul: PerDtype<MatmulFn>,
+    /// Products of rows of codes.
+    pub(crate) grid_matmul: unsafe fn(&GridProduct<'_>, Range<usize>, Range<usize>),
+    pub(crate) grid_kernels: PerBits<GridKernel>,
+    /// Products of rows of floats.
+    pub(crate) grid_float_matmul: PerBits<GridFloatMatmulFn>,
+    pub(crate) quantise_row: unsafe fn(&OperandLayout, *const f32, *mut u8),
     pub(crate) attend_split: PerKvDtype<AttendSplitFn>,
     pub(crate) attention_clear: unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32),
     pub(crate) attention_merge: unsafe fn(&AttentionShape, &AttentionJob<'_>, usize, *const f32, *mut f32),
@@ -43,6 +52,13 @@ pub(crate) struct Table {
     pub(crate) sum_of_exp: unsafe fn(&[f32], f32, f32) -> f64,
 }
 
+impl Table {
+    /// The largest number of rows of a tile of a grid product.
+    pub(crate) fn grid_rows(&self) -> usize {
+        self.grid_kernels.eight.panels.iter().take_while(|panels| **panels > 0).count()
+    }
+}
+
 /// One function for each dtype of weights.
 #[derive(Clone, Copy)]
 pub(crate) struct PerDtype<F> {
@@ -57,6 +73,25 @@ impl<F: Copy> PerDtype<F> {
             Dtype::F32 => self.f32,
             Dtype::F16 => self.f16,
             Dtype::Bf16 => self.bf16,
+        }
+    }
+}
+
+/// One value for each number of bits of a code.
+pub(crate) struct PerBits<F> {
+    four: F,
+    five: F,
+    six: F,
+    eight: F,
+}
+
+impl<F> PerBits<F> {
+    pub(crate) fn of(&self, bits: CodeBits) -> &F {
+        match bits {
+            CodeBits::Four => &self.four,
+            CodeBits::Five => &self.five,
+            CodeBits::Six => &self.six,
+            CodeBits::Eight => &self.eight,
         }
     }
 }
@@ -101,11 +136,14 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
 }
 
 /// Compiles every algorithm for one vector type: `TABLE`, and a module of functions with the given target features.
+/// `$few` and `$eight` are the kinds of dot product for codes of up to 6 and of 8 bits.
 macro_rules! compile_table {
-    ($simd:ident from $new:expr, $(#[$features:meta])?) => {
+    ($simd:ident from $new:expr, $few:ident, $eight:ident, $(#[$features:meta])?) => {
         pub(crate) static TABLE: $crate::arch::Table = {
-            use $crate::arch::{PerDtype, PerKvDtype, Table};
+            use $crate::arch::{PerBits, PerDtype, PerKvDtype, Table};
             use $crate::generic::attention::{floats::Floats, quantised::Quantised};
+            use $crate::generic::grid::codes::{Eight, Five, Four, Six};
+            use $crate::generic::grid::dot;
             use $crate::generic::panel_dtype::{Bf16, F16, F32};
             Table {
                 tiles: <$simd as $crate::simd::Simd>::TILES,
@@ -114,6 +152,20 @@ macro_rules! compile_table {
                     f16: entry::matmul::<F16>,
                     bf16: entry::matmul::<Bf16>,
                 },
+                grid_matmul: entry::grid_matmul,
+                grid_kernels: PerBits {
+                    four: entry::grid_kernel::<Four, dot::$few>(),
+                    five: entry::grid_kernel::<Five, dot::$few>(),
+                    six: entry::grid_kernel::<Six, dot::$few>(),
+                    eight: entry::grid_kernel::<Eight, dot::$eight>(),
+                },
+                grid_float_matmul: PerBits {
+                    four: entry::grid_float_matmul::<Four>,
+                    five: entry::grid_float_matmul::<Five>,
+                    six: entry::grid_float_matmul::<Six>,
+                    eight: entry::grid_float_matmul::<Eight>,
+                },
+                quantise_row: entry::quantise_row,
                 attend_split: PerKvDtype {
                     f32: entry::attend_split::<Floats<F32>>,
                     f16: entry::attend_split::<Floats<F16>>,
@@ -142,12 +194,46 @@ macro_rules! compile_table {
             use super::*;
             use $crate::generic::attention::KvFormat;
             use $crate::generic::panel_dtype::PanelDtype;
+            use $crate::generic::grid::{self, codes::Codes, dot::Dot, floats, quantise};
             use $crate::generic::{attention, matmul as product, reduce, row_ops};
+            use $crate::operand::OperandLayout;
+
+            $(#[$features])?
+            unsafe fn grid_tile<C: Codes, D: Dot<$simd>, const T: usize, const P: usize>(call: &grid::TileCall<'_>) {
+                // SAFETY: the caller meets the algorithm's requirements, and the instruction set is available.
+                unsafe { grid::grid_tile::<$simd, C, D, T, P>($new, call) }
+            }
+
+            /// Only the tiles whose addresses are in the result are compiled.
+            pub(super) const fn grid_kernel<C: Codes, D: Dot<$simd>>() -> grid::GridKernel {
+                const PANELS: [usize; grid::MAX_ROWS] = <$simd as $crate::simd::Simd>::GRID_PANELS;
+                macro_rules! row {
+                    ($rows:literal) => {
+                        match PANELS[$rows - 1] {
+                            0 => [grid_tile::<C, D, 1, 1> as grid::GridTileFn; 2],
+                            1 => [grid_tile::<C, D, $rows, 1> as grid::GridTileFn; 2],
+                            _ => [grid_tile::<C, D, $rows, 1> as grid::GridTileFn, grid_tile::<C, D, $rows, 2>],
+                        }
+                    };
+                }
+                grid::GridKernel {
+                    tiles: [row!(1), row!(2), row!(3), row!(4), row!(5), row!(6)],
+                    panels: PANELS,
+                    is_wide: D::WIDE,
+                    smallest_group: C::SMALLEST_GROUP,
+                    block_bytes: C::BLOCK_BYTES,
+                }
+            }
 
             $crate::arch::compile_entries! {
                 $simd, $new, $(#[$features])?
                 fn matmul<E: PanelDtype>(p: &product::Product<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = product::matmul;
+                fn grid_matmul(p: &grid::GridProduct<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
+                    = grid::grid_matmul;
+                fn grid_float_matmul<C: Codes>(p: &floats::GridFloatProduct<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
+                    = floats::grid_float_matmul;
+                fn quantise_row(layout: &OperandLayout, x: *const f32, row: *mut u8) = quantise::quantise_row;
                 fn attend_split<F: KvFormat>(
                     shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, split: usize, partial: *mut f32
                 ) = attention::attend_split;

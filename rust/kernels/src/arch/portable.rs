@@ -9,7 +9,7 @@ use crate::generic::tile::{TileFn, TileShapes, tile_shapes};
 use crate::panel::LANES;
 use crate::simd::Simd;
 
-crate::arch::compile_table!(Portable from Portable,);
+crate::arch::compile_table!(Portable from Portable, Pairs, Pairs,);
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -42,6 +42,8 @@ macro_rules! lanes {
 }
 
 impl Simd for Portable {
+    const GRID_PANELS: [usize; 6] = [1, 1, 0, 0, 0, 0];
+
     type V = V;
     type I = I;
 
@@ -199,6 +201,36 @@ impl Simd for Portable {
             *c = c.wrapping_add((x * low).cast_unsigned()).wrapping_add((y * high).cast_unsigned());
         }
         c
+    }
+
+    #[inline(always)]
+    fn splat_integer(self, value: i32) -> I {
+        I([value.cast_unsigned(); LANES])
+    }
+
+    #[inline(always)]
+    fn halves_up(self, mut words: I, shift: u32, mask: u16) -> I {
+        let mask = u32::from(mask) * 0x1_0001;
+        for word in &mut words.0 {
+            *word = *word << shift & mask;
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn or(self, mut a: I, b: I) -> I {
+        for (a, b) in a.0.iter_mut().zip(b.0) {
+            *a |= b;
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn byte(self, mut words: I, index: u32) -> I {
+        for word in &mut words.0 {
+            *word = *word >> (8 * index) & 0xff;
+        }
+        words
     }
 
     #[inline(always)]

@@ -41,7 +41,7 @@ const STREAM_AHEAD: isize = 1536;
 /// Maximum number of columns times tokens of a K block whose activations are rounded.
 const ROUNDED: usize = BLOCK_ROWS * K_BLOCK;
 
-const ACC_FLOATS: usize = SHARE_ROWS * LANES;
+pub(crate) const ACC_FLOATS: usize = SHARE_ROWS * LANES;
 
 /// Maximum number of tiles of a token block.
 pub(crate) const fn block_tiles(shapes: TileShapes) -> usize {
@@ -60,7 +60,15 @@ pub(crate) struct Product<'a> {
     pub(crate) columns: usize,
     pub(crate) tokens: RowTiles,
     pub(crate) weights: *const u8,
+    pub(crate) output: Output<'a>,
+}
+
+/// The output of a product.
+pub(crate) struct Output<'a> {
+    /// Rows of the matrix: columns of the output.
     pub(crate) rows: usize,
+    /// Floats from one token to the next.
+    pub(crate) stride: usize,
     pub(crate) epilogue: Epilogue<&'a [f32]>,
     pub(crate) out: *mut f32,
 }
@@ -170,7 +178,7 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
                     tile::single_step::<S, E>(s, acc, row, weights, columns - 1);
                 }
             }
-            finish(s, product, panel, tokens.clone(), acc);
+            finish(s, &product.output, panel, tokens.clone(), acc);
         }
     }
 }
@@ -267,18 +275,26 @@ unsafe fn round_row<S: Simd>(s: S, from: *const f32, count: usize, to: *mut u16)
     }
 }
 
+/// The epilogue.
+///
 /// # Safety
 /// `acc` has 16 chains for each of `tokens`; `tokens` and `panel` lie inside the product.
 #[inline(always)]
-unsafe fn finish<S: Simd>(s: S, product: &Product<'_>, panel: usize, tokens: Range<usize>, acc: *const f32) {
+pub(crate) unsafe fn finish<S: Simd>(
+    s: S,
+    output: &Output<'_>,
+    panel: usize,
+    tokens: Range<usize>,
+    acc: *const f32,
+) {
     let row = panel * LANES;
-    let lanes = LANES.min(product.rows - row);
+    let lanes = LANES.min(output.rows - row);
     for (index, token) in tokens.enumerate() {
         // SAFETY: `lanes` outputs exist from `row` on, for `bias` and for every token of `out`; 16 chains are in `acc`.
         unsafe {
-            let out = product.out.add(token * product.rows + row);
+            let out = output.out.add(token * output.stride + row);
             let chain = s.load(acc.add(index * LANES));
-            let value = match product.epilogue {
+            let value = match output.epilogue {
                 Epilogue::Store => chain,
                 Epilogue::Bias(bias) => s.add(chain, load(s, bias.as_ptr().add(row), lanes)),
                 Epilogue::Add => s.add(chain, load(s, out, lanes)),

@@ -4,6 +4,7 @@
 //! (`kernels` and `attention`) have checked. Scheduling the work on threads is not their concern.
 
 pub(crate) mod attention;
+pub(crate) mod grid;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod panel_dtype;

@@ -55,6 +55,10 @@ impl<'a, T> SharedMut<'a, T> {
         Self { start: slice.as_mut_ptr(), length: slice.len(), slice: PhantomData }
     }
 
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.start
+    }
+
     /// # Safety
     /// No part of `start..start + length` may be borrowed elsewhere while the result lives.
     #[allow(clippy::mut_from_ref)]

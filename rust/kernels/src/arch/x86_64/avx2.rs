@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 
 use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
 use crate::panel::LANES;
-use crate::simd::Simd;
+use crate::simd::{ShortSums, Simd};
 
-crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), #[target_feature(enable = "avx2,fma,f16c")]);
+crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), Short, Pairs, #[target_feature(enable = "avx2,fma,f16c")]);
 
 /// Proof that this CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -96,6 +96,35 @@ unsafe fn add_products(row: *const i16, pair: usize, halves: I, mut c: I) -> I {
     c
 }
 
+/// In assembly for the same reason.
+///
+/// # Safety
+/// Bytes `4 quad` to `4 quad + 3` of the row are readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn add_short(row: *const i8, quad: usize, codes: I, mut c: I) -> I {
+    // SAFETY: reads only the four bytes and writes only its output registers.
+    unsafe {
+        asm!(
+            "vpbroadcastd {x}, dword ptr [{row} + 4 * {quad}]",
+            "vpmaddubsw {y}, {codes_low}, {x}",
+            "vpmaddubsw {x}, {codes_high}, {x}",
+            "vpaddw {low}, {low}, {y}",
+            "vpaddw {high}, {high}, {x}",
+            row = in(reg) row,
+            quad = in(reg) quad,
+            x = out(ymm_reg) _,
+            y = out(ymm_reg) _,
+            codes_low = in(ymm_reg) codes.0,
+            codes_high = in(ymm_reg) codes.1,
+            low = inout(ymm_reg) c.0,
+            high = inout(ymm_reg) c.1,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    c
+}
+
 /// In assembly for the same reason: the compiler would load the pairs once for both halves and keep them in registers.
 ///
 /// # Safety
@@ -121,6 +150,8 @@ unsafe fn load_bf16_high(from: *const u8) -> V {
 }
 
 impl Simd for Avx2 {
+    const GRID_PANELS: [usize; 6] = [2, 2, 2, 1, 1, 1];
+
     type V = V;
     type I = I;
 
@@ -350,6 +381,45 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn splat_integer(self, value: i32) -> I {
+        // SAFETY: `self` proves AVX.
+        let half = unsafe { _mm256_set1_epi32(value) };
+        I(half, half)
+    }
+
+    #[inline(always)]
+    fn halves_up(self, words: I, shift: u32, mask: u16) -> I {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let count = _mm_cvtsi32_si128(shift.cast_signed());
+            let mask = _mm256_set1_epi16(mask.cast_signed());
+            I(
+                _mm256_and_si256(_mm256_sll_epi16(words.0, count), mask),
+                _mm256_and_si256(_mm256_sll_epi16(words.1, count), mask),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn or(self, a: I, b: I) -> I {
+        // SAFETY: `self` proves AVX2.
+        unsafe { I(_mm256_or_si256(a.0, b.0), _mm256_or_si256(a.1, b.1)) }
+    }
+
+    #[inline(always)]
+    fn byte(self, words: I, index: u32) -> I {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let count = _mm_cvtsi32_si128((8 * index).cast_signed());
+            let mask = _mm256_set1_epi32(0xff);
+            I(
+                _mm256_and_si256(_mm256_srl_epi32(words.0, count), mask),
+                _mm256_and_si256(_mm256_srl_epi32(words.1, count), mask),
+            )
+        }
+    }
+
+    #[inline(always)]
     fn to_f32(self, i: I) -> V {
         // SAFETY: `self` proves AVX.
         unsafe { V(_mm256_cvtepi32_ps(i.0), _mm256_cvtepi32_ps(i.1)) }
@@ -362,6 +432,33 @@ impl Simd for Avx2 {
             // The pack works within 128 bits: quarters 0 and 2 are from the low register.
             let packed = _mm256_packs_epi32(_mm256_cvtps_epi32(v.0), _mm256_cvtps_epi32(v.1));
             _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+}
+
+impl ShortSums for Avx2 {
+    type Short = I;
+
+    #[inline(always)]
+    fn short_zeros(self) -> I {
+        self.zeros()
+    }
+
+    #[inline(always)]
+    unsafe fn add_short(self, row: *const i8, quad: usize, codes: I, short: I) -> I {
+        // SAFETY: `self` proves AVX2; the bytes are readable by contract.
+        unsafe { add_short(row, quad, codes, short) }
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, short: I, c: I) -> I {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            I(
+                _mm256_add_epi32(c.0, _mm256_madd_epi16(short.0, ones)),
+                _mm256_add_epi32(c.1, _mm256_madd_epi16(short.1, ones)),
+            )
         }
     }
 }

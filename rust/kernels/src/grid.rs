@@ -1,0 +1,292 @@
+//! The layout of a [`Grid`] matrix inside its panels.
+//!
+//! ```text
+//! panel   [scales][minima][outer scales][outer minima] padded to 64 bytes, then [codes]
+//! scales  [groups][16], and so on: lanes are output rows
+//! codes   blocks of 32 columns
+//!
+//! 8 bits  [8 quads][16][4]: a 32-bit lane has a quad, 4 consecutive columns, one in each byte
+//! 4 bits  [4 pairs of quads][16][4]: byte j has column j of the first quad (low half) and of the second (high half)
+//! 5 bits  4 bits, then [16][4]: bit q of byte j is the highest bit of column j of quad q
+//! 6 bits  4 bits, then [2][16][4]: bits 2q and 2q + 1 of byte j of word h are the highest of column j of quad 4h + q
+//! ```
+//!
+//! A quad is what a dot product of bytes reads (`vpdpbusd`, `vpmaddubsw`, `sdot`, AMX), and one 32-bit broadcast is
+//! four activations of a token.
+
+use half::{bf16, f16};
+use penstock_types::{CodeBits, Grid, GridRows, Minimum, ScaleFormat};
+
+use crate::panel::LANES;
+
+/// Columns of a block. The columns of a matrix are padded to a multiple; the activations of the padding are zero.
+pub(crate) const BLOCK: usize = 32;
+/// Columns of the longest integer sum. Scales are applied at least at every multiple, so that a product is the same
+/// wherever it is divided.
+pub(crate) const SPAN: usize = 1024;
+
+/// The layout of one panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GridLayout {
+    pub(crate) grid: Grid,
+    pub(crate) columns: usize,
+    pub(crate) minima: usize,
+    pub(crate) outer_scales: usize,
+    pub(crate) outer_minima: usize,
+    /// The offset of the codes; the offsets above are those of the other parts.
+    pub(crate) codes: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Bytes of the codes of a block.
+pub(crate) const fn block_bytes(bits: CodeBits) -> usize {
+    BLOCK * LANES * bits.count() as usize / 8
+}
+
+const fn number_bytes(format: ScaleFormat) -> usize {
+    match format {
+        ScaleFormat::F32 => 4,
+        ScaleFormat::F16 | ScaleFormat::Bf16 => 2,
+        ScaleFormat::Nested => 1,
+    }
+}
+
+/// Whether a matrix can be stored in this format: groups of 16 columns with 6 bits, otherwise of 32 to 1024 columns, a
+/// power of two.
+pub fn is_supported(grid: &Grid) -> bool {
+    match grid.group {
+        None => grid.bits != CodeBits::Six && grid.scales != ScaleFormat::Nested,
+        Some(16) => grid.bits == CodeBits::Six && grid.minimum == Minimum::Centred,
+        Some(group) => {
+            grid.bits != CodeBits::Six
+                && group.is_power_of_two()
+                && (BLOCK..=SPAN).contains(&usize::from(group))
+        }
+    }
+}
+
+impl GridLayout {
+    pub(crate) fn new(grid: Grid, columns: usize) -> Self {
+        debug_assert!(is_supported(&grid), "{grid:?}");
+        let (groups, outer) = (grid.groups(columns), grid.outer_groups(columns));
+        let scale = number_bytes(grid.scales);
+        let minimum = match grid.minimum {
+            Minimum::Centred => 0,
+            Minimum::Stored => scale,
+            Minimum::ZeroPoint => 1,
+        };
+        let minima = groups * LANES * scale;
+        let outer_scales = minima + groups * LANES * minimum;
+        let outer_minima = outer_scales + outer * LANES * 2;
+        let end = outer_minima + if grid.minimum == Minimum::Stored { outer * LANES * 2 } else { 0 };
+        let codes = end.next_multiple_of(64);
+        let bytes = codes + columns.div_ceil(BLOCK) * block_bytes(grid.bits);
+        Self { grid, columns, minima, outer_scales, outer_minima, codes, bytes }
+    }
+
+    /// Writes rows `rows` of `source` as the lanes of one panel. `out` is zeroed.
+    pub(crate) fn pack(&self, source: &GridRows, lanes: usize, out: &mut [u8]) {
+        let (grid, columns) = (&self.grid, self.columns);
+        for lane in 0..lanes {
+            let codes = &source.codes[lane * columns..][..columns];
+            for (k, code) in codes.iter().enumerate() {
+                self.write_code(&mut out[self.codes..], k, lane, *code);
+            }
+            let groups = grid.groups(columns);
+            let numbers = |part: &[f32]| part.get(lane * groups..(lane + 1) * groups).map(<[f32]>::to_vec);
+            let mut put = |at: usize, format: ScaleFormat, values: Option<Vec<f32>>| {
+                for (index, value) in values.unwrap_or_default().into_iter().enumerate() {
+                    write_number(out, at, format, index * LANES + lane, value);
+                }
+            };
+            put(0, grid.scales, numbers(&source.scales));
+            match grid.minimum {
+                Minimum::Centred => {}
+                Minimum::Stored => put(self.minima, grid.scales, numbers(&source.minima)),
+                Minimum::ZeroPoint => put_zero_points(out, self.minima, lane, numbers(&source.minima)),
+            }
+            let outer = grid.outer_groups(columns);
+            for (part, at) in
+                [(&source.outer_scales, self.outer_scales), (&source.outer_minima, self.outer_minima)]
+            {
+                for (index, value) in part.iter().skip(lane * outer).take(outer).enumerate() {
+                    write_number(out, at, ScaleFormat::F16, index * LANES + lane, *value);
+                }
+            }
+        }
+    }
+
+    fn write_code(&self, codes: &mut [u8], k: usize, lane: usize, code: u8) {
+        let block = &mut codes[k / BLOCK * block_bytes(self.grid.bits)..];
+        let (quad, byte) = (k % BLOCK / 4, k % 4);
+        if self.grid.bits == CodeBits::Eight {
+            block[quad * 64 + lane * 4 + byte] = code;
+            return;
+        }
+        block[quad / 2 * 64 + lane * 4 + byte] |= (code & 15) << (quad % 2 * 4);
+        match self.grid.bits {
+            CodeBits::Five => block[256 + lane * 4 + byte] |= (code >> 4) << quad,
+            CodeBits::Six => block[256 + quad / 4 * 64 + lane * 4 + byte] |= (code >> 4) << (quad % 4 * 2),
+            _ => {}
+        }
+    }
+
+    fn read_code(&self, codes: &[u8], k: usize, lane: usize) -> u8 {
+        let block = &codes[k / BLOCK * block_bytes(self.grid.bits)..];
+        let (quad, byte) = (k % BLOCK / 4, k % 4);
+        if self.grid.bits == CodeBits::Eight {
+            return block[quad * 64 + lane * 4 + byte];
+        }
+        let low = block[quad / 2 * 64 + lane * 4 + byte] >> (quad % 2 * 4) & 15;
+        let high = match self.grid.bits {
+            CodeBits::Five => block[256 + lane * 4 + byte] >> quad & 1,
+            CodeBits::Six => block[256 + quad / 4 * 64 + lane * 4 + byte] >> (quad % 4 * 2) & 3,
+            _ => 0,
+        };
+        low | high << 4
+    }
+
+    /// The row of `lane` as float32.
+    pub(crate) fn read_row(&self, panel: &[u8], lane: usize, out: &mut [f32]) {
+        let width = self.grid.group.map_or(self.columns, usize::from);
+        for (group, out) in out.chunks_mut(width).enumerate() {
+            let (scale, minimum) = self.scale_and_minimum(panel, group, lane);
+            for (k, value) in out.iter_mut().enumerate() {
+                let code = self.read_code(&panel[self.codes..], group * width + k, lane);
+                *value = match self.grid.minimum {
+                    Minimum::Stored => scale * f32::from(code) + minimum,
+                    // Exact, as one rounded product of the scale and an integer.
+                    Minimum::Centred => scale * (i32::from(code) - self.grid.bits.centre()) as f32,
+                    Minimum::ZeroPoint => scale * (f32::from(code) - minimum),
+                };
+            }
+        }
+    }
+
+    /// The scales and the minima of a group. Centred minima are not written.
+    #[inline(always)]
+    pub(crate) fn decode_group(
+        &self,
+        panel: &[u8],
+        group: usize,
+        scales: &mut [f32; LANES],
+        minima: &mut [f32; LANES],
+    ) {
+        let grid = &self.grid;
+        let at = group * LANES;
+        read_numbers(panel, 0, grid.scales, at, scales);
+        match grid.minimum {
+            Minimum::Centred => {}
+            Minimum::Stored => read_numbers(panel, self.minima, grid.scales, at, minima),
+            Minimum::ZeroPoint => {
+                let zero_points = &panel[self.minima + at..][..LANES];
+                for lane in 0..LANES {
+                    minima[lane] = -scales[lane] * f32::from(zero_points[lane]);
+                }
+            }
+        }
+        if grid.scales == ScaleFormat::Nested {
+            let outer = group * grid.group.map_or(0, usize::from) / penstock_types::OUTER_GROUP * LANES;
+            let mut factors = [0.0; LANES];
+            read_numbers(panel, self.outer_scales, ScaleFormat::F16, outer, &mut factors);
+            for lane in 0..LANES {
+                scales[lane] *= factors[lane];
+            }
+            if grid.minimum == Minimum::Stored {
+                read_numbers(panel, self.outer_minima, ScaleFormat::F16, outer, &mut factors);
+                for lane in 0..LANES {
+                    minima[lane] *= factors[lane];
+                }
+            }
+        }
+    }
+
+    /// The scale of a group, and its minimum or zero point (0 if centred).
+    #[inline(always)]
+    pub(crate) fn scale_and_minimum(&self, panel: &[u8], group: usize, lane: usize) -> (f32, f32) {
+        let grid = &self.grid;
+        let at = group * LANES + lane;
+        let outer = match grid.scales {
+            ScaleFormat::Nested => {
+                Some(group * grid.group.map_or(0, usize::from) / penstock_types::OUTER_GROUP * LANES + lane)
+            }
+            _ => None,
+        };
+        let outer_at =
+            |part: usize| outer.map_or(1.0, |outer| read_number(panel, part, ScaleFormat::F16, outer));
+        let scale = read_number(panel, 0, grid.scales, at) * outer_at(self.outer_scales);
+        let minimum = match grid.minimum {
+            Minimum::Centred => 0.0,
+            Minimum::Stored => read_number(panel, self.minima, grid.scales, at) * outer_at(self.outer_minima),
+            Minimum::ZeroPoint => f32::from(panel[self.minima + at]),
+        };
+        (scale, minimum)
+    }
+}
+
+fn put_zero_points(out: &mut [u8], at: usize, lane: usize, values: Option<Vec<f32>>) {
+    for (index, value) in values.unwrap_or_default().into_iter().enumerate() {
+        out[at + index * LANES + lane] = value as u8;
+    }
+}
+
+#[inline(always)]
+fn read_numbers(bytes: &[u8], at: usize, format: ScaleFormat, first: usize, out: &mut [f32; LANES]) {
+    let bytes = &bytes[at + first * number_bytes(format)..][..LANES * number_bytes(format)];
+    match format {
+        ScaleFormat::F32 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f32::from_le_bytes(*bytes);
+            }
+        }
+        ScaleFormat::F16 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f16_to_f32(u16::from_le_bytes(*bytes));
+            }
+        }
+        ScaleFormat::Bf16 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+            }
+        }
+        ScaleFormat::Nested => {
+            for (out, byte) in out.iter_mut().zip(bytes) {
+                *out = f32::from(byte.cast_signed());
+            }
+        }
+    }
+}
+
+/// Converts without a branch, so that the loop above is vectorised.
+#[inline(always)]
+fn f16_to_f32(half: u16) -> f32 {
+    const REBIAS: u32 = (127 - 15) << 23;
+    let half = u32::from(half);
+    let (sign, magnitude) = ((half & 0x8000) << 16, half & 0x7fff);
+    let normal = (magnitude << 13) + REBIAS;
+    let subnormal = (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits();
+    let bits = if magnitude < 0x0400 { subnormal } else { normal };
+    let bits = if magnitude >= 0x7c00 { normal + REBIAS } else { bits };
+    f32::from_bits(sign | bits)
+}
+
+#[inline(always)]
+fn read_number(bytes: &[u8], at: usize, format: ScaleFormat, index: usize) -> f32 {
+    let at = at + index * number_bytes(format);
+    match format {
+        ScaleFormat::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
+        ScaleFormat::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+        ScaleFormat::Bf16 => bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+        ScaleFormat::Nested => f32::from(bytes[at].cast_signed()),
+    }
+}
+
+fn write_number(bytes: &mut [u8], at: usize, format: ScaleFormat, index: usize, value: f32) {
+    let at = at + index * number_bytes(format);
+    match format {
+        ScaleFormat::F32 => bytes[at..at + 4].copy_from_slice(&value.to_le_bytes()),
+        ScaleFormat::F16 => bytes[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+        ScaleFormat::Bf16 => bytes[at..at + 2].copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+        ScaleFormat::Nested => bytes[at] = (value as i8).cast_unsigned(),
+    }
+}
