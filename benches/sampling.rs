@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use penstock_device::cpu::Cpu;
 use penstock_device::{
-    Backend, RowSource, Sampled, SamplingBatch, SamplingEntry, SlotParams, StepInputs, StepSpec,
+    Backend, MatrixPart, RowSource, Sampled, SamplingBatch, SamplingEntry, SlotParams, StepInputs, StepSpec,
+    WeightSource,
 };
 use penstock_types::{Dtype, HeadShape, LogprobsRequest, Sampling};
 
@@ -72,6 +73,8 @@ impl RowSource for Shape {
         }
     }
 }
+
+impl WeightSource for Shape {}
 
 /// The parameters of a line.
 struct Case {
@@ -192,7 +195,8 @@ impl Rows {
         };
         let slots = cpu.allocate_slots(&spec).expect("memory");
         let scratch = cpu.allocate_scratch(&spec).expect("memory");
-        let table = cpu.load_matrix(&shape, Dtype::F32).expect("memory");
+        let table =
+            cpu.load_matrix(&[MatrixPart { source: &shape, format: Dtype::F32.into() }]).expect("memory");
         let mut logits = cpu.allocate(BATCH * VOCABULARY).expect("memory");
         let inputs = StepInputs { tokens: (0..BATCH as u32).collect(), ..StepInputs::default() };
         cpu.embed(&inputs, &slots, &table, &mut logits).expect("no failure");

@@ -55,9 +55,9 @@ class EngineConfig:
     Every field is optional; `None` selects the default, and `"auto"` lets the engine choose. `Engine.info`
     has the values in effect.
 
-    Most fields affect speed and memory only. These change outputs: `dtype`, `config_overrides`,
-    `kv_cache_dtype` and `tokenizer`; for chats with tools or reasoning, `tool_parser` and
-    `reasoning_parser`.
+    Most fields affect speed and memory only. These change outputs: `dtype`, `quantization`,
+    `config_overrides`, `kv_cache_dtype` and `tokenizer`; for chats with tools or reasoning, `tool_parser`
+    and `reasoning_parser`.
 
     Raises `ConfigError` for a value of the wrong type or out of range and for conflicting fields,
     `TypeError` for an unknown keyword.
@@ -65,8 +65,14 @@ class EngineConfig:
     Computation:
 
     - `device`: Device that computes. Range: `"auto"`, `"cpu"`. Default: `"auto"`.
-    - `dtype`: Type of the weights in memory. Arithmetic is in float32. Range: `"auto"`, `"float32"`,
-      `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if they are quantised.
+    - `dtype`: Type of the weights that are not quantised. Arithmetic with them is in float32. Range:
+      `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if all are
+      quantised.
+    - `quantization`: Quantisation of the weights. Quantised files are computed as they are stored, with
+      exactly their values; `"none"` converts them to `dtype`. The other values quantise the weights while
+      they are loaded. Activations are rounded to 8-bit integers, unless the files or the value ask for
+      weights only. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"int8_weight_only"`,
+      `"int4_weight_only"`. Default: as in the files.
     - `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.
       Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
       the model does not read is an error. This changes outputs. Default: none.
@@ -155,6 +161,7 @@ class EngineConfig:
         *,
         device: Literal["auto", "cpu"] | None = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = "auto",
+        quantization: Literal["auto", "none", "int8", "int4", "int8_weight_only", "int4_weight_only"] | None = "auto",
         config_overrides: Mapping[str, Any] | None = None,
         threads: int | None = None,
         profile: bool | None = False,
@@ -192,12 +199,24 @@ class EngineConfig:
 
     @property
     def dtype(self) -> Literal["auto", "float32", "float16", "bfloat16"]:
-        """Type of the weights in memory.
+        """Type of the weights that are not quantised.
 
-        Arithmetic is in float32.
+        Arithmetic with them is in float32.
 
         Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if
-        they are quantised.
+        all are quantised.
+        """
+
+    @property
+    def quantization(self) -> Literal["auto", "none", "int8", "int4", "int8_weight_only", "int4_weight_only"]:
+        """Quantisation of the weights.
+
+        Quantised files are computed as they are stored, with exactly their values; `"none"` converts them
+        to `dtype`. The other values quantise the weights while they are loaded. Activations are rounded to
+        8-bit integers, unless the files or the value ask for weights only.
+
+        Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"int8_weight_only"`, `"int4_weight_only"`. Default:
+        as in the files.
         """
 
     @property

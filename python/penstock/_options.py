@@ -36,7 +36,12 @@ class EngineOptions(TypedDict, total=False):
     ]
     dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16"] | None,
-        "Type of the weights in memory. Default: that of the files; bfloat16 if they are quantised.",
+        "Type of the weights that are not quantised. Default: that of the files; bfloat16 if all are "
+        "quantised.",
+    ]
+    quantization: Annotated[
+        Literal["auto", "none", "int8", "int4", "int8_weight_only", "int4_weight_only"] | None,
+        "Quantisation of the weights. Default: as in the files.",
     ]
     config_overrides: Annotated[
         Mapping[str, Any] | None,
@@ -153,6 +158,7 @@ ENGINE_GROUPS = {
     "Computation": (
         "device",
         "dtype",
+        "quantization",
         "config_overrides",
         "threads",
     ),

@@ -14,7 +14,9 @@
 use std::ops::Range;
 use std::task::{Poll, Waker};
 
-use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape, KvDtype};
+use penstock_types::{
+    AttentionParams, BlockCopy, Dtype, Epilogue, GridRows, HeadShape, KvDtype, WeightFormat,
+};
 
 use crate::bfc::Exhausted;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
@@ -28,6 +30,28 @@ pub trait RowSource: Sync {
     fn columns(&self) -> usize;
     /// Writes rows `rows` into `out`, row after row. Called from several threads at once.
     fn read(&self, rows: Range<usize>, out: &mut [f32]);
+}
+
+/// The rows of a weight matrix, in the format they are stored in.
+pub trait WeightSource: RowSource {
+    /// The format that holds the values exactly.
+    fn format(&self) -> WeightFormat {
+        WeightFormat::Float(Dtype::F32)
+    }
+    /// Replaces `out` by rows `rows`. Called only if the format is a grid, from several threads at once.
+    fn read_grid(&self, rows: Range<usize>, out: &mut GridRows) {
+        let _ = out;
+        unreachable!("rows {rows:?} of plain numbers; this is a bug")
+    }
+}
+
+/// A part of a weight matrix: some of its rows.
+#[derive(Clone, Copy)]
+pub struct MatrixPart<'a> {
+    /// The rows.
+    pub source: &'a dyn WeightSource,
+    /// The format in memory. A source of another format is rounded or quantised.
+    pub format: WeightFormat,
 }
 
 /// An operation or an allocation failed.
@@ -94,6 +118,8 @@ pub trait Backend: Send + 'static {
     type Vector: Send;
     /// Float32 activations, `[rows, width]` as the caller keeps track of.
     type Buffer: Send;
+    /// The rows that a matrix product reads, in the form that the matrix requires.
+    type Operand: Send;
     /// Memory that operations need while they run.
     type Scratch: Send;
     /// The KV cache of all layers, and its host tier.
@@ -118,11 +144,14 @@ pub trait Backend: Send + 'static {
     /// Use of the reserved memory.
     fn memory(&self) -> MemoryUse;
 
-    /// Bytes that [`load_matrix`](Self::load_matrix) takes.
-    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64;
+    /// Bytes that [`load_matrix`](Self::load_matrix) takes for parts of these numbers of rows.
+    fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64;
 
     /// Bytes that [`load_vector`](Self::load_vector) or [`allocate`](Self::allocate) takes.
     fn buffer_bytes(&self, len: usize) -> u64;
+
+    /// Bytes that [`allocate_operand`](Self::allocate_operand) takes.
+    fn operand_bytes(&self, rows: usize, columns: usize) -> u64;
 
     /// Bytes that [`load_rope`](Self::load_rope) takes for a table of `positions`.
     fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64;
@@ -139,8 +168,9 @@ pub trait Backend: Send + 'static {
     /// Bytes that `blocks` blocks take as a cache or as a host tier.
     fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64;
 
-    /// Packs a matrix. Reads the rows from several threads; leaves nothing behind on failure.
-    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<Self::Matrix, DeviceError>;
+    /// Packs a matrix whose parts are one below the other. Either all parts read codes or none does
+    /// ([`WeightFormat::reads_codes`]). Reads the rows from several threads; leaves nothing behind on failure.
+    fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError>;
 
     /// Loads a vector.
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;
@@ -150,6 +180,9 @@ pub trait Backend: Send + 'static {
 
     /// Zeroed activations.
     fn allocate(&mut self, len: usize) -> Result<Self::Buffer, DeviceError>;
+
+    /// Room for `rows` rows that matrices of `columns` columns read.
+    fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<Self::Operand, DeviceError>;
 
     /// Scratch for steps up to the largest.
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Self::Scratch, DeviceError>;
@@ -206,11 +239,22 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// `out[i] = weight * x[rows[i]]`, then the epilogue.
+    /// The same, in the form that `reader` reads.
+    fn rms_norm_for(
+        &mut self,
+        reader: &Self::Matrix,
+        rows: usize,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        epsilon: f32,
+        out: &mut Self::Operand,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[i] = weight * x[rows[i]]`, then the epilogue. `x` was written for `weight`.
     fn linear(
         &mut self,
         rows: Range<usize>,
-        x: &Self::Buffer,
+        x: &Self::Operand,
         weight: &Self::Matrix,
         epilogue: Epilogue<&Self::Vector>,
         out: &mut Self::Buffer,
@@ -230,10 +274,11 @@ pub trait Backend: Send + 'static {
         cache: &mut Self::Cache,
     ) -> Result<(), DeviceError>;
 
-    /// Causal attention of the query part of every row of `qkv` over its sequence's cache.
+    /// Causal attention of the query part of every row of `qkv` over its sequence's cache, in the form that `reader` reads.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn attention(
         &mut self,
+        reader: &Self::Matrix,
         step: Self::Step<'_>,
         shape: HeadShape,
         params: AttentionParams,
@@ -241,16 +286,18 @@ pub trait Backend: Send + 'static {
         cache: &Self::Cache,
         qkv: &Self::Buffer,
         scratch: &mut Self::Scratch,
-        out: &mut Self::Buffer,
+        out: &mut Self::Operand,
     ) -> Result<(), DeviceError>;
 
-    /// `out[row] = silu(gate) * up`, where row `row` of `gate_up` holds `width` gates, then `width` ups.
+    /// `out[row] = silu(gate) * up`, where row `row` of `gate_up` holds `width` gates, then `width` ups, in the form that
+    /// `reader` reads.
     fn silu_mul(
         &mut self,
+        reader: &Self::Matrix,
         rows: usize,
         width: usize,
         gate_up: &Self::Buffer,
-        out: &mut Self::Buffer,
+        out: &mut Self::Operand,
     ) -> Result<(), DeviceError>;
 
     /// `out[i] = x[output_rows[i]]`, rows of `width`.
@@ -260,6 +307,15 @@ pub trait Backend: Send + 'static {
         width: usize,
         x: &Self::Buffer,
         out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// `out[i] = x[output_rows[i]]`, for rows that were written for `reader`.
+    fn gather_operand(
+        &mut self,
+        reader: &Self::Matrix,
+        step: Self::Step<'_>,
+        x: &Self::Operand,
+        out: &mut Self::Operand,
     ) -> Result<(), DeviceError>;
 
     /// Samples every entry of `batch` from its row of `logits` and appends the tokens to the slots. See

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use penstock_types::{AttentionParams, AttentionRow, BlockCopy, Dtype, Epilogue, HeadShape};
+use penstock_types::{AttentionParams, AttentionRow, BlockCopy, Epilogue, HeadShape, WeightFormat};
 
-use crate::backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
+use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, RowSource};
 use crate::profile::{FLOAT, Operation, Profile, Work, bytes, floats};
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{StepInputs, StepSpec};
@@ -100,6 +100,7 @@ impl<B: Backend> Backend for Timed<B> {
     type Matrix = TimedMatrix<B::Matrix>;
     type Vector = TimedVector<B::Vector>;
     type Buffer = B::Buffer;
+    type Operand = B::Operand;
     type Scratch = B::Scratch;
     type Cache = TimedCache<B::Cache>;
     type Rope = B::Rope;
@@ -119,12 +120,16 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.memory()
     }
 
-    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64 {
-        self.inner.matrix_bytes(rows, columns, dtype)
+    fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
+        self.inner.matrix_bytes(columns, parts)
     }
 
     fn buffer_bytes(&self, len: usize) -> u64 {
         self.inner.buffer_bytes(len)
+    }
+
+    fn operand_bytes(&self, rows: usize, columns: usize) -> u64 {
+        self.inner.operand_bytes(rows, columns)
     }
 
     fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
@@ -147,10 +152,12 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.cache_bytes(spec, blocks)
     }
 
-    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<Self::Matrix, DeviceError> {
-        let (rows, columns) = (source.rows(), source.columns());
-        let bytes = (rows * columns * dtype.bytes()) as u64;
-        Ok(TimedMatrix { inner: self.inner.load_matrix(source, dtype)?, rows, columns, bytes })
+    fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError> {
+        let columns = parts.first().map_or(0, |part| part.source.columns());
+        let sizes: Vec<_> = parts.iter().map(|part| (part.source.rows(), part.format)).collect();
+        let rows = sizes.iter().map(|(rows, _)| rows).sum();
+        let bytes = self.inner.matrix_bytes(columns, &sizes);
+        Ok(TimedMatrix { inner: self.inner.load_matrix(parts)?, rows, columns, bytes })
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {
@@ -163,6 +170,10 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn allocate(&mut self, len: usize) -> Result<B::Buffer, DeviceError> {
         self.inner.allocate(len)
+    }
+
+    fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<B::Operand, DeviceError> {
+        self.inner.allocate_operand(rows, columns)
     }
 
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<B::Scratch, DeviceError> {
@@ -248,10 +259,24 @@ impl<B: Backend> Backend for Timed<B> {
         })
     }
 
+    fn rms_norm_for(
+        &mut self,
+        reader: &Self::Matrix,
+        rows: usize,
+        x: &B::Buffer,
+        weight: &Self::Vector,
+        epsilon: f32,
+        out: &mut B::Operand,
+    ) -> Result<(), DeviceError> {
+        self.measure(Operation::RmsNorm, floats((2 * rows + 1) * weight.len), |inner| {
+            inner.rms_norm_for(&reader.inner, rows, x, &weight.inner, epsilon, out)
+        })
+    }
+
     fn linear(
         &mut self,
         rows: Range<usize>,
-        x: &B::Buffer,
+        x: &B::Operand,
         weight: &Self::Matrix,
         epilogue: Epilogue<&Self::Vector>,
         out: &mut B::Buffer,
@@ -287,6 +312,7 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn attention(
         &mut self,
+        reader: &Self::Matrix,
         step: Self::Step<'_>,
         shape: HeadShape,
         params: AttentionParams,
@@ -294,23 +320,24 @@ impl<B: Backend> Backend for Timed<B> {
         cache: &Self::Cache,
         qkv: &B::Buffer,
         scratch: &mut B::Scratch,
-        out: &mut B::Buffer,
+        out: &mut B::Operand,
     ) -> Result<(), DeviceError> {
         let work = attention_work(step.inputs, shape, params.window, cache.position_bytes);
         self.measure(Operation::Attention, work, |inner| {
-            inner.attention(step.inner, shape, params, layer, &cache.inner, qkv, scratch, out)
+            inner.attention(&reader.inner, step.inner, shape, params, layer, &cache.inner, qkv, scratch, out)
         })
     }
 
     fn silu_mul(
         &mut self,
+        reader: &Self::Matrix,
         rows: usize,
         width: usize,
         gate_up: &B::Buffer,
-        out: &mut B::Buffer,
+        out: &mut B::Operand,
     ) -> Result<(), DeviceError> {
         self.measure(Operation::SiluMul, floats(3 * rows * width), |inner| {
-            inner.silu_mul(rows, width, gate_up, out)
+            inner.silu_mul(&reader.inner, rows, width, gate_up, out)
         })
     }
 
@@ -323,6 +350,18 @@ impl<B: Backend> Backend for Timed<B> {
     ) -> Result<(), DeviceError> {
         self.measure(Operation::Gather, floats(2 * step.inputs.output_rows.len() * width), |inner| {
             inner.gather(step.inner, width, x, out)
+        })
+    }
+
+    fn gather_operand(
+        &mut self,
+        reader: &Self::Matrix,
+        step: Self::Step<'_>,
+        x: &B::Operand,
+        out: &mut B::Operand,
+    ) -> Result<(), DeviceError> {
+        self.measure(Operation::Gather, floats(2 * step.inputs.output_rows.len() * reader.columns), |inner| {
+            inner.gather_operand(&reader.inner, step.inner, x, out)
         })
     }
 

@@ -5,9 +5,12 @@
 use std::ops::Range;
 
 use penstock_device::cpu::{Cpu, CpuCache};
-use penstock_device::{Backend, CacheSpec, DeviceError, EXTRA, FOLLOWS, RowSource, StepInputs, StepSpec};
+use penstock_device::{
+    Backend, CacheSpec, DeviceError, EXTRA, FOLLOWS, MatrixPart, RowSource, StepInputs, StepSpec,
+    WeightSource,
+};
 use penstock_types::{
-    AttentionParams, AttentionRow, BlockCopy, BlockId, Dtype, HeadShape, HostBlockId, KvDtype,
+    AttentionParams, AttentionRow, BlockCopy, BlockId, Dtype, Epilogue, HeadShape, HostBlockId, KvDtype,
 };
 
 const HEADS: HeadShape = HeadShape { heads: 4, kv_heads: 2, head_dim: 8 };
@@ -38,6 +41,33 @@ impl RowSource for Table {
     }
 }
 
+impl WeightSource for Table {}
+
+/// A square matrix: a product copies its rows.
+struct Identity(usize);
+
+impl RowSource for Identity {
+    fn rows(&self) -> usize {
+        self.0
+    }
+
+    fn columns(&self) -> usize {
+        self.0
+    }
+
+    fn read(&self, rows: Range<usize>, out: &mut [f32]) {
+        out.fill(0.0);
+        rows.zip(out.chunks_exact_mut(self.0)).for_each(|(row, out)| out[row] = 1.0);
+    }
+}
+
+impl WeightSource for Identity {}
+
+/// A whole matrix.
+fn part(source: &dyn WeightSource, dtype: Dtype) -> MatrixPart<'_> {
+    MatrixPart { source, format: dtype.into() }
+}
+
 fn cache_spec(blocks: usize, host_blocks: usize) -> CacheSpec {
     let dtype = KvDtype::F32;
     CacheSpec { layers: LAYERS, blocks, host_blocks, block_size: BLOCK_SIZE, heads: HEADS, dtype }
@@ -59,7 +89,8 @@ fn announced_sizes_are_the_sizes_taken() {
     let table = Table { rows: 33, columns: 10 };
     let spec = cache_spec(5, 2);
     let announced = [
-        cpu.matrix_bytes(33, 10, Dtype::Bf16),
+        cpu.matrix_bytes(10, &[(33, Dtype::Bf16.into())]),
+        cpu.operand_bytes(3, 10),
         cpu.buffer_bytes(7),
         cpu.buffer_bytes(1001),
         cpu.rope_bytes(100, &STEP),
@@ -74,7 +105,9 @@ fn announced_sizes_are_the_sizes_taken() {
         taken.push(cpu.memory().in_use - before);
         before = cpu.memory().in_use;
     };
-    let _matrix = cpu.load_matrix(&table, Dtype::Bf16).unwrap();
+    let _matrix = cpu.load_matrix(&[part(&table, Dtype::Bf16)]).unwrap();
+    note(&cpu);
+    let _operand = cpu.allocate_operand(3, 10).unwrap();
     note(&cpu);
     let _vector = cpu.load_vector(&[1.0; 7]).unwrap();
     note(&cpu);
@@ -149,8 +182,12 @@ fn saved_blocks_are_the_same_in_every_layer_after_loading() {
     let mut cpu = Cpu::new(2).unwrap();
     cpu.reserve(1 << 24).unwrap();
     let width = HEADS.qkv_width();
-    let table = cpu.load_matrix(&Table { rows: 100, columns: width }, Dtype::F32).unwrap();
-    let (mut qkv, mut out) = (cpu.allocate(40 * width).unwrap(), cpu.allocate(40 * width).unwrap());
+    let table = cpu.load_matrix(&[part(&Table { rows: 100, columns: width }, Dtype::F32)]).unwrap();
+    let mut qkv = cpu.allocate(40 * width).unwrap();
+    let query = HEADS.query_width();
+    let identity = cpu.load_matrix(&[part(&Identity(query), Dtype::F32)]).unwrap();
+    let (mut attended, mut out) =
+        (cpu.allocate_operand(40, query).unwrap(), cpu.allocate(40 * query).unwrap());
     let mut scratch = cpu.allocate_scratch(&STEP).unwrap();
     let slots = cpu.allocate_slots(&STEP).unwrap();
     let mut rope = cpu.load_rope(&rope(40), &STEP).unwrap();
@@ -165,14 +202,27 @@ fn saved_blocks_are_the_same_in_every_layer_after_loading() {
             cpu.rope_write_kv(step, &rope, HEADS, None, &mut qkv, layer, cache).unwrap();
         }
     };
-    let queries = cpu.load_matrix(&Table { rows: 100, columns: width }, Dtype::F32).unwrap();
+    let queries = cpu.load_matrix(&[part(&Table { rows: 100, columns: width }, Dtype::F32)]).unwrap();
     let mut asked = cpu.allocate(40 * width).unwrap();
     let mut attend = |cpu: &mut Cpu, cache: &_, inputs: &StepInputs| -> Vec<Vec<f32>> {
         cpu.embed(inputs, &slots, &queries, &mut asked).unwrap();
         let layers = 0..LAYERS;
         let attended = layers.map(|layer| {
             let mut values = vec![0.0; inputs.tokens.len() * HEADS.query_width()];
-            cpu.attention(inputs, HEADS, params, layer, cache, &asked, &mut scratch, &mut out).unwrap();
+            cpu.attention(
+                &identity,
+                inputs,
+                HEADS,
+                params,
+                layer,
+                cache,
+                &asked,
+                &mut scratch,
+                &mut attended,
+            )
+            .unwrap();
+            let rows = 0..inputs.tokens.len();
+            cpu.linear(rows, &attended, &identity, Epilogue::Store, &mut out).unwrap();
             cpu.download(&out, 0, &mut values).unwrap();
             values
         });
@@ -199,7 +249,7 @@ fn extra_rotation_has_the_bits_of_the_same_table_row() {
     let mut cpu = Cpu::new(1).unwrap();
     cpu.reserve(1 << 24).unwrap();
     let width = HEADS.qkv_width();
-    let table = cpu.load_matrix(&Table { rows: 100, columns: width }, Dtype::F32).unwrap();
+    let table = cpu.load_matrix(&[part(&Table { rows: 100, columns: width }, Dtype::F32)]).unwrap();
     let mut qkv = cpu.allocate(40 * width).unwrap();
     let slots = cpu.allocate_slots(&STEP).unwrap();
     let mut short_rope = cpu.load_rope(&rope(10), &STEP).unwrap();

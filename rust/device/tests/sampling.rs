@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use penstock_device::cpu::Cpu;
 use penstock_device::{
-    Backend, RowSource, SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams, StepInputs,
-    StepSpec,
+    Backend, MatrixPart, RowSource, SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams,
+    StepInputs, StepSpec, WeightSource,
 };
 use penstock_types::{Dtype, Epilogue, HeadShape, LogprobsRequest, Sampling};
 
@@ -37,6 +37,13 @@ impl RowSource for Logits {
     }
 }
 
+impl WeightSource for Logits {}
+
+/// A whole matrix.
+fn part(source: &dyn WeightSource, dtype: Dtype) -> MatrixPart<'_> {
+    MatrixPart { source, format: dtype.into() }
+}
+
 /// A backend with its logits.
 struct Device {
     cpu: Cpu,
@@ -60,7 +67,7 @@ impl Device {
             vocabulary: VOCABULARY,
         };
         let (slots, scratch) = (cpu.allocate_slots(&spec).unwrap(), cpu.allocate_scratch(&spec).unwrap());
-        let table = cpu.load_matrix(&Logits, Dtype::F32).unwrap();
+        let table = cpu.load_matrix(&[part(&Logits, Dtype::F32)]).unwrap();
         let mut logits = cpu.allocate(ROWS * VOCABULARY).unwrap();
         let inputs = StepInputs { tokens: (0..ROWS as u32).collect(), ..StepInputs::default() };
         cpu.embed(&inputs, &slots, &table, &mut logits).unwrap();
@@ -81,7 +88,7 @@ impl Device {
     /// The input of the next step for a slot: its last token.
     fn last_token(&mut self, slot: u32) -> u32 {
         let mut row = self.cpu.allocate(VOCABULARY).unwrap();
-        let table = self.cpu.load_matrix(&Ids, Dtype::F32).unwrap();
+        let table = self.cpu.load_matrix(&[part(&Ids, Dtype::F32)]).unwrap();
         let inputs = StepInputs { tokens: vec![penstock_device::FOLLOWS | slot], ..StepInputs::default() };
         self.cpu.embed(&inputs, &self.slots, &table, &mut row).unwrap();
         let mut id = [0.0];
@@ -106,6 +113,8 @@ impl RowSource for Ids {
         rows.zip(out).for_each(|(id, out)| *out = id as f32);
     }
 }
+
+impl WeightSource for Ids {}
 
 fn entry(row: usize, slot: u32, index: u32) -> SamplingEntry {
     SamplingEntry { row: row as u32, slot, index, draft: None, given: None, mask: None, processed: None }
@@ -330,8 +339,8 @@ fn timed_backend_counts_calls_bytes_and_flops() {
     let mut timed = penstock_device::Timed::new(Cpu::new(1).unwrap());
     let profile = timed.profile();
     timed.reserve(1 << 22).unwrap();
-    let table = timed.load_matrix(&Logits, Dtype::Bf16).unwrap();
-    let (x, mut out) = (timed.allocate(3 * VOCABULARY).unwrap(), timed.allocate(3 * ROWS).unwrap());
+    let table = timed.load_matrix(&[part(&Logits, Dtype::Bf16)]).unwrap();
+    let (x, mut out) = (timed.allocate_operand(3, VOCABULARY).unwrap(), timed.allocate(3 * ROWS).unwrap());
     assert_eq!(profile.rows(), [], "loading is not measured");
     for rows in [0..3, 1..3] {
         timed.linear(rows, &x, &table, Epilogue::Store, &mut out).unwrap();

@@ -5,9 +5,10 @@
 //! crate's documentation.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use penstock_types::{Activations, Epilogue, WeightFormat};
+use penstock_types::{Epilogue, WeightFormat};
 
 use crate::arch::{self, Table};
 use crate::generic::grid::{GridProduct, floats::GridFloatProduct};
@@ -78,7 +79,7 @@ impl Kernels {
             self.table.grid_kernels.of(grid.bits).is_wide
         });
         assert!(
-            layout.is_some() || !formats.clone().any(reads_codes),
+            layout.is_some() || !formats.clone().any(WeightFormat::reads_codes),
             "a matrix of codes beside one of floats; this is a bug"
         );
         layout
@@ -203,6 +204,32 @@ impl Kernels {
         });
     }
 
+    /// Quantises rows that `compute` writes, one at a time, to a buffer of the worker.
+    fn quantise_rows(
+        &self,
+        pool: &Pool,
+        count: usize,
+        layout: &OperandLayout,
+        out: &mut [u8],
+        compute: &(dyn Fn(usize, *mut f32) + Sync),
+    ) {
+        assert!(layout.columns <= OperandLayout::MOST_COLUMNS, "{layout:?} is too wide");
+        assert_eq!(out.len(), count * layout.row_bytes, "bytes of the rows");
+        let out = SharedMut::new(out);
+        share_rows(pool, count, layout.columns, &|range| {
+            let mut floats = MaybeUninit::<[f32; OperandLayout::MOST_COLUMNS]>::uninit();
+            let floats = floats.as_mut_ptr().cast::<f32>();
+            for row in range {
+                compute(row, floats);
+                // SAFETY: the table's instruction set is available; each row is visited once, and has been computed.
+                unsafe {
+                    let to = out.slice(row * layout.row_bytes, layout.row_bytes);
+                    (self.table.quantise_row)(layout, floats, to.as_mut_ptr());
+                }
+            }
+        });
+    }
+
     /// Root-mean-square norm of each row: `out = x / sqrt(mean(x^2) + eps) * weight`.
     pub fn rms_norm(&self, pool: &Pool, x: Rows<'_>, weight: &[f32], eps: f32, mut out: RowsMut<'_>) {
         assert_eq!(x.width(), weight.len(), "width of x and weight");
@@ -217,6 +244,23 @@ impl Kernels {
                     (self.table.rms_norm)(x.row(row).as_ptr(), width, weight, eps, to.as_mut_ptr());
                 }
             }
+        });
+    }
+
+    /// [`rms_norm`](Self::rms_norm) of each row, in the form of `layout`.
+    pub fn rms_norm_codes(
+        &self,
+        pool: &Pool,
+        x: Rows<'_>,
+        weight: &[f32],
+        eps: f32,
+        layout: &OperandLayout,
+        out: &mut [u8],
+    ) {
+        assert_eq!(x.width(), weight.len(), "width of x and weight");
+        self.quantise_rows(pool, x.count(), layout, out, &|row, to| {
+            // SAFETY: the table's instruction set is available; `to` has a row.
+            unsafe { (self.table.rms_norm)(x.row(row).as_ptr(), x.width(), weight, eps, to) }
         });
     }
 
@@ -251,6 +295,16 @@ impl Kernels {
     /// up.
     pub fn gelu_tanh_mul(&self, pool: &Pool, gate_up: Rows<'_>, out: RowsMut<'_>) {
         self.gated(pool, Activation::GeluTanh, gate_up, out);
+    }
+
+    /// [`silu_mul`](Self::silu_mul), in the form of `layout`.
+    pub fn silu_mul_codes(&self, pool: &Pool, gate_up: Rows<'_>, layout: &OperandLayout, out: &mut [u8]) {
+        let width = layout.columns;
+        assert_eq!(gate_up.width(), 2 * width, "width of gate_up and twice that of out");
+        self.quantise_rows(pool, gate_up.count(), layout, out, &|row, to| {
+            // SAFETY: the table's instruction set is available; `to` has a row.
+            unsafe { (self.table.gated)(Activation::Silu, gate_up.row(row).as_ptr(), width, to) }
+        });
     }
 
     fn gated(&self, pool: &Pool, activation: Activation, gate_up: Rows<'_>, mut out: RowsMut<'_>) {
@@ -385,10 +439,6 @@ impl Kernels {
 /// The number of workers among which a row operation on `count` rows of `width` floats is divided.
 pub(crate) fn num_shares(pool: &Pool, count: usize, width: usize) -> usize {
     pool.threads().min(count * width / ROW_SHARE).max(1)
-}
-
-fn reads_codes(format: WeightFormat) -> bool {
-    matches!(format, WeightFormat::Grid(grid) if grid.activations == Activations::Int8)
 }
 
 /// Runs `run` over `count` rows of `width` floats: divided among the workers, or on this thread if there are few.

@@ -49,6 +49,15 @@ pub struct OperandLayout {
 }
 
 impl OperandLayout {
+    /// The most columns of a matrix that reads codes: a row is computed on the stack.
+    pub const MOST_COLUMNS: usize = 1 << 16;
+
+    /// At least the bytes of a row of any layout.
+    pub const fn most_row_bytes(columns: usize) -> usize {
+        let padded = columns.next_multiple_of(BLOCK);
+        (3 * padded + padded / BLOCK * size_of::<Span>()).next_multiple_of(64)
+    }
+
     /// The layout for a product with matrices of these formats and `columns` columns. `None` if they read floats.
     ///
     /// `wide(grid)` is whether the kernel of a format reads wide codes.

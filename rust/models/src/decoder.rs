@@ -43,15 +43,18 @@ pub struct Decoder<B: Backend> {
 /// step.
 pub struct Workspace<B: Backend> {
     hidden: B::Buffer,
-    /// The last hidden states of the output rows, after [`Decoder::forward`].
-    pub normed: B::Buffer,
+    normed: B::Operand,
     qkv: B::Buffer,
-    attended: B::Buffer,
+    attended: B::Operand,
     gate_up: B::Buffer,
-    gated: B::Buffer,
+    gated: B::Operand,
     /// Residual stream and attention output of the output rows.
     output_hidden: B::Buffer,
-    output_attended: B::Buffer,
+    output_attended: B::Operand,
+    /// Whether the output rows of the last step are all its rows: their residual stream is `hidden`.
+    outputs_all: bool,
+    /// The last hidden states of the output rows, after [`Decoder::hidden_states`].
+    pub hidden_states: B::Buffer,
     /// The output of the last [`Decoder::logits`].
     pub logits: B::Buffer,
     /// Memory that operations need while they run.
@@ -64,17 +67,20 @@ pub struct Workspace<B: Backend> {
 impl<B: Backend> Workspace<B> {
     /// Allocates the workspace of steps up to the size of `spec`.
     pub fn new(backend: &mut B, config: &ModelConfig, spec: &StepSpec) -> Result<Self, DeviceError> {
-        let [hidden, normed, qkv, attended, gate_up, gated, output_hidden, output_attended, logits] =
-            buffer_lens(config, spec);
+        let [hidden, qkv, gate_up, output_hidden, hidden_states, logits] = buffer_lens(config, spec);
+        let [normed, attended, gated, output_attended] = operand_widths(config);
+        let rows = spec.tokens;
         Ok(Self {
             hidden: backend.allocate(hidden)?,
-            normed: backend.allocate(normed)?,
+            normed: backend.allocate_operand(rows, normed)?,
             qkv: backend.allocate(qkv)?,
-            attended: backend.allocate(attended)?,
+            attended: backend.allocate_operand(rows, attended)?,
             gate_up: backend.allocate(gate_up)?,
-            gated: backend.allocate(gated)?,
+            gated: backend.allocate_operand(rows, gated)?,
             output_hidden: backend.allocate(output_hidden)?,
-            output_attended: backend.allocate(output_attended)?,
+            output_attended: backend.allocate_operand(rows, output_attended)?,
+            outputs_all: false,
+            hidden_states: backend.allocate(hidden_states)?,
             logits: backend.allocate(logits)?,
             scratch: backend.allocate_scratch(spec)?,
             slots: backend.allocate_slots(spec)?,
@@ -86,26 +92,30 @@ impl<B: Backend> Workspace<B> {
     pub fn bytes(backend: &B, config: &ModelConfig, spec: &StepSpec) -> u64 {
         let rope = backend.rope_bytes(config.rope.table_len(spec.positions), spec);
         let buffers = buffer_lens(config, spec).map(|len| backend.buffer_bytes(len));
+        let operands = operand_widths(config).map(|width| backend.operand_bytes(spec.tokens, width));
         let others = [backend.scratch_bytes(spec), backend.slots_bytes(spec), rope];
-        buffers.into_iter().chain(others).fold(0, u64::saturating_add)
+        buffers.into_iter().chain(operands).chain(others).fold(0, u64::saturating_add)
     }
 }
 
 /// Values of each buffer, in the order of the fields.
-fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 9] {
+fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 6] {
     let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
     let row = |width: usize| spec.tokens.saturating_mul(width);
     [
         row(hidden),
-        row(hidden),
         row(heads.qkv_width()),
-        row(heads.query_width()),
         row(2 * wide),
-        row(wide),
         row(hidden),
-        row(heads.query_width()),
+        row(hidden),
         spec.logits_rows.saturating_mul(config.vocabulary_size),
     ]
+}
+
+/// Columns of each operand, in the order of the fields.
+fn operand_widths(config: &ModelConfig) -> [usize; 4] {
+    let query = config.heads.query_width();
+    [config.hidden_size, query, config.intermediate_size, query]
 }
 
 impl<B: Backend> Decoder<B> {
@@ -153,8 +163,8 @@ impl<B: Backend> Decoder<B> {
         });
     }
 
-    /// Computes the step: keys and values of every row go to `cache`, the last hidden states of the output rows,
-    /// through the last norm, to `workspace.normed`.
+    /// Computes the step: keys and values of every row go to `cache`; the last hidden states of the output rows stay in
+    /// `workspace`, for [`logits`](Self::logits) and [`hidden_states`](Self::hidden_states).
     pub fn forward(
         &self,
         backend: &mut B,
@@ -199,7 +209,8 @@ impl<B: Backend> Decoder<B> {
         let scale = 1.0 / (config.heads.head_dim as f32).sqrt();
         backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?; // [t, h]
         for (index, layer) in layers.iter().enumerate() {
-            backend.rms_norm(tokens, &w.hidden, &layer.attention_norm, epsilon, &mut w.normed)?;
+            let norm = &layer.attention_norm;
+            backend.rms_norm_for(&layer.qkv.weight, tokens, &w.hidden, norm, epsilon, &mut w.normed)?;
             product(backend, tokens, &w.normed, &layer.qkv, &mut w.qkv)?; // [t, q + 2 kv]
             let norms = layer.qk_norm.as_ref().map(|(q, k)| (q, k, epsilon));
             backend.rope_write_kv(step, &w.rope, config.heads, norms, &mut w.qkv, index, cache)?;
@@ -209,23 +220,50 @@ impl<B: Backend> Decoder<B> {
             }
             let params = AttentionParams { scale, window: layer.window, softcap: None };
             let (scratch, attended) = (&mut w.scratch, &mut w.attended);
-            backend.attention(step, config.heads, params, index, cache, &w.qkv, scratch, attended)?; // [t, q]
+            let (output, heads) = (&layer.output.weight, config.heads);
+            backend.attention(output, step, heads, params, index, cache, &w.qkv, scratch, attended)?; // [t, q]
             // After the last attention rows are independent: continue with the output rows, unless these are all rows.
             let (rows, hidden, attended) = if last && !outputs_all {
                 backend.gather(step, config.hidden_size, &w.hidden, &mut w.output_hidden)?; // [o, h]
-                backend.gather(step, config.heads.query_width(), &w.attended, &mut w.output_attended)?;
+                backend.gather_operand(output, step, &w.attended, &mut w.output_attended)?;
                 (outputs, &mut w.output_hidden, &w.output_attended)
             } else {
                 (tokens, &mut w.hidden, &w.attended)
             };
             accumulate(backend, rows, attended, &layer.output, hidden)?;
-            backend.rms_norm(rows, hidden, &layer.mlp_norm, epsilon, &mut w.normed)?;
+            backend.rms_norm_for(
+                &layer.gate_up.weight,
+                rows,
+                hidden,
+                &layer.mlp_norm,
+                epsilon,
+                &mut w.normed,
+            )?;
             product(backend, rows, &w.normed, &layer.gate_up, &mut w.gate_up)?; // [t, 2 i]
-            backend.silu_mul(rows, config.intermediate_size, &w.gate_up, &mut w.gated)?; // [t, i]
+            let (down, wide) = (&layer.down.weight, config.intermediate_size);
+            backend.silu_mul(down, rows, wide, &w.gate_up, &mut w.gated)?; // [t, i]
             accumulate(backend, rows, &w.gated, &layer.down, hidden)?;
         }
+        w.outputs_all = outputs_all;
         let hidden = if outputs_all { &w.hidden } else { &w.output_hidden };
-        backend.rms_norm(outputs, hidden, &self.norm, epsilon, &mut w.normed) // [o, h]
+        backend.rms_norm_for(self.head(), outputs, hidden, &self.norm, epsilon, &mut w.normed) // [o, h]
+    }
+
+    fn head(&self) -> &B::Matrix {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Writes the last hidden states of the first `rows` output rows, through the last norm, to
+    /// `workspace.hidden_states`.
+    pub fn hidden_states(
+        &self,
+        backend: &mut B,
+        rows: usize,
+        workspace: &mut Workspace<B>,
+    ) -> Result<(), DeviceError> {
+        let Workspace { hidden, output_hidden, hidden_states, outputs_all, .. } = workspace;
+        let hidden = if *outputs_all { hidden } else { output_hidden };
+        backend.rms_norm(rows, hidden, &self.norm, self.config.norm_epsilon, hidden_states)
     }
 
     /// Writes the logits of `outputs`, at most `StepSpec::logits_rows` of the output rows of the last step, to
@@ -236,8 +274,7 @@ impl<B: Backend> Decoder<B> {
         outputs: Range<usize>,
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
-        backend.linear(outputs, &workspace.normed, head, Epilogue::Store, &mut workspace.logits) // [.., v]
+        backend.linear(outputs, &workspace.normed, self.head(), Epilogue::Store, &mut workspace.logits) // [.., v]
     }
 }
 
@@ -245,7 +282,7 @@ impl<B: Backend> Decoder<B> {
 fn product<B: Backend>(
     backend: &mut B,
     rows: usize,
-    x: &B::Buffer,
+    x: &B::Operand,
     linear: &Linear<B>,
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {
@@ -257,7 +294,7 @@ fn product<B: Backend>(
 fn accumulate<B: Backend>(
     backend: &mut B,
     rows: usize,
-    x: &B::Buffer,
+    x: &B::Operand,
     linear: &Linear<B>,
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {

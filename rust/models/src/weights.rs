@@ -4,69 +4,116 @@
 use std::ops::{ControlFlow, Range};
 
 use penstock_checkpoint::{Checkpoint, Tensor};
-use penstock_device::{Backend, RowSource};
-use penstock_types::Dtype;
+use penstock_device::{Backend, MatrixPart, RowSource, WeightSource};
+use penstock_types::{Activations, Dtype, GridRows, WeightFormat};
 
 use crate::config::ModelConfig;
 use crate::decoder::{Decoder, Layer, Linear};
 use crate::error::ModelError;
+use crate::formats::WeightFormats;
 
 /// Query, key and value have the same input, so they are one product.
 const FUSED_QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+/// The modules that have a matrix of their own.
+const OUTPUT: &str = "self_attn.o_proj";
+const DOWN: &str = "mlp.down_proj";
 /// Gate and up have the same input.
 const FUSED_GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
+
+/// The embedding table, and the head if it is another matrix.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// Called with the loaded and the total bytes of packed weights; `Break` cancels the load.
 pub type ProgressCallback<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
-/// Loads every weight of `config` from `checkpoint` onto `backend`, matrices in `dtype`.
+/// Loads every weight of `config` from `checkpoint` onto `backend`, matrices in `formats`.
 ///
 /// The shape of a tensor is checked against the configuration before it is read.
 pub fn load<B: Backend>(
     backend: &mut B,
     checkpoint: &Checkpoint,
     config: ModelConfig,
-    dtype: Dtype,
+    formats: &WeightFormats,
     progress: ProgressCallback<'_>,
 ) -> Result<Decoder<B>, ModelError> {
-    let total = weight_bytes(backend, &config, dtype);
-    let mut loader = Loader { backend, checkpoint, dtype, progress, done: 0, total };
+    let total = weight_bytes(backend, &config, formats);
+    let mut loader = Loader { backend, checkpoint, formats, progress, done: 0, total };
     loader.advance(0)?;
     let hidden = config.hidden_size;
-    let embedding =
-        loader.matrix(&["model.embed_tokens.weight".to_owned()], &[config.vocabulary_size], hidden)?;
+    let embedding = loader.matrix(&[EMBEDDING.to_owned()], &[config.vocabulary_size], hidden)?;
     let layers =
         (0..config.num_layers()).map(|layer| loader.layer(&config, layer)).collect::<Result<_, _>>()?;
     let norm = loader.vector("model.norm.weight", hidden)?;
     let head = if config.tied_head {
         None
     } else {
-        Some(loader.matrix(&["lm_head.weight".to_owned()], &[config.vocabulary_size], hidden)?)
+        Some(loader.matrix(&[HEAD.to_owned()], &[config.vocabulary_size], hidden)?)
     };
     Ok(Decoder::new(config, embedding, layers, norm, head))
 }
 
 /// The bytes of all weights on the device.
-pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, dtype: Dtype) -> u64 {
+pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, formats: &WeightFormats) -> u64 {
     let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
-    let linear = |rows: usize, columns: usize, bias: bool| {
-        backend.matrix_bytes(rows, columns, dtype) + if bias { backend.buffer_bytes(rows) } else { 0 }
+    let (query, kv) = (heads.query_width(), heads.kv_width());
+    let matrix = |names: &[String], rows: &[usize], columns: usize| {
+        let runs = runs(names, rows, formats);
+        let sizes: Vec<_> =
+            runs.iter().map(|run| (rows[run.parts.clone()].iter().sum(), run.format)).collect();
+        backend.matrix_bytes(columns, &sizes)
     };
     let norm = backend.buffer_bytes(hidden);
-    let layer = linear(heads.qkv_width(), hidden, config.qkv_bias)
-        + linear(hidden, heads.query_width(), config.output_bias)
-        + linear(2 * wide, hidden, config.mlp_bias)
-        + linear(hidden, wide, config.mlp_bias)
-        + 2 * norm
-        + if config.qk_norm { 2 * backend.buffer_bytes(heads.head_dim) } else { 0 };
-    let tables = if config.tied_head { 1 } else { 2 };
-    layer * config.num_layers() as u64 + linear(config.vocabulary_size, hidden, false) * tables + norm
+    let mut bytes = norm + matrix(&[EMBEDDING.to_owned()], &[config.vocabulary_size], hidden);
+    if !config.tied_head {
+        bytes += matrix(&[HEAD.to_owned()], &[config.vocabulary_size], hidden);
+    }
+    for layer in 0..config.num_layers() {
+        let linear = |parts: &[&str], rows: &[usize], columns: usize, bias: bool| {
+            let bias = if bias { backend.buffer_bytes(rows.iter().sum()) } else { 0 };
+            bias + matrix(&tensor_names(layer, parts, "weight"), rows, columns)
+        };
+        bytes += linear(&FUSED_QKV, &[query, kv, kv], hidden, config.qkv_bias)
+            + linear(&[OUTPUT], &[hidden], query, config.output_bias)
+            + linear(&FUSED_GATE_UP, &[wide, wide], hidden, config.mlp_bias)
+            + linear(&[DOWN], &[hidden], wide, config.mlp_bias)
+            + 2 * norm
+            + if config.qk_norm { 2 * backend.buffer_bytes(heads.head_dim) } else { 0 };
+    }
+    bytes
+}
+
+/// The names of a kind of tensor of some modules of a layer.
+fn tensor_names(layer: usize, parts: &[&str], kind: &str) -> Vec<String> {
+    parts.iter().map(|part| format!("model.layers.{layer}.{part}.{kind}")).collect()
+}
+
+/// Consecutive tensors of a fused matrix that have the same format.
+struct Run {
+    parts: Range<usize>,
+    format: WeightFormat,
+}
+
+/// Divides the tensors of a fused matrix. If some read codes and some read floats, all read floats.
+fn runs(names: &[String], rows: &[usize], formats: &WeightFormats) -> Vec<Run> {
+    let mut all: Vec<WeightFormat> = names.iter().map(|name| formats.of(name)).collect();
+    if !all.iter().all(|format| format.reads_codes()) {
+        all.iter_mut().for_each(|format| *format = format.with_activations(Activations::Float));
+    }
+    let mut runs: Vec<Run> = Vec::new();
+    for (index, format) in all.into_iter().enumerate().take(rows.len()) {
+        match runs.last_mut() {
+            Some(run) if run.format == format => run.parts.end = index + 1,
+            _ => runs.push(Run { parts: index..index + 1, format }),
+        }
+    }
+    runs
 }
 
 struct Loader<'a, B: Backend> {
     backend: &'a mut B,
     checkpoint: &'a Checkpoint,
-    dtype: Dtype,
+    formats: &'a WeightFormats,
     progress: ProgressCallback<'a>,
     done: u64,
     total: u64,
@@ -85,10 +132,10 @@ impl<'a, B: Backend> Loader<'a, B> {
                 None => None,
                 Some([q, k]) => Some((self.vector(&q, heads.head_dim)?, self.vector(&k, heads.head_dim)?)),
             },
-            output: self.linear(layer, &["self_attn.o_proj"], &[hidden], query, config.output_bias)?,
+            output: self.linear(layer, &[OUTPUT], &[hidden], query, config.output_bias)?,
             mlp_norm: self.vector(&name("post_attention_layernorm"), hidden)?,
             gate_up: self.linear(layer, &FUSED_GATE_UP, &[wide, wide], hidden, config.mlp_bias)?,
-            down: self.linear(layer, &["mlp.down_proj"], &[hidden], wide, config.mlp_bias)?,
+            down: self.linear(layer, &[DOWN], &[hidden], wide, config.mlp_bias)?,
             window: config.windows[layer],
         })
     }
@@ -102,11 +149,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         columns: usize,
         bias: bool,
     ) -> Result<Linear<B>, ModelError> {
-        let names = |kind: &str| -> Vec<String> {
-            parts.iter().map(|part| format!("model.layers.{layer}.{part}.{kind}")).collect()
-        };
-        let weight = self.matrix(&names("weight"), rows, columns)?;
-        let bias = if bias { Some(self.bias(&names("bias"), rows)?) } else { None };
+        let weight = self.matrix(&tensor_names(layer, parts, "weight"), rows, columns)?;
+        let bias = if bias { Some(self.bias(&tensor_names(layer, parts, "bias"), rows)?) } else { None };
         Ok(Linear { weight, bias })
     }
 
@@ -116,9 +160,23 @@ impl<'a, B: Backend> Loader<'a, B> {
             .zip(rows)
             .map(|(name, rows)| self.tensor(name, &[*rows, columns]))
             .collect::<Result<Vec<_>, _>>()?;
-        let stacked = Stacked { tensors, rows: rows.to_vec(), columns };
-        let matrix = self.backend.load_matrix(&stacked, self.dtype)?;
-        self.advance(self.backend.matrix_bytes(stacked.rows(), columns, self.dtype))?;
+        let runs = runs(names, rows, self.formats);
+        let stacked: Vec<Stacked<'_>> = runs
+            .iter()
+            .map(|Run { parts, .. }| Stacked {
+                tensors: tensors[parts.clone()].to_vec(),
+                rows: rows[parts.clone()].to_vec(),
+                columns,
+            })
+            .collect();
+        let parts: Vec<MatrixPart<'_>> = stacked
+            .iter()
+            .zip(&runs)
+            .map(|(source, Run { format, .. })| MatrixPart { source, format: *format })
+            .collect();
+        let sizes: Vec<_> = parts.iter().map(|part| (part.source.rows(), part.format)).collect();
+        let matrix = self.backend.load_matrix(&parts)?;
+        self.advance(self.backend.matrix_bytes(columns, &sizes))?;
         Ok(matrix)
     }
 
@@ -174,16 +232,45 @@ impl RowSource for Stacked<'_> {
     }
 
     fn read(&self, rows: Range<usize>, out: &mut [f32]) {
-        // `rows` may span several tensors.
-        let (mut first, mut out) = (0, out);
-        for (tensor, count) in self.tensors.iter().zip(&self.rows) {
-            let inside = rows.start.max(first)..rows.end.min(first + count);
-            if inside.start < inside.end {
-                let (part, rest) = out.split_at_mut(inside.len() * self.columns);
-                tensor.read_rows(inside.start - first..inside.end - first, part);
-                out = rest;
-            }
-            first += count;
+        let mut out = out;
+        for (tensor, rows) in self.inside(rows) {
+            let (part, rest) = out.split_at_mut(rows.len() * self.columns);
+            tensor.read_rows(rows, part);
+            out = rest;
         }
+    }
+}
+
+impl WeightSource for Stacked<'_> {
+    fn format(&self) -> WeightFormat {
+        let mut formats = self.tensors.iter().map(Tensor::format);
+        let first = formats.next().expect("a tensor");
+        // Tensors that are not all stored alike are read as floats.
+        if formats.all(|format| format == first) { first } else { WeightFormat::Float(Dtype::F32) }
+    }
+
+    fn read_grid(&self, rows: Range<usize>, out: &mut GridRows) {
+        let mut parts = self.inside(rows);
+        if let Some((tensor, rows)) = parts.next() {
+            tensor.read_grid(rows, out);
+        }
+        for (tensor, rows) in parts {
+            let mut part = GridRows::default();
+            tensor.read_grid(rows, &mut part);
+            out.append(part);
+        }
+    }
+}
+
+impl<'a> Stacked<'a> {
+    /// The tensors that have some of these rows, each with its own row numbers.
+    fn inside(&self, rows: Range<usize>) -> impl Iterator<Item = (&Tensor<'a>, Range<usize>)> {
+        let mut first = 0;
+        self.tensors.iter().zip(&self.rows).filter_map(move |(tensor, count)| {
+            let start = first;
+            first += count;
+            let inside = rows.start.max(start)..rows.end.min(start + count);
+            (inside.start < inside.end).then(|| (tensor, inside.start - start..inside.end - start))
+        })
     }
 }

@@ -7,7 +7,7 @@ use penstock_checkpoint::{Checkpoint, GenerationConfig};
 use penstock_frontend::FakeExecutor;
 use penstock_frontend::params::ModelLimits;
 use penstock_runner::EngineConfig as RunnerConfig;
-use penstock_types::{Dtype, GridRows, KvDtype, Named, WeightFormat};
+use penstock_types::{Dtype, GridRows, KvDtype, Named, Quantization, WeightFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -32,18 +32,20 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
 #[pyfunction]
-#[pyo3(signature = (path, token_ids, *, dtype = "float32", kv_cache_dtype = "auto", threads = 1, chunk = 512))]
+#[pyo3(signature = (path, token_ids, *, dtype = "float32", quantization = "none", kv_cache_dtype = "auto", threads = 1, chunk = 512))]
 pub fn logits<'py>(
     py: Python<'py>,
     path: PathBuf,
     token_ids: Vec<u32>,
     dtype: &str,
+    quantization: &str,
     kv_cache_dtype: &str,
     threads: usize,
     chunk: usize,
 ) -> Result<Bound<'py, PyBytes>, Error> {
     let config = RunnerConfig {
         dtype: Dtype::from_name(dtype),
+        quantization: Quantization::from_name(quantization),
         kv_cache_dtype: KvDtype::from_name(kv_cache_dtype),
         threads: Some(threads),
         ..RunnerConfig::default()

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use penstock_types::config_limits::*;
-use penstock_types::{Dtype, FieldError, KvDtype, PreemptionMode};
+use penstock_types::{Dtype, FieldError, KvDtype, PreemptionMode, Quantization};
 use serde_json::{Map, Value};
 
 /// The requested configuration of an engine; `None` selects the default.
@@ -18,6 +18,7 @@ pub struct EngineConfig {
     pub isa: Option<String>,
     /// Type of the weights; by default that of the checkpoint, bfloat16 if it is quantised.
     pub dtype: Option<Dtype>,
+    pub quantization: Option<Quantization>,
     /// Type of the KV cache; by default that of the weights.
     pub kv_cache_dtype: Option<KvDtype>,
     /// Maximum sequence length; by default the model's, or the longest that fits the KV cache.

@@ -1,6 +1,8 @@
 //! Opening a model: resolves the configuration, reserves the memory, loads the weights, warms up, starts the engine.
 
+use penstock_models::WeightFormats;
 use std::fmt::Display;
+use std::sync::Arc;
 
 use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, Timed};
@@ -70,10 +72,11 @@ pub(crate) fn open<B: Backend>(
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let available = backend.available_memory();
-    let resolved = ResolvedConfig::new(&backend, &model, config, dtype, available)?;
+    let formats = Arc::new(WeightFormats::new(checkpoint, dtype, config.quantization));
+    let resolved = ResolvedConfig::new(&backend, &model, config, dtype, &formats, available)?;
     let ResolvedConfig { dtype, memory_limit, memory_request, memory_plan, mut limits } = resolved;
     let inputs = reserve(&mut backend, &model, &memory_request, &memory_plan)?;
-    let decoder = penstock_models::load(&mut backend, checkpoint, model, dtype, progress)?;
+    let decoder = penstock_models::load(&mut backend, checkpoint, model, &formats, progress)?;
     let model = decoder.config().clone();
     let MemoryPlan { step, cache, .. } = &memory_plan;
     let masks = mask_threads(step.sequences, device.threads)?;

@@ -3,8 +3,10 @@
 
 use penstock_device::{Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_engine::PreemptionMode;
+use penstock_models::WeightFormats;
 use penstock_models::{ModelConfig, Workspace, weight_bytes};
 use penstock_types::{Dtype, KvDtype};
+use std::sync::Arc;
 
 use crate::EngineConfig;
 use crate::budget::{display_bytes, share};
@@ -21,6 +23,7 @@ const LOGITS_ROWS: usize = 32;
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryRequest {
     pub dtype: Dtype,
+    pub weights: Arc<WeightFormats>,
     /// `None` is the same as `dtype`.
     pub kv_dtype: Option<KvDtype>,
     pub max_model_len: usize,
@@ -86,9 +89,15 @@ impl CacheSize {
 }
 
 impl MemoryRequest {
-    pub fn new(config: &EngineConfig, dtype: Dtype, max_model_len: usize) -> Self {
+    pub fn new(
+        config: &EngineConfig,
+        dtype: Dtype,
+        weights: &Arc<WeightFormats>,
+        max_model_len: usize,
+    ) -> Self {
         Self {
             dtype,
+            weights: Arc::clone(weights),
             kv_dtype: config.kv_cache_dtype,
             max_model_len,
             max_num_seqs: config.max_num_seqs(),
@@ -198,7 +207,7 @@ impl MemoryPlan {
         limit: u64,
     ) -> Result<Self, InsufficientMemory> {
         let (step, mut cache) = (request.step(model), request.empty_cache(model));
-        let weights = weight_bytes(backend, model, request.dtype);
+        let weights = weight_bytes(backend, model, &request.weights);
         let workspace = Workspace::bytes(backend, model, &step);
         let inputs = StepInputs::bytes(&step);
         let needed = workspace.saturating_add(inputs);

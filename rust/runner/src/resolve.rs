@@ -1,10 +1,11 @@
 //! The resolved configuration: the requested one, completed with the model's and the device's properties.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use penstock_device::{Backend, StepInputs};
 use penstock_engine::Limits;
-use penstock_models::{ModelConfig, RopeScaling};
+use penstock_models::{ModelConfig, RopeScaling, WeightFormats};
 use penstock_types::config_limits::MAX_MODEL_LEN;
 use penstock_types::{Dtype, FieldError};
 
@@ -35,6 +36,7 @@ impl ResolvedConfig {
         model: &ModelConfig,
         config: &EngineConfig,
         dtype: Dtype,
+        weights: &Arc<WeightFormats>,
         available: u64,
     ) -> Result<Self, LaunchError> {
         let budget = MemoryBudget::new(config, available)?;
@@ -43,7 +45,7 @@ impl ResolvedConfig {
             let limit = format!("at most {longest}, the maximum of the model");
             return Err(FieldError::new("max_model_len", max_model_len, limit).into());
         }
-        let request_of = |max_model_len| MemoryRequest::new(config, dtype, max_model_len);
+        let request_of = |max_model_len| MemoryRequest::new(config, dtype, weights, max_model_len);
         check_host_cache(backend, model, config, &request_of(longest))?;
         let max_model_len = config
             .max_model_len
@@ -184,6 +186,10 @@ mod tests {
         .expect("a valid configuration")
     }
 
+    fn plain(dtype: Dtype) -> Arc<WeightFormats> {
+        Arc::new(WeightFormats::uniform(dtype.into()))
+    }
+
     /// Resolves a configuration for a machine with `available` bytes.
     fn resolve(
         backend: &DefaultBackend,
@@ -192,7 +198,7 @@ mod tests {
     ) -> Result<ResolvedConfig, LaunchError> {
         config.check()?;
         let dtype = config.dtype.unwrap_or(Dtype::F32);
-        ResolvedConfig::new(backend, &small_model(), config, dtype, available)
+        ResolvedConfig::new(backend, &small_model(), config, dtype, &plain(dtype), available)
     }
 
     /// The configuration with a suggestion applied.
@@ -268,7 +274,8 @@ mod tests {
             ..EngineConfig::default()
         };
         let mut reserved = |config: &EngineConfig| {
-            let resolved = ResolvedConfig::new(&backend, &model, config, Dtype::F32, 1 << 50)?;
+            let resolved =
+                ResolvedConfig::new(&backend, &model, config, Dtype::F32, &plain(Dtype::F32), 1 << 50)?;
             reserve(&mut backend, &model, &resolved.memory_request, &resolved.memory_plan)
         };
         let error = reserved(&config).expect_err("too large").to_string();

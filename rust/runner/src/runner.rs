@@ -351,6 +351,10 @@ impl<B: Backend> Runner<B> {
         let refused = usize::MAX;
         let Self { backend, decoder, workspace, slots, spec, .. } = self;
         let hidden_size = decoder.config().hidden_size;
+        let reports = |index| slots[rows.row(index).slot].outputs().hidden_states;
+        if tile.clone().any(|index| rows.row(index).is_within(reports(index))) {
+            decoder.hidden_states(backend, tile.end, workspace)?;
+        }
         for (index, row, details) in rows.details(tile.clone()) {
             let slot = &mut slots[row.slot];
             let requested = *slot.outputs();
@@ -370,7 +374,9 @@ impl<B: Backend> Runner<B> {
             if row.is_within(requested.hidden_states) {
                 let hidden_state = &mut details.get_or_insert_default().hidden_state;
                 match allocate_details(hidden_state, hidden_size, refused) {
-                    Ok(()) => backend.download(&workspace.normed, index * hidden_size, hidden_state)?,
+                    Ok(()) => {
+                        backend.download(&workspace.hidden_states, index * hidden_size, hidden_state)?
+                    }
                     Err(failure) => slot.fail(failure),
                 }
             }

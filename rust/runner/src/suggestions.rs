@@ -5,6 +5,8 @@
 //! fraction). The other settings need no suggestion: the error states the bytes that remain for `kv_cache_bytes` and
 //! `host_cache_bytes`, and the size of the workspace, which `max_num_seqs` and `max_num_batched_tokens` determine.
 
+use std::sync::Arc;
+
 use penstock_device::Backend;
 use penstock_models::ModelConfig;
 use penstock_types::Dtype;
@@ -25,7 +27,10 @@ pub(crate) fn suggestions<B: Backend>(
         largest_fitting(request.block_size as u64, request.max_model_len as u64, fits)
     };
     let dtype = || {
-        let fits = |dtype: &&Dtype| fits(MemoryRequest { dtype: **dtype, ..request.clone() }, budget.limit);
+        let fits = |dtype: &&Dtype| {
+            let weights = Arc::new(request.weights.with_dtype(**dtype));
+            fits(MemoryRequest { dtype: **dtype, weights, ..request.clone() }, budget.limit)
+        };
         Dtype::ALL.iter().find(fits)
     };
     // The least ratio that fits, in hundredths. With a ratio the KV cache takes all remaining memory.

@@ -1,5 +1,6 @@
 //! Test hooks, behind the feature `testing`.
 
+use penstock_models::WeightFormats;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -102,8 +103,10 @@ pub fn logits(
     }
     let (mut backend, _) = backend::open(&config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
+    let weights = Arc::new(WeightFormats::new(checkpoint, dtype, config.quantization));
     let mut request = MemoryRequest {
         dtype,
+        weights: Arc::clone(&weights),
         kv_dtype: config.kv_cache_dtype,
         max_model_len: tokens.len().max(1),
         max_num_seqs: 1,
@@ -118,7 +121,7 @@ pub fn logits(
         .map_err(|error| LaunchError::OutOfMemory(error.to_string()))?;
     let inputs = reserve(&mut backend, &model, &request, &plan)?;
     let mut progress = |_, _| ControlFlow::Continue(());
-    let decoder = penstock_models::load(&mut backend, checkpoint, model, dtype, &mut progress)?;
+    let decoder = penstock_models::load(&mut backend, checkpoint, model, &weights, &mut progress)?;
     let masks = mask_threads(1, 1)?;
     Ok(Runner::new(backend, decoder, &plan.cache, &plan.step, inputs, masks)?.logits(tokens, chunk)?)
 }

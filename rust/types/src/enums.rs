@@ -165,6 +165,49 @@ impl Named for Dtype {
     }
 }
 
+/// The types of quantised weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Quantization {
+    /// Not quantised: the weights have the type `dtype`.
+    None,
+    /// 8-bit integers with a scale for each row; activations are rounded to 8-bit integers with a scale for
+    /// each token.
+    Int8,
+    /// 4-bit integers with a scale for each 32 columns, the embedding table and the head 8-bit; activations
+    /// are rounded to 8-bit integers with a scale for the same columns.
+    Int4,
+    /// The weights of `Int8`; activations are float32.
+    Int8WeightOnly,
+    /// The weights of `Int4`; activations are float32.
+    Int4WeightOnly,
+}
+
+impl Quantization {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::None, Self::Int8, Self::Int4, Self::Int8WeightOnly, Self::Int4WeightOnly];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+            Self::Int8WeightOnly => "int8_weight_only",
+            Self::Int4WeightOnly => "int4_weight_only",
+        }
+    }
+}
+
+impl Named for Quantization {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
 /// The type that keys and values are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvDtype {

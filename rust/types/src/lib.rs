@@ -22,8 +22,8 @@ mod weight;
 pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
 pub use enums::{
-    Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, ReasoningParser,
-    Speculation, ToolParser, Unread,
+    Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, Quantization,
+    ReasoningParser, Speculation, ToolParser, Unread,
 };
 pub use epilogue::Epilogue;
 pub use field_error::FieldError;

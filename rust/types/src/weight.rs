@@ -85,6 +85,21 @@ impl From<Dtype> for WeightFormat {
     }
 }
 
+impl WeightFormat {
+    /// The same weights, multiplied by activations of this type. Plain numbers are always multiplied by floats.
+    pub const fn with_activations(self, activations: Activations) -> Self {
+        match self {
+            Self::Float(_) => self,
+            Self::Grid(grid) => Self::Grid(Grid { activations, ..grid }),
+        }
+    }
+
+    /// Whether activations are rounded to 8-bit integers for it.
+    pub const fn reads_codes(self) -> bool {
+        matches!(self, Self::Grid(Grid { activations: Activations::Int8, .. }))
+    }
+}
+
 impl CodeBits {
     /// The number.
     pub const fn count(self) -> u32 {
@@ -153,6 +168,15 @@ impl GridRows {
         self.minima.resize(if grid.minimum == Minimum::Centred { 0 } else { groups }, 0.0);
         self.outer_scales.resize(outer, 0.0);
         self.outer_minima.resize(if stored { outer } else { 0 }, 0.0);
+    }
+
+    /// Adds the rows of `other`, of the same grid and number of columns.
+    pub fn append(&mut self, mut other: Self) {
+        self.codes.append(&mut other.codes);
+        self.scales.append(&mut other.scales);
+        self.minima.append(&mut other.minima);
+        self.outer_scales.append(&mut other.outer_scales);
+        self.outer_minima.append(&mut other.outer_minima);
     }
 
     /// The scale and the minimum of a group of row `row`. Products are rounded to float32; they are exact for the types

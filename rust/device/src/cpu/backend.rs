@@ -5,13 +5,15 @@ use std::ops::Range;
 use std::task::{Poll, Waker};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use penstock_kernels::{Matrix, MatrixLayout, RopeWriteKv, Rows, RowsMut};
-use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
+use penstock_kernels::{MatrixLayout, Operand, OperandLayout, RopeWriteKv, Rows, RowsMut};
+use penstock_types::{AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, WeightFormat};
 
-use super::buffers::{PAGE, arena, lend};
+use super::buffers::{MOST_PARTS, PAGE, arena, lend};
 use super::cache::{CacheShape, kv_layout};
-use super::{Cpu, CpuBuffer, CpuCache, CpuMatrix, CpuRope, CpuScratch, CpuSlots, memory, rope, sampling};
-use crate::backend::{Backend, CacheSpec, DeviceError, MemoryUse, RowSource};
+use super::{
+    Cpu, CpuBuffer, CpuCache, CpuMatrix, CpuOperand, CpuRope, CpuScratch, CpuSlots, memory, rope, sampling,
+};
+use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, RowSource};
 use crate::bfc::Placement;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{FOLLOWS, StepInputs, StepLimits, StepSpec};
@@ -28,6 +30,7 @@ impl Backend for Cpu {
     type Matrix = CpuMatrix;
     type Vector = CpuBuffer;
     type Buffer = CpuBuffer;
+    type Operand = CpuOperand;
     type Scratch = CpuScratch;
     type Cache = CpuCache;
     type Rope = CpuRope;
@@ -51,12 +54,20 @@ impl Backend for Cpu {
         MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }
     }
 
-    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64 {
-        self.granted(MatrixLayout { rows, columns, dtype }.bytes())
+    fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
+        let bytes = |(rows, format): &(usize, WeightFormat)| {
+            MatrixLayout { rows: *rows, columns, format: *format }.bytes()
+        };
+        self.granted(parts.iter().map(bytes).fold(0, usize::saturating_add))
     }
 
     fn buffer_bytes(&self, len: usize) -> u64 {
         self.granted(len.saturating_mul(size_of::<f32>()))
+    }
+
+    fn operand_bytes(&self, rows: usize, columns: usize) -> u64 {
+        let codes = self.granted(rows.saturating_mul(OperandLayout::most_row_bytes(columns)));
+        self.buffer_bytes(rows.saturating_mul(columns)).saturating_add(codes)
     }
 
     fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
@@ -85,12 +96,32 @@ impl Backend for Cpu {
         }
     }
 
-    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<CpuMatrix, DeviceError> {
-        let layout = MatrixLayout { rows: source.rows(), columns: source.columns(), dtype };
-        let region = self.region(layout.bytes(), 1, Placement::Low, "weights")?;
-        let [bytes] = lend(&mut self.arena, [&region]);
-        layout.pack(&self.pool, bytes, |rows, out| source.read(rows, out));
-        Ok(CpuMatrix { layout, region })
+    fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CpuMatrix, DeviceError> {
+        assert!((1..=MOST_PARTS).contains(&parts.len()), "{} parts; this is a bug", parts.len());
+        let columns = parts[0].source.columns();
+        let layouts: Vec<MatrixLayout> = parts
+            .iter()
+            .map(|part| MatrixLayout { rows: part.source.rows(), columns, format: part.format })
+            .collect();
+        let operand = self.kernels.operand_layout(parts.iter().map(|part| part.format), columns);
+        let bytes = layouts.iter().map(MatrixLayout::bytes).fold(0, usize::saturating_add);
+        let region = self.region(bytes, 1, Placement::Low, "weights")?;
+        let [mut rest] = lend(&mut self.arena, [&region]);
+        for (part, layout) in parts.iter().zip(&layouts) {
+            let source = part.source;
+            let (bytes, others) = rest.split_at_mut(layout.bytes());
+            rest = others;
+            match (part.format, source.format()) {
+                (WeightFormat::Grid(to), WeightFormat::Grid(from))
+                    if (Grid { activations: from.activations, ..to }) == from =>
+                {
+                    layout.pack_grid(&self.pool, bytes, |rows, out| source.read_grid(rows, out));
+                }
+                _ => layout.pack(&self.pool, bytes, |rows, out| source.read(rows, out)),
+            }
+        }
+        let rows = layouts.iter().map(|layout| layout.rows).sum();
+        Ok(CpuMatrix { parts: layouts, rows, columns, operand, region })
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<CpuBuffer, DeviceError> {
@@ -112,6 +143,14 @@ impl Backend for Cpu {
 
     fn allocate(&mut self, len: usize) -> Result<CpuBuffer, DeviceError> {
         self.workspace(len, "workspace").map(CpuBuffer)
+    }
+
+    fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<CpuOperand, DeviceError> {
+        let mut region = |len: usize, size: usize| self.region(len, size, Placement::High, "workspace");
+        Ok(CpuOperand {
+            floats: region(rows.saturating_mul(columns), size_of::<f32>())?,
+            codes: region(rows, OperandLayout::most_row_bytes(columns))?,
+        })
     }
 
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<CpuScratch, DeviceError> {
@@ -189,13 +228,13 @@ impl Backend for Cpu {
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
         let [bytes, out] = lend(&mut self.arena, [&table.region, &out.0]);
-        let (table, width) = (Matrix { layout: table.layout, bytes }, table.layout.columns);
+        let (matrix, width) = (table.matrices(bytes)[0], table.columns);
         let row_of = |row: usize| match step.tokens[row] {
             token if token & FOLLOWS == 0 => token as usize,
             token => slots.last_token((token ^ FOLLOWS) as usize) as usize,
         };
         let out = RowsMut::dense(&mut cast_slice_mut(out)[..step.tokens.len() * width], width);
-        self.kernels.read_rows(&self.pool, table, &row_of, out);
+        self.kernels.read_rows(&self.pool, matrix, &row_of, out);
         Ok(())
     }
 
@@ -216,36 +255,66 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn rms_norm_for(
+        &mut self,
+        reader: &CpuMatrix,
+        rows: usize,
+        x: &CpuBuffer,
+        weight: &CpuBuffer,
+        epsilon: f32,
+        out: &mut CpuOperand,
+    ) -> Result<(), DeviceError> {
+        let [x, weight, floats, codes] = lend(&mut self.arena, [&x.0, &weight.0, &out.floats, &out.codes]);
+        let (kernels, pool) = (&self.kernels, &self.pool);
+        let weight: &[f32] = cast_slice(weight);
+        let width = weight.len();
+        let x = Rows::dense(&cast_slice(x)[..rows * width], width);
+        match &reader.operand {
+            None => {
+                let out = RowsMut::dense(&mut cast_slice_mut(floats)[..rows * width], width);
+                kernels.rms_norm(pool, x, weight, epsilon, out);
+            }
+            Some(layout) => {
+                let codes = &mut codes[..rows * layout.row_bytes()];
+                kernels.rms_norm_codes(pool, x, weight, epsilon, layout, codes);
+            }
+        }
+        Ok(())
+    }
+
     fn linear(
         &mut self,
         rows: Range<usize>,
-        x: &CpuBuffer,
+        x: &CpuOperand,
         weight: &CpuMatrix,
         epilogue: Epilogue<&CpuBuffer>,
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
-        let MatrixLayout { rows: features, columns, .. } = weight.layout;
+        let region = match weight.operand {
+            None => &x.floats,
+            Some(_) => &x.codes,
+        };
         let (x, bytes, bias, out) = match epilogue.bias() {
             None => {
-                let [x, bytes, out] = lend(&mut self.arena, [&x.0, &weight.region, &out.0]);
+                let [x, bytes, out] = lend(&mut self.arena, [region, &weight.region, &out.0]);
                 (x, bytes, &[][..], out)
             }
             Some(bias) => {
-                let [x, bytes, bias, out] = lend(&mut self.arena, [&x.0, &weight.region, &bias.0, &out.0]);
+                let [x, bytes, bias, out] = lend(&mut self.arena, [region, &weight.region, &bias.0, &out.0]);
                 (x, bytes, &*bias, out)
             }
         };
-        let x = &cast_slice(x)[rows.start * columns..rows.end * columns];
-        let out = &mut cast_slice_mut(out)[..rows.len() * features];
+        let count = rows.len();
+        let x = match &weight.operand {
+            None => Operand::Floats(&cast_slice(x)[rows.start * weight.columns..rows.end * weight.columns]),
+            Some(layout) => {
+                Operand::Codes(&x[rows.start * layout.row_bytes()..rows.end * layout.row_bytes()])
+            }
+        };
+        let out = &mut cast_slice_mut(out)[..count * weight.rows];
         let epilogue = epilogue.map(|_| cast_slice(bias));
-        self.kernels.matmul(
-            &self.pool,
-            x,
-            rows.len(),
-            Matrix { layout: weight.layout, bytes },
-            epilogue,
-            out,
-        );
+        let matrices = &weight.matrices(bytes)[..weight.parts.len()];
+        self.kernels.matmul(&self.pool, x, count, matrices, epilogue, out);
         Ok(())
     }
 
@@ -286,6 +355,7 @@ impl Backend for Cpu {
 
     fn attention(
         &mut self,
+        reader: &CpuMatrix,
         step: &StepInputs,
         shape: HeadShape,
         params: AttentionParams,
@@ -293,11 +363,13 @@ impl Backend for Cpu {
         cache: &CpuCache,
         qkv: &CpuBuffer,
         scratch: &mut CpuScratch,
-        out: &mut CpuBuffer,
+        out: &mut CpuOperand,
     ) -> Result<(), DeviceError> {
         let Self { kernels, pool, arena, .. } = self;
         let (tokens, stride, width) = (step.tokens.len(), shape.qkv_width(), shape.query_width());
-        let [blocks, qkv, partials, out] = lend(arena, [&cache.blocks, &qkv.0, &scratch.attention, &out.0]);
+        let [blocks, qkv, partials, floats, codes] =
+            lend(arena, [&cache.blocks, &qkv.0, &scratch.attention, &out.floats, &out.codes]);
+        let floats = &mut cast_slice_mut(floats)[..tokens * width];
         kernels.attention(
             pool,
             &cache.layout,
@@ -308,22 +380,36 @@ impl Backend for Cpu {
             shape.heads,
             params,
             cast_slice_mut(partials),
-            RowsMut::dense(&mut cast_slice_mut(out)[..tokens * width], width),
+            RowsMut::dense(floats, width),
         );
+        if let Some(layout) = &reader.operand {
+            // A row is complete when all its heads are, which different workers compute.
+            let codes = &mut codes[..tokens * layout.row_bytes()];
+            kernels.quantise(pool, Rows::dense(floats, width), layout, codes);
+        }
         Ok(())
     }
 
     fn silu_mul(
         &mut self,
+        reader: &CpuMatrix,
         rows: usize,
         width: usize,
         gate_up: &CpuBuffer,
-        out: &mut CpuBuffer,
+        out: &mut CpuOperand,
     ) -> Result<(), DeviceError> {
-        let [gate_up, out] = lend(&mut self.arena, [&gate_up.0, &out.0]);
+        let [gate_up, floats, codes] = lend(&mut self.arena, [&gate_up.0, &out.floats, &out.codes]);
+        let (kernels, pool) = (&self.kernels, &self.pool);
         let gate_up = Rows::dense(&cast_slice(gate_up)[..rows * 2 * width], 2 * width);
-        let out = RowsMut::dense(&mut cast_slice_mut(out)[..rows * width], width);
-        self.kernels.silu_mul(&self.pool, gate_up, out);
+        match &reader.operand {
+            None => {
+                let out = RowsMut::dense(&mut cast_slice_mut(floats)[..rows * width], width);
+                kernels.silu_mul(pool, gate_up, out);
+            }
+            Some(layout) => {
+                kernels.silu_mul_codes(pool, gate_up, layout, &mut codes[..rows * layout.row_bytes()]);
+            }
+        }
         Ok(())
     }
 
@@ -338,6 +424,23 @@ impl Backend for Cpu {
         let x = Rows::dense(&cast_slice(x)[..step.tokens.len() * width], width);
         let out = RowsMut::dense(&mut cast_slice_mut(out)[..step.output_rows.len() * width], width);
         self.kernels.gather(&self.pool, x, &step.output_rows, out);
+        Ok(())
+    }
+
+    fn gather_operand(
+        &mut self,
+        reader: &CpuMatrix,
+        step: &StepInputs,
+        x: &CpuOperand,
+        out: &mut CpuOperand,
+    ) -> Result<(), DeviceError> {
+        let ([x, out], row_bytes) = match &reader.operand {
+            None => (lend(&mut self.arena, [&x.floats, &out.floats]), reader.columns * size_of::<f32>()),
+            Some(layout) => (lend(&mut self.arena, [&x.codes, &out.codes]), layout.row_bytes()),
+        };
+        for (row, out) in step.output_rows.iter().zip(out.chunks_exact_mut(row_bytes)) {
+            out.copy_from_slice(&x[*row as usize * row_bytes..][..row_bytes]);
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The buffers of the CPU backend: regions of one arena, which lends their bytes to an operation while it runs.
 
-use penstock_kernels::MatrixLayout;
+use penstock_kernels::{Matrix, MatrixLayout, OperandLayout};
 
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabError};
 use crate::backend::DeviceError;
@@ -8,10 +8,35 @@ use crate::backend::DeviceError;
 /// Alignment of every buffer, so that a panel of weights lies in as few pages as possible.
 pub(super) const PAGE: usize = 4096;
 
-/// A weight in panels.
+/// A weight in panels: parts, one below the other.
 pub struct CpuMatrix {
-    pub(super) layout: MatrixLayout,
+    pub(super) parts: Vec<MatrixLayout>,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// The form of the rows that it reads; `None` if they are floats.
+    pub(super) operand: Option<OperandLayout>,
     pub(super) region: Region,
+}
+
+/// The most parts of a matrix: query, key and value.
+pub(super) const MOST_PARTS: usize = 3;
+
+impl CpuMatrix {
+    /// The parts with their bytes; those from `parts.len()` on are empty.
+    pub(super) fn matrices<'a>(&self, bytes: &'a [u8]) -> [Matrix<'a>; MOST_PARTS] {
+        let mut rest = bytes;
+        std::array::from_fn(|index| {
+            let layout = self.parts[index.min(self.parts.len() - 1)];
+            let bytes = rest.split_off(..layout.bytes()).unwrap_or_default();
+            Matrix { layout, bytes }
+        })
+    }
+}
+
+/// The rows that a matrix reads: one of both, as the matrix requires.
+pub struct CpuOperand {
+    pub(super) floats: Region,
+    pub(super) codes: Region,
 }
 
 /// Float32 values.

@@ -25,7 +25,7 @@ use crate::bfc::Placement;
 use crate::sample::Sampled;
 use crate::step::StepSpec;
 pub use backend::CpuTicket;
-pub use buffers::{CpuBuffer, CpuMatrix, CpuScratch};
+pub use buffers::{CpuBuffer, CpuMatrix, CpuOperand, CpuScratch};
 use buffers::{PAGE, arena, lend};
 pub use cache::CpuCache;
 pub use penstock_kernels::IsaError;

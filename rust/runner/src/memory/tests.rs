@@ -37,6 +37,7 @@ impl HostCacheSize {
 pub(crate) fn request() -> MemoryRequest {
     MemoryRequest {
         dtype: Dtype::F32,
+        weights: Arc::new(WeightFormats::uniform(Dtype::F32.into())),
         kv_dtype: None,
         max_model_len: 4096,
         max_num_seqs: 16,
@@ -98,7 +99,7 @@ fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
                 let small = MemoryRequest { kv_dtype, max_model_len: 1 + below(64) as usize, ..request() };
                 let block = cpu.block_bytes(&small.empty_cache(&model));
                 let step = small.step(&model);
-                let taken = weight_bytes(&cpu, &model, small.dtype)
+                let taken = weight_bytes(&cpu, &model, &small.weights)
                     + Workspace::bytes(&cpu, &model, &step)
                     + StepInputs::bytes(&step);
                 for _ in 0..200 {

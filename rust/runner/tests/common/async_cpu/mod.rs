@@ -12,10 +12,10 @@ use std::thread::{self, JoinHandle};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use penstock_device::cpu::Cpu;
 use penstock_device::{
-    Backend, CacheSpec, DeviceError, MemoryUse, RowSource, Sampled, SamplingBatch, SlotParams, StepInputs,
-    StepSpec,
+    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, RowSource, Sampled, SamplingBatch, SlotParams,
+    StepInputs, StepSpec,
 };
-use penstock_types::{AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape};
+use penstock_types::{AttentionParams, BlockCopy, Epilogue, HeadShape, WeightFormat};
 
 pub use device_thread::Control;
 use device_thread::{Job, Shared, Ticket, lock, run, shared};
@@ -87,6 +87,7 @@ impl Backend for AsyncCpu {
     type Matrix = Shared<<Cpu as Backend>::Matrix>;
     type Vector = Shared<<Cpu as Backend>::Vector>;
     type Buffer = Shared<<Cpu as Backend>::Buffer>;
+    type Operand = Shared<<Cpu as Backend>::Operand>;
     type Scratch = Shared<<Cpu as Backend>::Scratch>;
     type Cache = AsyncCache;
     type Rope = Shared<<Cpu as Backend>::Rope>;
@@ -107,12 +108,16 @@ impl Backend for AsyncCpu {
         lock(&self.cpu).memory()
     }
 
-    fn matrix_bytes(&self, rows: usize, columns: usize, dtype: Dtype) -> u64 {
-        lock(&self.cpu).matrix_bytes(rows, columns, dtype)
+    fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
+        lock(&self.cpu).matrix_bytes(columns, parts)
     }
 
     fn buffer_bytes(&self, len: usize) -> u64 {
         lock(&self.cpu).buffer_bytes(len)
+    }
+
+    fn operand_bytes(&self, rows: usize, columns: usize) -> u64 {
+        lock(&self.cpu).operand_bytes(rows, columns)
     }
 
     fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
@@ -135,8 +140,8 @@ impl Backend for AsyncCpu {
         lock(&self.cpu).cache_bytes(spec, blocks)
     }
 
-    fn load_matrix(&mut self, source: &dyn RowSource, dtype: Dtype) -> Result<Self::Matrix, DeviceError> {
-        self.idle()?.load_matrix(source, dtype).map(shared)
+    fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError> {
+        self.idle()?.load_matrix(parts).map(shared)
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {
@@ -149,6 +154,10 @@ impl Backend for AsyncCpu {
 
     fn allocate(&mut self, len: usize) -> Result<Self::Buffer, DeviceError> {
         self.idle()?.allocate(len).map(shared)
+    }
+
+    fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<Self::Operand, DeviceError> {
+        self.idle()?.allocate_operand(rows, columns).map(shared)
     }
 
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Self::Scratch, DeviceError> {
@@ -256,10 +265,27 @@ impl Backend for AsyncCpu {
         self.enqueue(move |cpu| cpu.rms_norm(rows, &lock(&x), &lock(&weight), epsilon, &mut lock(&out)))
     }
 
+    fn rms_norm_for(
+        &mut self,
+        reader: &Self::Matrix,
+        rows: usize,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        epsilon: f32,
+        out: &mut Self::Operand,
+    ) -> Result<(), DeviceError> {
+        let (reader, x, weight) = (Arc::clone(reader), Arc::clone(x), Arc::clone(weight));
+        let out = Arc::clone(out);
+        self.enqueue(move |cpu| {
+            let (reader, x, weight) = (lock(&reader), lock(&x), lock(&weight));
+            cpu.rms_norm_for(&reader, rows, &x, &weight, epsilon, &mut lock(&out))
+        })
+    }
+
     fn linear(
         &mut self,
         rows: Range<usize>,
-        x: &Self::Buffer,
+        x: &Self::Operand,
         weight: &Self::Matrix,
         epilogue: Epilogue<&Self::Vector>,
         out: &mut Self::Buffer,
@@ -298,6 +324,7 @@ impl Backend for AsyncCpu {
 
     fn attention(
         &mut self,
+        reader: &Self::Matrix,
         (): (),
         shape: HeadShape,
         params: AttentionParams,
@@ -305,25 +332,28 @@ impl Backend for AsyncCpu {
         cache: &AsyncCache,
         qkv: &Self::Buffer,
         scratch: &mut Self::Scratch,
-        out: &mut Self::Buffer,
+        out: &mut Self::Operand,
     ) -> Result<(), DeviceError> {
+        let reader = Arc::clone(reader);
         let (step, cache, qkv) = (Arc::clone(&self.step), Arc::clone(&cache.cache), Arc::clone(qkv));
         let (scratch, out) = (Arc::clone(scratch), Arc::clone(out));
         self.enqueue(move |cpu| {
-            let (step, cache, qkv) = (lock(&step), lock(&cache), lock(&qkv));
-            cpu.attention(&step, shape, params, layer, &cache, &qkv, &mut lock(&scratch), &mut lock(&out))
+            let (reader, step, cache, qkv) = (lock(&reader), lock(&step), lock(&cache), lock(&qkv));
+            let (mut scratch, mut out) = (lock(&scratch), lock(&out));
+            cpu.attention(&reader, &step, shape, params, layer, &cache, &qkv, &mut scratch, &mut out)
         })
     }
 
     fn silu_mul(
         &mut self,
+        reader: &Self::Matrix,
         rows: usize,
         width: usize,
         gate_up: &Self::Buffer,
-        out: &mut Self::Buffer,
+        out: &mut Self::Operand,
     ) -> Result<(), DeviceError> {
-        let (gate_up, out) = (Arc::clone(gate_up), Arc::clone(out));
-        self.enqueue(move |cpu| cpu.silu_mul(rows, width, &lock(&gate_up), &mut lock(&out)))
+        let (reader, gate_up, out) = (Arc::clone(reader), Arc::clone(gate_up), Arc::clone(out));
+        self.enqueue(move |cpu| cpu.silu_mul(&lock(&reader), rows, width, &lock(&gate_up), &mut lock(&out)))
     }
 
     fn gather(
@@ -335,6 +365,18 @@ impl Backend for AsyncCpu {
     ) -> Result<(), DeviceError> {
         let (step, x, out) = (Arc::clone(&self.step), Arc::clone(x), Arc::clone(out));
         self.enqueue(move |cpu| cpu.gather(&lock(&step), width, &lock(&x), &mut lock(&out)))
+    }
+
+    fn gather_operand(
+        &mut self,
+        reader: &Self::Matrix,
+        (): (),
+        x: &Self::Operand,
+        out: &mut Self::Operand,
+    ) -> Result<(), DeviceError> {
+        let (reader, step) = (Arc::clone(reader), Arc::clone(&self.step));
+        let (x, out) = (Arc::clone(x), Arc::clone(out));
+        self.enqueue(move |cpu| cpu.gather_operand(&lock(&reader), &lock(&step), &lock(&x), &mut lock(&out)))
     }
 
     fn sample(
