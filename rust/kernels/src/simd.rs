@@ -153,6 +153,22 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// Both integers of the row are readable.
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I;
+    /// The low half of every byte of 16 words, or the high half.
+    /// # Safety
+    /// 64 bytes are readable at `from`; no alignment needed.
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8, high: bool) -> Self::I {
+        // SAFETY: by contract.
+        self.halves(unsafe { self.load_words(from) }, if high { 4 } else { 0 }, 0x0f0f)
+    }
+    /// The low byte of every 16 bits of 16 words, or the high byte, as 16 bits.
+    /// # Safety
+    /// 64 bytes are readable at `from`; no alignment needed.
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8, high: bool) -> Self::I {
+        // SAFETY: by contract.
+        self.halves(unsafe { self.load_words(from) }, if high { 8 } else { 0 }, 0x00ff)
+    }
     /// `value` in every lane.
     fn splat_integer(self, value: i32) -> Self::I;
     /// `half << shift & mask` of both halves of every lane.

@@ -73,7 +73,7 @@ proptest! {
         const ROWS: usize = 37;
         let pool = Pool::new(threads).unwrap();
         let x = random_floats(seed, ROWS * width);
-        let layout = MatrixLayout { rows: ROWS, columns: width, dtype: Dtype::F32 };
+        let layout = MatrixLayout { rows: ROWS, columns: width, format: Dtype::F32.into() };
         let bytes = pack(layout, &x);
         let rows: Vec<_> = (0..count as u32).map(|i| (i * 23 + seed as u32) % ROWS as u32).collect();
         let want: Vec<_> = rows.iter().flat_map(|row| &x[*row as usize * width..][..width]).copied().collect();

@@ -13,11 +13,21 @@ pub(crate) trait Codes: Copy {
     /// Quads whose products fit 16-bit sums: pairs of products of at most `127 * (2^bits - 1)` each. 0 if not even one does.
     const SHORT_QUADS: usize = 32767 / (2 * 127 * ((1 << Self::BITS.count()) - 1));
 
-    /// Quads `2 pair` and `2 pair + 1` of the block: four codes in each lane.
+    /// Quad `2 pair` of the block, or the one after it if `odd`: four codes in each lane.
     ///
     /// # Safety
     /// `BLOCK_BYTES` bytes are readable at `block`; `pair` is below 4.
-    unsafe fn pair<S: Simd>(s: S, block: *const u8, pair: usize) -> [S::I; 2];
+    unsafe fn quad<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool) -> S::I;
+
+    /// Codes 0 and 2 of a quad, or 1 and 3 if `last`, as 16 bits each.
+    ///
+    /// # Safety
+    /// As for [`quad`](Self::quad).
+    #[inline(always)]
+    unsafe fn halves<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool, last: bool) -> S::I {
+        // SAFETY: by contract.
+        s.halves(unsafe { Self::quad(s, block, pair, odd) }, if last { 8 } else { 0 }, 0x00ff)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -29,24 +39,13 @@ pub(crate) struct Six;
 #[derive(Clone, Copy)]
 pub(crate) struct Eight;
 
-/// The low four bits of a pair of quads.
-///
-/// # Safety
-/// 256 bytes are readable at `block`; `pair` is below 4.
-#[inline(always)]
-unsafe fn nibbles<S: Simd>(s: S, block: *const u8, pair: usize) -> [S::I; 2] {
-    // SAFETY: by contract.
-    let words = unsafe { s.load_words(block.add(pair * 64)) };
-    [s.halves(words, 0, 0x0f0f), s.halves(words, 4, 0x0f0f)]
-}
-
 impl Codes for Four {
     const BITS: CodeBits = CodeBits::Four;
 
     #[inline(always)]
-    unsafe fn pair<S: Simd>(s: S, block: *const u8, pair: usize) -> [S::I; 2] {
+    unsafe fn quad<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool) -> S::I {
         // SAFETY: by contract.
-        unsafe { nibbles(s, block, pair) }
+        unsafe { s.load_nibbles(block.add(pair * 64), odd) }
     }
 }
 
@@ -54,12 +53,12 @@ impl Codes for Five {
     const BITS: CodeBits = CodeBits::Five;
 
     #[inline(always)]
-    unsafe fn pair<S: Simd>(s: S, block: *const u8, pair: usize) -> [S::I; 2] {
+    unsafe fn quad<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool) -> S::I {
         // SAFETY: by contract.
-        let (low, words) = unsafe { (nibbles(s, block, pair), s.load_words(block.add(256))) };
-        // Bits `2 pair` and `2 pair + 1` of each byte, moved to bit 4.
+        let (low, words) = unsafe { (Four::quad(s, block, pair, odd), s.load_words(block.add(256))) };
+        // Bit `2 pair` of each byte, or the next, moved to bit 4.
         let high = s.halves(words, 2 * pair as u32, 0x0303);
-        [s.or(low[0], s.halves_up(high, 4, 0x1010)), s.or(low[1], s.halves_up(high, 3, 0x1010))]
+        s.or(low, s.halves_up(high, if odd { 3 } else { 4 }, 0x1010))
     }
 }
 
@@ -68,12 +67,13 @@ impl Codes for Six {
     const SMALLEST_GROUP: usize = 16;
 
     #[inline(always)]
-    unsafe fn pair<S: Simd>(s: S, block: *const u8, pair: usize) -> [S::I; 2] {
+    unsafe fn quad<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool) -> S::I {
         // SAFETY: by contract.
-        let (low, words) = unsafe { (nibbles(s, block, pair), s.load_words(block.add(256 + pair / 2 * 64))) };
-        // Bits `4 (pair % 2)` and the three after it of each byte, two for each quad, moved to bits 4 and 5.
+        let (low, words) =
+            unsafe { (Four::quad(s, block, pair, odd), s.load_words(block.add(256 + pair / 2 * 64))) };
+        // Bits `4 (pair % 2)` and the next of each byte, or the two after them, moved to bits 4 and 5.
         let high = s.halves(words, 4 * (pair % 2) as u32, 0x0f0f);
-        [s.or(low[0], s.halves_up(high, 4, 0x3030)), s.or(low[1], s.halves_up(high, 2, 0x3030))]
+        s.or(low, s.halves_up(high, if odd { 2 } else { 4 }, 0x3030))
     }
 }
 
@@ -81,8 +81,14 @@ impl Codes for Eight {
     const BITS: CodeBits = CodeBits::Eight;
 
     #[inline(always)]
-    unsafe fn pair<S: Simd>(s: S, block: *const u8, pair: usize) -> [S::I; 2] {
+    unsafe fn quad<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool) -> S::I {
         // SAFETY: by contract.
-        unsafe { [s.load_words(block.add(pair * 128)), s.load_words(block.add(pair * 128 + 64))] }
+        unsafe { s.load_words(block.add(pair * 128 + if odd { 64 } else { 0 })) }
+    }
+
+    #[inline(always)]
+    unsafe fn halves<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool, last: bool) -> S::I {
+        // SAFETY: by contract.
+        unsafe { s.load_bytes(block.add(pair * 128 + if odd { 64 } else { 0 }), last) }
     }
 }

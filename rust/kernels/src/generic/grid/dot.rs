@@ -53,16 +53,14 @@ impl<S: Simd> Dot<S> for Pairs {
             for p in 0..P {
                 // SAFETY: the quads are in the block, for codes and activations.
                 unsafe {
-                    for (index, words) in C::pair(s, blocks[p], pair).into_iter().enumerate() {
+                    for odd in [false, true] {
                         // Columns 0 and 2 of the quad, then 1 and 3: the order of the wide codes.
-                        let quad = 2 * pair + index;
-                        let halves = s.halves(words, 0, 0x00ff);
-                        for t in 0..T {
-                            sums[t][p] = s.add_products(x[t].cast(), 2 * quad, halves, sums[t][p]);
-                        }
-                        let halves = s.halves(words, 8, 0x00ff);
-                        for t in 0..T {
-                            sums[t][p] = s.add_products(x[t].cast(), 2 * quad + 1, halves, sums[t][p]);
+                        for last in [false, true] {
+                            let halves = C::halves(s, blocks[p], pair, odd, last);
+                            let at = 4 * pair + 2 * usize::from(odd) + usize::from(last);
+                            for t in 0..T {
+                                sums[t][p] = s.add_products(x[t].cast(), at, halves, sums[t][p]);
+                            }
                         }
                     }
                 }
@@ -90,9 +88,11 @@ impl<S: ShortSums> Dot<S> for Short {
                 for p in 0..P {
                     // SAFETY: the quads are in the block, for codes and activations.
                     unsafe {
-                        for (index, words) in C::pair(s, blocks[p], pair).into_iter().enumerate() {
+                        for odd in [false, true] {
+                            let codes = C::quad(s, blocks[p], pair, odd);
+                            let quad = 2 * pair + usize::from(odd);
                             for t in 0..T {
-                                short[t][p] = s.add_short(x[t].cast(), 2 * pair + index, words, short[t][p]);
+                                short[t][p] = s.add_short(x[t].cast(), quad, codes, short[t][p]);
                             }
                         }
                     }
@@ -120,18 +120,17 @@ impl<S: DotQuads> Dot<S> for Quads {
         pairs: Range<usize>,
     ) {
         for pair in pairs {
-            let mut words = [[s.zeros(); 2]; P];
-            for p in 0..P {
-                // SAFETY: the quads are in the block.
-                words[p] = unsafe { C::pair(s, blocks[p], pair) };
-            }
-            for index in 0..2 {
+            for odd in [false, true] {
+                let mut codes = [s.zeros(); P];
+                for p in 0..P {
+                    // SAFETY: the quad is in the block.
+                    codes[p] = unsafe { C::quad(s, blocks[p], pair, odd) };
+                }
+                let quad = 2 * pair + usize::from(odd);
                 for t in 0..T {
                     for p in 0..P {
                         // SAFETY: the activations of the quad exist.
-                        sums[t][p] = unsafe {
-                            s.dot_quads(x[t].cast(), 2 * pair + index, words[p][index], sums[t][p])
-                        };
+                        sums[t][p] = unsafe { s.dot_quads(x[t].cast(), quad, codes[p], sums[t][p]) };
                     }
                 }
             }

@@ -174,9 +174,9 @@ unsafe fn unpack<S: Simd, C: Codes>(
                 s.vector(minima)
             };
             for pair in 2 * half..2 * half + 2 {
-                // SAFETY: the quads are in the block; there is room for 64 columns, a multiple of 32.
-                let [first, second] = unsafe { C::pair(s, block, pair) };
-                for words in [first, second] {
+                for odd in [false, true] {
+                    // SAFETY: the quad is in the block; there is room for 64 columns, a multiple of 32.
+                    let words = unsafe { C::quad(s, block, pair, odd) };
                     for byte in 0..4 {
                         let code = s.to_f32(s.byte(words, byte));
                         let value = if stored {

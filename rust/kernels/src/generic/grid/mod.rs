@@ -128,7 +128,7 @@ pub(crate) unsafe fn grid_matmul<S: Simd>(
                             columns: columns.clone(),
                             scales: scales.add(done * 2 * SCALES),
                             has_minima,
-                            ahead: if tiles.len() == 1 { AHEAD } else { layout.bytes * count },
+                            ahead: if tiles.len() == 1 { AHEAD } else { 0 },
                             acc: acc.add(acc_row * LANES),
                             acc_stride: tokens.len() * LANES,
                         });
@@ -279,7 +279,7 @@ unsafe fn advance_block<S: Simd, C: Codes, D: Dot<S>, const T: usize, const P: u
 ) {
     for block in blocks {
         let mut line = 0;
-        while line < C::BLOCK_BYTES {
+        while line < C::BLOCK_BYTES && ahead > 0 {
             s.prefetch(block.wrapping_add(ahead + line));
             line += 64;
         }
