@@ -156,7 +156,7 @@ impl<B: Backend> Backend for Timed<B> {
         let columns = parts.first().map_or(0, |part| part.source.columns());
         let sizes: Vec<_> = parts.iter().map(|part| (part.source.rows(), part.format)).collect();
         let rows = sizes.iter().map(|(rows, _)| rows).sum();
-        let bytes = self.inner.matrix_bytes(columns, &sizes);
+        let bytes = sizes.iter().map(|(rows, format)| format.bytes(*rows, columns) as u64).sum();
         Ok(TimedMatrix { inner: self.inner.load_matrix(parts)?, rows, columns, bytes })
     }
 

@@ -43,14 +43,6 @@ pub(crate) const fn block_bytes(bits: CodeBits) -> usize {
     BLOCK * LANES * bits.count() as usize / 8
 }
 
-const fn number_bytes(format: ScaleFormat) -> usize {
-    match format {
-        ScaleFormat::F32 => 4,
-        ScaleFormat::F16 | ScaleFormat::Bf16 => 2,
-        ScaleFormat::Nested => 1,
-    }
-}
-
 /// Whether a matrix can be stored in this format: groups of 16 columns with 6 bits, otherwise of 32 to 1024 columns, a
 /// power of two.
 pub fn is_supported(grid: &Grid) -> bool {
@@ -69,7 +61,7 @@ impl GridLayout {
     pub(crate) fn new(grid: Grid, columns: usize) -> Self {
         debug_assert!(is_supported(&grid), "{grid:?}");
         let (groups, outer) = (grid.groups(columns), grid.outer_groups(columns));
-        let scale = number_bytes(grid.scales);
+        let scale = grid.scales.bytes();
         let minimum = match grid.minimum {
             Minimum::Centred => 0,
             Minimum::Stored => scale,
@@ -232,7 +224,7 @@ fn put_zero_points(out: &mut [u8], at: usize, lane: usize, values: Option<Vec<f3
 
 #[inline(always)]
 fn read_numbers(bytes: &[u8], at: usize, format: ScaleFormat, first: usize, out: &mut [f32; LANES]) {
-    let bytes = &bytes[at + first * number_bytes(format)..][..LANES * number_bytes(format)];
+    let bytes = &bytes[at + first * format.bytes()..][..LANES * format.bytes()];
     match format {
         ScaleFormat::F32 => {
             for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
@@ -272,7 +264,7 @@ fn f16_to_f32(half: u16) -> f32 {
 
 #[inline(always)]
 fn read_number(bytes: &[u8], at: usize, format: ScaleFormat, index: usize) -> f32 {
-    let at = at + index * number_bytes(format);
+    let at = at + index * format.bytes();
     match format {
         ScaleFormat::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
         ScaleFormat::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
@@ -282,7 +274,7 @@ fn read_number(bytes: &[u8], at: usize, format: ScaleFormat, index: usize) -> f3
 }
 
 fn write_number(bytes: &mut [u8], at: usize, format: ScaleFormat, index: usize, value: f32) {
-    let at = at + index * number_bytes(format);
+    let at = at + index * format.bytes();
     match format {
         ScaleFormat::F32 => bytes[at..at + 4].copy_from_slice(&value.to_le_bytes()),
         ScaleFormat::F16 => bytes[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),

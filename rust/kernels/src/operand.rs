@@ -28,8 +28,10 @@ pub(crate) struct Span {
     pub(crate) scale: f32,
     /// `scale` times the sum of the codes.
     pub(crate) scaled_sum: f32,
-    /// The sums of the codes of each half.
-    pub(crate) sums: [i32; 2],
+    /// The sum of the codes.
+    pub(crate) sum: i32,
+    /// The sums of the codes of each half of a block.
+    pub(crate) halves: [i32; 2],
 }
 
 /// The forms of a row of codes that the matrices of a product read.

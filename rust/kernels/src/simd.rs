@@ -15,8 +15,8 @@ use crate::generic::tile::{TileFn, TileRows, TileShapes};
 use crate::panel::LANES;
 
 pub(crate) trait Simd: Copy {
-    /// Panels of a tile of a grid product, by its number of rows less 1; 0 if a tile does not have that many rows.
-    const GRID_PANELS: [usize; 6];
+    /// The shapes of the tiles of grid products: at most 6 rows and 2 panels.
+    const GRID_TILES: TileShapes;
 
     /// 16 lanes of f32.
     type V: Copy;
@@ -169,8 +169,10 @@ pub(crate) trait Simd: Copy {
         // SAFETY: by contract.
         self.halves(unsafe { self.load_words(from) }, if high { 8 } else { 0 }, 0x00ff)
     }
-    /// `value` in every lane.
-    fn splat_integer(self, value: i32) -> Self::I;
+    /// `-(sum << shift)` in every lane; 0 if the shift is 32.
+    /// # Safety
+    /// The integer is readable at `sum`.
+    unsafe fn neg_shifted(self, sum: *const i32, shift: u32) -> Self::I;
     /// `half << shift & mask` of both halves of every lane.
     fn halves_up(self, words: Self::I, shift: u32, mask: u16) -> Self::I;
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
@@ -254,6 +256,6 @@ pub(crate) trait ShortSums: Simd {
 pub(crate) trait DotQuads: Simd {
     /// Adds the products of the four bytes of each lane of `codes` (unsigned) and of quad `quad` of the row (signed).
     /// # Safety
-    /// The four bytes of the row are readable.
+    /// The CPU has the instruction, which the type alone does not prove; the four bytes of the row are readable.
     unsafe fn dot_quads(self, row: *const i8, quad: usize, codes: Self::I, c: Self::I) -> Self::I;
 }

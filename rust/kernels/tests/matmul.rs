@@ -123,7 +123,7 @@ fn token_has_the_same_bits_in_any_batch_and_thread_count() {
 fn product_has_equal_bits_on_every_fused_isa() {
     let pool = Pool::new(2).unwrap();
     for dtype in Dtype::ALL {
-        let layout = MatrixLayout { rows: 1107, columns: 1031, dtype: *dtype };
+        let layout = MatrixLayout { rows: 1107, columns: 1031, format: (*dtype).into() };
         let bytes = pack(layout, &random_stored(1, layout.rows * layout.columns, *dtype));
         let x = random_floats(2, 97 * layout.columns);
         for tokens in (1..=15).chain([97]) {

@@ -94,6 +94,14 @@ impl WeightFormat {
         }
     }
 
+    /// Bytes of a matrix, without padding.
+    pub const fn bytes(self, rows: usize, columns: usize) -> usize {
+        match self {
+            Self::Float(dtype) => rows * columns * dtype.bytes(),
+            Self::Grid(grid) => rows * grid.row_bytes(columns),
+        }
+    }
+
     /// Whether activations are rounded to 8-bit integers for it.
     pub const fn reads_codes(self) -> bool {
         matches!(self, Self::Grid(Grid { activations: Activations::Int8, .. }))
@@ -117,6 +125,17 @@ impl CodeBits {
     }
 }
 
+impl ScaleFormat {
+    /// Bytes of a scale of a group.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Nested => 1,
+        }
+    }
+}
+
 impl Grid {
     /// Groups of a row.
     pub const fn groups(&self, columns: usize) -> usize {
@@ -124,6 +143,18 @@ impl Grid {
             None => 1,
             Some(group) => columns.div_ceil(group as usize),
         }
+    }
+
+    /// Bytes of a row, without padding.
+    pub const fn row_bytes(&self, columns: usize) -> usize {
+        let scale = self.scales.bytes();
+        let (minimum, outer) = match self.minimum {
+            Minimum::Centred => (0, 1),
+            Minimum::Stored => (scale, 2),
+            Minimum::ZeroPoint => (1, 1),
+        };
+        let codes = (columns * self.bits.count() as usize).div_ceil(8);
+        codes + self.groups(columns) * (scale + minimum) + self.outer_groups(columns) * 2 * outer
     }
 
     /// Outer factors of a row; 0 if the scales are not nested.

@@ -30,6 +30,7 @@ pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, us
 pub(crate) struct Table {
     pub(crate) tiles: TileShapes,
     pub(crate) matmul: PerDtype<MatmulFn>,
+    pub(crate) grid_tiles: TileShapes,
     /// Products of rows of codes.
     pub(crate) grid_matmul: unsafe fn(&GridProduct<'_>, Range<usize>, Range<usize>),
     pub(crate) grid_kernels: PerBits<GridKernel>,
@@ -52,13 +53,6 @@ pub(crate) struct Table {
     pub(crate) sum_of_exp: unsafe fn(&[f32], f32, f32) -> f64,
 }
 
-impl Table {
-    /// The largest number of rows of a tile of a grid product.
-    pub(crate) fn grid_rows(&self) -> usize {
-        self.grid_kernels.eight.panels.iter().take_while(|panels| **panels > 0).count()
-    }
-}
-
 /// One function for each dtype of weights.
 #[derive(Clone, Copy)]
 pub(crate) struct PerDtype<F> {
@@ -78,6 +72,7 @@ impl<F: Copy> PerDtype<F> {
 }
 
 /// One value for each number of bits of a code.
+#[derive(Clone, Copy)]
 pub(crate) struct PerBits<F> {
     four: F,
     five: F,
@@ -125,9 +120,11 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => &x86_64::avx2::TABLE,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Vnni => &x86_64::avx512::TABLE,
+        Isa::Avx512 => &x86_64::avx512::TABLE,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 => &x86_64::avx512::BF16_TABLE,
+        Isa::Avx512Vnni => &x86_64::avx512::VNNI,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => &x86_64::avx512::BF16,
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => {
             unreachable!("{isa} on this architecture; this is a bug")
@@ -135,15 +132,18 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
     }
 }
 
-/// Compiles every algorithm for one vector type: `TABLE`, and a module of functions with the given target features.
-/// `$few` and `$eight` are the kinds of dot product for codes of up to 6 and of 8 bits.
+/// Compiles every algorithm for one vector type: `table`, and a module of functions with the given target features.
 macro_rules! compile_table {
-    ($simd:ident from $new:expr, $few:ident, $eight:ident, $(#[$features:meta])?) => {
-        pub(crate) static TABLE: $crate::arch::Table = {
+    ($simd:ident from $new:expr, $(#[$features:meta])?) => {
+        /// The table with these kinds of dot product for codes of up to 6 bits and of 8 bits.
+        const fn table<Few, EightBits>() -> $crate::arch::Table
+        where
+            Few: $crate::generic::grid::dot::Dot<$simd>,
+            EightBits: $crate::generic::grid::dot::Dot<$simd>,
+        {
             use $crate::arch::{PerBits, PerDtype, PerKvDtype, Table};
             use $crate::generic::attention::{floats::Floats, quantised::Quantised};
             use $crate::generic::grid::codes::{Eight, Five, Four, Six};
-            use $crate::generic::grid::dot;
             use $crate::generic::panel_dtype::{Bf16, F16, F32};
             Table {
                 tiles: <$simd as $crate::simd::Simd>::TILES,
@@ -152,12 +152,13 @@ macro_rules! compile_table {
                     f16: entry::matmul::<F16>,
                     bf16: entry::matmul::<Bf16>,
                 },
+                grid_tiles: <$simd as $crate::simd::Simd>::GRID_TILES,
                 grid_matmul: entry::grid_matmul,
                 grid_kernels: PerBits {
-                    four: entry::grid_kernel::<Four, dot::$few>(),
-                    five: entry::grid_kernel::<Five, dot::$few>(),
-                    six: entry::grid_kernel::<Six, dot::$few>(),
-                    eight: entry::grid_kernel::<Eight, dot::$eight>(),
+                    four: entry::grid_kernel::<Four, Few>(),
+                    five: entry::grid_kernel::<Five, Few>(),
+                    six: entry::grid_kernel::<Six, Few>(),
+                    eight: entry::grid_kernel::<Eight, EightBits>(),
                 },
                 grid_float_matmul: PerBits {
                     four: entry::grid_float_matmul::<Four>,
@@ -187,7 +188,7 @@ macro_rules! compile_table {
                 exp_weights: entry::exp_weights,
                 sum_of_exp: entry::sum_of_exp,
             }
-        };
+        }
 
         /// The algorithms, compiled with the features of this instruction set.
         mod entry {
@@ -206,19 +207,21 @@ macro_rules! compile_table {
 
             /// Only the tiles whose addresses are in the result are compiled.
             pub(super) const fn grid_kernel<C: Codes, D: Dot<$simd>>() -> grid::GridKernel {
-                const PANELS: [usize; grid::MAX_ROWS] = <$simd as $crate::simd::Simd>::GRID_PANELS;
+                const SHAPES: $crate::generic::tile::TileShapes = <$simd as $crate::simd::Simd>::GRID_TILES;
                 macro_rules! row {
                     ($rows:literal) => {
-                        match PANELS[$rows - 1] {
-                            0 => [grid_tile::<C, D, 1, 1> as grid::GridTileFn; 2],
-                            1 => [grid_tile::<C, D, $rows, 1> as grid::GridTileFn; 2],
-                            _ => [grid_tile::<C, D, $rows, 1> as grid::GridTileFn, grid_tile::<C, D, $rows, 2>],
+                        if $rows > SHAPES.max_rows() {
+                            [grid_tile::<C, D, 1, 1> as grid::GridTileFn; 2]
+                        } else if SHAPES.panels_at_once($rows) == 1 {
+                            [grid_tile::<C, D, $rows, 1> as grid::GridTileFn; 2]
+                        } else {
+                            [grid_tile::<C, D, $rows, 1> as grid::GridTileFn, grid_tile::<C, D, $rows, 2>]
                         }
                     };
                 }
                 grid::GridKernel {
                     tiles: [row!(1), row!(2), row!(3), row!(4), row!(5), row!(6)],
-                    panels: PANELS,
+                    shapes: SHAPES,
                     is_wide: D::WIDE,
                     smallest_group: C::SMALLEST_GROUP,
                     block_bytes: C::BLOCK_BYTES,

@@ -5,11 +5,15 @@
 
 use half::f16;
 
+use crate::arch::Table;
+use crate::generic::grid::dot::Pairs;
 use crate::generic::tile::{TileFn, TileShapes, tile_shapes};
 use crate::panel::LANES;
 use crate::simd::Simd;
 
-crate::arch::compile_table!(Portable from Portable, Pairs, Pairs,);
+crate::arch::compile_table!(Portable from Portable,);
+
+pub(crate) static TABLE: Table = table::<Pairs, Pairs>();
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -42,7 +46,7 @@ macro_rules! lanes {
 }
 
 impl Simd for Portable {
-    const GRID_PANELS: [usize; 6] = [1, 1, 0, 0, 0, 0];
+    const GRID_TILES: TileShapes = TileShapes { panels: &[1, 1] };
 
     type V = V;
     type I = I;
@@ -204,8 +208,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn splat_integer(self, value: i32) -> I {
-        I([value.cast_unsigned(); LANES])
+    unsafe fn neg_shifted(self, sum: *const i32, shift: u32) -> I {
+        // SAFETY: readable by contract.
+        I([(-unsafe { *sum }.unbounded_shl(shift)).cast_unsigned(); LANES])
     }
 
     #[inline(always)]

@@ -3,11 +3,15 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
+use crate::arch::Table;
+use crate::generic::grid::dot::{Pairs, Short};
 use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
 use crate::panel::LANES;
 use crate::simd::{ShortSums, Simd};
 
-crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), Short, Pairs, #[target_feature(enable = "avx2,fma,f16c")]);
+crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), #[target_feature(enable = "avx2,fma,f16c")]);
+
+pub(crate) static TABLE: Table = table::<Short, Pairs>();
 
 /// Proof that this CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -233,7 +237,7 @@ unsafe fn load_high_bytes(from: *const u8) -> I {
 }
 
 impl Simd for Avx2 {
-    const GRID_PANELS: [usize; 6] = [2, 2, 2, 1, 1, 1];
+    const GRID_TILES: TileShapes = TileShapes { panels: &[2, 2, 2, 1, 1, 1] };
 
     type V = V;
     type I = I;
@@ -476,10 +480,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn splat_integer(self, value: i32) -> I {
-        // SAFETY: `self` proves AVX.
-        let half = unsafe { _mm256_set1_epi32(value) };
-        I(half, half)
+    unsafe fn neg_shifted(self, sum: *const i32, shift: u32) -> I {
+        // SAFETY: `self` proves AVX2; the integer is readable by contract.
+        unsafe {
+            let sums = _mm256_sll_epi32(_mm256_set1_epi32(*sum), _mm_cvtsi32_si128(shift.cast_signed()));
+            let half = _mm256_sub_epi32(_mm256_setzero_si256(), sums);
+            I(half, half)
+        }
     }
 
     #[inline(always)]

@@ -5,20 +5,24 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::arch::{PerDtype, Table};
+use crate::generic::grid::dot::{Pairs, Quads, Short};
 use crate::generic::matmul::{Product, matmul};
 use crate::generic::panel_dtype::Bf16Pairs;
 use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
 use crate::panel::LANES;
-use crate::simd::Simd;
+use crate::simd::{DotQuads, ShortSums, Simd};
 
 crate::arch::compile_table!(
     Avx512 from Avx512::new_unchecked(),
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 );
 
+pub(crate) static TABLE: Table = table::<Short, Pairs>();
+/// The table for CPUs that have VNNI, too.
+pub(crate) static VNNI: Table = table::<Quads, Quads>();
 /// The same, with dot products of bf16 pairs.
-pub(crate) static BF16_TABLE: Table =
-    Table { matmul: PerDtype { bf16: matmul_of_pairs, ..TABLE.matmul }, ..TABLE };
+pub(crate) static BF16: Table =
+    Table { matmul: PerDtype { bf16: matmul_of_pairs, ..VNNI.matmul }, ..VNNI };
 
 /// # Safety
 /// As for `matmul`; [`crate::Isa::Avx512Bf16`] is available.
@@ -120,6 +124,52 @@ unsafe fn add_products(row: *const i16, pair: usize, halves: __m512i, mut c: __m
     c
 }
 
+/// In assembly for the same reason.
+///
+/// # Safety
+/// Bytes `4 quad` to `4 quad + 3` of the row are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn add_short(row: *const i8, quad: usize, codes: __m512i, mut c: __m512i) -> __m512i {
+    let _products: __m512i;
+    // SAFETY: reads only the four bytes and writes only its output registers.
+    unsafe {
+        asm!(
+            "vpbroadcastd {x}, dword ptr [{row} + 4 * {quad}]",
+            "vpmaddubsw {x}, {codes}, {x}",
+            "vpaddw {c}, {c}, {x}",
+            row = in(reg) row,
+            quad = in(reg) quad,
+            x = out(zmm_reg) _products,
+            codes = in(zmm_reg) codes,
+            c = inout(zmm_reg) c,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    c
+}
+
+/// In assembly for the same reason, and because the instruction is not among the features of this file.
+///
+/// # Safety
+/// The CPU has VNNI; bytes `4 quad` to `4 quad + 3` of the row are readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn dot_quads(row: *const i8, quad: usize, codes: __m512i, mut c: __m512i) -> __m512i {
+    // SAFETY: reads only the four bytes and writes only its output register.
+    unsafe {
+        asm!(
+            "vpdpbusd {c}, {codes}, dword ptr [{row} + 4 * {quad}]{{1to16}}",
+            row = in(reg) row,
+            quad = in(reg) quad,
+            codes = in(zmm_reg) codes,
+            c = inout(zmm_reg) c,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    c
+}
+
 /// In assembly, because the compiler would load the pairs once for both halves and keep them in registers.
 ///
 /// # Safety
@@ -149,6 +199,8 @@ fn first(count: usize) -> __mmask16 {
 }
 
 impl Simd for Avx512 {
+    const GRID_TILES: TileShapes = TileShapes { panels: &[2, 2, 2, 2, 2, 2] };
+
     type V = __m512;
     type I = __m512i;
 
@@ -371,6 +423,39 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn neg_shifted(self, sum: *const i32, shift: u32) -> __m512i {
+        // SAFETY: `self` proves AVX-512; the integer is readable by contract.
+        unsafe {
+            let sums = _mm512_sll_epi32(_mm512_set1_epi32(*sum), _mm_cvtsi32_si128(shift.cast_signed()));
+            _mm512_sub_epi32(_mm512_setzero_si512(), sums)
+        }
+    }
+
+    #[inline(always)]
+    fn halves_up(self, words: __m512i, shift: u32, mask: u16) -> __m512i {
+        // SAFETY: `self` proves AVX-512 with BW.
+        unsafe {
+            let shifted = _mm512_sll_epi16(words, _mm_cvtsi32_si128(shift.cast_signed()));
+            _mm512_and_si512(shifted, _mm512_set1_epi16(mask.cast_signed()))
+        }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn byte(self, words: __m512i, index: u32) -> __m512i {
+        // SAFETY: `self` proves AVX-512.
+        unsafe {
+            let shifted = _mm512_srl_epi32(words, _mm_cvtsi32_si128((8 * index).cast_signed()));
+            _mm512_and_si512(shifted, _mm512_set1_epi32(0xff))
+        }
+    }
+
+    #[inline(always)]
     fn to_f32(self, i: __m512i) -> __m512 {
         // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_cvtepi32_ps(i) }
@@ -392,5 +477,34 @@ impl Simd for Avx512 {
     unsafe fn store_part(self, to: *mut f32, count: usize, v: __m512) {
         // SAFETY: `self` proves AVX-512; the lanes of the mask are writable by contract, and no others are written.
         unsafe { _mm512_mask_storeu_ps(to, first(count), v) }
+    }
+}
+
+impl ShortSums for Avx512 {
+    type Short = __m512i;
+
+    #[inline(always)]
+    fn short_zeros(self) -> __m512i {
+        self.zeros()
+    }
+
+    #[inline(always)]
+    unsafe fn add_short(self, row: *const i8, quad: usize, codes: __m512i, short: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512 with BW; the bytes are readable by contract.
+        unsafe { add_short(row, quad, codes, short) }
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, short: __m512i, c: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512 with BW.
+        unsafe { _mm512_add_epi32(c, _mm512_madd_epi16(short, _mm512_set1_epi16(1))) }
+    }
+}
+
+impl DotQuads for Avx512 {
+    #[inline(always)]
+    unsafe fn dot_quads(self, row: *const i8, quad: usize, codes: __m512i, c: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512, the contract VNNI; the bytes are readable by contract.
+        unsafe { dot_quads(row, quad, codes, c) }
     }
 }

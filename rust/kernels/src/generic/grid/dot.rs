@@ -35,7 +35,7 @@ pub(crate) struct Pairs;
 /// Sums of 16 bits, for as long as they cannot overflow.
 pub(crate) struct Short;
 
-/// Four products at a time.
+/// Four products at a time. Only for the tables of CPUs that have the instruction.
 pub(crate) struct Quads;
 
 impl<S: Simd> Dot<S> for Pairs {

@@ -9,9 +9,10 @@ use std::ops::Range;
 use penstock_types::Minimum;
 
 use super::codes::Codes;
+use super::decode_group;
 use crate::generic::matmul::{ACC_FLOATS, Output, finish};
 use crate::generic::panel_dtype::F32;
-use crate::generic::tile::{self, Prefetch, RowTiles, panels_at_once, with_tile_shape};
+use crate::generic::tile::{self, Prefetch, RowTiles, TileFn};
 use crate::grid::{BLOCK, GridLayout};
 use crate::panel::LANES;
 use crate::simd::Simd;
@@ -51,7 +52,7 @@ pub(crate) unsafe fn grid_float_matmul<S: Simd, C: Codes>(
     let unpacked = unpacked.as_mut_ptr().cast::<f32>();
     let layout = &product.layout;
     let tokens = product.tokens.rows(tiles.start).start..product.tokens.rows(tiles.end - 1).end;
-    let at_once = panels_at_once(product.tokens.rows(tiles.end - 1).len());
+    let at_once = S::TILES.panels_at_once(product.tokens.rows(tiles.end - 1).len());
     let mut k = 0;
     while k < layout.columns {
         let columns = k..layout.columns.min(k + COLUMNS);
@@ -77,14 +78,14 @@ pub(crate) unsafe fn grid_float_matmul<S: Simd, C: Codes>(
                         let acc = acc.add((panel_index * tokens.len() + rows.start - tokens.start) * LANES);
                         let call = Call {
                             x,
-                            layout,
+                            x_stride: layout.columns,
                             panel,
                             steps: columns.len(),
                             is_first: k == 0,
                             acc,
                             acc_stride: tokens.len() * LANES,
                         };
-                        with_tile_shape!(rows.len(), count - done, run_tile::<S>(s, &call))
+                        s.call_tile(rows.len(), count - done, call)
                     };
                 }
             }
@@ -98,9 +99,10 @@ pub(crate) unsafe fn grid_float_matmul<S: Simd, C: Codes>(
     }
 }
 
-struct Call<'a> {
+/// The inputs of a tile, and its accumulators, which are set unless it is the first.
+struct Call {
     x: *const f32,
-    layout: &'a GridLayout,
+    x_stride: usize,
     panel: *const u8,
     steps: usize,
     is_first: bool,
@@ -108,33 +110,36 @@ struct Call<'a> {
     acc_stride: usize,
 }
 
-/// # Safety
-/// `call` describes `T` rows, `P` unpacked panels and their accumulators, which are set unless it is the first.
-#[inline(always)]
-unsafe fn run_tile<S: Simd, const T: usize, const P: usize>(s: S, call: &Call<'_>) {
-    let mut panels = [call.panel; P];
-    for (p, panel) in panels.iter_mut().enumerate() {
-        // SAFETY: the call has P panels.
-        *panel = unsafe { call.panel.add(p * COLUMNS * LANES * size_of::<f32>()) };
-    }
-    let prefetch = Prefetch { offsets: [0; P], advance: 0 };
-    // SAFETY: by contract.
-    unsafe {
-        let mut acc = if call.is_first {
-            tile::zero::<S, T, P>(s)
-        } else {
-            tile::load(s, call.acc, LANES, call.acc_stride)
-        };
-        tile::advance::<S, F32, T, P>(
-            s,
-            &mut acc,
-            call.x,
-            call.layout.columns,
-            panels,
-            0..call.steps,
-            prefetch,
-        );
-        tile::store(s, call.acc, LANES, call.acc_stride, &acc);
+impl<S: Simd> TileFn<S> for Call {
+    /// # Safety
+    /// The call describes `T` rows, `P` unpacked panels and their accumulators.
+    #[inline(always)]
+    unsafe fn call<const T: usize, const P: usize>(self, s: S) {
+        let mut panels = [self.panel; P];
+        for (p, panel) in panels.iter_mut().enumerate() {
+            // SAFETY: the call has P panels.
+            *panel = unsafe { self.panel.add(p * COLUMNS * LANES * size_of::<f32>()) };
+        }
+        let prefetch = Prefetch { offsets: [0; P], advance: 0 };
+        let pairs = self.steps / 2 * 2;
+        // SAFETY: by contract.
+        unsafe {
+            let mut acc = if self.is_first {
+                tile::zero::<S, T, P>(s)
+            } else {
+                tile::load(s, self.acc, LANES, self.acc_stride)
+            };
+            tile::advance::<S, F32, T, P>(s, &mut acc, self.x, self.x_stride, panels, 0..pairs, prefetch);
+            tile::store(s, self.acc, LANES, self.acc_stride, &acc);
+            if pairs < self.steps {
+                for t in 0..T {
+                    for (p, panel) in panels.iter().enumerate() {
+                        let acc = self.acc.add(p * self.acc_stride + t * LANES);
+                        tile::single_step::<S, F32>(s, acc, self.x.add(t * self.x_stride), *panel, pairs);
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -150,29 +155,25 @@ unsafe fn unpack<S: Simd, C: Codes>(
     columns: Range<usize>,
     out: *mut f32,
 ) {
-    // SAFETY: the scales of a panel are before its codes.
-    let bytes = unsafe { std::slice::from_raw_parts(panel, layout.codes) };
     let width = layout.grid.group.map_or(usize::MAX, usize::from);
     let stored = layout.grid.minimum == Minimum::Stored;
+    let last = layout.grid.groups(layout.columns) - 1;
     let mut k = columns.start;
     let mut out = out;
+    let (mut scale, mut minimum, mut decoded) = (s.splat(0.0), s.splat(0.0), None);
     while k < columns.end {
         // SAFETY: the block has the columns from k on.
         let block = unsafe { panel.add(layout.codes + k / BLOCK * C::BLOCK_BYTES) };
         for half in 0..2 {
-            let (mut scales, mut minima) = ([0.0; LANES], [0.0; LANES]);
-            layout.decode_group(
-                bytes,
-                ((k + half * 16) / width).min(layout.grid.groups(layout.columns) - 1),
-                &mut scales,
-                &mut minima,
-            );
-            let scale = s.vector(scales);
-            let minimum = if layout.grid.minimum == Minimum::Centred {
-                s.mul(scale, s.splat(-(C::BITS.centre() as f32)))
-            } else {
-                s.vector(minima)
-            };
+            let group = ((k + half * 16) / width).min(last);
+            if decoded != Some(group) {
+                decoded = Some(group);
+                // SAFETY: the group is in the panel.
+                (scale, minimum) = unsafe { decode_group(s, layout, panel, group) };
+                if layout.grid.minimum == Minimum::Centred {
+                    minimum = s.mul(scale, s.splat(-(C::BITS.centre() as f32)));
+                }
+            }
             for pair in 2 * half..2 * half + 2 {
                 for odd in [false, true] {
                     // SAFETY: the quad is in the block; there is room for 64 columns, a multiple of 32.

@@ -25,10 +25,10 @@ use std::ops::Range;
 
 use codes::Codes;
 use dot::{Dot, Sums};
-use penstock_types::Minimum;
+use penstock_types::{Minimum, ScaleFormat};
 
 use super::matmul::{ACC_FLOATS, Output, finish};
-use super::tile::RowTiles;
+use super::tile::{RowTiles, TileShapes};
 use crate::grid::{BLOCK, GridLayout, SPAN};
 use crate::operand::{OperandLayout, Span};
 use crate::panel::LANES;
@@ -62,11 +62,11 @@ unsafe impl Sync for GridProduct<'_> {}
 pub(crate) type GridTileFn = unsafe fn(&TileCall<'_>);
 
 /// The tiles of one number of bits, for one instruction set.
+#[derive(Clone, Copy)]
 pub(crate) struct GridKernel {
     /// By the number of rows less 1 and the number of panels less 1.
     pub(crate) tiles: [[GridTileFn; PANELS]; MAX_ROWS],
-    /// Panels of a tile, by its number of rows less 1.
-    pub(crate) panels: [usize; MAX_ROWS],
+    pub(crate) shapes: TileShapes,
     /// Whether the tiles read wide codes of the activations.
     pub(crate) is_wide: bool,
     pub(crate) smallest_group: usize,
@@ -104,12 +104,12 @@ pub(crate) unsafe fn grid_matmul<S: Simd>(
                 // SAFETY: the panel is one of `panels`; the scales have room for those of a K block.
                 unsafe {
                     let panel = product.weights.add((first + p) * layout.bytes);
-                    decode_scales(layout, panel, k, group, groups, scales.add(p * 2 * SCALES));
+                    decode_scales(s, layout, panel, k, group, groups, scales.add(p * 2 * SCALES));
                 }
             }
             for tile in tiles.clone() {
                 let rows = product.tokens.rows(tile);
-                let at_once = kernel.panels[rows.len() - 1];
+                let at_once = kernel.shapes.panels_at_once(rows.len());
                 let mut done = 0;
                 while done < count {
                     let panel = first + done;
@@ -152,7 +152,8 @@ pub(crate) unsafe fn grid_matmul<S: Simd>(
 /// # Safety
 /// The panel is readable at `panel`; `out` is writable for 2 [`SCALES`] floats.
 #[inline(always)]
-unsafe fn decode_scales(
+unsafe fn decode_scales<S: Simd>(
+    s: S,
     layout: &GridLayout,
     panel: *const u8,
     k: usize,
@@ -160,17 +161,44 @@ unsafe fn decode_scales(
     groups: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the scales of a panel are before its codes.
-    let bytes = unsafe { std::slice::from_raw_parts(panel, layout.codes) };
     let stored = layout.grid.group.map_or(usize::MAX, usize::from);
     for index in 0..groups {
         // The sums may be of smaller groups than the scales.
         let group = (k + index * width) / stored;
-        // SAFETY: `groups` times 16 is at most `SCALES`.
+        // SAFETY: `groups` times 16 is at most `SCALES`; the group is in the panel.
         unsafe {
-            let (scales, minima) = (out.add(index * LANES), out.add(SCALES + index * LANES));
-            layout.decode_group(bytes, group, &mut *scales.cast(), &mut *minima.cast());
+            let (scales, minima) = decode_group(s, layout, panel, group);
+            s.store(out.add(index * LANES), scales);
+            s.store(out.add(SCALES + index * LANES), minima);
         }
+    }
+}
+
+/// The scales and the minima of a group; the minima are 0 if they are centred.
+///
+/// # Safety
+/// The panel is readable at `panel` and has the group.
+#[inline(always)]
+pub(crate) unsafe fn decode_group<S: Simd>(
+    s: S,
+    layout: &GridLayout,
+    panel: *const u8,
+    group: usize,
+) -> (S::V, S::V) {
+    // SAFETY: the scales of a panel are before its codes.
+    unsafe {
+        if layout.grid.scales == ScaleFormat::F16 && layout.grid.minimum != Minimum::ZeroPoint {
+            let at = group * LANES * 2;
+            let minima = match layout.grid.minimum {
+                Minimum::Stored => s.load_f16(panel.add(layout.minima + at)),
+                _ => s.splat(0.0),
+            };
+            return (s.load_f16(panel.add(at)), minima);
+        }
+        let (mut scales, mut minima) = ([0.0; LANES], [0.0; LANES]);
+        let bytes = std::slice::from_raw_parts(panel, layout.codes);
+        layout.decode_group(bytes, group, &mut scales, &mut minima);
+        (s.vector(scales), s.vector(minima))
     }
 }
 
@@ -217,6 +245,8 @@ pub(crate) unsafe fn grid_tile<S: Simd, C: Codes, D: Dot<S>, const T: usize, con
             }
         }
     }
+    // The centre is a power of two.
+    let shift = if call.has_minima { 32 } else { C::BITS.count() - 1 };
     let mut scales = call.scales;
     let mut k = call.columns.start;
     let mut span = k / operand.span;
@@ -225,10 +255,9 @@ pub(crate) unsafe fn grid_tile<S: Simd, C: Codes, D: Dot<S>, const T: usize, con
         if C::SMALLEST_GROUP < BLOCK {
             // Two groups of 16: the span is a block.
             for half in 0..2 {
-                let mut sums = [[s.zeros(); P]; T];
                 // SAFETY: by contract.
                 unsafe {
-                    start::<S, C, T, P>(s, &mut sums, rows, span, Some(half), !call.has_minima);
+                    let mut sums = first_sums::<S, T, P>(s, rows, span, Some(half), shift);
                     if half == 0 {
                         D::add::<C, T, P>(s, &mut sums, x, blocks, 0..2);
                     } else {
@@ -241,10 +270,9 @@ pub(crate) unsafe fn grid_tile<S: Simd, C: Codes, D: Dot<S>, const T: usize, con
             // SAFETY: the next block, or the end of the codes.
             unsafe { advance_block::<S, C, D, T, P>(s, &mut x, &mut blocks, call.ahead) };
         } else {
-            let mut sums = [[s.zeros(); P]; T];
             // SAFETY: by contract; the blocks are those of the span.
             unsafe {
-                start::<S, C, T, P>(s, &mut sums, rows, span, None, !call.has_minima);
+                let mut sums = first_sums::<S, T, P>(s, rows, span, None, shift);
                 let mut block = k;
                 while block < end {
                     D::add::<C, T, P>(s, &mut sums, x, blocks, 0..4);
@@ -292,27 +320,31 @@ unsafe fn advance_block<S: Simd, C: Codes, D: Dot<S>, const T: usize, const P: u
     }
 }
 
-/// Sets the integer sums to what centres the codes, or to 0.
+/// The integer sums that centre the codes: `-centre * sum of the activations`, or 0 with a `shift` of 32.
 ///
 /// # Safety
 /// Span `span` exists in every row.
 #[inline(always)]
-unsafe fn start<S: Simd, C: Codes, const T: usize, const P: usize>(
+unsafe fn first_sums<S: Simd, const T: usize, const P: usize>(
     s: S,
-    sums: &mut Sums<S, T, P>,
     rows: [*const u8; T],
     span: usize,
     half: Option<usize>,
-    centred: bool,
-) {
-    if centred {
-        for t in 0..T {
-            // SAFETY: by contract; rows are aligned to 4.
-            let span = unsafe { rows[t].cast::<Span>().add(span).read_unaligned() };
-            let sum = half.map_or(span.sums[0] + span.sums[1], |half| span.sums[half]);
-            sums[t] = [s.splat_integer(-C::BITS.centre() * sum); P];
+    shift: u32,
+) -> Sums<S, T, P> {
+    let mut sums = [[s.zeros(); P]; T];
+    for t in 0..T {
+        // SAFETY: by contract.
+        unsafe {
+            let span = rows[t].cast::<Span>().add(span);
+            let sum = match half {
+                None => &raw const (*span).sum,
+                Some(half) => (&raw const (*span).halves).cast::<i32>().add(half),
+            };
+            sums[t] = [s.neg_shifted(sum, shift); P];
         }
     }
+    sums
 }
 
 /// `acc += sums * (scale * activation scale) [+ minimum * scaled sum]`

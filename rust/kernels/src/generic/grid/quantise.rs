@@ -31,10 +31,11 @@ pub(crate) unsafe fn quantise_row<S: Simd>(s: S, layout: &OperandLayout, x: *con
                 if layout.per_row { row_largest } else { largest(s, x.add(start), width) };
             let factor = if largest < SMALLEST { 0.0 } else { 127.0 / largest };
             let scale = if largest < SMALLEST { 0.0 } else { largest / 127.0 } + poison;
-            let sums = codes(s, layout, x, start..start + width, factor, row);
-            let scaled_sum = scale * (sums[0] + sums[1]) as f32;
+            let halves = codes(s, layout, x, start..start + width, factor, row);
+            let sum = halves[0] + halves[1];
+            let scaled_sum = scale * sum as f32;
             let at = row.add(layout.spans_at + span * size_of::<Span>());
-            at.cast::<Span>().write_unaligned(Span { scale, scaled_sum, sums });
+            at.cast::<Span>().write_unaligned(Span { scale, scaled_sum, sum, halves });
         }
         start += width;
     }
