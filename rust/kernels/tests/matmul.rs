@@ -143,7 +143,7 @@ fn bf16_pair_is_two_fused_multiply_adds_the_second_first() {
     let Some(kernels) = Kernels::for_isa(Isa::Avx512Bf16) else { return };
     let pool = Pool::new(2).unwrap();
     for (tokens, columns) in [(1, 9000), (13, 7), (13, 9001), (200, 1031)] {
-        let layout = MatrixLayout { rows: 37, columns, dtype: Dtype::Bf16 };
+        let layout = MatrixLayout { rows: 37, columns, format: Dtype::Bf16.into() };
         let weights = random_stored(1, 37 * columns, Dtype::Bf16);
         let x = random_floats(2, tokens * columns);
         let got = product(&kernels, &pool, &x, tokens, Matrix { layout, bytes: &pack(layout, &weights) });

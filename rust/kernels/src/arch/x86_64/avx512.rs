@@ -21,8 +21,7 @@ pub(crate) static TABLE: Table = table::<Short, Pairs>();
 /// The table for CPUs that have VNNI, too.
 pub(crate) static VNNI: Table = table::<Quads, Quads>();
 /// The same, with dot products of bf16 pairs.
-pub(crate) static BF16: Table =
-    Table { matmul: PerDtype { bf16: matmul_of_pairs, ..VNNI.matmul }, ..VNNI };
+pub(crate) static BF16: Table = Table { matmul: PerDtype { bf16: matmul_of_pairs, ..VNNI.matmul }, ..VNNI };
 
 /// # Safety
 /// As for `matmul`; [`crate::Isa::Avx512Bf16`] is available.
