@@ -85,11 +85,11 @@ def test_default_dtype_is_that_of_the_file_or_bfloat16(kind: str, tmp_path: Path
         assert engine.info.kv_cache_dtype == engine.info.dtype
 
 
-def test_quantised_weights_in_bfloat16_halve_the_memory(demo_model: Path) -> None:
-    with penstock.Engine(demo_model) as engine:
+def test_dequantised_weights_in_bfloat16_halve_the_memory(demo_model: Path) -> None:
+    with penstock.Engine(demo_model, quantization="none") as engine:
         memory = engine.info.memory.weights
         token_ids = engine.encode((Path(__file__).parent.parent / "LICENSE").read_text())[:600]
-    with penstock.Engine(demo_model, dtype="float32") as engine:
+    with penstock.Engine(demo_model, dtype="float32", quantization="none") as engine:
         assert engine.info.memory.weights > 1.99 * memory
     exact, rounded = (
         perplexity(compute_logits(demo_model, token_ids, dtype=dtype, threads=2), token_ids)
@@ -117,7 +117,7 @@ def check(file: Path, kind: str, architecture: str) -> None:
     theirs = oracle.logits(prompt)
     assert theirs.std() > 1, "flat logits would hide an error"
     assert_close(compute_logits(file, prompt, threads=2), theirs)
-    [result] = generate_greedily(file, [prompt], 64, threads=2, dtype="float32")
+    [result] = generate_greedily(file, [prompt], 64, threads=2, dtype="float32", quantization="none")
     assert result.logprobs is not None
     rows = oracle.logits(prompt + list(result.token_ids[:-1]))[len(prompt) - 1 :]
     assert_greedy(result.token_ids, result.logprobs, rows)

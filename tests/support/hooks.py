@@ -20,12 +20,19 @@ def logits(
     token_ids: Sequence[int],
     *,
     dtype: str = "float32",
+    quantization: str = "none",
     kv_cache_dtype: str = "auto",
     threads: int = 1,
     chunk: int = 512,
 ) -> bytes:
     """Logits after each token, little-endian float32 of shape `[tokens, vocabulary]`."""
-    options = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "threads": threads, "chunk": chunk}
+    options = {
+        "dtype": dtype,
+        "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
+        "threads": threads,
+        "chunk": chunk,
+    }
     result: bytes = _hooks.logits(path, token_ids, **options)
     return result
 
