@@ -51,7 +51,7 @@ fn check_range_error(row: &[f32]) {
 /// The Hadamard transform by its definition, in blocks of the largest power of two that divides the length.
 fn naive_transform(x: &[f64]) -> Vec<f64> {
     let block = 1 << x.len().trailing_zeros();
-    let sign = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     let transform = |x: &[f64], i| (0..block).map(|j| sign(i, j) * x[j]).sum::<f64>() / (block as f64).sqrt();
     x.chunks_exact(block).flat_map(|x| (0..block).map(move |i| transform(x, i))).collect()
 }
