@@ -146,17 +146,20 @@ pub fn rates(pool: &Pool) -> Vec<Rate> {
     #[cfg(target_arch = "x86_64")]
     {
         use x86_64::*;
-        // SAFETY (all calls): the instructions are available.
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the instructions are available.
             measure("f32 multiply-add, AVX2", 2 * 8, &|steps| unsafe { fma_avx2(steps) });
         }
         if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the instructions are available.
             measure("f32 multiply-add, AVX-512", 2 * 16, &|steps| unsafe { fma_avx512(steps) });
         }
         if is_x86_feature_detected!("avx512bf16") {
+            // SAFETY: the instructions are available.
             measure("bf16 dot product, AVX-512", 2 * 32, &|steps| unsafe { bf16_avx512(steps) });
         }
         if is_x86_feature_detected!("avx512vnni") {
+            // SAFETY: the instructions are available.
             measure("int8 dot product, AVX-512 VNNI", 2 * 64, &|steps| unsafe { int8_avx512(steps) });
         }
     }
