@@ -243,7 +243,7 @@ def test_unknown_instruction_set_is_named(tiny_model: Path, monkeypatch: pytest.
     assert "portable" in str(caught.value.limit)
 
 
-@pytest.mark.parametrize("keyword", ["quantization", "max_tokns", "beam_width"])
+@pytest.mark.parametrize("keyword", ["quantisation", "max_tokns", "beam_width"])
 def test_unknown_keyword_is_named(engine: penstock.Engine, keyword: str) -> None:
     with pytest.raises(TypeError, match=keyword):
         penstock.Engine("no such model", **{keyword: 1})  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def test_every_option_is_documented_with_its_default(cls: type) -> None:
         assert f"- `{name}`: " in (cls.__doc__ or "")
         documentation = inspect.getdoc(getattr(cls, name))
         assert documentation is not None
-        assert "Default: " in documentation
+        assert "Default: " in " ".join(documentation.split())
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

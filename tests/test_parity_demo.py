@@ -63,7 +63,13 @@ def tokenizer(demo_model: Path) -> Any:
 def results(demo_model: Path) -> list[penstock.Result]:
     """All twenty results, generated concurrently."""
     return generate_greedily(
-        demo_model, CONVERSATIONS, NUM_TOKENS, threads=2, dtype="float32", max_model_len=1024
+        demo_model,
+        CONVERSATIONS,
+        NUM_TOKENS,
+        threads=2,
+        dtype="float32",
+        quantization="none",
+        max_model_len=1024,
     )
 
 

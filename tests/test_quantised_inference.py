@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,14 +21,15 @@ FOLDER = Path(__file__).parent
 TEXTS = {"licence": FOLDER.parent / "LICENSE", "story": FOLDER / "data" / "alice.txt"}
 NUM_TOKENS = 600
 
-#: Bounds, about twice the measured values: the RMS error of the logits relative to their standard deviation, and the
-#: relative change of the perplexity, both to the weights of the file in float32. "auto" is Q4_1 with a Q8_0 head.
+#: Bounds, about twice the measured values: the RMS error of the logits relative to their standard deviation,
+#: and the relative change of the perplexity, to the weights of the file in float32. "auto" is Q4_1 with a
+#: head of Q8_0.
 BOUNDS = {
-    "auto": (0.06, 0.01),
-    "int8": (0.2, 0.03),
-    "int4": (0.6, 0.3),
-    "int8_weight_only": (0.06, 0.01),
-    "int4_weight_only": (0.6, 0.3),
+    "auto": (0.1, 0.01),
+    "int8": (0.15, 0.03),
+    "int4": (0.1, 0.01),
+    "w8a16": (0.07, 0.02),
+    "w4a16": (0.04, 0.005),
 }
 QUANTISED = [kind for kind in TYPES if kind not in {"F32", "F16", "BF16"}]
 
@@ -78,7 +79,7 @@ def test_weight_only_files_have_the_logits_of_their_values(method: str, tmp_path
     np.testing.assert_array_equal(stored, compute_logits(tmp_path, prompt))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "int8_weight_only", "int4_weight_only"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "w8a16", "w4a16"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_request_has_the_same_output_alone_and_in_a_batch(
     quantization: str, family: str, tmp_path: Path
@@ -90,23 +91,21 @@ def test_request_has_the_same_output_alone_and_in_a_batch(
     for prompt, result in zip(prompts, together, strict=True):
         [alone] = generate_greedily(checkpoint, [prompt], 20, **config)
         assert alone.token_ids == result.token_ids
-        assert alone.logprobs is not None
-        assert result.logprobs is not None
-        assert [row.logprob for row in alone.logprobs] == [row.logprob for row in result.logprobs]
+        assert alone.logprobs == result.logprobs
 
 
 def test_quantised_weights_take_the_memory_of_their_codes(demo_model: Path) -> None:
-    def memory(quantization: str) -> int:
+    def memory(quantization: Any) -> int:
         with penstock.Engine(demo_model, threads=1, quantization=quantization) as engine:
             return engine.info.memory.weights
 
     bfloat16 = memory("none")
     assert memory("auto") < 0.37 * bfloat16
     assert memory("int8") < 0.52 * bfloat16
-    assert memory("int4") < 0.35 * bfloat16
+    assert memory("int4") < 0.37 * bfloat16
 
 
 def test_unknown_quantization_error_lists_the_names(tiny_model: Path) -> None:
-    with pytest.raises(penstock.ConfigError, match="int8_weight_only") as caught:
+    with pytest.raises(penstock.ConfigError, match="w8a16") as caught:
         penstock.Engine(tiny_model, quantization="int3")  # type: ignore[arg-type]
     assert caught.value.field == "quantization"

@@ -70,9 +70,8 @@ class EngineConfig:
       quantised.
     - `quantization`: Quantisation of the weights. Quantised files are computed as they are stored, with
       exactly their values; `"none"` converts them to `dtype`. The other values quantise the weights while
-      they are loaded. Activations are rounded to 8-bit integers, unless the files or the value ask for
-      weights only. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"int8_weight_only"`,
-      `"int4_weight_only"`. Default: as in the files.
+      they are loaded. Activations are rounded to 8-bit integers, unless only the weights are quantised.
+      Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`. Default: that of the files.
     - `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.
       Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
       the model does not read is an error. This changes outputs. Default: none.
@@ -161,7 +160,7 @@ class EngineConfig:
         *,
         device: Literal["auto", "cpu"] | None = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = "auto",
-        quantization: Literal["auto", "none", "int8", "int4", "int8_weight_only", "int4_weight_only"] | None = "auto",
+        quantization: Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"] | None = "auto",
         config_overrides: Mapping[str, Any] | None = None,
         threads: int | None = None,
         profile: bool | None = False,
@@ -208,15 +207,14 @@ class EngineConfig:
         """
 
     @property
-    def quantization(self) -> Literal["auto", "none", "int8", "int4", "int8_weight_only", "int4_weight_only"]:
+    def quantization(self) -> Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"]:
         """Quantisation of the weights.
 
         Quantised files are computed as they are stored, with exactly their values; `"none"` converts them
         to `dtype`. The other values quantise the weights while they are loaded. Activations are rounded to
-        8-bit integers, unless the files or the value ask for weights only.
+        8-bit integers, unless only the weights are quantised.
 
-        Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"int8_weight_only"`, `"int4_weight_only"`. Default:
-        as in the files.
+        Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`. Default: that of the files.
         """
 
     @property

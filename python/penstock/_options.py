@@ -40,8 +40,8 @@ class EngineOptions(TypedDict, total=False):
         "quantised.",
     ]
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4", "int8_weight_only", "int4_weight_only"] | None,
-        "Quantisation of the weights. Default: as in the files.",
+        Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"] | None,
+        "Quantisation of the weights. Default: that of the files.",
     ]
     config_overrides: Annotated[
         Mapping[str, Any] | None,

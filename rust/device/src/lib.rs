@@ -19,7 +19,6 @@ mod timed;
 pub use backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, RowSource, WeightSource};
 #[cfg(feature = "testing")]
 pub use cpu::probabilities_for_testing;
-pub use penstock_kernels::is_supported;
 pub use profile::{Profile, ProfileRow};
 pub use sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
 pub use step::{EXTRA, FOLLOWS, StepInputs, StepLimits, StepSpec};

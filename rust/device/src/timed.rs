@@ -120,6 +120,10 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.memory()
     }
 
+    fn supports(&self, format: WeightFormat) -> bool {
+        self.inner.supports(format)
+    }
+
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
         self.inner.matrix_bytes(columns, parts)
     }

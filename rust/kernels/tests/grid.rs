@@ -242,7 +242,7 @@ fn token_has_the_same_bits_in_any_batch_and_thread_count() {
 }
 
 #[test]
-fn integer_products_have_the_same_bits_with_every_fused_instruction_set() {
+fn integer_products_have_equal_bits_on_every_fused_isa() {
     let pool = Pool::new(2).unwrap();
     for grid in grids() {
         let case = Case::new(grid, 50, 1184, 5);

@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 
 use penstock_checkpoint::Checkpoint;
+use penstock_device::Backend;
 use penstock_types::{Activations, CodeBits, Dtype, Grid, Minimum, Quantization, ScaleFormat, WeightFormat};
 
 use crate::weights::{EMBEDDING, HEAD};
 
 const INT8: Grid = Grid {
     bits: CodeBits::Eight,
-    group: None,
-    scales: ScaleFormat::F32,
+    group: Some(128),
+    scales: ScaleFormat::Bf16,
     minimum: Minimum::Centred,
     activations: Activations::Int8,
 };
 
-const INT4: Grid = Grid { bits: CodeBits::Four, group: Some(32), scales: ScaleFormat::Bf16, ..INT8 };
+const INT4: Grid = Grid { bits: CodeBits::Four, group: Some(32), minimum: Minimum::Stored, ..INT8 };
 
 const fn weight_only(grid: Grid) -> Grid {
     Grid { activations: Activations::Float, ..grid }
@@ -36,14 +37,19 @@ impl WeightFormats {
 
     /// The formats of the matrices of `checkpoint`: those of `quantization`, or as they are stored. Other matrices are in
     /// `dtype`.
-    pub fn new(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Quantization>) -> Self {
+    pub fn new<B: Backend>(
+        backend: &B,
+        checkpoint: &Checkpoint,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+    ) -> Self {
         let own = match quantization {
-            None => return Self::as_stored(checkpoint, dtype),
+            None => return Self::as_stored(backend, checkpoint, dtype),
             Some(Quantization::None) => return Self::uniform(dtype.into()),
             Some(Quantization::Int8) => (INT8, INT8),
             Some(Quantization::Int4) => (INT4, INT8),
-            Some(Quantization::Int8WeightOnly) => (weight_only(INT8), weight_only(INT8)),
-            Some(Quantization::Int4WeightOnly) => (weight_only(INT4), weight_only(INT8)),
+            Some(Quantization::W8A16) => (weight_only(INT8), weight_only(INT8)),
+            Some(Quantization::W4A16) => (weight_only(INT4), weight_only(INT8)),
         };
         let mut formats = Self::uniform(WeightFormat::Grid(own.0));
         for name in [EMBEDDING, HEAD] {
@@ -52,12 +58,12 @@ impl WeightFormats {
         formats
     }
 
-    fn as_stored(checkpoint: &Checkpoint, dtype: Dtype) -> Self {
+    fn as_stored<B: Backend>(backend: &B, checkpoint: &Checkpoint, dtype: Dtype) -> Self {
         let mut formats = Self::uniform(dtype.into());
         for name in checkpoint.names() {
             if let Ok(tensor) = checkpoint.tensor(name)
-                && let format @ WeightFormat::Grid(grid) = tensor.format()
-                && penstock_device::is_supported(&grid)
+                && let format @ WeightFormat::Grid(_) = tensor.format()
+                && backend.supports(format)
             {
                 formats.others.insert(name.to_owned(), format);
             }

@@ -33,6 +33,7 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
 #[pyfunction]
 #[pyo3(signature = (path, token_ids, *, dtype = "float32", quantization = "none", kv_cache_dtype = "auto", threads = 1, chunk = 512))]
+#[expect(clippy::too_many_arguments, reason = "keywords of a Python function")]
 pub fn logits<'py>(
     py: Python<'py>,
     path: PathBuf,

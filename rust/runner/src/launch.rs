@@ -72,7 +72,7 @@ pub(crate) fn open<B: Backend>(
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let available = backend.available_memory();
-    let formats = Arc::new(WeightFormats::new(checkpoint, dtype, config.quantization));
+    let formats = Arc::new(WeightFormats::new(&backend, checkpoint, dtype, config.quantization));
     let resolved = ResolvedConfig::new(&backend, &model, config, dtype, &formats, available)?;
     let ResolvedConfig { dtype, memory_limit, memory_request, memory_plan, mut limits } = resolved;
     let inputs = reserve(&mut backend, &model, &memory_request, &memory_plan)?;

@@ -103,7 +103,7 @@ pub fn logits(
     }
     let (mut backend, _) = backend::open(&config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
-    let weights = Arc::new(WeightFormats::new(checkpoint, dtype, config.quantization));
+    let weights = Arc::new(WeightFormats::new(&backend, checkpoint, dtype, config.quantization));
     let mut request = MemoryRequest {
         dtype,
         weights: Arc::clone(&weights),

@@ -170,21 +170,21 @@ impl Named for Dtype {
 pub enum Quantization {
     /// Not quantised: the weights have the type `dtype`.
     None,
-    /// 8-bit integers with a scale for each row; activations are rounded to 8-bit integers with a scale for
-    /// each token.
+    /// 8-bit integers with a scale for each 128 columns; activations are rounded to 8-bit integers with a
+    /// scale for the same columns.
     Int8,
-    /// 4-bit integers with a scale for each 32 columns, the embedding table and the head 8-bit; activations
-    /// are rounded to 8-bit integers with a scale for the same columns.
+    /// 4-bit integers with a scale and a minimum for each 32 columns, the embedding table and the head 8-bit;
+    /// activations are rounded to 8-bit integers with a scale for the same columns.
     Int4,
     /// The weights of `Int8`; activations are float32.
-    Int8WeightOnly,
+    W8A16,
     /// The weights of `Int4`; activations are float32.
-    Int4WeightOnly,
+    W4A16,
 }
 
 impl Quantization {
     /// Every variant.
-    pub const ALL: &[Self] = &[Self::None, Self::Int8, Self::Int4, Self::Int8WeightOnly, Self::Int4WeightOnly];
+    pub const ALL: &[Self] = &[Self::None, Self::Int8, Self::Int4, Self::W8A16, Self::W4A16];
 
     /// The name in the Python API.
     pub const fn name(self) -> &'static str {
@@ -192,8 +192,8 @@ impl Quantization {
             Self::None => "none",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
-            Self::Int8WeightOnly => "int8_weight_only",
-            Self::Int4WeightOnly => "int4_weight_only",
+            Self::W8A16 => "w8a16",
+            Self::W4A16 => "w4a16",
         }
     }
 }

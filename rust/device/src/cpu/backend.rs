@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::task::{Poll, Waker};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use penstock_kernels::{MatrixLayout, Operand, OperandLayout, RopeWriteKv, Rows, RowsMut};
+use penstock_kernels::{MatrixLayout, Operand, OperandLayout, RopeWriteKv, Rows, RowsMut, is_supported};
 use penstock_types::{AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, WeightFormat};
 
 use super::buffers::{MOST_PARTS, PAGE, arena, lend};
@@ -52,6 +52,13 @@ impl Backend for Cpu {
     fn memory(&self) -> MemoryUse {
         let stats = self.arena.bfc().stats();
         MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }
+    }
+
+    fn supports(&self, format: WeightFormat) -> bool {
+        match format {
+            WeightFormat::Float(_) => true,
+            WeightFormat::Grid(grid) => is_supported(&grid),
+        }
     }
 
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {

@@ -82,7 +82,7 @@ unsafe fn codes<S: Simd>(
         }
         let mut sum = 0;
         for code in &mut codes {
-            // What is not a number is unspecified until here.
+            // The code of a NaN is unspecified until here.
             *code = (*code).clamp(-127, 127);
             sum += i32::from(*code);
         }

@@ -108,6 +108,10 @@ impl Backend for AsyncCpu {
         lock(&self.cpu).memory()
     }
 
+    fn supports(&self, format: WeightFormat) -> bool {
+        lock(&self.cpu).supports(format)
+    }
+
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
         lock(&self.cpu).matrix_bytes(columns, parts)
     }
