@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(1200)]
 
 # The first sixteen greedy tokens, equal to those of transformers.
-ANSWER = "The answer to this question lies in the intricate dance of light and color. The"
+ANSWER = "The answer to this question lies in the intricate dance of atmospheric molecules and the human"
 STREAM = """
 import json, sys
 import anyio, penstock

@@ -103,8 +103,7 @@ class EngineConfig:
 
     - `block_size`: Number of tokens in a block of the KV cache. Range: 16, 32, 64, 128. Default: 16.
     - `kv_cache_dtype`: Type of the KV cache. `"int8"` and `"uint4"` have scales for each token and head.
-      Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`. Default: that of the
-      weights.
+      Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`. Default: `dtype`.
     - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
       Further requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not
       counted. Range: 1 to 2**63 - 1. Default: 4 GiB.
@@ -317,8 +316,7 @@ class EngineConfig:
 
         `"int8"` and `"uint4"` have scales for each token and head.
 
-        Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`. Default: that of the
-        weights.
+        Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`. Default: `dtype`.
         """
 
     @property

@@ -84,7 +84,7 @@ class EngineOptions(TypedDict, total=False):
     ]
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None,
-        "Type of the KV cache. Default: that of the weights.",
+        "Type of the KV cache. Default: dtype.",
     ]
     max_output_bytes: Annotated[
         int | None,

@@ -73,15 +73,17 @@ impl Checkpoint {
         &self.generation
     }
 
-    /// The type of most weights, which they have in memory by default. Quantised types count as bfloat16.
+    /// The type of most matrices that are not quantised, which they have in memory by default; bfloat16 if all are.
     pub fn dtype(&self) -> Dtype {
         let elements = |dtype| -> usize {
-            let entries = self.tensors.values().filter(|entry| entry.stored.dtype() == Some(dtype));
-            entries.map(TensorEntry::elements).sum()
+            let matrices = self.tensors.values().filter(|entry| entry.shape.len() > 1);
+            matrices.filter(|entry| entry.stored.plain() == Some(dtype)).map(TensorEntry::elements).sum()
         };
-        let most_common =
-            [Dtype::F16, Dtype::Bf16, Dtype::F32].into_iter().max_by_key(|&dtype| elements(dtype));
-        most_common.unwrap_or(Dtype::F32)
+        // The last of several that are equal.
+        [Dtype::F32, Dtype::F16, Dtype::Bf16]
+            .into_iter()
+            .max_by_key(|&dtype| elements(dtype))
+            .unwrap_or(Dtype::Bf16)
     }
 
     /// The tensor with this Hugging Face name.

@@ -66,6 +66,16 @@ impl TensorEntry {
 }
 
 impl StoredType {
+    /// The type of plain numbers; `None` for all others.
+    pub(crate) fn plain(&self) -> Option<Dtype> {
+        match self {
+            StoredType::Weights(storage @ (Storage::F32 | Storage::F16 | Storage::Bf16)) => {
+                Some(storage.dtype())
+            }
+            _ => None,
+        }
+    }
+
     /// The type that weights of this type have in memory by default; `None` if they cannot be read.
     pub(crate) fn dtype(&self) -> Option<Dtype> {
         match self {

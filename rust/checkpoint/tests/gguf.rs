@@ -179,15 +179,16 @@ fn tensors_have_hugging_face_names_and_shapes() {
 }
 
 #[test]
-fn dtype_is_that_of_most_elements() {
+fn dtype_is_that_of_most_plain_matrices() {
     let mut file = Gguf::model("qwen2");
-    file.tensor("large", &[1024], 30, vec![0; 2048]);
+    file.tensor("large", &[64, 64], 30, vec![0; 64 * 64 * 2]);
     assert_eq!(file.open().unwrap().dtype(), Dtype::Bf16);
-    file.tensor("larger", &[2048], 1, vec![0; 4096]);
+    file.tensor("larger", &[64, 128], 1, vec![0; 64 * 128 * 2]);
     assert_eq!(file.open().unwrap().dtype(), Dtype::F16);
-    file.tensor("quantised", &[4096], 8, vec![0; 128 * 34]);
-    assert_eq!(file.open().unwrap().dtype(), Dtype::Bf16);
-    file.f32_tensor("largest", &[8192], &[0.0; 8192]);
+    file.tensor("quantised", &[32, 1024], 8, vec![0; 1024 * 34]);
+    file.f32_tensor("vector", &[1 << 16], &[0.0; 1 << 16]);
+    assert_eq!(file.open().unwrap().dtype(), Dtype::F16);
+    file.f32_tensor("largest", &[64, 256], &[0.0; 64 * 256]);
     assert_eq!(file.open().unwrap().dtype(), Dtype::F32);
 }
 

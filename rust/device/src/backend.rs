@@ -144,8 +144,8 @@ pub trait Backend: Send + 'static {
     /// Use of the reserved memory.
     fn memory(&self) -> MemoryUse;
 
-    /// Whether a matrix can have this format.
-    fn supports(&self, format: WeightFormat) -> bool;
+    /// Whether a matrix of this many columns can have this format.
+    fn supports(&self, format: WeightFormat, columns: usize) -> bool;
 
     /// Bytes that [`load_matrix`](Self::load_matrix) takes for parts of these numbers of rows.
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64;

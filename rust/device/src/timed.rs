@@ -120,8 +120,8 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.memory()
     }
 
-    fn supports(&self, format: WeightFormat) -> bool {
-        self.inner.supports(format)
+    fn supports(&self, format: WeightFormat, columns: usize) -> bool {
+        self.inner.supports(format, columns)
     }
 
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {

@@ -84,25 +84,23 @@ impl GridLayout {
             for (k, code) in codes.iter().enumerate() {
                 self.write_code(&mut out[self.codes..], k, lane, *code);
             }
-            let groups = grid.groups(columns);
-            let numbers = |part: &[f32]| part.get(lane * groups..(lane + 1) * groups).map(<[f32]>::to_vec);
-            let mut put = |at: usize, format: ScaleFormat, values: Option<Vec<f32>>| {
-                for (index, value) in values.unwrap_or_default().into_iter().enumerate() {
-                    write_number(out, at, format, index * LANES + lane, value);
+            let (groups, outer) = (grid.groups(columns), grid.outer_groups(columns));
+            for group in 0..groups {
+                let (from, to) = (lane * groups + group, group * LANES + lane);
+                write_number(out, 0, grid.scales, to, source.scales[from]);
+                match grid.minimum {
+                    Minimum::Centred => {}
+                    Minimum::Stored => write_number(out, self.minima, grid.scales, to, source.minima[from]),
+                    Minimum::ZeroPoint => out[self.minima + to] = source.minima[from] as u8,
                 }
-            };
-            put(0, grid.scales, numbers(&source.scales));
-            match grid.minimum {
-                Minimum::Centred => {}
-                Minimum::Stored => put(self.minima, grid.scales, numbers(&source.minima)),
-                Minimum::ZeroPoint => put_zero_points(out, self.minima, lane, numbers(&source.minima)),
             }
-            let outer = grid.outer_groups(columns);
             for (part, at) in
                 [(&source.outer_scales, self.outer_scales), (&source.outer_minima, self.outer_minima)]
             {
-                for (index, value) in part.iter().skip(lane * outer).take(outer).enumerate() {
-                    write_number(out, at, ScaleFormat::F16, index * LANES + lane, *value);
+                // Without stored minima there are no outer minima.
+                for index in 0..if part.is_empty() { 0 } else { outer } {
+                    let value = part[lane * outer + index];
+                    write_number(out, at, ScaleFormat::F16, index * LANES + lane, value);
                 }
             }
         }
@@ -193,6 +191,19 @@ impl GridLayout {
         }
     }
 
+    /// The code of zero of a group; unspecified if the minima are stored.
+    #[inline(always)]
+    pub(crate) fn zero_points(&self, panel: &[u8], group: usize) -> [f32; LANES] {
+        let mut zeros = [self.grid.bits.centre() as f32; LANES];
+        if self.grid.minimum == Minimum::ZeroPoint {
+            let bytes = &panel[self.minima + group * LANES..][..LANES];
+            for lane in 0..LANES {
+                zeros[lane] = f32::from(bytes[lane]);
+            }
+        }
+        zeros
+    }
+
     /// The scale of a group, and its minimum or zero point (0 if centred).
     #[inline(always)]
     pub(crate) fn scale_and_minimum(&self, panel: &[u8], group: usize, lane: usize) -> (f32, f32) {
@@ -213,12 +224,6 @@ impl GridLayout {
             Minimum::ZeroPoint => f32::from(panel[self.minima + at]),
         };
         (scale, minimum)
-    }
-}
-
-fn put_zero_points(out: &mut [u8], at: usize, lane: usize, values: Option<Vec<f32>>) {
-    for (index, value) in values.unwrap_or_default().into_iter().enumerate() {
-        out[at + index * LANES + lane] = value as u8;
     }
 }
 

@@ -107,6 +107,7 @@ impl Kernels {
             (Operand::Floats(x), None) => assert_eq!(x.len(), tokens * columns, "x of {tokens} tokens"),
             (Operand::Codes(x), Some(operand)) => {
                 assert_eq!(x.len(), tokens * operand.row_bytes, "codes of {tokens} tokens");
+                assert!(x.as_ptr().cast::<u32>().is_aligned(), "codes are aligned to 4 bytes");
             }
             _ => panic!("the rows have another form than the matrices read; this is a bug"),
         }
@@ -257,7 +258,7 @@ impl Kernels {
         layout: &OperandLayout,
         out: &mut [u8],
     ) {
-        assert_eq!(x.width(), weight.len(), "width of x and weight");
+        assert_eq!((x.width(), layout.columns), (weight.len(), weight.len()), "width of x, weight and out");
         self.quantise_rows(pool, x.count(), layout, out, &|row, to| {
             // SAFETY: the table's instruction set is available; `to` has a row.
             unsafe { (self.table.rms_norm)(x.row(row).as_ptr(), x.width(), weight, eps, to) }

@@ -16,7 +16,7 @@ use crate::grid::{BLOCK, SPAN};
 pub enum Operand<'a> {
     /// `[tokens, columns]`.
     Floats(&'a [f32]),
-    /// Rows of [`OperandLayout::row_bytes`].
+    /// Rows of [`OperandLayout::row_bytes`], aligned to 4.
     Codes(&'a [u8]),
 }
 

@@ -1,7 +1,8 @@
 //! Quantisation of weights: the nearest code to each weight, with the scale of the least squared error.
 //!
 //! A few scales around that of the largest weight are tried; clipping a rare large weight often lowers the error of the
-//! group. Scales are rounded to their type before the codes are chosen.
+//! group. Scales are rounded to their type before the codes are chosen. A group with a weight that is not finite has a
+//! scale of NaN, so that its products are NaN.
 
 use half::{bf16, f16};
 use penstock_types::{Grid, GridRows, Minimum, ScaleFormat};
@@ -44,7 +45,7 @@ pub fn quantise(grid: &Grid, weights: &[f32], columns: usize, out: &mut GridRows
 /// The nearest code, as a float.
 #[inline(always)]
 fn code_of(weight: f32, minimum: f32, inverse: f32, levels: f32) -> f32 {
-    // A NaN becomes 0; there is no code for it.
+    // A NaN becomes 0; its group has a scale of NaN.
     ((weight - minimum) * inverse).round_ties_even().max(0.0).min(levels)
 }
 
@@ -54,7 +55,10 @@ fn centred(grid: &Grid, weights: &[f32]) -> (f32, f32) {
     let largest = weights
         .iter()
         .fold(0.0_f32, |largest, weight| if weight.abs() > largest.abs() { *weight } else { largest });
-    if largest == 0.0 || !largest.is_finite() {
+    if weights.iter().any(|weight| !weight.is_finite()) {
+        return (f32::NAN, f32::NAN);
+    }
+    if largest == 0.0 {
         return (0.0, 0.0);
     }
     // There is one more code below the centre than above it: of 4 bits the largest weight gets -8, with the sign in the
@@ -79,8 +83,8 @@ fn with_minimum(grid: &Grid, weights: &[f32], levels: u32) -> (f32, f32) {
     let levels = levels as f32;
     let (low, high) =
         weights.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), w| (low.min(*w), high.max(*w)));
-    if !(low.is_finite() && high.is_finite()) {
-        return (0.0, 0.0);
+    if weights.iter().any(|weight| !weight.is_finite()) {
+        return (f32::NAN, f32::NAN);
     }
     let mut best = (f32::INFINITY, 0.0, round_scale(grid.scales, low));
     for factor in FACTORS {

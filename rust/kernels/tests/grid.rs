@@ -24,6 +24,7 @@ fn grids() -> Vec<Grid> {
         grid(Four, Some(32), Nested, Stored),
         grid(Four, Some(64), Bf16, Centred),
         grid(Four, Some(128), F16, ZeroPoint),
+        grid(Four, Some(32), F32, ZeroPoint),
         grid(Four, None, F32, Centred),
         grid(Five, Some(32), F16, Centred),
         grid(Five, Some(32), Nested, Stored),
@@ -189,12 +190,10 @@ fn check(grid: Grid, tokens: usize, rows: usize, columns: usize, seed: u64) {
         assert_close(&case.product(&kernels, &pool, &x), &want, tolerance, &what);
         let got = floats.product(&kernels, &pool, &x);
         assert_close(&got, &exact, tolerance, &what);
-        if kernels.isa() != penstock_kernels::Isa::Portable {
-            let mut want = vec![0.0; tokens * rows];
-            let matrix = Matrix { layout: f32_layout, bytes: &f32_bytes };
-            kernels.matmul(&pool, Operand::Floats(&x), tokens, &[matrix], Epilogue::Store, &mut want);
-            assert_same_bits(&got, &want, &format!("as float32: {what}"));
-        }
+        let mut want = vec![0.0; tokens * rows];
+        let matrix = Matrix { layout: f32_layout, bytes: &f32_bytes };
+        kernels.matmul(&pool, Operand::Floats(&x), tokens, &[matrix], Epilogue::Store, &mut want);
+        assert_same_bits(&got, &want, &format!("as float32: {what}"));
     }
 }
 
@@ -216,6 +215,9 @@ fn large_products_match_the_dequantised_weights() {
         check(grid, 3, 40, 2500, 1);
         check(grid, 1, 300, 1056, 2);
         check(grid, 103, 33, 1025, 3);
+        // Groups and blocks that the end of the row cuts short.
+        check(grid, 7, 17, 48, 4);
+        check(grid, 2, 17, 1072, 5);
     }
 }
 
@@ -342,6 +344,23 @@ fn parts_of_a_matrix_are_one_below_the_other() {
                 let want: Vec<f32> = want.map(|(value, bias)| value + bias).collect();
                 assert_same_bits(out, &want, &format!("token {token} of {tokens} on {kernels:?}"));
             }
+        }
+    }
+}
+
+#[test]
+fn weight_that_is_not_finite_makes_its_group_nan() {
+    for (bits, minimum) in [(CodeBits::Eight, Minimum::Centred), (CodeBits::Four, Minimum::Stored)] {
+        let (scales, activations) = (ScaleFormat::Bf16, Activations::Int8);
+        let grid = Grid { bits, group: Some(32), scales, minimum, activations };
+        let layout = MatrixLayout { rows: 1, columns: 64, format: WeightFormat::Grid(grid) };
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut weights = random_floats(1, 64);
+            weights[5] = value;
+            let mut row = vec![0.0; 64];
+            Matrix { layout, bytes: &pack(layout, &weights) }.read_row(0, &mut row);
+            assert!(row[..32].iter().all(|weight| weight.is_nan()), "{value}: {row:?}");
+            assert!(row[32..].iter().all(|weight| weight.is_finite()), "{value}: {row:?}");
         }
     }
 }

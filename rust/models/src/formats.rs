@@ -63,7 +63,7 @@ impl WeightFormats {
         for name in checkpoint.names() {
             if let Ok(tensor) = checkpoint.tensor(name)
                 && let format @ WeightFormat::Grid(_) = tensor.format()
-                && backend.supports(format)
+                && backend.supports(format, tensor.columns())
             {
                 formats.others.insert(name.to_owned(), format);
             }

@@ -58,7 +58,7 @@ pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, formats: &Wei
     let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
     let (query, kv) = (heads.query_width(), heads.kv_width());
     let matrix = |names: &[String], rows: &[usize], columns: usize| {
-        let runs = runs(names, rows, formats);
+        let runs = runs(backend, names, rows, columns, formats);
         let sizes: Vec<_> =
             runs.iter().map(|run| (rows[run.parts.clone()].iter().sum(), run.format)).collect();
         backend.matrix_bytes(columns, &sizes)
@@ -94,10 +94,17 @@ struct Run {
     format: WeightFormat,
 }
 
-/// Divides the tensors of a fused matrix. If some read codes and some read floats, all read floats.
-fn runs(names: &[String], rows: &[usize], formats: &WeightFormats) -> Vec<Run> {
+/// Divides the tensors of a fused matrix. If some read codes and some read floats, or the backend has no such codes, all
+/// read floats.
+fn runs<B: Backend>(
+    backend: &B,
+    names: &[String],
+    rows: &[usize],
+    columns: usize,
+    formats: &WeightFormats,
+) -> Vec<Run> {
     let mut all: Vec<WeightFormat> = names.iter().map(|name| formats.of(name)).collect();
-    if !all.iter().all(|format| format.reads_codes()) {
+    if !all.iter().all(|format| format.reads_codes() && backend.supports(*format, columns)) {
         all.iter_mut().for_each(|format| *format = format.with_activations(Activations::Float));
     }
     let mut runs: Vec<Run> = Vec::new();
@@ -160,7 +167,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             .zip(rows)
             .map(|(name, rows)| self.tensor(name, &[*rows, columns]))
             .collect::<Result<Vec<_>, _>>()?;
-        let runs = runs(names, rows, self.formats);
+        let runs = runs(&*self.backend, names, rows, columns, self.formats);
         let stacked: Vec<Stacked<'_>> = runs
             .iter()
             .map(|Run { parts, .. }| Stacked {

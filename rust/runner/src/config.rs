@@ -16,7 +16,7 @@ pub struct EngineConfig {
     pub threads: Option<usize>,
     /// Instruction set of the kernels; by default the best of the CPU. Only the environment sets it.
     pub isa: Option<String>,
-    /// Type of the weights; by default that of the checkpoint, bfloat16 if it is quantised.
+    /// Type of the weights that are not quantised; by default that of the checkpoint.
     pub dtype: Option<Dtype>,
     pub quantization: Option<Quantization>,
     /// Type of the KV cache; by default that of the weights.

@@ -54,10 +54,12 @@ impl Backend for Cpu {
         MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }
     }
 
-    fn supports(&self, format: WeightFormat) -> bool {
+    fn supports(&self, format: WeightFormat, columns: usize) -> bool {
         match format {
             WeightFormat::Float(_) => true,
-            WeightFormat::Grid(grid) => is_supported(&grid),
+            WeightFormat::Grid(grid) => {
+                is_supported(&grid) && (!format.reads_codes() || columns <= OperandLayout::MOST_COLUMNS)
+            }
         }
     }
 
@@ -153,10 +155,10 @@ impl Backend for Cpu {
     }
 
     fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<CpuOperand, DeviceError> {
-        let mut region = |len: usize, size: usize| self.region(len, size, Placement::High, "workspace");
+        let codes = OperandLayout::most_row_bytes(columns) / size_of::<f32>();
         Ok(CpuOperand {
-            floats: region(rows.saturating_mul(columns), size_of::<f32>())?,
-            codes: region(rows, OperandLayout::most_row_bytes(columns))?,
+            floats: self.workspace(rows.saturating_mul(columns), "workspace")?,
+            codes: self.workspace(rows.saturating_mul(codes), "workspace")?,
         })
     }
 

@@ -22,7 +22,7 @@ pub struct CpuMatrix {
 pub(super) const MOST_PARTS: usize = 3;
 
 impl CpuMatrix {
-    /// The parts with their bytes; those from `parts.len()` on are empty.
+    /// The parts with their bytes; those from `parts.len()` on are unspecified.
     pub(super) fn matrices<'a>(&self, bytes: &'a [u8]) -> [Matrix<'a>; MOST_PARTS] {
         let mut rest = bytes;
         std::array::from_fn(|index| {

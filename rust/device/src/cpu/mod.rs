@@ -1,5 +1,5 @@
-//! The CPU backend: weights as packed panels, activations as plain float32, every operation a call into
-//! `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling/`).
+//! The CPU backend: weights as packed panels, activations as float32 or as the 8-bit codes that a matrix reads, every
+//! operation a call into `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling/`).
 //!
 //! Every operation is complete when its call returns. No region of the arena is freed before the backend is dropped, so
 //! fresh memory is zero. The system provides the pages of the workspace when it is allocated, those of the KV cache when

@@ -80,6 +80,7 @@ impl<S: ShortSums> Dot<S> for Short {
         blocks: [*const u8; P],
         pairs: Range<usize>,
     ) {
+        const { assert!(C::SHORT_QUADS >= 2, "a pair of quads fits the sums") };
         let mut pairs = pairs;
         while !pairs.is_empty() {
             let mut short = [[s.short_zeros(); P]; T];

@@ -38,7 +38,7 @@ unsafe impl Sync for GridFloatProduct<'_> {}
 ///
 /// # Safety
 /// - `product` is as its type requires, for codes `C`;
-/// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most `SHARE_TILES`.
+/// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most `share_tiles(S::TILES)`.
 #[inline(always)]
 pub(crate) unsafe fn grid_float_matmul<S: Simd, C: Codes>(
     s: S,
@@ -160,7 +160,7 @@ unsafe fn unpack<S: Simd, C: Codes>(
     let last = layout.grid.groups(layout.columns) - 1;
     let mut k = columns.start;
     let mut out = out;
-    let (mut scale, mut minimum, mut decoded) = (s.splat(0.0), s.splat(0.0), None);
+    let (mut scale, mut minimum, mut zero, mut decoded) = (s.splat(0.0), s.splat(0.0), s.splat(0.0), None);
     while k < columns.end {
         // SAFETY: the block has the columns from k on.
         let block = unsafe { panel.add(layout.codes + k / BLOCK * C::BLOCK_BYTES) };
@@ -168,10 +168,11 @@ unsafe fn unpack<S: Simd, C: Codes>(
             let group = ((k + half * 16) / width).min(last);
             if decoded != Some(group) {
                 decoded = Some(group);
-                // SAFETY: the group is in the panel.
-                (scale, minimum) = unsafe { decode_group(s, layout, panel, group) };
-                if layout.grid.minimum == Minimum::Centred {
-                    minimum = s.mul(scale, s.splat(-(C::BITS.centre() as f32)));
+                // SAFETY: the group is in the panel, and the scales of a panel are before its codes.
+                unsafe {
+                    (scale, minimum) = decode_group(s, layout, panel, group);
+                    let bytes = std::slice::from_raw_parts(panel, layout.codes);
+                    zero = s.vector(layout.zero_points(bytes, group));
                 }
             }
             for pair in 2 * half..2 * half + 2 {
@@ -183,8 +184,8 @@ unsafe fn unpack<S: Simd, C: Codes>(
                         let value = if stored {
                             s.add(s.mul(scale, code), minimum)
                         } else {
-                            // Rounded once: the product of the scale and an integer.
-                            s.mul_add(scale, code, minimum)
+                            // Rounded once: the difference of integers is exact.
+                            s.mul(scale, s.sub(code, zero))
                         };
                         // SAFETY: as above.
                         unsafe {

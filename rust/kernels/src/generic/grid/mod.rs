@@ -77,7 +77,7 @@ pub(crate) struct GridKernel {
 ///
 /// # Safety
 /// - `product` is as its type requires, for the codes of its kernel, and its operand has the codes that it reads;
-/// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most `SHARE_TILES`.
+/// - `panels` and `tiles` are not empty, lie inside it, and multiply to at most `share_tiles(S::GRID_TILES)`.
 #[inline(always)]
 pub(crate) unsafe fn grid_matmul<S: Simd>(
     s: S,
@@ -96,7 +96,8 @@ pub(crate) unsafe fn grid_matmul<S: Simd>(
     let mut k = 0;
     while k < layout.columns {
         let columns = k..layout.columns.min(k + SPAN);
-        let groups = columns.len().div_ceil(group);
+        // The last block is padded to 32 columns, and so are its groups.
+        let groups = columns.len().next_multiple_of(BLOCK).div_ceil(group);
         let mut first = panels.start;
         while first < panels.end {
             let count = PANELS.min(panels.end - first);
@@ -162,9 +163,10 @@ unsafe fn decode_scales<S: Simd>(
     out: *mut f32,
 ) {
     let stored = layout.grid.group.map_or(usize::MAX, usize::from);
+    let last = layout.grid.groups(layout.columns) - 1;
     for index in 0..groups {
         // The sums may be of smaller groups than the scales.
-        let group = (k + index * width) / stored;
+        let group = ((k + index * width) / stored).min(last);
         // SAFETY: `groups` times 16 is at most `SCALES`; the group is in the panel.
         unsafe {
             let (scales, minima) = decode_group(s, layout, panel, group);

@@ -108,8 +108,8 @@ impl Backend for AsyncCpu {
         lock(&self.cpu).memory()
     }
 
-    fn supports(&self, format: WeightFormat) -> bool {
-        lock(&self.cpu).supports(format)
+    fn supports(&self, format: WeightFormat, columns: usize) -> bool {
+        lock(&self.cpu).supports(format, columns)
     }
 
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
