@@ -145,7 +145,7 @@ impl Checkpoint {
             let count = entry.elements() as u64;
             elements += count;
             bytes += entry.stored_bytes() as u64;
-            if entry.stored.dtype().is_some() {
+            if entry.stored.is_supported() {
                 *by_storage.entry(entry.stored.to_string()).or_default() += count;
             }
         }

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use penstock_types::{Activations, CodeBits, Dtype, Grid, GridRows, Minimum, ScaleFormat, WeightFormat};
 
-use crate::dequantize::f16_to_f32;
 use crate::mapped::MappedFile;
+use penstock_types::f16_to_f32;
 
 /// Bytes of a file. The range is inside the file.
 #[derive(Clone, Debug)]

@@ -76,13 +76,9 @@ impl StoredType {
         }
     }
 
-    /// The type that weights of this type have in memory by default; `None` if they cannot be read.
-    pub(crate) fn dtype(&self) -> Option<Dtype> {
-        match self {
-            StoredType::Weights(storage) => Some(storage.dtype()),
-            StoredType::Packed(_) => Some(Dtype::Bf16),
-            StoredType::Other(_) => None,
-        }
+    /// Whether weights of this type can be read.
+    pub(crate) fn is_supported(&self) -> bool {
+        !matches!(self, StoredType::Other(_))
     }
 }
 

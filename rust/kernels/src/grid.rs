@@ -15,7 +15,7 @@
 //! four activations of a token.
 
 use half::{bf16, f16};
-use penstock_types::{CodeBits, Grid, GridRows, Minimum, ScaleFormat};
+use penstock_types::{CodeBits, Grid, GridRows, Minimum, ScaleFormat, f16_to_f32};
 
 use crate::panel::LANES;
 
@@ -140,14 +140,15 @@ impl GridLayout {
     pub(crate) fn read_row(&self, panel: &[u8], lane: usize, out: &mut [f32]) {
         let width = self.grid.group.map_or(self.columns, usize::from);
         for (group, out) in out.chunks_mut(width).enumerate() {
-            let (scale, minimum) = self.scale_and_minimum(panel, group, lane);
+            let (mut scales, mut minima) = ([0.0; LANES], [0.0; LANES]);
+            self.decode_group(panel, group, &mut scales, &mut minima);
+            let (scale, minimum, zero) = (scales[lane], minima[lane], self.zero_points(panel, group)[lane]);
             for (k, value) in out.iter_mut().enumerate() {
                 let code = self.read_code(&panel[self.codes..], group * width + k, lane);
                 *value = match self.grid.minimum {
                     Minimum::Stored => scale * f32::from(code) + minimum,
-                    // Exact, as one rounded product of the scale and an integer.
-                    Minimum::Centred => scale * (i32::from(code) - self.grid.bits.centre()) as f32,
-                    Minimum::ZeroPoint => scale * (f32::from(code) - minimum),
+                    // Rounded once: the difference of integers is exact.
+                    Minimum::Centred | Minimum::ZeroPoint => scale * (f32::from(code) - zero),
                 };
             }
         }
@@ -203,28 +204,6 @@ impl GridLayout {
         }
         zeros
     }
-
-    /// The scale of a group, and its minimum or zero point (0 if centred).
-    #[inline(always)]
-    pub(crate) fn scale_and_minimum(&self, panel: &[u8], group: usize, lane: usize) -> (f32, f32) {
-        let grid = &self.grid;
-        let at = group * LANES + lane;
-        let outer = match grid.scales {
-            ScaleFormat::Nested => {
-                Some(group * grid.group.map_or(0, usize::from) / penstock_types::OUTER_GROUP * LANES + lane)
-            }
-            _ => None,
-        };
-        let outer_at =
-            |part: usize| outer.map_or(1.0, |outer| read_number(panel, part, ScaleFormat::F16, outer));
-        let scale = read_number(panel, 0, grid.scales, at) * outer_at(self.outer_scales);
-        let minimum = match grid.minimum {
-            Minimum::Centred => 0.0,
-            Minimum::Stored => read_number(panel, self.minima, grid.scales, at) * outer_at(self.outer_minima),
-            Minimum::ZeroPoint => f32::from(panel[self.minima + at]),
-        };
-        (scale, minimum)
-    }
 }
 
 #[inline(always)]
@@ -251,30 +230,6 @@ fn read_numbers(bytes: &[u8], at: usize, format: ScaleFormat, first: usize, out:
                 *out = f32::from(byte.cast_signed());
             }
         }
-    }
-}
-
-/// Converts without a branch, so that the loop above is vectorised.
-#[inline(always)]
-fn f16_to_f32(half: u16) -> f32 {
-    const REBIAS: u32 = (127 - 15) << 23;
-    let half = u32::from(half);
-    let (sign, magnitude) = ((half & 0x8000) << 16, half & 0x7fff);
-    let normal = (magnitude << 13) + REBIAS;
-    let subnormal = (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits();
-    let bits = if magnitude < 0x0400 { subnormal } else { normal };
-    let bits = if magnitude >= 0x7c00 { normal + REBIAS } else { bits };
-    f32::from_bits(sign | bits)
-}
-
-#[inline(always)]
-fn read_number(bytes: &[u8], at: usize, format: ScaleFormat, index: usize) -> f32 {
-    let at = at + index * format.bytes();
-    match format {
-        ScaleFormat::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
-        ScaleFormat::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
-        ScaleFormat::Bf16 => bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
-        ScaleFormat::Nested => f32::from(bytes[at].cast_signed()),
     }
 }
 

@@ -32,3 +32,18 @@ impl From<Dtype> for KvDtype {
         }
     }
 }
+
+/// Converts half to single precision without branches (loops over it are
+/// vectorised), exactly for every value. Subnormals are converted as integers,
+/// not as subnormal singles, so the result does not depend on the processor's flush-to-zero mode.
+#[inline(always)]
+pub fn f16_to_f32(half: u16) -> f32 {
+    const REBIAS: u32 = (127 - 15) << 23;
+    let half = u32::from(half);
+    let (sign, magnitude) = ((half & 0x8000) << 16, half & 0x7fff);
+    let normal = (magnitude << 13) + REBIAS;
+    let subnormal = (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits();
+    let bits = if magnitude < 0x0400 { subnormal } else { normal };
+    let bits = if magnitude >= 0x7c00 { normal + REBIAS } else { bits };
+    f32::from_bits(sign | bits)
+}

@@ -21,6 +21,7 @@ mod weight;
 
 pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
+pub use dtype::f16_to_f32;
 pub use enums::{
     Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, Quantization,
     ReasoningParser, Speculation, ToolParser, Unread,
