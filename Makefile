@@ -6,6 +6,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
+PEERS  ?= target/peers
+# The command line tools of llama.cpp, for this CPU, without the multimodal library and the web interface.
+LLAMA  := -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_TOOLS_INSTALL=ON \
+          -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF
 
 # A fresh Rust installation is not on the PATH of running shells.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -27,7 +31,7 @@ CRATES  := --workspace --exclude penstock-python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check build wheel bench generate format lint lint-rust lint-python test-rust test-rust-all test-python \
+.PHONY: help demo test check build wheel bench bench-suite peers generate format lint lint-rust lint-python test-rust test-rust-all test-python \
         test-python-all rust clean
 
 help:  ## Print this list
@@ -45,13 +49,25 @@ build: $(CORE)  ## Build the extension module in place, for `.venv/bin/python -c
 wheel: $(BASE)  ## Build a release wheel in dist/
 	$(BIN)/maturin build --release --locked --out dist
 
-bench:  ## Benchmark kernels and a random 0.5B model (BENCH="--rounds 5")
+bench:  ## Benchmark the kernels and parts of the engine against the limits of the machine
 	cargo bench -p penstock-device --bench bfc
 	cargo bench -p penstock-device --bench sampling -- --quick
 	cargo bench -p penstock-guidance --bench guidance
 	cargo bench -p penstock-kernels --bench kernels -- --quick
-	cargo bench -p penstock-runner --bench model -- $(BENCH)
 	cargo bench -p penstock-runner --bench control
+
+bench-suite: wheel $(DEV) $(DEMO)  ## Compare whole models with other engines; writes benches/record (SUITE="--quick")
+	$(PYTHON) -m venv $(PEERS)/penstock
+	$(PEERS)/penstock/bin/python -m pip install --quiet --force-reinstall dist/penstock-*.whl
+	$(BIN)/python benches/suite --peers $(PEERS) $(SUITE)
+
+peers:  ## Install the other engines of `make bench-suite` (PEERS=DIR, 10 GB)
+	$(PYTHON) -m venv $(PEERS)/python
+	$(PEERS)/python/bin/python -m pip install torch 'transformers<5.6' openvino-genai openvino-tokenizers ctranslate2 \
+	    onnxruntime-genai onnx onnx-ir sympy networkx ninja psutil pydot rich scikit-learn scipy tabulate matplotlib
+	$(PEERS)/python/bin/python -m pip install --no-deps nncf optimum optimum-intel  # they ask for other versions
+	$(PYTHON) -m venv $(PEERS)/llama
+	CMAKE_ARGS="$(LLAMA)" $(PEERS)/llama/bin/python -m pip install --no-cache-dir --no-binary llama-cpp-python llama-cpp-python
 
 generate:  ## Rewrite the files generated from rust/frontend/definitions
 	$(PYTHON) -B tools/generate

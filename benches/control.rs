@@ -2,9 +2,9 @@
 //!
 //!     cargo bench -p penstock-runner --bench control -- [--rounds N] [--threads N] [PATH]
 //!
-//! PATH is a checkpoint; without one, that of the `model` benchmark. Steps are built directly and run without an engine. A
-//! line shows the median time of a step and, because the load of the machine varies, the median of its ratios to the plain
-//! step of the same round.
+//! PATH is a checkpoint; without one, random weights in the shape of Qwen2 0.5B. Steps are built directly and run without
+//! an engine. A line shows the median time of a step and, because the load of the machine varies, the median of its ratios
+//! to the plain step of the same round.
 
 #[path = "half_billion.rs"]
 mod half_billion;

@@ -1,12 +1,16 @@
 //! The speed of each kernel relative to the limits of the machine.
 //!
-//!     cargo bench -p penstock-kernels --bench kernels -- [--quick] [--threads N] [--isa NAME[,NAME]] [FILTER]
+//!     cargo bench -p penstock-kernels --bench kernels -- [--quick] [--shapes] [--json] [--threads N] [--isa NAME[,NAME]] [FILTER]
+//!     cargo bench -p penstock-kernels --bench kernels -- --limits
+//!
+//! `--shapes` also measures the matrices of a layer one by one, `--json` prints a JSON object per line, and `--limits`
+//! prints only the limits of the machine, as JSON, for each number of threads.
 //!
 //! Several instruction sets alternate, so that their ratio does not depend on the load of the machine.
 //! Every iteration measures the machine (read bandwidth, FMA rate) right before and after the kernel, so that the share of
 //! the limit is meaningful on a machine with a varying clock or load. A line shows the median rate, the median share of the
 //! limit over the iterations, and the best share. The limit of a kernel is the longer of two times: its bytes at the read
-//! bandwidth, its operations at the FMA rate. Decoding over a long context alternates between all KV dtypes; there,
+//! bandwidth, its operations at the peak of the instruction that the weights allow. Decoding over a long context alternates between all KV dtypes; there,
 //! "reading" is the share of the read bandwidth alone, and the last column is the median, least and largest ratio to bf16
 //! of one iteration.
 
@@ -24,35 +28,28 @@ use penstock_types::{
     Activations, AttentionParams, AttentionRow, CodeBits, Dtype, Epilogue, Grid, GridRows, KvDtype, Minimum,
     ScaleFormat, WeightFormat,
 };
-use roofline::{Probe, seconds};
+use roofline::{Probe, Rates, Streams, seconds};
 
 fn main() {
     let options = Options::from_arguments();
+    if options.limits {
+        return print_limits(options.threads);
+    }
     let kernels =
         options.isas.iter().map(|isa| Kernels::for_isa(*isa).expect("an instruction set of this CPU"));
     let kernels: Vec<Kernels> = kernels.collect();
     let pool = Pool::new(options.threads).expect("threads");
     let bench = Bench {
+        rates: options.isas.iter().map(|isa| roofline::rates(&pool, *isa)).collect(),
         probe: Probe::new(if options.quick { 128 << 20 } else { 256 << 20 }),
         kernels,
         pool,
         options,
     };
-    let names: Vec<&str> = bench.options.isas.iter().map(|isa| isa.name()).collect();
-    println!("{} on {} threads", names.join(", "), bench.pool.threads());
-    let (bandwidth, flops) = (0..5).fold((0.0_f64, 0.0_f64), |best, _| {
-        let machine = bench.probe.measure(&bench.pool);
-        (best.0.max(machine.bytes_per_second), best.1.max(machine.flops_per_second))
-    });
-    println!("machine: reads {:.1} GB/s, multiply-adds {:.0} GFLOP/s", bandwidth / 1e9, flops / 1e9);
-    for threads in 1..=bench.pool.threads() {
-        let pool = Pool::new(threads).expect("threads");
-        for rate in roofline::rates(&pool) {
-            println!("{:<34}{:>9.0} GOP/s on {threads} threads", rate.name, rate.per_second / 1e9);
-        }
+    if !bench.options.json {
+        println!("{:<40}{:>12}{:>10}{:>8}{:>8}", "", "time", "rate", "share", "best");
+        bench.barrier();
     }
-    println!("\n{:<34}{:>12}{:>10}{:>8}{:>8}", "", "time", "rate", "share", "best");
-    bench.barrier();
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
         bench.products(&format!("{dtype:?}").to_lowercase(), dtype.into());
     }
@@ -78,6 +75,14 @@ fn main() {
     ] {
         bench.products(tag, format);
     }
+    if bench.options.shapes {
+        bench.shapes("bf16", Dtype::Bf16.into());
+        bench.shapes("int8 g128", grid(CodeBits::Eight, Some(128), F16, Centred, Int8));
+        bench.shapes("int4 g128", grid(CodeBits::Four, Some(128), F16, Centred, Int8));
+    }
+    if bench.options.json {
+        return;
+    }
     bench.tiles();
     for dtype in [KvDtype::Bf16, KvDtype::F32, KvDtype::Int8, KvDtype::Uint4] {
         bench.attention_prefill(dtype, 512);
@@ -93,8 +98,31 @@ fn main() {
     }
 }
 
+/// The limits of the machine with 1 to `most` threads, a JSON object per line.
+fn print_limits(most: usize) {
+    let probe = Probe::new(256 << 20);
+    let isa = if Isa::Avx512Bf16.is_available() { Isa::Avx512Bf16 } else { Isa::best() };
+    for threads in 1..=most {
+        let pool = Pool::new(threads).expect("threads");
+        let mut read = 0.0_f64;
+        for streams in [Streams::One, Streams::Two, Streams::Four] {
+            for _ in 0..6 {
+                let rate = probe.bandwidth(&pool, streams);
+                read = read.max(rate);
+            }
+        }
+        let Rates { f32, bf16, int8, int4 } = roofline::rates(&pool, isa);
+        println!(
+            r#"{{"threads":{threads},"read":{read:.0},"f32":{f32:.0},"bf16":{bf16:.0},"int8":{int8:.0},"int4":{int4:.0}}}"#
+        );
+    }
+}
+
 struct Options {
     quick: bool,
+    shapes: bool,
+    json: bool,
+    limits: bool,
     threads: usize,
     isas: Vec<Isa>,
     filter: String,
@@ -103,12 +131,23 @@ struct Options {
 impl Options {
     fn from_arguments() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut options = Options { quick: false, threads, isas: vec![Isa::best()], filter: String::new() };
+        let mut options = Options {
+            quick: false,
+            shapes: false,
+            json: false,
+            limits: false,
+            threads,
+            isas: vec![Isa::best()],
+            filter: String::new(),
+        };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--bench" => {}
                 "--quick" => options.quick = true,
+                "--shapes" => options.shapes = true,
+                "--json" => options.json = true,
+                "--limits" => options.limits = true,
                 "--threads" => {
                     options.threads =
                         arguments.next().and_then(|n| n.parse().ok()).expect("--threads takes a number");
@@ -130,6 +169,8 @@ impl Options {
 struct Bench {
     options: Options,
     probe: Probe,
+    /// Of each instruction set.
+    rates: Vec<Rates>,
     kernels: Vec<Kernels>,
     pool: Pool,
 }
@@ -139,6 +180,41 @@ struct Bench {
 struct Work {
     bytes: usize,
     flops: usize,
+    kind: Kind,
+}
+
+/// The instructions of the operations.
+#[derive(Clone, Copy, Default)]
+enum Kind {
+    #[default]
+    F32,
+    Bf16,
+    Int8,
+    Int4,
+}
+
+impl Kind {
+    fn of(format: WeightFormat) -> Self {
+        match format {
+            WeightFormat::Float(Dtype::Bf16) => Kind::Bf16,
+            WeightFormat::Grid(Grid { activations: Activations::Int8, bits: CodeBits::Four, .. }) => {
+                Kind::Int4
+            }
+            WeightFormat::Grid(Grid { activations: Activations::Int8, .. }) => Kind::Int8,
+            _ => Kind::F32,
+        }
+    }
+
+    /// The peak rate relative to that of float32 multiply-adds.
+    fn speed(self, rates: &Rates) -> f64 {
+        let rate = match self {
+            Kind::F32 => rates.f32,
+            Kind::Bf16 => rates.bf16,
+            Kind::Int8 => rates.int8,
+            Kind::Int4 => rates.int4,
+        };
+        rate / rates.f32
+    }
 }
 
 /// The shapes of qwen2-0.5b: (rows, columns) of a layer's four products, and of the head.
@@ -164,7 +240,8 @@ impl Bench {
                 let after = self.probe.measure(&self.pool);
                 let machine = before.mean(after);
                 let reading = work.bytes as f64 / machine.bytes_per_second;
-                shares[index].push(reading.max(work.flops as f64 / machine.flops_per_second) / time);
+                let peak = machine.flops_per_second * work.kind.speed(&self.rates[index]);
+                shares[index].push(reading.max(work.flops as f64 / peak) / time);
                 times[index].push(time);
             }
         }
@@ -172,14 +249,24 @@ impl Bench {
             times.sort_by(f64::total_cmp);
             shares.sort_by(f64::total_cmp);
             let time = times[times.len() / 2];
+            let (median, best) = (shares[shares.len() / 2], shares[shares.len() - 1]);
+            let (bytes, flops) = (work.bytes as f64 / time / 1e9, work.flops as f64 / time / 1e9);
+            let isa = kernels.isa();
+            if self.options.json {
+                println!(
+                    r#"{{"kernel":"{name}","isa":"{isa}","ms":{:.4},"gb_s":{bytes:.1},"gop_s":{flops:.0},"share":{median:.3},"best":{best:.3}}}"#,
+                    1e3 * time
+                );
+                continue;
+            }
             let rate = if work.flops > 2 * work.bytes {
-                format!("{:.0} GF/s", work.flops as f64 / time / 1e9)
+                format!("{flops:.0} GOP/s")
             } else {
-                format!("{:.1} GB/s", work.bytes as f64 / time / 1e9)
+                format!("{bytes:.1} GB/s")
             };
-            let (median, best) = (100.0 * shares[shares.len() / 2], 100.0 * shares[shares.len() - 1]);
-            let isa = if self.kernels.len() > 1 { kernels.isa().name() } else { "" };
-            println!("{name:<34}{:>9.3} ms{rate:>11}{median:>6.0} %{best:>6.0} %  {isa}", 1e3 * time);
+            let isa = if self.kernels.len() > 1 { isa.name() } else { "" };
+            let (ms, median, best) = (1e3 * time, 100.0 * median, 100.0 * best);
+            println!("{name:<40}{ms:>9.3} ms{rate:>11}{median:>6.0} %{best:>6.0} %  {isa}");
         }
     }
 
@@ -193,18 +280,38 @@ impl Bench {
 
     /// The matrix products of a forward pass.
     fn products(&self, tag: &str, format: WeightFormat) {
-        let names = [1, 8, 32, 512].map(|tokens| format!("matmul {tag} {tokens} tokens"));
-        if !names.iter().any(|name| name.contains(&self.options.filter)) {
-            return;
-        }
         let (layers, head) = match (self.options.quick, format) {
             (true, _) => (6, (HEAD.0 / 8, HEAD.1)),
             (false, WeightFormat::Float(Dtype::F32)) => (LAYERS / 2, (HEAD.0 / 2, HEAD.1)),
             (false, _) => (LAYERS, HEAD),
         };
-        let shapes = (0..layers).flat_map(|_| LAYER).chain([head]);
-        let layouts: Vec<MatrixLayout> =
-            shapes.map(|(rows, columns)| MatrixLayout { rows, columns, format }).collect();
+        let shapes: Vec<_> = (0..layers).flat_map(|_| LAYER).chain([head]).collect();
+        // Long prompts need no head, and two layers exceed every cache.
+        self.matmul(&format!("matmul {tag}"), format, &shapes, 8);
+    }
+
+    /// Each matrix of a forward pass alone, in as many copies as exceed every cache.
+    fn shapes(&self, tag: &str, format: WeightFormat) {
+        const BYTES: usize = 128 << 20;
+        for (name, shape) in
+            ["qkv", "output", "gate_up", "down", "head"].iter().zip(LAYER.iter().chain([&HEAD]))
+        {
+            let bytes = MatrixLayout { rows: shape.0, columns: shape.1, format }.bytes();
+            let copies = vec![*shape; BYTES.div_ceil(bytes)];
+            self.matmul(&format!("matmul {tag} {name} {} x {}", shape.0, shape.1), format, &copies, 8);
+        }
+    }
+
+    /// Products with all matrices one after another; those of long prompts with the first `long` of them.
+    fn matmul(&self, title: &str, format: WeightFormat, shapes: &[(usize, usize)], long: usize) {
+        let names = [1, 8, 32, 512].map(|tokens| format!("{title} {tokens} tokens"));
+        if !names.iter().any(|name| name.contains(&self.options.filter)) {
+            return;
+        }
+        let layouts: Vec<MatrixLayout> = shapes
+            .iter()
+            .map(|(rows, columns)| MatrixLayout { rows: *rows, columns: *columns, format })
+            .collect();
         let fill = |_: std::ops::Range<usize>, into: &mut [f32]| {
             into.iter_mut().enumerate().for_each(|(i, v)| *v = (i % 97) as f32 / 97.0 - 0.5);
         };
@@ -227,8 +334,7 @@ impl Bench {
             })
             .collect();
         for (name, tokens) in names.iter().zip([1, 8, 32, 512]) {
-            // Long prompts need no head, and two layers exceed every cache.
-            let count = if tokens > 32 { 8 } else { layouts.len() };
+            let count = if tokens > 32 { long.min(layouts.len()) } else { layouts.len() };
             let pass: Vec<Matrix<'_>> = layouts
                 .iter()
                 .zip(&matrices)
@@ -240,7 +346,8 @@ impl Bench {
             let x = vec![0.25; tokens * 4864];
             let mut codes = vec![0; tokens * 4864 * 4];
             let mut out = vec![0.0; tokens * pass.iter().map(|matrix| matrix.layout.rows).max().unwrap_or(0)];
-            self.line(name, Work { bytes, flops: 2 * elements * tokens }, |kernels, pool| {
+            let work = Work { bytes, flops: 2 * elements * tokens, kind: Kind::of(format) };
+            self.line(name, work, |kernels, pool| {
                 for matrix in &pass {
                     let MatrixLayout { rows, columns, .. } = matrix.layout;
                     let (x, out) = (&x[..tokens * columns], &mut out[..tokens * rows]);
@@ -271,7 +378,7 @@ impl Bench {
             let flops = 2 * ROUNDS * tokens * layout.rows * layout.columns * self.pool.threads();
             self.line(
                 &format!("tile bf16 {tokens} tokens x threads"),
-                Work { bytes: 0, flops },
+                Work { flops, ..Work::default() },
                 |kernels, _| {
                     for _ in 0..ROUNDS {
                         kernels.matmul(
@@ -343,7 +450,8 @@ impl Bench {
         let mut scratch = [];
         let row = AttentionRow { first_query: 0, num_queries: tokens, start: 0, blocks: 0..blocks.len() };
         // Half of the square, including its diagonal.
-        let work = Work { bytes: cache.len(), flops: 4 * heads * 64 * tokens * (tokens + 1) / 2 };
+        let work =
+            Work { bytes: cache.len(), flops: 4 * heads * 64 * tokens * (tokens + 1) / 2, ..Work::default() };
         let name = format!("attention {} prefill {tokens}", format!("{dtype:?}").to_lowercase());
         self.line(&name, work, |kernels, pool| {
             kernels.attention(
@@ -366,31 +474,35 @@ impl Bench {
         let weight = vec![1.0; hidden];
         let x = vec![0.5; tokens * hidden];
         let mut out = vec![0.0; tokens * hidden];
-        self.line("rms_norm 512 x 896", Work { bytes: 8 * x.len(), flops: 0 }, |kernels, pool| {
+        self.line("rms_norm 512 x 896", Work { bytes: 8 * x.len(), ..Work::default() }, |kernels, pool| {
             kernels.rms_norm(pool, Rows::dense(&x, hidden), &weight, 1e-6, RowsMut::dense(&mut out, hidden));
         });
         let gate_up = vec![0.5; tokens * 2 * ffn];
         let mut out = vec![0.0; tokens * ffn];
-        self.line("silu_mul 512 x 4864", Work { bytes: 12 * out.len(), flops: 0 }, |kernels, pool| {
-            kernels.silu_mul(pool, Rows::dense(&gate_up, 2 * ffn), RowsMut::dense(&mut out, ffn));
-        });
+        self.line(
+            "silu_mul 512 x 4864",
+            Work { bytes: 12 * out.len(), ..Work::default() },
+            |kernels, pool| {
+                kernels.silu_mul(pool, Rows::dense(&gate_up, 2 * ffn), RowsMut::dense(&mut out, ffn));
+            },
+        );
         let (cos, sin) = (vec![0.6; tokens * 32], vec![0.8; tokens * 32]);
         let mut q = vec![0.5; tokens * hidden];
-        self.line("rope 512 x 14 x 64", Work { bytes: 8 * q.len(), flops: 0 }, |kernels, pool| {
+        self.line("rope 512 x 14 x 64", Work { bytes: 8 * q.len(), ..Work::default() }, |kernels, pool| {
             let (cos, sin) = (Rows::dense(&cos, 32), Rows::dense(&sin, 32));
             kernels.rope(pool, RowsMut::dense(&mut q, hidden), 64, cos, sin);
         });
         let logits: Vec<f32> = (0..HEAD.0).map(|i| (i * 7919 % 1000) as f32 / 100.0).collect();
-        self.line("argmax 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
+        self.line("argmax 151936", Work { bytes: 4 * logits.len(), ..Work::default() }, |kernels, _| {
             black_box(kernels.argmax(&logits));
         });
-        self.line("sum_of_exp 151936", Work { bytes: 4 * logits.len(), flops: 0 }, |kernels, _| {
+        self.line("sum_of_exp 151936", Work { bytes: 4 * logits.len(), ..Work::default() }, |kernels, _| {
             black_box(kernels.sum_of_exp(&logits, 10.0, 1.0));
         });
         let mut masked = logits.clone();
         let words: Vec<u32> =
             (0..HEAD.0.div_ceil(32) as u32).map(|word| word.wrapping_mul(0x9e37_79b9)).collect();
-        self.line("mask 151936", Work { bytes: 8 * logits.len(), flops: 0 }, |kernels, _| {
+        self.line("mask 151936", Work { bytes: 8 * logits.len(), ..Work::default() }, |kernels, _| {
             kernels.mask(black_box(&mut masked), &words);
         });
     }
@@ -401,7 +513,7 @@ impl Bench {
         let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 64, dtype };
         let mut cache = vec![0; TOKENS / 16 * layout.block_bytes()];
         let kv: Vec<f32> = (0..128).map(|i| (i * 37 % 128) as f32 / 64.0 - 1.0).collect();
-        let work = Work { bytes: TOKENS * 8 * kv.len() + cache.len(), flops: 0 };
+        let work = Work { bytes: TOKENS * 8 * kv.len() + cache.len(), ..Work::default() };
         let name = format!("write_kv {} {TOKENS} x 2 x 64", format!("{dtype:?}").to_lowercase());
         self.line(&name, work, |kernels, _| {
             for token in 0..TOKENS {

@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use penstock_kernels::Pool;
+use penstock_kernels::{Isa, Pool};
 
 /// The measured limits of the machine.
 #[derive(Clone, Copy)]
@@ -33,7 +33,10 @@ pub struct Probe {
 impl Probe {
     /// A probe that reads `bytes` bytes, which should be several times the size of the caches.
     pub fn new(bytes: usize) -> Self {
-        Self { memory: vec![1; bytes / 8] }
+        let mut memory = Vec::with_capacity(bytes / 8);
+        advise_huge_pages(memory.spare_capacity_mut());
+        memory.resize(bytes / 8, 1);
+        Self { memory }
     }
 
     /// The number of bytes that it reads.
@@ -41,48 +44,83 @@ impl Probe {
         8 * self.memory.len()
     }
 
-    /// Measures both limits.
-    pub fn measure(&self, pool: &Pool) -> Machine {
+    /// The read bandwidth of all threads: bytes per second.
+    pub fn bandwidth(&self, pool: &Pool, streams: Streams) -> f64 {
         let parts = pool.threads();
         let length = self.memory.len() / parts;
         let reading = seconds(|| {
             pool.run(&|worker| {
-                black_box(read(&self.memory[worker * length..][..length]));
+                black_box(read(&self.memory[worker * length..][..length], streams));
             });
         });
+        (parts * length * 8) as f64 / reading
+    }
+
+    /// Measures both limits.
+    pub fn measure(&self, pool: &Pool) -> Machine {
+        let parts = pool.threads();
+        let bytes_per_second = self.bandwidth(pool, Streams::Two);
         const STEPS: usize = 1 << 20;
         let computing = seconds(|| {
             pool.run(&|worker| {
                 black_box(multiply_add(STEPS, worker as f32));
             });
         });
-        Machine {
-            bytes_per_second: (parts * length * 8) as f64 / reading,
-            flops_per_second: (parts * STEPS * FLOPS_OF_A_STEP) as f64 / computing,
-        }
+        Machine { bytes_per_second, flops_per_second: (parts * STEPS * FLOPS_OF_A_STEP) as f64 / computing }
     }
 }
 
-/// Reads in four streams with prefetches.
-fn read(memory: &[u64]) -> u64 {
+/// Asks for huge pages, with which less time goes to address translation.
+fn advise_huge_pages(memory: &mut [std::mem::MaybeUninit<u64>]) {
+    #[cfg(target_os = "linux")]
+    {
+        unsafe extern "C" {
+            fn madvise(address: *mut std::ffi::c_void, length: usize, advice: i32) -> i32;
+        }
+        const PAGE: usize = 4096;
+        const HUGE_PAGE: i32 = 14;
+        let skipped = memory.as_ptr().align_offset(PAGE).min(memory.len());
+        let pages = &mut memory[skipped..];
+        // SAFETY: the range is inside the allocation and starts at a page; the advice does not change its contents.
+        unsafe { madvise(pages.as_mut_ptr().cast(), size_of_val(pages) / PAGE * PAGE, HUGE_PAGE) };
+    }
+}
+
+/// Reads in a number of streams, with prefetches.
+fn read(memory: &[u64], streams: Streams) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: AVX2 is available.
-        return unsafe { read_avx2(memory) };
+        return unsafe {
+            match streams {
+                Streams::One => read_avx2::<1>(memory),
+                Streams::Two => read_avx2::<2>(memory),
+                Streams::Four => read_avx2::<4>(memory),
+            }
+        };
     }
+    let _ = streams;
     memory.iter().fold(0, |sum, value| sum ^ value)
+}
+
+/// The number of addresses that a thread reads from in turn. Which one is the fastest depends on the machine.
+#[derive(Clone, Copy, Debug)]
+pub enum Streams {
+    One,
+    Two,
+    Four,
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn read_avx2(memory: &[u64]) -> u64 {
+fn read_avx2<const STREAMS: usize>(memory: &[u64]) -> u64 {
     use std::arch::x86_64::*;
     const LINE: usize = 8;
     const AHEAD: usize = 24 * LINE;
-    let stream = memory.len() / 4 / LINE * LINE;
+    let stream = memory.len() / STREAMS / LINE * LINE;
     let mut sums = [_mm256_setzero_si256(); 8];
     for at in (0..stream).step_by(LINE) {
-        for part in 0..4 {
+        for part in 0..STREAMS {
             let line = memory.as_ptr().wrapping_add(part * stream + at);
             // SAFETY: the line is inside the slice; a prefetch may name any address.
             unsafe {
@@ -128,42 +166,60 @@ fn multiply_add_avx2(steps: usize, seed: f32) -> f32 {
     chains.iter().fold(0.0, |sum, chain| sum + _mm256_cvtss_f32(*chain))
 }
 
-/// A rate of one kind of instruction.
-pub struct Rate {
-    pub name: &'static str,
-    /// Operations of all threads; a multiply-add counts as two.
-    pub per_second: f64,
+/// Operations per second of all threads, of the best instruction of each kind; a multiply-add counts as two.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// Multiply-adds of float32.
+    pub f32: f64,
+    /// Dot products of bfloat16; the multiply-adds of CPUs without them.
+    pub bf16: f64,
+    /// Exact dot products of bytes.
+    pub int8: f64,
+    /// Dot products of 4-bit codes with bytes; without VNNI, products are first added in 16 bits.
+    pub int4: f64,
 }
 
-/// The rates of the instructions that this CPU has.
-pub fn rates(pool: &Pool) -> Vec<Rate> {
-    const STEPS: usize = 1 << 21;
-    let mut rates = Vec::new();
-    let mut measure = |name, operations: usize, run: &(dyn Fn(usize) + Sync)| {
-        let best = (0..5).fold(f64::INFINITY, |best, _| best.min(seconds(|| pool.run(&|_| run(STEPS)))));
-        rates.push(Rate { name, per_second: (pool.threads() * STEPS * CHAINS * operations) as f64 / best });
+/// The rates of the instructions of this CPU that `isa` has.
+pub fn rates(pool: &Pool, isa: Isa) -> Rates {
+    const STEPS: usize = 1 << 20;
+    let best = |operations: usize, run: &(dyn Fn(usize) + Sync)| {
+        let time = (0..5).fold(f64::INFINITY, |best, _| best.min(seconds(|| pool.run(&|_| run(STEPS)))));
+        (pool.threads() * STEPS * CHAINS * operations) as f64 / time
     };
     #[cfg(target_arch = "x86_64")]
-    {
+    if Isa::Avx2.is_available() && isa != Isa::Portable {
         use x86_64::*;
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: the instructions are available.
-            measure("f32 multiply-add, AVX2", 2 * 8, &|steps| unsafe { fma_avx2(steps) });
-        }
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the instructions are available.
-            measure("f32 multiply-add, AVX-512", 2 * 16, &|steps| unsafe { fma_avx512(steps) });
-        }
-        if is_x86_feature_detected!("avx512bf16") {
-            // SAFETY: the instructions are available.
-            measure("bf16 dot product, AVX-512", 2 * 32, &|steps| unsafe { bf16_avx512(steps) });
-        }
-        if is_x86_feature_detected!("avx512vnni") {
-            // SAFETY: the instructions are available.
-            measure("int8 dot product, AVX-512 VNNI", 2 * 64, &|steps| unsafe { int8_avx512(steps) });
-        }
+        let has_512 = !matches!(isa, Isa::Avx2) && Isa::Avx512.is_available();
+        let has_vnni = has_512 && !matches!(isa, Isa::Avx512) && Isa::Avx512Vnni.is_available();
+        // SAFETY: the set has the instructions.
+        let f32 = best(2 * 8, &|steps| unsafe { fma_avx2(steps) });
+        let bf16 = match isa {
+            // SAFETY: as above.
+            Isa::Avx512Bf16 => best(2 * 32, &|steps| unsafe { bf16_avx512(steps) }),
+            _ => f32,
+        };
+        let (int8, int4) = if has_vnni {
+            // SAFETY: as above.
+            let rate = best(2 * 64, &|steps| unsafe { int8_vnni(steps) });
+            (rate, rate)
+        } else if has_512 {
+            // SAFETY: as above.
+            let int8 = best(2 * 64, &|steps| unsafe { int8_avx512(steps) });
+            // SAFETY: as above.
+            (int8, best(4 * 2 * 64, &|steps| unsafe { int4_avx512(steps) }))
+        } else {
+            // SAFETY: as above.
+            let int8 = best(2 * 32, &|steps| unsafe { int8_avx2(steps) });
+            // SAFETY: as above.
+            (int8, best(4 * 2 * 32, &|steps| unsafe { int4_avx2(steps) }))
+        };
+        return Rates { f32, bf16, int8, int4 };
     }
-    rates
+    let _ = isa;
+    let f32 = best(2 * 8, &|steps| {
+        black_box(multiply_add(steps, 0.5));
+    });
+    Rates { f32, bf16: f32, int8: f32, int4: f32 }
 }
 
 /// Independent chains of a rate: enough to hide the latency, few enough for 16 registers.
@@ -198,7 +254,6 @@ mod x86_64 {
     }
 
     rate!(fma_avx2, "avx2,fma", _mm256_setzero_ps(), _mm256_set1_ps(0.5), c, a => _mm256_fmadd_ps(a, a, c));
-    rate!(fma_avx512, "avx512f", _mm512_setzero_ps(), _mm512_set1_ps(0.5), c, a => _mm512_fmadd_ps(a, a, c));
 
     #[inline(always)]
     fn pairs(bits: __m512i) -> __m512bh {
@@ -207,8 +262,24 @@ mod x86_64 {
     }
     rate!(bf16_avx512, "avx512f,avx512bf16", _mm512_setzero_ps(), _mm512_set1_epi32(0x3f00_3f00), c, a =>
         _mm512_dpbf16_ps(c, pairs(a), pairs(a)));
-    rate!(int8_avx512, "avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_set1_epi8(3), c, a =>
+    rate!(int8_vnni, "avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_set1_epi8(3), c, a =>
         _mm512_dpbusd_epi32(c, a, a));
+
+    // Each product reads the chain, so that none is the same in every step.
+    rate!(int8_avx2, "avx2", _mm256_setzero_si256(), _mm256_set1_epi16(1), c, a =>
+        _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_maddubs_epi16(a, c), a)));
+    rate!(int4_avx2, "avx2", _mm256_setzero_si256(), _mm256_set1_epi16(1), c, a => {
+        let ends = _mm256_add_epi16(_mm256_maddubs_epi16(a, c), _mm256_maddubs_epi16(c, a));
+        let mids = _mm256_add_epi16(_mm256_maddubs_epi16(c, c), _mm256_maddubs_epi16(ends, c));
+        _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_add_epi16(ends, mids), a))
+    });
+    rate!(int8_avx512, "avx512bw", _mm512_setzero_si512(), _mm512_set1_epi16(1), c, a =>
+        _mm512_add_epi32(c, _mm512_madd_epi16(_mm512_maddubs_epi16(a, c), a)));
+    rate!(int4_avx512, "avx512bw", _mm512_setzero_si512(), _mm512_set1_epi16(1), c, a => {
+        let ends = _mm512_add_epi16(_mm512_maddubs_epi16(a, c), _mm512_maddubs_epi16(c, a));
+        let mids = _mm512_add_epi16(_mm512_maddubs_epi16(c, c), _mm512_maddubs_epi16(ends, c));
+        _mm512_add_epi32(c, _mm512_madd_epi16(_mm512_add_epi16(ends, mids), a))
+    });
 }
 
 /// The seconds that `run` takes.
