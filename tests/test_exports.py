@@ -55,6 +55,7 @@ PUBLIC = {
     "ToolCall",
     "ToolCallDelta",
     "Usage",
+    "WeightFormatInfo",
     "__version__",
     "demo",
 }

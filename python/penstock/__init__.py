@@ -32,6 +32,7 @@ from penstock._core import (
     ToolCall,
     ToolCallDelta,
     Usage,
+    WeightFormatInfo,
     __version__,
 )
 from penstock._options import EngineOptions, LogitsProcessor, Prompt, RequestOptions, SamplingOptions
@@ -93,6 +94,7 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "Usage",
+    "WeightFormatInfo",
     "__version__",
     "demo",
 ]

@@ -60,6 +60,15 @@ class Name(click.Choice):  # type: ignore[type-arg] # not generic in older versi
         return value
 
 
+class NameOrJson(Name):
+    """One of several names, or a JSON object."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value as it is, or the object."""
+        is_object = isinstance(value, str) and value.lstrip().startswith("{")
+        return JsonObject().convert(value, param, ctx) if is_object else value
+
+
 class Option(click.Option):
     """An option that belongs to a group."""
 
@@ -94,10 +103,12 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
     if item := next((SEQUENCES[kind] for kind in kinds if kind in SEQUENCES), None):
         keywords["help"] += " Can be given several times."
         return click.option(f"--{flag}", name, type=item, multiple=True, **keywords)
-    if any(get_origin(kind) is Mapping for kind in kinds):
-        return click.option(f"--{flag}", name, type=JsonObject(), **keywords)
+    takes_mapping = any(get_origin(kind) is Mapping for kind in kinds)
     if literal is not None:
-        return click.option(f"--{flag}", name, type=Name(get_args(literal)), **keywords)
+        names = NameOrJson if takes_mapping else Name
+        return click.option(f"--{flag}", name, type=names(get_args(literal)), **keywords)
+    if takes_mapping:
+        return click.option(f"--{flag}", name, type=JsonObject(), **keywords)
     if name.endswith("_bytes"):
         keywords["help"] += " Units: K, M, G, T."
         return click.option(f"--{flag}", name, type=Size(), **keywords)

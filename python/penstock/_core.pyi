@@ -35,6 +35,7 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "Usage",
+    "WeightFormatInfo",
     "__version__",
     "best_of",
     "candidate_params",
@@ -69,9 +70,13 @@ class EngineConfig:
       `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if all are
       quantised.
     - `quantization`: Quantisation of the weights. Quantised files are computed as they are stored, with
-      exactly their values; `"none"` converts them to `dtype`. The other values quantise the weights while
-      they are loaded. Activations are rounded to 8-bit integers, unless only the weights are quantised.
-      Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`. Default: that of the files.
+      exactly their values; `"none"` converts them to `dtype`. The other names quantise the weights while
+      they are loaded. Activations are rounded to 8-bit integers, unless only the weights are quantised. A
+      mapping has `type` (one of the names), `group_size` (32, 64, 128, or -1 for a whole row), `symmetric`
+      (`False` stores a minimum for each group), `embedding` and `head` (a name, or a mapping of the first
+      three keys), and `layers`: patterns of module names, such as `"*.down_proj"`, each with such a value.
+      The first pattern that matches applies. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`,
+      `"w4a16"`, or a mapping. Default: that of the files.
     - `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.
       Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
       the model does not read is an error. This changes outputs. Default: none.
@@ -159,7 +164,9 @@ class EngineConfig:
         *,
         device: Literal["auto", "cpu"] | None = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = "auto",
-        quantization: Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"] | None = "auto",
+        quantization: (
+            Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"] | Mapping[str, Any] | None
+        ) = "auto",
         config_overrides: Mapping[str, Any] | None = None,
         threads: int | None = None,
         profile: bool | None = False,
@@ -171,7 +178,9 @@ class EngineConfig:
         max_paused: int | None = None,
         max_logprobs: int | None = None,
         block_size: int | None = None,
-        kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None = "auto",
+        kv_cache_dtype: (
+            Literal["auto", "float32", "float16", "bfloat16", "int8", "uint4"] | None
+        ) = "auto",
         max_output_bytes: int | None = None,
         kv_cache_bytes: int | None = None,
         kv_cache_blocks: int | None = None,
@@ -206,14 +215,21 @@ class EngineConfig:
         """
 
     @property
-    def quantization(self) -> Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"]:
+    def quantization(self) -> (
+        Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"] | dict[str, Any]
+    ):
         """Quantisation of the weights.
 
         Quantised files are computed as they are stored, with exactly their values; `"none"` converts them
-        to `dtype`. The other values quantise the weights while they are loaded. Activations are rounded to
-        8-bit integers, unless only the weights are quantised.
+        to `dtype`. The other names quantise the weights while they are loaded. Activations are rounded to
+        8-bit integers, unless only the weights are quantised. A mapping has `type` (one of the names),
+        `group_size` (32, 64, 128, or -1 for a whole row), `symmetric` (`False` stores a minimum for each
+        group), `embedding` and `head` (a name, or a mapping of the first three keys), and `layers`:
+        patterns of module names, such as `"*.down_proj"`, each with such a value. The first pattern that
+        matches applies.
 
-        Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`. Default: that of the files.
+        Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, or a mapping. Default: that of
+        the files.
         """
 
     @property
@@ -2364,6 +2380,66 @@ class HostTierInfo:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
+class WeightFormatInfo:
+    """The format of the weight matrices of one module, in all layers or in some of them.
+
+    - `module`: Name of the module without that of its layer, such as `mlp.down_proj`.
+    - `format`: `"float32"`, `"float16"`, `"bfloat16"`, or `"int4"` to `"int8"` for codes of these bits.
+    - `group_size`: Columns that share a scale; `None` if all columns of a row do, and for floats.
+    - `symmetric`: Whether groups have neither a minimum nor a zero point; `None` for floats.
+    - `activations`: Type of the activations in a product: `"int8"` or `"float32"`.
+    - `count`: Number of matrices.
+    - `bytes`: Size of the matrices together.
+    """
+
+    def __new__(
+        cls,
+        *,
+        module: str,
+        format: str,
+        group_size: int | None,
+        symmetric: bool | None,
+        activations: str,
+        count: int,
+        bytes: int,
+    ) -> WeightFormatInfo: ...
+    @property
+    def module(self) -> str:
+        """Name of the module without that of its layer, such as `mlp.down_proj`."""
+
+    @property
+    def format(self) -> str:
+        """`"float32"`, `"float16"`, `"bfloat16"`, or `"int4"` to `"int8"` for codes of these bits."""
+
+    @property
+    def group_size(self) -> int | None:
+        """Columns that share a scale; `None` if all columns of a row do, and for floats."""
+
+    @property
+    def symmetric(self) -> bool | None:
+        """Whether groups have neither a minimum nor a zero point; `None` for floats."""
+
+    @property
+    def activations(self) -> str:
+        """Type of the activations in a product: `"int8"` or `"float32"`."""
+
+    @property
+    def count(self) -> int:
+        """Number of matrices."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the matrices together."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
 class ProfileRow:
     """Totals of one operation of the device since the engine was opened, without its warm-up.
 
@@ -2424,7 +2500,8 @@ class ModelInfo:
     - `parameters`: Number of weights; tied weights count once.
     - `vocabulary_size`: Number of token ids.
     - `eos_token_ids`: The model's end tokens, which end an output unless `ignore_eos` is set.
-    - `dtype`: Type of the weights in memory.
+    - `dtype`: Type of the weights that are not quantised.
+    - `weight_formats`: Formats of the weight matrices, by module.
     - `kv_cache_dtype`: Type of the KV cache.
     - `memory`: Use of the memory.
     - `host_tier`: Costs of the host tier; `None` without one.
@@ -2452,6 +2529,7 @@ class ModelInfo:
         vocabulary_size: int,
         eos_token_ids: Sequence[int],
         dtype: str,
+        weight_formats: Sequence[WeightFormatInfo],
         kv_cache_dtype: str,
         memory: MemoryInfo,
         host_tier: HostTierInfo | None,
@@ -2486,7 +2564,11 @@ class ModelInfo:
 
     @property
     def dtype(self) -> str:
-        """Type of the weights in memory."""
+        """Type of the weights that are not quantised."""
+
+    @property
+    def weight_formats(self) -> tuple[WeightFormatInfo, ...]:
+        """Formats of the weight matrices, by module."""
 
     @property
     def kv_cache_dtype(self) -> str:

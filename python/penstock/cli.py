@@ -286,6 +286,7 @@ def _bench(model: str, *, as_json: bool, **options: Any) -> None:
         report: dict[str, Any] = {
             "architecture": info.architecture,
             "dtype": info.dtype,
+            "weight_formats": [item.to_dict() for item in info.weight_formats],
             "threads": info.threads,
             "isa": info.isa,
             "prefill": {},

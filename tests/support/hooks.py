@@ -8,7 +8,7 @@ from penstock import _core
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import penstock
 
@@ -20,7 +20,7 @@ def logits(
     token_ids: Sequence[int],
     *,
     dtype: str = "float32",
-    quantization: str = "none",
+    quantization: str | Mapping[str, Any] = "none",
     kv_cache_dtype: str = "auto",
     threads: int = 1,
     chunk: int = 512,

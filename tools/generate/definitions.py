@@ -103,6 +103,7 @@ class Field:
     max_chars: int = 0
     enum: str = ""
     auto: bool = False
+    mapping: bool = False
     default: Any = None
     default_text: str = ""
     engine_default: Any = None
@@ -164,6 +165,7 @@ class Field:
         parts = [self._items(), self._numbers()]
         if self.type == "enum":
             parts.append(", ".join(f'`"{value}"`' for value in self.values))
+            parts += ["or a mapping"] if self.mapping else []
         return ", ".join(part for part in parts if part)
 
     def _numbers(self) -> str:
@@ -221,12 +223,12 @@ class Field:
     @property
     def python_in(self) -> str:
         """The type that the constructor accepts, besides `None`."""
-        return self.python or TYPES[self.type][0] or self._literal()
+        return self.python or TYPES[self.type][0] or self._literal("Mapping")
 
     @property
     def python_type(self) -> str:
         """The type of the property."""
-        plain = self.python_out or TYPES[self.type][1] or self.python or self._literal()
+        plain = self.python_out or TYPES[self.type][1] or self.python or self._literal("dict")
         return f"{plain} | None" if self.is_optional else plain
 
     @property
@@ -236,8 +238,9 @@ class Field:
             return f'"{self.default}"'
         return "()" if self.default == [] else repr(self.default)
 
-    def _literal(self) -> str:
-        return f"Literal[{quoted(self.values)}]"
+    def _literal(self, mapping: str) -> str:
+        names = f"Literal[{quoted(self.values)}]"
+        return f"{names} | {mapping}[str, Any]" if self.mapping else names
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,14 @@ STUB_PROTOCOL = [
 ]
 
 
+def in_lines(annotation: str, indent: str) -> str:
+    """A type in parentheses on a line of its own, if it is long."""
+    is_long = len(annotation) > WIDTH - 40
+    return f"(\n{indent}    {annotation}\n{indent})" if is_long else annotation
+
+
 def stub_property(entry: Field | ValueField) -> list[str]:
-    signature = f"    def {entry.name}(self) -> {entry.python_type}:"
+    signature = f"    def {entry.name}(self) -> {in_lines(entry.python_type, '    ')}:"
     return ["    @property", signature, *docstring(entry.description(), "        "), ""]
 
 
@@ -40,7 +46,8 @@ def stub_option_class(definition: Definition) -> str:
     lines = ["@final", f"class {definition.name}:", *docstring(definition.description(), "    "), ""]
     lines += ["    def __new__(", "        cls,", "        *,"]
     for entry in definition.fields:
-        lines.append(f"        {entry.name}: {entry.python_in} | None = {entry.python_default},")
+        accepted = in_lines(f"{entry.python_in} | None", "        ")
+        lines.append(f"        {entry.name}: {accepted} = {entry.python_default},")
     lines.append(f"    ) -> {definition.name}: ...")
     for entry in definition.fields:
         lines += stub_property(entry)

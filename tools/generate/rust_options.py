@@ -20,8 +20,8 @@ RUST_TYPES = {
 def rust_type(entry: Field) -> str:
     if entry.binding:
         return "usize"
-    plain = RUST_TYPES.get(entry.type) or entry.enum or entry.rust
-    plain = f"Auto<{plain}>" if entry.auto else plain
+    plain = RUST_TYPES.get(entry.type) or entry.rust or entry.enum
+    plain = f"Auto<{plain}>" if entry.auto and not entry.mapping else plain
     return f"Option<{plain}>" if entry.is_optional else plain
 
 
@@ -34,6 +34,8 @@ def rust_default(entry: Field) -> str:
         return "Vec::new()"
     if isinstance(entry.default, bool):
         return str(entry.default).lower()
+    if entry.mapping:
+        return f"{entry.rust}::default()"
     if entry.auto:
         return "Auto(None)"
     if entry.enum:
@@ -189,7 +191,7 @@ def rust_options(definition: Definition, header: list[str]) -> list[str]:
 
 def rust_config(definition: Definition, notice: str) -> str:
     """`EngineConfig`."""
-    enums = sorted({entry.enum for entry in definition.fields if entry.enum})
+    enums = sorted({entry.rust or entry.enum for entry in definition.fields if entry.enum})
     header = [
         f"//! `{definition.name}`. {notice}",
         "",

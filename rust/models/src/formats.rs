@@ -4,23 +4,10 @@ use std::collections::BTreeMap;
 
 use penstock_checkpoint::Checkpoint;
 use penstock_device::Backend;
-use penstock_types::{Activations, CodeBits, Dtype, Grid, Minimum, Quantization, ScaleFormat, WeightFormat};
+use penstock_types::{Dtype, FieldError, Quantization, WeightFormat, WeightScheme};
 
-use crate::weights::{EMBEDDING, HEAD};
-
-const INT8: Grid = Grid {
-    bits: CodeBits::Eight,
-    group: Some(128),
-    scales: ScaleFormat::Bf16,
-    minimum: Minimum::Centred,
-    activations: Activations::Int8,
-};
-
-const INT4: Grid = Grid { bits: CodeBits::Four, group: Some(32), minimum: Minimum::Stored, ..INT8 };
-
-const fn weight_only(grid: Grid) -> Grid {
-    Grid { activations: Activations::Float, ..grid }
-}
+use crate::config::ModelConfig;
+use crate::weights::{EMBEDDING, HEAD, matrix_names, module_name};
 
 /// The format of each weight matrix, by the name of its tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,53 +22,126 @@ impl WeightFormats {
         Self { default: format, others: BTreeMap::new() }
     }
 
-    /// The formats of the matrices of `checkpoint`: those of `quantization`, or as they are stored. Other matrices are in
-    /// `dtype`.
+    /// The formats that `quantization` requests of the matrices of `model`. Matrices that are not quantised are in `dtype`.
     pub fn new<B: Backend>(
         backend: &B,
         checkpoint: &Checkpoint,
+        model: &ModelConfig,
         dtype: Dtype,
-        quantization: Option<Quantization>,
-    ) -> Self {
-        let own = match quantization {
-            None => return Self::as_stored(backend, checkpoint, dtype),
-            Some(Quantization::None) => return Self::uniform(dtype.into()),
-            Some(Quantization::Int8) => (INT8, INT8),
-            Some(Quantization::Int4) => (INT4, INT8),
-            Some(Quantization::W8A16) => (weight_only(INT8), weight_only(INT8)),
-            Some(Quantization::W4A16) => (weight_only(INT4), weight_only(INT8)),
-        };
-        let mut formats = Self::uniform(WeightFormat::Grid(own.0));
-        for name in [EMBEDDING, HEAD] {
-            formats.others.insert(name.to_owned(), WeightFormat::Grid(own.1));
+        quantization: &Quantization,
+    ) -> Result<Self, FieldError> {
+        check_patterns(model, quantization)?;
+        check_tables(model, quantization)?;
+        let mut others = BTreeMap::new();
+        for name in matrix_names(model) {
+            let scheme = scheme_of(model, quantization, &name);
+            let format = match scheme.weight_type.0 {
+                None => stored(backend, checkpoint, &name),
+                Some(_) => scheme.grid().map(WeightFormat::Grid),
+            };
+            others.extend(format.map(|format| (name, format)));
         }
-        formats
-    }
-
-    fn as_stored<B: Backend>(backend: &B, checkpoint: &Checkpoint, dtype: Dtype) -> Self {
-        let mut formats = Self::uniform(dtype.into());
-        for name in checkpoint.names() {
-            if let Ok(tensor) = checkpoint.tensor(name)
-                && let format @ WeightFormat::Grid(_) = tensor.format()
-                && backend.supports(format, tensor.columns())
-            {
-                formats.others.insert(name.to_owned(), format);
-            }
-        }
-        formats
+        Ok(Self { default: dtype.into(), others })
     }
 
     /// The same, with another type of the matrices that are not quantised.
     pub fn with_dtype(&self, dtype: Dtype) -> Self {
-        let default = match self.default {
-            WeightFormat::Float(_) => dtype.into(),
-            grid @ WeightFormat::Grid(_) => grid,
-        };
-        Self { default, others: self.others.clone() }
+        Self { default: dtype.into(), others: self.others.clone() }
     }
 
     /// The format of a tensor.
     pub fn of(&self, name: &str) -> WeightFormat {
         self.others.get(name).copied().unwrap_or(self.default)
+    }
+}
+
+/// The format of a quantised tensor in the file, if the backend has it.
+fn stored<B: Backend>(backend: &B, checkpoint: &Checkpoint, name: &str) -> Option<WeightFormat> {
+    let tensor = checkpoint.tensor(name).ok()?;
+    let format = tensor.format();
+    let is_grid = matches!(format, WeightFormat::Grid(_));
+    (is_grid && backend.supports(format, tensor.columns())).then_some(format)
+}
+
+/// The scheme of a matrix: that of the table, of the first pattern that matches, or the default. The names of a table that
+/// is also the head are those of both.
+fn scheme_of(model: &ModelConfig, quantization: &Quantization, name: &str) -> WeightScheme {
+    let Quantization { default, embedding, head, layers } = quantization;
+    let names = [name, if name == EMBEDDING && model.tied_head { HEAD } else { name }];
+    let table = match name {
+        EMBEDDING if model.tied_head => embedding.or(*head),
+        EMBEDDING => *embedding,
+        HEAD => *head,
+        _ => None,
+    };
+    let is_matched = |pattern: &str| names.iter().any(|name| matches(pattern, module_name(name)));
+    let matched = || layers.iter().find(|(pattern, _)| is_matched(pattern)).map(|(_, scheme)| *scheme);
+    let other = if matches!(name, EMBEDDING | HEAD) { default.of_tables() } else { *default };
+    table.or_else(matched).unwrap_or(other)
+}
+
+/// A table that is also the head has one format.
+fn check_tables(model: &ModelConfig, quantization: &Quantization) -> Result<(), FieldError> {
+    match (quantization.embedding, quantization.head) {
+        (Some(embedding), Some(head)) if model.tied_head && embedding != head => {
+            let limit = "the same for 'embedding' and 'head', which are one matrix in this model";
+            Err(FieldError::new("quantization", "{'embedding': ..., 'head': ...}", limit))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Every pattern must match a module; a misspelt one would have no effect.
+fn check_patterns(model: &ModelConfig, quantization: &Quantization) -> Result<(), FieldError> {
+    let names: Vec<String> = matrix_names(model).chain([HEAD.to_owned()]).collect();
+    let unused = |(pattern, _): &&(String, _)| !names.iter().any(|name| matches(pattern, module_name(name)));
+    let Some((pattern, _)) = quantization.layers.iter().find(unused) else { return Ok(()) };
+    let examples: Vec<_> = names.iter().take(8).map(|name| module_name(name)).collect();
+    let last = model.num_layers().saturating_sub(1);
+    let limit = format!(
+        "with 'layers' whose patterns match modules of the model: lm_head, {}, and so on to model.layers.{last}",
+        examples.join(", ")
+    );
+    Err(FieldError::new("quantization", format!("{{'layers': {{'{pattern}': ...}}}}"), limit))
+}
+
+/// Whether a name matches a pattern, in which `*` stands for any characters and `?` for one.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut p, mut n) = (0, 0);
+    // The last star, and the end of the characters that it stands for.
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        if pattern.get(p) == Some(&b'*') {
+            star = Some((p, n));
+            p += 1;
+        } else if pattern.get(p).is_some_and(|byte| *byte == b'?' || *byte == name[n]) {
+            (p, n) = (p + 1, n + 1);
+        } else if let Some((at, end)) = star {
+            star = Some((at, end + 1));
+            (p, n) = (at + 1, end + 1);
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn star_matches_any_characters_and_question_mark_one() {
+        let name = "model.layers.12.mlp.down_proj";
+        for pattern in ["*", "*.down_proj", "model.layers.1?.*", "model.layers.12.mlp.down_proj", "*12*mlp*"]
+        {
+            assert!(matches(pattern, name), "{pattern}");
+        }
+        for pattern in ["", "down_proj", "*.up_proj", "model.layers.1.*", "model.layers.12", "*?.down_proj?"]
+        {
+            assert!(!matches(pattern, name), "{pattern}");
+        }
+        assert!(matches("", "") && matches("**", "") && !matches("?", ""));
     }
 }

@@ -23,4 +23,4 @@ pub use decoder::{Decoder, Workspace};
 pub use error::ModelError;
 pub use formats::WeightFormats;
 pub use rope::{Rope, RopeScaling};
-pub use weights::{ProgressCallback, load, weight_bytes};
+pub use weights::{ModuleFormat, ProgressCallback, load, module_formats, weight_bytes};

@@ -55,32 +55,104 @@ pub fn load<B: Backend>(
 
 /// The bytes of all weights on the device.
 pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, formats: &WeightFormats) -> u64 {
-    let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
-    let (query, kv) = (heads.query_width(), heads.kv_width());
-    let matrix = |names: &[String], rows: &[usize], columns: usize| {
-        let runs = runs(backend, names, rows, columns, formats);
+    let (heads, hidden) = (config.heads, config.hidden_size);
+    let matrix = |fused: Fused| {
+        let Fused { rows, columns, .. } = &fused;
+        let runs = runs(backend, &fused.names, rows, *columns, formats);
         let sizes: Vec<_> =
             runs.iter().map(|run| (rows[run.parts.clone()].iter().sum(), run.format)).collect();
-        backend.matrix_bytes(columns, &sizes)
+        backend.matrix_bytes(*columns, &sizes)
     };
+    let matrices: u64 = fused_matrices(config).map(matrix).sum();
+    let bias = |has_bias: bool, len: usize| if has_bias { backend.buffer_bytes(len) } else { 0 };
     let norm = backend.buffer_bytes(hidden);
-    let mut bytes = norm + matrix(&[EMBEDDING.to_owned()], &[config.vocabulary_size], hidden);
-    if !config.tied_head {
-        bytes += matrix(&[HEAD.to_owned()], &[config.vocabulary_size], hidden);
+    let layer = bias(config.qkv_bias, heads.qkv_width())
+        + bias(config.output_bias, hidden)
+        + bias(config.mlp_bias, 2 * config.intermediate_size)
+        + bias(config.mlp_bias, hidden)
+        + 2 * norm
+        + if config.qk_norm { 2 * backend.buffer_bytes(heads.head_dim) } else { 0 };
+    matrices + norm + layer * config.num_layers() as u64
+}
+
+/// The matrices of one module of all layers that have the same format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleFormat {
+    /// The name of the module, in a layer without the name of the layer.
+    pub module: String,
+    pub format: WeightFormat,
+    pub count: usize,
+    /// The bytes of all of them, without padding.
+    pub bytes: u64,
+}
+
+/// The formats of the weight matrices, in the order of the modules.
+pub fn module_formats<B: Backend>(
+    backend: &B,
+    config: &ModelConfig,
+    formats: &WeightFormats,
+) -> Vec<ModuleFormat> {
+    let mut found: Vec<ModuleFormat> = Vec::new();
+    for Fused { names, rows, columns } in fused_matrices(config) {
+        for Run { parts, format } in runs(backend, &names, &rows, columns, formats) {
+            for part in parts {
+                let module = module_of_layer(module_name(&names[part]));
+                let bytes = format.bytes(rows[part], columns) as u64;
+                match found.iter_mut().find(|other| other.module == module && other.format == format) {
+                    Some(other) => (other.count, other.bytes) = (other.count + 1, other.bytes + bytes),
+                    None => found.push(ModuleFormat { module: module.to_owned(), format, count: 1, bytes }),
+                }
+            }
+        }
     }
-    for layer in 0..config.num_layers() {
-        let linear = |parts: &[&str], rows: &[usize], columns: usize, bias: bool| {
-            let bias = if bias { backend.buffer_bytes(rows.iter().sum()) } else { 0 };
-            bias + matrix(&tensor_names(layer, parts, "weight"), rows, columns)
+    let first: Vec<String> = found.iter().map(|found| found.module.clone()).collect();
+    found.sort_by_key(|found| first.iter().position(|module| *module == found.module));
+    found
+}
+
+/// The tensors that are fused into one matrix, with the rows of each.
+struct Fused {
+    names: Vec<String>,
+    rows: Vec<usize>,
+    columns: usize,
+}
+
+/// The matrices of a model, in the order in which they are loaded.
+fn fused_matrices(config: &ModelConfig) -> impl Iterator<Item = Fused> {
+    let (hidden, vocabulary, heads) = (config.hidden_size, config.vocabulary_size, config.heads);
+    let (query, kv, wide) = (heads.query_width(), heads.kv_width(), config.intermediate_size);
+    let table =
+        move |name: &str| Fused { names: vec![name.to_owned()], rows: vec![vocabulary], columns: hidden };
+    let layer = move |layer: usize| {
+        let fused = |parts: &[&str], rows: &[usize], columns: usize| Fused {
+            names: tensor_names(layer, parts, "weight"),
+            rows: rows.to_vec(),
+            columns,
         };
-        bytes += linear(&FUSED_QKV, &[query, kv, kv], hidden, config.qkv_bias)
-            + linear(&[OUTPUT], &[hidden], query, config.output_bias)
-            + linear(&FUSED_GATE_UP, &[wide, wide], hidden, config.mlp_bias)
-            + linear(&[DOWN], &[hidden], wide, config.mlp_bias)
-            + 2 * norm
-            + if config.qk_norm { 2 * backend.buffer_bytes(heads.head_dim) } else { 0 };
-    }
-    bytes
+        [
+            fused(&FUSED_QKV, &[query, kv, kv], hidden),
+            fused(&[OUTPUT], &[hidden], query),
+            fused(&FUSED_GATE_UP, &[wide, wide], hidden),
+            fused(&[DOWN], &[hidden], wide),
+        ]
+    };
+    let head = (!config.tied_head).then(|| table(HEAD));
+    [table(EMBEDDING)].into_iter().chain((0..config.num_layers()).flat_map(layer)).chain(head)
+}
+
+/// The names of all weight matrices, in the order in which they are loaded.
+pub(crate) fn matrix_names(config: &ModelConfig) -> impl Iterator<Item = String> {
+    fused_matrices(config).flat_map(|fused| fused.names)
+}
+
+/// The name of the module of a weight matrix.
+pub(crate) fn module_name(tensor: &str) -> &str {
+    tensor.strip_suffix(".weight").unwrap_or(tensor)
+}
+
+/// The name of a module without the name of its layer.
+fn module_of_layer(name: &str) -> &str {
+    name.strip_prefix("model.layers.").and_then(|name| Some(name.split_once('.')?.1)).unwrap_or(name)
 }
 
 /// The names of a kind of tensor of some modules of a layer.

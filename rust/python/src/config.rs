@@ -50,7 +50,7 @@ impl PyEngineConfig {
             config_overrides: config.config_overrides.as_ref().map(overrides).unwrap_or_default(),
             threads: config.threads,
             dtype: config.dtype.0,
-            quantization: config.quantization.0,
+            quantization: config.quantization.clone(),
             kv_cache_dtype: config.kv_cache_dtype.0,
             max_model_len: config.max_model_len,
             max_num_seqs: config.max_num_seqs,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use penstock_frontend::output::{FloatArray, StopReason};
 use penstock_frontend::params::{Json, LogitBias, ResponseFormat, ToolChoice, Tools};
 use penstock_types::{
-    Auto, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, Speculation, Unread,
+    Auto, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, Quantization, Speculation, Unread,
+    WeightScheme,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -72,6 +73,51 @@ impl<T: Named> ToPython for Auto<T> {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.name().to_python(py)
     }
+}
+
+/// The name of the type, or a dict if there is more to say.
+impl ToPython for WeightScheme {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if self.group_size.is_none() && self.symmetric.is_none() {
+            return self.weight_type.to_python(py);
+        }
+        Ok(scheme_dict(self, py)?.into_any())
+    }
+}
+
+impl ToPython for Quantization {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let Self { default, embedding, head, layers } = self;
+        if embedding.is_none() && head.is_none() && layers.is_empty() {
+            return default.to_python(py);
+        }
+        let dict = scheme_dict(default, py)?;
+        for (key, scheme) in [("embedding", embedding), ("head", head)] {
+            if let Some(scheme) = scheme {
+                dict.set_item(key, scheme.to_python(py)?)?;
+            }
+        }
+        if !layers.is_empty() {
+            let patterns = PyDict::new(py);
+            for (pattern, scheme) in layers {
+                patterns.set_item(pattern, scheme.to_python(py)?)?;
+            }
+            dict.set_item("layers", patterns)?;
+        }
+        Ok(dict.into_any())
+    }
+}
+
+fn scheme_dict<'py>(scheme: &WeightScheme, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("type", scheme.weight_type.to_python(py)?)?;
+    if let Some(group_size) = scheme.group_size {
+        dict.set_item("group_size", group_size)?;
+    }
+    if let Some(symmetric) = scheme.symmetric {
+        dict.set_item("symmetric", symmetric)?;
+    }
+    Ok(dict)
 }
 
 impl ToPython for Json {

@@ -37,7 +37,7 @@ mod _core {
     use crate::classes::{
         PyChoice, PyChunk, PyEngineConfig, PyHealth, PyHistogram, PyHostTierInfo, PyMemoryInfo, PyModelInfo,
         PyProfileRow, PyRequestOutput, PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall,
-        PyToolCallDelta, PyUsage,
+        PyToolCallDelta, PyUsage, PyWeightFormatInfo,
     };
     #[pymodule_export]
     use crate::describe::describe;

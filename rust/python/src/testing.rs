@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use penstock_checkpoint::{Checkpoint, GenerationConfig};
 use penstock_frontend::FakeExecutor;
+use penstock_frontend::config::EngineConfig;
 use penstock_frontend::params::ModelLimits;
 use penstock_runner::EngineConfig as RunnerConfig;
-use penstock_types::{Dtype, GridRows, KvDtype, Named, Quantization, WeightFormat};
+use penstock_types::{Dtype, GridRows, KvDtype, Named, WeightFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -16,6 +17,7 @@ use crate::classes::PySamplingParams;
 use crate::detach::detach;
 use crate::engine::Engine;
 use crate::errors::Error;
+use crate::value::{PyValue, config_error};
 
 /// Adds the module to `penstock._core`. It is not in `__all__`, because wheels do not have it.
 pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -32,21 +34,23 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.
 #[pyfunction]
-#[pyo3(signature = (path, token_ids, *, dtype = "float32", quantization = "none", kv_cache_dtype = "auto", threads = 1, chunk = 512))]
+#[pyo3(signature = (path, token_ids, *, dtype = "float32", quantization = None, kv_cache_dtype = "auto", threads = 1, chunk = 512))]
 #[expect(clippy::too_many_arguments, reason = "keywords of a Python function")]
 pub fn logits<'py>(
     py: Python<'py>,
     path: PathBuf,
     token_ids: Vec<u32>,
     dtype: &str,
-    quantization: &str,
+    quantization: Option<Bound<'py, PyAny>>,
     kv_cache_dtype: &str,
     threads: usize,
     chunk: usize,
 ) -> Result<Bound<'py, PyBytes>, Error> {
+    let mut options = EngineConfig::default();
+    options.set("quantization", quantization.map(PyValue).as_ref()).map_err(config_error)?;
     let config = RunnerConfig {
         dtype: Dtype::from_name(dtype),
-        quantization: Quantization::from_name(quantization),
+        quantization: options.quantization,
         kv_cache_dtype: KvDtype::from_name(kv_cache_dtype),
         threads: Some(threads),
         ..RunnerConfig::default()

@@ -18,7 +18,7 @@ pub struct EngineConfig {
     pub isa: Option<String>,
     /// Type of the weights that are not quantised; by default that of the checkpoint.
     pub dtype: Option<Dtype>,
-    pub quantization: Option<Quantization>,
+    pub quantization: Quantization,
     /// Type of the KV cache; by default that of the weights.
     pub kv_cache_dtype: Option<KvDtype>,
     /// Maximum sequence length; by default the model's, or the longest that fits the KV cache.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use penstock_device::Profile;
-use penstock_types::{Dtype, KvDtype};
+use penstock_models::ModuleFormat;
+use penstock_types::{Dtype, KvDtype, Minimum, WeightFormat};
 
 /// The properties of an open model.
 #[derive(Clone, Debug)]
@@ -15,6 +16,7 @@ pub struct ModelInfo {
     /// Width of a hidden state.
     pub hidden_size: usize,
     pub dtype: Dtype,
+    pub weight_formats: Vec<WeightFormatInfo>,
     pub kv_cache_dtype: KvDtype,
     pub memory: MemoryInfo,
     /// `None` without a host tier.
@@ -26,6 +28,40 @@ pub struct ModelInfo {
     pub isa: &'static str,
     /// The operations of the device, measured since the warm-up, if `EngineConfig::profile` is set.
     pub profile: Option<Arc<Profile>>,
+}
+
+/// The format of the weight matrices of one module in all layers, or in some of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightFormatInfo {
+    /// The name of the module without that of its layer, such as `mlp.down_proj`.
+    pub module: String,
+    /// `float32`, `float16`, `bfloat16`, or `int` and the bits of a code.
+    pub format: String,
+    /// Columns that share a scale; `None` for a whole row and for plain numbers.
+    pub group_size: Option<usize>,
+    /// Whether groups have no minimum and no zero point; `None` for plain numbers.
+    pub symmetric: Option<bool>,
+    /// The type of the activations in a product.
+    pub activations: String,
+    /// Number of matrices.
+    pub count: usize,
+    /// Bytes of these matrices.
+    pub bytes: u64,
+}
+
+impl From<ModuleFormat> for WeightFormatInfo {
+    fn from(ModuleFormat { module, format, count, bytes }: ModuleFormat) -> Self {
+        let activations = if format.reads_codes() { "int8" } else { "float32" }.to_owned();
+        let (format, group_size, symmetric) = match format {
+            WeightFormat::Float(dtype) => (dtype.name().to_owned(), None, None),
+            WeightFormat::Grid(grid) => (
+                format!("int{}", grid.bits.count()),
+                grid.group.map(usize::from),
+                Some(grid.minimum == Minimum::Centred),
+            ),
+        };
+        Self { module, format, group_size, symmetric, activations, count, bytes }
+    }
 }
 
 /// The use of the memory in bytes, as planned when the model was opened; nothing grows afterwards.

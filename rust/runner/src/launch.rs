@@ -1,13 +1,12 @@
 //! Opening a model: resolves the configuration, reserves the memory, loads the weights, warms up, starts the engine.
 
-use penstock_models::WeightFormats;
 use std::fmt::Display;
 use std::sync::Arc;
 
 use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
-use penstock_models::{ModelConfig, ProgressCallback};
+use penstock_models::{ModelConfig, ProgressCallback, WeightFormats};
 use penstock_types::FieldError;
 
 use crate::backend::{self, DeviceInfo};
@@ -72,10 +71,11 @@ pub(crate) fn open<B: Backend>(
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let available = backend.available_memory();
-    let formats = Arc::new(WeightFormats::new(&backend, checkpoint, dtype, config.quantization));
+    let formats = Arc::new(WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?);
     let resolved = ResolvedConfig::new(&backend, &model, config, dtype, &formats, available)?;
     let ResolvedConfig { dtype, memory_limit, memory_request, memory_plan, mut limits } = resolved;
     let inputs = reserve(&mut backend, &model, &memory_request, &memory_plan)?;
+    let weight_formats = penstock_models::module_formats(&backend, &model, &formats);
     let decoder = penstock_models::load(&mut backend, checkpoint, model, &formats, progress)?;
     let model = decoder.config().clone();
     let MemoryPlan { step, cache, .. } = &memory_plan;
@@ -94,6 +94,7 @@ pub(crate) fn open<B: Backend>(
         architecture: model.architecture,
         hidden_size: model.hidden_size,
         dtype,
+        weight_formats: weight_formats.into_iter().map(Into::into).collect(),
         kv_cache_dtype: memory_plan.cache.dtype,
         memory: MemoryInfo { limit: memory_limit, weights, workspace, inputs, kv_cache, host_cache, peak },
         host_tier,

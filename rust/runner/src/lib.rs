@@ -30,7 +30,7 @@ mod warm_up;
 pub use backend::{DefaultBackend, DeviceInfo};
 pub use config::EngineConfig;
 pub use error::LaunchError;
-pub use info::{HostTierInfo, MemoryInfo, ModelInfo};
+pub use info::{HostTierInfo, MemoryInfo, ModelInfo, WeightFormatInfo};
 pub use launch::launch;
 pub use penstock_device::{Profile, ProfileRow};
 pub use penstock_models::ProgressCallback;

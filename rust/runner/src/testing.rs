@@ -1,6 +1,5 @@
 //! Test hooks, behind the feature `testing`.
 
-use penstock_models::WeightFormats;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, DeviceError};
 use penstock_engine::request::Request;
 use penstock_engine::{Engine, Limits, StepOutput, StepPlan};
-use penstock_models::ModelConfig;
+use penstock_models::{ModelConfig, WeightFormats};
 use penstock_types::FieldError;
 use penstock_types::config_limits::DEFAULT_BLOCK_SIZE;
 
@@ -103,7 +102,7 @@ pub fn logits(
     }
     let (mut backend, _) = backend::open(&config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
-    let weights = Arc::new(WeightFormats::new(&backend, checkpoint, dtype, config.quantization));
+    let weights = Arc::new(WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?);
     let mut request = MemoryRequest {
         dtype,
         weights: Arc::clone(&weights),

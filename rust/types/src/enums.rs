@@ -165,24 +165,22 @@ impl Named for Dtype {
     }
 }
 
-/// The types of quantised weights.
+/// The types of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Quantization {
-    /// Not quantised: the weights have the type `dtype`.
+pub enum WeightType {
+    /// Not quantised: the type is `dtype`.
     None,
-    /// 8-bit integers with a scale for each 128 columns; activations are rounded to 8-bit integers with a
-    /// scale for the same columns.
+    /// 8-bit integers; activations are rounded to 8-bit integers.
     Int8,
-    /// 4-bit integers with a scale and a minimum for each 32 columns, the embedding table and the head 8-bit;
-    /// activations are rounded to 8-bit integers with a scale for the same columns.
+    /// 4-bit integers; activations are rounded to 8-bit integers.
     Int4,
-    /// The weights of `Int8`; activations are float32.
+    /// 8-bit integers; activations are float32.
     W8A16,
-    /// The weights of `Int4`; activations are float32.
+    /// 4-bit integers; activations are float32.
     W4A16,
 }
 
-impl Quantization {
+impl WeightType {
     /// Every variant.
     pub const ALL: &[Self] = &[Self::None, Self::Int8, Self::Int4, Self::W8A16, Self::W4A16];
 
@@ -198,7 +196,7 @@ impl Quantization {
     }
 }
 
-impl Named for Quantization {
+impl Named for WeightType {
     fn all() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied()
     }

@@ -15,6 +15,7 @@ mod generation;
 mod head_shape;
 mod named;
 mod outputs;
+mod quantization;
 #[rustfmt::skip]
 mod sampling;
 mod weight;
@@ -23,8 +24,8 @@ pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
 pub use dtype::f16_to_f32;
 pub use enums::{
-    Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, Quantization,
-    ReasoningParser, Speculation, ToolParser, Unread,
+    Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, ReasoningParser,
+    Speculation, ToolParser, Unread, WeightType,
 };
 pub use epilogue::Epilogue;
 pub use field_error::FieldError;
@@ -32,5 +33,6 @@ pub use generation::GenerationConfig;
 pub use head_shape::HeadShape;
 pub use named::{Auto, Named};
 pub use outputs::{LogprobsRequest, RequestedOutputs};
+pub use quantization::{GROUP_SIZES, Quantization, WeightScheme};
 pub use sampling::Sampling;
 pub use weight::{Activations, CodeBits, Grid, GridRows, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat};

@@ -15,7 +15,7 @@ pub struct EngineConfig {
     /// Type of the weights that are not quantised.
     pub dtype: Auto<Dtype>,
     /// Quantisation of the weights.
-    pub quantization: Auto<Quantization>,
+    pub quantization: Quantization,
     /// Values that are merged into the model's `config.json`, such as `rope_scaling`.
     pub config_overrides: Option<Json>,
     /// Number of compute threads.
@@ -77,7 +77,7 @@ impl Default for EngineConfig {
         Self {
             device: Auto(None),
             dtype: Auto(None),
-            quantization: Auto(None),
+            quantization: Quantization::default(),
             config_overrides: None,
             threads: None,
             profile: false,
@@ -128,7 +128,7 @@ impl EngineConfig {
             ("quantization", None) => self.quantization = default().quantization,
             ("quantization", Some(value)) => {
                 let field = Field::new("quantization");
-                self.quantization = field.choice(value)?;
+                self.quantization = read_quantization(field, value)?;
             }
             ("config_overrides", None) => self.config_overrides = default().config_overrides,
             ("config_overrides", Some(value)) => {

@@ -2,6 +2,7 @@
 
 #[rustfmt::skip]
 mod engine_config;
+mod quantization;
 mod readers;
 
 pub use engine_config::EngineConfig;

@@ -2,6 +2,7 @@
 
 use penstock_types::{Auto, Device};
 
+pub use super::quantization::read_quantization;
 use crate::field::{Field, Read, ReadError};
 use crate::params::Json;
 use crate::value::{Kind, Value};

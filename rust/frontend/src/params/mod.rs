@@ -23,3 +23,4 @@ pub use readers::LogitBias;
 pub use resolve::{ModelLimits, ResolvedParams};
 pub use sampling_params::SamplingParams;
 pub use structured::{Function, ResponseFormat, ResponseKind, ToolChoice, Tools};
+pub(crate) use structured::{check_keys, get};

@@ -87,7 +87,7 @@ impl ResponseFormat {
     }
 }
 
-fn get<V: Value>(map: &V, key: &str) -> Read<Option<V>, V> {
+pub(crate) fn get<V: Value>(map: &V, key: &str) -> Read<Option<V>, V> {
     map.get(key).map_err(ReadError::Raised)
 }
 
@@ -102,7 +102,7 @@ fn word<V: Value>(value: &Option<V>) -> Read<Option<String>, V> {
 const MAX_KEYS: usize = 64;
 
 /// Refuses keys that are not known: they would have no effect.
-fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Read<(), V> {
+pub(crate) fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Read<(), V> {
     if map.map_len().map_err(ReadError::Raised)? > MAX_KEYS {
         return Err(field.refuse(map, format!("a mapping of at most {MAX_KEYS} keys")));
     }
