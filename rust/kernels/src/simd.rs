@@ -55,7 +55,8 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// 64 bytes are readable at `from`; no alignment needed.
     unsafe fn load_bf16_high(self, from: *const u8) -> Self::V;
-    /// Prefetches the cache line at `at`, which may be any address.
+    /// Prefetches the cache line at `at`, which may be any address, into L2: more reads from memory can be in flight there
+    /// than in L1.
     fn prefetch(self, at: *const u8);
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;

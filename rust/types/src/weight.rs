@@ -110,6 +110,7 @@ impl WeightFormat {
 
 impl CodeBits {
     /// The number.
+    #[inline]
     pub const fn count(self) -> u32 {
         match self {
             Self::Four => 4,
@@ -120,6 +121,7 @@ impl CodeBits {
     }
 
     /// The code of zero in [`Minimum::Centred`].
+    #[inline]
     pub const fn centre(self) -> i32 {
         1 << (self.count() - 1)
     }
@@ -127,6 +129,7 @@ impl CodeBits {
 
 impl ScaleFormat {
     /// Bytes of a scale of a group.
+    #[inline]
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,

@@ -208,14 +208,18 @@ macro_rules! compile_table {
             /// Only the tiles whose addresses are in the result are compiled.
             pub(super) const fn grid_kernel<C: Codes, D: Dot<$simd>>() -> grid::GridKernel {
                 const SHAPES: $crate::generic::tile::TileShapes = <$simd as $crate::simd::Simd>::GRID_TILES;
+                const fn at_once(rows: usize) -> usize {
+                    if rows > SHAPES.max_rows() { 1 } else { SHAPES.panels_at_once(rows) }
+                }
                 macro_rules! row {
                     ($rows:literal) => {
                         if $rows > SHAPES.max_rows() {
                             [grid_tile::<C, D, 1, 1> as grid::GridTileFn; 2]
-                        } else if SHAPES.panels_at_once($rows) == 1 {
-                            [grid_tile::<C, D, $rows, 1> as grid::GridTileFn; 2]
                         } else {
-                            [grid_tile::<C, D, $rows, 1> as grid::GridTileFn, grid_tile::<C, D, $rows, 2>]
+                            [
+                                grid_tile::<C, D, $rows, 1> as grid::GridTileFn,
+                                grid_tile::<C, D, $rows, { at_once($rows) }>,
+                            ]
                         }
                     };
                 }

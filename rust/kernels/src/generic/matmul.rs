@@ -36,7 +36,7 @@ const BLOCK_ROWS: usize = 96;
 /// Maximum of tokens times panels of a share; their accumulators are 48 KiB.
 const SHARE_ROWS: usize = 768;
 /// The prefetch distance of a stream, in bytes.
-const STREAM_AHEAD: isize = 1536;
+pub(crate) const STREAM_AHEAD: usize = 4096;
 
 /// Maximum number of columns times tokens of a K block whose activations are rounded.
 const ROUNDED: usize = BLOCK_ROWS * K_BLOCK;
@@ -128,7 +128,7 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
             for tile in tiles.clone() {
                 let rows = product.tokens.rows(tile);
                 let (prefetch, prefetch_advance) = if tiles.len() == 1 {
-                    (STREAM_AHEAD, E::PAIR)
+                    (STREAM_AHEAD.cast_signed(), E::PAIR)
                 } else {
                     // Each tile prefetches its share of the bytes that the next pass reads.
                     let next = if pass + 1 < order.passes || end == columns {
@@ -189,20 +189,20 @@ pub(crate) unsafe fn matmul<S: Simd, E: PanelDtype>(
 /// one tile, 4 streams, 9 panels     0 2 4 6 | 1 3 5 7 | 8        each stream reads its own part sequentially
 /// several tiles, pairs, 5 panels    0 1 | 2 3 | 4
 /// ```
-struct PanelOrder {
-    passes: usize,
+pub(crate) struct PanelOrder {
+    pub(crate) passes: usize,
     /// Passes of `lanes` panels; the remaining panels get one pass each.
     full: usize,
     lanes: usize,
     /// Panels between the first panels of two passes.
     step: usize,
     /// Panels between two panels of a pass.
-    spacing: usize,
+    pub(crate) spacing: usize,
 }
 
 impl PanelOrder {
     #[inline(always)]
-    fn new(panels: usize, at_once: usize, streamed: bool) -> Self {
+    pub(crate) fn new(panels: usize, at_once: usize, streamed: bool) -> Self {
         let lanes = if panels < at_once { 1 } else { at_once };
         let full = panels / lanes;
         let (step, spacing) = if streamed { (1, full) } else { (lanes, 1) };
@@ -211,7 +211,7 @@ impl PanelOrder {
 
     /// The first panel of a pass, and its number of panels.
     #[inline(always)]
-    fn panels(&self, pass: usize) -> (usize, usize) {
+    pub(crate) fn panels(&self, pass: usize) -> (usize, usize) {
         if pass < self.full {
             (pass * self.step, self.lanes)
         } else {

@@ -309,7 +309,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: a prefetch may name any address; it never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     #[inline(always)]

@@ -260,7 +260,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: a prefetch may name any address; it never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     #[inline(always)]

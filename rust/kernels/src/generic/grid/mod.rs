@@ -9,6 +9,8 @@
 //! epilogue: acc -> out
 //! ```
 //!
+//! With a single tile, the K blocks of a panel follow each other, so that its bytes are read in order.
+//!
 //! `acc` is one chain over ascending spans: for each, one fused multiply-add of the integer sum of the centred codes,
 //! and one of the minimum with the sum of the activations if minima are stored. Integer sums are exact, so tiles, blocks,
 //! the share of a worker and the kind of instruction do not affect the result.
@@ -25,9 +27,9 @@ use std::ops::Range;
 
 use codes::Codes;
 use dot::{Dot, Sums};
-use penstock_types::{Minimum, ScaleFormat};
+use penstock_types::{Grid, Minimum, ScaleFormat};
 
-use super::matmul::{ACC_FLOATS, Output, finish};
+use super::matmul::{ACC_FLOATS, Output, PanelOrder, STREAM_AHEAD, finish};
 use super::tile::{RowTiles, TileShapes};
 use crate::grid::{BLOCK, GridLayout, SPAN};
 use crate::operand::{OperandLayout, Span};
@@ -37,11 +39,9 @@ use crate::simd::Simd;
 /// Maximum number of rows of a tile.
 pub(crate) const MAX_ROWS: usize = 6;
 /// Maximum number of panels of a tile.
-pub(crate) const PANELS: usize = 2;
+const MOST_PANELS: usize = 4;
 /// Scales of a panel in a K block: one for each of the smallest groups.
 const SCALES: usize = SPAN / 16 * LANES;
-/// The distance of the prefetch of codes that are read once, in bytes.
-const AHEAD: usize = 1536;
 
 /// One product. Its pointers are valid for its shapes, and no other code accesses the part of `out` that its panels and
 /// tokens cover.
@@ -64,8 +64,8 @@ pub(crate) type GridTileFn = unsafe fn(&TileCall<'_>);
 /// The tiles of one number of bits, for one instruction set.
 #[derive(Clone, Copy)]
 pub(crate) struct GridKernel {
-    /// By the number of rows less 1 and the number of panels less 1.
-    pub(crate) tiles: [[GridTileFn; PANELS]; MAX_ROWS],
+    /// By the number of rows less 1: of one panel, and of [`TileShapes::panels_at_once`].
+    pub(crate) tiles: [[GridTileFn; 2]; MAX_ROWS],
     pub(crate) shapes: TileShapes,
     /// Whether the tiles read wide codes of the activations.
     pub(crate) is_wide: bool,
@@ -87,72 +87,127 @@ pub(crate) unsafe fn grid_matmul<S: Simd>(
 ) {
     let mut acc = MaybeUninit::<[f32; ACC_FLOATS]>::uninit();
     let acc = acc.as_mut_ptr().cast::<f32>();
-    let mut scales = MaybeUninit::<[[f32; 2 * SCALES]; PANELS]>::uninit();
-    let scales = scales.as_mut_ptr().cast::<f32>();
-    let (layout, operand, kernel) = (&product.layout, &product.operand, product.kernel);
+    let (layout, shapes) = (&product.layout, product.kernel.shapes);
     let tokens = product.tokens.rows(tiles.start).start..product.tokens.rows(tiles.end - 1).end;
-    let group = if kernel.smallest_group < BLOCK { kernel.smallest_group } else { operand.span };
-    let has_minima = layout.grid.minimum != Minimum::Centred;
-    let mut k = 0;
-    while k < layout.columns {
+    let smallest_tile = product.tokens.rows(tiles.end - 1).len();
+    let order = PanelOrder::new(panels.len(), shapes.panels_at_once(smallest_tile), tiles.len() == 1);
+    let share = Share { product, order, panels: panels.clone(), tiles, tokens: tokens.clone(), acc };
+    let blocks = layout.columns.div_ceil(SPAN);
+    // SAFETY: the caller's contract; blocks ascend for every panel.
+    unsafe {
+        if share.tiles.len() == 1 {
+            // The weights are read once, in the order of their addresses.
+            for pass in 0..share.order.passes {
+                for block in 0..blocks {
+                    share.block(s, pass, block * SPAN);
+                }
+            }
+        } else {
+            for block in 0..blocks {
+                for pass in 0..share.order.passes {
+                    share.block(s, pass, block * SPAN);
+                }
+            }
+        }
+        for (index, panel) in panels.enumerate() {
+            finish(s, &product.output, panel, tokens.clone(), acc.add(index * tokens.len() * LANES));
+        }
+    }
+}
+
+/// Some panels and some tiles of a product, which one worker computes.
+struct Share<'a> {
+    product: &'a GridProduct<'a>,
+    order: PanelOrder,
+    panels: Range<usize>,
+    tiles: Range<usize>,
+    tokens: Range<usize>,
+    /// 16 chains for each panel and token.
+    acc: *mut f32,
+}
+
+impl Share<'_> {
+    /// The products of the panels of a pass and of the K block that starts at column `k`.
+    ///
+    /// # Safety
+    /// The contract of [`grid_matmul`]; `acc` has room for all chains, and is set after the first block.
+    #[inline(always)]
+    unsafe fn block<S: Simd>(&self, s: S, pass: usize, k: usize) {
+        let (layout, kernel) = (&self.product.layout, self.product.kernel);
+        let operand = &self.product.operand;
         let columns = k..layout.columns.min(k + SPAN);
+        let group = if kernel.smallest_group < BLOCK { kernel.smallest_group } else { operand.span };
         // The last block is padded to 32 columns, and so are its groups.
         let groups = columns.len().next_multiple_of(BLOCK).div_ceil(group);
-        let mut first = panels.start;
-        while first < panels.end {
-            let count = PANELS.min(panels.end - first);
-            for p in 0..count {
-                // SAFETY: the panel is one of `panels`; the scales have room for those of a K block.
-                unsafe {
-                    let panel = product.weights.add((first + p) * layout.bytes);
-                    decode_scales(s, layout, panel, k, group, groups, scales.add(p * 2 * SCALES));
-                }
+        let (first, count) = self.order.panels(pass);
+        let mut scales = MaybeUninit::<[[f32; 2 * SCALES]; MOST_PANELS]>::uninit();
+        let scales = scales.as_mut_ptr().cast::<f32>();
+        let streamed = self.tiles.len() == 1;
+        // SAFETY: the panels are among `panels`; the scales have room for those of a K block of each panel of a pass.
+        let weights = unsafe { self.product.weights.add(self.panels.start * layout.bytes) };
+        for p in 0..count {
+            // SAFETY: as above.
+            unsafe {
+                let panel = weights.add((first + p * self.order.spacing) * layout.bytes);
+                let ahead = if streamed { STREAM_AHEAD } else { 0 };
+                decode_scales(s, layout, panel, k, group, groups, ahead, scales.add(p * 2 * SCALES));
             }
-            for tile in tiles.clone() {
-                let rows = product.tokens.rows(tile);
-                let at_once = kernel.shapes.panels_at_once(rows.len());
-                let mut done = 0;
-                while done < count {
-                    let panel = first + done;
-                    let tile_panels = at_once.min(count - done);
-                    // SAFETY: the tile's tokens lie inside the product; the panel is one of `panels`, and the columns are
-                    // in it; `acc` has room for every panel and token by contract, and is set after the first block.
-                    unsafe {
-                        let codes = product.weights.add(panel * layout.bytes + layout.codes);
-                        let acc_row = (panel - panels.start) * tokens.len() + rows.start - tokens.start;
-                        (kernel.tiles[rows.len() - 1][tile_panels - 1])(&TileCall {
-                            x: product.x.add(rows.start * operand.row_bytes),
-                            operand,
-                            codes_at: if kernel.is_wide { operand.wide_at + 2 * k } else { k },
-                            codes: codes.add(k / BLOCK * kernel.block_bytes),
-                            panel_bytes: layout.bytes,
-                            columns: columns.clone(),
-                            scales: scales.add(done * 2 * SCALES),
-                            has_minima,
-                            ahead: if tiles.len() == 1 { AHEAD } else { 0 },
-                            acc: acc.add(acc_row * LANES),
-                            acc_stride: tokens.len() * LANES,
-                        });
-                    }
-                    done += tile_panels;
-                }
-            }
-            first += count;
         }
-        k = columns.end;
-    }
-    for (index, panel) in panels.enumerate() {
-        // SAFETY: every chain of this panel is in `acc`, one token after the other.
-        unsafe { finish(s, &product.output, panel, tokens.clone(), acc.add(index * tokens.len() * LANES)) };
+        let block_bytes = columns.len().div_ceil(BLOCK) * kernel.block_bytes;
+        let lines = kernel.block_bytes / 64;
+        for tile in self.tiles.clone() {
+            let (prefetch, prefetch_lines) = if streamed {
+                (STREAM_AHEAD.cast_signed(), lines)
+            } else {
+                // Each tile prefetches its share of the codes that the next pass reads.
+                let next = if pass + 1 < self.order.passes || columns.end == layout.columns {
+                    (count * layout.bytes).cast_signed()
+                } else {
+                    block_bytes.cast_signed() - (first * layout.bytes).cast_signed()
+                };
+                let lines = lines.div_ceil(self.tiles.len());
+                let share = (tile - self.tiles.start) * lines * 64 * columns.len().div_ceil(BLOCK);
+                (next + share.cast_signed(), if share < block_bytes { lines } else { 0 })
+            };
+            let rows = self.product.tokens.rows(tile);
+            let at_once = kernel.shapes.panels_at_once(rows.len());
+            let mut done = 0;
+            while done < count {
+                let tile_panels = if count - done < at_once { 1 } else { at_once };
+                let panel = first + done * self.order.spacing;
+                // SAFETY: the tile's tokens lie inside the product; the panel is one of `panels`, and the columns are in
+                // it; `acc` has room for every panel and token.
+                unsafe {
+                    let codes = weights.add(panel * layout.bytes + layout.codes);
+                    let acc_row = panel * self.tokens.len() + rows.start - self.tokens.start;
+                    (kernel.tiles[rows.len() - 1][usize::from(tile_panels > 1)])(&TileCall {
+                        x: self.product.x.add(rows.start * operand.row_bytes),
+                        operand,
+                        codes_at: if kernel.is_wide { operand.wide_at + 2 * k } else { k },
+                        codes: codes.add(k / BLOCK * kernel.block_bytes),
+                        panel_stride: self.order.spacing * layout.bytes,
+                        columns: columns.clone(),
+                        scales: scales.add(done * 2 * SCALES),
+                        has_minima: layout.grid.minimum != Minimum::Centred,
+                        prefetch,
+                        prefetch_lines,
+                        acc: self.acc.add(acc_row * LANES),
+                        acc_stride: self.order.spacing * self.tokens.len() * LANES,
+                    });
+                }
+                done += tile_panels;
+            }
+        }
     }
 }
 
 /// Writes the scales of `groups` groups of `width` columns from column `k` on, 16 lanes each, to `out`, and the minima
-/// behind [`SCALES`].
+/// behind [`SCALES`]. Prefetches the scales at a distance of `ahead` bytes, if that is not 0.
 ///
 /// # Safety
 /// The panel is readable at `panel`; `out` is writable for 2 [`SCALES`] floats.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "a part of the loop that calls it")]
 unsafe fn decode_scales<S: Simd>(
     s: S,
     layout: &GridLayout,
@@ -160,19 +215,38 @@ unsafe fn decode_scales<S: Simd>(
     k: usize,
     width: usize,
     groups: usize,
+    ahead: usize,
     out: *mut f32,
 ) {
-    let stored = layout.grid.group.map_or(usize::MAX, usize::from);
+    // The sums may be of smaller groups than the scales. Both are powers of two.
+    let shift = layout.grid.group.map_or(usize::BITS - 1, |stored| (usize::from(stored) / width).ilog2());
+    let first = k / width;
     let last = layout.grid.groups(layout.columns) - 1;
-    for index in 0..groups {
-        // The sums may be of smaller groups than the scales.
-        let group = ((k + index * width) / stored).min(last);
-        // SAFETY: `groups` times 16 is at most `SCALES`; the group is in the panel.
-        unsafe {
-            let (scales, minima) = decode_group(s, layout, panel, group);
-            s.store(out.add(index * LANES), scales);
-            s.store(out.add(SCALES + index * LANES), minima);
-        }
+    macro_rules! decode {
+        ($scales:ident) => {{
+            let grid = Grid { scales: ScaleFormat::$scales, ..layout.grid };
+            let layout = GridLayout { grid, ..*layout };
+            for index in 0..groups {
+                let group = ((first + index) >> shift).min(last);
+                // SAFETY: `groups` times 16 is at most `SCALES`; the group is in the panel.
+                unsafe {
+                    if ahead > 0 {
+                        let at = panel.wrapping_add(group * LANES * grid.scales.bytes() + ahead);
+                        s.prefetch(at);
+                        s.prefetch(at.wrapping_add(layout.minima));
+                    }
+                    let (scales, minima) = decode_group(s, &layout, panel, group);
+                    s.store(out.add(index * LANES), scales);
+                    s.store(out.add(SCALES + index * LANES), minima);
+                }
+            }
+        }};
+    }
+    match layout.grid.scales {
+        ScaleFormat::F32 => decode!(F32),
+        ScaleFormat::F16 => decode!(F16),
+        ScaleFormat::Bf16 => decode!(Bf16),
+        ScaleFormat::Nested => decode!(Nested),
     }
 }
 
@@ -211,11 +285,13 @@ pub(crate) struct TileCall<'a> {
     /// The offset of the codes of the first column in a row.
     codes_at: usize,
     codes: *const u8,
-    panel_bytes: usize,
+    panel_stride: usize,
     columns: Range<usize>,
     scales: *const f32,
     has_minima: bool,
-    ahead: usize,
+    /// The first prefetch relative to the codes of each panel, and the cache lines to prefetch in each block of columns.
+    prefetch: isize,
+    prefetch_lines: usize,
     acc: *mut f32,
     acc_stride: usize,
 }
@@ -231,6 +307,7 @@ pub(crate) unsafe fn grid_tile<S: Simd, C: Codes, D: Dot<S>, const T: usize, con
     let mut rows = [call.x; T];
     let mut x = [call.x; T];
     let mut blocks = [call.codes; P];
+    let mut prefetch = call.prefetch;
     let mut acc = [[s.splat(0.0); P]; T];
     // SAFETY: rows, panels and accumulators exist by contract.
     unsafe {
@@ -239,7 +316,7 @@ pub(crate) unsafe fn grid_tile<S: Simd, C: Codes, D: Dot<S>, const T: usize, con
             x[t] = call.x.add(t * operand.row_bytes + call.codes_at);
         }
         for p in 0..P {
-            blocks[p] = call.codes.add(p * call.panel_bytes);
+            blocks[p] = call.codes.add(p * call.panel_stride);
             if call.columns.start > 0 {
                 for t in 0..T {
                     acc[t][p] = s.load(call.acc.add(p * call.acc_stride + t * LANES));
@@ -270,7 +347,9 @@ pub(crate) unsafe fn grid_tile<S: Simd, C: Codes, D: Dot<S>, const T: usize, con
                 scales = scales.wrapping_add(LANES);
             }
             // SAFETY: the next block, or the end of the codes.
-            unsafe { advance_block::<S, C, D, T, P>(s, &mut x, &mut blocks, call.ahead) };
+            unsafe {
+                advance_block::<S, C, D, T, P>(s, &mut x, &mut blocks, &mut prefetch, call.prefetch_lines)
+            };
         } else {
             // SAFETY: by contract; the blocks are those of the span.
             unsafe {
@@ -278,7 +357,13 @@ pub(crate) unsafe fn grid_tile<S: Simd, C: Codes, D: Dot<S>, const T: usize, con
                 let mut block = k;
                 while block < end {
                     D::add::<C, T, P>(s, &mut sums, x, blocks, 0..4);
-                    advance_block::<S, C, D, T, P>(s, &mut x, &mut blocks, call.ahead);
+                    advance_block::<S, C, D, T, P>(
+                        s,
+                        &mut x,
+                        &mut blocks,
+                        &mut prefetch,
+                        call.prefetch_lines,
+                    );
                     block += BLOCK;
                 }
                 add_scaled::<S, T, P>(s, &mut acc, &sums, rows, span, scales, call.has_minima);
@@ -296,7 +381,7 @@ pub(crate) unsafe fn grid_tile<S: Simd, C: Codes, D: Dot<S>, const T: usize, con
     }
 }
 
-/// Moves to the next block of 32 columns and prefetches a later one.
+/// Moves to the next block of 32 columns and prefetches some lines of later ones.
 ///
 /// # Safety
 /// The pointers are to a block.
@@ -305,17 +390,17 @@ unsafe fn advance_block<S: Simd, C: Codes, D: Dot<S>, const T: usize, const P: u
     s: S,
     x: &mut [*const u8; T],
     blocks: &mut [*const u8; P],
-    ahead: usize,
+    prefetch: &mut isize,
+    lines: usize,
 ) {
     for block in blocks {
-        let mut line = 0;
-        while line < C::BLOCK_BYTES && ahead > 0 {
-            s.prefetch(block.wrapping_add(ahead + line));
-            line += 64;
+        for line in 0..lines {
+            s.prefetch(block.wrapping_offset(*prefetch).wrapping_add(line * 64));
         }
         // SAFETY: at most the end of the codes.
         *block = unsafe { block.add(C::BLOCK_BYTES) };
     }
+    *prefetch += (lines * 64).cast_signed() - C::BLOCK_BYTES.cast_signed();
     for x in x {
         // SAFETY: at most the end of the codes of the row.
         *x = unsafe { x.add(if D::WIDE { 2 * BLOCK } else { BLOCK }) };
