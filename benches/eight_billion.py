@@ -18,7 +18,6 @@ import random
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,25 +164,29 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=REPOSITORY / "target", help="where the files are written"
     )
-    parser.add_argument("--keep", action="store_true", help="keep the converted model for another run")
+    parser.add_argument("--keep", action="store_true", help="keep the model for another run")
     options = parser.parse_args()
-    converted = options.folder / "eight-billion"
-    if not converted.exists():
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            file = Path(folder) / "model.gguf"
-            write(file)
-            start = time.perf_counter()
-            penstock.convert(file, converted)
-            print(f"converted in {time.perf_counter() - start:.0f} s")
+    source, model = options.folder / "eight-billion.gguf", options.folder / "eight-billion"
+    convert: Any = getattr(penstock, "convert", None)
     try:
-        for file in converted.iterdir():
-            with file.open("rb") as source:  # into the page cache
-                while source.read(1 << 24):
+        if not model.exists() and not source.exists():
+            write(source)
+        if convert is None:
+            model = source
+        elif not model.exists():
+            start = time.perf_counter()
+            convert(source, model)
+            print(f"converted in {time.perf_counter() - start:.0f} s")
+            source.unlink()
+        for file in model.iterdir() if model.is_dir() else [model]:
+            with file.open("rb") as data:  # into the page cache
+                while data.read(1 << 24):
                     pass
-        measure(converted, options)
+        measure(model, options)
     finally:
         if not options.keep:
-            shutil.rmtree(converted)
+            source.unlink(missing_ok=True)
+            shutil.rmtree(options.folder / "eight-billion", ignore_errors=True)
 
 
 if __name__ == "__main__":

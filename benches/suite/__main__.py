@@ -1,7 +1,7 @@
 """Measures Penstock and other engines on the same models, in turns, against the limits of the machine.
 
     .venv/bin/python benches/suite [--quick] [--rows 'int8/*' ...] [--engines penstock llama.cpp ...]
-                                   [--rounds N] [--append] [--peers DIR] [--machine NAME]
+                                   [--rounds N] [--append] [--peers DIR] [--machine NAME] [--kernels PROGRAM]
 
 A round runs every engine once, each turn in a new process; every second round has the reverse order. The
 limits of the machine are measured before and after each round of a case. Results are merged into
@@ -135,7 +135,7 @@ class Suite:
         self.options = options
         self.peers = Path(options.peers).resolve()
         self.models = Models(self.peers / "models", self.python("python"))
-        self.probe = Probe(options.threads)
+        self.probe = Probe(options.threads, options.kernels)
         self.folder = REPOSITORY / "benches" / "record" / options.machine
         self.file = self.folder / "suite.json"
         self.record: dict[str, Any] = {"measurements": [], "kernels": [], "versions": {}, "engines": {}}
@@ -245,6 +245,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", default=REPOSITORY / "target" / "peers", help="folder of engines and models"
     )
+    parser.add_argument("--kernels", help="program of the kernel benchmark, instead of building it")
     parser.add_argument("--machine", default=machine, help="folder of the record in benches/record")
     options = parser.parse_args()
     if options.quick:

@@ -11,12 +11,14 @@ from models import REPOSITORY
 
 
 class Probe:
-    """The program `kernels`, built when it is made."""
+    """The program `kernels`, built first if no `program` is given."""
 
-    def __init__(self, threads: int) -> None:
-        command = "cargo bench --quiet -p penstock-kernels --bench kernels --no-run --message-format json"
-        programs = [json.loads(line).get("executable") for line in _run(command.split())]
-        self._command = [next(program for program in programs if program), "--threads", str(threads)]
+    def __init__(self, threads: int, program: str | None = None) -> None:
+        if program is None:
+            command = "cargo bench --quiet -p penstock-kernels --bench kernels --no-run --message-format json"
+            programs = [json.loads(line).get("executable") for line in _run(command.split())]
+            program = next(program for program in programs if program)
+        self._command = [program, "--threads", str(threads)]
 
     def limits(self) -> list[dict[str, float]]:
         """Bytes and operations per second with each number of threads."""

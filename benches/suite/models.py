@@ -115,7 +115,15 @@ class Models:
         """The same weights for CTranslate2."""
         tool = str(self._python.parent / "ct2-transformers-converter")
         options = ["--model", str(self.checkpoint(name)), "--quantization", weights, "--output_dir"]
-        return self._once(f"{name}-ctranslate2-{weights}", lambda out: _run(tool, *options, str(out)))
+
+        def convert(out: Path) -> None:
+            _run(tool, *options, str(out))
+            config = json.loads((out / "config.json").read_text())
+            for token in ("bos_token", "eos_token", "unk_token"):  # must not be null
+                config[token] = config[token] or "<|endoftext|>"
+            (out / "config.json").write_text(json.dumps(config))
+
+        return self._once(f"{name}-ctranslate2-{weights}", convert)
 
     def onnxruntime(self, name: str, weights: str) -> Path:
         """The same weights for ONNX Runtime GenAI."""
@@ -130,12 +138,15 @@ class Models:
         return self._once(f"{name}-onnxruntime-{weights}", build)
 
     def converted(self, name: str, weights: str) -> Path:
-        """The model with Penstock's packed weights."""
+        """The model with Penstock's packed weights; without `penstock.convert`, the checkpoint."""
         import penstock
 
-        source = str(self.checkpoint(name))
+        source = self.checkpoint(name)
+        convert: Any = getattr(penstock, "convert", None)
+        if convert is None:
+            return source
         return self._once(
-            f"{name}-penstock-{weights}", lambda out: penstock.convert(source, out, quantization=weights)
+            f"{name}-penstock-{weights}", lambda out: convert(source, out, quantization=weights)
         )
 
     def _once(self, name: str, write: Callable[[Path], object]) -> Path:

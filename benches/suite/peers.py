@@ -262,7 +262,7 @@ class LlamaServer(Peer):
             writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
             received = await reader.read()
             writer.close()
-            if received.count(b"data: ") < STREAM_TOKENS:
+            if f'"predicted_n":{STREAM_TOKENS},'.encode() not in received:
                 raise RuntimeError(f"a short stream: {received[-300:]!r}")
 
         async def read_all() -> float:
