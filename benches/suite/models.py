@@ -78,15 +78,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 class Models:
     """A folder of models. `python` is the interpreter with the converters of the other engines."""
 
-    def __init__(self, folder: Path, python: Path) -> None:
+    def __init__(self, folder: Path, python: Path, penstock: Path) -> None:
         self._folder = folder
         self._python = python
+        self._penstock = str(penstock)
 
     def demo(self) -> Path:
         """The demo model's file."""
-        from penstock.demo import model_path
-
-        return model_path()
+        code = "from penstock.demo import model_path; print(model_path())"
+        return Path(_run(self._penstock, "-c", code).strip())
 
     def checkpoint(self, name: str) -> Path:
         """The model as a Hugging Face checkpoint."""
@@ -139,14 +139,14 @@ class Models:
 
     def converted(self, name: str, weights: str) -> Path:
         """The model with Penstock's packed weights; without `penstock.convert`, the checkpoint."""
-        import penstock
-
         source = self.checkpoint(name)
-        convert: Any = getattr(penstock, "convert", None)
-        if convert is None:
+        code = "import penstock; print(hasattr(penstock, 'convert'))"
+        if _run(self._penstock, "-c", code).strip() == "False":
             return source
+        code = "import sys, penstock; penstock.convert(sys.argv[1], sys.argv[2], quantization=sys.argv[3])"
         return self._once(
-            f"{name}-penstock-{weights}", lambda out: convert(source, out, quantization=weights)
+            f"{name}-penstock-{weights}",
+            lambda out: _run(self._penstock, "-c", code, str(source), str(out), weights),
         )
 
     def _once(self, name: str, write: Callable[[Path], object]) -> Path:
@@ -244,7 +244,8 @@ def _test_support() -> Any:
     return checkpoints
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     result = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - a converter
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {result.stderr[-2000:]}")
+    return result.stdout

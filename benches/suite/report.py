@@ -22,8 +22,9 @@ PREFILL, LONG = 512, 8192
 EXPLANATION = """\
 Made by `benches/suite`. Medians of the rounds with their range; tokens per second where no unit is named.
 The limit of a row is the longer of two times: Penstock's weights at the read bandwidth, and the operations
-at the peak of the instruction; both are measured before and after each round. Ratios are of engines in the
-same round; more than 1 is better.
+at the peak of the instruction. Both are measured before and after each turn, because they vary on a shared
+machine: a share is the median of the shares in each turn. Ratios are of engines in the same round; more than
+1 is better.
 
 - `ready`: from the call that opens the model to the first token of a prompt of 16; of llama.cpp the whole
   process.
@@ -98,16 +99,20 @@ class Record:
     def __init__(self, file: Path) -> None:
         self.data: dict[str, Any] = json.loads(file.read_text())
         self.values: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-        self.limits: dict[tuple[str, str], list[dict[str, float]]] = {}
-        for entry in self.data["measurements"]:
+        self._limits: dict[tuple[str, str], dict[str, list[float]]] = {}
+        order = {case: place for place, case in enumerate(WEIGHTS)}
+        for entry in sorted(self.data["measurements"], key=lambda entry: order[entry["case"]]):
             key = entry["case"], entry["row"]
             value = entry["value"] / 1e6 if entry["row"] == "rss" else entry["value"]
             self.values.setdefault(key, {}).setdefault(entry["engine"], {})[entry["round"]] = value
-            self.limits.setdefault(key, []).append(entry["limits"])
+            limit = self._limit_of(*key, entry["limits"])
+            if limit is not None:
+                self._limits.setdefault(key, {}).setdefault(entry["engine"], []).append(limit)
 
     def has_dots(self) -> bool:
         """Whether the CPU multiplies pairs of bfloat16."""
-        return any(limits["bf16"] > 1.5 * limits["f32"] for rows in self.limits.values() for limits in rows)
+        every = [entry["limits"] for entry in self.data["measurements"]]
+        return any(limits["bf16"] > 1.5 * limits["f32"] for limits in every)
 
     def weight_bytes(self, case: str) -> float:
         """The bytes of Penstock's weights."""
@@ -115,8 +120,8 @@ class Record:
         about = engines.get(f"{case}/penstock") or engines.get(f"{case}/penstock-bf16") or {}
         return float(about.get("weight_bytes") or 0)
 
-    def limit(self, case: str, row: str) -> float | None:
-        """The rate at the limits of the machine, median of the rounds: the slower of bytes and operations."""
+    def _limit_of(self, case: str, row: str, limits: dict[str, float]) -> float | None:
+        """The rate at these limits of the machine: the slower of bytes and operations."""
         if row in LESS_IS_BETTER or not self.weight_bytes(case):
             return None
         shape = SHAPES[MODELS.get(case, "half-billion")]
@@ -128,11 +133,21 @@ class Record:
             heads = shape.kv_width // 64
             bytes_ += LONG * shape.kv_layers * 2 * (shape.kv_width + 4 * heads)
         operations = 2 * (shape.layers * tokens + shape.head * outputs)
-        rates = []
-        for limits in self.limits[case, row]:
-            reading = bytes_ / limits["read"] if kind != "streams" else 0
-            rates.append(tokens / max(reading, operations / limits[WEIGHTS[case]]))
-        return statistics.median(rates)
+        reading = bytes_ / limits["read"] if kind != "streams" else 0
+        return tokens / max(reading, operations / limits[WEIGHTS[case]])
+
+    def limit(self, case: str, row: str) -> float | None:
+        """The median limit over all turns."""
+        every = [limit for limits in self._limits.get((case, row), {}).values() for limit in limits]
+        return statistics.median(every) if every else None
+
+    def share(self, case: str, row: str, engine: str) -> float | None:
+        """The median share of the limit that was measured around each turn."""
+        limits = self._limits.get((case, row), {}).get(engine)
+        values = self.values[case, row].get(engine)
+        if not limits or not values:
+            return None
+        return statistics.median(value / limit for value, limit in zip(values.values(), limits, strict=True))
 
     def best(self, case: str, row: str, *, is_own: bool) -> str | None:
         """The best engine of a row: of Penstock's variants, or of the others."""
@@ -187,12 +202,13 @@ def goals_table(record: Record) -> list[str]:
             continue
         values = record.values[key][own]
         median = statistics.median(values.values())
-        limit, other = record.limit(*key), record.best(*key, is_own=False)
+        limit, share = record.limit(*key), record.share(*key, own)
+        other = record.best(*key, is_own=False)
         ratios, llama = record.ratio(*key, own, other), record.ratio(*key, own, "llama.cpp")
         checks, texts = [], []
-        if goal.share and limit:
+        if goal.share and share:
             texts.append(f"{goal.share:.0%}")
-            checks.append(median / limit >= goal.share)
+            checks.append(share >= goal.share)
         if goal.best:
             texts.append(f"{goal.best} x best")
             checks.append(bool(ratios) and statistics.median(ratios) >= goal.best)
@@ -208,7 +224,7 @@ def goals_table(record: Record) -> list[str]:
             ", ".join(texts),
             number(limit) if limit else "-",
             f"{spread(list(values.values()))}{'' if own == 'penstock' else ' (' + own + ')'}",
-            f"{median / limit:.0%}" if limit else "-",
+            f"{share:.0%}" if share else "-",
             f"{other}: {spread(list(record.values[key][other].values()))}" if other else "-",
             spread(ratios),
             spread(llama),
@@ -231,8 +247,8 @@ def rows_table(record: Record, case: str) -> list[str]:
         ]
         for engine in engines:
             values = list(record.values[key].get(engine, {}).values())
-            share = f", {statistics.median(values) / limit:.0%}" if limit and values else ""
-            cells.append(spread(values) + share)
+            share = record.share(*key, engine)
+            cells.append(spread(values) + (f", {share:.0%}" if share else ""))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -298,11 +314,7 @@ def plot(record: Record, file: Path) -> None:
         height = 0.8 / max(1, len(engines))
         for index, engine in enumerate(engines):
             places = [place for place, key in enumerate(rows) if engine in record.values[key]]
-            keys = [rows[place] for place in places]
-            shares = [
-                100 * statistics.median(record.values[key][engine].values()) / (record.limit(*key) or 1)
-                for key in keys
-            ]
+            shares = [100 * (record.share(*rows[place], engine) or 0) for place in places]
             offsets = [place + (index - (len(engines) - 1) / 2) * height for place in places]
             axis.barh(offsets, shares, height, label=engine, color=colors[engine])
         axis.set_yticks(range(len(rows)), [row for _, row in rows])
