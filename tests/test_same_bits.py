@@ -141,9 +141,14 @@ def test_block_size_changes_no_bit(checkpoint: Path) -> None:
 CPU_FLAGS = {
     "portable": set[str](),
     "avx2": {"avx2", "fma", "f16c"},
+    "avx_vnni": {"avx2", "fma", "f16c", "avx_vnni"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
     "avx512_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
+    "amx": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "amx_tile", "amx_int8"},
+    "neon": {"asimd"},
+    "neon_dotprod": {"asimd", "asimddp"},
+    "neon_i8mm": {"asimd", "asimddp", "i8mm"},
 }
 
 

@@ -2516,9 +2516,10 @@ class ModelInfo:
     - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
     - `max_paused`: Maximum number of paused outputs.
     - `threads`: Number of compute threads.
-    - `isa`: Instruction set of the kernels. `portable`, `avx2`, `avx512`, `avx512_vnni` or `avx512_bf16`.
-      The default is the best one the CPU has; `PENSTOCK_ISA` selects another. `avx512_bf16` is never the
-      default: it rounds the activations of bf16 matrices to bf16.
+    - `isa`: Instruction set of the kernels. `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`,
+      `avx512_bf16`, `amx`, `neon`, `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has;
+      `PENSTOCK_ISA` selects another. `avx512_bf16` and `amx` are never the default: the first rounds the
+      activations of bf16 matrices to bf16, the second is experimental.
     """
 
     def __new__(
@@ -2630,9 +2631,10 @@ class ModelInfo:
     def isa(self) -> str:
         """Instruction set of the kernels.
 
-        `portable`, `avx2`, `avx512`, `avx512_vnni` or `avx512_bf16`. The default is the best one the CPU
-        has; `PENSTOCK_ISA` selects another. `avx512_bf16` is never the default: it rounds the activations
-        of bf16 matrices to bf16.
+        `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,
+        `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects
+        another. `avx512_bf16` and `amx` are never the default: the first rounds the activations of bf16
+        matrices to bf16, the second is experimental.
         """
 
     def to_dict(self) -> dict[str, Any]:

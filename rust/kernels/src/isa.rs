@@ -4,9 +4,8 @@ use std::{error, fmt};
 
 /// An instruction set with a kernel table: a name for a set of CPU features.
 ///
-/// The sets are not a ladder: a CPU can have the features of one set and lack those of a set before it. To add one
-/// (AVX-VNNI, AVX-512 BF16, AMX, NEON): a variant here with its features, its entry in [`Isa::ALL`], and its table in
-/// `arch/`.
+/// The sets are not a ladder: a CPU can have the features of one set and lack those of a set before it. To add one: a
+/// variant here with its features, its entry in [`Isa::ALL`], and its table in `arch/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Isa {
@@ -14,6 +13,8 @@ pub enum Isa {
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The features of `Avx2` and AVX-VNNI: integer dot products in one instruction.
+    AvxVnni,
     /// The features of `Avx2` and AVX-512 F, BW, DQ and VL.
     Avx512,
     /// The features of `Avx512` and VNNI: integer dot products in one instruction.
@@ -21,32 +22,120 @@ pub enum Isa {
     /// The features of `Avx512Vnni` and BF16. Products with bf16 matrices round the activations to bf16 and multiply
     /// pairs of them in one instruction: twice the speed, other results. [`Isa::best`] does not select it.
     Avx512Bf16,
+    /// The features of `Avx512Vnni` and AMX-INT8: products of tiles of integers. [`Isa::best`] does not select it.
+    Amx,
+    /// 64-bit Arm with NEON.
+    Neon,
+    /// The features of `Neon` and DOTPROD: integer dot products in one instruction.
+    NeonDotprod,
+    /// The features of `NeonDotprod` and I8MM: dot products of unsigned by signed integers.
+    NeonI8mm,
 }
 
-/// Whether this CPU and operating system have every feature.
+/// Whether this is an x86-64 whose CPU and operating system have every feature.
 #[cfg(target_arch = "x86_64")]
-macro_rules! has {
+macro_rules! has_x86 {
     ($($feature:tt),+) => { $(std::arch::is_x86_feature_detected!($feature))&&+ };
 }
 #[cfg(not(target_arch = "x86_64"))]
-macro_rules! has {
+macro_rules! has_x86 {
     ($($feature:tt),+) => {
         false
     };
 }
 
+/// Whether this is a 64-bit Arm whose CPU and operating system have every feature.
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+macro_rules! has_arm {
+    ($($feature:tt),+) => { $(std::arch::is_aarch64_feature_detected!($feature))&&+ };
+}
+#[cfg(not(all(target_arch = "aarch64", target_endian = "little")))]
+macro_rules! has_arm {
+    ($($feature:tt),+) => {
+        false
+    };
+}
+
+/// Whether this CPU has AMX-INT8, and the operating system lets this process use it. Linux asks for a request.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn has_amx() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    use std::sync::OnceLock;
+
+    const TILE_AND_INT8: u32 = 0b11 << 24;
+    const TILE_STATE: u64 = 0b11 << 17;
+    const ARCH_PRCTL: u64 = 158;
+    const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+    const TILE_DATA: u64 = 18;
+
+    #[target_feature(enable = "xsave")]
+    fn enabled_states() -> u64 {
+        // SAFETY: register 0 exists.
+        unsafe { _xgetbv(0) }
+    }
+
+    static HAS_AMX: OnceLock<bool> = OnceLock::new();
+    *HAS_AMX.get_or_init(|| {
+        // SAFETY: every x86-64 CPU has the instruction. (It is safe from Rust 1.94 on.)
+        #[allow(unused_unsafe)]
+        let has_int8 =
+            unsafe { __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILE_AND_INT8 == TILE_AND_INT8 };
+        if !has_int8 || !has_x86!("xsave") {
+            return false;
+        }
+        // SAFETY: the CPU has the feature.
+        if unsafe { enabled_states() } & TILE_STATE != TILE_STATE {
+            return false;
+        }
+        let mut result = ARCH_PRCTL;
+        // SAFETY: the call reads and writes no memory of the process.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                inout("rax") result,
+                in("rdi") ARCH_REQ_XCOMP_PERM,
+                in("rsi") TILE_DATA,
+                out("rcx") _,
+                out("r11") _,
+                options(nostack),
+            );
+        }
+        result == 0
+    })
+}
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+fn has_amx() -> bool {
+    false
+}
+
 impl Isa {
     /// Every instruction set, in ascending order of preference.
-    pub const ALL: &[Isa] = &[Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni, Isa::Avx512Bf16];
+    pub const ALL: &[Isa] = &[
+        Isa::Portable,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512,
+        Isa::Avx512Vnni,
+        Isa::Avx512Bf16,
+        Isa::Amx,
+        Isa::Neon,
+        Isa::NeonDotprod,
+        Isa::NeonI8mm,
+    ];
 
     /// The value of `PENSTOCK_ISA` that selects it.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx_vnni",
             Isa::Avx512 => "avx512",
             Isa::Avx512Vnni => "avx512_vnni",
             Isa::Avx512Bf16 => "avx512_bf16",
+            Isa::Amx => "amx",
+            Isa::Neon => "neon",
+            Isa::NeonDotprod => "neon_dotprod",
+            Isa::NeonI8mm => "neon_i8mm",
         }
     }
 
@@ -54,10 +143,17 @@ impl Isa {
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
-            Isa::Avx2 => has!("avx2", "fma", "f16c"),
-            Isa::Avx512 => Isa::Avx2.is_available() && has!("avx512f", "avx512bw", "avx512dq", "avx512vl"),
-            Isa::Avx512Vnni => Isa::Avx512.is_available() && has!("avx512vnni"),
-            Isa::Avx512Bf16 => Isa::Avx512Vnni.is_available() && has!("avx512bf16"),
+            Isa::Avx2 => has_x86!("avx2", "fma", "f16c"),
+            Isa::AvxVnni => Isa::Avx2.is_available() && has_x86!("avxvnni"),
+            Isa::Avx512 => {
+                Isa::Avx2.is_available() && has_x86!("avx512f", "avx512bw", "avx512dq", "avx512vl")
+            }
+            Isa::Avx512Vnni => Isa::Avx512.is_available() && has_x86!("avx512vnni"),
+            Isa::Avx512Bf16 => Isa::Avx512Vnni.is_available() && has_x86!("avx512bf16"),
+            Isa::Amx => Isa::Avx512Vnni.is_available() && has_amx(),
+            Isa::Neon => has_arm!("neon"),
+            Isa::NeonDotprod => Isa::Neon.is_available() && has_arm!("dotprod"),
+            Isa::NeonI8mm => Isa::NeonDotprod.is_available() && has_arm!("i8mm"),
         }
     }
 
@@ -66,9 +162,15 @@ impl Isa {
         Isa::ALL.iter().copied().filter(|isa| isa.is_available())
     }
 
-    /// The preferred instruction set of this CPU, of those that do not round activations.
+    /// The instruction sets that are used only by name: `Avx512Bf16` rounds activations, and `Amx` has been tested only
+    /// with emulated instructions.
+    const BY_NAME: [Isa; 2] = [Isa::Avx512Bf16, Isa::Amx];
+
+    /// The preferred instruction set of this CPU, of those that are not only used by name.
     pub fn best() -> Isa {
-        Isa::available().rfind(|isa| *isa != Isa::Avx512Bf16).unwrap_or(Isa::Portable)
+        // The name first: the check for AMX changes the state of the process.
+        let mut all = Isa::ALL.iter().rev();
+        *all.find(|isa| !Isa::BY_NAME.contains(isa) && isa.is_available()).unwrap_or(&Isa::Portable)
     }
 
     /// The instruction set of this name; an empty one means [`Isa::best`].
@@ -137,7 +239,7 @@ mod tests {
         assert!(Isa::Portable.is_available());
         assert!(Isa::best().is_available());
         assert_eq!(Isa::available().next(), Some(Isa::Portable));
-        assert_eq!(Isa::available().rfind(|isa| *isa != Isa::Avx512Bf16), Some(Isa::best()));
+        assert_eq!(Isa::available().rfind(|isa| !Isa::BY_NAME.contains(isa)), Some(Isa::best()));
     }
 
     #[test]

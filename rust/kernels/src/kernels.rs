@@ -57,8 +57,14 @@ impl Kernels {
     }
 
     /// `isa` must be available.
-    fn new_unchecked(isa: Isa) -> Kernels {
+    pub(crate) fn new_unchecked(isa: Isa) -> Kernels {
         Kernels { isa, table: arch::table(isa) }
+    }
+
+    /// The kernels of another table than that of `isa`.
+    #[cfg(all(test, target_arch = "x86_64"))]
+    pub(crate) fn with_table(isa: Isa, table: &'static Table) -> Kernels {
+        Kernels { isa, table }
     }
 
     /// The instruction set of this table.

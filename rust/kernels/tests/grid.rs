@@ -249,9 +249,7 @@ fn integer_products_have_equal_bits_on_every_fused_isa() {
     for grid in grids() {
         let case = Case::new(grid, 50, 1184, 5);
         let x = random_floats(6, 7 * 1184);
-        let mut results = all_kernels()
-            .filter(|kernels| kernels.isa() != penstock_kernels::Isa::Portable)
-            .map(|kernels| case.product(&kernels, &pool, &x));
+        let mut results = all_kernels().filter(is_fused).map(|kernels| case.product(&kernels, &pool, &x));
         if let Some(first) = results.next() {
             results.for_each(|result| assert_same_bits(&result, &first, &format!("{grid:?}")));
         }

@@ -5,6 +5,8 @@
 //! set is available. An instruction set with a better algorithm for an operation (integer dot products, matrix tiles)
 //! sets that entry to its own function.
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod aarch64;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
@@ -120,15 +122,22 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => &x86_64::avx2::TABLE,
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => &x86_64::avx2::VNNI,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => &x86_64::avx512::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni => &x86_64::avx512::VNNI,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 => &x86_64::avx512::BF16,
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => {
-            unreachable!("{isa} on this architecture; this is a bug")
-        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => &x86_64::amx::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => &aarch64::NEON,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDotprod => &aarch64::DOTPROD,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonI8mm => &aarch64::I8MM,
+        _ => unreachable!("{isa} on this architecture; this is a bug"),
     }
 }
 
@@ -224,7 +233,10 @@ macro_rules! compile_table {
                     };
                 }
                 grid::GridKernel {
-                    tiles: [row!(1), row!(2), row!(3), row!(4), row!(5), row!(6)],
+                    tiles: [
+                        row!(1), row!(2), row!(3), row!(4), row!(5), row!(6), row!(7), row!(8),
+                        row!(9), row!(10), row!(11), row!(12), row!(13), row!(14), row!(15), row!(16),
+                    ],
                     shapes: SHAPES,
                     is_wide: D::WIDE,
                     smallest_group: C::SMALLEST_GROUP,

@@ -124,6 +124,17 @@ mod tests {
             // SAFETY: the instruction set is available.
             all.push((|function, x| unsafe { avx2(function, x) }, 1.0));
         }
+        #[cfg(target_arch = "aarch64")]
+        if crate::Isa::Neon.is_available() {
+            #[target_feature(enable = "neon")]
+            fn neon(function: Function, x: Lanes) -> Lanes {
+                // SAFETY: this function has the feature.
+                let neon = unsafe { crate::arch::aarch64::neon::Neon::<false>::new_unchecked() };
+                apply(neon, function, x)
+            }
+            // SAFETY: the instruction set is available.
+            all.push((|function, x| unsafe { neon(function, x) }, 1.0));
+        }
         all
     }
 

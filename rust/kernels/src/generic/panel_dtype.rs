@@ -29,6 +29,7 @@ pub(crate) struct F16;
 pub(crate) struct Bf16;
 /// Bf16 panels, for rows of bf16.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only AVX-512 has the instruction"))]
 pub(crate) struct Bf16Pairs;
 
 impl PanelDtype for F32 {

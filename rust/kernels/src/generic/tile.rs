@@ -125,6 +125,7 @@ macro_rules! unrolled {
 #[derive(Clone, Copy)]
 pub(crate) struct TileRows<const T: usize> {
     pub(crate) at: [*const f32; T],
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for the addressing of x86-64"))]
     pub(crate) stride: usize,
 }
 

@@ -10,9 +10,14 @@ pub fn all_kernels() -> impl Iterator<Item = Kernels> {
     Isa::available().map(|isa| Kernels::for_isa(isa).unwrap())
 }
 
-/// The kernels whose multiply-adds are fused: float results of all of them have the same bits.
+/// Whether multiply-adds are fused.
+pub fn is_fused(kernels: &Kernels) -> bool {
+    kernels.isa() != Isa::Portable || cfg!(any(target_arch = "aarch64", target_feature = "fma"))
+}
+
+/// The kernels with fused multiply-adds that do not round activations: float results of all of them have the same bits.
 pub fn fused_kernels() -> impl Iterator<Item = Kernels> {
-    all_kernels().filter(|kernels| ![Isa::Portable, Isa::Avx512Bf16].contains(&kernels.isa()))
+    all_kernels().filter(|kernels| is_fused(kernels) && kernels.isa() != Isa::Avx512Bf16)
 }
 
 /// `x` as a product of `kernels` with a matrix of `dtype` reads it.

@@ -37,7 +37,7 @@ use crate::panel::LANES;
 use crate::simd::Simd;
 
 /// Maximum number of rows of a tile.
-pub(crate) const MAX_ROWS: usize = 6;
+pub(crate) const MAX_ROWS: usize = 16;
 /// Maximum number of panels of a tile.
 const MOST_PANELS: usize = 4;
 /// Scales of a panel in a K block: one for each of the smallest groups.
@@ -280,20 +280,20 @@ pub(crate) unsafe fn decode_group<S: Simd>(
 
 /// A tile of tokens and panels.
 pub(crate) struct TileCall<'a> {
-    x: *const u8,
-    operand: &'a OperandLayout,
+    pub(crate) x: *const u8,
+    pub(crate) operand: &'a OperandLayout,
     /// The offset of the codes of the first column in a row.
-    codes_at: usize,
-    codes: *const u8,
-    panel_stride: usize,
-    columns: Range<usize>,
-    scales: *const f32,
-    has_minima: bool,
+    pub(crate) codes_at: usize,
+    pub(crate) codes: *const u8,
+    pub(crate) panel_stride: usize,
+    pub(crate) columns: Range<usize>,
+    pub(crate) scales: *const f32,
+    pub(crate) has_minima: bool,
     /// The first prefetch relative to the codes of each panel, and the cache lines to prefetch in each block of columns.
-    prefetch: isize,
-    prefetch_lines: usize,
-    acc: *mut f32,
-    acc_stride: usize,
+    pub(crate) prefetch: isize,
+    pub(crate) prefetch_lines: usize,
+    pub(crate) acc: *mut f32,
+    pub(crate) acc_stride: usize,
 }
 
 /// # Safety
@@ -412,7 +412,7 @@ unsafe fn advance_block<S: Simd, C: Codes, D: Dot<S>, const T: usize, const P: u
 /// # Safety
 /// Span `span` exists in every row.
 #[inline(always)]
-unsafe fn first_sums<S: Simd, const T: usize, const P: usize>(
+pub(crate) unsafe fn first_sums<S: Simd, const T: usize, const P: usize>(
     s: S,
     rows: [*const u8; T],
     span: usize,
@@ -439,7 +439,7 @@ unsafe fn first_sums<S: Simd, const T: usize, const P: usize>(
 /// # Safety
 /// Span `span` exists in every row; the scales of `P` panels are readable.
 #[inline(always)]
-unsafe fn add_scaled<S: Simd, const T: usize, const P: usize>(
+pub(crate) unsafe fn add_scaled<S: Simd, const T: usize, const P: usize>(
     s: S,
     acc: &mut [[S::V; P]; T],
     sums: &Sums<S, T, P>,
