@@ -32,7 +32,7 @@ CRATES  := --workspace --exclude penstock-python
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test check build wheel bench bench-suite peers generate format lint lint-rust lint-python test-rust test-rust-all test-python \
-        test-python-all rust clean
+        test-python-all test-asan test-arm rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,17 @@ test-python: $(CORE) $(DEV) $(DEMO)
 
 test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO) wheel
 	$(BIN)/pytest
+
+test-asan: rust  ## Rust tests of the crates with unsafe code under the address sanitizer; needs a nightly toolchain
+	RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p penstock-kernels -p penstock-checkpoint -p penstock-device \
+	    --lib --tests --target $(shell rustc -vV | sed -n 's/^host: //p') --target-dir target/asan
+
+ARM := aarch64-unknown-linux-gnu
+test-arm: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER = aarch64-linux-gnu-gcc
+test-arm: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER = qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max
+test-arm: rust  ## Kernel tests for 64-bit Arm in qemu-user; needs the Rust target, gcc-aarch64-linux-gnu and qemu-user
+	cargo check $(CRATES) --all-targets --target $(ARM)
+	cargo test -p penstock-kernels --lib --tests --target $(ARM)
 
 clean:  ## Remove all build output
 	rm -rf $(VENV) target dist $(CORE) .pytest_cache .mypy_cache .ruff_cache
