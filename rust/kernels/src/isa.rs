@@ -76,7 +76,7 @@ fn has_amx() -> bool {
 
     static HAS_AMX: OnceLock<bool> = OnceLock::new();
     *HAS_AMX.get_or_init(|| {
-        // SAFETY: every x86-64 CPU has the instruction. (It is safe from Rust 1.94 on.)
+        // SAFETY: every x86-64 CPU has the instruction. Newer versions of Rust do not require the block.
         #[allow(unused_unsafe)]
         let has_int8 =
             unsafe { __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILE_AND_INT8 == TILE_AND_INT8 };
