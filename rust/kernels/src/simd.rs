@@ -211,29 +211,19 @@ pub(crate) trait Simd: Copy {
     /// The sum of the lanes, halves first: lane i + lane i + 8, then + 4, + 2, + 1.
     #[inline(always)]
     fn sum(self, v: Self::V) -> f32 {
-        let mut lanes = self.to_array(v);
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                lanes[i] += lanes[i + width];
-            }
-            width /= 2;
-        }
-        lanes[0]
+        let v = self.add(v, self.exchange(v, 8));
+        let v = self.add(v, self.exchange(v, 4));
+        let v = self.add(v, self.exchange(v, 2));
+        self.to_array(self.add(v, self.exchange(v, 1)))[0]
     }
 
     /// The largest lane, in the same order as [`sum`](Simd::sum).
     #[inline(always)]
     fn largest(self, v: Self::V) -> f32 {
-        let mut lanes = self.to_array(v);
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                lanes[i] = if lanes[i] > lanes[i + width] { lanes[i] } else { lanes[i + width] };
-            }
-            width /= 2;
-        }
-        lanes[0]
+        let v = self.max(v, self.exchange(v, 8));
+        let v = self.max(v, self.exchange(v, 4));
+        let v = self.max(v, self.exchange(v, 2));
+        self.to_array(self.max(v, self.exchange(v, 1)))[0]
     }
 }
 

@@ -4,6 +4,7 @@
 //! value that is not finite has a scale of NaN, so that its products are NaN, as those of floats would be.
 
 use crate::generic::row_ops::load;
+use crate::grid::BLOCK;
 use crate::operand::{OperandLayout, Span};
 use crate::panel::LANES;
 use crate::simd::Simd;
@@ -68,48 +69,68 @@ unsafe fn codes<S: Simd>(
     row: *mut u8,
 ) -> [i32; 2] {
     let factor = s.splat(factor);
-    let mut sums = [0; 2];
+    // Lane i is the sum of columns i, i + 16, ... of the first or second halves of the blocks.
+    let mut sums = [[0; LANES]; 2];
     let mut k = columns.start;
-    let padded = columns.end.next_multiple_of(crate::grid::BLOCK);
-    while k < padded {
-        let mut codes = [0_i16; LANES];
-        if k < columns.end {
-            // SAFETY: inside the row; 16 integers.
-            unsafe {
-                let v = load(s, x.add(k), LANES.min(columns.end - k));
-                s.store_i16(codes.as_mut_ptr(), s.round(s.mul(v, factor)));
-            }
-        }
-        let mut sum = 0;
-        for code in &mut codes {
-            // The code of a NaN is unspecified until here.
-            *code = (*code).clamp(-127, 127);
-            sum += i32::from(*code);
-        }
-        let half = if layout.span == crate::grid::BLOCK { k % crate::grid::BLOCK / LANES } else { 0 };
-        sums[half] += sum;
-        // SAFETY: the codes of these columns.
+    while k < columns.end {
+        // SAFETY: at least one column is inside the row; the codes are padded to whole blocks.
         unsafe {
-            if layout.narrow {
-                let to = row.add(k).cast::<[i8; LANES]>();
-                let mut bytes = [0; LANES];
-                for i in 0..LANES {
-                    bytes[i] = codes[i] as i8;
-                }
-                to.write_unaligned(bytes);
-            }
-            if layout.wide {
-                let to = row.add(layout.wide_at + 2 * k).cast::<[i16; LANES]>();
-                let mut wide = [0; LANES];
-                for quad in 0..LANES / 4 {
-                    for (i, from) in [0, 2, 1, 3].into_iter().enumerate() {
-                        wide[4 * quad + i] = codes[4 * quad + from];
-                    }
-                }
-                to.write_unaligned(wide);
-            }
+            half_block(s, layout, x, k..columns.end, factor, row, &mut sums[0]);
+            half_block(s, layout, x, k + LANES..columns.end, factor, row, &mut sums[1]);
         }
-        k += LANES;
+        k += BLOCK;
     }
-    sums
+    let [first, second] = sums.map(|lanes| lanes.iter().sum::<i32>());
+    if layout.span == BLOCK { [first, second] } else { [first + second, 0] }
+}
+
+/// Writes 16 codes, of the first of `columns` and then of zeros, and adds them to `sums`.
+///
+/// # Safety
+/// The columns are in the row; the codes of 16 columns from the first on are writable.
+#[inline(always)]
+unsafe fn half_block<S: Simd>(
+    s: S,
+    layout: &OperandLayout,
+    x: *const f32,
+    columns: std::ops::Range<usize>,
+    factor: S::V,
+    row: *mut u8,
+    sums: &mut [i32; LANES],
+) {
+    let k = columns.start;
+    let mut codes = [0_i16; LANES];
+    if !columns.is_empty() {
+        // SAFETY: inside the row; 16 integers.
+        unsafe {
+            let v = load(s, x.add(k), LANES.min(columns.len()));
+            s.store_i16(codes.as_mut_ptr(), s.round(s.mul(v, factor)));
+        }
+    }
+    for (code, sum) in codes.iter_mut().zip(sums) {
+        // The code of a NaN is unspecified until here.
+        *code = (*code).clamp(-127, 127);
+        *sum += i32::from(*code);
+    }
+    // SAFETY: the codes of these columns.
+    unsafe {
+        if layout.narrow {
+            let to = row.add(k).cast::<[i8; LANES]>();
+            let mut bytes = [0; LANES];
+            for i in 0..LANES {
+                bytes[i] = codes[i] as i8;
+            }
+            to.write_unaligned(bytes);
+        }
+        if layout.wide {
+            let to = row.add(layout.wide_at + 2 * k).cast::<[i16; LANES]>();
+            let mut wide = [0; LANES];
+            for quad in 0..LANES / 4 {
+                for (i, from) in [0, 2, 1, 3].into_iter().enumerate() {
+                    wide[4 * quad + i] = codes[4 * quad + from];
+                }
+            }
+            to.write_unaligned(wide);
+        }
+    }
 }
