@@ -30,6 +30,7 @@ BOUNDS = {
     "int4": (0.1, 0.01),
     "w8a16": (0.07, 0.02),
     "w4a16": (0.04, 0.005),
+    "fp8": (0.4, 0.12),
 }
 QUANTISED = [kind for kind in TYPES if kind not in {"F32", "F16", "BF16"}]
 
@@ -71,7 +72,7 @@ def test_gguf_type_is_close_to_its_values_in_float32(kind: str, tmp_path: Path) 
     assert error < 0.05
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "w4a16"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "w4a16", "fp8", "fp8-square-blocks"])
 def test_weight_only_files_have_the_logits_of_their_values(method: str, tmp_path: Path) -> None:
     write_quantised(tmp_path, METHODS[method])
     prompt = random_prompt(50)
@@ -79,7 +80,16 @@ def test_weight_only_files_have_the_logits_of_their_values(method: str, tmp_path
     np.testing.assert_array_equal(stored, compute_logits(tmp_path, prompt))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "w8a16", "w4a16"])
+@pytest.mark.parametrize("method", ["fp8", "fp8-square-blocks"])
+def test_fp8_files_are_computed_as_they_are_stored(method: str, tmp_path: Path) -> None:
+    write_quantised(tmp_path, METHODS[method])
+    with penstock.Engine(tmp_path, threads=1) as engine:
+        layers = [info for info in engine.info.weight_formats if "_proj" in info.module]
+    assert {(info.format, info.activations) for info in layers} == {("fp8", "float32")}
+    assert {info.group_size for info in layers} == {None if method == "fp8" else 64}
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "w8a16", "w4a16", "fp8"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_request_has_the_same_output_alone_and_in_a_batch(
     quantization: str, family: str, tmp_path: Path
@@ -103,6 +113,7 @@ def test_quantised_weights_take_the_memory_of_their_codes(demo_model: Path) -> N
     assert memory("auto") < 0.37 * bfloat16
     assert memory("int8") < 0.52 * bfloat16
     assert memory("int4") < 0.37 * bfloat16
+    assert memory("fp8") < 0.52 * bfloat16
 
 
 def test_unknown_quantization_error_lists_the_names(tiny_model: Path) -> None:

@@ -81,6 +81,7 @@ def test_scheme_has_the_logits_of_its_values_in_float32(scheme: dict[str, Any], 
         {"type": "int4", "group_size": 128, "symmetric": True},
         {"type": "w4a16", "group_size": 64, "layers": {"*.v_proj": "int8", "*.down_proj": "none"}},
         {"type": "int8", "layers": {"*.v_proj": {"type": "int4", "group_size": 64}}},
+        {"type": "fp8", "group_size": 128, "layers": {"*.v_proj": "w4a16"}},
     ],
     ids=str,
 )
@@ -124,6 +125,14 @@ def test_info_has_the_format_of_each_module(tmp_path: Path) -> None:
         "mlp.down_proj": [weight_only, ("int8", 128, True, "int8", 1)],
         "lm_head": [("bfloat16", None, None, "float32", 1)],
     }
+
+
+def test_fp8_has_a_scale_for_each_row_or_group(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model", CONFIG)
+    found = formats(checkpoint, {"type": "fp8", "head": {"type": "fp8", "group_size": 64}})
+    assert found["model.embed_tokens"] == [("fp8", None, True, "float32", 1)]
+    assert found["mlp.down_proj"] == [("fp8", None, True, "float32", 2)]
+    assert found["lm_head"] == [("fp8", 64, True, "float32", 1)]
 
 
 def test_part_in_float_makes_its_fused_matrix_read_floats(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class EngineConfig:
       (`False` stores a minimum for each group), `embedding` and `head` (a name, or a mapping of the first
       three keys), and `layers`: patterns of module names, such as `"*.down_proj"`, each with such a value.
       The first pattern that matches applies. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`,
-      `"w4a16"`, or a mapping. Default: that of the files.
+      `"w4a16"`, `"fp8"`, or a mapping. Default: that of the files.
     - `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.
       Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
       the model does not read is an error. This changes outputs. Default: none.
@@ -165,7 +165,7 @@ class EngineConfig:
         device: Literal["auto", "cpu"] | None = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = "auto",
         quantization: (
-            Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"] | Mapping[str, Any] | None
+            Literal["auto", "none", "int8", "int4", "w8a16", "w4a16", "fp8"] | Mapping[str, Any] | None
         ) = "auto",
         config_overrides: Mapping[str, Any] | None = None,
         threads: int | None = None,
@@ -216,7 +216,7 @@ class EngineConfig:
 
     @property
     def quantization(self) -> (
-        Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"] | dict[str, Any]
+        Literal["auto", "none", "int8", "int4", "w8a16", "w4a16", "fp8"] | dict[str, Any]
     ):
         """Quantisation of the weights.
 
@@ -228,8 +228,8 @@ class EngineConfig:
         patterns of module names, such as `"*.down_proj"`, each with such a value. The first pattern that
         matches applies.
 
-        Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, or a mapping. Default: that of
-        the files.
+        Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, `"fp8"`, or a mapping.
+        Default: that of the files.
         """
 
     @property
@@ -2384,7 +2384,8 @@ class WeightFormatInfo:
     """The format of the weight matrices of one module, in all layers or in some of them.
 
     - `module`: Name of the module without that of its layer, such as `mlp.down_proj`.
-    - `format`: `"float32"`, `"float16"`, `"bfloat16"`, or `"int4"` to `"int8"` for codes of these bits.
+    - `format`: `"float32"`, `"float16"`, `"bfloat16"`, `"fp8"`, or `"int4"` to `"int8"`, the bits of a
+      code.
     - `group_size`: Columns that share a scale; `None` if all columns of a row do, and for floats.
     - `symmetric`: Whether groups have neither a minimum nor a zero point; `None` for floats.
     - `activations`: Type of the activations in a product: `"int8"` or `"float32"`.
@@ -2409,7 +2410,7 @@ class WeightFormatInfo:
 
     @property
     def format(self) -> str:
-        """`"float32"`, `"float16"`, `"bfloat16"`, or `"int4"` to `"int8"` for codes of these bits."""
+        """`"float32"`, `"float16"`, `"bfloat16"`, `"fp8"`, or `"int4"` to `"int8"`, the bits of a code."""
 
     @property
     def group_size(self) -> int | None:

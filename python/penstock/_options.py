@@ -40,7 +40,7 @@ class EngineOptions(TypedDict, total=False):
         "quantised.",
     ]
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4", "w8a16", "w4a16"] | Mapping[str, Any] | None,
+        Literal["auto", "none", "int8", "int4", "w8a16", "w4a16", "fp8"] | Mapping[str, Any] | None,
         "Quantisation of the weights. Default: that of the files.",
     ]
     config_overrides: Annotated[

@@ -235,6 +235,11 @@ METHODS = {
         _fp8(64, 48, "weight_scale_inv"),
         "FP8, blocks of 64x48",
     ),
+    "fp8-square-blocks": Method(
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
+        _fp8(64, 64, "weight_scale_inv"),
+        "FP8, blocks of 64x64",
+    ),
 }
 
 

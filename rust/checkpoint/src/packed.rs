@@ -4,10 +4,12 @@
 
 use std::ops::Range;
 
-use penstock_types::{Activations, CodeBits, Dtype, Grid, GridRows, Minimum, ScaleFormat, WeightFormat};
+use penstock_types::{
+    Activations, CodeBits, Dtype, Grid, GridRows, MAX_E4M3_SCALE, Minimum, ScaleFormat, WeightFormat,
+    f16_to_f32,
+};
 
 use crate::mapped::MappedFile;
-use penstock_types::f16_to_f32;
 
 /// Bytes of a file. The range is inside the file.
 #[derive(Clone, Debug)]
@@ -71,7 +73,8 @@ impl CodeOrder {
         match self {
             CodeOrder::ColumnWords(bits) => bits,
             CodeOrder::AwqWords | CodeOrder::Nibbles => CodeBits::Four,
-            CodeOrder::Bytes | CodeOrder::SignedBytes | CodeOrder::Float8 => CodeBits::Eight,
+            CodeOrder::Bytes | CodeOrder::SignedBytes => CodeBits::Eight,
+            CodeOrder::Float8 => CodeBits::E4m3,
         }
     }
 }
@@ -90,6 +93,10 @@ pub(crate) struct Scales {
 impl Scales {
     fn get(&self, bytes: &[u8], row: usize, group: usize) -> f32 {
         let index = row / self.rows * self.row_stride + group * self.group_stride;
+        self.number(bytes, index)
+    }
+
+    fn number(&self, bytes: &[u8], index: usize) -> f32 {
         match self.dtype {
             Dtype::F32 => f32::from_le_bytes(bytes.as_chunks().0[index]),
             Dtype::F16 => f16_to_f32(u16::from_le_bytes(bytes.as_chunks().0[index])),
@@ -125,22 +132,33 @@ pub(crate) enum ColumnGroups {
 impl PackedMatrix {
     /// The type in the file, for display.
     pub(crate) fn type_name(&self) -> &'static str {
-        match (self.codes.order, self.codes.order.bits()) {
-            (CodeOrder::Float8, _) => "F8_E4M3",
-            (_, CodeBits::Four) => "INT4",
-            (..) => "INT8",
+        match self.codes.order.bits() {
+            CodeBits::E4m3 => "F8_E4M3",
+            CodeBits::Four => "INT4",
+            _ => "INT8",
         }
     }
 
-    /// The format that holds the values exactly; plain numbers if the values are no grid: floating-point codes, groups of
-    /// arbitrary columns, and groups whose width is no multiple of 16.
-    pub(crate) fn format(&self) -> WeightFormat {
-        self.grid().map_or(WeightFormat::Float(Dtype::Bf16), WeightFormat::Grid)
+    /// The format that holds the values exactly; plain numbers if the values are no grid: groups of arbitrary columns,
+    /// groups whose width is no multiple of 16, and floating-point codes with large scales.
+    pub(crate) fn format(&self, files: &[MappedFile]) -> WeightFormat {
+        match self.grid() {
+            Some(grid) if grid.bits != CodeBits::E4m3 || self.has_small_scales(files) => {
+                WeightFormat::Grid(grid)
+            }
+            _ => WeightFormat::Float(Dtype::Bf16),
+        }
+    }
+
+    fn has_small_scales(&self, files: &[MappedFile]) -> bool {
+        let bytes = self.scales.at.bytes(files);
+        let mut scales =
+            (0..bytes.len() / self.scales.dtype.bytes()).map(|index| self.scales.number(bytes, index));
+        scales.all(|scale| scale.abs() < MAX_E4M3_SCALE)
     }
 
     fn grid(&self) -> Option<Grid> {
         let group = match &self.groups {
-            _ if self.codes.order == CodeOrder::Float8 => return None,
             ColumnGroups::Indices(_) => return None,
             ColumnGroups::Width(width) if *width >= self.columns => None,
             ColumnGroups::Width(width) if !width.is_multiple_of(16) => return None,
@@ -205,7 +223,7 @@ impl PackedMatrix {
                     if self.codes.order == CodeOrder::Float8 {
                         out.iter_mut()
                             .zip(codes)
-                            .for_each(|(out, code)| *out = scale * FLOAT8[usize::from(*code)]);
+                            .for_each(|(out, code)| *out = scale * CodeBits::E4m3.value(*code));
                     } else {
                         out.iter_mut()
                             .zip(codes)
@@ -301,7 +319,6 @@ impl PackedMatrix {
             u32::from_le_bytes(word) >> shift & ((1 << bits.count()) - 1)
         };
         let zero = match &self.zeros {
-            Zeros::Centre if self.codes.order == CodeOrder::Float8 => 0,
             Zeros::Centre => bits.centre() as u32,
             Zeros::RowWords { at, plus } => {
                 code(at.words(files)[group * (self.rows / per_word) + row / per_word]) + plus
@@ -336,20 +353,3 @@ fn nibbles(word: [u8; 4]) -> [u8; 8] {
     let word = (word | word << 4) & 0x0f0f_0f0f_0f0f_0f0f;
     word.to_le_bytes()
 }
-
-/// The 8-bit floating-point numbers: 4 bits of exponent, 3 of mantissa, no infinities (E4M3FN).
-static FLOAT8: [f32; 256] = {
-    let mut values = [0.0; 256];
-    let mut code = 0;
-    while code < 256 {
-        let (exponent, mantissa) = (code as u32 >> 3 & 15, code as u32 & 7);
-        let magnitude = match (exponent, mantissa) {
-            (15, 7) => f32::NAN,
-            (0, _) => mantissa as f32 / 512.0,
-            _ => f32::from_bits((exponent + 120) << 23 | mantissa << 20),
-        };
-        values[code] = if code < 128 { magnitude } else { -magnitude };
-        code += 1;
-    }
-    values
-};

@@ -157,7 +157,7 @@ impl<'a> Tensor<'a> {
     /// the settings of a quantised directory name: floating-point unless it quantises activations.
     pub fn format(&self) -> WeightFormat {
         match self.data {
-            Data::Packed(matrix) => matrix.format(),
+            Data::Packed(matrix) => matrix.format(self.files),
             Data::Stored(storage) => match blocks::grid(storage) {
                 Some(grid) => WeightFormat::Grid(grid),
                 None => WeightFormat::Float(storage.dtype()),
@@ -208,12 +208,12 @@ impl<'a> Tensor<'a> {
     /// If the range exceeds [`rows`](Tensor::rows), or [`format`](Tensor::format) is not a grid.
     pub fn read_grid(&self, rows: Range<usize>, out: &mut GridRows) {
         self.check_rows(&rows);
-        let WeightFormat::Grid(grid) = self.format() else {
-            panic!("{} of type {} has no grid", self.name, self.entry.stored)
-        };
         let storage = match self.data {
             Data::Packed(matrix) => return matrix.read_grid(self.files, rows, out),
             Data::Stored(storage) => storage,
+        };
+        let Some(grid) = blocks::grid(storage) else {
+            panic!("{} of type {} has no grid", self.name, self.entry.stored)
         };
         let columns = self.columns();
         out.resize(&grid, rows.len(), columns);

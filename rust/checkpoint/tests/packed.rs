@@ -493,8 +493,25 @@ fn fp8_weights_with_every_kind_of_scales_are_read() {
         let value = |(at, code): (usize, &u8)| scale_of(index(at / COLUMNS, at % COLUMNS)) * float8(*code);
         let expected: Vec<_> = codes.iter().enumerate().map(value).collect();
         let checkpoint = check(&tensors.directory(config), &expected);
-        assert_eq!(checkpoint.tensor(WEIGHT).unwrap().format(), WeightFormat::Float(Dtype::Bf16));
+        let WeightFormat::Grid(grid) = checkpoint.tensor(WEIGHT).unwrap().format() else {
+            panic!("{config}: not in 8 bits");
+        };
+        assert_eq!((grid.bits, grid.scales), (CodeBits::E4m3, ScaleFormat::F32));
+        assert_eq!((grid.minimum, grid.activations), (Minimum::Centred, Activations::Float));
+        assert_eq!(grid.group, (shape == [2, 3]).then_some(32), "{config}");
         assert_eq!(checkpoint.description().storage[0], ("F8_E4M3".to_owned(), (ROWS * COLUMNS) as u64));
+    }
+}
+
+#[test]
+fn fp8_weights_with_large_scales_are_plain_numbers() {
+    for (scale, is_grid) in [(127.9_f32, true), (-127.9, true), (128.0, false), (f32::NAN, false)] {
+        let mut tensors = Tensors::default();
+        tensors.add(WEIGHT, "F8_E4M3", &[ROWS, COLUMNS], float8_codes());
+        tensors.add(&format!("{NAME}.weight_scale"), "F32", &[], scale.to_le_bytes().to_vec());
+        let checkpoint = tensors.directory(r#"{"quant_method":"fp8"}"#).open().unwrap();
+        let format = checkpoint.tensor(WEIGHT).unwrap().format();
+        assert_eq!(matches!(format, WeightFormat::Grid(_)), is_grid, "{scale}");
     }
 }
 

@@ -5,7 +5,7 @@
 //! scales  [groups][16], and so on: lanes are output rows
 //! codes   blocks of 32 columns
 //!
-//! 8 bits  [8 quads][16][4]: a 32-bit lane has a quad, 4 consecutive columns, one in each byte
+//! 8 bits  [8 quads][16][4]: a 32-bit lane has a quad, 4 consecutive columns, one in each byte; also floating-point codes
 //! 4 bits  [4 pairs of quads][16][4]: byte j has column j of the first quad (low half) and of the second (high half)
 //! 5 bits  4 bits, then [16][4]: bit q of byte j is the highest bit of column j of quad q
 //! 6 bits  4 bits, then [2][16][4]: bits 2q and 2q + 1 of byte j of word h are the highest of column j of quad 4h + q
@@ -15,7 +15,7 @@
 //! four activations of a token.
 
 use half::{bf16, f16};
-use penstock_types::{CodeBits, Grid, GridRows, Minimum, ScaleFormat, f16_to_f32};
+use penstock_types::{Activations, CodeBits, Grid, GridRows, Minimum, ScaleFormat, f16_to_f32};
 
 use crate::panel::LANES;
 
@@ -44,8 +44,15 @@ pub(crate) const fn block_bytes(bits: CodeBits) -> usize {
 }
 
 /// Whether a matrix can be stored in this format: groups of 16 columns with 6 bits, otherwise of 32 to 1024 columns, a
-/// power of two.
+/// power of two. Floating-point codes have plain scales, no minimum, and no products of integers.
 pub fn is_supported(grid: &Grid) -> bool {
+    if grid.bits == CodeBits::E4m3
+        && (grid.scales == ScaleFormat::Nested
+            || grid.minimum != Minimum::Centred
+            || grid.activations == Activations::Int8)
+    {
+        return false;
+    }
     match grid.group {
         None => grid.bits != CodeBits::Six && grid.scales != ScaleFormat::Nested,
         Some(16) => grid.bits == CodeBits::Six && grid.minimum == Minimum::Centred,
@@ -85,9 +92,15 @@ impl GridLayout {
                 self.write_code(&mut out[self.codes..], k, lane, *code);
             }
             let (groups, outer) = (grid.groups(columns), grid.outer_groups(columns));
+            let width = grid.group.map_or(columns, usize::from);
             for group in 0..groups {
                 let (from, to) = (lane * groups + group, group * LANES + lane);
-                write_number(out, 0, grid.scales, to, source.scales[from]);
+                let scale = if self.has_nan(&codes[group * width..columns.min((group + 1) * width)]) {
+                    f32::NAN
+                } else {
+                    source.scales[from]
+                };
+                write_number(out, 0, grid.scales, to, scale);
                 match grid.minimum {
                     Minimum::Centred => {}
                     Minimum::Stored => write_number(out, self.minima, grid.scales, to, source.minima[from]),
@@ -106,10 +119,15 @@ impl GridLayout {
         }
     }
 
+    /// Whether a floating-point code is NaN. Products do not decode it, so the scale of its group is NaN instead.
+    fn has_nan(&self, codes: &[u8]) -> bool {
+        self.grid.bits == CodeBits::E4m3 && codes.iter().any(|code| code & 0x7f == 0x7f)
+    }
+
     fn write_code(&self, codes: &mut [u8], k: usize, lane: usize, code: u8) {
         let block = &mut codes[k / BLOCK * block_bytes(self.grid.bits)..];
         let (quad, byte) = (k % BLOCK / 4, k % 4);
-        if self.grid.bits == CodeBits::Eight {
+        if self.grid.bits.count() == 8 {
             block[quad * 64 + lane * 4 + byte] = code;
             return;
         }
@@ -124,7 +142,7 @@ impl GridLayout {
     fn read_code(&self, codes: &[u8], k: usize, lane: usize) -> u8 {
         let block = &codes[k / BLOCK * block_bytes(self.grid.bits)..];
         let (quad, byte) = (k % BLOCK / 4, k % 4);
-        if self.grid.bits == CodeBits::Eight {
+        if self.grid.bits.count() == 8 {
             return block[quad * 64 + lane * 4 + byte];
         }
         let low = block[quad / 2 * 64 + lane * 4 + byte] >> (quad % 2 * 4) & 15;
@@ -145,10 +163,11 @@ impl GridLayout {
             let (scale, minimum, zero) = (scales[lane], minima[lane], self.zero_points(panel, group)[lane]);
             for (k, value) in out.iter_mut().enumerate() {
                 let code = self.read_code(&panel[self.codes..], group * width + k, lane);
+                let code = self.grid.bits.value(code);
                 *value = match self.grid.minimum {
-                    Minimum::Stored => scale * f32::from(code) + minimum,
+                    Minimum::Stored => scale * code + minimum,
                     // Rounded once: the difference of integers is exact.
-                    Minimum::Centred | Minimum::ZeroPoint => scale * (f32::from(code) - zero),
+                    Minimum::Centred | Minimum::ZeroPoint => scale * (code - zero),
                 };
             }
         }

@@ -154,8 +154,15 @@ impl Kernels {
                     }
                     (WeightFormat::Grid(grid), Operand::Floats(x), _) => {
                         let layout = GridLayout::new(grid, columns);
-                        let product =
-                            GridFloatProduct { x: x.as_ptr(), tokens: tiles, weights, layout, output };
+                        let multiply = self.table.multiply_decoded;
+                        let product = GridFloatProduct {
+                            x: x.as_ptr(),
+                            tokens: tiles,
+                            weights,
+                            layout,
+                            multiply,
+                            output,
+                        };
                         (self.table.grid_float_matmul.of(grid.bits))(&product, panels, tile_range);
                     }
                     (WeightFormat::Grid(grid), Operand::Codes(x), Some(operand)) => {

@@ -18,6 +18,9 @@ pub(crate) trait Simd: Copy {
     /// The shapes of the tiles of grid products: at most 6 rows and 2 panels.
     const GRID_TILES: TileShapes;
 
+    /// Whether [`mul_add`](Self::mul_add) rounds once.
+    const IS_FUSED: bool = true;
+
     /// 16 lanes of f32.
     type V: Copy;
     /// 16 lanes of 32 bits: an i32, or two 16-bit halves.
@@ -181,6 +184,17 @@ pub(crate) trait Simd: Copy {
     fn byte(self, words: Self::I, index: u32) -> Self::I;
     /// Rounds to the nearest f32, ties to even.
     fn to_f32(self, i: Self::I) -> Self::V;
+    /// Byte `index` of every lane, a number in E4M3, times `2^-120`: its bits are those of a float32, exponent and mantissa
+    /// at bit 20. The result for a NaN is unspecified.
+    #[inline(always)]
+    fn e4m3(self, words: Self::I, index: u32) -> Self::V {
+        let mut lanes = self.to_array(self.to_f32(self.byte(words, index)));
+        for lane in &mut lanes {
+            let code = *lane as u32;
+            *lane = f32::from_bits((code & 0x80) << 24 | (code & 0x7f) << 20);
+        }
+        self.vector(lanes)
+    }
     /// Stores integers from -2^15 to 2^15 - 1. The result for any other value is unspecified, but a function of that
     /// lane alone.
     /// # Safety

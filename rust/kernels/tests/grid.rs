@@ -37,6 +37,23 @@ fn grids() -> Vec<Grid> {
     ]
 }
 
+/// Floating-point codes, which have no products of integers.
+fn float_grids() -> Vec<Grid> {
+    let grid = |group, scales| Grid {
+        bits: CodeBits::E4m3,
+        group,
+        scales,
+        minimum: Minimum::Centred,
+        activations: Activations::Float,
+    };
+    vec![
+        grid(None, ScaleFormat::F32),
+        grid(Some(128), ScaleFormat::F32),
+        grid(Some(32), ScaleFormat::Bf16),
+        grid(Some(64), ScaleFormat::F16),
+    ]
+}
+
 fn with_floats(grid: Grid) -> Grid {
     Grid { activations: Activations::Float, ..grid }
 }
@@ -47,6 +64,9 @@ fn random_rows(grid: &Grid, rows: usize, columns: usize, seed: u64) -> GridRows 
     let levels = (1 << grid.bits.count()) as f32;
     for (code, random) in source.codes.iter_mut().zip(random_floats(seed, rows * columns)) {
         *code = ((random + 1.0) / 2.0 * levels) as u8;
+        if grid.bits == CodeBits::E4m3 && *code & 0x7f == 0x7f {
+            *code ^= 1; // not NaN
+        }
     }
     let fill = |numbers: &mut Vec<f32>, seed, round: &dyn Fn(f32) -> f32| {
         let random = random_floats(seed, numbers.len());
@@ -108,7 +128,7 @@ impl Case {
         for row in 0..rows {
             for k in 0..columns {
                 let (scale, minimum) = source.scale_and_minimum(&grid, columns, row, k / width);
-                let code = f32::from(source.codes[row * columns + k]);
+                let code = grid.bits.value(source.codes[row * columns + k]);
                 weights.push(match grid.minimum {
                     Minimum::Stored => scale * code + minimum,
                     Minimum::Centred => scale * (code - grid.bits.centre() as f32),
@@ -159,7 +179,7 @@ fn rounded(grid: &Grid, x: &[f32], columns: usize) -> Vec<f32> {
 
 #[test]
 fn stored_row_reads_back_as_its_values() {
-    for grid in grids() {
+    for grid in grids().into_iter().chain(float_grids()) {
         for (rows, columns) in [(5, 256), (37, 512), (16, 768)] {
             let case = Case::new(grid, rows, columns, 3);
             let mut row = vec![f32::NAN; columns];
@@ -175,7 +195,6 @@ fn check(grid: Grid, tokens: usize, rows: usize, columns: usize, seed: u64) {
     let pool = Pool::new(2).unwrap();
     let x = random_floats(seed + 9, tokens * columns);
     let case = Case::new(grid, rows, columns, seed);
-    let want = reference::matmul(&rounded(&grid, &x, columns), &case.weights, columns);
     let exact = reference::matmul(&x, &case.weights, columns);
     let floats = Case {
         layout: MatrixLayout { format: WeightFormat::Grid(with_floats(grid)), ..case.layout },
@@ -183,11 +202,15 @@ fn check(grid: Grid, tokens: usize, rows: usize, columns: usize, seed: u64) {
     };
     let f32_layout = MatrixLayout { format: Dtype::F32.into(), ..case.layout };
     let f32_bytes = pack(f32_layout, &case.weights);
-    // Weights are below 32, sums of n of them below sqrt(n) times that.
-    let tolerance = 1e-6 * 32.0 * (columns as f32).max(8.0);
+    // Weights are below 32 (448 in floating-point codes), sums of n of them below sqrt(n) times that.
+    let largest = if grid.bits == CodeBits::E4m3 { 448.0 } else { 32.0 };
+    let tolerance = 1e-6 * largest * (columns as f32).max(8.0);
     for kernels in all_kernels() {
         let what = format!("{tokens} x {rows} x {columns} {grid:?} on {kernels:?}");
-        assert_close(&case.product(&kernels, &pool, &x), &want, tolerance, &what);
+        if grid.activations == Activations::Int8 {
+            let want = reference::matmul(&rounded(&grid, &x, columns), &case.weights, columns);
+            assert_close(&case.product(&kernels, &pool, &x), &want, tolerance, &what);
+        }
         let got = floats.product(&kernels, &pool, &x);
         assert_close(&got, &exact, tolerance, &what);
         let mut want = vec![0.0; tokens * rows];
@@ -203,7 +226,7 @@ proptest! {
     #[test]
     fn product_matches_the_dequantised_weights(
         tokens in 1usize..20, rows in 1usize..70, columns in 1usize..600,
-        grid in prop::sample::select(grids()), seed in 0u64..1000,
+        grid in prop::sample::select([grids(), float_grids()].concat()), seed in 0u64..1000,
     ) {
         check(grid, tokens, rows, columns, seed);
     }
@@ -211,7 +234,7 @@ proptest! {
 
 #[test]
 fn large_products_match_the_dequantised_weights() {
-    for grid in grids() {
+    for grid in [grids(), float_grids()].concat() {
         check(grid, 3, 40, 2500, 1);
         check(grid, 1, 300, 1056, 2);
         check(grid, 103, 33, 1025, 3);
@@ -224,7 +247,8 @@ fn large_products_match_the_dequantised_weights() {
 #[test]
 fn token_has_the_same_bits_in_any_batch_and_thread_count() {
     let pools: Vec<Pool> = (1..=3).map(|threads| Pool::new(threads).unwrap()).collect();
-    for grid in grids().into_iter().flat_map(|grid| [grid, with_floats(grid)]) {
+    let both = grids().into_iter().flat_map(|grid| [grid, with_floats(grid)]);
+    for grid in both.chain(float_grids()) {
         let (rows, columns) = (75, 1184);
         let case = Case::new(grid, rows, columns, 7);
         let x = random_floats(8, 40 * columns);
@@ -359,6 +383,51 @@ fn weight_that_is_not_finite_makes_its_group_nan() {
             Matrix { layout, bytes: &pack(layout, &weights) }.read_row(0, &mut row);
             assert!(row[..32].iter().all(|weight| weight.is_nan()), "{value}: {row:?}");
             assert!(row[32..].iter().all(|weight| weight.is_finite()), "{value}: {row:?}");
+        }
+    }
+}
+
+#[test]
+fn nan_code_makes_the_products_of_its_row_nan() {
+    let pool = Pool::new(1).unwrap();
+    for grid in float_grids() {
+        for code in [0x7f, 0xff] {
+            let mut source = random_rows(&grid, 3, 150, 1);
+            source.codes[150 + 140] = code;
+            let case = Case::from_rows(grid, 3, 150, &source);
+            for kernels in all_kernels() {
+                for tokens in [1, 40] {
+                    let out = case.product(&kernels, &pool, &random_floats(2, tokens * 150));
+                    for out in out.chunks_exact(3) {
+                        assert!(out[0].is_finite() && out[1].is_nan() && out[2].is_finite(), "{out:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn floating_point_codes_keep_three_bits_of_mantissa() {
+    for grid in float_grids() {
+        let layout = MatrixLayout { rows: 9, columns: 200, format: WeightFormat::Grid(grid) };
+        let mut weights = random_floats(3, 9 * 200);
+        weights[..200].fill(0.0);
+        weights[200 + 7] = 1e9;
+        weights[400 + 7] = f32::NAN;
+        let bytes = pack(layout, &weights);
+        let mut row = vec![0.0; 200];
+        for (index, want) in weights.chunks_exact(200).enumerate() {
+            Matrix { layout, bytes: &bytes }.read_row(index, &mut row);
+            for (k, (got, want)) in row.iter().zip(want).enumerate() {
+                match index {
+                    0 => assert_eq!(*got, 0.0),
+                    1 | 2 if k == 7 => assert!(got.is_nan(), "{got}"),
+                    1 | 2 => {}
+                    // Half a step, and the rounding of the scale.
+                    _ => assert!((got - want).abs() <= want.abs() / 14.0 + 1e-5, "{grid:?} {got} {want}"),
+                }
+            }
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct ModelInfo {
 pub struct WeightFormatInfo {
     /// The name of the module without that of its layer, such as `mlp.down_proj`.
     pub module: String,
-    /// `float32`, `float16`, `bfloat16`, or `int` and the bits of a code.
+    /// `float32`, `float16`, `bfloat16`, or the type of the codes.
     pub format: String,
     /// Columns that share a scale; `None` for a whole row and for plain numbers.
     pub group_size: Option<usize>,
@@ -55,7 +55,7 @@ impl From<ModuleFormat> for WeightFormatInfo {
         let (format, group_size, symmetric) = match format {
             WeightFormat::Float(dtype) => (dtype.name().to_owned(), None, None),
             WeightFormat::Grid(grid) => (
-                format!("int{}", grid.bits.count()),
+                grid.bits.name().to_owned(),
                 grid.group.map(usize::from),
                 Some(grid.minimum == Minimum::Centred),
             ),

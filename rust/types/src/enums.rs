@@ -178,11 +178,13 @@ pub enum WeightType {
     W8A16,
     /// 4-bit integers; activations are float32.
     W4A16,
+    /// 8-bit floating-point numbers (E4M3); activations are float32.
+    Fp8,
 }
 
 impl WeightType {
     /// Every variant.
-    pub const ALL: &[Self] = &[Self::None, Self::Int8, Self::Int4, Self::W8A16, Self::W4A16];
+    pub const ALL: &[Self] = &[Self::None, Self::Int8, Self::Int4, Self::W8A16, Self::W4A16, Self::Fp8];
 
     /// The name in the Python API.
     pub const fn name(self) -> &'static str {
@@ -192,6 +194,7 @@ impl WeightType {
             Self::Int4 => "int4",
             Self::W8A16 => "w8a16",
             Self::W4A16 => "w4a16",
+            Self::Fp8 => "fp8",
         }
     }
 }

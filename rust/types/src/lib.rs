@@ -35,4 +35,6 @@ pub use named::{Auto, Named};
 pub use outputs::{LogprobsRequest, RequestedOutputs};
 pub use quantization::{GROUP_SIZES, Quantization, WeightScheme};
 pub use sampling::Sampling;
-pub use weight::{Activations, CodeBits, Grid, GridRows, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat};
+pub use weight::{
+    Activations, CodeBits, Grid, GridRows, MAX_E4M3_SCALE, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat,
+};

@@ -68,17 +68,22 @@ impl WeightScheme {
 
     /// The format of the codes; `None` if the weights are not quantised or in the format of the file.
     pub fn grid(self) -> Option<Grid> {
+        let mut scales = ScaleFormat::Bf16;
         let (bits, activations, group, minimum) = match self.weight_type.0? {
             WeightType::None => return None,
             WeightType::Int8 => (CodeBits::Eight, Activations::Int8, 128, Minimum::Centred),
             WeightType::Int4 => (CodeBits::Four, Activations::Int8, 32, Minimum::Stored),
             WeightType::W8A16 => (CodeBits::Eight, Activations::Float, 128, Minimum::Centred),
             WeightType::W4A16 => (CodeBits::Four, Activations::Float, 32, Minimum::Stored),
+            WeightType::Fp8 => {
+                scales = ScaleFormat::F32;
+                (CodeBits::E4m3, Activations::Float, -1, Minimum::Centred)
+            }
         };
         Some(Grid {
             bits,
             group: u16::try_from(self.group_size.unwrap_or(group)).ok(),
-            scales: ScaleFormat::Bf16,
+            scales,
             minimum: match self.symmetric {
                 None => minimum,
                 Some(true) => Minimum::Centred,

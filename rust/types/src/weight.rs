@@ -14,7 +14,7 @@ pub enum WeightFormat {
 /// Integer codes with scales. A group is some consecutive columns of one row.
 ///
 /// ```text
-/// weight = scale of the group * code + minimum of the group
+/// weight = scale of the group * value of the code + minimum of the group
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grid {
@@ -30,7 +30,7 @@ pub struct Grid {
     pub activations: Activations,
 }
 
-/// The number of bits of a code. A code is unsigned.
+/// The type of a code: an unsigned integer, or a floating-point number of 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CodeBits {
     /// 0 to 15.
@@ -41,7 +41,30 @@ pub enum CodeBits {
     Six,
     /// 0 to 255.
     Eight,
+    /// 4 bits of exponent and 3 of mantissa, no infinities (E4M3FN). Only with [`Minimum::Centred`], [`Activations::Float`]
+    /// and scales below [`MAX_E4M3_SCALE`].
+    E4m3,
 }
+
+/// The scales of [`CodeBits::E4m3`] are below this power of two, so that a product can multiply them by `2^120`.
+pub const MAX_E4M3_SCALE: f32 = 128.0;
+
+/// The numbers of [`CodeBits::E4m3`].
+static E4M3: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let (exponent, mantissa) = (code as u32 >> 3 & 15, code as u32 & 7);
+        let magnitude = match (exponent, mantissa) {
+            (15, 7) => f32::NAN,
+            (0, _) => mantissa as f32 / 512.0,
+            _ => f32::from_bits((exponent + 120) << 23 | mantissa << 20),
+        };
+        values[code] = if code < 128 { magnitude } else { -magnitude };
+        code += 1;
+    }
+    values
+};
 
 /// The type of the scales of a [`Grid`], and of the minima that are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,21 +132,44 @@ impl WeightFormat {
 }
 
 impl CodeBits {
-    /// The number.
+    /// The number of bits.
     #[inline]
     pub const fn count(self) -> u32 {
         match self {
             Self::Four => 4,
             Self::Five => 5,
             Self::Six => 6,
-            Self::Eight => 8,
+            Self::Eight | Self::E4m3 => 8,
         }
     }
 
-    /// The code of zero in [`Minimum::Centred`].
+    /// `int4` and so on, or `fp8`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Four => "int4",
+            Self::Five => "int5",
+            Self::Six => "int6",
+            Self::Eight => "int8",
+            Self::E4m3 => "fp8",
+        }
+    }
+
+    /// The value of the zero in [`Minimum::Centred`].
     #[inline]
     pub const fn centre(self) -> i32 {
-        1 << (self.count() - 1)
+        match self {
+            Self::E4m3 => 0,
+            _ => 1 << (self.count() - 1),
+        }
+    }
+
+    /// The value of a code.
+    #[inline]
+    pub fn value(self, code: u8) -> f32 {
+        match self {
+            Self::E4m3 => E4M3[usize::from(code)],
+            _ => f32::from(code),
+        }
     }
 }
 
@@ -245,7 +291,11 @@ impl GridRows {
                     continue;
                 }
             };
-            out.iter_mut().zip(codes).for_each(|(out, code)| *out = scale * (f32::from(*code) - zero));
+            if grid.bits == CodeBits::E4m3 {
+                out.iter_mut().zip(codes).for_each(|(out, code)| *out = scale * E4M3[usize::from(*code)]);
+            } else {
+                out.iter_mut().zip(codes).for_each(|(out, code)| *out = scale * (f32::from(*code) - zero));
+            }
         }
     }
 }

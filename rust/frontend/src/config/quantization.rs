@@ -75,6 +75,11 @@ fn read_options<V: Value>(field: Field, value: &V) -> Read<WeightScheme, V> {
             Some(_) => return Err(field.refuse(value, "a mapping whose 'symmetric' is True or False")),
         },
     };
+    if weight_type.0 == Some(WeightType::Fp8) && scheme.symmetric == Some(false) {
+        return Err(
+            field.refuse(value, "a mapping whose 'symmetric' is not False, because the type is 'fp8'")
+        );
+    }
     if scheme.grid().is_none() && (scheme.group_size.is_some() || scheme.symmetric.is_some()) {
         let name = weight_type.name();
         let limit = format!("a mapping without 'group_size' and 'symmetric', because the type is '{name}'");
@@ -140,13 +145,14 @@ mod tests {
     #[test]
     fn invalid_key_or_value_error_names_it() {
         for (value, words) in [
-            (json!("int3"), "'w4a16' or a mapping"),
+            (json!("int3"), "'fp8' or a mapping"),
             (json!({"group_size": 32}), "with a 'type'"),
             (json!({"type": "q4"}), "'int4'"),
             (json!({"type": "int4", "group_size": 48}), "'group_size' is one of 32, 64, 128, -1"),
             (json!({"type": "int4", "group_size": true}), "'group_size'"),
             (json!({"type": "int4", "symmetric": 1}), "'symmetric' is True or False"),
             (json!({"type": "none", "group_size": 32}), "because the type is 'none'"),
+            (json!({"type": "fp8", "symmetric": false}), "because the type is 'fp8'"),
             (json!({"type": "int4", "bits": 4}), "without the key \"bits\""),
             (json!({"type": "int4", "layers": ["*"]}), "'layers' maps patterns"),
             (json!({"type": "int4", "layers": {"": "int8"}}), "a string of 1 to 256 characters"),

@@ -14,7 +14,8 @@ pub(crate) mod x86_64;
 use std::ops::Range;
 
 use crate::generic::attention::{AttentionJob, AttentionShape};
-use crate::generic::grid::{GridKernel, GridProduct, floats::GridFloatProduct};
+use crate::generic::grid::floats::{DecodedTile, GridFloatProduct};
+use crate::generic::grid::{GridKernel, GridProduct};
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Activation;
 use crate::generic::tile::TileShapes;
@@ -38,6 +39,7 @@ pub(crate) struct Table {
     pub(crate) grid_kernels: PerBits<GridKernel>,
     /// Products of rows of floats.
     pub(crate) grid_float_matmul: PerBits<GridFloatMatmulFn>,
+    pub(crate) multiply_decoded: unsafe fn(DecodedTile, usize, usize) -> usize,
     pub(crate) quantise_row: unsafe fn(&OperandLayout, *const f32, *mut u8),
     pub(crate) attend_split: PerKvDtype<AttendSplitFn>,
     pub(crate) attention_clear: unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32),
@@ -73,13 +75,14 @@ impl<F: Copy> PerDtype<F> {
     }
 }
 
-/// One value for each number of bits of a code.
+/// One value for each type of code.
 #[derive(Clone, Copy)]
 pub(crate) struct PerBits<F> {
     four: F,
     five: F,
     six: F,
     eight: F,
+    e4m3: F,
 }
 
 impl<F> PerBits<F> {
@@ -89,6 +92,7 @@ impl<F> PerBits<F> {
             CodeBits::Five => &self.five,
             CodeBits::Six => &self.six,
             CodeBits::Eight => &self.eight,
+            CodeBits::E4m3 => &self.e4m3,
         }
     }
 }
@@ -152,7 +156,7 @@ macro_rules! compile_table {
         {
             use $crate::arch::{PerBits, PerDtype, PerKvDtype, Table};
             use $crate::generic::attention::{floats::Floats, quantised::Quantised};
-            use $crate::generic::grid::codes::{Eight, Five, Four, Six};
+            use $crate::generic::grid::codes::{E4m3, Eight, Five, Four, Six};
             use $crate::generic::panel_dtype::{Bf16, F16, F32};
             Table {
                 tiles: <$simd as $crate::simd::Simd>::TILES,
@@ -168,13 +172,17 @@ macro_rules! compile_table {
                     five: entry::grid_kernel::<Five, Few>(),
                     six: entry::grid_kernel::<Six, Few>(),
                     eight: entry::grid_kernel::<Eight, EightBits>(),
+                    // Not called: floating-point codes have no integer products.
+                    e4m3: entry::grid_kernel::<Eight, EightBits>(),
                 },
                 grid_float_matmul: PerBits {
                     four: entry::grid_float_matmul::<Four>,
                     five: entry::grid_float_matmul::<Five>,
                     six: entry::grid_float_matmul::<Six>,
                     eight: entry::grid_float_matmul::<Eight>,
+                    e4m3: entry::grid_float_matmul::<E4m3>,
                 },
+                multiply_decoded: entry::multiply_decoded,
                 quantise_row: entry::quantise_row,
                 attend_split: PerKvDtype {
                     f32: entry::attend_split::<Floats<F32>>,
@@ -252,6 +260,8 @@ macro_rules! compile_table {
                     = grid::grid_matmul;
                 fn grid_float_matmul<C: Codes>(p: &floats::GridFloatProduct<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = floats::grid_float_matmul;
+                fn multiply_decoded(tile: floats::DecodedTile, rows: usize, left: usize) -> usize
+                    = floats::multiply_decoded;
                 fn quantise_row(layout: &OperandLayout, x: *const f32, row: *mut u8) = quantise::quantise_row;
                 fn attend_split<F: KvFormat>(
                     shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, split: usize, partial: *mut f32

@@ -46,6 +46,7 @@ macro_rules! lanes {
 }
 
 impl Simd for Portable {
+    const IS_FUSED: bool = false;
     const GRID_TILES: TileShapes = TileShapes { panels: &[1, 1] };
 
     type V = V;

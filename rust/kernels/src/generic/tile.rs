@@ -111,7 +111,7 @@ impl RowTiles {
 /// loops of the tallest tiles, and a loop over accumulators keeps them in memory.
 macro_rules! unrolled {
     ($t:ident < $count:ident => $body:expr) => {
-        unrolled!($t < $count => $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+        $crate::generic::tile::unrolled!($t < $count => $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
     };
     ($t:ident < $count:ident => $body:expr; $($index:literal)+) => {
         $(if const { $index < $count } {
@@ -120,6 +120,7 @@ macro_rules! unrolled {
         })+
     };
 }
+pub(crate) use unrolled;
 
 /// The rows of a tile, `stride` floats apart.
 #[derive(Clone, Copy)]

@@ -27,6 +27,7 @@ const fn table<M: Tiles>() -> Table {
         five: kernel::<M, Five>(&kernels.five),
         six: kernel::<M, Six>(&kernels.six),
         eight: kernel::<M, Eight>(&kernels.eight),
+        e4m3: kernels.e4m3,
     };
     Table { grid_tiles: SHAPES, grid_kernels, ..vnni }
 }

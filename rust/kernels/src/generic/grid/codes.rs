@@ -1,4 +1,6 @@
 //! Loading of the codes of a block, see the layout in `grid`; one marker type per [`CodeBits`].
+//!
+//! Products of integers use [`Codes::quad`] and [`Codes::halves`], products of floats [`Codes::float`].
 
 use penstock_types::CodeBits;
 
@@ -19,6 +21,15 @@ pub(crate) trait Codes: Copy {
     /// `BLOCK_BYTES` bytes are readable at `block`; `pair` is below 4.
     unsafe fn quad<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool) -> S::I;
 
+    /// [`float`](Self::float) of a code is its value divided by this power of two.
+    const FACTOR: f32 = 1.0;
+
+    /// Code `index` of a quad as a float.
+    #[inline(always)]
+    fn float<S: Simd>(s: S, quad: S::I, index: u32) -> S::V {
+        s.to_f32(s.byte(quad, index))
+    }
+
     /// Codes 0 and 2 of a quad, or 1 and 3 if `last`, as 16 bits each.
     ///
     /// # Safety
@@ -38,6 +49,8 @@ pub(crate) struct Five;
 pub(crate) struct Six;
 #[derive(Clone, Copy)]
 pub(crate) struct Eight;
+#[derive(Clone, Copy)]
+pub(crate) struct E4m3;
 
 impl Codes for Four {
     const BITS: CodeBits = CodeBits::Four;
@@ -90,5 +103,22 @@ impl Codes for Eight {
     unsafe fn halves<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool, last: bool) -> S::I {
         // SAFETY: by contract.
         unsafe { s.load_bytes(block.add(pair * 128 + if odd { 64 } else { 0 }), last) }
+    }
+}
+
+impl Codes for E4m3 {
+    const BITS: CodeBits = CodeBits::E4m3;
+    /// The exponent of a float32 has a bias of 127, that of a code 7.
+    const FACTOR: f32 = f32::from_bits((127 + 120) << 23);
+
+    #[inline(always)]
+    unsafe fn quad<S: Simd>(s: S, block: *const u8, pair: usize, odd: bool) -> S::I {
+        // SAFETY: by contract.
+        unsafe { Eight::quad(s, block, pair, odd) }
+    }
+
+    #[inline(always)]
+    fn float<S: Simd>(s: S, quad: S::I, index: u32) -> S::V {
+        s.e4m3(quad, index)
     }
 }

@@ -341,6 +341,22 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn e4m3(self, words: I, index: u32) -> V {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let count = _mm_cvtsi32_si128((24 - 8 * index).cast_signed());
+            let mask = _mm256_set1_epi32(0x87f0_0000_u32.cast_signed());
+            // The sign is shifted in from the left.
+            let low = _mm256_srai_epi32::<4>(_mm256_sll_epi32(words.0, count));
+            let high = _mm256_srai_epi32::<4>(_mm256_sll_epi32(words.1, count));
+            V(
+                _mm256_castsi256_ps(_mm256_and_si256(low, mask)),
+                _mm256_castsi256_ps(_mm256_and_si256(high, mask)),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store_i16(self, to: *mut i16, v: V) {
         // SAFETY: `self` proves AVX2; 16 integers are writable by contract.
         unsafe {

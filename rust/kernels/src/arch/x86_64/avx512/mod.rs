@@ -321,6 +321,17 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn e4m3(self, words: __m512i, index: u32) -> __m512 {
+        // SAFETY: `self` proves AVX-512.
+        unsafe {
+            let top = _mm512_sll_epi32(words, _mm_cvtsi32_si128((24 - 8 * index).cast_signed()));
+            // The sign is shifted in from the left.
+            let bits = _mm512_srai_epi32::<4>(top);
+            _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(0x87f0_0000_u32.cast_signed())))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store_i16(self, to: *mut i16, v: __m512) {
         // SAFETY: `self` proves AVX-512; 16 integers are writable by contract.
         unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v))) }
