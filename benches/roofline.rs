@@ -116,7 +116,7 @@ pub enum Streams {
 fn read_avx2<const STREAMS: usize>(memory: &[u64]) -> u64 {
     use std::arch::x86_64::*;
     const LINE: usize = 8;
-    const AHEAD: usize = 24 * LINE;
+    const AHEAD: usize = 64 * LINE;
     let stream = memory.len() / STREAMS / LINE * LINE;
     let mut sums = [_mm256_setzero_si256(); 8];
     for at in (0..stream).step_by(LINE) {
@@ -124,7 +124,7 @@ fn read_avx2<const STREAMS: usize>(memory: &[u64]) -> u64 {
             let line = memory.as_ptr().wrapping_add(part * stream + at);
             // SAFETY: the line is inside the slice; a prefetch may name any address.
             unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T1>(line.wrapping_add(AHEAD).cast());
                 sums[2 * part] = _mm256_xor_si256(sums[2 * part], _mm256_loadu_si256(line.cast()));
                 sums[2 * part + 1] =
                     _mm256_xor_si256(sums[2 * part + 1], _mm256_loadu_si256(line.add(4).cast()));
