@@ -57,9 +57,10 @@ PUBLIC = {
     "Usage",
     "WeightFormatInfo",
     "__version__",
+    "convert",
     "demo",
 }
-NOT_CLASSES = {"LogitsProcessor", "Prompt", "__version__", "demo"}
+NOT_CLASSES = {"LogitsProcessor", "Prompt", "__version__", "convert", "demo"}
 HEAVY = {"torch", "numpy", "transformers", "jinja2", "tqdm", "huggingface_hub", "click", "trio", "uvloop"}
 
 

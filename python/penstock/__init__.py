@@ -13,6 +13,7 @@ import typing as _typing
 
 from penstock import _interpreter as _interpreter  # first: it refuses sub-interpreters
 from penstock import demo
+from penstock._convert import convert
 from penstock._core import (
     Choice,
     Chunk,
@@ -96,6 +97,7 @@ __all__ = [
     "Usage",
     "WeightFormatInfo",
     "__version__",
+    "convert",
     "demo",
 ]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Function = Callable[..., None]
     Decorator = Callable[[Function], Function]
 
-__all__ = ["Command", "engine_options", "given", "json_option", "sampling_options"]
+__all__ = ["Command", "convert_options", "engine_options", "given", "json_option", "sampling_options"]
 
 #: The types of options that can be given several times, and of their items.
 SEQUENCES: dict[Any, type] = {Sequence[int]: int, Sequence[str]: str}
@@ -129,6 +129,7 @@ def _options_of(fields: type, groups: Mapping[str, Sequence[str]]) -> Decorator:
 
 
 engine_options = _options_of(EngineOptions, ENGINE_GROUPS)
+convert_options = _options_of(EngineOptions, {"Options": ("quantization", "dtype", "threads")})
 sampling_options = _options_of(SamplingOptions, SAMPLING_GROUPS)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 

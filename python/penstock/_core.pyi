@@ -82,6 +82,10 @@ class EngineConfig:
       the model does not read is an error. This changes outputs. Default: none.
     - `threads`: Number of compute threads. If it is not set, the environment variable `PENSTOCK_THREADS`
       applies. Range: 1 to 1024. Default: all CPUs that the process may use.
+    - `weights_cache_bytes`: Size of the cache of packed weights on disk. A model that is opened again is
+      mapped into memory instead of loaded. The least recently used weights are removed first. The
+      directory is `PENSTOCK_CACHE`, or `penstock` in `XDG_CACHE_HOME` or `~/.cache`. Converted models need
+      no cache. Range: 0 to 2**63 - 1. Default: 0: no cache.
     - `profile`: Measure the operations of the device; see `Engine.profile`. Default: `False`.
 
     Lengths and batches:
@@ -169,6 +173,7 @@ class EngineConfig:
         ) = "auto",
         config_overrides: Mapping[str, Any] | None = None,
         threads: int | None = None,
+        weights_cache_bytes: int | None = None,
         profile: bool | None = False,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
@@ -249,6 +254,17 @@ class EngineConfig:
         If it is not set, the environment variable `PENSTOCK_THREADS` applies.
 
         Range: 1 to 1024. Default: all CPUs that the process may use.
+        """
+
+    @property
+    def weights_cache_bytes(self) -> int | None:
+        """Size of the cache of packed weights on disk.
+
+        A model that is opened again is mapped into memory instead of loaded. The least recently used
+        weights are removed first. The directory is `PENSTOCK_CACHE`, or `penstock` in `XDG_CACHE_HOME` or
+        `~/.cache`. Converted models need no cache.
+
+        Range: 0 to 2**63 - 1. Default: 0: no cache.
         """
 
     @property
@@ -2680,11 +2696,11 @@ class Engine:
 
     @staticmethod
     def open(
-        path: str | os.PathLike[str],
+        model: str | os.PathLike[str] | bytes,
         config: EngineConfig,
         progress: Callable[[int, int], object] | None = None,
     ) -> Engine:
-        """Load a model directory or a GGUF file. Blocks for seconds to minutes, without the GIL.
+        """Load a directory, a file, or a converted model in memory. Can take minutes, without the GIL.
 
         `progress(done, total)` receives byte counts, at most about 20 times per second. An exception raised
         in it stops the loading and is raised here; so is `KeyboardInterrupt` in the main thread. Raises
@@ -2914,6 +2930,19 @@ def best_of(result: Result, params: SamplingParams) -> Result:
 
 def candidate_params(params: SamplingParams) -> SamplingParams:
     """The parameters of the request that generates the candidates of `best_of`."""
+
+def convert(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    config: EngineConfig,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """Write a converted model, with the `dtype` and the `quantization` of `config`; see `penstock.convert`.
+
+    Raises `ConfigError`, `ModelLoadError`, `OSError`, and any exception that `progress` raises.
+    """
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The contents of a model directory or GGUF file, read from its headers only; for `penstock info`.

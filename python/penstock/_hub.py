@@ -8,7 +8,7 @@ import re
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from penstock._core import Port
 from penstock.errors import ModelLoadError
@@ -31,6 +31,8 @@ FILES = [
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
+    "model.penstock",
+    "weights.safetensors",
 ]
 
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
@@ -44,22 +46,22 @@ class Lookup:
     threads of pools to be joined at exit: an abandoned lookup removes those.
     """
 
-    def __init__(self, model: str, port: Port) -> None:
+    def __init__(self, model: str | bytes, port: Port) -> None:
         self._port = port
-        self._outcome: str | BaseException = ""
+        self._outcome: str | bytes | BaseException = ""
         self._other_threads = set(_pool_threads())
         threading.Thread(target=self._run, name="penstock download", args=(model,), daemon=True).start()
 
-    def _run(self, model: str) -> None:
+    def _run(self, model: str | bytes) -> None:
         try:
-            self._outcome = resolve(model)
+            self._outcome = resolve(model) if isinstance(model, str) else model
         except BaseException as error:  # noqa: BLE001 - raised by `result`
             self._outcome = error
         finally:
             self._port.ring()
 
-    def result(self) -> str:
-        """What `resolve` returned or raised, once the port was rung."""
+    def result(self) -> str | bytes:
+        """What `resolve` returned or raised, once the port was rung; bytes are their own files."""
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome
@@ -77,7 +79,11 @@ class Lookup:
                 threads.pop(thread, None)
 
 
-def find(model: str) -> str:
+@overload
+def find(model: str) -> str: ...
+@overload
+def find(model: str | bytes) -> str | bytes: ...
+def find(model: str | bytes) -> str | bytes:
     """The same as `resolve`; Ctrl-C interrupts a download at once."""
     port = Port(blocking=True)
     lookup = Lookup(model, port)
@@ -144,7 +150,7 @@ def _fetch(hub_id: str, revision: str | None) -> str:
             reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
             message = f"{name}: download from the hub failed: {reason}"
         raise ModelLoadError(message) from error
-    if not (Path(folder) / "config.json").exists():
+    if not any((Path(folder) / name).exists() for name in ("config.json", "model.penstock")):
         message = (
             f"{name}: no config.json; to use a GGUF file, download it with hf download and open its path"
         )

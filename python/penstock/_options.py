@@ -51,6 +51,10 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Number of compute threads. Default: all CPUs that the process may use.",
     ]
+    weights_cache_bytes: Annotated[
+        int | None,
+        "Size of the cache of packed weights on disk. Default: 0: no cache.",
+    ]
     profile: bool | None
     max_model_len: Annotated[
         int | None,
@@ -161,6 +165,7 @@ ENGINE_GROUPS = {
         "quantization",
         "config_overrides",
         "threads",
+        "weights_cache_bytes",
     ),
     "Lengths and batches": (
         "max_model_len",

@@ -42,19 +42,23 @@ class Session:
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] | bytes | bytearray | memoryview,
         config: EngineConfig | None,
         options: dict[str, Any],
         progress: Callable[[int, int], object] | None,
     ) -> None:
-        if not isinstance(model, (str, os.PathLike)):
-            message = f"expected str or os.PathLike object for the model, not {type(model).__name__}"
+        self.model: str | bytes
+        if isinstance(model, (bytes, bytearray, memoryview)):
+            self.model = bytes(model)
+        elif isinstance(model, (str, os.PathLike)):
+            self.model = os.fsdecode(model)
+        else:
+            message = f"expected str, os.PathLike or bytes object for the model, not {type(model).__name__}"
             raise TypeError(message)
-        self.model = os.fspath(model)
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
         self._native: _core.Engine | None = None
-        self._path = ""  # of the model's files, once it was opened
+        self._path: str | bytes = ""  # the model's files, once it was opened
         self._chat_templates: dict[str, ChatTemplate] = {}
         self._phase: Literal["new", "starting", "open", "draining", "asleep", "waking"] = "new"
         self._is_closed = False  # in any phase
@@ -97,7 +101,7 @@ class Session:
             self.stay_asleep()
             raise
 
-    def open(self, path: str, check_cancelled: Callable[[], None] | None = None) -> None:
+    def open(self, path: str | bytes, check_cancelled: Callable[[], None] | None = None) -> None:
         """Load the model; slow, can run in any thread. `check_cancelled` raises to stop the loading."""
 
         def on_progress(done: int, total: int) -> None:
@@ -117,7 +121,7 @@ class Session:
             native.shutdown()
             raise EngineStoppedError(_CLOSED)
 
-    def adopt(self, native: _core.Engine, path: str = "") -> None:
+    def adopt(self, native: _core.Engine, path: str | bytes = "") -> None:
         """Use an engine that was opened from `path`."""
         self._native, self._path, self._phase = native, path, "open"
 
@@ -331,7 +335,8 @@ class Session:
             if is_open
             else "forked"
         )
-        return f"<Engine {self.model!r} {state}>"
+        model = repr(self.model) if isinstance(self.model, str) else f"of {len(self.model)} bytes"
+        return f"<Engine {model} {state}>"
 
     def __del__(self) -> None:
         """Warn if the engine was not closed; dropping the native engine frees the model."""

@@ -55,7 +55,8 @@ class Engine:
             async for chunk in request:
                 print(chunk.text, end="", flush=True)
 
-    `model` is a Hugging Face model directory, a `.gguf` file, or the id of a model on the Hugging Face hub.
+    `model` is a Hugging Face model directory, a `.gguf` file, the id of a model on the Hugging Face hub, or a
+    converted model: its directory, its `.tar` file, or the contents of that file as bytes.
     Keyword arguments are the fields of `EngineConfig`; they override those of `config`.
     `progress(done, total)` is called with byte counts while the model loads, at most about 20 times per
     second, in the loading thread. An exception raised in it stops the loading.
@@ -73,7 +74,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] | bytes | bytearray | memoryview,
         *,
         config: EngineConfig | None = None,
         progress: Callable[[int, int], object] | None = None,
@@ -113,7 +114,7 @@ class Engine:
                 self._session.close()
                 raise
 
-    async def _find_files(self) -> str:
+    async def _find_files(self) -> str | bytes:
         """The model's files, downloaded if necessary."""
         port = Port()
         lookup = _hub.Lookup(self._session.model, port)

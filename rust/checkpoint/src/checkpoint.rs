@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use penstock_types::Dtype;
 use serde_json::Value;
 
+use crate::converted::Converted;
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
@@ -21,6 +22,8 @@ pub enum FileFormat {
     Safetensors,
     /// A GGUF file of this version.
     Gguf(u32),
+    /// A converted model of this version of the format.
+    Converted(u32),
 }
 
 /// A summary of a checkpoint for display.
@@ -53,6 +56,7 @@ pub struct Checkpoint {
     pub(crate) special_tokens: SpecialTokens,
     pub(crate) added_tokens: Vec<AddedToken>,
     pub(crate) chat_templates: BTreeMap<String, String>,
+    pub(crate) converted: Option<Converted>,
 }
 
 impl Checkpoint {
@@ -75,6 +79,9 @@ impl Checkpoint {
 
     /// The type of most matrices that are not quantised, which they have in memory by default; bfloat16 if all are.
     pub fn dtype(&self) -> Dtype {
+        if let Some(conversion) = self.conversion() {
+            return conversion.dtype;
+        }
         let elements = |dtype| -> usize {
             let matrices = self.tensors.values().filter(|entry| entry.shape.len() > 1);
             matrices.filter(|entry| entry.stored.plain() == Some(dtype)).map(TensorEntry::elements).sum()
@@ -114,6 +121,7 @@ impl Checkpoint {
                 "has no tokenizer.json; AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one"
             }
             FileFormat::Gguf(_) => "has no tokenizer.ggml.tokens in its metadata",
+            FileFormat::Converted(_) => "was converted from a model without a tokenizer",
         };
         self.tokenizer.as_ref().ok_or_else(|| CheckpointError::not_a_model(&self.path, missing))
     }

@@ -14,7 +14,7 @@ use crate::json::{self, JsonObject};
 use crate::mapped::MappedFile;
 use crate::tensor::TensorEntry;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
-use crate::{gguf, quantization, safetensors};
+use crate::{converted, gguf, quantization, safetensors};
 use penstock_types::GenerationConfig;
 
 const SINGLE: &str = "model.safetensors";
@@ -24,8 +24,11 @@ const INDEX_LIMIT: u64 = 32 << 20;
 /// Maximum number of additional chat templates in a directory.
 const MAX_TEMPLATES: usize = 64;
 
-/// Opens a directory, or its only `.gguf` file if it has no `config.json`.
+/// Opens a directory: a converted model, a Hugging Face directory, or its only `.gguf` file if it has no `config.json`.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    if converted::is_converted(path) {
+        return converted::open(path);
+    }
     let Some(mut config) = json::read_object(&path.join("config.json"))? else {
         return open_without_config(path);
     };
@@ -53,6 +56,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         special_tokens,
         added_tokens,
         chat_templates,
+        converted: None,
     })
 }
 

@@ -1,7 +1,8 @@
 //! Model files on disk: safetensors, GGUF, configuration, tokenizer and chat templates.
 //!
 //! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file. Both have the same interface, with Hugging
-//! Face's names, shapes and configuration keys. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of
+//! Face's names, shapes and configuration keys. Converted models have the same, but their matrices are packed for a
+//! backend ([`Checkpoint::packed_matrix`]); [`ConvertedWriter`] writes them. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of
 //! rows to `f32`, [`Tensor::read_grid`] reads the integer codes and the scales of quantised rows.
 //!
 //! Files are untrusted input. Every count, length, offset and name is checked against the actual bytes before it is
@@ -12,6 +13,7 @@
 
 mod blocks;
 mod checkpoint;
+mod converted;
 mod dequantize;
 mod directory;
 mod error;
@@ -28,6 +30,7 @@ mod tensor;
 mod tokenizer;
 
 pub use checkpoint::{Checkpoint, Description, FileFormat};
+pub use converted::{Conversion, ConvertedWriter, FusedMatrix, FusedPart, NewTensor, WriteError};
 pub use error::{CheckpointError, TRUNCATED};
 pub use lfs::check_lfs_pointer;
 pub use penstock_types::GenerationConfig;

@@ -1,18 +1,31 @@
-//! Read-only memory-mapped files: the only unsafe code of this crate.
+//! The bytes of model files, memory-mapped or in memory: the only unsafe code of this crate.
 
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use bytes::Bytes;
 use memmap2::Mmap;
 
 use crate::error::CheckpointError;
 use crate::lfs::check_lfs_pointer;
 
-/// The bytes of a file, which the operating system reads on first access.
+/// The bytes of a file. The operating system reads those of a mapped file on first access.
 pub(crate) struct MappedFile {
     path: PathBuf,
-    map: Mmap,
+    bytes: Bytes,
+    /// The mapping of `bytes`, which is a part of it; `None` if they are in memory.
+    map: Option<Arc<Mmap>>,
+}
+
+/// A mapping that is shared with [`Bytes`].
+struct Owner(Arc<Mmap>);
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 impl MappedFile {
@@ -27,9 +40,20 @@ impl MappedFile {
         // modifies the file, the values read may change; after the header has been checked and copied, they are only
         // read as plain numbers. If another process truncates the file, access to a lost page ends the process, as with
         // every mapped file.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(io)?);
         check_lfs_pointer(path, &map)?;
-        Ok(MappedFile { path: path.to_owned(), map })
+        let bytes = Bytes::from_owner(Owner(Arc::clone(&map)));
+        Ok(MappedFile { path: path.to_owned(), bytes, map: Some(map) })
+    }
+
+    /// A file that is in memory; errors show `name` as its path.
+    pub(crate) fn in_memory(name: &Path, bytes: Bytes) -> Self {
+        MappedFile { path: name.to_owned(), bytes, map: None }
+    }
+
+    /// A part of this file as a file of its own; errors show `name` in its path.
+    pub(crate) fn part(&self, name: &str, range: Range<usize>) -> Self {
+        MappedFile { path: self.path.join(name), bytes: self.bytes.slice(range), map: self.map.clone() }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -37,13 +61,55 @@ impl MappedFile {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.map
+        &self.bytes
+    }
+
+    /// A range that keeps the file mapped.
+    pub(crate) fn share(&self, range: Range<usize>) -> Bytes {
+        self.bytes.slice(range)
+    }
+
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.map.is_some()
+    }
+
+    /// The mapping and a range of `bytes` as a range of it.
+    fn in_map(&self, range: Range<usize>) -> Option<(&Mmap, Range<usize>)> {
+        let map = self.map.as_deref()?;
+        let start = self.bytes.as_ptr().addr() - map.as_ptr().addr();
+        Some((map, start + range.start..start + range.end))
     }
 
     /// Asks the operating system to read this range soon. Failure is ignored, because this is only advice.
     pub(crate) fn prefetch(&self, range: Range<usize>) {
         #[cfg(unix)]
-        let _ = self.map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+        if let Some((map, range)) = self.in_map(range) {
+            let _ = map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
+    /// Maps the pages of this range now, in one call. Failure is ignored: they are then mapped on first access.
+    pub(crate) fn populate(&self, range: Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if let Some((map, range)) = self.in_map(range) {
+            let _ = map.advise_range(memmap2::Advice::PopulateRead, range.start, range.len());
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = range;
+    }
+
+    /// Removes the pages of this range from the memory of the process. The next access reads them again.
+    pub(crate) fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Some((map, range)) = self.in_map(range) {
+            // SAFETY: the mapping is private, read-only and of a file. Nothing was written to it, so a page that is
+            // read again has the same content.
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+            };
+        }
         #[cfg(not(unix))]
         let _ = range;
     }

@@ -245,6 +245,15 @@ impl<'a> Tensor<'a> {
             Data::Stored(_) => prefetch(&self.entry.at),
         }
     }
+
+    /// Removes the tensor's pages from the memory of the process, after its last use. It can be read again.
+    pub fn release(&self) {
+        let release = |at: &Location| self.files[at.file].release(at.range.clone());
+        match self.data {
+            Data::Packed(matrix) => matrix.parts().for_each(release),
+            Data::Stored(_) => release(&self.entry.at),
+        }
+    }
 }
 
 /// The bytes of `width` elements.

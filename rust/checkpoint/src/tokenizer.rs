@@ -1,17 +1,19 @@
 //! The tokenizer data of a checkpoint: vocabulary, special tokens, added tokens. Plain values, from which the text
 //! crate builds a tokenizer.
 
+use serde::{Deserialize, Serialize};
+
 /// The vocabulary as stored in the checkpoint.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum TokenizerSource {
     /// The unparsed bytes of a `tokenizer.json`.
-    Json(Vec<u8>),
+    Json(#[serde(with = "serde_bytes")] Vec<u8>),
     /// The vocabulary in the metadata of a GGUF file.
     Gguf(GgufVocabulary),
 }
 
 /// The type of a token in a GGUF vocabulary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TokenType {
     /// Ordinary text.
     Normal,
@@ -29,7 +31,7 @@ pub enum TokenType {
 
 /// The vocabulary in GGUF metadata (`tokenizer.ggml.*`). Every id is below `tokens.len()`; `scores` and `types` are
 /// empty or as long as `tokens`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GgufVocabulary {
     /// The algorithm: `gpt2` is byte-level BPE, `llama` is SentencePiece.
     pub model: String,
@@ -56,7 +58,7 @@ pub struct GgufVocabulary {
 }
 
 /// Texts of the tokens that chat templates refer to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpecialTokens {
     pub bos: Option<String>,
     pub eos: Option<String>,
@@ -66,7 +68,7 @@ pub struct SpecialTokens {
 
 /// A token that `tokenizer_config.json` or `added_tokens.json` adds to the vocabulary. Most are also in
 /// `tokenizer.json`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddedToken {
     pub id: u32,
     pub content: String,

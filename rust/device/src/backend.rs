@@ -14,6 +14,7 @@
 use std::ops::Range;
 use std::task::{Poll, Waker};
 
+use bytes::Bytes;
 use penstock_types::{
     AttentionParams, BlockCopy, Dtype, Epilogue, GridRows, HeadShape, KvDtype, WeightFormat,
 };
@@ -98,6 +99,15 @@ pub struct CacheSpec {
     pub dtype: KvDtype,
 }
 
+/// The layout of packed matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedLayout {
+    /// Its name. Matrices of the same name are exchangeable between machines.
+    pub name: &'static str,
+    /// Matrices of multiples of these rows can be packed one after the other to form a larger one.
+    pub rows: usize,
+}
+
 /// Use of a backend's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
@@ -174,6 +184,24 @@ pub trait Backend: Send + 'static {
     /// Packs a matrix whose parts are one below the other. Either all parts read codes or none does
     /// ([`WeightFormat::reads_codes`]). Reads the rows from several threads; leaves nothing behind on failure.
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError>;
+
+    /// The layout of packed matrices, for files.
+    fn packed_layout(&self) -> PackedLayout;
+
+    /// Bytes that [`pack`](Self::pack) writes for this number of rows; a multiple of 64.
+    fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64;
+
+    /// Packs a part of a matrix into `out`. Reads the rows from several threads.
+    fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]);
+
+    /// Makes a matrix of the bytes of its packed parts, one after the other, without copying them. The formats are
+    /// supported, and the number of bytes is right.
+    fn map_matrix(
+        &mut self,
+        columns: usize,
+        parts: &[(usize, WeightFormat)],
+        bytes: Bytes,
+    ) -> Result<Self::Matrix, DeviceError>;
 
     /// Loads a vector.
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;

@@ -16,7 +16,9 @@ mod sample;
 mod step;
 mod timed;
 
-pub use backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, RowSource, WeightSource};
+pub use backend::{
+    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource, WeightSource,
+};
 #[cfg(feature = "testing")]
 pub use cpu::probabilities_for_testing;
 pub use profile::{Profile, ProfileRow};

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
+use bytes::Bytes;
 use penstock_types::{AttentionParams, AttentionRow, BlockCopy, Epilogue, HeadShape, WeightFormat};
 
-use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, RowSource};
+use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
 use crate::profile::{FLOAT, Operation, Profile, Work, bytes, floats};
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{StepInputs, StepSpec};
@@ -51,6 +52,14 @@ pub struct TimedMatrix<M> {
     rows: usize,
     columns: usize,
     bytes: u64,
+}
+
+impl<M> TimedMatrix<M> {
+    fn new(inner: M, columns: usize, parts: &[(usize, WeightFormat)]) -> Self {
+        let rows = parts.iter().map(|(rows, _)| rows).sum();
+        let bytes = parts.iter().map(|(rows, format)| format.bytes(*rows, columns) as u64).sum();
+        Self { inner, rows, columns, bytes }
+    }
 }
 
 /// A vector with its length.
@@ -159,9 +168,28 @@ impl<B: Backend> Backend for Timed<B> {
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError> {
         let columns = parts.first().map_or(0, |part| part.source.columns());
         let sizes: Vec<_> = parts.iter().map(|part| (part.source.rows(), part.format)).collect();
-        let rows = sizes.iter().map(|(rows, _)| rows).sum();
-        let bytes = sizes.iter().map(|(rows, format)| format.bytes(*rows, columns) as u64).sum();
-        Ok(TimedMatrix { inner: self.inner.load_matrix(parts)?, rows, columns, bytes })
+        Ok(TimedMatrix::new(self.inner.load_matrix(parts)?, columns, &sizes))
+    }
+
+    fn packed_layout(&self) -> PackedLayout {
+        self.inner.packed_layout()
+    }
+
+    fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64 {
+        self.inner.packed_bytes(columns, rows, format)
+    }
+
+    fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]) {
+        self.inner.pack(part, out);
+    }
+
+    fn map_matrix(
+        &mut self,
+        columns: usize,
+        parts: &[(usize, WeightFormat)],
+        bytes: Bytes,
+    ) -> Result<Self::Matrix, DeviceError> {
+        Ok(TimedMatrix::new(self.inner.map_matrix(columns, parts, bytes)?, columns, parts))
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {

@@ -56,7 +56,7 @@ pub use grid::is_supported;
 pub use isa::{Isa, IsaError};
 pub use kernels::Kernels;
 pub use kv::KvLayout;
-pub use matrix::{Matrix, MatrixLayout};
+pub use matrix::{Matrix, MatrixLayout, PACKED_LAYOUT, PANEL_ROWS};
 pub use operand::{Operand, OperandLayout};
 pub use pool::Pool;
 pub use rope_kv::RopeWriteKv;

@@ -17,6 +17,12 @@ use crate::panel::{LANES, panel_bytes, panel_index, read_float, write_floats};
 use crate::pool::{Claims, Pool, SharedMut};
 use crate::weight_quantiser::quantise;
 
+/// The name of the layout of packed matrices, which is stored in files. A change of the bytes of any matrix changes it.
+pub const PACKED_LAYOUT: &str = "panels16-1";
+/// Rows of a panel. A matrix of a multiple of these rows followed by another matrix of the same format is the matrix of
+/// all rows.
+pub const PANEL_ROWS: usize = LANES;
+
 /// The shape of a packed weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixLayout {

@@ -29,6 +29,12 @@ pub enum ModelError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] penstock_device::DeviceError),
+    /// An option contradicts the files.
+    #[error(transparent)]
+    Option(#[from] penstock_types::FieldError),
+    /// A converted model cannot be written.
+    #[error(transparent)]
+    Write(#[from] penstock_checkpoint::WriteError),
     /// The progress callback cancelled the load.
     #[error("loading was cancelled")]
     Cancelled,

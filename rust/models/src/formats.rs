@@ -2,24 +2,37 @@
 
 use std::collections::BTreeMap;
 
-use penstock_checkpoint::Checkpoint;
+use penstock_checkpoint::{Checkpoint, CheckpointError, Conversion, FusedPart};
 use penstock_device::Backend;
 use penstock_types::{Dtype, FieldError, Quantization, WeightFormat, WeightScheme};
 
 use crate::config::ModelConfig;
-use crate::weights::{EMBEDDING, HEAD, matrix_names, module_name};
+use crate::error::ModelError;
+use crate::fused::{EMBEDDING, HEAD, matrix_names, module_name, readable_together};
 
 /// The format of each weight matrix, by the name of its tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightFormats {
     default: WeightFormat,
     others: BTreeMap<String, WeightFormat>,
+    residence: Residence,
+}
+
+/// The memory that holds the matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Residence {
+    /// They are packed into the memory of the backend.
+    Arena,
+    /// They are used in a mapped file.
+    Mapped,
+    /// They are used in memory of the caller.
+    Memory,
 }
 
 impl WeightFormats {
     /// All matrices in the same format.
     pub fn uniform(format: WeightFormat) -> Self {
-        Self { default: format, others: BTreeMap::new() }
+        Self { default: format, others: BTreeMap::new(), residence: Residence::Arena }
     }
 
     /// The formats that `quantization` requests of the matrices of `model`. Matrices that are not quantised are in `dtype`.
@@ -29,9 +42,14 @@ impl WeightFormats {
         model: &ModelConfig,
         dtype: Dtype,
         quantization: &Quantization,
-    ) -> Result<Self, FieldError> {
+    ) -> Result<Self, ModelError> {
         check_patterns(model, quantization)?;
         check_tables(model, quantization)?;
+        if let Some(conversion) = checkpoint.conversion() {
+            let formats = Self::as_converted(backend, checkpoint, conversion)?;
+            formats.check_request(backend, conversion, model, dtype, quantization)?;
+            return Ok(formats);
+        }
         let mut others = BTreeMap::new();
         for name in matrix_names(model) {
             let scheme = scheme_of(model, quantization, &name);
@@ -41,12 +59,82 @@ impl WeightFormats {
             };
             others.extend(format.map(|format| (name, format)));
         }
-        Ok(Self { default: dtype.into(), others })
+        Ok(Self { others, ..Self::uniform(dtype.into()) })
+    }
+
+    /// The formats of a converted model, which `backend` can use.
+    fn as_converted<B: Backend>(
+        backend: &B,
+        checkpoint: &Checkpoint,
+        conversion: &Conversion,
+    ) -> Result<Self, ModelError> {
+        let unsupported = |field: &str, found: String, supported: String| {
+            let file = checkpoint.path().to_owned();
+            CheckpointError::Unsupported { file, field: field.to_owned(), found, supported }
+        };
+        let layout = backend.packed_layout().name;
+        if conversion.layout != layout {
+            let supported = format!("{layout}; convert the model again with this version of penstock");
+            return Err(unsupported("layout", format!("{:?}", conversion.layout), supported).into());
+        }
+        let residence = if checkpoint.is_mapped() { Residence::Mapped } else { Residence::Memory };
+        let mut formats = Self { residence, ..Self::uniform(conversion.dtype.into()) };
+        for matrix in conversion.matrices.values() {
+            for part in &matrix.parts {
+                if !backend.supports(part.format, matrix.columns) {
+                    let field = format!("format of {}", part.tensor);
+                    let supported = "the formats of this backend".to_owned();
+                    return Err(unsupported(&field, format!("{:?}", part.format), supported).into());
+                }
+                formats.others.insert(part.tensor.clone(), part.format);
+            }
+        }
+        Ok(formats)
+    }
+
+    /// An option that asks for other formats than those of the conversion is an error.
+    fn check_request<B: Backend>(
+        &self,
+        backend: &B,
+        conversion: &Conversion,
+        model: &ModelConfig,
+        dtype: Dtype,
+        quantization: &Quantization,
+    ) -> Result<(), FieldError> {
+        if dtype != conversion.dtype {
+            let limit = format!("auto or {}, the type of the converted model", conversion.dtype.name());
+            return Err(FieldError::new("dtype", dtype.name(), limit));
+        }
+        for matrix in conversion.matrices.values() {
+            let own: Vec<_> = matrix.parts.iter().map(|part| self.of(&part.tensor)).collect();
+            let requested = |part: &FusedPart| {
+                let scheme = scheme_of(model, quantization, &part.tensor);
+                match scheme.weight_type.0 {
+                    None => part.format,
+                    Some(_) => scheme.grid().map_or(dtype.into(), WeightFormat::Grid),
+                }
+            };
+            let requested = matrix.parts.iter().map(requested).collect();
+            if readable_together(backend, matrix.columns, requested) != own {
+                let limit = format!("auto or {}, as the model was converted", conversion.quantization);
+                return Err(FieldError::new("quantization", quantization, limit));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn residence(&self) -> Residence {
+        self.residence
+    }
+
+    /// Whether the formats are fixed: those of a converted model.
+    pub fn are_fixed(&self) -> bool {
+        self.residence != Residence::Arena
     }
 
     /// The same, with another type of the matrices that are not quantised.
     pub fn with_dtype(&self, dtype: Dtype) -> Self {
-        Self { default: dtype.into(), others: self.others.clone() }
+        Self { default: dtype.into(), ..self.clone() }
     }
 
     /// The format of a tensor.

@@ -2,25 +2,29 @@
 //! checkpoint into a [`Decoder`], whose forward pass is written once over [`Backend`](penstock_device::Backend).
 //!
 //! `registry.rs` lists the supported architectures; a file of `families/` reads the configuration fields that are
-//! specific to its family and has no arithmetic. The tables in `weights.rs` list the tensors that are fused into one
-//! matrix.
+//! specific to its family and has no arithmetic. The tables in `fused.rs` list the tensors that are fused into one
+//! matrix. [`convert`] writes the packed matrices to a file, from which [`load`] uses them without a copy.
 
 #![allow(missing_docs)]
 
 mod config;
+mod convert;
 mod decoder;
 mod error;
 mod families;
 mod fields;
 mod formats;
+mod fused;
 mod registry;
 mod rope;
 mod rotations;
 mod weights;
 
 pub use config::ModelConfig;
+pub use convert::{ConvertOptions, convert};
 pub use decoder::{Decoder, Workspace};
 pub use error::ModelError;
 pub use formats::WeightFormats;
+pub use fused::{ModuleFormat, WeightBytes, module_formats, weight_bytes};
 pub use rope::{Rope, RopeScaling};
-pub use weights::{ModuleFormat, ProgressCallback, load, module_formats, weight_bytes};
+pub use weights::{ProgressCallback, load};

@@ -69,6 +69,7 @@ impl PyEngineConfig {
             host_cache_blocks: config.host_cache_blocks,
             preemption_mode: config.preemption_mode,
             num_speculative_tokens: config.speculation.map(|_| num_drafts),
+            weights_cache_bytes: config.weights_cache_bytes,
             profile: config.profile,
             ..penstock_runner::EngineConfig::default()
         }

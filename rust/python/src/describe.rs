@@ -31,6 +31,7 @@ pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Erro
     let format = match description.format {
         FileFormat::Safetensors => "safetensors".to_owned(),
         FileFormat::Gguf(version) => format!("GGUF version {version}"),
+        FileFormat::Converted(version) => format!("converted, version {version}"),
     };
     let result = PyDict::new(py);
     result.set_item("format", format)?;

@@ -1,21 +1,21 @@
 //! `Engine`: opening a model, starting requests, tokenising, statistics.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use penstock_checkpoint::{Checkpoint, SpecialTokens, TokenizerSource, check_lfs_pointer};
+use bytes::Bytes;
+use penstock_checkpoint::{Checkpoint, CheckpointError, SpecialTokens, TokenizerSource, check_lfs_pointer};
 use penstock_engine::{Overload, StopCause};
 use penstock_frontend::field::{Field, TOKEN_IDS};
 use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
-use penstock_runner::Profile;
-use penstock_text::{TextOptions, Tokenizer};
+use penstock_runner::{LaunchError, Profile};
+use penstock_text::{TextError, TextOptions, Tokenizer};
 use penstock_types::config_limits::DEFAULT_MAX_LOGPROBS;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::beams::BeamSearch;
@@ -25,6 +25,7 @@ use crate::classes::{
 use crate::detach::detach;
 use crate::errors::{Error, Problem};
 use crate::health::Health;
+use crate::load_progress::{LoadProgress, exiting};
 use crate::logs;
 use crate::port::Port;
 use crate::processors;
@@ -33,8 +34,22 @@ use crate::value::{PyValue, prepare_error, request_error};
 
 /// Most token ids that are decoded at once.
 const MAX_DECODED: usize = 1 << 26;
-/// The progress callback is called at most this often.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The files of a model: a path, or an archive of a converted model in memory.
+#[derive(FromPyObject)]
+pub enum ModelFiles {
+    Memory(PyBackedBytes),
+    Path(PathBuf),
+}
+
+impl ModelFiles {
+    fn open(self) -> Result<Checkpoint, CheckpointError> {
+        match self {
+            Self::Memory(bytes) => Checkpoint::from_bytes(Bytes::from_owner(bytes)),
+            Self::Path(path) => Checkpoint::open(path),
+        }
+    }
+}
 
 /// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
@@ -50,14 +65,14 @@ pub struct Engine {
 #[pymethods]
 impl Engine {
     #[staticmethod]
-    #[pyo3(signature = (path, config, progress = None))]
+    #[pyo3(signature = (model, config, progress = None))]
     fn open(
         py: Python<'_>,
-        path: PathBuf,
+        model: ModelFiles,
         config: &PyEngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
-        Self::load(py, path, config.with_environment()?, config, progress)
+        Self::load(py, model, config.with_environment()?, config, progress)
     }
 
     #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false, check_cancelled = None))]
@@ -253,21 +268,24 @@ impl Engine {
     /// Opens a model. Slow: loads the weights and warms up.
     pub fn load(
         py: Python<'_>,
-        path: PathBuf,
+        model: ModelFiles,
         runner_config: penstock_runner::EngineConfig,
         config: &PyEngineConfig,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
         logs::listen(py)?;
-        let mut loading = LoadProgress { progress, called: None, raised: None };
+        let mut loading = LoadProgress::new(progress);
         let opened = detach(py, || {
-            let checkpoint = Checkpoint::open(&path)?;
-            let tokenizer = match &config.config.tokenizer {
-                Some(path) => read_tokenizer(Path::new(path))?,
-                None => Tokenizer::with_added_tokens(checkpoint.tokenizer()?, checkpoint.added_tokens())?,
-            };
+            let checkpoint = model.open()?;
             let mut report = |done, total| loading.report(done, total);
-            let (engine, info) = penstock_runner::launch(&checkpoint, &runner_config, &mut report)?;
+            let mut launch = || penstock_runner::launch(&checkpoint, &runner_config, &mut report);
+            let (tokenizer, (engine, info)) = match &config.config.tokenizer {
+                Some(path) => (read_tokenizer(Path::new(path))?, launch()?),
+                None => {
+                    let (source, added) = (checkpoint.tokenizer()?, checkpoint.added_tokens());
+                    load_together(|| Tokenizer::with_added_tokens(source, added), launch)?
+                }
+            };
             let templates = checkpoint.chat_templates();
             let frontend = Frontend {
                 formats: ModelFormats::new(
@@ -294,10 +312,7 @@ impl Engine {
             })
         })?;
         logs::drain(py)?;
-        match loading.raised {
-            Some(raised) => Err(Error::Python(raised)),
-            None => opened,
-        }
+        loading.finish(opened)
     }
 
     /// Replaces the executor, for tests.
@@ -316,6 +331,22 @@ impl Engine {
         let max_tokens = self.frontend.max_prompt_tokens(mode);
         Prompt::read(&PyValue(prompt.clone()), max_tokens).map_err(request_error)
     }
+}
+
+/// Builds the tokenizer in a thread of its own while the model is loaded: a large vocabulary takes longer than a mapped
+/// model.
+fn load_together<T>(
+    tokenizer: impl FnOnce() -> Result<Tokenizer, TextError> + Send,
+    launch: impl FnOnce() -> Result<T, LaunchError>,
+) -> Result<(Tokenizer, T), Error> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("penstock tokenizer".to_owned());
+        let tokenizer = thread.spawn_scoped(scope, tokenizer);
+        let tokenizer = tokenizer.map_err(|error| LaunchError::Start(error.to_string()))?;
+        let launched = launch();
+        let tokenizer = tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok((tokenizer, launched?))
+    })
 }
 
 fn mode(is_chat: bool, is_scoring: bool) -> Mode {
@@ -347,11 +378,6 @@ fn detach_while_wanted<T: Send>(
     raised.map_or(Ok(done), |raised| Err(Error::Python(raised)))
 }
 
-/// Ends slow work whose thread cannot attach any more. No Python code sees it.
-fn exiting() -> PyErr {
-    PyRuntimeError::new_err("the interpreter is exiting")
-}
-
 /// Raises if a signal arrived or the caller was cancelled.
 fn check_interest(py: Python<'_>, check_cancelled: Option<&Py<PyAny>>) -> PyResult<()> {
     py.check_signals()?;
@@ -364,35 +390,6 @@ impl Drop for Engine {
         self.stop();
         if self.is_forked() {
             std::mem::forget(Arc::clone(&self.frontend)); // it has threads, which are in the parent
-        }
-    }
-}
-
-/// Reports the progress of loading to Python at intervals, and checks for signals.
-struct LoadProgress {
-    progress: Option<Py<PyAny>>,
-    called: Option<Instant>,
-    raised: Option<PyErr>,
-}
-
-impl LoadProgress {
-    fn report(&mut self, done: u64, total: u64) -> ControlFlow<()> {
-        let now = Instant::now();
-        let is_early = self.called.is_some_and(|called| now - called < PROGRESS_INTERVAL);
-        if is_early && done < total {
-            return ControlFlow::Continue(());
-        }
-        self.called = Some(now);
-        let called = Python::try_attach(|py| {
-            py.check_signals()?;
-            self.progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (done, total)).map(drop))
-        });
-        match called.unwrap_or_else(|| Err(exiting())) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(raised) => {
-                self.raised = Some(raised);
-                ControlFlow::Break(())
-            }
         }
     }
 }

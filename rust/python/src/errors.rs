@@ -2,13 +2,14 @@
 //!
 //! The exception classes are defined in Python (`penstock/errors.py`) and are looked up by name.
 
-use penstock_checkpoint::CheckpointError;
+use penstock_checkpoint::{CheckpointError, WriteError};
 use penstock_engine::StartError;
 use penstock_engine::limits::InvalidRequest;
 use penstock_engine::request::{Rejection, StopCause};
 use penstock_runner::LaunchError;
 use penstock_text::TextError;
 use penstock_types::FieldError;
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
@@ -152,6 +153,11 @@ impl From<Error> for PyErr {
                 plain(py, "OutOfMemoryError", error.to_string())
             }
             Error::Launch(error @ LaunchError::Start(_)) => plain(py, "PenstockError", error.to_string()),
+            Error::Launch(LaunchError::Write(WriteError::Io { path, source })) => {
+                let text = source.to_string();
+                let text = text.split(" (os error").next().unwrap_or_default().to_owned();
+                PyOSError::new_err((source.raw_os_error(), text, path))
+            }
             Error::Launch(error) => plain(py, "ModelLoadError", error.to_string()),
             Error::Checkpoint(error) => plain(py, "ModelLoadError", error.to_string()),
             Error::Text(error) => plain(py, "ModelLoadError", error.to_string()),

@@ -11,12 +11,14 @@ mod class;
 mod classes;
 mod config;
 mod convert;
+mod convert_model;
 mod describe;
 mod detach;
 mod engine;
 mod errors;
 mod fields;
 mod health;
+mod load_progress;
 mod logs;
 mod params;
 mod port;
@@ -39,6 +41,8 @@ mod _core {
         PyProfileRow, PyRequestOutput, PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall,
         PyToolCallDelta, PyUsage, PyWeightFormatInfo,
     };
+    #[pymodule_export]
+    use crate::convert_model::convert;
     #[pymodule_export]
     use crate::describe::describe;
     #[pymodule_export]

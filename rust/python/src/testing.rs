@@ -15,7 +15,7 @@ use pyo3::types::PyBytes;
 use crate::classes::PyEngineConfig;
 use crate::classes::PySamplingParams;
 use crate::detach::detach;
-use crate::engine::Engine;
+use crate::engine::{Engine, ModelFiles};
 use crate::errors::Error;
 use crate::value::{PyValue, config_error};
 
@@ -102,7 +102,7 @@ pub fn failing_engine(
     failing_token: u32,
 ) -> Result<Engine, Error> {
     let runner_config = RunnerConfig { failing_token: Some(failing_token), ..config.with_environment()? };
-    Engine::load(py, path, runner_config, config, None)
+    Engine::load(py, ModelFiles::Path(path), runner_config, config, None)
 }
 
 /// An engine whose device is lost in the first step that computes `losing_token`.
@@ -114,13 +114,13 @@ pub fn losing_engine(
     losing_token: u32,
 ) -> Result<Engine, Error> {
     let runner_config = RunnerConfig { losing_token: Some(losing_token), ..config.with_environment()? };
-    Engine::load(py, path, runner_config, config, None)
+    Engine::load(py, ModelFiles::Path(path), runner_config, config, None)
 }
 
 /// An engine with the executor of `fake_executor`.
 #[pyfunction]
 pub fn fake_engine(py: Python<'_>, path: PathBuf, config: &PyEngineConfig) -> Result<Engine, Error> {
-    let engine = Engine::load(py, path, config.with_environment()?, config, None)?;
+    let engine = Engine::load(py, ModelFiles::Path(path), config.with_environment()?, config, None)?;
     engine.with_executor(|completions| Box::new(FakeExecutor::start(completions)))
 }
 

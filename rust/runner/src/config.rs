@@ -1,6 +1,7 @@
 //! The requested configuration of an engine: its fields, their defaults, and the checks that do not need the model.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_types::config_limits::*;
@@ -59,6 +60,10 @@ pub struct EngineConfig {
     pub host_cache_blocks: Option<usize>,
     /// Maximum number of draft tokens that a step verifies for a sequence; `None` for no speculation.
     pub num_speculative_tokens: Option<usize>,
+    /// Size of the cache of packed weights on disk; 0 or `None` for no cache.
+    pub weights_cache_bytes: Option<u64>,
+    /// The directory of that cache. Only the environment sets it.
+    pub cache_directory: Option<PathBuf>,
     /// Measure the operations of the device.
     pub profile: bool,
     /// A step that computes this token fails.
@@ -95,6 +100,7 @@ impl EngineConfig {
         check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_NUM_SPECULATIVE_TOKENS)?;
         check_range("kv_cache_bytes", self.kv_cache_bytes, 1, MAX_KV_CACHE_BYTES)?;
         check_range("kv_cache_blocks", self.kv_cache_blocks, 1, MAX_KV_CACHE_BLOCKS)?;
+        check_range("weights_cache_bytes", self.weights_cache_bytes, 0, MAX_WEIGHTS_CACHE_BYTES)?;
         check_ratio("kv_cache_ratio", self.kv_cache_ratio)?;
         check_ratio("memory_ratio", self.memory_ratio)?;
         if let Some(ttl) = self.prefix_cache_ttl

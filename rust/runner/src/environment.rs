@@ -1,6 +1,7 @@
 //! The environment variables that set fields of an [`EngineConfig`].
 
 use std::env;
+use std::path::PathBuf;
 
 use penstock_types::FieldError;
 
@@ -9,6 +10,7 @@ use crate::config::{check_ratio, check_threads};
 
 const THREADS: &str = "PENSTOCK_THREADS";
 const ISA: &str = "PENSTOCK_ISA";
+const CACHE: &str = "PENSTOCK_CACHE";
 /// The second name is that of DashInfer.
 const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
 /// DashInfer's name; in mebibytes.
@@ -35,8 +37,23 @@ impl EngineConfig {
             let parse = |text: &str| text.parse::<u64>().ok()?.checked_mul(1 << 20);
             self.memory_leftover_bytes = read(MEMORY_LEFTOVER, "an integer number of mebibytes", parse)?;
         }
+        if self.weights_cache_bytes.is_some_and(|bytes| bytes > 0) && self.cache_directory.is_none() {
+            self.cache_directory = cache_directory();
+            if self.cache_directory.is_none() {
+                let limit = format!("0, because neither {CACHE} nor HOME is an absolute path");
+                let bytes = self.weights_cache_bytes.unwrap_or_default();
+                return Err(FieldError::new("weights_cache_bytes", bytes, limit));
+            }
+        }
         Ok(self)
     }
+}
+
+/// The directory of the cache of packed weights: in `PENSTOCK_CACHE`, or in the user's directory of caches.
+fn cache_directory() -> Option<PathBuf> {
+    let path = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let user = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
+    Some(path(CACHE).or_else(|| Some(user()?.join("penstock")))?.join("weights"))
 }
 
 /// The parsed value of a variable; `None` if it is not set.

@@ -1,6 +1,6 @@
 //! The error of opening a model.
 
-use penstock_checkpoint::CheckpointError;
+use penstock_checkpoint::{CheckpointError, WriteError};
 use penstock_device::DeviceError;
 use penstock_models::ModelError;
 use penstock_types::FieldError;
@@ -23,6 +23,9 @@ pub enum LaunchError {
     /// The progress callback cancelled the load.
     #[error("loading was cancelled")]
     Cancelled,
+    /// A converted model cannot be written.
+    #[error(transparent)]
+    Write(WriteError),
     /// A thread or the device cannot be started.
     #[error("the engine could not be started: {0}")]
     Start(String),
@@ -34,6 +37,8 @@ impl From<ModelError> for LaunchError {
             ModelError::Checkpoint(error) => Self::Checkpoint(error),
             ModelError::Device(error) => error.into(),
             ModelError::Cancelled => Self::Cancelled,
+            ModelError::Option(error) => Self::Config(error),
+            ModelError::Write(error) => Self::Write(error),
             other => Self::Model(other),
         }
     }

@@ -1,12 +1,13 @@
 //! Opening a model: resolves the configuration, reserves the memory, loads the weights, warms up, starts the engine.
 
+use penstock_models::WeightFormats;
 use std::fmt::Display;
 use std::sync::Arc;
 
 use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
-use penstock_models::{ModelConfig, ProgressCallback, WeightFormats};
+use penstock_models::{ModelConfig, ProgressCallback};
 use penstock_types::FieldError;
 
 use crate::backend::{self, DeviceInfo};
@@ -17,6 +18,7 @@ use crate::memory::MemoryPlan;
 use crate::resolve::{ResolvedConfig, reserve};
 use crate::runner::Runner;
 use crate::warm_up::WarmUp;
+use crate::weights_cache::WeightsCache;
 use crate::{EngineConfig, LaunchError, MemoryInfo, ModelInfo};
 
 /// Opens a model and starts its engine. Blocks until the weights are loaded and the warm-up has run.
@@ -71,12 +73,31 @@ pub(crate) fn open<B: Backend>(
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let available = backend.available_memory();
-    let formats = Arc::new(WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?);
+    let mut formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
+    let mut total = 0;
+    let mut counted = |done, of| {
+        total = of;
+        progress(done, of)
+    };
+    let cached = match WeightsCache::new(config) {
+        None => None,
+        Some(cache) => {
+            cache.open(&backend, checkpoint, config, (&model, &formats), device.threads, &mut counted)?
+        }
+    };
+    let checkpoint = cached.as_ref().unwrap_or(checkpoint);
+    if cached.is_some() {
+        formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
+    }
+    let formats = Arc::new(formats);
     let resolved = ResolvedConfig::new(&backend, &model, config, dtype, &formats, available)?;
     let ResolvedConfig { dtype, memory_limit, memory_request, memory_plan, mut limits } = resolved;
     let inputs = reserve(&mut backend, &model, &memory_request, &memory_plan)?;
     let weight_formats = penstock_models::module_formats(&backend, &model, &formats);
-    let decoder = penstock_models::load(&mut backend, checkpoint, model, &formats, progress)?;
+    // After a conversion the counts stay those of its end.
+    let mut after = |done, of| if total > 0 { progress(total, total) } else { progress(done, of) };
+    let decoder =
+        penstock_models::load(&mut backend, checkpoint, model, &formats, device.threads, &mut after)?;
     let model = decoder.config().clone();
     let MemoryPlan { step, cache, .. } = &memory_plan;
     let masks = mask_threads(step.sequences, device.threads)?;
@@ -88,7 +109,7 @@ pub(crate) fn open<B: Backend>(
         limits.host_blocks = 0;
     }
     let MemoryPlan { weights, workspace, inputs, kv_cache, host_cache, .. } = memory_plan;
-    let peak = runner.memory().peak;
+    let (weights, peak) = (weights.total(), runner.memory().peak);
     let info = ModelInfo {
         parameters: model.num_parameters(),
         architecture: model.architecture,
@@ -111,7 +132,10 @@ pub(crate) fn open<B: Backend>(
 }
 
 /// The model's configuration with the overrides. Errors of overridden fields name `config_overrides`.
-fn model_config(checkpoint: &Checkpoint, config: &EngineConfig) -> Result<ModelConfig, LaunchError> {
+pub(crate) fn model_config(
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+) -> Result<ModelConfig, LaunchError> {
     let overrides = &config.config_overrides;
     ModelConfig::with_overrides(checkpoint.config(), overrides).map_err(|error| {
         let name = error.field().and_then(|field| field.split('.').next());

@@ -7,6 +7,7 @@
 mod backend;
 mod budget;
 mod config;
+mod convert;
 mod device_thread;
 mod environment;
 mod error;
@@ -26,9 +27,11 @@ mod testing;
 mod unsupported;
 mod user_code;
 mod warm_up;
+mod weights_cache;
 
 pub use backend::{DefaultBackend, DeviceInfo};
 pub use config::EngineConfig;
+pub use convert::convert;
 pub use error::LaunchError;
 pub use info::{HostTierInfo, MemoryInfo, ModelInfo, WeightFormatInfo};
 pub use launch::launch;

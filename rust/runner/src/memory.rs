@@ -3,8 +3,7 @@
 
 use penstock_device::{Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_engine::PreemptionMode;
-use penstock_models::WeightFormats;
-use penstock_models::{ModelConfig, Workspace, weight_bytes};
+use penstock_models::{ModelConfig, WeightBytes, WeightFormats, Workspace, weight_bytes};
 use penstock_types::{Dtype, KvDtype};
 use std::sync::Arc;
 
@@ -172,7 +171,7 @@ impl MemoryRequest {
 pub(crate) struct MemoryPlan {
     pub step: StepSpec,
     pub cache: CacheSpec,
-    pub weights: u64,
+    pub weights: WeightBytes,
     pub workspace: u64,
     pub inputs: u64,
     pub kv_cache: u64,
@@ -211,8 +210,9 @@ impl MemoryPlan {
         let workspace = Workspace::bytes(backend, model, &step);
         let inputs = StepInputs::bytes(&step);
         let needed = workspace.saturating_add(inputs);
-        let Some(mut remaining) = limit.checked_sub(weights.saturating_add(needed)) else {
-            return Err(InsufficientMemory::Model { weights, workspace: needed, limit });
+        let new_weights = weights.arena.saturating_add(weights.mapped);
+        let Some(mut remaining) = limit.checked_sub(new_weights.saturating_add(needed)) else {
+            return Err(InsufficientMemory::Model { weights: new_weights, workspace: needed, limit });
         };
 
         // The rounding of the arena reduces the number of blocks only if there is no other memory for it.
@@ -270,7 +270,7 @@ impl MemoryPlan {
 
     /// Bytes of the arena.
     pub fn arena(&self) -> u64 {
-        self.weights + self.workspace + self.kv_cache + self.host_cache
+        self.weights.arena + self.workspace + self.kv_cache + self.host_cache
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn suggestions<B: Backend>(
             let weights = Arc::new(request.weights.with_dtype(**dtype));
             fits(MemoryRequest { dtype: **dtype, weights, ..request.clone() }, budget.limit)
         };
-        Dtype::ALL.iter().find(fits)
+        if request.weights.are_fixed() { None } else { Dtype::ALL.iter().find(fits) }
     };
     // The least ratio that fits, in hundredths. With a ratio the KV cache takes all remaining memory.
     let memory_ratio = || {

@@ -120,7 +120,7 @@ pub fn logits(
         .map_err(|error| LaunchError::OutOfMemory(error.to_string()))?;
     let inputs = reserve(&mut backend, &model, &request, &plan)?;
     let mut progress = |_, _| ControlFlow::Continue(());
-    let decoder = penstock_models::load(&mut backend, checkpoint, model, &weights, &mut progress)?;
+    let decoder = penstock_models::load(&mut backend, checkpoint, model, &weights, 1, &mut progress)?;
     let masks = mask_threads(1, 1)?;
     Ok(Runner::new(backend, decoder, &plan.cache, &plan.step, inputs, masks)?.logits(tokens, chunk)?)
 }

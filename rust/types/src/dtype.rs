@@ -1,8 +1,10 @@
 //! The number types of weights and of the KV cache.
 
 use half::{bf16, f16};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use crate::enums::{Dtype, KvDtype};
+use crate::named::Named;
 
 impl Dtype {
     /// Bytes of one number.
@@ -20,6 +22,19 @@ impl Dtype {
             Self::F16 => f16::from_f32(value).to_f32(),
             Self::Bf16 => bf16::from_f32(value).to_f32(),
         }
+    }
+}
+
+impl Serialize for Dtype {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Dtype {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Self::from_name(&name).ok_or_else(|| D::Error::custom(format_args!("unknown dtype {name:?}")))
     }
 }
 

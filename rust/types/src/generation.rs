@@ -2,7 +2,7 @@
 
 /// The values of `generation_config.json` (token ids also from `config.json`) or of GGUF metadata. `None` means that the
 /// model does not define a value.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct GenerationConfig {
     /// Tokens that end generation. Empty if the model defines none.
     pub eos_token_ids: Vec<u32>,

@@ -1,7 +1,9 @@
 //! The requested quantisation of the weights of a model.
 
+use std::fmt;
+
 use crate::enums::WeightType;
-use crate::named::Auto;
+use crate::named::{Auto, Named};
 use crate::weight::{Activations, CodeBits, Grid, Minimum, ScaleFormat};
 
 /// The group sizes of [`WeightScheme::group_size`].
@@ -29,6 +31,14 @@ pub struct WeightScheme {
     pub group_size: Option<i16>,
     /// Whether codes are centred on zero, without a minimum for each group.
     pub symmetric: Option<bool>,
+}
+
+/// The type of most matrices.
+impl fmt::Display for Quantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.default.weight_type.name())?;
+        if *self == Self::from(self.default.weight_type) { Ok(()) } else { f.write_str(" with options") }
+    }
 }
 
 impl From<Auto<WeightType>> for Quantization {

@@ -1,9 +1,11 @@
 //! The formats of weight matrices: plain numbers, or integer codes with scales.
 
+use serde::{Deserialize, Serialize};
+
 use crate::enums::Dtype;
 
 /// The format of a weight matrix in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightFormat {
     /// Plain numbers.
     Float(Dtype),
@@ -16,7 +18,7 @@ pub enum WeightFormat {
 /// ```text
 /// weight = scale of the group * value of the code + minimum of the group
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Grid {
     /// Bits of a code.
     pub bits: CodeBits,
@@ -31,7 +33,7 @@ pub struct Grid {
 }
 
 /// The type of a code: an unsigned integer, or a floating-point number of 8 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum CodeBits {
     /// 0 to 15.
     Four,
@@ -67,7 +69,7 @@ static E4M3: [f32; 256] = {
 };
 
 /// The type of the scales of a [`Grid`], and of the minima that are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ScaleFormat {
     /// Float32.
     F32,
@@ -83,7 +85,7 @@ pub enum ScaleFormat {
 pub const OUTER_GROUP: usize = 256;
 
 /// The minimum of each group of a [`Grid`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Minimum {
     /// `-scale * 2^(bits - 1)`: the codes are centred.
     Centred,
@@ -94,7 +96,7 @@ pub enum Minimum {
 }
 
 /// The type of the activations in a product with a [`Grid`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Activations {
     /// Rounded to 8-bit integers, with a scale for each group of at least 32 columns. Sums are integers.
     Int8,

@@ -54,6 +54,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         tokenizer: vocabulary.map(TokenizerSource::Gguf),
         added_tokens: Vec::new(),
         chat_templates,
+        converted: None,
         files: vec![file],
     })
 }

@@ -10,7 +10,7 @@
 //!
 //!     arena.bytes(&matrix.region)?                     shared access
 //!     arena.bytes_mut(&cache.blocks)?                  exclusive access
-//!     arena.split_mut([&scratch, &cache.blocks])?      exclusive access to several different regions
+//!     arena.split_mut([&scratch, &cache.blocks].map(Some))?      exclusive access to several different regions
 //! ```
 //!
 //! A slice borrows the arena, not the whole backend, so kernels and pool can be used with it. The owner of the arena owns the
@@ -161,14 +161,14 @@ impl<S: Slab + AsRef<[u8]> + AsMut<[u8]>> Arena<S> {
         Ok(&mut self.slab.as_mut()[range])
     }
 
-    /// The bytes of several different regions, for writing.
+    /// The bytes of several different regions, for writing. `None` has no bytes.
     pub fn split_mut<const N: usize>(
         &mut self,
-        regions: [&Region; N],
+        regions: [Option<&Region>; N],
     ) -> Result<[&mut [u8]; N], RegionError> {
         let mut ranges = [const { 0..0 }; N];
         for (range, region) in ranges.iter_mut().zip(regions) {
-            *range = self.range(region)?;
+            *range = region.map_or(Ok(0..0), |region| self.range(region))?;
         }
         // All are inside the slab, and different regions do not overlap.
         self.slab.as_mut().get_disjoint_mut(ranges).map_err(|_| RegionError::Duplicate)
@@ -192,7 +192,7 @@ mod tests {
         let workspace = arena.allocate(500, High, "workspace").expect("room");
         arena.bytes_mut(&weights).expect("own region").fill(7);
         let [scratch, first, second] =
-            arena.split_mut([&workspace, &layers[0], &layers[1]]).expect("own regions");
+            arena.split_mut([&workspace, &layers[0], &layers[1]].map(Some)).expect("own regions");
         first.fill(1);
         second.fill(2);
         scratch.copy_from_slice(&first[..500]);
@@ -208,7 +208,9 @@ mod tests {
     fn region_cannot_be_borrowed_twice() {
         let mut arena = arena(1024);
         let region = arena.allocate(1, Low, "test").expect("room");
-        assert_eq!(arena.split_mut([&region, &region]), Err(RegionError::Duplicate));
+        assert_eq!(arena.split_mut([Some(&region), Some(&region)]), Err(RegionError::Duplicate));
+        let [none, bytes, other] = arena.split_mut([None, Some(&region), None]).expect("one region");
+        assert_eq!((none.len(), bytes.len(), other.len()), (0, 1, 0));
     }
 
     #[test]
@@ -218,7 +220,7 @@ mod tests {
             (one.allocate(1, Low, "test").expect("room"), other.allocate(1, Low, "test").expect("room"));
         assert_eq!(one.bytes(&region), Err(RegionError::Foreign));
         assert_eq!(one.bytes_mut(&region), Err(RegionError::Foreign));
-        assert_eq!(one.split_mut([&own, &region]), Err(RegionError::Foreign));
+        assert_eq!(one.split_mut([&own, &region].map(Some)), Err(RegionError::Foreign));
         let ForeignRegion(region) = one.free(region).expect_err("foreign");
         let ForeignRegion(region) = one.retire(region, 0).expect_err("foreign");
         assert_eq!((one.bfc().stats().num_live, other.free(region)), (1, Ok(())));

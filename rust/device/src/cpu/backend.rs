@@ -5,15 +5,19 @@ use std::ops::Range;
 use std::task::{Poll, Waker};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use penstock_kernels::{MatrixLayout, Operand, OperandLayout, RopeWriteKv, Rows, RowsMut, is_supported};
+use bytes::Bytes;
+use penstock_kernels::{
+    MatrixLayout, Operand, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, Pool, RopeWriteKv, Rows, RowsMut,
+    is_supported,
+};
 use penstock_types::{AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, WeightFormat};
 
-use super::buffers::{MOST_PARTS, PAGE, arena, lend};
+use super::buffers::{MOST_PARTS, PAGE, Weights, arena, lend, lend_some};
 use super::cache::{CacheShape, kv_layout};
 use super::{
     Cpu, CpuBuffer, CpuCache, CpuMatrix, CpuOperand, CpuRope, CpuScratch, CpuSlots, memory, rope, sampling,
 };
-use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, RowSource};
+use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
 use crate::bfc::Placement;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{FOLLOWS, StepInputs, StepLimits, StepSpec};
@@ -24,6 +28,33 @@ pub struct CpuTicket(Vec<Sampled>);
 /// Values of a row of the rope table.
 fn rotation_width(spec: &StepSpec) -> usize {
     spec.heads.head_dim / 2 * 2
+}
+
+fn layout(part: &MatrixPart<'_>) -> MatrixLayout {
+    MatrixLayout { rows: part.source.rows(), columns: part.source.columns(), format: part.format }
+}
+
+/// Packs a part of a matrix.
+fn pack(pool: &Pool, part: MatrixPart<'_>, out: &mut [u8]) {
+    let source = part.source;
+    match (part.format, source.format()) {
+        (WeightFormat::Grid(to), WeightFormat::Grid(from))
+            if (Grid { activations: from.activations, ..to }) == from =>
+        {
+            layout(&part).pack_grid(pool, out, |rows, out| source.read_grid(rows, out));
+        }
+        _ => layout(&part).pack(pool, out, |rows, out| source.read(rows, out)),
+    }
+}
+
+impl Cpu {
+    /// A matrix of parts with these layouts.
+    fn matrix(&self, columns: usize, parts: Vec<MatrixLayout>, weights: Weights) -> CpuMatrix {
+        assert!((1..=MOST_PARTS).contains(&parts.len()), "{} parts; this is a bug", parts.len());
+        let operand = self.kernels.operand_layout(parts.iter().map(|part| part.format), columns);
+        let rows = parts.iter().map(|part| part.rows).sum();
+        CpuMatrix { parts, rows, columns, operand, weights }
+    }
 }
 
 impl Backend for Cpu {
@@ -106,31 +137,40 @@ impl Backend for Cpu {
     }
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CpuMatrix, DeviceError> {
-        assert!((1..=MOST_PARTS).contains(&parts.len()), "{} parts; this is a bug", parts.len());
-        let columns = parts[0].source.columns();
-        let layouts: Vec<MatrixLayout> = parts
-            .iter()
-            .map(|part| MatrixLayout { rows: part.source.rows(), columns, format: part.format })
-            .collect();
-        let operand = self.kernels.operand_layout(parts.iter().map(|part| part.format), columns);
+        let columns = parts.first().map_or(0, |part| part.source.columns());
+        let layouts: Vec<_> = parts.iter().map(layout).collect();
         let bytes = layouts.iter().map(MatrixLayout::bytes).fold(0, usize::saturating_add);
         let region = self.region(bytes, 1, Placement::Low, "weights")?;
         let [mut rest] = lend(&mut self.arena, [&region]);
         for (part, layout) in parts.iter().zip(&layouts) {
-            let source = part.source;
             let (bytes, others) = rest.split_at_mut(layout.bytes());
             rest = others;
-            match (part.format, source.format()) {
-                (WeightFormat::Grid(to), WeightFormat::Grid(from))
-                    if (Grid { activations: from.activations, ..to }) == from =>
-                {
-                    layout.pack_grid(&self.pool, bytes, |rows, out| source.read_grid(rows, out));
-                }
-                _ => layout.pack(&self.pool, bytes, |rows, out| source.read(rows, out)),
-            }
+            pack(&self.pool, *part, bytes);
         }
-        let rows = layouts.iter().map(|layout| layout.rows).sum();
-        Ok(CpuMatrix { parts: layouts, rows, columns, operand, region })
+        Ok(self.matrix(columns, layouts, Weights::Arena(region)))
+    }
+
+    fn packed_layout(&self) -> PackedLayout {
+        PackedLayout { name: PACKED_LAYOUT, rows: PANEL_ROWS }
+    }
+
+    fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64 {
+        MatrixLayout { rows, columns, format }.bytes() as u64
+    }
+
+    fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]) {
+        pack(&self.pool, part, out);
+    }
+
+    fn map_matrix(
+        &mut self,
+        columns: usize,
+        parts: &[(usize, WeightFormat)],
+        bytes: Bytes,
+    ) -> Result<CpuMatrix, DeviceError> {
+        let layout =
+            |(rows, format): &(usize, WeightFormat)| MatrixLayout { rows: *rows, columns, format: *format };
+        Ok(self.matrix(columns, parts.iter().map(layout).collect(), Weights::Mapped(bytes)))
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<CpuBuffer, DeviceError> {
@@ -236,7 +276,7 @@ impl Backend for Cpu {
         table: &CpuMatrix,
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
-        let [bytes, out] = lend(&mut self.arena, [&table.region, &out.0]);
+        let [bytes, out] = lend_some(&mut self.arena, [table.weights.region(), Some(&out.0)]);
         let (matrix, width) = (table.matrices(bytes)[0], table.columns);
         let row_of = |row: usize| match step.tokens[row] {
             token if token & FOLLOWS == 0 => token as usize,
@@ -303,16 +343,9 @@ impl Backend for Cpu {
             None => &x.floats,
             Some(_) => &x.codes,
         };
-        let (x, bytes, bias, out) = match epilogue.bias() {
-            None => {
-                let [x, bytes, out] = lend(&mut self.arena, [region, &weight.region, &out.0]);
-                (x, bytes, &[][..], out)
-            }
-            Some(bias) => {
-                let [x, bytes, bias, out] = lend(&mut self.arena, [region, &weight.region, &bias.0, &out.0]);
-                (x, bytes, &*bias, out)
-            }
-        };
+        let bias = epilogue.bias().map(|bias| &bias.0);
+        let regions = [Some(region), weight.weights.region(), bias, Some(&out.0)];
+        let [x, bytes, bias, out] = lend_some(&mut self.arena, regions);
         let count = rows.len();
         let x = match &weight.operand {
             None => Operand::Floats(&cast_slice(x)[rows.start * weight.columns..rows.end * weight.columns]),

@@ -1,5 +1,6 @@
 //! The buffers of the CPU backend: regions of one arena, which lends their bytes to an operation while it runs.
 
+use bytes::Bytes;
 use penstock_kernels::{Matrix, MatrixLayout, OperandLayout};
 
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabError};
@@ -15,16 +16,36 @@ pub struct CpuMatrix {
     pub(super) columns: usize,
     /// The form of the rows that it reads; `None` if they are floats.
     pub(super) operand: Option<OperandLayout>,
-    pub(super) region: Region,
+    pub(super) weights: Weights,
+}
+
+/// The bytes of a matrix.
+pub(super) enum Weights {
+    Arena(Region),
+    /// A part of a file, or of memory of the caller.
+    Mapped(Bytes),
+}
+
+impl Weights {
+    /// The region of the arena, if there is one.
+    pub(super) fn region(&self) -> Option<&Region> {
+        match self {
+            Self::Arena(region) => Some(region),
+            Self::Mapped(_) => None,
+        }
+    }
 }
 
 /// The most parts of a matrix: query, key and value.
 pub(super) const MOST_PARTS: usize = 3;
 
 impl CpuMatrix {
-    /// The parts with their bytes; those from `parts.len()` on are unspecified.
-    pub(super) fn matrices<'a>(&self, bytes: &'a [u8]) -> [Matrix<'a>; MOST_PARTS] {
-        let mut rest = bytes;
+    /// The parts with their bytes; those from `parts.len()` on are unspecified. `lent` has the bytes of the region.
+    pub(super) fn matrices<'a>(&'a self, lent: &'a [u8]) -> [Matrix<'a>; MOST_PARTS] {
+        let mut rest = match &self.weights {
+            Weights::Arena(_) => lent,
+            Weights::Mapped(bytes) => bytes,
+        };
         std::array::from_fn(|index| {
             let layout = self.parts[index.min(self.parts.len() - 1)];
             let bytes = rest.split_off(..layout.bytes()).unwrap_or_default();
@@ -66,6 +87,14 @@ pub(super) fn arena(bytes: usize) -> Result<Arena<HostSlab>, DeviceError> {
 pub(super) fn lend<'a, const N: usize>(
     arena: &'a mut Arena<HostSlab>,
     regions: [&Region; N],
+) -> [&'a mut [u8]; N] {
+    lend_some(arena, regions.map(Some))
+}
+
+/// The same, with no bytes for `None`.
+pub(super) fn lend_some<'a, const N: usize>(
+    arena: &'a mut Arena<HostSlab>,
+    regions: [Option<&Region>; N],
 ) -> [&'a mut [u8]; N] {
     arena.split_mut(regions).expect("a buffer of another backend; this is a bug")
 }

@@ -20,6 +20,8 @@ pub struct EngineConfig {
     pub config_overrides: Option<Json>,
     /// Number of compute threads.
     pub threads: Option<usize>,
+    /// Size of the cache of packed weights on disk.
+    pub weights_cache_bytes: Option<u64>,
     /// Measure the operations of the device; see `Engine.profile`.
     pub profile: bool,
     /// Maximum number of tokens of a sequence, prompt and output together.
@@ -80,6 +82,7 @@ impl Default for EngineConfig {
             quantization: Quantization::default(),
             config_overrides: None,
             threads: None,
+            weights_cache_bytes: None,
             profile: false,
             max_model_len: None,
             max_num_seqs: None,
@@ -139,6 +142,11 @@ impl EngineConfig {
             ("threads", Some(value)) => {
                 let field = Field::new("threads");
                 self.threads = Some(field.integer(value, 1..=1024)? as usize);
+            }
+            ("weights_cache_bytes", None) => self.weights_cache_bytes = default().weights_cache_bytes,
+            ("weights_cache_bytes", Some(value)) => {
+                let field = Field::new("weights_cache_bytes");
+                self.weights_cache_bytes = Some(field.integer(value, 0..=9223372036854775807)? as u64);
             }
             ("profile", None) => self.profile = default().profile,
             ("profile", Some(value)) => {

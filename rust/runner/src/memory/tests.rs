@@ -56,7 +56,7 @@ fn plan(request: &MemoryRequest, limit: u64) -> Result<MemoryPlan, InsufficientM
 /// The bytes of `limit` that weights, workspace and inputs leave.
 fn remaining(limit: u64) -> u64 {
     let MemoryPlan { weights, workspace, inputs, .. } = plan(&request(), limit).expect("it fits");
-    limit - weights - workspace - inputs
+    limit - weights.total() - workspace - inputs
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
                 let small = MemoryRequest { kv_dtype, max_model_len: 1 + below(64) as usize, ..request() };
                 let block = cpu.block_bytes(&small.empty_cache(&model));
                 let step = small.step(&model);
-                let taken = weight_bytes(&cpu, &model, &small.weights)
+                let taken = weight_bytes(&cpu, &model, &small.weights).total()
                     + Workspace::bytes(&cpu, &model, &step)
                     + StepInputs::bytes(&step);
                 for _ in 0..200 {

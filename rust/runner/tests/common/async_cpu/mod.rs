@@ -9,11 +9,12 @@ use std::sync::{Arc, MutexGuard};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 
+use bytes::Bytes;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use penstock_device::cpu::Cpu;
 use penstock_device::{
-    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, RowSource, Sampled, SamplingBatch, SlotParams,
-    StepInputs, StepSpec,
+    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource, Sampled, SamplingBatch,
+    SlotParams, StepInputs, StepSpec,
 };
 use penstock_types::{AttentionParams, BlockCopy, Epilogue, HeadShape, WeightFormat};
 
@@ -146,6 +147,27 @@ impl Backend for AsyncCpu {
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError> {
         self.idle()?.load_matrix(parts).map(shared)
+    }
+
+    fn packed_layout(&self) -> PackedLayout {
+        lock(&self.cpu).packed_layout()
+    }
+
+    fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64 {
+        lock(&self.cpu).packed_bytes(columns, rows, format)
+    }
+
+    fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]) {
+        lock(&self.cpu).pack(part, out);
+    }
+
+    fn map_matrix(
+        &mut self,
+        columns: usize,
+        parts: &[(usize, WeightFormat)],
+        bytes: Bytes,
+    ) -> Result<Self::Matrix, DeviceError> {
+        self.idle()?.map_matrix(columns, parts, bytes).map(shared)
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {

@@ -1,0 +1,46 @@
+"""`convert`: writes packed weights, which an engine uses without loading them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import _core, _hub
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._options import EngineOptions
+
+__all__ = ["convert"]
+
+
+def convert(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    quantization: Any = "auto",
+    dtype: Any = "auto",
+    threads: int | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> Path:
+    """Write a model with packed weights, which `Engine(output)` maps into memory instead of loading them.
+
+    `model` is a path or the id of a model on the Hugging Face hub. `output` becomes a directory with the
+    files `model.penstock` and `weights.safetensors`, or one archive of both if its name ends with `.tar`.
+    Returns its path. Nothing is left behind on failure.
+
+    `quantization`, `dtype` and `threads` are those of `EngineConfig`. `overwrite` replaces a converted model.
+    `progress(done, total)` is called with byte counts; an exception raised in it stops the conversion.
+
+    Raises `ConfigError`, also if `output` exists, `ModelLoadError`, and `OSError` if the files cannot be
+    written.
+    """
+    options: EngineOptions = {"quantization": quantization, "dtype": dtype, "threads": threads}
+    config = _core.EngineConfig(**options)
+    place = Path(os.path.expanduser(os.fspath(output)))  # noqa: PTH111 - never raises
+    path = _hub.find(os.fspath(model))
+    _core.convert(path, place, config, overwrite=overwrite, progress=progress)
+    return place

@@ -1,0 +1,146 @@
+//! Converted models: weights that are packed for a backend, used where they are mapped.
+//!
+//! ```text
+//! model.penstock        msgpack: configuration, tokenizer, chat templates, the matrices, the checksums of the weights
+//! weights.safetensors   a tensor of bytes for each packed matrix, a tensor of float32 for each vector
+//! ```
+//!
+//! A converted model is a directory with these files, or one uncompressed tar archive of them. The tensors of the
+//! weights begin at multiples of 64 bytes of the file, and files at multiples of 512 bytes of an archive.
+
+mod archive;
+mod checksum;
+mod graph;
+mod writer;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use bytes::Bytes;
+
+use crate::checkpoint::{Checkpoint, FileFormat};
+use crate::error::{CheckpointError, shown};
+use crate::mapped::MappedFile;
+use crate::safetensors;
+use crate::tensor::StoredType;
+pub use graph::{Conversion, FusedMatrix, FusedPart};
+pub use writer::{ConvertedWriter, NewTensor, WriteError};
+
+/// The file that makes a directory a converted model.
+pub(crate) const GRAPH: &str = "model.penstock";
+const WEIGHTS: &str = "weights.safetensors";
+const NOT_CONVERTED: &str = "is not a converted model; `penstock convert` writes one";
+
+/// The parts of a converted model that an ordinary checkpoint does not have.
+pub(crate) struct Converted {
+    pub(crate) conversion: Conversion,
+    /// Of each [`checksum::CHUNK`] of the weights.
+    checksums: Vec<u64>,
+    /// Whether they were compared.
+    is_verified: AtomicBool,
+}
+
+/// Whether a directory is a converted model.
+pub(crate) fn is_converted(directory: &Path) -> bool {
+    directory.join(GRAPH).exists()
+}
+
+/// Opens a directory.
+pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let graph = MappedFile::open(&path.join(GRAPH))?;
+    assemble(path, &graph, MappedFile::open(&path.join(WEIGHTS))?)
+}
+
+/// Opens an archive.
+pub(crate) fn open_archive(file: &MappedFile) -> Result<Checkpoint, CheckpointError> {
+    let [graph, weights] = archive::members(file, [GRAPH, WEIGHTS])?;
+    assemble(file.path(), &graph, weights)
+}
+
+fn assemble(path: &Path, graph: &MappedFile, weights: MappedFile) -> Result<Checkpoint, CheckpointError> {
+    let graph = graph::read(graph)?;
+    if graph.weights.bytes != weights.bytes().len() as u64 {
+        let problem =
+            format!("{} bytes; the conversion wrote {}", weights.bytes().len(), graph.weights.bytes);
+        return Err(CheckpointError::malformed(weights.path(), "size", problem));
+    }
+    let tensors = safetensors::tensors(&weights, 0)?;
+    Ok(Checkpoint {
+        path: path.to_owned(),
+        format: FileFormat::Converted(graph::VERSION),
+        files: vec![weights],
+        tensors,
+        quantization: Some(graph.conversion.quantization.clone()),
+        config: graph.config.into(),
+        generation: graph.generation,
+        tokenizer: graph.tokenizer,
+        special_tokens: graph.special_tokens,
+        added_tokens: graph.added_tokens,
+        chat_templates: graph.chat_templates,
+        converted: Some(Converted {
+            conversion: graph.conversion,
+            checksums: graph.weights.checksums,
+            is_verified: AtomicBool::new(false),
+        }),
+    })
+}
+
+impl Checkpoint {
+    /// Opens a converted model that is an archive in memory. The weights are used in place.
+    pub fn from_bytes(bytes: Bytes) -> Result<Self, CheckpointError> {
+        open_archive(&MappedFile::in_memory(Path::new("<bytes>"), bytes))
+    }
+
+    /// The properties of a converted model; `None` for any other.
+    pub fn conversion(&self) -> Option<&Conversion> {
+        self.converted.as_ref().map(|converted| &converted.conversion)
+    }
+
+    /// Whether the files are mapped, not in memory.
+    pub fn is_mapped(&self) -> bool {
+        self.files.iter().any(MappedFile::is_mapped)
+    }
+
+    /// Compares the weights of a converted model with their checksums, on `threads` threads. Reads all of them,
+    /// the first time.
+    pub fn verify(&self, threads: usize) -> Result<(), CheckpointError> {
+        match &self.converted {
+            None => Ok(()),
+            Some(converted) if converted.is_verified.load(Relaxed) => Ok(()),
+            Some(converted) => {
+                checksum::verify(&self.files[0], &converted.checksums, threads)?;
+                converted.is_verified.store(true, Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// The packed bytes of a fused matrix of a converted model.
+    ///
+    /// # Errors
+    /// If there is no such matrix, or it has other tensors or another number of columns.
+    pub fn packed_matrix(
+        &self,
+        tensors: &[String],
+        rows: &[usize],
+        columns: usize,
+    ) -> Result<Bytes, CheckpointError> {
+        let name = FusedMatrix::name(tensors);
+        let missing = || CheckpointError::MissingTensor { path: self.path.clone(), name: shown(&name) };
+        let malformed = |problem| CheckpointError::malformed(&self.path, format!("matrix {name}"), problem);
+        let matrix = self.conversion().and_then(|conversion| conversion.matrices.get(&name));
+        let matrix = matrix.ok_or_else(missing)?;
+        let entry = self.tensors.get(&name).ok_or_else(missing)?;
+        let stored: Vec<usize> = matrix.parts.iter().map(|part| part.rows).collect();
+        if stored != rows || matrix.columns != columns {
+            return Err(malformed(format!(
+                "rows {stored:?} of {} columns; the configuration requires {rows:?} of {columns}",
+                matrix.columns
+            )));
+        }
+        if !matches!(entry.stored, StoredType::Other("U8")) {
+            return Err(malformed(format!("type {}; U8 is expected", entry.stored)));
+        }
+        Ok(self.files[0].share(entry.at.range.clone()))
+    }
+}

@@ -1,0 +1,35 @@
+//! `convert`: writes a converted model.
+
+use std::path::PathBuf;
+
+use penstock_checkpoint::Checkpoint;
+use pyo3::prelude::*;
+
+use crate::classes::PyEngineConfig;
+use crate::detach::detach;
+use crate::errors::Error;
+use crate::load_progress::LoadProgress;
+use crate::logs;
+
+/// See `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (path, output, config, *, overwrite = false, progress = None))]
+pub fn convert(
+    py: Python<'_>,
+    path: PathBuf,
+    output: PathBuf,
+    config: &PyEngineConfig,
+    overwrite: bool,
+    progress: Option<Py<PyAny>>,
+) -> Result<(), Error> {
+    logs::listen(py)?;
+    let config = config.with_environment()?;
+    let mut reporting = LoadProgress::new(progress);
+    let converted = detach(py, || {
+        let checkpoint = Checkpoint::open(&path)?;
+        let mut report = |done, total| reporting.report(done, total);
+        Ok(penstock_runner::convert(&checkpoint, &config, &output, overwrite, &mut report)?)
+    })?;
+    logs::drain(py)?;
+    reporting.finish(converted)
+}

@@ -1,0 +1,58 @@
+//! The progress of loading and converting a model.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::errors::Error;
+
+/// The progress callback is called at most this often.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Ends slow work whose thread cannot attach any more. No Python code sees it.
+pub fn exiting() -> PyErr {
+    PyRuntimeError::new_err("the interpreter is exiting")
+}
+
+/// Reports the progress of loading to Python at intervals, and checks for signals.
+pub struct LoadProgress {
+    progress: Option<Py<PyAny>>,
+    called: Option<Instant>,
+    raised: Option<PyErr>,
+}
+
+impl LoadProgress {
+    pub fn new(progress: Option<Py<PyAny>>) -> Self {
+        Self { progress, called: None, raised: None }
+    }
+
+    /// The result of the loading, or the exception that ended it.
+    pub fn finish<T>(self, result: Result<T, Error>) -> Result<T, Error> {
+        match self.raised {
+            Some(raised) => Err(Error::Python(raised)),
+            None => result,
+        }
+    }
+
+    pub fn report(&mut self, done: u64, total: u64) -> ControlFlow<()> {
+        let now = Instant::now();
+        let is_early = self.called.is_some_and(|called| now - called < PROGRESS_INTERVAL);
+        if is_early && done < total {
+            return ControlFlow::Continue(());
+        }
+        self.called = Some(now);
+        let called = Python::try_attach(|py| {
+            py.check_signals()?;
+            self.progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (done, total)).map(drop))
+        });
+        match called.unwrap_or_else(|| Err(exiting())) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(raised) => {
+                self.raised = Some(raised);
+                ControlFlow::Break(())
+            }
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Conversion of a model: opens the backend and resolves the formats, as a launch does.
+
+use std::path::Path;
+
+use penstock_checkpoint::{Checkpoint, WriteError};
+use penstock_models::{ConvertOptions, ModelError, ProgressCallback, WeightFormats};
+use penstock_types::FieldError;
+
+use crate::launch::model_config;
+use crate::{EngineConfig, LaunchError, backend};
+
+/// Writes a converted model with the `dtype` and the `quantization` of a configuration. Nothing is left behind on failure.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+    output: &Path,
+    overwrite: bool,
+    progress: ProgressCallback<'_>,
+) -> Result<(), LaunchError> {
+    config.check()?;
+    let (backend, _) = backend::open(config)?;
+    let model = model_config(checkpoint, config)?;
+    let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
+    let formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
+    let quantization = &config.quantization.to_string();
+    let options = ConvertOptions { output, overwrite, dtype, quantization };
+    penstock_models::convert(&backend, checkpoint, &model, &formats, options, progress).map_err(|error| {
+        match error {
+            ModelError::Write(WriteError::Taken { path, limit }) => {
+                LaunchError::Config(FieldError::new("output", path.display(), limit))
+            }
+            error => error.into(),
+        }
+    })
+}

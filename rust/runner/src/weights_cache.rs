@@ -1,0 +1,208 @@
+//! The cache of packed weights: converted models in a directory, by the identity of the original files.
+//!
+//! An entry is complete when it has its name, so processes share a directory without a lock: one that finds an entry uses
+//! it, and of two that write the same entry the later one uses that of the earlier. Removed files stay mapped where they
+//! are in use.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use penstock_checkpoint::{Checkpoint, WriteError};
+use penstock_device::Backend;
+use penstock_models::{
+    ConvertOptions, ModelConfig, ModelError, ProgressCallback, WeightFormats, weight_bytes,
+};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::{EngineConfig, LaunchError};
+
+/// The file whose modification time is that of the last use of an entry.
+const USED: &str = "model.penstock";
+/// Files of processes that ended while they wrote are removed after this time.
+const ABANDONED: Duration = Duration::from_secs(3600);
+/// Characters of the name of an entry.
+const NAME_LEN: usize = 32;
+
+/// The cache of a configuration.
+pub(crate) struct WeightsCache<'a> {
+    directory: &'a Path,
+    most_bytes: u64,
+}
+
+impl<'a> WeightsCache<'a> {
+    /// `None` if it is not enabled.
+    pub(crate) fn new(config: &'a EngineConfig) -> Option<Self> {
+        let most_bytes = config.weights_cache_bytes.filter(|bytes| *bytes > 0)?;
+        Some(Self { directory: config.cache_directory.as_deref()?, most_bytes })
+    }
+
+    /// The entry of a model, which is written if there is none. `None` if it cannot be: the weights are then loaded.
+    pub(crate) fn open<B: Backend>(
+        &self,
+        backend: &B,
+        checkpoint: &Checkpoint,
+        config: &EngineConfig,
+        (model, formats): (&ModelConfig, &WeightFormats),
+        threads: usize,
+        progress: ProgressCallback<'_>,
+    ) -> Result<Option<Checkpoint>, LaunchError> {
+        if checkpoint.conversion().is_some() {
+            return Ok(None);
+        }
+        let layout = backend.packed_layout().name;
+        let Ok(name) = entry_name(checkpoint, config, layout) else { return Ok(None) };
+        let path = self.directory.join(name);
+        if let Some(found) = self.find(&path, threads) {
+            return Ok(Some(found));
+        }
+        let bytes = weight_bytes(backend, model, formats).total();
+        if bytes > self.most_bytes {
+            log::warn!(
+                "the weights of {bytes} bytes exceed weights_cache_bytes={}; they are not cached",
+                self.most_bytes
+            );
+            return Ok(None);
+        }
+        evict(self.directory, self.most_bytes - bytes, SystemTime::now());
+        let options = ConvertOptions {
+            output: &path,
+            overwrite: false,
+            dtype: config.dtype.unwrap_or_else(|| checkpoint.dtype()),
+            quantization: &config.quantization.to_string(),
+        };
+        match penstock_models::convert(backend, checkpoint, model, formats, options, progress) {
+            Ok(()) | Err(ModelError::Write(WriteError::Taken { .. })) => Ok(self.find(&path, threads)),
+            Err(ModelError::Write(error)) => {
+                log::warn!("the packed weights are not cached: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// An entry that is not damaged. A damaged one is removed.
+    fn find(&self, path: &Path, threads: usize) -> Option<Checkpoint> {
+        if !path.exists() {
+            return None;
+        }
+        let opened = Checkpoint::open(path).and_then(|found| found.verify(threads).map(|()| found));
+        match opened {
+            Ok(found) => {
+                let now = SystemTime::now();
+                let _ = File::open(path.join(USED)).and_then(|file| file.set_modified(now));
+                Some(found)
+            }
+            Err(error) => {
+                log::warn!("a cache entry is removed: {error}");
+                let _ = fs::remove_dir_all(path);
+                None
+            }
+        }
+    }
+}
+
+/// The name of an entry: a digest of all that the packed weights depend on.
+fn entry_name(checkpoint: &Checkpoint, config: &EngineConfig, layout: &str) -> io::Result<String> {
+    let mut key = format!(
+        "{layout} {} {:?} {:?} {:?} {}",
+        env!("CARGO_PKG_VERSION"),
+        config.dtype,
+        config.quantization,
+        config.config_overrides,
+        checkpoint.config()
+    );
+    for file in checkpoint.description().files {
+        let path = file.canonicalize()?;
+        let metadata = path.metadata()?;
+        let modified = metadata.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        key += &format!(" {path:?} {} {}", metadata.len(), modified.as_nanos());
+    }
+    Ok(format!("{:032x}", xxh3_128(key.as_bytes())))
+}
+
+/// Removes the entries that were used longest ago until at most `most_bytes` remain, and abandoned files.
+fn evict(directory: &Path, most_bytes: u64, now: SystemTime) {
+    let Ok(files) = directory.read_dir() else { return };
+    let (mut entries, mut total) = (Vec::new(), 0);
+    for path in files.flatten().map(|file| file.path()) {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        let is_temporary = name.starts_with('.') && (name.ends_with(".tmp") || name.ends_with(".old"));
+        if is_temporary && is_name(&name[1..]) {
+            let modified = path.metadata().and_then(|metadata| metadata.modified()).unwrap_or(now);
+            if now.duration_since(modified).is_ok_and(|age| age > ABANDONED) {
+                let _ = fs::remove_dir_all(&path);
+            }
+        } else if is_name(name) && name.len() == NAME_LEN {
+            let (used, bytes) = use_and_size(&path);
+            total += bytes;
+            entries.push((used, bytes, path));
+        }
+    }
+    entries.sort();
+    for (_, bytes, path) in entries {
+        if total <= most_bytes {
+            break;
+        }
+        if fs::remove_dir_all(&path).is_ok() {
+            total -= bytes;
+        }
+    }
+}
+
+/// Whether a name begins as that of an entry.
+fn is_name(name: &str) -> bool {
+    name.len() >= NAME_LEN && name.bytes().take(NAME_LEN).all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The time of the last use of an entry, and its size.
+fn use_and_size(path: &Path) -> (SystemTime, u64) {
+    let used = path.join(USED).metadata().and_then(|metadata| metadata.modified());
+    let size = |file: PathBuf| file.metadata().map_or(0, |metadata| metadata.len());
+    let files = path.read_dir().into_iter().flatten().flatten();
+    (used.unwrap_or(SystemTime::UNIX_EPOCH), files.map(|file| size(file.path())).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eviction_removes_the_least_recently_used_entries_only() {
+        let directory = std::env::temp_dir().join(format!("penstock-evict-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        let now = SystemTime::now();
+        let make = |name: &str, age: u64, bytes: usize| {
+            let path = directory.join(name);
+            fs::create_dir_all(&path).expect("a directory");
+            fs::write(path.join(USED), vec![0; bytes]).expect("a file");
+            let time = now - Duration::from_secs(age);
+            for path in [path.join(USED), path] {
+                File::open(path).and_then(|file| file.set_modified(time)).expect("a time");
+            }
+        };
+        let names = ["a", "b", "c"].map(|letter| letter.repeat(NAME_LEN));
+        make(&names[0], 30, 100);
+        make(&names[1], 10, 100);
+        make(&names[2], 20, 100);
+        make("other", 9999, 100);
+        make(&format!(".{}.7-0.tmp", names[0]), 9999, 100);
+        make(&format!(".{}.7-1.tmp", names[0]), 5, 100);
+        let left = || {
+            let mut left: Vec<_> =
+                directory.read_dir().expect("a directory").flatten().map(|file| file.file_name()).collect();
+            left.sort();
+            left
+        };
+        evict(&directory, 250, now);
+        let young = format!(".{}.7-1.tmp", names[0]);
+        assert_eq!(left(), [young.as_str(), &names[1], &names[2], "other"]);
+        evict(&directory, 100, now);
+        assert_eq!(left(), [young.as_str(), &names[1], "other"]);
+        evict(&directory, 0, now);
+        assert_eq!(left(), [young.as_str(), "other"]);
+        evict(Path::new("/nonexistent"), 0, now);
+        fs::remove_dir_all(&directory).expect("a directory");
+    }
+}
