@@ -30,7 +30,7 @@ fn rows_of(grid: &Grid, rows: usize, columns: usize) -> GridRows {
 }
 
 #[test]
-fn changed_bytes_of_packed_matrices_change_the_name_of_the_layout() {
+fn changed_packed_bytes_change_the_layout_name() {
     let mut formats: Vec<WeightFormat> = Dtype::ALL.iter().map(|dtype| (*dtype).into()).collect();
     for bits in [CodeBits::Four, CodeBits::Five, CodeBits::Six, CodeBits::Eight] {
         for group in [None, Some(16), Some(32), Some(128)] {

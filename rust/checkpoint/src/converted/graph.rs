@@ -17,7 +17,7 @@ const MAGIC: &str = "penstock converted model";
 pub(super) const VERSION: u32 = 1;
 const LIMIT: usize = 1 << 30;
 
-/// How the weights of a converted model are packed.
+/// The packing of the weights of a converted model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conversion {
     /// The backend's name of the layout of packed matrices.
