@@ -90,7 +90,7 @@ async def test_engine_from_bytes_sleeps_and_wakes(tiny_model: Path, tmp_path: Pa
         assert bits_of(await engine.generate(PROMPT, max_tokens=4, temperature=0.0)) == bits_of(first)
 
 
-def test_options_that_contradict_the_conversion_raise_config_error(tiny_model: Path, tmp_path: Path) -> None:
+def test_options_that_contradict_the_conversion_are_errors(tiny_model: Path, tmp_path: Path) -> None:
     converted = convert(tiny_model, tmp_path / "converted", quantization="int8")
     with pytest.raises(penstock.ConfigError, match="must be auto or int8") as caught:
         make_engine(converted, quantization="int4").blocking.start()
