@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from support.checkpoints import make_config, write_checkpoint
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 SUITE = Path(__file__).parents[1] / "benches" / "suite"
 LIMITS = {"read": 40e9, "f32": 200e9, "bf16": 400e9, "int8": 800e9, "int4": 800e9}
 
 
-@pytest.fixture(scope="module")
-def report() -> Iterable[Any]:
-    sys.path.insert(0, str(SUITE))
-    try:
-        import report
-    finally:
-        sys.path.remove(str(SUITE))
-    return report
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(SUITE)
+    return importlib.import_module("report")
 
 
 def write_record(file: Path, values: dict[str, dict[str, list[float]]]) -> Path:
@@ -77,7 +71,7 @@ def test_turn_measures_every_row_of_a_small_model(tmp_path: Path) -> None:
     config = make_config("llama", vocab_size=3000, max_position_embeddings=1024)
     model = write_checkpoint(tmp_path / "model", config)
     rows = ["ready", "prefill", "decode-2", "rss", "cached", "streams-2"]
-    command = [sys.executable, SUITE / "peers.py", "penstock", model, "float32", "2", *rows]
+    command = [sys.executable, str(SUITE / "peers.py"), "penstock", str(model), "float32", "2", *rows]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["row"] for line in lines if "row" in line] == rows
