@@ -1,5 +1,7 @@
 //! Converted models: the same bits as the original, the use of memory, damage, refusals.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::fs;
