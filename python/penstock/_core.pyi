@@ -39,6 +39,7 @@ __all__ = [
     "__version__",
     "best_of",
     "candidate_params",
+    "convert",
     "describe",
     "score",
 ]

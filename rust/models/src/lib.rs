@@ -3,7 +3,7 @@
 //!
 //! `registry.rs` lists the supported architectures; a file of `families/` reads the configuration fields that are
 //! specific to its family and has no arithmetic. The tables in `fused.rs` list the tensors that are fused into one
-//! matrix. [`convert`] writes the packed matrices to a file, from which [`load`] uses them without a copy.
+//! matrix. [`convert()`] writes the packed matrices to a file, from which [`load`] uses them without a copy.
 
 #![allow(missing_docs)]
 
