@@ -75,8 +75,8 @@ def cases(models: Models) -> dict[str, Case]:
     def gguf(kind: str) -> tuple[Callable[[], Path], str]:
         return lambda: models.gguf(name, kind), kind
 
-    def penstock(weights: str) -> tuple[Callable[[], Path], str]:
-        return lambda: models.converted(name, weights), weights
+    def penstock(weights: str, **options: Any) -> tuple[Callable[[], Path], str]:
+        return lambda: models.converted(name, weights, options), weights
 
     def other(convert: Callable[[str, str], Path], weights: str) -> tuple[Callable[[], Path], str]:
         return lambda: convert(name, weights), weights
@@ -115,6 +115,17 @@ def cases(models: Models) -> dict[str, Case]:
                 "llama.cpp": gguf("Q4_0"),
                 "openvino": other(models.openvino, "int4"),
                 "onnxruntime": other(models.onnxruntime, "int4"),
+            },
+        ),
+        # The same file for both.
+        "q4_0": Case(name, ROWS, {"penstock": gguf("Q4_0"), "llama.cpp": gguf("Q4_0")}),
+        # The groups of OpenVINO's file.
+        "int4-g128": Case(
+            name,
+            ROWS,
+            {
+                "penstock": penstock("int4", group_size=128, symmetric=True),
+                "openvino": other(models.openvino, "int4"),
             },
         ),
         "demo": Case(

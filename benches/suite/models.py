@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -137,16 +137,15 @@ class Models:
 
         return self._once(f"{name}-onnxruntime-{weights}", build)
 
-    def converted(self, name: str, weights: str) -> Path:
-        """The model with Penstock's packed weights; without `penstock.convert`, the checkpoint."""
+    def converted(self, name: str, weights: str, options: Mapping[str, object]) -> Path:
+        """The model with Penstock's packed weights. `options` are those of `quantization`."""
         source = self.checkpoint(name)
-        code = "import penstock; print(hasattr(penstock, 'convert'))"
-        if _run(self._penstock, "-c", code).strip() == "False":
-            return source
-        code = "import sys, penstock; penstock.convert(sys.argv[1], sys.argv[2], quantization=sys.argv[3])"
+        quantization = json.dumps({"type": weights, **options})
+        code = "import json, sys, penstock\n"
+        code += "penstock.convert(sys.argv[1], sys.argv[2], quantization=json.loads(sys.argv[3]))"
         return self._once(
-            f"{name}-penstock-{weights}",
-            lambda out: _run(self._penstock, "-c", code, str(source), str(out), weights),
+            "-".join([name, "penstock", weights, *map(str, options.values())]),
+            lambda out: _run(self._penstock, "-c", code, str(source), str(out), quantization),
         )
 
     def _once(self, name: str, write: Callable[[Path], object]) -> Path:

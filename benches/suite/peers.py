@@ -97,7 +97,7 @@ class Penstock(Peer):
         self._penstock = penstock
         streams = [int(row.split("-")[1]) for row in rows if row.startswith("streams")]
         is_long = "decode-8k" in rows
-        quantization = {} if weights in ("q4_1", "float32") else {"quantization": weights}
+        quantization = {} if weights in ("q4_1", "Q4_0", "float32") else {"quantization": weights}
         if weights == "bf16" or Path(model, "model.penstock").exists():
             quantization = {"quantization": "auto"}
         self._engine = penstock.Engine(

@@ -15,7 +15,16 @@ from typing import Any
 from models import SHAPES
 
 MODELS = {"demo": "demo", "streams": "tiny"}
-WEIGHTS = {"bf16": "bf16", "int8": "int8", "int4": "int4", "demo": "int4", "long": "int8", "streams": "f32"}
+WEIGHTS = {
+    "bf16": "bf16",
+    "int8": "int8",
+    "int4": "int4",
+    "q4_0": "int4",
+    "int4-g128": "int4",
+    "demo": "int4",
+    "long": "int8",
+    "streams": "f32",
+}
 LESS_IS_BETTER = ("ready", "rss", "cached")
 UNITS = {"ready": "s", "rss": "MB", "cached": "s"}
 PREFILL, LONG = 512, 8192
