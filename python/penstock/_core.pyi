@@ -85,8 +85,8 @@ class EngineConfig:
       applies. Range: 1 to 1024. Default: all CPUs that the process may use.
     - `weights_cache_bytes`: Size of the cache of packed weights on disk. A model that is opened again is
       mapped into memory instead of loaded. The least recently used weights are removed first. The
-      directory is `PENSTOCK_CACHE`, or `penstock` in `XDG_CACHE_HOME` or `~/.cache`. Converted models need
-      no cache. Range: 0 to 2**63 - 1. Default: 0: no cache.
+      directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock` in `XDG_CACHE_HOME` or
+      `~/.cache`. Converted models need no cache. Range: 0 to 2**63 - 1. Default: 0: no cache.
     - `profile`: Measure the operations of the device; see `Engine.profile`. Default: `False`.
 
     Lengths and batches:
@@ -262,8 +262,8 @@ class EngineConfig:
         """Size of the cache of packed weights on disk.
 
         A model that is opened again is mapped into memory instead of loaded. The least recently used
-        weights are removed first. The directory is `PENSTOCK_CACHE`, or `penstock` in `XDG_CACHE_HOME` or
-        `~/.cache`. Converted models need no cache.
+        weights are removed first. The directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock`
+        in `XDG_CACHE_HOME` or `~/.cache`. Converted models need no cache.
 
         Range: 0 to 2**63 - 1. Default: 0: no cache.
         """

@@ -109,7 +109,7 @@ def resolve(model: str) -> str:
     if model and path.exists():
         return str(path)
     hub_id = _HUB_ID.fullmatch(model)
-    if hub_id is None or path.suffix == ".gguf":
+    if hub_id is None or path.suffix in (".gguf", ".tar"):
         message = f"{model or repr(model)}: no such file or directory"
         raise ModelLoadError(message)
     return _fetch(hub_id["id"], hub_id["revision"])

@@ -36,7 +36,7 @@ impl MappedFile {
             return Err(CheckpointError::not_a_model(path, "is not a regular file"));
         }
         let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is private and read-only, and this process does not write model files. If another process
+        // SAFETY: the map is read-only, and this process does not write model files. If another process
         // modifies the file, the values read may change; after the header has been checked and copied, they are only
         // read as plain numbers. If another process truncates the file, access to a lost page ends the process, as with
         // every mapped file.
@@ -104,8 +104,7 @@ impl MappedFile {
     pub(crate) fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Some((map, range)) = self.in_map(range) {
-            // SAFETY: the mapping is private, read-only and of a file. Nothing was written to it, so a page that is
-            // read again has the same content.
+            // SAFETY: the mapping is read-only and of a file, so a dropped page is read again from the file.
             let _ = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };

@@ -33,7 +33,9 @@ pub fn load<B: Backend>(
     let total = weight_bytes(backend, &config, formats).total();
     let mut loader = Loader { backend, checkpoint, formats, progress, done: 0, total };
     loader.advance(0)?;
-    checkpoint.verify(threads)?;
+    if checkpoint.verify(threads, &mut || (loader.progress)(0, total))?.is_break() {
+        return Err(ModelError::Cancelled);
+    }
     let hidden = config.hidden_size;
     let embedding = loader.matrix(vec![EMBEDDING.to_owned()], &[config.vocabulary_size], hidden)?;
     let layers =

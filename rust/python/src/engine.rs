@@ -344,8 +344,9 @@ fn load_together<T>(
         let tokenizer = thread.spawn_scoped(scope, tokenizer);
         let tokenizer = tokenizer.map_err(|error| LaunchError::Start(error.to_string()))?;
         let launched = launch();
-        let tokenizer = tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        Ok((tokenizer, launched?))
+        let tokenizer = tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let launched = launched?;
+        Ok((tokenizer?, launched))
     })
 }
 

@@ -20,12 +20,14 @@ pub fn exiting() -> PyErr {
 pub struct LoadProgress {
     progress: Option<Py<PyAny>>,
     called: Option<Instant>,
+    /// Whether the last call reported the end.
+    ended: bool,
     raised: Option<PyErr>,
 }
 
 impl LoadProgress {
     pub fn new(progress: Option<Py<PyAny>>) -> Self {
-        Self { progress, called: None, raised: None }
+        Self { progress, called: None, ended: false, raised: None }
     }
 
     /// The result of the loading, or the exception that ended it.
@@ -39,9 +41,10 @@ impl LoadProgress {
     pub fn report(&mut self, done: u64, total: u64) -> ControlFlow<()> {
         let now = Instant::now();
         let is_early = self.called.is_some_and(|called| now - called < PROGRESS_INTERVAL);
-        if is_early && done < total {
+        if is_early && (done < total || self.ended) {
             return ControlFlow::Continue(());
         }
+        self.ended = done >= total;
         self.called = Some(now);
         let called = Python::try_attach(|py| {
             py.check_signals()?;

@@ -26,7 +26,7 @@ pub fn convert(
     let options = ConvertOptions { output, overwrite, dtype, quantization };
     penstock_models::convert(&backend, checkpoint, &model, &formats, options, progress).map_err(|error| {
         match error {
-            ModelError::Write(WriteError::Taken { path, limit }) => {
+            ModelError::Write(WriteError::Exists { path, limit }) => {
                 LaunchError::Config(FieldError::new("output", path.display(), limit))
             }
             error => error.into(),

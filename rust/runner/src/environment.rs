@@ -40,7 +40,7 @@ impl EngineConfig {
         if self.weights_cache_bytes.is_some_and(|bytes| bytes > 0) && self.cache_directory.is_none() {
             self.cache_directory = cache_directory();
             if self.cache_directory.is_none() {
-                let limit = format!("0, because neither {CACHE} nor HOME is an absolute path");
+                let limit = format!("0, because {CACHE} is not set and HOME is not an absolute path");
                 let bytes = self.weights_cache_bytes.unwrap_or_default();
                 return Err(FieldError::new("weights_cache_bytes", bytes, limit));
             }
@@ -53,7 +53,9 @@ impl EngineConfig {
 fn cache_directory() -> Option<PathBuf> {
     let path = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let user = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
-    Some(path(CACHE).or_else(|| Some(user()?.join("penstock")))?.join("weights"))
+    let own =
+        env::var_os(CACHE).filter(|path| !path.is_empty()).and_then(|path| std::path::absolute(path).ok());
+    Some(own.or_else(|| Some(user()?.join("penstock")))?.join("weights"))
 }
 
 /// The parsed value of a variable; `None` if it is not set.

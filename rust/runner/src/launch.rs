@@ -88,6 +88,8 @@ pub(crate) fn open<B: Backend>(
     let checkpoint = cached.as_ref().unwrap_or(checkpoint);
     if cached.is_some() {
         formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
+    } else {
+        total = 0;
     }
     let formats = Arc::new(formats);
     let resolved = ResolvedConfig::new(&backend, &model, config, dtype, &formats, available)?;

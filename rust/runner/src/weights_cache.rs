@@ -6,10 +6,11 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use penstock_checkpoint::{Checkpoint, WriteError};
+use penstock_checkpoint::{Checkpoint, CheckpointError, WriteError};
 use penstock_device::Backend;
 use penstock_models::{
     ConvertOptions, ModelConfig, ModelError, ProgressCallback, WeightFormats, weight_bytes,
@@ -54,10 +55,10 @@ impl<'a> WeightsCache<'a> {
         let layout = backend.packed_layout().name;
         let Ok(name) = entry_name(checkpoint, config, layout) else { return Ok(None) };
         let path = self.directory.join(name);
-        if let Some(found) = self.find(&path, threads) {
+        let bytes = weight_bytes(backend, model, formats).total();
+        if let Some(found) = find(&path, threads, &mut || progress(0, bytes))? {
             return Ok(Some(found));
         }
-        let bytes = weight_bytes(backend, model, formats).total();
         if bytes > self.most_bytes {
             log::warn!(
                 "the weights of {bytes} bytes exceed weights_cache_bytes={}; they are not cached",
@@ -73,7 +74,9 @@ impl<'a> WeightsCache<'a> {
             quantization: &config.quantization.to_string(),
         };
         match penstock_models::convert(backend, checkpoint, model, formats, options, progress) {
-            Ok(()) | Err(ModelError::Write(WriteError::Taken { .. })) => Ok(self.find(&path, threads)),
+            Ok(()) | Err(ModelError::Write(WriteError::Exists { .. })) => {
+                find(&path, threads, &mut || progress(bytes, bytes))
+            }
             Err(ModelError::Write(error)) => {
                 log::warn!("the packed weights are not cached: {error}");
                 Ok(None)
@@ -81,24 +84,33 @@ impl<'a> WeightsCache<'a> {
             Err(error) => Err(error.into()),
         }
     }
+}
 
-    /// An entry that is not damaged. A damaged one is removed.
-    fn find(&self, path: &Path, threads: usize) -> Option<Checkpoint> {
-        if !path.exists() {
-            return None;
+/// An entry that is not damaged. A damaged one is removed.
+fn find(
+    path: &Path,
+    threads: usize,
+    proceed: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<Option<Checkpoint>, LaunchError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let opened = Checkpoint::open(path).and_then(|found| Ok((found.verify(threads, proceed)?, found)));
+    match opened {
+        Ok((ControlFlow::Break(()), _)) => Err(ModelError::Cancelled.into()),
+        Ok((ControlFlow::Continue(()), found)) => {
+            let now = SystemTime::now();
+            let _ = File::open(path.join(USED)).and_then(|file| file.set_modified(now));
+            Ok(Some(found))
         }
-        let opened = Checkpoint::open(path).and_then(|found| found.verify(threads).map(|()| found));
-        match opened {
-            Ok(found) => {
-                let now = SystemTime::now();
-                let _ = File::open(path.join(USED)).and_then(|file| file.set_modified(now));
-                Some(found)
-            }
-            Err(error) => {
-                log::warn!("a cache entry is removed: {error}");
-                let _ = fs::remove_dir_all(path);
-                None
-            }
+        Err(error @ CheckpointError::Io { .. }) => {
+            log::warn!("a cache entry cannot be read: {error}");
+            Ok(None)
+        }
+        Err(error) => {
+            log::warn!("a cache entry is removed: {error}");
+            let _ = fs::remove_dir_all(path);
+            Ok(None)
         }
     }
 }
@@ -130,7 +142,7 @@ fn evict(directory: &Path, most_bytes: u64, now: SystemTime) {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         let is_temporary = name.starts_with('.') && (name.ends_with(".tmp") || name.ends_with(".old"));
         if is_temporary && is_name(&name[1..]) {
-            let modified = path.metadata().and_then(|metadata| metadata.modified()).unwrap_or(now);
+            let modified = last_write(&path).unwrap_or(now);
             if now.duration_since(modified).is_ok_and(|age| age > ABANDONED) {
                 let _ = fs::remove_dir_all(&path);
             }
@@ -149,6 +161,15 @@ fn evict(directory: &Path, most_bytes: u64, now: SystemTime) {
             total -= bytes;
         }
     }
+}
+
+/// The last modification of a directory or of a file in it.
+fn last_write(path: &Path) -> Option<SystemTime> {
+    let files = path.read_dir().into_iter().flatten().flatten().map(|file| file.path());
+    files
+        .chain([path.to_owned()])
+        .filter_map(|path| path.metadata().and_then(|file| file.modified()).ok())
+        .max()
 }
 
 /// Whether a name begins as that of an entry.

@@ -160,6 +160,31 @@ fn output_that_exists_is_refused_unless_it_is_overwritten() {
     assert!(run("precious.tar/model.tar", true).is_ok(), "directories above the output are made");
     assert!(matches!(run("precious.tar", true), Err(LaunchError::Config(_))));
     assert_eq!(scratch.names(), ["model", "precious", "precious.tar"]);
+    fs::write(scratch.path("backup.tar"), "x").unwrap();
+    assert!(matches!(run("backup.tar", true), Err(LaunchError::Config(_))));
+    assert_eq!(fs::read(scratch.path("backup.tar")).unwrap(), b"x");
+    fs::write(scratch.path("model").join("notes"), "x").unwrap();
+    assert!(matches!(run("model", true), Err(LaunchError::Config(_))), "another file would be lost");
+    assert!(scratch.path("model").join("notes").exists());
+    run("archive.tar", false).unwrap();
+    assert!(matches!(run("archive.tar", false), Err(LaunchError::Config(_))));
+    run("archive.tar", true).unwrap();
+}
+
+#[test]
+fn names_left_by_a_killed_process_are_skipped() {
+    let (model, scratch) = (TinyModel::write(), Scratch::new("left"));
+    let checkpoint = Checkpoint::open(model.path()).unwrap();
+    for number in 0..40 {
+        let name = |output| format!(".{output}.{}-{number}.tmp", std::process::id());
+        fs::create_dir(scratch.path(&name("model"))).unwrap();
+        fs::write(scratch.path(&name("model.tar")), "x").unwrap();
+    }
+    for output in ["model", "model.tar"] {
+        let path = scratch.path(output);
+        convert(&checkpoint, &config(None), &path, false, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        assert!(Checkpoint::open(path).is_ok());
+    }
 }
 
 #[test]

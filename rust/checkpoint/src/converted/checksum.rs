@@ -1,5 +1,6 @@
 //! Checksums of the weights: one for each chunk of the file, so that all threads compare them.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -47,8 +48,14 @@ impl Checksums {
     }
 }
 
-/// Compares a file with its checksums on `threads` threads. A chunk that differs is an error that names its bytes.
-pub(super) fn verify(file: &MappedFile, checksums: &[u64], threads: usize) -> Result<(), CheckpointError> {
+/// Compares a file with its checksums on `threads` threads. A chunk that differs is an error that names its bytes. Calls
+/// `proceed` between chunks of this thread; if that breaks, the rest is not compared.
+pub(super) fn verify(
+    file: &MappedFile,
+    checksums: &[u64],
+    threads: usize,
+    proceed: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, CheckpointError> {
     let bytes = file.bytes();
     let count = bytes.len().div_ceil(CHUNK);
     if checksums.len() != count {
@@ -56,28 +63,36 @@ pub(super) fn verify(file: &MappedFile, checksums: &[u64], threads: usize) -> Re
         return Err(CheckpointError::malformed(file.path(), "checksum", problem));
     }
     let (next, damaged) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
-    let work = || {
-        loop {
-            let chunk = next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= count || damaged.load(Ordering::Relaxed) != usize::MAX {
-                return;
-            }
-            let range = chunk * CHUNK..bytes.len().min((chunk + 1) * CHUNK);
-            file.populate(range.clone());
-            if xxh3_64(&bytes[range]) != checksums[chunk] {
-                damaged.fetch_min(chunk, Ordering::Relaxed);
-            }
+    // Compares the next chunk; false at the end.
+    let compare_next = || {
+        let chunk = next.fetch_add(1, Ordering::Relaxed);
+        if chunk >= count || damaged.load(Ordering::Relaxed) != usize::MAX {
+            return false;
         }
+        let range = chunk * CHUNK..bytes.len().min((chunk + 1) * CHUNK);
+        file.populate(range.clone());
+        if xxh3_64(&bytes[range]) != checksums[chunk] {
+            damaged.fetch_min(chunk, Ordering::Relaxed);
+        }
+        true
     };
+    let mut flow = ControlFlow::Continue(());
     std::thread::scope(|scope| {
         for _ in 1..threads.min(count) {
             // Without a thread the others do its share.
-            let _ = std::thread::Builder::new().name("penstock verify".into()).spawn_scoped(scope, work);
+            let _ = std::thread::Builder::new()
+                .name("penstock verify".into())
+                .spawn_scoped(scope, || while compare_next() {});
         }
-        work();
+        while flow.is_continue() && compare_next() {
+            flow = proceed();
+        }
+        if flow.is_break() {
+            next.store(count, Ordering::Relaxed);
+        }
     });
     match damaged.into_inner() {
-        usize::MAX => Ok(()),
+        usize::MAX => Ok(flow),
         chunk => {
             let bytes = chunk * CHUNK..bytes.len().min((chunk + 1) * CHUNK);
             Err(CheckpointError::malformed(file.path(), format!("checksum of bytes {bytes:?}"), DAMAGED))

@@ -13,6 +13,7 @@ mod checksum;
 mod graph;
 mod writer;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -101,17 +102,20 @@ impl Checkpoint {
         self.files.iter().any(MappedFile::is_mapped)
     }
 
-    /// Compares the weights of a converted model with their checksums, on `threads` threads. Reads all of them,
-    /// the first time.
-    pub fn verify(&self, threads: usize) -> Result<(), CheckpointError> {
+    /// Compares the weights of a converted model with their checksums, on `threads` threads. Reads all of them, the first
+    /// time, and calls `proceed` again and again; if that breaks, the rest is not compared.
+    pub fn verify(
+        &self,
+        threads: usize,
+        proceed: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, CheckpointError> {
         match &self.converted {
-            None => Ok(()),
-            Some(converted) if converted.is_verified.load(Relaxed) => Ok(()),
-            Some(converted) => {
-                checksum::verify(&self.files[0], &converted.checksums, threads)?;
-                converted.is_verified.store(true, Relaxed);
-                Ok(())
+            Some(converted) if !converted.is_verified.load(Relaxed) => {
+                let flow = checksum::verify(&self.files[0], &converted.checksums, threads, proceed)?;
+                converted.is_verified.store(flow.is_continue(), Relaxed);
+                Ok(flow)
             }
+            _ => Ok(ControlFlow::Continue(())),
         }
     }
 

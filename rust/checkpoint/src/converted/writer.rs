@@ -1,7 +1,7 @@
-//! Writes a converted model: first into a temporary directory or file beside its place, which is then renamed.
+//! Writes a converted model: first into a temporary directory or file beside the output, which is then renamed.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,6 +11,7 @@ use super::checksum::Checksums;
 use super::graph::{self, Conversion, Graph};
 use super::{GRAPH, WEIGHTS, archive};
 use crate::checkpoint::Checkpoint;
+use crate::mapped::MappedFile;
 
 /// Tensors begin at a multiple of this.
 const ALIGNMENT: usize = 64;
@@ -37,9 +38,9 @@ impl NewTensor {
 /// A converted model cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The place is taken. `limit` completes the sentence "it must be ...".
+    /// The output exists. `limit` completes the sentence "it must be ...".
     #[error("{}: must be {limit}", path.display())]
-    Taken { path: PathBuf, limit: &'static str },
+    Exists { path: PathBuf, limit: &'static str },
     /// An error of the operating system.
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
@@ -67,24 +68,20 @@ impl ConvertedWriter {
     /// Begins to write `tensors` to the directory `output`, or to an archive if its name ends with `.tar`.
     pub fn create(output: &Path, overwrite: bool, tensors: &[NewTensor]) -> Result<Self, WriteError> {
         let is_archive = is_archive(output);
-        check_place(output, overwrite, is_archive)?;
+        check_output(output, overwrite, is_archive)?;
         let parent = parent(output);
         let at = |path: &Path, source| WriteError::Io { path: path.to_owned(), source };
         fs::create_dir_all(parent).map_err(|source| at(parent, source))?;
-        let temporary = free_name(parent, output, "tmp");
-        let path = if is_archive {
-            temporary.clone()
-        } else {
-            fs::create_dir(&temporary).map_err(|source| at(&temporary, source))?;
-            temporary.join(WEIGHTS)
-        };
+        let temporary = create_new(parent, output, "tmp", |path| {
+            if is_archive { File::create_new(path).map(drop) } else { fs::create_dir(path) }
+        })?;
         let header = header(tensors);
         let size = header.len() as u64 + tensors.iter().map(NewTensor::bytes).sum::<u64>();
-        let created = File::create_new(&path);
-        let file = match created {
+        let path = if is_archive { temporary.clone() } else { temporary.join(WEIGHTS) };
+        let file = match File::create(&path) {
             Ok(file) => file,
             Err(source) => {
-                let _ = fs::remove_dir(&temporary);
+                let _ = if is_archive { fs::remove_file(&temporary) } else { fs::remove_dir(&temporary) };
                 return Err(at(&path, source));
             }
         };
@@ -165,22 +162,38 @@ impl ConvertedWriter {
     /// Renames the temporary to the output. A directory that it replaces is renamed first, because directories cannot be
     /// exchanged.
     fn publish(&self) -> Result<(), WriteError> {
-        check_place(&self.output, self.overwrite, self.is_archive)?;
+        check_output(&self.output, self.overwrite, self.is_archive)?;
         let failed = |source| WriteError::Io { path: self.output.clone(), source };
         let parent = parent(&self.output);
-        let former =
-            (!self.is_archive && self.output.exists()).then(|| free_name(parent, &self.output, "old"));
-        if let Some(former) = &former {
-            fs::rename(&self.output, former).map_err(failed)?;
-        }
-        if let Err(source) = fs::rename(&self.temporary, &self.output) {
-            if let Some(former) = &former {
-                let _ = fs::rename(former, &self.output);
+        let mut previous = None;
+        if !self.is_archive && self.output.exists() {
+            let name = create_new(parent, &self.output, "old", |path| fs::create_dir(path))?;
+            if let Err(source) = fs::rename(&self.output, &name) {
+                let _ = fs::remove_dir(&name);
+                return Err(failed(source));
             }
-            return Err(failed(source));
+            previous = Some(name);
         }
-        if let Some(former) = former {
-            let _ = fs::remove_dir_all(former);
+        let renamed = if self.is_archive && !self.overwrite {
+            // Unlike a rename, a link does not replace a file that was made in the meantime; not all file systems have it.
+            match fs::hard_link(&self.temporary, &self.output) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    fs::rename(&self.temporary, &self.output)
+                }
+                linked => linked,
+            }
+        } else {
+            fs::rename(&self.temporary, &self.output)
+        };
+        if let Err(source) = renamed {
+            if let Some(previous) = &previous {
+                let _ = fs::rename(previous, &self.output);
+            }
+            let exists = matches!(source.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty);
+            return Err(if exists { exists_error(&self.output, NEW_OUTPUT) } else { failed(source) });
+        }
+        if let Some(previous) = previous {
+            let _ = fs::remove_dir_all(previous);
         }
         if let Ok(directory) = File::open(parent) {
             let _ = directory.sync_all();
@@ -190,7 +203,7 @@ impl ConvertedWriter {
 }
 
 impl Drop for ConvertedWriter {
-    /// Removes the temporary; after `finish` there is none.
+    /// Removes the temporary, if it was not renamed.
     fn drop(&mut self) {
         let _ = if self.is_archive {
             fs::remove_file(&self.temporary)
@@ -212,28 +225,58 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// A name beside `output` that this process has not used.
-fn free_name(parent: &Path, output: &Path, kind: &str) -> PathBuf {
+/// Creates a file or directory with a new name beside `output`. Names of other processes, and those that a killed process
+/// has left, are skipped.
+fn create_new(
+    parent: &Path,
+    output: &Path,
+    kind: &str,
+    create: impl Fn(&Path) -> io::Result<()>,
+) -> Result<PathBuf, WriteError> {
     let name = output.file_name().unwrap_or_default().to_string_lossy();
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    parent.join(format!(".{name}.{}-{number}.{kind}", std::process::id()))
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!(".{name}.{}-{number}.{kind}", std::process::id()));
+        match create(&path) {
+            Ok(()) => return Ok(path),
+            Err(source) if source.kind() == ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(WriteError::Io { path, source }),
+        }
+    }
 }
 
-/// Whether `output` may be written: nothing else than a converted model is ever replaced.
-fn check_place(output: &Path, overwrite: bool, is_archive: bool) -> Result<(), WriteError> {
-    let Ok(metadata) = output.symlink_metadata() else { return Ok(()) };
-    let limit = if !overwrite {
-        "a new path, or a converted model with overwrite=True (--overwrite)"
-    } else if is_archive && metadata.is_file() {
+const NEW_OUTPUT: &str = "a new path, or a converted model with overwrite=True (--overwrite)";
+
+fn exists_error(output: &Path, limit: &'static str) -> WriteError {
+    WriteError::Exists { path: output.to_owned(), limit }
+}
+
+/// Whether `output` may be written: only a converted model without other files is replaced.
+fn check_output(output: &Path, overwrite: bool, is_archive: bool) -> Result<(), WriteError> {
+    if output.symlink_metadata().is_err() {
         return Ok(());
-    } else if is_archive {
-        "a new path or a regular file"
-    } else if metadata.is_dir() && super::is_converted(output) {
-        return Ok(());
+    }
+    if !overwrite {
+        return Err(exists_error(output, NEW_OUTPUT));
+    }
+    let is_model = if is_archive {
+        MappedFile::open(output).is_ok_and(|file| archive::members(&file, [GRAPH, WEIGHTS]).is_ok())
     } else {
-        "a new path or a converted model"
+        super::is_converted(output) && has_only_own_files(output)
     };
-    Err(WriteError::Taken { path: output.to_owned(), limit })
+    if is_model {
+        Ok(())
+    } else {
+        Err(exists_error(output, "a new path or a converted model without other files"))
+    }
+}
+
+fn has_only_own_files(directory: &Path) -> bool {
+    directory.read_dir().is_ok_and(|mut entries| {
+        entries.all(|entry| {
+            entry.is_ok_and(|entry| [GRAPH, WEIGHTS].iter().any(|name| entry.file_name() == *name))
+        })
+    })
 }
 
 /// The header of the safetensors file, padded so that the data is aligned.
