@@ -44,13 +44,17 @@ pub(crate) const fn block_bytes(bits: CodeBits) -> usize {
 }
 
 /// Whether a matrix can be stored in this format: groups of 16 columns with 6 bits, otherwise of 32 to 1024 columns, a
-/// power of two. Floating-point codes have plain scales, no minimum, and no products of integers.
+/// power of two. Floating-point codes have plain scales, no minimum, and no products of integers. Nested scales have no
+/// zero points, whose products with them are not exact.
 pub fn is_supported(grid: &Grid) -> bool {
     if grid.bits == CodeBits::E4m3
         && (grid.scales == ScaleFormat::Nested
             || grid.minimum != Minimum::Centred
             || grid.activations == Activations::Int8)
     {
+        return false;
+    }
+    if grid.scales == ScaleFormat::Nested && grid.minimum == Minimum::ZeroPoint {
         return false;
     }
     match grid.group {

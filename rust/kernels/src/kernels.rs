@@ -15,7 +15,7 @@ use crate::generic::grid::{GridProduct, floats::GridFloatProduct};
 use crate::generic::matmul::{Output, Product, block_tiles, share_tiles};
 use crate::generic::row_ops::Activation;
 use crate::generic::tile::RowTiles;
-use crate::grid::GridLayout;
+use crate::grid::{GridLayout, is_supported};
 use crate::isa::{Isa, IsaError};
 use crate::kv::KvLayout;
 use crate::matrix::Matrix;
@@ -122,6 +122,9 @@ impl Kernels {
             assert_eq!(bias.len(), stride, "bias");
         }
         for matrix in matrices {
+            if let WeightFormat::Grid(grid) = &matrix.layout.format {
+                assert!(is_supported(grid), "{grid:?}");
+            }
             assert_eq!(matrix.layout.columns, columns, "columns of the parts of a matrix");
             assert_eq!(matrix.bytes.len(), matrix.layout.bytes(), "bytes of {:?}", matrix.layout);
         }

@@ -1,8 +1,8 @@
-//! Quantisation of weights: the nearest code to each weight, with the scale of the least squared error.
+//! Quantisation of weights: the nearest code to each weight.
 //!
-//! A few scales around that of the largest weight are tried; clipping a rare large weight often lowers the error of the
-//! group. The scale and the minimum are then fitted to the codes by least squares. Scales are rounded to their type before the codes are chosen. A group with a weight that is not finite has a
-//! scale of NaN, so that its products are NaN.
+//! A few scales around that of the largest weight are tried; clipping a rare large weight often lowers the squared error
+//! of the group. The scale and the minimum are then fitted to the codes by least squares. Scales are rounded to their type
+//! before the codes are chosen. A group with a weight that is not finite has a scale of NaN, so that its products are NaN.
 
 use half::{bf16, f16};
 use penstock_types::{CodeBits, Grid, GridRows, MAX_E4M3_SCALE, Minimum, ScaleFormat};

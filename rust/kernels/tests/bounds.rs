@@ -37,6 +37,11 @@ fn formats() -> Vec<WeightFormat> {
             formats.push(WeightFormat::Grid(Grid { bits, group, scales, minimum, activations }));
         }
     }
+    for group in [None, Some(32)] {
+        let (scales, activations) = (ScaleFormat::F32, Activations::Float);
+        let grid = Grid { bits: CodeBits::E4m3, group, scales, minimum: Minimum::Centred, activations };
+        formats.push(WeightFormat::Grid(grid));
+    }
     formats
 }
 

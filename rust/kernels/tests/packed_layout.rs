@@ -32,11 +32,11 @@ fn rows_of(grid: &Grid, rows: usize, columns: usize) -> GridRows {
 #[test]
 fn changed_packed_bytes_change_the_layout_name() {
     let mut formats: Vec<WeightFormat> = Dtype::ALL.iter().map(|dtype| (*dtype).into()).collect();
-    for bits in [CodeBits::Four, CodeBits::Five, CodeBits::Six, CodeBits::Eight] {
+    for bits in [CodeBits::Four, CodeBits::Five, CodeBits::Six, CodeBits::Eight, CodeBits::E4m3] {
         for group in [None, Some(16), Some(32), Some(128)] {
             for scales in [ScaleFormat::F32, ScaleFormat::F16, ScaleFormat::Bf16, ScaleFormat::Nested] {
                 for minimum in [Minimum::Centred, Minimum::Stored, Minimum::ZeroPoint] {
-                    let grid = Grid { bits, group, scales, minimum, activations: Activations::Int8 };
+                    let grid = Grid { bits, group, scales, minimum, activations: Activations::Float };
                     if is_supported(&grid) {
                         formats.push(WeightFormat::Grid(grid));
                     }
@@ -64,7 +64,7 @@ fn changed_packed_bytes_change_the_layout_name() {
             }
         }
     }
-    let expected = ("panels16-1", 4_006_718_284_703_720_045_u64);
+    let expected = ("panels16-1", 17_402_189_498_961_183_285_u64);
     assert_eq!(
         (PACKED_LAYOUT, state),
         expected,

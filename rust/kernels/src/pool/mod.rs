@@ -14,6 +14,7 @@
 //! not allocate after its construction, panics aside.
 
 mod counter;
+mod float_modes;
 mod share;
 
 use std::any::Any;
@@ -25,6 +26,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use counter::WaitableCounter;
+use float_modes::Subnormals;
 pub(crate) use share::{Claims, SharedMut};
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
@@ -133,6 +135,7 @@ impl Pool {
     /// # Panics
     /// With the payload of a call that panicked, after all calls have ended.
     pub fn run(&self, job: Job<'_>) {
+        let _modes = Subnormals::kept();
         if !self.try_work(job, true) {
             (0..self.threads()).for_each(job);
         }
@@ -144,6 +147,7 @@ impl Pool {
     ///
     /// Concurrent use and panics are as for [`run`](Self::run).
     pub fn share(&self, job: Job<'_>) {
+        let _modes = Subnormals::kept();
         if !self.try_work(job, false) {
             job(0);
         }
@@ -182,6 +186,7 @@ impl Pool {
     /// [`run`](Self::run) does; the other workers take over the rest of the panicking worker's share.
     pub fn for_each(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
         if count <= 1 {
+            let _modes = Subnormals::kept();
             return (0..count).for_each(each);
         }
         let claims = Claims::new(count);
@@ -207,6 +212,7 @@ impl Drop for Pool {
 
 impl PoolState {
     fn work(&self, worker: usize) {
+        let _modes = Subnormals::kept();
         let mut seen = 0;
         loop {
             seen = self.generation.wait(|generation| generation != seen);

@@ -231,9 +231,15 @@ unsafe fn decode_scales<S: Simd>(
                 // SAFETY: `groups` times 16 is at most `SCALES`; the group is in the panel.
                 unsafe {
                     if ahead > 0 {
-                        let at = panel.wrapping_add(group * LANES * grid.scales.bytes() + ahead);
-                        s.prefetch(at);
-                        s.prefetch(at.wrapping_add(layout.minima));
+                        let at = |part: usize, bytes: usize| part + group * LANES * bytes + ahead;
+                        s.prefetch(panel.wrapping_add(at(0, grid.scales.bytes())));
+                        match grid.minimum {
+                            Minimum::Centred => {}
+                            Minimum::Stored => {
+                                s.prefetch(panel.wrapping_add(at(layout.minima, grid.scales.bytes())))
+                            }
+                            Minimum::ZeroPoint => s.prefetch(panel.wrapping_add(at(layout.minima, 1))),
+                        }
                     }
                     let (scales, minima) = decode_group(s, &layout, panel, group);
                     s.store(out.add(index * LANES), scales);
