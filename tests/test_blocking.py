@@ -51,7 +51,7 @@ def test_misused_call_error_names_the_correct_use(engine: penstock.Engine) -> No
     chats: Any = [[{"role": "user", "content": "one"}], [{"role": "user", "content": "two"}]]
     with pytest.raises(penstock.InvalidRequestError, match=r"pass one prompt per call, or use generate_many"):
         engine.blocking.generate(chats)
-    for model in (None, b"model"):
+    for model in (None, 1):
         with pytest.raises(TypeError, match=r"expected str, os\.PathLike or bytes"):
             penstock.Engine(model)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"with engine\.blocking\.stream\(\.\.\.\) as request"):
