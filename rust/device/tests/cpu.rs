@@ -307,7 +307,7 @@ fn upload_refuses_every_index_out_of_range() {
 }
 
 #[test]
-fn allocated_buffer_has_its_pages() {
+fn allocated_buffer_is_zero_and_takes_memory_when_written() {
     const FLOATS: usize = 16 << 20;
     let resident = || -> u64 {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -317,6 +317,9 @@ fn allocated_buffer_has_its_pages() {
     let bytes = cpu.buffer_bytes(FLOATS);
     cpu.reserve(bytes).unwrap();
     let before = resident();
-    let _buffer = cpu.allocate(FLOATS).unwrap();
-    assert!(resident() - before >= bytes / 10 * 9, "{before} bytes before");
+    let buffer = cpu.allocate(FLOATS).unwrap();
+    let mut last = [1.0];
+    cpu.download(&buffer, FLOATS - 1, &mut last).unwrap();
+    assert_eq!(last, [0.0]);
+    assert!(resident() - before < bytes / 10, "{before} bytes before");
 }

@@ -43,11 +43,10 @@ pub struct Decoder<B: Backend> {
 /// step.
 pub struct Workspace<B: Backend> {
     hidden: B::Buffer,
-    normed: B::Operand,
-    qkv: B::Buffer,
-    attended: B::Operand,
-    gate_up: B::Buffer,
-    gated: B::Operand,
+    /// The rows that the next product reads.
+    operand: B::Operand,
+    /// Query, key and value, then gate and up.
+    projected: B::Buffer,
     /// Residual stream and attention output of the output rows.
     output_hidden: B::Buffer,
     output_attended: B::Operand,
@@ -67,16 +66,13 @@ pub struct Workspace<B: Backend> {
 impl<B: Backend> Workspace<B> {
     /// Allocates the workspace of steps up to the size of `spec`.
     pub fn new(backend: &mut B, config: &ModelConfig, spec: &StepSpec) -> Result<Self, DeviceError> {
-        let [hidden, qkv, gate_up, output_hidden, hidden_states, logits] = buffer_lens(config, spec);
-        let [normed, attended, gated, output_attended] = operand_widths(config);
+        let [hidden, projected, output_hidden, hidden_states, logits] = buffer_lens(config, spec);
+        let [operand, output_attended] = operand_widths(config);
         let rows = spec.tokens;
         Ok(Self {
             hidden: backend.allocate(hidden)?,
-            normed: backend.allocate_operand(rows, normed)?,
-            qkv: backend.allocate(qkv)?,
-            attended: backend.allocate_operand(rows, attended)?,
-            gate_up: backend.allocate(gate_up)?,
-            gated: backend.allocate_operand(rows, gated)?,
+            operand: backend.allocate_operand(rows, operand)?,
+            projected: backend.allocate(projected)?,
             output_hidden: backend.allocate(output_hidden)?,
             output_attended: backend.allocate_operand(rows, output_attended)?,
             outputs_all: false,
@@ -99,13 +95,12 @@ impl<B: Backend> Workspace<B> {
 }
 
 /// Values of each buffer, in the order of the fields.
-fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 6] {
+fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 5] {
     let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
     let row = |width: usize| spec.tokens.saturating_mul(width);
     [
         row(hidden),
-        row(heads.qkv_width()),
-        row(2 * wide),
+        row(heads.qkv_width().max(2 * wide)),
         row(hidden),
         row(hidden),
         spec.logits_rows.saturating_mul(config.vocabulary_size),
@@ -113,9 +108,9 @@ fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 6] {
 }
 
 /// Columns of each operand, in the order of the fields.
-fn operand_widths(config: &ModelConfig) -> [usize; 4] {
+fn operand_widths(config: &ModelConfig) -> [usize; 2] {
     let query = config.heads.query_width();
-    [config.hidden_size, query, config.intermediate_size, query]
+    [config.hidden_size.max(query).max(config.intermediate_size), query]
 }
 
 impl<B: Backend> Decoder<B> {
@@ -210,43 +205,37 @@ impl<B: Backend> Decoder<B> {
         backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?; // [t, h]
         for (index, layer) in layers.iter().enumerate() {
             let norm = &layer.attention_norm;
-            backend.rms_norm_for(&layer.qkv.weight, tokens, &w.hidden, norm, epsilon, &mut w.normed)?;
-            product(backend, tokens, &w.normed, &layer.qkv, &mut w.qkv)?; // [t, q + 2 kv]
+            backend.rms_norm_for(&layer.qkv.weight, tokens, &w.hidden, norm, epsilon, &mut w.operand)?;
+            product(backend, tokens, &w.operand, &layer.qkv, &mut w.projected)?; // [t, q + 2 kv]
             let norms = layer.qk_norm.as_ref().map(|(q, k)| (q, k, epsilon));
-            backend.rope_write_kv(step, &w.rope, config.heads, norms, &mut w.qkv, index, cache)?;
+            backend.rope_write_kv(step, &w.rope, config.heads, norms, &mut w.projected, index, cache)?;
             let last = index + 1 == layers.len();
             if last && outputs == 0 {
                 return Ok(()); // a chunk in the middle of a prompt: only its keys and values are needed
             }
             let params = AttentionParams { scale, window: layer.window, softcap: None };
-            let (scratch, attended) = (&mut w.scratch, &mut w.attended);
+            let (scratch, attended) = (&mut w.scratch, &mut w.operand);
             let (output, heads) = (&layer.output.weight, config.heads);
-            backend.attention(output, step, heads, params, index, cache, &w.qkv, scratch, attended)?; // [t, q]
+            backend.attention(output, step, heads, params, index, cache, &w.projected, scratch, attended)?; // [t, q]
             // After the last attention rows are independent: continue with the output rows, unless these are all rows.
             let (rows, hidden, attended) = if last && !outputs_all {
                 backend.gather(step, config.hidden_size, &w.hidden, &mut w.output_hidden)?; // [o, h]
-                backend.gather_operand(output, step, &w.attended, &mut w.output_attended)?;
+                backend.gather_operand(output, step, &w.operand, &mut w.output_attended)?;
                 (outputs, &mut w.output_hidden, &w.output_attended)
             } else {
-                (tokens, &mut w.hidden, &w.attended)
+                (tokens, &mut w.hidden, &w.operand)
             };
             accumulate(backend, rows, attended, &layer.output, hidden)?;
-            backend.rms_norm_for(
-                &layer.gate_up.weight,
-                rows,
-                hidden,
-                &layer.mlp_norm,
-                epsilon,
-                &mut w.normed,
-            )?;
-            product(backend, rows, &w.normed, &layer.gate_up, &mut w.gate_up)?; // [t, 2 i]
+            let (norm, operand) = (&layer.mlp_norm, &mut w.operand);
+            backend.rms_norm_for(&layer.gate_up.weight, rows, hidden, norm, epsilon, operand)?;
+            product(backend, rows, &w.operand, &layer.gate_up, &mut w.projected)?; // [t, 2 i]
             let (down, wide) = (&layer.down.weight, config.intermediate_size);
-            backend.silu_mul(down, rows, wide, &w.gate_up, &mut w.gated)?; // [t, i]
-            accumulate(backend, rows, &w.gated, &layer.down, hidden)?;
+            backend.silu_mul(down, rows, wide, &w.projected, &mut w.operand)?; // [t, i]
+            accumulate(backend, rows, &w.operand, &layer.down, hidden)?;
         }
         w.outputs_all = outputs_all;
         let hidden = if outputs_all { &w.hidden } else { &w.output_hidden };
-        backend.rms_norm_for(self.head(), outputs, hidden, &self.norm, epsilon, &mut w.normed) // [o, h]
+        backend.rms_norm_for(self.head(), outputs, hidden, &self.norm, epsilon, &mut w.operand) // [o, h]
     }
 
     fn head(&self) -> &B::Matrix {
@@ -274,7 +263,8 @@ impl<B: Backend> Decoder<B> {
         outputs: Range<usize>,
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
-        backend.linear(outputs, &workspace.normed, self.head(), Epilogue::Store, &mut workspace.logits) // [.., v]
+        let Workspace { operand, logits, .. } = workspace;
+        backend.linear(outputs, operand, self.head(), Epilogue::Store, logits) // [.., v]
     }
 }
 

@@ -1,7 +1,7 @@
 //! The warm-up runs the kernels of a step before the first request, so that a device that cannot run them is an error at
 //! load time, and measures the host tier.
 //!
-//! A backend provides all memory when it is allocated, so small steps are enough: a row at the end of the longest context,
+//! Small steps are enough: a row at the end of the longest context,
 //! whose attention is divided among the threads, with sampling; and some rows of a prompt with outputs. Each runs through one
 //! layer. The time is mostly that of reading the output head twice.
 

@@ -14,7 +14,6 @@ mod rope;
 mod sampling;
 
 use std::mem::size_of;
-use std::sync::{Mutex, PoisonError};
 
 use penstock_kernels::{Kernels, Pool, SPLIT, attention_scratch};
 use penstock_types::HeadShape;
@@ -26,7 +25,7 @@ use crate::sample::Sampled;
 use crate::step::StepSpec;
 pub use backend::CpuTicket;
 pub use buffers::{CpuBuffer, CpuMatrix, CpuOperand, CpuScratch};
-use buffers::{PAGE, arena, lend};
+use buffers::{PAGE, arena};
 pub use cache::CpuCache;
 pub use penstock_kernels::IsaError;
 pub use rope::CpuRope;
@@ -36,9 +35,6 @@ pub use sampling::probabilities_for_testing;
 
 /// Positions for which splits of a long sequence's attention can be computed in parallel.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
-
-/// Bytes of the workspace that a thread writes at once.
-const PROVIDED_AT_ONCE: usize = 1 << 20;
 
 /// The CPU.
 pub struct Cpu {
@@ -78,18 +74,9 @@ impl Cpu {
         self.arena.bfc().granted(bytes).map_or(u64::MAX, |granted| granted as u64)
     }
 
-    /// A region of the workspace for `len` floats, with its pages: missing memory ends the load, not a later step.
+    /// A zeroed region of the workspace for `len` floats. Its pages take memory when they are first written.
     fn workspace(&mut self, len: usize, name: &'static str) -> Result<Region, DeviceError> {
-        let region = self.region(len, size_of::<f32>(), Placement::High, name)?;
-        let [bytes] = lend(&mut self.arena, [&region]);
-        let chunks = Mutex::new(bytes.chunks_mut(PROVIDED_AT_ONCE));
-        let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
-        self.pool.share(&|_| {
-            while let Some(chunk) = next() {
-                chunk.fill(0);
-            }
-        });
-        Ok(region)
+        self.region(len, size_of::<f32>(), Placement::High, name)
     }
 
     /// A region for `len` elements of `size` bytes.
