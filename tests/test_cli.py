@@ -97,6 +97,19 @@ def test_byte_options_take_units(size: str, num_bytes: int, monkeypatch: pytest.
     assert given["kv_cache_bytes"] == num_bytes
 
 
+def test_integer_options_take_commas_and_several_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def record(_model: str, **options: Any) -> penstock.Engine:
+        given.update(options)
+        raise penstock.ModelLoadError("recorded")
+
+    monkeypatch.setattr("penstock.Engine", record)
+    assert run("generate", "model", "x", "--numa-nodes", "0,2", "--numa-nodes", 5).exit_code == 1
+    assert given["numa_nodes"] == (0, 2, 5)
+    assert "'x' is not a valid integer" in run("generate", "m", "x", "--numa-nodes", "1,x").stderr
+
+
 def test_config_overrides_option_takes_a_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 

@@ -36,6 +36,7 @@ PUBLIC = {
     "MemoryInfo",
     "ModelInfo",
     "ModelLoadError",
+    "NumaInfo",
     "OutOfMemoryError",
     "OverloadedError",
     "PenstockError",

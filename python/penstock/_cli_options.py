@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Command", "convert_options", "engine_options", "given", "json_option", "sampling_options"]
 
-#: The types of options that can be given several times, and of their items.
-SEQUENCES: dict[Any, type] = {Sequence[int]: int, Sequence[str]: str}
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -34,6 +33,18 @@ class Size(click.ParamType):  # type: ignore[type-arg] # not generic in older ve
         if number is None:
             self.fail(f"{value!r}: a number of bytes is expected, such as 1G, 512M or 1000000", param, ctx)
         return int(Fraction(number[1]) * UNITS[number[2].upper()])
+
+
+class Integers(click.ParamType):  # type: ignore[type-arg] # not generic in older versions
+    """Integers with commas between them."""
+
+    name = "integers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The integers."""
+        return tuple(click.INT(item, param, ctx) for item in str(value).split(","))
 
 
 class JsonObject(click.ParamType):  # type: ignore[type-arg] # not generic in older versions
@@ -92,6 +103,10 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
+def _joined(_ctx: click.Context, _param: click.Parameter, given: Any) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(given))
+
+
 def _option(name: str, hint: Any, group: str) -> Decorator:
     kind, help_text = get_args(hint)
     flag = name.replace("_", "-")
@@ -100,9 +115,12 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
     keywords: dict[str, Any] = {"cls": Option, "group": group, "help": help_text}
     if bool in kinds:
         return click.option(f"--{flag}/--no-{flag}", name, default=None, **keywords)
-    if item := next((SEQUENCES[kind] for kind in kinds if kind in SEQUENCES), None):
+    if Sequence[int] in kinds:
+        keywords["help"] += " Can be given several times, or with commas."
+        return click.option(f"--{flag}", name, type=Integers(), multiple=True, callback=_joined, **keywords)
+    if Sequence[str] in kinds:
         keywords["help"] += " Can be given several times."
-        return click.option(f"--{flag}", name, type=item, multiple=True, **keywords)
+        return click.option(f"--{flag}", name, type=str, multiple=True, **keywords)
     takes_mapping = any(get_origin(kind) is Mapping for kind in kinds)
     if literal is not None:
         names = NameOrJson if takes_mapping else Name

@@ -23,6 +23,7 @@ __all__ = [
     "HostTierInfo",
     "MemoryInfo",
     "ModelInfo",
+    "NumaInfo",
     "Port",
     "ProfileRow",
     "Request",
@@ -82,7 +83,13 @@ class EngineConfig:
       Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
       the model does not read is an error. This changes outputs. Default: none.
     - `threads`: Number of compute threads. If it is not set, the environment variable `PENSTOCK_THREADS`
-      applies. Range: 1 to 1024. Default: all CPUs that the process may use.
+      applies. Range: 1 to 1024. Default: all CPUs that the process may use; with `numa_nodes`, the
+      physical cores of the nodes.
+    - `numa_nodes`: NUMA nodes on which the engine computes and has its memory. Threads run on the CPUs of
+      the nodes, the same number on each. The weights of several nodes are divided between them: a thread
+      computes with those of its own node. `threads` must be a multiple of the number of nodes. Weights of
+      converted models are copied instead of mapped. Range: 1 to 16 different NUMA nodes. Default: threads
+      and memory are placed by the system.
     - `weights_cache_bytes`: Size of the cache of packed weights on disk. A model that is opened again is
       mapped into memory instead of loaded. The least recently used weights are removed first. The
       directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock` in `XDG_CACHE_HOME` or
@@ -174,6 +181,7 @@ class EngineConfig:
         ) = "auto",
         config_overrides: Mapping[str, Any] | None = None,
         threads: int | None = None,
+        numa_nodes: Sequence[int] | None = None,
         weights_cache_bytes: int | None = None,
         profile: bool | None = False,
         max_model_len: int | None = None,
@@ -254,7 +262,19 @@ class EngineConfig:
 
         If it is not set, the environment variable `PENSTOCK_THREADS` applies.
 
-        Range: 1 to 1024. Default: all CPUs that the process may use.
+        Range: 1 to 1024. Default: all CPUs that the process may use; with `numa_nodes`, the physical cores
+        of the nodes.
+        """
+
+    @property
+    def numa_nodes(self) -> tuple[int, ...] | None:
+        """NUMA nodes on which the engine computes and has its memory.
+
+        Threads run on the CPUs of the nodes, the same number on each. The weights of several nodes are
+        divided between them: a thread computes with those of its own node. `threads` must be a multiple of
+        the number of nodes. Weights of converted models are copied instead of mapped.
+
+        Range: 1 to 16 different NUMA nodes. Default: threads and memory are placed by the system.
         """
 
     @property
@@ -2397,6 +2417,52 @@ class HostTierInfo:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
+class NumaInfo:
+    """The NUMA nodes on which the engine computes and has its memory.
+
+    - `nodes`: The nodes.
+    - `cpus`: CPUs on which the compute threads run.
+    - `threads_pinned`: Whether the system runs the threads on these CPUs only.
+    - `memory_placed`: Whether the system takes the memory of these nodes. Containers need the capability
+      `SYS_NICE` for that.
+    """
+
+    def __new__(
+        cls,
+        *,
+        nodes: Sequence[int],
+        cpus: Sequence[int],
+        threads_pinned: bool,
+        memory_placed: bool,
+    ) -> NumaInfo: ...
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes."""
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """CPUs on which the compute threads run."""
+
+    @property
+    def threads_pinned(self) -> bool:
+        """Whether the system runs the threads on these CPUs only."""
+
+    @property
+    def memory_placed(self) -> bool:
+        """Whether the system takes the memory of these nodes.
+
+        Containers need the capability `SYS_NICE` for that.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
 class WeightFormatInfo:
     """The format of the weight matrices of one module, in all layers or in some of them.
 
@@ -2534,6 +2600,7 @@ class ModelInfo:
     - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
     - `max_paused`: Maximum number of paused outputs.
     - `threads`: Number of compute threads.
+    - `numa`: Placement of threads and memory; `None` without `numa_nodes`.
     - `isa`: Instruction set of the kernels. `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`,
       `avx512_bf16`, `amx`, `neon`, `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has;
       `PENSTOCK_ISA` selects another. `avx512_bf16` and `amx` are never the default: the first rounds the
@@ -2563,6 +2630,7 @@ class ModelInfo:
         max_output_bytes: int,
         max_paused: int,
         threads: int,
+        numa: NumaInfo | None,
         isa: str,
     ) -> ModelInfo: ...
     @property
@@ -2644,6 +2712,10 @@ class ModelInfo:
     @property
     def threads(self) -> int:
         """Number of compute threads."""
+
+    @property
+    def numa(self) -> NumaInfo | None:
+        """Placement of threads and memory; `None` without `numa_nodes`."""
 
     @property
     def isa(self) -> str:

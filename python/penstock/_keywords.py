@@ -109,7 +109,7 @@ ENGINE_HINTS = {
     "main_gpu": "computation on GPUs is not supported",
     "model_path": "pass the model as the first argument",
     "n_gpu_layers": "computation on GPUs is not supported",
-    "numa": "placement of memory is not supported; start the process with numactl",
+    "numa": "use numa_nodes, such as numa_nodes=[0]; see EngineConfig",
     "offload_kqv": "computation on GPUs is not supported",
     "pipeline_parallel_size": "parallelism across devices is not supported",
     "revision": "append it to the model's id: 'owner/name@revision'",

@@ -49,7 +49,13 @@ class EngineOptions(TypedDict, total=False):
     ]
     threads: Annotated[
         int | None,
-        "Number of compute threads. Default: all CPUs that the process may use.",
+        "Number of compute threads. Default: all CPUs that the process may use; with numa_nodes, the "
+        "physical cores of the nodes.",
+    ]
+    numa_nodes: Annotated[
+        Sequence[int] | None,
+        "NUMA nodes on which the engine computes and has its memory. Default: threads and memory are placed "
+        "by the system.",
     ]
     weights_cache_bytes: Annotated[
         int | None,
@@ -165,6 +171,7 @@ ENGINE_GROUPS = {
         "quantization",
         "config_overrides",
         "threads",
+        "numa_nodes",
         "weights_cache_bytes",
     ),
     "Lengths and batches": (

@@ -68,6 +68,7 @@ def rust_limits(definition: Definition, notice: str) -> str:
     for entry in definition.fields:
         name, rust = entry.name.upper(), {"int": entry.rust, "float": "f64"}.get(entry.type)
         if rust is None:
+            lines += [f"pub const MAX_{name}: usize = {entry.max_items};"] if entry.max_items else []
             continue
         if entry.one_of:
             lines.append(f"pub const {name}_CHOICES: [{rust}; {len(entry.one_of)}] = {list(entry.one_of)};")

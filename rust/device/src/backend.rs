@@ -194,14 +194,20 @@ pub trait Backend: Send + 'static {
     /// Packs a part of a matrix into `out`. Reads the rows from several threads.
     fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]);
 
-    /// Makes a matrix of the bytes of its packed parts, one after the other, without copying them. The formats are
-    /// supported, and the number of bytes is right.
+    /// Makes a matrix of the bytes of its packed parts, one after the other, without copying them unless
+    /// [`copies_mapped`](Self::copies_mapped). The formats are supported, and the number of bytes is right.
     fn map_matrix(
         &mut self,
         columns: usize,
         parts: &[(usize, WeightFormat)],
         bytes: Bytes,
     ) -> Result<Self::Matrix, DeviceError>;
+
+    /// Whether [`map_matrix`](Self::map_matrix) takes memory and copies the bytes.
+    fn copies_mapped(&self) -> bool;
+
+    /// Prepares the calling thread, which makes all later calls.
+    fn bind_thread(&mut self);
 
     /// Loads a vector.
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;

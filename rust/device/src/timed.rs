@@ -192,6 +192,14 @@ impl<B: Backend> Backend for Timed<B> {
         Ok(TimedMatrix::new(self.inner.map_matrix(columns, parts, bytes)?, columns, parts))
     }
 
+    fn copies_mapped(&self) -> bool {
+        self.inner.copies_mapped()
+    }
+
+    fn bind_thread(&mut self) {
+        self.inner.bind_thread();
+    }
+
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {
         Ok(TimedVector { inner: self.inner.load_vector(values)?, len: values.len() })
     }

@@ -20,7 +20,7 @@ use crate::isa::{Isa, IsaError};
 use crate::kv::KvLayout;
 use crate::matrix::Matrix;
 use crate::operand::{Operand, OperandLayout};
-use crate::pool::{Claims, Pool, SharedMut};
+use crate::pool::{PanelClaims, Pool, SharedMut};
 use crate::rows::{Rows, RowsMut};
 
 /// The kernels of one instruction set. It has no state and is cheap to copy.
@@ -133,7 +133,7 @@ impl Kernels {
         // The unit of work is (token block, panel), panels fastest: the activations of a block stay in L2.
         let blocks = RowTiles::new(tiles.count, block_tiles(shapes));
         let panels: usize = matrices.iter().map(|matrix| matrix.layout.panels()).sum();
-        let claims = Claims::new(blocks.count * panels);
+        let claims = PanelClaims::new(pool, blocks.count, panels);
         let unit = if tiles.count == 1 { shapes.panels_at_once(tokens) } else { 1 };
         let limit = share_tiles(shapes) / tiles.count.clamp(1, block_tiles(shapes));
         let out = SharedMut::new(out);
@@ -186,22 +186,22 @@ impl Kernels {
                 }
             }
         };
-        pool.share(&|_| {
-            while let Some(mut share) = claims.next_share(pool.threads(), unit, limit) {
-                while !share.is_empty() {
-                    // The part of the share in one token block and one matrix.
-                    let block = share.start / panels;
-                    let (mut panel, mut row, mut index) = (share.start - block * panels, 0, 0);
+        pool.share(&|worker| {
+            claims.for_each(worker, unit, limit, |mut share| {
+                while share.count > 0 {
+                    // The part of the share in one matrix.
+                    let (mut panel, mut row, mut index) = (share.panel, 0, 0);
                     while panel >= matrices[index].layout.panels() {
                         panel -= matrices[index].layout.panels();
                         row += matrices[index].layout.rows;
                         index += 1;
                     }
-                    let count = share.len().min(matrices[index].layout.panels() - panel);
-                    run(&matrices[index], row, panel..panel + count, blocks.rows(block));
-                    share.start += count;
+                    let count = share.count.min(matrices[index].layout.panels() - panel);
+                    run(&matrices[index], row, panel..panel + count, blocks.rows(share.block));
+                    share.panel += count;
+                    share.count -= count;
                 }
-            }
+            });
         });
     }
 

@@ -268,6 +268,38 @@ fn token_has_the_same_bits_in_any_batch_and_thread_count() {
 }
 
 #[test]
+fn division_between_nodes_does_not_change_bits() {
+    let cpus = penstock_kernels::allowed_cpus().unwrap_or_else(|_| vec![0]);
+    let ends = [cpus[0], cpus[cpus.len() - 1]].map(|cpu| vec![cpu]);
+    let whole = Pool::new(1).unwrap();
+    let divided = [(2, 2), (4, 2), (3, 3)].map(|(threads, nodes)| {
+        Pool::on_nodes(threads, (0..nodes).map(|node| ends[node % 2].clone()).collect()).unwrap()
+    });
+    let kernels = Kernels::best();
+    let (rows, columns) = (313, 256);
+    let x = random_floats(8, 64 * columns);
+    let mut cases: Vec<_> = grids()
+        .into_iter()
+        .flat_map(|grid| [grid, with_floats(grid)])
+        .chain(float_grids())
+        .map(|grid| Case::new(grid, rows, columns, 7))
+        .collect();
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let layout = MatrixLayout { rows, columns, format: dtype.into() };
+        let weights = random_stored(3, rows * columns, dtype);
+        cases.push(Case { layout, bytes: pack(layout, &weights), weights });
+    }
+    for case in &cases {
+        for tokens in 1..=64 {
+            let x = &x[..tokens * columns];
+            let want = case.product(&kernels, &whole, x);
+            let got = case.product(&kernels, &divided[tokens % 3], x);
+            assert_same_bits(&got, &want, &format!("{tokens} tokens, {:?}", case.layout));
+        }
+    }
+}
+
+#[test]
 fn integer_products_have_equal_bits_on_every_fused_isa() {
     let pool = Pool::new(2).unwrap();
     for grid in grids() {

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use penstock_kernels::Pool;
+use penstock_kernels::{Pool, allowed_cpus};
 
 fn message(result: std::thread::Result<()>) -> String {
     *result.expect_err("no panic").downcast::<String>().expect("a string")
@@ -188,4 +188,40 @@ fn panic_in_a_shared_job_resumes_and_pool_stays_usable() {
         assert!(message(result).ends_with("panicked"));
         pool.share(&|_| {});
     }
+}
+
+/// The CPUs of every worker of a pool, worker 0 (the caller) included.
+#[cfg(target_os = "linux")]
+fn cpus_of_workers(pool: &Pool) -> Vec<Vec<usize>> {
+    let cpus = Mutex::new(vec![Vec::new(); pool.threads()]);
+    pool.run(&|worker| cpus.lock().unwrap()[worker] = allowed_cpus().unwrap());
+    cpus.into_inner().unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn workers_run_on_their_node_and_the_caller_once_it_is_pinned() {
+    let all = allowed_cpus().unwrap();
+    let (first, last) = (vec![all[0]], vec![all[all.len() - 1]]);
+    let pool = Pool::on_nodes(4, vec![first.clone(), last.clone()]).unwrap();
+    assert_eq!((pool.num_nodes(), pool.pin_error().is_none()), (2, true));
+    let expected = |caller: &[usize]| vec![caller.to_vec(), first.clone(), last.clone(), last.clone()];
+    assert_eq!(cpus_of_workers(&pool), expected(&all), "the thread that makes a pool keeps its CPUs");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pool.pin_caller();
+            assert_eq!(cpus_of_workers(&pool), expected(&first));
+        });
+    });
+    assert_eq!(allowed_cpus().unwrap(), all);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn workers_of_a_refused_node_run_anywhere() {
+    let all = allowed_cpus().unwrap();
+    let pool = Pool::on_nodes(2, vec![vec![8000]]).unwrap();
+    assert!(pool.pin_error().is_some());
+    pool.pin_caller();
+    assert_eq!(cpus_of_workers(&pool), [all.clone(), all]);
 }

@@ -49,6 +49,10 @@ impl PyEngineConfig {
         penstock_runner::EngineConfig {
             config_overrides: config.config_overrides.as_ref().map(overrides).unwrap_or_default(),
             threads: config.threads,
+            numa_nodes: config
+                .numa_nodes
+                .as_ref()
+                .map(|nodes| nodes.iter().map(|node| *node as usize).collect()),
             dtype: config.dtype.0,
             quantization: config.quantization.clone(),
             kv_cache_dtype: config.kv_cache_dtype.0,

@@ -38,7 +38,7 @@ mod _core {
     #[pymodule_export]
     use crate::classes::{
         PyChoice, PyChunk, PyEngineConfig, PyHealth, PyHistogram, PyHostTierInfo, PyMemoryInfo, PyModelInfo,
-        PyProfileRow, PyRequestOutput, PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall,
+        PyNumaInfo, PyProfileRow, PyRequestOutput, PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall,
         PyToolCallDelta, PyUsage, PyWeightFormatInfo,
     };
     #[pymodule_export]

@@ -1,26 +1,64 @@
 //! The device backend of this build. Everything else in this crate is generic over `Backend`.
 
-use penstock_device::cpu::{Cpu, CpuError};
+use penstock_device::cpu::{Cpu, CpuError, NumaNode, numa_nodes};
 use penstock_types::FieldError;
+use penstock_types::config_limits::MAX_THREADS;
 
-use crate::{EngineConfig, LaunchError};
+use crate::{EngineConfig, LaunchError, NumaInfo};
 
 /// The backend of this build.
 pub type DefaultBackend = Cpu;
 
 /// The properties of a device that [`ModelInfo`](crate::ModelInfo) reports.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DeviceInfo {
     pub threads: usize,
     /// Instruction set of the kernels, as in `PENSTOCK_ISA`.
     pub isa: &'static str,
+    /// `None` if threads and memory are anywhere.
+    pub numa: Option<NumaInfo>,
 }
 
 /// Opens the device of a valid configuration.
 pub(crate) fn open(config: &EngineConfig) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
-    let backend = Cpu::with_isa(config.threads(), config.isa.as_deref().unwrap_or_default())?;
-    let info = DeviceInfo { threads: backend.threads(), isa: backend.isa() };
+    let nodes = config.numa_nodes.as_deref().map_or(Ok(Vec::new()), |ids| {
+        numa_nodes(ids).map_err(|error| FieldError::new("numa_nodes", format!("{ids:?}"), error.to_string()))
+    })?;
+    let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &nodes));
+    let backend = Cpu::open(threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
+    let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
+    let info = DeviceInfo { threads: backend.threads(), isa: backend.isa(), numa };
     Ok((backend, info))
+}
+
+/// The number of compute threads with this many CPUs: all of them, or one for each physical core of `nodes`.
+fn default_threads(num_cpus: usize, nodes: &[NumaNode]) -> usize {
+    let num_cpus = num_cpus.min(MAX_THREADS);
+    match nodes.iter().map(|node| node.cores).min() {
+        None => num_cpus,
+        Some(cores) => cores.min(num_cpus / nodes.len()).max(1) * nodes.len(),
+    }
+}
+
+fn available_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The placement on `nodes`; logs what the system refuses.
+fn numa_info(backend: &Cpu, nodes: &[NumaNode]) -> NumaInfo {
+    let (pin_error, place_error) = (backend.pin_error(), backend.place_error());
+    if let Some(error) = &pin_error {
+        log::warn!("the system refuses to run threads on NUMA nodes: {error}");
+    }
+    if let Some(error) = &place_error {
+        log::warn!("the system refuses to place memory on NUMA nodes: {error}");
+    }
+    NumaInfo {
+        nodes: nodes.iter().map(|node| node.id as u32).collect(),
+        cpus: nodes.iter().flat_map(|node| &node.cpus).map(|cpu| *cpu as u32).collect(),
+        threads_pinned: pin_error.is_none(),
+        memory_placed: place_error.is_none(),
+    }
 }
 
 impl From<CpuError> for LaunchError {
@@ -31,5 +69,25 @@ impl From<CpuError> for LaunchError {
             }
             CpuError::Device(error) => error.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_threads_are_the_cpus_up_to_the_limit() {
+        let threads = [1, MAX_THREADS, MAX_THREADS + 1].map(|cpus| default_threads(cpus, &[]));
+        assert_eq!(threads, [1, MAX_THREADS, MAX_THREADS]);
+    }
+
+    #[test]
+    fn default_threads_on_nodes_are_their_cores() {
+        let node = |cores| NumaNode { id: 0, cpus: (0..2 * cores).collect(), cores };
+        assert_eq!(default_threads(32, &[node(8), node(8)]), 16);
+        assert_eq!(default_threads(32, &[node(8), node(5)]), 10, "the same number on each node");
+        assert_eq!(default_threads(7, &[node(8), node(8)]), 6, "a quota of CPUs");
+        assert_eq!(default_threads(1, &[node(8), node(8)]), 2);
     }
 }

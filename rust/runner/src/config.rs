@@ -13,8 +13,10 @@ use serde_json::{Map, Value};
 pub struct EngineConfig {
     /// Values that are merged into the model's `config.json`.
     pub config_overrides: Map<String, Value>,
-    /// Compute threads; by default the number of CPUs available to the process.
+    /// Compute threads; by default the number of CPUs available to the process, or of the cores of `numa_nodes`.
     pub threads: Option<usize>,
+    /// NUMA nodes of threads and memory; `None` for any.
+    pub numa_nodes: Option<Vec<usize>>,
     /// Instruction set of the kernels; by default the best of the CPU. Only the environment sets it.
     pub isa: Option<String>,
     /// Type of the weights that are not quantised; by default that of the checkpoint.
@@ -78,6 +80,7 @@ impl EngineConfig {
     /// Checks the fields as far as they do not depend on the model.
     pub fn check(&self) -> Result<(), FieldError> {
         check_threads("threads", self.threads)?;
+        self.check_numa_nodes()?;
         let block_size = self.block_size();
         if !BLOCK_SIZE_CHOICES.contains(&block_size) {
             return Err(FieldError::new("block_size", block_size, "16, 32, 64 or 128"));
@@ -112,6 +115,27 @@ impl EngineConfig {
         self.check_host_cache()
     }
 
+    /// The nodes differ, and each has the same number of threads.
+    fn check_numa_nodes(&self) -> Result<(), FieldError> {
+        let Some(nodes) = &self.numa_nodes else { return Ok(()) };
+        let refused = |limit| Err(FieldError::new("numa_nodes", format!("{nodes:?}"), limit));
+        let num_nodes = nodes.len();
+        if !(1..=MAX_NUMA_NODES).contains(&num_nodes) {
+            return refused(format!("1 to {MAX_NUMA_NODES} nodes"));
+        }
+        if let Some((_, node)) = nodes.iter().enumerate().find(|(index, node)| nodes[..*index].contains(node))
+        {
+            return refused(format!("different nodes; {node} occurs twice"));
+        }
+        match self.threads {
+            Some(threads) if !threads.is_multiple_of(num_nodes) => {
+                let limit = format!("a multiple of {num_nodes}, the number of numa_nodes");
+                Err(FieldError::new("threads", threads, limit))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A host tier must have a use, and swapping must have a host tier.
     fn check_host_cache(&self) -> Result<(), FieldError> {
         check_range("host_cache_bytes", self.host_cache_bytes, 0, MAX_HOST_CACHE_BYTES)?;
@@ -128,12 +152,6 @@ impl EngineConfig {
             _ => return Ok(()),
         };
         Err(FieldError::new(field, size, limit))
-    }
-
-    pub(crate) fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(|| {
-            default_threads(std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
-        })
     }
 
     pub(crate) fn block_size(&self) -> usize {
@@ -172,11 +190,6 @@ impl EngineConfig {
     pub(crate) fn memory_ratio(&self) -> f64 {
         self.memory_ratio.unwrap_or(DEFAULT_MEMORY_RATIO)
     }
-}
-
-/// The number of compute threads with this many CPUs.
-fn default_threads(num_cpus: usize) -> usize {
-    num_cpus.min(MAX_THREADS)
 }
 
 /// Checks that a value is from `least` to `most`, if it is set.
@@ -222,18 +235,21 @@ mod tests {
     }
 
     #[test]
-    fn default_threads_are_the_cpus_up_to_the_limit() {
-        assert_eq!([1, MAX_THREADS, MAX_THREADS + 1].map(default_threads), [1, MAX_THREADS, MAX_THREADS]);
-        assert!(check_threads("threads", Some(default_threads(4096))).is_ok());
-    }
-
-    #[test]
     fn field_out_of_range_error_names_field_value_and_limit() {
         check(|c| c.block_size = Some(8), "block_size=8 is not allowed: it must be 16, 32, 64 or 128");
         check(|c| c.threads = Some(0), "threads=0 is not allowed: it must be an integer from 1 to 1024");
         check(
             |c| c.max_num_seqs = Some(513),
             "max_num_seqs=513 is not allowed: it must be an integer from 1 to 512 with max_num_batched_tokens=512",
+        );
+        check(|c| c.numa_nodes = Some(vec![]), "numa_nodes=[] is not allowed: it must be 1 to 16 nodes");
+        check(
+            |c| c.numa_nodes = Some(vec![1, 0, 1]),
+            "numa_nodes=[1, 0, 1] is not allowed: it must be different nodes; 1 occurs twice",
+        );
+        check(
+            |c| (c.threads, c.numa_nodes) = (Some(3), Some(vec![0, 1])),
+            "threads=3 is not allowed: it must be a multiple of 2, the number of numa_nodes",
         );
         for ratio in [0.0, -0.5, 1.001, f64::NAN, f64::INFINITY] {
             let message =

@@ -152,7 +152,8 @@ impl Wake for Wakeup {
     }
 }
 
-fn serve<B: Backend>(runner: Runner<B>, incoming: &Receiver<Step>, connection: &Receiver<Completions>) {
+fn serve<B: Backend>(mut runner: Runner<B>, incoming: &Receiver<Step>, connection: &Receiver<Completions>) {
+    runner.bind_thread();
     let mut device = Device { runner, lost: None };
     let (wakeup, wakeups) = bounded(1);
     let waker = Waker::from(Arc::new(Wakeup(wakeup)));

@@ -26,6 +26,8 @@ pub struct ModelInfo {
     pub threads: usize,
     /// Instruction set of the kernels, as in `PENSTOCK_ISA`.
     pub isa: &'static str,
+    /// `None` if threads and memory are anywhere.
+    pub numa: Option<NumaInfo>,
     /// The operations of the device, measured since the warm-up, if `EngineConfig::profile` is set.
     pub profile: Option<Arc<Profile>>,
 }
@@ -62,6 +64,18 @@ impl From<ModuleFormat> for WeightFormatInfo {
         };
         Self { module, format, group_size, symmetric, activations, count, bytes }
     }
+}
+
+/// The NUMA nodes of threads and memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumaInfo {
+    pub nodes: Vec<u32>,
+    /// The CPUs of the threads.
+    pub cpus: Vec<u32>,
+    /// Whether the system accepted the CPUs.
+    pub threads_pinned: bool,
+    /// Whether the system accepted the nodes of the memory.
+    pub memory_placed: bool,
 }
 
 /// The use of the memory in bytes, as planned when the model was opened; nothing grows afterwards.

@@ -124,6 +124,7 @@ pub(crate) fn open<B: Backend>(
         warm_up_seconds: seconds,
         threads: device.threads,
         isa: device.isa,
+        numa: device.numa,
         profile: None,
     };
     #[cfg(feature = "testing")]

@@ -33,7 +33,7 @@ pub use backend::{DefaultBackend, DeviceInfo};
 pub use config::EngineConfig;
 pub use convert::convert;
 pub use error::LaunchError;
-pub use info::{HostTierInfo, MemoryInfo, ModelInfo, WeightFormatInfo};
+pub use info::{HostTierInfo, MemoryInfo, ModelInfo, NumaInfo, WeightFormatInfo};
 pub use launch::launch;
 pub use penstock_device::{Profile, ProfileRow};
 pub use penstock_models::ProgressCallback;

@@ -91,6 +91,11 @@ impl<B: Backend> Runner<B> {
         &self.spec
     }
 
+    /// Prepares the calling thread, which makes all later calls.
+    pub(crate) fn bind_thread(&mut self) {
+        self.backend.bind_thread();
+    }
+
     /// Use of the backend's memory.
     pub(crate) fn memory(&self) -> MemoryUse {
         self.backend.memory()

@@ -2,6 +2,7 @@
 
 use std::mem::size_of;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -21,6 +22,9 @@ use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, Pac
 use crate::bfc::Placement;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{FOLLOWS, StepInputs, StepLimits, StepSpec};
+
+/// Bytes of a mapped matrix that a thread copies at once.
+const COPIED_AT_ONCE: usize = 1 << 20;
 
 /// The results of a `sample` call.
 pub struct CpuTicket(Vec<Sampled>);
@@ -55,6 +59,16 @@ impl Cpu {
         let rows = parts.iter().map(|part| part.rows).sum();
         CpuMatrix { parts, rows, columns, operand, weights }
     }
+
+    /// The same in the arena, with its bytes to be written.
+    fn arena_matrix(&mut self, columns: usize, parts: Vec<MatrixLayout>) -> Result<CpuMatrix, DeviceError> {
+        let bytes = parts.iter().map(MatrixLayout::bytes).fold(0, usize::saturating_add);
+        let region = self.region(bytes, 1, Placement::Low, "weights")?;
+        let matrix = self.matrix(columns, parts, Weights::Arena(region));
+        let [bytes] = lend_some(&mut self.arena, [matrix.weights.region()]);
+        self.numa_memory.place_panels(bytes, matrix.panels(), |panel| matrix.panel_offset(panel));
+        Ok(matrix)
+    }
 }
 
 impl Backend for Cpu {
@@ -70,13 +84,13 @@ impl Backend for Cpu {
     type Ticket = CpuTicket;
 
     fn available_memory(&self) -> u64 {
-        memory::available()
+        memory::available().min(self.numa_memory.available().unwrap_or(u64::MAX))
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         assert_eq!(self.memory().peak, 0, "memory is reserved after the first allocation; this is a bug");
-        self.arena = arena(PAGE)?; // releases the former reservation first
-        self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        self.arena = arena(PAGE, &mut self.numa_memory)?; // releases the former reservation first
+        self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX), &mut self.numa_memory)?;
         Ok(())
     }
 
@@ -139,15 +153,14 @@ impl Backend for Cpu {
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CpuMatrix, DeviceError> {
         let columns = parts.first().map_or(0, |part| part.source.columns());
         let layouts: Vec<_> = parts.iter().map(layout).collect();
-        let bytes = layouts.iter().map(MatrixLayout::bytes).fold(0, usize::saturating_add);
-        let region = self.region(bytes, 1, Placement::Low, "weights")?;
-        let [mut rest] = lend(&mut self.arena, [&region]);
-        for (part, layout) in parts.iter().zip(&layouts) {
+        let matrix = self.arena_matrix(columns, layouts)?;
+        let [mut rest] = lend_some(&mut self.arena, [matrix.weights.region()]);
+        for (part, layout) in parts.iter().zip(&matrix.parts) {
             let (bytes, others) = rest.split_at_mut(layout.bytes());
             rest = others;
             pack(&self.pool, *part, bytes);
         }
-        Ok(self.matrix(columns, layouts, Weights::Arena(region)))
+        Ok(matrix)
     }
 
     fn packed_layout(&self) -> PackedLayout {
@@ -170,7 +183,29 @@ impl Backend for Cpu {
     ) -> Result<CpuMatrix, DeviceError> {
         let layout =
             |(rows, format): &(usize, WeightFormat)| MatrixLayout { rows: *rows, columns, format: *format };
-        Ok(self.matrix(columns, parts.iter().map(layout).collect(), Weights::Mapped(bytes)))
+        let parts = parts.iter().map(layout).collect();
+        if !self.copies_mapped() {
+            return Ok(self.matrix(columns, parts, Weights::Mapped(bytes)));
+        }
+        let matrix = self.arena_matrix(columns, parts)?;
+        let [out] = lend_some(&mut self.arena, [matrix.weights.region()]);
+        let chunks = Mutex::new(out.chunks_mut(COPIED_AT_ONCE).zip(bytes.chunks(COPIED_AT_ONCE)));
+        let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+        self.pool.share(&|_| {
+            while let Some((out, bytes)) = next() {
+                out.copy_from_slice(bytes);
+            }
+        });
+        Ok(matrix)
+    }
+
+    /// Pages of a file cannot be placed.
+    fn copies_mapped(&self) -> bool {
+        self.numa_memory.is_set()
+    }
+
+    fn bind_thread(&mut self) {
+        self.pool.pin_caller();
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<CpuBuffer, DeviceError> {

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use penstock_kernels::{Matrix, MatrixLayout, OperandLayout};
 
+use super::numa::NumaMemory;
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabError};
 use crate::backend::DeviceError;
 
@@ -40,6 +41,21 @@ impl Weights {
 pub(super) const MOST_PARTS: usize = 3;
 
 impl CpuMatrix {
+    pub(super) fn panels(&self) -> usize {
+        self.parts.iter().map(MatrixLayout::panels).sum()
+    }
+
+    /// The first byte of a panel, or the number of bytes for [`panels`](Self::panels).
+    pub(super) fn panel_offset(&self, mut panel: usize) -> usize {
+        let mut offset = 0;
+        for part in &self.parts {
+            let count = panel.min(part.panels());
+            offset += count * part.panel_bytes();
+            panel -= count;
+        }
+        offset
+    }
+
     /// The parts with their bytes; those from `parts.len()` on are unspecified. `lent` has the bytes of the region.
     pub(super) fn matrices<'a>(&'a self, lent: &'a [u8]) -> [Matrix<'a>; MOST_PARTS] {
         let mut rest = match &self.weights {
@@ -72,13 +88,14 @@ pub struct CpuScratch {
 }
 
 /// An empty arena of `bytes`.
-pub(super) fn arena(bytes: usize) -> Result<Arena<HostSlab>, DeviceError> {
+pub(super) fn arena(bytes: usize, numa_memory: &mut NumaMemory) -> Result<Arena<HostSlab>, DeviceError> {
     let refused = |reason: String| DeviceError::OutOfMemory {
         what: "the model with its KV cache",
         bytes: bytes as u64,
         reason,
     };
-    let slab = HostSlab::reserve(bytes).map_err(|SlabError { reason, .. }| refused(reason))?;
+    let mut slab = HostSlab::reserve(bytes).map_err(|SlabError { reason, .. }| refused(reason))?;
+    numa_memory.place(slab.as_mut());
     Arena::new(slab, bytes, PAGE).map_err(|error: ArenaError| refused(error.to_string()))
 }
 

@@ -34,7 +34,7 @@ fn parse_commit(policy: &str, meminfo: &str) -> Option<u64> {
 }
 
 /// The bytes of a line such as `VmSize:   2048 kB`.
-fn parse_kilobytes(text: &str, name: &str) -> Option<u64> {
+pub(super) fn parse_kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -10,6 +10,7 @@ mod buffers;
 mod cache;
 mod cgroups;
 mod memory;
+mod numa;
 mod rope;
 mod sampling;
 
@@ -27,6 +28,8 @@ pub use backend::CpuTicket;
 pub use buffers::{CpuBuffer, CpuMatrix, CpuOperand, CpuScratch};
 use buffers::{PAGE, arena};
 pub use cache::CpuCache;
+use numa::NumaMemory;
+pub use numa::{NumaError, NumaNode, numa_nodes};
 pub use penstock_kernels::IsaError;
 pub use rope::CpuRope;
 pub use sampling::CpuSlots;
@@ -42,6 +45,7 @@ pub struct Cpu {
     pool: Pool,
     /// One page until memory is reserved.
     arena: Arena<HostSlab>,
+    numa_memory: NumaMemory,
     /// Result buffers that were collected, for reuse.
     spare_results: Vec<Vec<Sampled>>,
 }
@@ -49,14 +53,27 @@ pub struct Cpu {
 impl Cpu {
     /// A backend on `threads` threads, the calling one included, with the best instruction set.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
-        Self::with_isa(threads, "")
+        Self::open(threads, "", &[])
     }
 
-    /// The same with the instruction set of this name; an empty one means the best.
-    pub fn with_isa(threads: usize, isa: &str) -> Result<Self, CpuError> {
-        let pool = Pool::new(threads).map_err(|error| DeviceError::Start(error.to_string()))?;
-        let (kernels, arena) = (Kernels::from_name(isa)?, arena(PAGE)?);
-        Ok(Self { kernels, pool, arena, spare_results: Vec::new() })
+    /// The same with the instruction set of this name (an empty one means the best), and threads and memory on these NUMA
+    /// nodes (none: anywhere).
+    pub fn open(threads: usize, isa: &str, nodes: &[NumaNode]) -> Result<Self, CpuError> {
+        let cpus = nodes.iter().map(|node| node.cpus.clone()).collect();
+        let pool = Pool::on_nodes(threads, cpus).map_err(|error| DeviceError::Start(error.to_string()))?;
+        let (kernels, mut numa_memory) = (Kernels::from_name(isa)?, NumaMemory::new(nodes));
+        let arena = arena(PAGE, &mut numa_memory)?;
+        Ok(Self { kernels, pool, arena, numa_memory, spare_results: Vec::new() })
+    }
+
+    /// The reason why the threads are not on their NUMA nodes.
+    pub fn pin_error(&self) -> Option<String> {
+        self.pool.pin_error().map(ToString::to_string)
+    }
+
+    /// The reason why the memory is not on its NUMA nodes.
+    pub fn place_error(&self) -> Option<String> {
+        self.numa_memory.error().map(ToString::to_string)
     }
 
     /// Compute threads.

@@ -20,6 +20,8 @@ pub struct EngineConfig {
     pub config_overrides: Option<Json>,
     /// Number of compute threads.
     pub threads: Option<usize>,
+    /// NUMA nodes on which the engine computes and has its memory.
+    pub numa_nodes: Option<Vec<u32>>,
     /// Size of the cache of packed weights on disk.
     pub weights_cache_bytes: Option<u64>,
     /// Measure the operations of the device; see `Engine.profile`.
@@ -82,6 +84,7 @@ impl Default for EngineConfig {
             quantization: Quantization::default(),
             config_overrides: None,
             threads: None,
+            numa_nodes: None,
             weights_cache_bytes: None,
             profile: false,
             max_model_len: None,
@@ -142,6 +145,11 @@ impl EngineConfig {
             ("threads", Some(value)) => {
                 let field = Field::new("threads");
                 self.threads = Some(field.integer(value, 1..=1024)? as usize);
+            }
+            ("numa_nodes", None) => self.numa_nodes = default().numa_nodes,
+            ("numa_nodes", Some(value)) => {
+                let field = Field::new("numa_nodes");
+                self.numa_nodes = Some(read_numa_nodes(field, value, 16)?);
             }
             ("weights_cache_bytes", None) => self.weights_cache_bytes = default().weights_cache_bytes,
             ("weights_cache_bytes", Some(value)) => {

@@ -7,6 +7,9 @@ use crate::field::{Field, Read, ReadError};
 use crate::params::Json;
 use crate::value::{Kind, Value};
 
+/// Linux has at most 1024 nodes.
+const MAX_NUMA_NODE: i128 = 1023;
+
 /// Maximum length of a device's name in characters.
 const MAX_DEVICE_CHARS: usize = 64;
 
@@ -18,6 +21,11 @@ pub fn read_device<V: Value>(field: Field, value: &V) -> Read<Auto<Device>, V> {
         return Err(field.refuse(value, "'auto' or 'cpu': this build of penstock has no CUDA backend"));
     }
     field.choice(value)
+}
+
+pub fn read_numa_nodes<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Vec<u32>, V> {
+    let read = |field: Field, node: &V| field.integer(node, 0..=MAX_NUMA_NODE).map(|node| node as u32);
+    field.items(value, max_items, "nodes", "a sequence of NUMA nodes (integers from 0)", read)
 }
 
 pub fn read_overrides<V: Value>(field: Field, value: &V) -> Read<Json, V> {

@@ -12,6 +12,9 @@
 //! Worker 0 is the caller. A waiting worker spins and yields briefly, then sleeps, so an idle pool does not use the CPU. A panic
 //! in `f` resumes in the caller of [`Pool::run`] after every worker has returned; the pool stays usable. The pool does
 //! not allocate after its construction, panics aside.
+//!
+//! A pool may be divided between NUMA nodes: each worker runs on the CPUs of its node, and claims the parts of a job that
+//! are near it first. The caller runs there once it has called [`Pool::pin_caller`].
 
 mod counter;
 mod float_modes;
@@ -27,7 +30,11 @@ use std::thread::JoinHandle;
 
 use counter::WaitableCounter;
 use float_modes::Subnormals;
-pub(crate) use share::{Claims, SharedMut};
+pub(crate) use share::{Claims, PanelClaims, SharedMut};
+
+use penstock_types::config_limits::MAX_NUMA_NODES;
+
+use crate::numa::pin;
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
 type Panic = Box<dyn Any + Send>;
@@ -37,6 +44,10 @@ type Panic = Box<dyn Any + Send>;
 pub struct Pool {
     state: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
+    /// The CPUs of each NUMA node. Empty if the pool is not divided.
+    nodes: Vec<Vec<usize>>,
+    /// The reason why the threads run on any CPU, though there are nodes.
+    pin_error: Option<io::Error>,
 }
 
 struct PoolState {
@@ -90,14 +101,26 @@ impl Pool {
     /// A pool of `threads` workers, the caller of [`run`](Self::run) included; it starts `threads - 1` of them.
     /// Fails if the system refuses a thread.
     pub fn new(threads: usize) -> io::Result<Pool> {
+        Self::on_nodes(threads, Vec::new())
+    }
+
+    /// The same, with an equal number of workers on the CPUs of each of `nodes`.
+    pub fn on_nodes(threads: usize, nodes: Vec<Vec<usize>>) -> io::Result<Pool> {
         assert!(
             threads < JoinState::OPEN,
             "{threads} workers; at most {} are supported",
             JoinState::OPEN - 1
         );
+        assert!(
+            nodes.len() <= MAX_NUMA_NODES && threads.is_multiple_of(nodes.len().max(1)),
+            "{threads} workers on {} nodes; this is a bug",
+            nodes.len()
+        );
         // With more workers than CPUs, a spinning worker delays the one it waits for.
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = threads <= cpus;
+        let spins = match &nodes[..] {
+            [] => threads <= std::thread::available_parallelism().map_or(1, usize::from),
+            nodes => nodes.iter().all(|cpus| threads / nodes.len() <= cpus.len()),
+        };
         let state = Arc::new(PoolState {
             generation: WaitableCounter::new(spins),
             join_state: WaitableCounter::new(spins),
@@ -107,14 +130,40 @@ impl Pool {
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
         });
+        let pin_error = nodes.iter().find_map(|cpus| try_pin(cpus).err());
         // From here on, dropping `pool` ends the started threads.
-        let mut pool = Pool { state, workers: Vec::with_capacity(threads.saturating_sub(1)) };
+        let workers = Vec::with_capacity(threads.saturating_sub(1));
+        let mut pool = Pool { state, workers, nodes, pin_error };
+        let per_node = threads / pool.num_nodes();
         for worker in 1..threads {
             let state = Arc::clone(&pool.state);
+            let cpus = pool.nodes.get(worker / per_node).cloned();
             let builder = std::thread::Builder::new().name(format!("penstock-worker-{worker}"));
-            pool.workers.push(builder.spawn(move || state.work(worker))?);
+            pool.workers.push(builder.spawn(move || {
+                if let Some(cpus) = cpus {
+                    let _ = pin(&cpus); // a failure is in `pin_error`
+                }
+                state.work(worker);
+            })?);
         }
         Ok(pool)
+    }
+
+    /// Makes the calling thread, which is worker 0 of its jobs, run on the CPUs of the first node.
+    pub fn pin_caller(&self) {
+        if let Some(cpus) = self.nodes.first() {
+            let _ = pin(cpus); // a failure is in `pin_error`
+        }
+    }
+
+    /// The reason why the threads run on any CPU, though the pool is divided between nodes.
+    pub fn pin_error(&self) -> Option<&io::Error> {
+        self.pin_error.as_ref()
+    }
+
+    /// The number of NUMA nodes; 1 if the pool is not divided.
+    pub fn num_nodes(&self) -> usize {
+        self.nodes.len().max(1)
     }
 
     /// The number of workers, the caller included.
@@ -196,6 +245,14 @@ impl Pool {
             }
         });
     }
+}
+
+/// Whether a thread may run on these CPUs; a thread of its own tries it.
+fn try_pin(cpus: &[usize]) -> io::Result<()> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, || pin(cpus))?;
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
 }
 
 impl Drop for Pool {

@@ -4,8 +4,14 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A range of work that workers claim in pieces, in ascending order.
+use penstock_types::config_limits::MAX_NUMA_NODES;
+
+use super::Pool;
+use crate::numa::panels_of_node;
+
+/// A range of work that workers claim in pieces, in ascending order. It has a cache line of its own.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Claims {
     next: AtomicUsize,
     count: usize,
@@ -34,6 +40,51 @@ impl Claims {
         // Relaxed: as above.
         let start = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, share).ok()?;
         share(start).map(|end| start..end)
+    }
+}
+
+/// The panels of a matrix for each of several blocks of tokens. A worker claims those of its node first, whose weights are
+/// in the memory of the node, then those of the others.
+pub(crate) struct PanelClaims<'a> {
+    pool: &'a Pool,
+    panels: usize,
+    nodes: [Claims; MAX_NUMA_NODES],
+}
+
+/// A claimed piece: it begins at panel `panel` of token block `block`.
+pub(crate) struct PanelShare {
+    pub(crate) block: usize,
+    pub(crate) panel: usize,
+    pub(crate) count: usize,
+}
+
+impl<'a> PanelClaims<'a> {
+    pub(crate) fn new(pool: &'a Pool, blocks: usize, panels: usize) -> Self {
+        let num_nodes = pool.num_nodes();
+        let nodes = std::array::from_fn(|node| {
+            let is_used = node < num_nodes;
+            Claims::new(if is_used { blocks * panels_of_node(panels, num_nodes, node).len() } else { 0 })
+        });
+        Self { pool, panels, nodes }
+    }
+
+    /// Calls `run` with pieces that `worker` has claimed until none is left. A piece has at most `limit` panels, of one
+    /// block and one node.
+    pub(crate) fn for_each(&self, worker: usize, unit: usize, limit: usize, mut run: impl FnMut(PanelShare)) {
+        let num_nodes = self.pool.num_nodes();
+        let threads = self.pool.threads() / num_nodes;
+        let own = worker / threads;
+        for node in (own..num_nodes).chain(0..own) {
+            let panels = panels_of_node(self.panels, num_nodes, node);
+            while let Some(mut share) = self.nodes[node].next_share(threads, unit, limit) {
+                while !share.is_empty() {
+                    let (block, panel) = (share.start / panels.len(), share.start % panels.len());
+                    let count = share.len().min(panels.len() - panel);
+                    run(PanelShare { block, panel: panels.start + panel, count });
+                    share.start += count;
+                }
+            }
+        }
     }
 }
 
@@ -75,6 +126,35 @@ impl<'a, T> SharedMut<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The blocks and panels that a worker claims.
+    fn claimed(claims: &PanelClaims<'_>, worker: usize) -> Vec<(usize, usize)> {
+        let mut all = Vec::new();
+        claims.for_each(worker, 4, 8, |share| {
+            assert!((1..=8).contains(&share.count));
+            all.extend((share.panel..share.panel + share.count).map(|panel| (share.block, panel)));
+        });
+        all
+    }
+
+    #[test]
+    fn worker_claims_the_panels_of_its_node_first() {
+        let cpus = crate::allowed_cpus().unwrap_or_else(|_| vec![0]);
+        for (threads, nodes, blocks, panels) in [(2, 2, 1, 20), (4, 2, 3, 7), (3, 3, 2, 1), (2, 1, 2, 9)] {
+            let pool = Pool::on_nodes(threads, vec![cpus.clone(); nodes]).expect("threads");
+            for worker in 0..threads {
+                let own = panels_of_node(panels, nodes, worker / (threads / nodes));
+                let claims = PanelClaims::new(&pool, blocks, panels);
+                let all = claimed(&claims, worker);
+                assert!(all[..blocks * own.len()].iter().all(|(_, panel)| own.contains(panel)), "{all:?}");
+                let mut sorted = all;
+                sorted.sort_unstable();
+                let each = (0..blocks).flat_map(|block| (0..panels).map(move |panel| (block, panel)));
+                assert_eq!(sorted, each.collect::<Vec<_>>(), "each panel is claimed once");
+                assert!(claimed(&claims, 0).is_empty());
+            }
+        }
+    }
 
     #[test]
     fn shares_shrink_keep_the_limit_and_cover_the_range_once() {

@@ -19,7 +19,7 @@ pub const HIDDEN: usize = 64;
 const WIDE: usize = 96;
 const KV: usize = 32;
 pub const LONGEST: usize = 256;
-const DEVICE: DeviceInfo = DeviceInfo { threads: 2, isa: "" };
+const DEVICE: DeviceInfo = DeviceInfo { threads: 2, isa: "", numa: None };
 
 /// The model's directory, removed on drop.
 pub struct TinyModel(PathBuf);

@@ -170,6 +170,14 @@ impl Backend for AsyncCpu {
         self.idle()?.map_matrix(columns, parts, bytes).map(shared)
     }
 
+    fn copies_mapped(&self) -> bool {
+        lock(&self.cpu).copies_mapped()
+    }
+
+    fn bind_thread(&mut self) {
+        lock(&self.cpu).bind_thread();
+    }
+
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {
         self.idle()?.load_vector(values).map(shared)
     }
