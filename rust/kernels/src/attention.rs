@@ -5,11 +5,14 @@
 //! same steps in the same order and give the same bits.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use penstock_types::{AttentionParams, AttentionRow};
 
+use crate::arch::Table;
 use crate::generic::attention::{
-    self as generic, AttentionJob, AttentionShape, JOB_FLOATS, JOB_ROWS, PARTIAL_FLOATS, partial_floats,
+    self as generic, AttentionJob, AttentionShape, JOB_FLOATS, JOB_ROWS, JobQueries, PARTIAL_FLOATS,
+    partial_floats,
 };
 use crate::generic::tile::RowTiles;
 use crate::kernels::Kernels;
@@ -74,6 +77,9 @@ impl Kernels {
         assert!(shape.window > 0, "a window of 0 positions");
         check(&shape, cache.len(), rows, block_table, q.count().min(out.count()));
 
+        if rows.is_empty() {
+            return;
+        }
         let plan = JobPlan { shape: &shape, rows, block_table };
         let (jobs, splits, floats) = plan.size();
         if jobs < 4 * pool.threads() && splits > jobs && floats <= scratch.len() && pool.threads() > 1 {
@@ -85,21 +91,31 @@ impl Kernels {
 
     /// Computes whole jobs.
     fn attend_by_job(&self, pool: &Pool, plan: &JobPlan<'_>, jobs: usize) {
-        let attend_split = self.table.attend_split.of(plan.shape.layout.dtype);
         let claims = Claims::new(jobs);
         pool.share(&|_| {
+            let mut worker = Worker::new(self, plan.shape);
             let mut cursor = Cursor::new(plan, false);
+            let mut total = MaybeUninit::<[f32; PARTIAL_FLOATS]>::uninit();
             let mut partial = MaybeUninit::<[f32; PARTIAL_FLOATS]>::uninit();
+            let total = total.as_mut_ptr().cast::<f32>();
             let partial = partial.as_mut_ptr().cast::<f32>();
-            while let Some(index) = claims.next() {
-                let job = cursor.seek(index).job;
-                // SAFETY: the table's instruction set is available, `check` has verified shapes and blocks, `partial`
-                // has room for any job, and each job is claimed once.
-                unsafe {
-                    self.merge_splits(plan.shape, &job, |split| {
-                        attend_split(plan.shape, &job, split, partial);
-                        partial
-                    });
+            while let Some(share) = claims.next_share(pool.threads(), 1, usize::MAX) {
+                for index in share {
+                    let job = cursor.seek(index).job;
+                    let mut splits = job.splits(plan.shape);
+                    // SAFETY: the table's instruction set is available, `check` has verified shapes and blocks, `total`
+                    // and `partial` have room for any job, and each job is claimed once.
+                    unsafe {
+                        worker.copy_queries(&job);
+                        if let Some(first) = splits.next() {
+                            worker.attend_split(&job, first, total);
+                        }
+                        for split in splits {
+                            worker.attend_split(&job, split, partial);
+                            (self.table.attention_merge)(plan.shape, &job, split, partial, total);
+                        }
+                        (self.table.attention_finish)(plan.shape, &job, total);
+                    }
                 }
             }
         });
@@ -114,11 +130,11 @@ impl Kernels {
         jobs: usize,
         partials: &mut [f32],
     ) {
-        let attend_split = self.table.attend_split.of(plan.shape.layout.dtype);
         let head_floats = partial_floats(plan.shape.layout.head_dim);
         let results = SharedMut::new(partials);
         let claims = Claims::new(splits);
         pool.share(&|_| {
+            let mut worker = Worker::new(self, plan.shape);
             let mut cursor = Cursor::new(plan, true);
             // A share has consecutive splits, because each prefetches the next.
             while let Some(share) = claims.next_share(pool.threads(), 1, usize::MAX) {
@@ -133,7 +149,8 @@ impl Kernels {
                     // every split of every job has its own part of `results`.
                     unsafe {
                         let result = results.slice(partials + split * floats, floats);
-                        attend_split(plan.shape, &job, splits.start + split, result.as_mut_ptr());
+                        worker.copy_queries(&job);
+                        worker.attend_split(&job, splits.start + split, result.as_mut_ptr());
                     }
                 }
             }
@@ -143,39 +160,58 @@ impl Kernels {
             let mut cursor = Cursor::new(plan, false);
             while let Some(index) = claims.next() {
                 let WorkItem { job, partials, .. } = cursor.seek(index);
-                let (first, floats) = (job.splits(plan.shape).start, job.rows.len() * head_floats);
+                let (splits, floats) = (job.splits(plan.shape), job.rows.len() * head_floats);
                 // SAFETY: as above; the barrier between the two parts has published every split.
                 unsafe {
-                    self.merge_splits(plan.shape, &job, |split| {
-                        results.slice(partials + (split - first) * floats, floats).as_ptr()
-                    });
+                    let result = |split: usize| {
+                        results.slice(partials + (split - splits.start) * floats, floats).as_mut_ptr()
+                    };
+                    let total = result(splits.start);
+                    for split in splits.clone().skip(1) {
+                        (self.table.attention_merge)(plan.shape, &job, split, result(split), total);
+                    }
+                    (self.table.attention_finish)(plan.shape, &job, total);
                 }
             }
         });
     }
+}
 
-    /// Merges the splits of a job in ascending order, `partial(split)` being the result of a split, and writes the
-    /// job's output.
+/// Computes splits, with the queries of the job that was last.
+struct Worker<'a> {
+    table: &'a Table,
+    shape: &'a AttentionShape,
+    queries: MaybeUninit<JobQueries>,
+    /// The sequence, kv head and first row of the job whose queries these are.
+    job: Option<[usize; 3]>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(kernels: &'a Kernels, shape: &'a AttentionShape) -> Self {
+        Self { table: kernels.table, shape, queries: MaybeUninit::uninit(), job: None }
+    }
+
+    /// Copies the queries of `job`, unless they are the ones copied last.
     ///
     /// # Safety
-    /// The table's instruction set is available; `shape` and `job` are as their types require; `partial` returns
-    /// results of `attend_split`; no other thread accesses the job's output.
-    unsafe fn merge_splits(
-        &self,
-        shape: &AttentionShape,
-        job: &AttentionJob<'_>,
-        mut partial: impl FnMut(usize) -> *const f32,
-    ) {
-        let mut total = MaybeUninit::<[f32; PARTIAL_FLOATS]>::uninit();
-        let total = total.as_mut_ptr().cast::<f32>();
-        // SAFETY: by contract, and `total` has room for any job.
-        unsafe {
-            (self.table.attention_clear)(shape, job, total);
-            for split in job.splits(shape) {
-                (self.table.attention_merge)(shape, job, split, partial(split), total);
-            }
-            (self.table.attention_finish)(shape, job, total);
+    /// The table's instruction set is available; `job` is as its type requires.
+    #[inline]
+    unsafe fn copy_queries(&mut self, job: &AttentionJob<'_>) {
+        let key = Some([job.first_query, job.kv_head, job.rows.start]);
+        if std::mem::replace(&mut self.job, key) != key {
+            let copy_queries = self.table.copy_queries.of(self.shape.layout.dtype);
+            // SAFETY: by contract, and any job's queries fit.
+            unsafe { copy_queries(self.shape, job, self.queries.as_mut_ptr().cast()) };
         }
+    }
+
+    /// # Safety
+    /// As for [`generic::attend_split`]; the queries of `job` were copied last.
+    #[inline]
+    unsafe fn attend_split(&self, job: &AttentionJob<'_>, split: usize, partial: *mut f32) {
+        let attend_split = self.table.attend_split.of(self.shape.layout.dtype);
+        // SAFETY: by contract.
+        unsafe { attend_split(self.shape, job, self.queries.as_ptr().cast(), split, partial) };
     }
 }
 
@@ -249,37 +285,48 @@ struct WorkItem<'a> {
 struct Cursor<'a> {
     plan: &'a JobPlan<'a>,
     by_split: bool,
+    /// The current sequence, its jobs of one kv head and its splits.
     sequence: usize,
-    items_before: usize,
+    jobs: RowTiles,
+    splits: usize,
+    items: Range<usize>,
     floats_before: usize,
 }
 
 impl<'a> Cursor<'a> {
+    /// `plan` has a sequence.
     fn new(plan: &'a JobPlan<'a>, by_split: bool) -> Self {
-        Self { plan, by_split, sequence: 0, items_before: 0, floats_before: 0 }
+        let jobs = plan.jobs(&plan.rows[0]);
+        let mut cursor = Self { plan, by_split, sequence: 0, jobs, splits: 0, items: 0..0, floats_before: 0 };
+        cursor.enter();
+        cursor
+    }
+
+    /// Sets the fields that depend on the sequence; its items follow those before.
+    fn enter(&mut self) {
+        let row = &self.plan.rows[self.sequence];
+        (self.jobs, self.splits) = (self.plan.jobs(row), self.plan.splits(row));
+        let splits = if self.by_split { self.splits } else { 1 };
+        let items = self.jobs.count * self.plan.shape.layout.kv_heads * splits;
+        self.items = self.items.end..self.items.end + items;
     }
 
     fn seek(&mut self, index: usize) -> WorkItem<'a> {
-        let (plan, kv_heads) = (self.plan, self.plan.shape.layout.kv_heads);
-        loop {
-            let row = &plan.rows[self.sequence];
-            let (jobs, all_splits) = (plan.jobs(row), plan.splits(row));
-            let splits = if self.by_split { all_splits } else { 1 };
-            let items = jobs.count * kv_heads * splits;
-            if index >= self.items_before + items {
-                self.items_before += items;
-                self.floats_before += plan.floats(row);
-                self.sequence += 1;
-                continue;
-            }
-            let (job, split) = ((index - self.items_before) / splits, (index - self.items_before) % splits);
-            let (kv_head, rows) = (job / jobs.count, jobs.rows(job % jobs.count));
-            let rows_before = kv_head * row.num_queries * plan.shape.group + rows.start;
-            let partials =
-                self.floats_before + rows_before * all_splits * partial_floats(plan.shape.layout.head_dim);
-            let blocks = &plan.block_table[row.blocks.clone()];
-            let job = AttentionJob { kv_head, rows, first_query: row.first_query, start: row.start, blocks };
-            return WorkItem { job, split, partials };
+        let plan = self.plan;
+        while index >= self.items.end {
+            self.floats_before += plan.floats(&plan.rows[self.sequence]);
+            self.sequence += 1;
+            self.enter();
         }
+        let row = &plan.rows[self.sequence];
+        let item = index - self.items.start;
+        let (job, split) = if self.by_split { (item / self.splits, item % self.splits) } else { (item, 0) };
+        let (kv_head, rows) = (job / self.jobs.count, self.jobs.rows(job % self.jobs.count));
+        let rows_before = kv_head * row.num_queries * plan.shape.group + rows.start;
+        let partials =
+            self.floats_before + rows_before * self.splits * partial_floats(plan.shape.layout.head_dim);
+        let blocks = &plan.block_table[row.blocks.clone()];
+        let job = AttentionJob { kv_head, rows, first_query: row.first_query, start: row.start, blocks };
+        WorkItem { job, split, partials }
     }
 }

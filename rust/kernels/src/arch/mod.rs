@@ -25,7 +25,8 @@ use penstock_types::{CodeBits, Dtype, KvDtype};
 
 pub(crate) type MatmulFn = unsafe fn(&Product<'_>, Range<usize>, Range<usize>);
 pub(crate) type GridFloatMatmulFn = unsafe fn(&GridFloatProduct<'_>, Range<usize>, Range<usize>);
-pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, usize, *mut f32);
+pub(crate) type CopyQueriesFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32);
+pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, *const f32, usize, *mut f32);
 
 /// The operations of one instruction set. The safety requirements of each are those of the function of the same name in
 /// `generic`, and that the instruction set is available.
@@ -41,8 +42,8 @@ pub(crate) struct Table {
     pub(crate) grid_float_matmul: PerBits<GridFloatMatmulFn>,
     pub(crate) multiply_decoded: unsafe fn(DecodedTile, usize, usize) -> usize,
     pub(crate) quantise_row: unsafe fn(&OperandLayout, *const f32, *mut u8),
+    pub(crate) copy_queries: PerKvDtype<CopyQueriesFn>,
     pub(crate) attend_split: PerKvDtype<AttendSplitFn>,
-    pub(crate) attention_clear: unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32),
     pub(crate) attention_merge: unsafe fn(&AttentionShape, &AttentionJob<'_>, usize, *const f32, *mut f32),
     pub(crate) attention_finish: unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32),
     pub(crate) rms_norm: unsafe fn(*const f32, usize, &[f32], f32, *mut f32),
@@ -184,6 +185,13 @@ macro_rules! compile_table {
                 },
                 multiply_decoded: entry::multiply_decoded,
                 quantise_row: entry::quantise_row,
+                copy_queries: PerKvDtype {
+                    f32: entry::copy_queries::<Floats<F32>>,
+                    f16: entry::copy_queries::<Floats<F16>>,
+                    bf16: entry::copy_queries::<Floats<Bf16>>,
+                    int8: entry::copy_queries::<Quantised<8>>,
+                    uint4: entry::copy_queries::<Quantised<4>>,
+                },
                 attend_split: PerKvDtype {
                     f32: entry::attend_split::<Floats<F32>>,
                     f16: entry::attend_split::<Floats<F16>>,
@@ -191,7 +199,6 @@ macro_rules! compile_table {
                     int8: entry::attend_split::<Quantised<8>>,
                     uint4: entry::attend_split::<Quantised<4>>,
                 },
-                attention_clear: entry::attention_clear,
                 attention_merge: entry::attention_merge,
                 attention_finish: entry::attention_finish,
                 rms_norm: entry::rms_norm,
@@ -263,11 +270,13 @@ macro_rules! compile_table {
                 fn multiply_decoded(tile: floats::DecodedTile, rows: usize, left: usize) -> usize
                     = floats::multiply_decoded;
                 fn quantise_row(layout: &OperandLayout, x: *const f32, row: *mut u8) = quantise::quantise_row;
+                fn copy_queries<F: KvFormat>(
+                    shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, queries: *mut f32
+                ) = attention::copy_queries;
                 fn attend_split<F: KvFormat>(
-                    shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, split: usize, partial: *mut f32
+                    shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, queries: *const f32,
+                    split: usize, partial: *mut f32
                 ) = attention::attend_split;
-                fn attention_clear(shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, total: *mut f32)
-                    = attention::clear;
                 fn attention_merge(
                     shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, split: usize,
                     partial: *const f32, total: *mut f32

@@ -65,6 +65,9 @@ macro_rules! tile_shapes {
                         if $panels == 1 || left >= $panels {
                             tile.call::<$rows, $panels>(self);
                             $panels
+                        } else if $panels > 2 && left >= 2 {
+                            tile.call::<$rows, 2>(self);
+                            2
                         } else {
                             tile.call::<$rows, 1>(self);
                             1
@@ -227,6 +230,39 @@ pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: us
         pair += E::PAIR;
         ahead += prefetch.advance;
         k += 2;
+    }
+}
+
+/// As [`advance`], for any steps, and for rows that are not rounded.
+///
+/// # Safety
+/// As for [`advance`].
+#[inline(always)]
+pub(crate) unsafe fn advance_any<S: Simd, E: PanelDtype, const T: usize, const P: usize>(
+    s: S,
+    acc: &mut Acc<S, T, P>,
+    x: *const f32,
+    x_stride: usize,
+    panels: [*const u8; P],
+    steps: Range<usize>,
+    prefetch: Prefetch<P>,
+) {
+    let Range { mut start, end } = steps;
+    let mut rows = TileRows { at: [x; T], stride: x_stride };
+    unrolled!(t < T => {
+        // SAFETY: the row exists by contract.
+        rows.at[t] = unsafe { x.add(t * x_stride) };
+    });
+    // SAFETY: by contract.
+    unsafe {
+        if start % 2 == 1 && start < end {
+            step::<S, E, T, P, true>(s, acc, &rows, panels, start / 2 * E::PAIR, start);
+            start += 1;
+        }
+        advance::<S, E, T, P>(s, acc, x, x_stride, panels, start..end / 2 * 2, prefetch);
+        if end % 2 == 1 && start < end {
+            step::<S, E, T, P, false>(s, acc, &rows, panels, end / 2 * E::PAIR, end - 1);
+        }
     }
 }
 

@@ -31,25 +31,13 @@ impl<E: PanelDtype> KvFormat for Floats<E> {
 
     #[inline(always)]
     unsafe fn score<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>) {
-        let (rows, head_dim) = (pass.visible.len(), pass.layout.head_dim);
+        let rows = pass.visible.len();
         let mut tile = tiles.start;
         while tile < tiles.end {
             // SAFETY: by contract.
             unsafe {
                 let call = Score::<E> { pass, first: tile, dtype: PhantomData };
                 tile += s.call_tile(rows, tiles.end - tile, call);
-            }
-        }
-        if head_dim % 2 == 1 {
-            for row in 0..rows {
-                for tile in tiles.clone() {
-                    // SAFETY: the query has `head_dim` floats, the K panel as many steps, and the row 256 scores.
-                    unsafe {
-                        let query = pass.queries.add(row * head_dim.next_multiple_of(LANES));
-                        let score = pass.scores.add(row * SPLIT + tile * LANES);
-                        tile::single_step::<S, E>(s, score, query, pass.tiles[tile], head_dim - 1);
-                    }
-                }
             }
         }
     }
@@ -66,24 +54,14 @@ impl<E: PanelDtype> KvFormat for Floats<E> {
             }
         }
         let panels = pass.layout.head_dim.div_ceil(LANES);
-        for mut segment in Segments::new(pass.visible) {
-            let Range { start, end } = segment.positions;
-            segment.positions = start.next_multiple_of(2)..end / 2 * 2;
-            if start % 2 == 1 {
-                // SAFETY: by contract; the sums were just set.
-                unsafe { sum_position::<S, E>(s, pass, &segment.rows, start) };
-            }
-            let mut panel = if segment.positions.is_empty() { panels } else { 0 };
+        for segment in Segments::new(pass.visible) {
+            let mut panel = 0;
             while panel < panels {
                 // SAFETY: by contract; the sums were just set.
                 unsafe {
                     let call = SumValues::<E> { pass, segment: &segment, panel, dtype: PhantomData };
                     panel += s.call_tile(segment.rows.len(), panels - panel, call);
                 }
-            }
-            if end % 2 == 1 {
-                // SAFETY: as above.
-                unsafe { sum_position::<S, E>(s, pass, &segment.rows, end - 1) };
             }
         }
     }
@@ -140,15 +118,8 @@ impl<S: Simd, E: PanelDtype> TileFn<S> for Score<'_, E> {
         // SAFETY: the queries have `head_dim` floats and each K panel has `head_dim` steps; each row has 256 scores.
         unsafe {
             let stride = head_dim.next_multiple_of(LANES);
-            tile::advance::<S, E, T, P>(
-                s,
-                &mut acc,
-                pass.queries,
-                stride,
-                panels,
-                0..head_dim / 2 * 2,
-                prefetch,
-            );
+            let queries = pass.queries;
+            tile::advance_any::<S, E, T, P>(s, &mut acc, queries, stride, panels, 0..head_dim, prefetch);
             tile::store(s, pass.scores.add(first * LANES), SPLIT, LANES, &acc);
         }
     }
@@ -208,29 +179,7 @@ impl Iterator for Segments<'_> {
     }
 }
 
-/// Continues the weighted sums of rows by one position.
-///
-/// # Safety
-/// `pass` has these rows, and weights and values for this position; the sums are set.
-#[inline(always)]
-unsafe fn sum_position<S: Simd, E: PanelDtype>(s: S, pass: &Pass<'_>, rows: &Range<usize>, position: usize) {
-    let (tile, stride) = (position / LANES, partial_floats(pass.layout.head_dim));
-    for row in rows.clone() {
-        for panel in 0..pass.layout.head_dim.div_ceil(LANES) {
-            let offset = pass.layout.key_bytes() + panel * panel_bytes(E::DTYPE, LANES);
-            // SAFETY: the acc of a row follows its first 16 floats, 16 floats for each panel; the panels lie inside the
-            // tile; a row has 16 weights for each tile.
-            unsafe {
-                let acc = pass.partial.add(row * stride + LANES + panel * LANES);
-                let weights = pass.scores.add(row * SPLIT + tile * LANES);
-                let values = pass.tiles[tile].add(offset);
-                tile::single_step::<S, E>(s, acc, weights, values, position % LANES);
-            }
-        }
-    }
-}
-
-/// Continues the weighted sums of the rows of `segment`, whose positions are whole pairs, over V panels (16 dimensions each) from `panel` on.
+/// Continues the weighted sums of the rows of `segment` over V panels (16 dimensions each) from `panel` on.
 struct SumValues<'a, E> {
     pass: &'a Pass<'a>,
     segment: &'a Segment,
@@ -269,7 +218,7 @@ impl<S: Simd, E: PanelDtype> TileFn<S> for SumValues<'_, E> {
                 let prefetch = pass.prefetch::<E, P>(panels, [at / LANES; P], offsets, panel_bytes);
                 let (weights, steps) =
                     (pass.scores.add(segment.rows.start * SPLIT + base), at - base..end - base);
-                tile::advance::<S, E, T, P>(s, &mut acc, weights, SPLIT, panels, steps, prefetch);
+                tile::advance_any::<S, E, T, P>(s, &mut acc, weights, SPLIT, panels, steps, prefetch);
                 at = end;
             }
             tile::store(s, acc_at, stride, LANES, &acc);

@@ -5,11 +5,11 @@
 //!
 //! ```text
 //! for a split of 256 positions            the splits start at 0, 256, 512, ... for every query
-//!   for a tile of up to 6 query rows
+//!   for a tile of up to 12 query rows
 //!     scores  = q . K                     lanes are positions
 //!     weights = exp(scores - max), sum    masked lanes are -inf before and 0 after
 //!     acc     = weights . V               lanes are dimensions
-//!   merge (max, sum, acc) of the split into that of the row
+//!   merge (max, sum, acc) of the split into that of the splits before it
 //! out = acc / sum                         rotated back for rotated values
 //! ```
 //!
@@ -41,13 +41,15 @@ use crate::simd::Simd;
 pub(crate) const SPLIT: usize = 256;
 const SPLIT_TILES: usize = SPLIT / LANES;
 
-/// Maximum number of query rows of a tile.
-pub(crate) const MAX_ROWS: usize = 6;
+/// Maximum number of query rows of a tile, if the instruction set has tiles of so many.
+pub(crate) const MAX_ROWS: usize = 12;
 
 /// Maximum number of floats of the query rows of one job, padded to 16.
 pub(crate) const JOB_FLOATS: usize = 48 * 128;
 /// Maximum number of query rows of one job.
 pub(crate) const JOB_ROWS: usize = 48;
+/// The query rows of one job, in the form of a format.
+pub(crate) type JobQueries = [f32; JOB_FLOATS];
 
 /// Floats of the (max, sum, acc) of a row.
 pub(crate) const fn partial_floats(head_dim: usize) -> usize {
@@ -137,11 +139,30 @@ pub(crate) trait KvFormat: Copy {
     unsafe fn sum_values<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>);
 }
 
-/// Computes one split of a job: writes (max, sum, acc) of every row with a visible position in it.
+/// Copies the queries of a job, in the form of format `F`.
+///
+/// # Safety
+/// As for [`attend_split`]; `queries` has room for [`JobQueries`].
+#[inline(always)]
+pub(crate) unsafe fn copy_queries<S: Simd, F: KvFormat>(
+    s: S,
+    shape: &AttentionShape,
+    job: &AttentionJob<'_>,
+    queries: *mut f32,
+) {
+    let padded = shape.layout.head_dim.next_multiple_of(LANES);
+    for row in 0..job.rows.len() {
+        // SAFETY: `queries` has room for the rows of a job, and the query's head is `head_dim` floats of q.
+        unsafe { F::copy_query(s, shape, shape.query(job, row), queries.add(row * padded)) };
+    }
+}
+
+/// Computes one split of a job: writes (max, sum, acc) of every row; those of no positions are (-inf, 0, 0).
 ///
 /// # Safety
 /// - `shape` and `job` are as their types require, for a layout of format `F`;
 /// - the job's rows take at most [`JOB_FLOATS`] and are at most [`JOB_ROWS`];
+/// - `queries` was written by [`copy_queries`];
 /// - its blocks cover the visible positions and lie inside the cache;
 /// - `partial` has room for [`partial_floats`] for each row.
 #[inline(always)]
@@ -149,13 +170,13 @@ pub(crate) unsafe fn attend_split<S: Simd, F: KvFormat>(
     s: S,
     shape: &AttentionShape,
     job: &AttentionJob<'_>,
+    queries: *const f32,
     split: usize,
     partial: *mut f32,
 ) {
     let head_dim = shape.layout.head_dim;
     let padded = head_dim.next_multiple_of(LANES);
-    let mut queries = MaybeUninit::<[f32; JOB_FLOATS]>::uninit();
-    let queries = queries.as_mut_ptr().cast::<f32>();
+    let floats = partial_floats(head_dim);
     let mut scores = MaybeUninit::<[f32; MAX_ROWS * SPLIT]>::uninit();
     let scores = scores.as_mut_ptr().cast::<f32>();
 
@@ -163,19 +184,22 @@ pub(crate) unsafe fn attend_split<S: Simd, F: KvFormat>(
     let end = shape.visible(job.start, job.rows.end - 1).end.saturating_sub((split + 1) * SPLIT).min(SPLIT);
     let next_tiles = tile_pointers(shape, job, (split + 1) * SPLIT, 0..end.div_ceil(LANES));
 
-    let tiles = RowTiles::new(job.rows.len(), MAX_ROWS);
+    let tiles = RowTiles::new(job.rows.len(), const { tile_rows::<S>() });
     for index in 0..tiles.count {
         let rows = tiles.rows(index);
+        // SAFETY: `partial` has room for every row.
+        let partial = unsafe { partial.add(rows.start * floats) };
         let mut visible = [Visible::default(); MAX_ROWS];
         let mut union = Visible { start: SPLIT, end: 0 };
-        for (seen, row) in visible.iter_mut().zip(rows.clone()) {
-            let positions = shape.visible(job.start, job.rows.start + row);
+        for (row, seen) in visible[..rows.len()].iter_mut().enumerate() {
+            let positions = shape.visible(job.start, job.rows.start + rows.start + row);
             *seen = Visible::inside(positions, split);
             if seen.start < seen.end {
                 union = Visible { start: union.start.min(seen.start), end: union.end.max(seen.end) };
+            } else {
+                // SAFETY: as above.
+                unsafe { clear(s, partial.add(row * floats), floats) };
             }
-            // SAFETY: `queries` has room for the rows of a job, and the query's head is `head_dim` floats of q.
-            unsafe { F::copy_query(s, shape, shape.query(job, row), queries.add(row * padded)) };
         }
         if union.start >= union.end {
             continue;
@@ -188,24 +212,39 @@ pub(crate) unsafe fn attend_split<S: Simd, F: KvFormat>(
             index,
             line_share: 64 / tiles.count,
             visible: &visible[..rows.len()],
-            // SAFETY: the tile's rows were just written.
+            // SAFETY: the queries of all rows are readable.
             queries: unsafe { queries.add(rows.start * padded) },
             scores,
-            // SAFETY: `partial` has room for every row.
-            partial: unsafe { partial.add(rows.start * partial_floats(head_dim)) },
+            partial,
         };
         // SAFETY: the pass describes these rows; the K and V tiles of `union` are valid by contract.
         unsafe {
             F::score(s, &pass, touched.clone());
-            for (row, seen) in pass.visible.iter().enumerate() {
-                if seen.start < seen.end {
-                    let partial = pass.partial.add(row * partial_floats(head_dim));
-                    softmax_weights(s, shape.softcap, *seen, scores.add(row * SPLIT), partial);
-                }
-            }
+            softmax_weights(s, shape.softcap, &pass);
             F::sum_values(s, &pass, touched);
         }
     }
+}
+
+/// Maximum number of query rows of a tile of an instruction set.
+const fn tile_rows<S: Simd>() -> usize {
+    if S::TILES.max_rows() < MAX_ROWS { S::TILES.max_rows() } else { MAX_ROWS }
+}
+
+/// Sets the (max, sum, acc) of a row to those of no positions.
+///
+/// # Safety
+/// `floats` floats, a multiple of 16, are writable at `partial`.
+#[inline(always)]
+unsafe fn clear<S: Simd>(s: S, partial: *mut f32, floats: usize) {
+    let mut i = 0;
+    while i < floats {
+        // SAFETY: inside the row.
+        unsafe { s.store(partial.add(i), s.splat(0.0)) };
+        i += LANES;
+    }
+    // SAFETY: as above.
+    unsafe { *partial = f32::NEG_INFINITY };
 }
 
 /// A range of visible positions, relative to the start of a split.
@@ -223,6 +262,16 @@ impl Visible {
             start: positions.start.saturating_sub(from).min(SPLIT),
             end: positions.end.saturating_sub(from).min(SPLIT),
         }
+    }
+
+    /// The bits of the lanes of 16 positions from `start` on that are visible; `None` if all are.
+    #[inline(always)]
+    fn lanes(self, start: usize) -> Option<u32> {
+        if self.start <= start && start + LANES <= self.end {
+            return None;
+        }
+        let before = |position: usize| (1_u32 << position.saturating_sub(start).min(LANES)) - 1;
+        Some(before(self.end) & !before(self.start))
     }
 }
 
@@ -265,79 +314,64 @@ fn tile_pointers(
     pointers
 }
 
-/// Replaces one row's scores by weights, and writes its max and sum.
+/// Replaces the scores of the rows of `pass` that have a visible position by weights, and writes their max and sum. The
+/// steps of all rows alternate, because each waits for the one before it.
 ///
 /// # Safety
-/// `scores` has 256 floats, set for the tiles that `seen` touches; `partial` is the row's.
+/// The scores of each row are set for the tiles that have a position visible to it.
 #[inline(always)]
-unsafe fn softmax_weights<S: Simd>(s: S, softcap: f32, seen: Visible, scores: *mut f32, partial: *mut f32) {
-    let (from, to) = (seen.start / LANES * LANES, seen.end.next_multiple_of(LANES));
-    // SAFETY (all blocks): from..to lies inside the 256 scores, and so does every single lane.
-    let mut i = from;
-    if softcap > 0.0 {
-        while i < to {
-            // SAFETY: see above.
+unsafe fn softmax_weights<S: Simd>(s: S, softcap: f32, pass: &Pass<'_>) {
+    let floats = partial_floats(pass.layout.head_dim);
+    let mut vectors = [s.splat(f32::NEG_INFINITY); MAX_ROWS];
+    for (row, (seen, best)) in pass.visible.iter().zip(&mut vectors).enumerate() {
+        let scores = pass.scores.wrapping_add(row * SPLIT);
+        let mut i = seen.start / LANES * LANES;
+        while i < seen.end {
+            // SAFETY: inside the row's 256 scores.
             unsafe {
-                let v = s.div(s.load(scores.add(i)), s.splat(softcap));
-                s.store(scores.add(i), s.mul(math::tanh(s, v), s.splat(softcap)));
+                let mut score = s.load(scores.add(i));
+                if softcap > 0.0 {
+                    score = s.mul(math::tanh(s, s.div(score, s.splat(softcap))), s.splat(softcap));
+                    s.store(scores.add(i), score);
+                }
+                if let Some(lanes) = seen.lanes(i) {
+                    score = s.select(lanes, score, s.splat(f32::NEG_INFINITY));
+                    s.store(scores.add(i), score);
+                }
+                *best = s.max(score, *best);
             }
             i += LANES;
         }
     }
-    i = from;
-    while i < seen.start {
-        // SAFETY: see above.
-        unsafe { *scores.add(i) = f32::NEG_INFINITY };
-        i += 1;
+    let mut maxima = [0.0; MAX_ROWS];
+    for (max, best) in maxima.iter_mut().zip(&vectors[..pass.visible.len()]) {
+        *max = s.largest(*best);
     }
-    i = seen.end;
-    while i < to {
-        // SAFETY: see above.
-        unsafe { *scores.add(i) = f32::NEG_INFINITY };
-        i += 1;
-    }
-    let mut best = s.splat(f32::NEG_INFINITY);
-    i = from;
-    while i < to {
-        // SAFETY: see above.
-        best = s.max(unsafe { s.load(scores.add(i)) }, best);
-        i += LANES;
-    }
-    let max = s.largest(best);
-    let mut sum = s.splat(0.0);
-    i = from;
-    while i < to {
-        // SAFETY: see above.
-        unsafe {
-            let weight = math::exp_of_nonpositive(s, s.sub(s.load(scores.add(i)), s.splat(max)));
-            s.store(scores.add(i), weight);
-            sum = s.add(sum, weight);
-        }
-        i += LANES;
-    }
-    // SAFETY: the row is writable.
-    unsafe {
-        *partial = max;
-        *partial.add(1) = s.sum(sum);
-    }
-}
-
-/// Initialises the totals of a job.
-///
-/// # Safety
-/// `total` has room for the job's rows.
-#[inline(always)]
-pub(crate) unsafe fn clear<S: Simd>(s: S, shape: &AttentionShape, job: &AttentionJob<'_>, total: *mut f32) {
-    let floats = partial_floats(shape.layout.head_dim);
-    for row in 0..job.rows.len() {
-        let mut i = 0;
-        while i < floats {
-            // SAFETY: inside the row.
-            unsafe { s.store(total.add(row * floats + i), s.splat(0.0)) };
+    for (row, seen) in pass.visible.iter().enumerate() {
+        let scores = pass.scores.wrapping_add(row * SPLIT);
+        let max = s.splat(maxima[row]);
+        let mut sum = s.splat(0.0);
+        let mut i = seen.start / LANES * LANES;
+        while i < seen.end {
+            // SAFETY: as above.
+            unsafe {
+                let weight = math::exp_of_nonpositive(s, s.sub(s.load(scores.add(i)), max));
+                s.store(scores.add(i), weight);
+                sum = s.add(sum, weight);
+            }
             i += LANES;
         }
-        // SAFETY: as above.
-        unsafe { *total.add(row * floats) = f32::NEG_INFINITY };
+        vectors[row] = sum;
+    }
+    for (row, seen) in pass.visible.iter().enumerate() {
+        if seen.start < seen.end {
+            // SAFETY: the row is writable.
+            unsafe {
+                let partial = pass.partial.add(row * floats);
+                *partial = maxima[row];
+                *partial.add(1) = s.sum(vectors[row]);
+            }
+        }
     }
 }
 

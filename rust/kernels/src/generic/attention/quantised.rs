@@ -22,7 +22,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::rotated::{self, MIDDLE};
-use super::{AttentionShape, KvFormat, MAX_ROWS, Pass, SPLIT, Visible, partial_floats};
+use super::{AttentionShape, KvFormat, MAX_ROWS, Pass, SPLIT, Visible, partial_floats, tile_rows};
 use crate::generic::row_ops::load as load_lanes;
 use crate::kv::PARAMS_LINE;
 use crate::panel::LANES;
@@ -42,14 +42,15 @@ const OFFSETS: usize = 3;
 
 /// Calls a function generic over the number of rows.
 macro_rules! with_rows {
-    ($rows:expr, $f:ident::<$($generic:tt),+>($($argument:expr),* $(,)?)) => {
+    ($rows:expr, $function:ident::<$s:ident, $bits:ident>($($argument:expr),* $(,)?)) => {
+        with_rows!($rows, $s, 1 2 3 4 5 6 7 8 9 10 11 12 => T: $function::<$s, $bits, T>($($argument),*))
+    };
+    ($rows:expr, $s:ident, $($count:literal)+ => $t:ident: $call:expr) => {
         match $rows {
-            1 => $f::<$($generic),+, 1>($($argument),*),
-            2 => $f::<$($generic),+, 2>($($argument),*),
-            3 => $f::<$($generic),+, 3>($($argument),*),
-            4 => $f::<$($generic),+, 4>($($argument),*),
-            5 => $f::<$($generic),+, 5>($($argument),*),
-            6 => $f::<$($generic),+, 6>($($argument),*),
+            $($count if const { $count <= tile_rows::<$s>() } => {
+                const $t: usize = $count;
+                $call
+            })+
             rows => unreachable!("a tile of {rows} rows; this is a bug"),
         }
     };
@@ -289,17 +290,10 @@ impl Visible {
     /// `v` with 0 in the lanes of `tile` that are not visible.
     #[inline(always)]
     fn masked<S: Simd>(self, s: S, tile: usize, v: S::V) -> S::V {
-        let start = tile * LANES;
-        if self.start <= start && start + LANES <= self.end {
-            return v;
+        match self.lanes(tile * LANES) {
+            None => v,
+            Some(lanes) => s.select(lanes, v, s.splat(0.0)),
         }
-        let mut lanes = s.to_array(v);
-        for (lane, x) in lanes.iter_mut().enumerate() {
-            if !(self.start..self.end).contains(&(start + lane)) {
-                *x = 0.0;
-            }
-        }
-        s.vector(lanes)
     }
 }
 
