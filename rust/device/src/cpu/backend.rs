@@ -515,9 +515,11 @@ impl Backend for Cpu {
             None => (lend(&mut self.arena, [&x.floats, &out.floats]), reader.columns * size_of::<f32>()),
             Some(layout) => (lend(&mut self.arena, [&x.codes, &out.codes]), layout.row_bytes()),
         };
-        for (row, out) in step.output_rows.iter().zip(out.chunks_exact_mut(row_bytes)) {
-            out.copy_from_slice(&x[*row as usize * row_bytes..][..row_bytes]);
-        }
+        // Rows are only copied, and their length is a multiple of that of a float.
+        let (width, rows) = (row_bytes / size_of::<f32>(), step.output_rows.len());
+        let x = Rows::dense(&cast_slice(x)[..step.tokens.len() * width], width);
+        let out = RowsMut::dense(&mut cast_slice_mut(out)[..rows * width], width);
+        self.kernels.gather(&self.pool, x, &step.output_rows, out);
         Ok(())
     }
 
