@@ -157,6 +157,14 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// Both integers of the row are readable.
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I;
+    /// As [`add_products`](Self::add_products), in one instruction.
+    /// # Safety
+    /// Both integers of the row are readable; the CPU has the instruction, if it is one.
+    #[inline(always)]
+    unsafe fn dot_pairs(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I {
+        // SAFETY: by contract.
+        unsafe { self.add_products(row, pair, halves, c) }
+    }
     /// The low half of every byte of 16 words, or the high half.
     /// # Safety
     /// 64 bytes are readable at `from`; no alignment needed.

@@ -149,8 +149,9 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
 /// Compiles every algorithm for one vector type: `table`, and a module of functions with the given target features.
 macro_rules! compile_table {
     ($simd:ident from $new:expr, $(#[$features:meta])?) => {
-        /// The table with these kinds of dot product for codes of up to 6 bits and of 8 bits.
-        const fn table<Few, EightBits>() -> $crate::arch::Table
+        /// The table with these kinds of dot product for codes of up to 6 bits and of 8 bits, and with
+        /// [`Simd::dot_pairs`]($crate::simd::Simd::dot_pairs) or without.
+        const fn table<Few, EightBits, const DOT_PAIRS: bool>() -> $crate::arch::Table
         where
             Few: $crate::generic::grid::dot::Dot<$simd>,
             EightBits: $crate::generic::grid::dot::Dot<$simd>,
@@ -189,15 +190,15 @@ macro_rules! compile_table {
                     f32: entry::copy_queries::<Floats<F32>>,
                     f16: entry::copy_queries::<Floats<F16>>,
                     bf16: entry::copy_queries::<Floats<Bf16>>,
-                    int8: entry::copy_queries::<Quantised<8>>,
-                    uint4: entry::copy_queries::<Quantised<4>>,
+                    int8: entry::copy_queries::<Quantised<8, DOT_PAIRS>>,
+                    uint4: entry::copy_queries::<Quantised<4, DOT_PAIRS>>,
                 },
                 attend_split: PerKvDtype {
                     f32: entry::attend_split::<Floats<F32>>,
                     f16: entry::attend_split::<Floats<F16>>,
                     bf16: entry::attend_split::<Floats<Bf16>>,
-                    int8: entry::attend_split::<Quantised<8>>,
-                    uint4: entry::attend_split::<Quantised<4>>,
+                    int8: entry::attend_split::<Quantised<8, DOT_PAIRS>>,
+                    uint4: entry::attend_split::<Quantised<4, DOT_PAIRS>>,
                 },
                 attention_merge: entry::attention_merge,
                 attention_finish: entry::attention_finish,
@@ -220,6 +221,7 @@ macro_rules! compile_table {
             use $crate::generic::attention::KvFormat;
             use $crate::generic::panel_dtype::PanelDtype;
             use $crate::generic::grid::{self, codes::Codes, dot::Dot, floats, quantise};
+            use $crate::generic::attention::softmax;
             use $crate::generic::{attention, matmul as product, reduce, row_ops};
             use $crate::operand::OperandLayout;
 
@@ -280,9 +282,9 @@ macro_rules! compile_table {
                 fn attention_merge(
                     shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, split: usize,
                     partial: *const f32, total: *mut f32
-                ) = attention::merge;
+                ) = softmax::merge;
                 fn attention_finish(shape: &attention::AttentionShape, job: &attention::AttentionJob<'_>, total: *mut f32)
-                    = attention::finish;
+                    = softmax::finish;
                 fn rms_norm(x: *const f32, width: usize, weight: &[f32], eps: f32, out: *mut f32) = row_ops::rms_norm;
                 fn gated(activation: row_ops::Activation, x: *const f32, f: usize, out: *mut f32) = row_ops::gated;
                 fn rope(x: *mut f32, width: usize, head_dim: usize, cos: &[f32], sin: &[f32]) = row_ops::rope;

@@ -13,7 +13,7 @@ use crate::simd::Simd;
 
 crate::arch::compile_table!(Portable from Portable,);
 
-pub(crate) static TABLE: Table = table::<Pairs, Pairs>();
+pub(crate) static TABLE: Table = table::<Pairs, Pairs, false>();
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;

@@ -25,7 +25,7 @@ mod dotprod {
     type Signed = Neon<false>;
     crate::arch::compile_table!(Signed from Neon::new_unchecked(), #[target_feature(enable = "neon,dotprod")]);
 
-    pub(super) const KERNELS: PerBits<GridKernel> = table::<Quads, SignedQuads>().grid_kernels;
+    pub(super) const KERNELS: PerBits<GridKernel> = table::<Quads, SignedQuads, false>().grid_kernels;
 }
 
 /// Only the products of grids are used, and compiled.
@@ -35,7 +35,7 @@ mod i8mm {
     type Mixed = Neon<true>;
     crate::arch::compile_table!(Mixed from Neon::new_unchecked(), #[target_feature(enable = "neon,dotprod,i8mm")]);
 
-    pub(super) const KERNELS: PerBits<GridKernel> = table::<Quads, Quads>().grid_kernels;
+    pub(super) const KERNELS: PerBits<GridKernel> = table::<Quads, Quads, false>().grid_kernels;
 }
 
 /// `$instruction` of each register of codes with the four bytes of quad `quad` of the row. In assembly, because the

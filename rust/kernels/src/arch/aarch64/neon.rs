@@ -14,7 +14,7 @@ type Base = Neon<false>;
 crate::arch::compile_table!(Base from Neon::new_unchecked(), #[target_feature(enable = "neon")]);
 
 pub(crate) static NEON: Table = TABLE;
-pub(super) const TABLE: Table = table::<Short, Pairs>();
+pub(super) const TABLE: Table = table::<Short, Pairs, false>();
 
 /// Proof that this CPU has NEON. `I8MM` selects the instruction of [`DotQuads`](crate::simd::DotQuads), and nothing else.
 #[derive(Clone, Copy)]

@@ -6,10 +6,13 @@ pub(crate) mod avx512;
 
 #[cfg(test)]
 mod tests {
-    use penstock_types::{Activations, CodeBits, Epilogue, Grid, Minimum, ScaleFormat, WeightFormat};
+    use penstock_types::{
+        Activations, AttentionParams, AttentionRow, CodeBits, Epilogue, Grid, KvDtype, Minimum, ScaleFormat,
+        WeightFormat,
+    };
 
     use super::amx;
-    use crate::{Isa, Kernels, Matrix, MatrixLayout, Operand, Pool, Rows, is_supported};
+    use crate::{Isa, Kernels, KvLayout, Matrix, MatrixLayout, Operand, Pool, Rows, RowsMut, is_supported};
 
     /// `rows` products of `tokens` rows with a matrix of arbitrary bytes.
     fn product(kernels: &Kernels, grid: Grid, tokens: usize, rows: usize, columns: usize) -> Vec<u32> {
@@ -57,6 +60,54 @@ mod tests {
         let Some(avx2) = Kernels::for_isa(Isa::Avx2).filter(|_| has_instruction) else { return };
         let shapes = [[1, 40, 1100], [3, 17, 96], [6, 16, 32], [9, 70, 320]];
         check(&Kernels::new_unchecked(Isa::AvxVnni), &avx2, &shapes);
+    }
+
+    /// Attention of the last `queries` of 40 positions.
+    fn attention(kernels: &Kernels, dtype: KvDtype, queries: usize) -> Vec<u32> {
+        const POSITIONS: usize = 40;
+        let layout = KvLayout { block_size: 16, kv_heads: 2, head_dim: 40, dtype };
+        let (width, heads) = (layout.kv_heads * layout.head_dim, 7 * layout.kv_heads);
+        let floats = |count: usize| (0..count).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<f32>>();
+        let mut cache = vec![0; 3 * layout.block_bytes()];
+        let kv = floats(2 * POSITIONS * width);
+        for (position, kv) in kv.chunks_exact(2 * width).enumerate() {
+            let (k, v) = kv.split_at(width);
+            layout.write(&mut cache, (position / 16) as u32, position % 16, k, v);
+        }
+        let row =
+            AttentionRow { first_query: 0, num_queries: queries, start: POSITIONS - queries, blocks: 0..3 };
+        let q = floats(queries * heads * layout.head_dim);
+        let mut out = vec![0.0; q.len()];
+        kernels.attention(
+            &Pool::new(1).expect("a pool"),
+            &layout,
+            &cache,
+            &[row],
+            &[0, 1, 2],
+            Rows::dense(&q, heads * layout.head_dim),
+            heads,
+            AttentionParams { scale: 0.2, window: None, softcap: None },
+            &mut [],
+            RowsMut::dense(&mut out, heads * layout.head_dim),
+        );
+        assert!(out.iter().all(|value| value.is_finite()), "{dtype:?}");
+        out.into_iter().map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn avx_vnni_attention_has_the_bits_of_avx2() {
+        let has_instruction = Isa::AvxVnni.is_available() || Isa::Avx512Vnni.is_available();
+        let Some(avx2) = Kernels::for_isa(Isa::Avx2).filter(|_| has_instruction) else { return };
+        let vnni = Kernels::new_unchecked(Isa::AvxVnni);
+        for dtype in [KvDtype::Int8, KvDtype::Uint4] {
+            for queries in [1, 5] {
+                assert_eq!(
+                    attention(&vnni, dtype, queries),
+                    attention(&avx2, dtype, queries),
+                    "{dtype:?} {queries}"
+                );
+            }
+        }
     }
 
     #[test]

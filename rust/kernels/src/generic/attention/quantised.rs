@@ -30,9 +30,9 @@ use crate::quantiser::{Quantiser, WORD_BYTES};
 use crate::rotated::ScaleField;
 use crate::simd::Simd;
 
-/// Quantised values of `BITS` bits.
+/// Quantised values of `BITS` bits. With `DOT_PAIRS` the CPU has [`Simd::dot_pairs`], which gives the same integers.
 #[derive(Clone, Copy)]
-pub(crate) struct Quantised<const BITS: u32>;
+pub(crate) struct Quantised<const BITS: u32, const DOT_PAIRS: bool>;
 
 /// The largest weight before a carry of at most a half; the sum of 256 of them times 8-bit values fits an i32.
 const WEIGHT_LIMIT: f32 = 32_766.0;
@@ -42,8 +42,8 @@ const OFFSETS: usize = 3;
 
 /// Calls a function generic over the number of rows.
 macro_rules! with_rows {
-    ($rows:expr, $function:ident::<$s:ident, $bits:ident>($($argument:expr),* $(,)?)) => {
-        with_rows!($rows, $s, 1 2 3 4 5 6 7 8 9 10 11 12 => T: $function::<$s, $bits, T>($($argument),*))
+    ($rows:expr, $function:ident::<$s:ident, $bits:ident, $dot:ident>($($argument:expr),* $(,)?)) => {
+        with_rows!($rows, $s, 1 2 3 4 5 6 7 8 9 10 11 12 => T: $function::<$s, $bits, $dot, T>($($argument),*))
     };
     ($rows:expr, $s:ident, $($count:literal)+ => $t:ident: $call:expr) => {
         match $rows {
@@ -56,11 +56,11 @@ macro_rules! with_rows {
     };
 }
 
-impl<const BITS: u32> Quantised<BITS> {
-    const QUANTISER: Quantiser = Quantiser { bits: BITS };
+const fn quantiser<const BITS: u32>() -> Quantiser {
+    Quantiser { bits: BITS }
 }
 
-impl<const BITS: u32> KvFormat for Quantised<BITS> {
+impl<const BITS: u32, const DOT_PAIRS: bool> KvFormat for Quantised<BITS, DOT_PAIRS> {
     /// Writes `[head_dim padded to 16]` i16, then the unit and the unit times the sum of all.
     #[inline(always)]
     unsafe fn copy_query<S: Simd>(s: S, shape: &AttentionShape, from: *const f32, to: *mut f32) {
@@ -69,7 +69,7 @@ impl<const BITS: u32> KvFormat for Quantised<BITS> {
             return unsafe { rotated::copy_query(s, shape, from, to) };
         }
         let head_dim = shape.layout.head_dim;
-        let most = i32::MAX as usize / (Self::QUANTISER.levels() as usize * head_dim);
+        let most = i32::MAX as usize / (quantiser::<BITS>().levels() as usize * head_dim);
         let limit = most.min(i16::MAX as usize) as f32;
         let (mut least, mut largest, mut non_finite) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
         let mut d = 0;
@@ -106,7 +106,7 @@ impl<const BITS: u32> KvFormat for Quantised<BITS> {
     unsafe fn score<S: Simd>(s: S, pass: &Pass<'_>, tiles: Range<usize>) {
         for tile in tiles {
             // SAFETY: by contract.
-            unsafe { with_rows!(pass.visible.len(), score::<S, BITS>(s, pass, tile)) }
+            unsafe { with_rows!(pass.visible.len(), score::<S, BITS, DOT_PAIRS>(s, pass, tile)) }
         }
     }
 
@@ -121,7 +121,10 @@ impl<const BITS: u32> KvFormat for Quantised<BITS> {
         for panel in 0..pass.layout.head_dim.div_ceil(LANES) {
             // SAFETY: by contract; the weights of these tiles were just written.
             unsafe {
-                with_rows!(pass.visible.len(), sum_values::<S, BITS>(s, pass, tiles.clone(), weights, panel));
+                with_rows!(
+                    pass.visible.len(),
+                    sum_values::<S, BITS, DOT_PAIRS>(s, pass, tiles.clone(), weights, panel)
+                );
             }
         }
     }
@@ -140,12 +143,34 @@ pub(super) fn units(largest: f32, limit: f32) -> (f32, f32) {
     if largest < LEAST { (0.0, 0.0) } else { (largest / limit, limit / largest) }
 }
 
+/// Adds the products of a pair of quantised values with one row of integers.
+///
+/// # Safety
+/// The row has the pair; with `DOT_PAIRS`, the CPU has the instruction.
+#[inline(always)]
+pub(super) unsafe fn add_pair<S: Simd, const DOT_PAIRS: bool>(
+    s: S,
+    row: *const i16,
+    pair: usize,
+    halves: S::I,
+    acc: S::I,
+) -> S::I {
+    // SAFETY: by contract.
+    unsafe {
+        if const { DOT_PAIRS } {
+            s.dot_pairs(row, pair, halves, acc)
+        } else {
+            s.add_products(row, pair, halves, acc)
+        }
+    }
+}
+
 /// Adds the products of the quantised values of one panel with `T` rows of integers.
 ///
 /// # Safety
 /// `panel` has `words` words, and each row (`stride` integers apart) as many integers as they have steps.
 #[inline(always)]
-pub(super) unsafe fn add_panel<S: Simd, const BITS: u32, const T: usize>(
+pub(super) unsafe fn add_panel<S: Simd, const BITS: u32, const DOT_PAIRS: bool, const T: usize>(
     s: S,
     acc: &mut [S::I; T],
     rows: *const i16,
@@ -154,8 +179,8 @@ pub(super) unsafe fn add_panel<S: Simd, const BITS: u32, const T: usize>(
     words: usize,
     prefetch: LinePrefetch,
 ) {
-    let pairs = Quantised::<BITS>::QUANTISER.steps() / 2;
-    let mask = Quantised::<BITS>::QUANTISER.levels() as u16;
+    let pairs = quantiser::<BITS>().steps() / 2;
+    let mask = quantiser::<BITS>().levels() as u16;
     for word in 0..words {
         s.prefetch(prefetch.address.wrapping_add(word * prefetch.advance));
         // SAFETY: by contract.
@@ -164,7 +189,8 @@ pub(super) unsafe fn add_panel<S: Simd, const BITS: u32, const T: usize>(
             for pair in 0..pairs {
                 let halves = s.halves(values, pair as u32 * BITS, mask);
                 for (t, acc) in acc.iter_mut().enumerate() {
-                    *acc = s.add_products(rows.add(t * stride), word * pairs + pair, halves, *acc);
+                    *acc =
+                        add_pair::<S, DOT_PAIRS>(s, rows.add(t * stride), word * pairs + pair, halves, *acc);
                 }
             }
         }
@@ -197,14 +223,18 @@ impl Pass<'_> {
 /// # Safety
 /// `pass` has these rows and this tile.
 #[inline(always)]
-unsafe fn score<S: Simd, const BITS: u32, const T: usize>(s: S, pass: &Pass<'_>, tile: usize) {
+unsafe fn score<S: Simd, const BITS: u32, const DOT_PAIRS: bool, const T: usize>(
+    s: S,
+    pass: &Pass<'_>,
+    tile: usize,
+) {
     if BITS == 4 {
         // SAFETY: by contract.
-        return unsafe { rotated::score::<S, T>(s, pass, tile) };
+        return unsafe { rotated::score::<S, DOT_PAIRS, T>(s, pass, tile) };
     }
     let (layout, params) = (pass.layout, pass.tiles[tile]);
     let stride = layout.head_dim.next_multiple_of(LANES);
-    let words = Quantised::<BITS>::QUANTISER.words(layout.head_dim);
+    let words = quantiser::<BITS>().words(layout.head_dim);
     if pass.index == 0 {
         for line in 0..layout.params_bytes() / PARAMS_LINE {
             s.prefetch(pass.next_tiles[tile].wrapping_add(line * PARAMS_LINE));
@@ -216,7 +246,15 @@ unsafe fn score<S: Simd, const BITS: u32, const T: usize>(s: S, pass: &Pass<'_>,
     // each row has 16 scores for the tile.
     unsafe {
         let panel = params.add(layout.params_bytes());
-        add_panel::<S, BITS, T>(s, &mut acc, pass.queries.cast(), 2 * stride, panel, words, prefetch);
+        add_panel::<S, BITS, DOT_PAIRS, T>(
+            s,
+            &mut acc,
+            pass.queries.cast(),
+            2 * stride,
+            panel,
+            words,
+            prefetch,
+        );
         let (scale, offset) = (s.load_bf16_low(params), s.load(params.add(PARAMS_LINE).cast()));
         for (t, acc) in acc.into_iter().enumerate() {
             let unit = query_unit(pass.queries.add(t * stride).cast_mut(), layout.head_dim);
@@ -302,7 +340,7 @@ impl Visible {
 /// # Safety
 /// `pass` has these rows, tiles and panel; `weights` has 256 integers of each row.
 #[inline(always)]
-unsafe fn sum_values<S: Simd, const BITS: u32, const T: usize>(
+unsafe fn sum_values<S: Simd, const BITS: u32, const DOT_PAIRS: bool, const T: usize>(
     s: S,
     pass: &Pass<'_>,
     tiles: Range<usize>,
@@ -310,7 +348,7 @@ unsafe fn sum_values<S: Simd, const BITS: u32, const T: usize>(
     panel: usize,
 ) {
     let layout = pass.layout;
-    let words = Quantised::<BITS>::QUANTISER.words(LANES);
+    let words = quantiser::<BITS>().words(LANES);
     let offset = layout.params_bytes() + layout.key_bytes() + panel * layout.value_panel_bytes();
     let mut acc = [s.zeros(); T];
     // SAFETY: the panels lie inside the tiles; each row has 16 weights for each tile; a row's acc follows its first 16
@@ -319,7 +357,7 @@ unsafe fn sum_values<S: Simd, const BITS: u32, const T: usize>(
         for tile in tiles {
             let (weights, values) = (weights.add(tile * LANES), pass.tiles[tile].add(offset));
             let prefetch = pass.line_prefetch(tile, offset, words);
-            add_panel::<S, BITS, T>(s, &mut acc, weights, SPLIT, values, words, prefetch);
+            add_panel::<S, BITS, DOT_PAIRS, T>(s, &mut acc, weights, SPLIT, values, words, prefetch);
         }
         for (t, acc) in acc.into_iter().enumerate() {
             let partial = pass.partial.add(t * partial_floats(layout.head_dim));

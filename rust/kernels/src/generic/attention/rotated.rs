@@ -6,7 +6,7 @@
 //! acc                the transform of the weighted sum of values, transformed back in the output
 //! ```
 
-use super::quantised::{add_panel, units};
+use super::quantised::{add_pair, add_panel, units};
 use super::{AttentionShape, Pass, SPLIT};
 use crate::panel::LANES;
 use crate::quantiser::WORD_BYTES;
@@ -163,7 +163,11 @@ pub(super) unsafe fn copy_query<S: Simd>(s: S, shape: &AttentionShape, from: *co
 /// # Safety
 /// `pass` has these rows and this tile.
 #[inline(always)]
-pub(super) unsafe fn score<S: Simd, const T: usize>(s: S, pass: &Pass<'_>, tile: usize) {
+pub(super) unsafe fn score<S: Simd, const DOT_PAIRS: bool, const T: usize>(
+    s: S,
+    pass: &Pass<'_>,
+    tile: usize,
+) {
     let (layout, params) = (pass.layout, pass.tiles[tile]);
     let stride = layout.head_dim.next_multiple_of(LANES);
     let parts = KeyParts::new(layout.head_dim);
@@ -179,7 +183,7 @@ pub(super) unsafe fn score<S: Simd, const T: usize>(s: S, pass: &Pass<'_>, tile:
         let panel = params.add(layout.params_bytes());
         let queries = pass.queries.cast::<i16>();
         let mut acc = [s.zeros(); T];
-        add_panel::<S, 4, T>(s, &mut acc, queries, 2 * stride, panel, words, prefetch);
+        add_panel::<S, 4, DOT_PAIRS, T>(s, &mut acc, queries, 2 * stride, panel, words, prefetch);
         let scale = s.load_bits(params, ScaleField::FAST.left, ScaleField::FAST.mask);
         for (t, acc) in acc.into_iter().enumerate() {
             let units = query_units(pass.queries.add(t * stride).cast_mut(), layout.head_dim);
@@ -201,13 +205,13 @@ pub(super) unsafe fn score<S: Simd, const T: usize>(s: S, pass: &Pass<'_>, tile:
                     let halves = s.halves(values, 5 * pair as u32, SLOW_LEVELS as u16);
                     let pair = index * (GROUP / 2) + 3 * word + pair;
                     for (t, acc) in acc.iter_mut().enumerate() {
-                        *acc = s.add_products(queries.add(t * 2 * stride), pair, halves, *acc);
+                        *acc = add_pair::<S, DOT_PAIRS>(s, queries.add(t * 2 * stride), pair, halves, *acc);
                     }
                 }
             }
             for (t, acc) in acc.iter_mut().enumerate() {
                 let pair = (index + 1) * (GROUP / 2) - 1;
-                *acc = s.add_products(queries.add(t * 2 * stride), pair, last, *acc);
+                *acc = add_pair::<S, DOT_PAIRS>(s, queries.add(t * 2 * stride), pair, last, *acc);
             }
         }
         let scale = s.load_bits(params, ScaleField::SLOW.left, ScaleField::SLOW.mask);

@@ -173,41 +173,48 @@ pub(super) unsafe fn load_high_nibbles(from: *const u8) -> I {
     I(low, high)
 }
 
-/// In assembly for the same reason, and because the instruction is not among the features of this file.
-///
-/// # Safety
-/// The CPU has AVX-VNNI (in unit tests: or VNNI of AVX-512); bytes `4 quad` to `4 quad + 3` of the row are readable.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(super) unsafe fn dot_quads(row: *const i8, quad: usize, codes: I, mut c: I) -> I {
-    /// `$encoding` is that of AVX-VNNI, or of AVX-512.
-    macro_rules! dot {
-        ($encoding:literal) => {
-            asm!(
-                "vpbroadcastd {x}, dword ptr [{row} + 4 * {quad}]",
-                concat!($encoding, " vpdpbusd {low}, {codes_low}, {x}"),
-                concat!($encoding, " vpdpbusd {high}, {codes_high}, {x}"),
-                row = in(reg) row,
-                quad = in(reg) quad,
-                x = out(ymm_reg) _,
-                codes_low = in(ymm_reg) codes.0,
-                codes_high = in(ymm_reg) codes.1,
-                low = inout(ymm_reg) c.0,
-                high = inout(ymm_reg) c.1,
-                options(pure, readonly, nostack, preserves_flags),
-            )
-        };
-    }
-    // SAFETY: reads only the four bytes and writes only its output registers.
-    unsafe {
-        if cfg!(test) && !std::arch::is_x86_feature_detected!("avxvnni") {
-            dot!("{{evex}}");
-        } else {
-            dot!("{{vex}}");
+/// `$instruction` of `b` and of the 32 bits at index `k` of a row, in every lane, with `c`. In assembly for the same
+/// reason, and because the instructions of AVX-VNNI are not among the features of this file.
+macro_rules! row_instruction {
+    ($name:ident, $instruction:literal, $integer:ty) => {
+        /// # Safety
+        /// The CPU has AVX-VNNI (in unit tests: or VNNI of AVX-512); the 32 bits are readable.
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        pub(super) unsafe fn $name(row: *const $integer, k: usize, b: I, mut c: I) -> I {
+            /// `$encoding` is that of AVX-VNNI, or of AVX-512.
+            macro_rules! instruction {
+                                ($encoding:literal) => {
+                                    asm!(
+                                        "vpbroadcastd {x}, dword ptr [{row} + 4 * {k}]",
+                                        concat!($encoding, " ", $instruction, " {low}, {b_low}, {x}"),
+                                        concat!($encoding, " ", $instruction, " {high}, {b_high}, {x}"),
+                                        row = in(reg) row,
+                                        k = in(reg) k,
+                                        x = out(ymm_reg) _,
+                                        b_low = in(ymm_reg) b.0,
+                                        b_high = in(ymm_reg) b.1,
+                                        low = inout(ymm_reg) c.0,
+                                        high = inout(ymm_reg) c.1,
+                                        options(pure, readonly, nostack, preserves_flags),
+                                    )
+                                };
+                            }
+            // SAFETY: reads only the 32 bits and writes only its output registers.
+            unsafe {
+                if cfg!(test) && !std::arch::is_x86_feature_detected!("avxvnni") {
+                    instruction!("{{evex}}");
+                } else {
+                    instruction!("{{vex}}");
+                }
+            }
+            c
         }
-    }
-    c
+    };
 }
+
+row_instruction!(dot_quads, "vpdpbusd", i8);
+row_instruction!(dot_pairs, "vpdpwssd", i16);
 
 /// The high bytes, for the same reason.
 ///

@@ -14,9 +14,9 @@ use crate::simd::{DotQuads, ShortSums, Simd};
 
 crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), #[target_feature(enable = "avx2,fma,f16c")]);
 
-pub(crate) static TABLE: Table = table::<Short, Pairs>();
+pub(crate) static TABLE: Table = table::<Short, Pairs, false>();
 /// The table for CPUs that have AVX-VNNI, too.
-pub(crate) static VNNI: Table = table::<Quads, Quads>();
+pub(crate) static VNNI: Table = table::<Quads, Quads, true>();
 
 /// Proof that this CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -290,6 +290,12 @@ impl Simd for Avx2 {
     unsafe fn load_bytes(self, from: *const u8, high: bool) -> I {
         // SAFETY: `self` proves AVX2; 64 bytes are readable by contract.
         unsafe { if high { asm::load_high_bytes(from) } else { asm::load_masked(from, &BYTES) } }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(self, row: *const i16, pair: usize, halves: I, c: I) -> I {
+        // SAFETY: `self` proves AVX2, the contract AVX-VNNI; both integers are readable by contract.
+        unsafe { asm::dot_pairs(row, pair, halves, c) }
     }
 
     #[inline(always)]

@@ -130,6 +130,27 @@ pub(super) unsafe fn dot_quads(row: *const i8, quad: usize, codes: __m512i, mut 
     c
 }
 
+/// In assembly for the same reasons.
+///
+/// # Safety
+/// The CPU has VNNI; `row[2 pair]` and `row[2 pair + 1]` are readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn dot_pairs(row: *const i16, pair: usize, halves: __m512i, mut c: __m512i) -> __m512i {
+    // SAFETY: reads only the two integers and writes only its output register.
+    unsafe {
+        asm!(
+            "vpdpwssd {c}, {halves}, dword ptr [{row} + 4 * {pair}]{{1to16}}",
+            row = in(reg) row,
+            pair = in(reg) pair,
+            halves = in(zmm_reg) halves,
+            c = inout(zmm_reg) c,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    c
+}
+
 /// In assembly, because the compiler would load the pairs once for both halves and keep them in registers.
 ///
 /// # Safety

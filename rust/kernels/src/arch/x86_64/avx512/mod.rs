@@ -18,14 +18,14 @@ crate::arch::compile_table!(
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 );
 
-pub(crate) static TABLE: Table = table::<Short, Pairs>();
+pub(crate) static TABLE: Table = table::<Short, Pairs, false>();
 /// The table for CPUs that have VNNI, too.
 pub(crate) static VNNI: Table = vnni_table();
 /// The same, with dot products of bf16 pairs.
 pub(crate) static BF16: Table = Table { matmul: PerDtype { bf16: matmul_of_pairs, ..VNNI.matmul }, ..VNNI };
 
 pub(super) const fn vnni_table() -> Table {
-    table::<Quads, Quads>()
+    table::<Quads, Quads, true>()
 }
 
 /// # Safety
@@ -281,6 +281,12 @@ impl Simd for Avx512 {
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: __m512i, c: __m512i) -> __m512i {
         // SAFETY: `self` proves AVX-512 with BW; both integers are readable by contract.
         unsafe { asm::add_products(row, pair, halves, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(self, row: *const i16, pair: usize, halves: __m512i, c: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512, the contract VNNI; both integers are readable by contract.
+        unsafe { asm::dot_pairs(row, pair, halves, c) }
     }
 
     #[inline(always)]
