@@ -45,7 +45,7 @@ pub(crate) const fn block_bytes(bits: CodeBits) -> usize {
 
 /// Whether a matrix can be stored in this format: groups of 16 columns with 6 bits, otherwise of 32 to 1024 columns, a
 /// power of two. Floating-point codes have plain scales, no minimum, and no products of integers. Nested scales have no
-/// zero points, whose products with them are not exact.
+/// zero points, because the product of a nested scale and a zero point is not exact.
 pub fn is_supported(grid: &Grid) -> bool {
     if grid.bits == CodeBits::E4m3
         && (grid.scales == ScaleFormat::Nested

@@ -4,8 +4,8 @@ use std::{error, fmt};
 
 /// An instruction set with a kernel table: a name for a set of CPU features.
 ///
-/// The sets are not a ladder: a CPU can have the features of one set and lack those of a set before it. To add one: a
-/// variant here with its features, its entry in [`Isa::ALL`], and its table in `arch/`.
+/// The sets are not totally ordered: a CPU can have the features of a set and lack those of an earlier set. A new set
+/// needs a variant here with its features, an entry in [`Isa::ALL`], and a table in `arch/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Isa {
@@ -32,7 +32,7 @@ pub enum Isa {
     NeonI8mm,
 }
 
-/// Whether this is an x86-64 whose CPU and operating system have every feature.
+/// Whether the target is x86-64 and the CPU and the operating system support every feature.
 #[cfg(target_arch = "x86_64")]
 macro_rules! has_x86 {
     ($($feature:tt),+) => { $(std::arch::is_x86_feature_detected!($feature))&&+ };
@@ -44,7 +44,7 @@ macro_rules! has_x86 {
     };
 }
 
-/// Whether this is a 64-bit Arm whose CPU and operating system have every feature.
+/// Whether the target is 64-bit Arm and the CPU and the operating system support every feature.
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 macro_rules! has_arm {
     ($($feature:tt),+) => { $(std::arch::is_aarch64_feature_detected!($feature))&&+ };
@@ -56,7 +56,7 @@ macro_rules! has_arm {
     };
 }
 
-/// Whether this CPU has AMX-INT8, and the operating system lets this process use it. Linux asks for a request.
+/// Whether this CPU has AMX-INT8 and the operating system lets this process use it. On Linux the process requests it.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn has_amx() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -162,13 +162,13 @@ impl Isa {
         Isa::ALL.iter().copied().filter(|isa| isa.is_available())
     }
 
-    /// The instruction sets that are used only by name: `Avx512Bf16` rounds activations, and `Amx` has been tested only
+    /// The instruction sets that are selected only by name: `Avx512Bf16` rounds activations, and `Amx` has been tested only
     /// with emulated instructions.
     const BY_NAME: [Isa; 2] = [Isa::Avx512Bf16, Isa::Amx];
 
-    /// The preferred instruction set of this CPU, of those that are not only used by name.
+    /// The preferred instruction set of this CPU, without those in `BY_NAME`.
     pub fn best() -> Isa {
-        // The name first: the check for AMX changes the state of the process.
+        // The name is compared first, because the check for AMX changes the state of the process.
         let mut all = Isa::ALL.iter().rev();
         *all.find(|isa| !Isa::BY_NAME.contains(isa) && isa.is_available()).unwrap_or(&Isa::Portable)
     }

@@ -37,8 +37,18 @@ pub(crate) trait Simd: Copy {
     unsafe fn call_tile<F: TileFn<Self>>(self, rows: usize, left: usize, tile: F) -> usize;
 
     fn splat(self, value: f32) -> Self::V;
-    fn vector(self, lanes: [f32; LANES]) -> Self::V;
-    fn to_array(self, v: Self::V) -> [f32; LANES];
+    #[inline(always)]
+    fn vector(self, lanes: [f32; LANES]) -> Self::V {
+        // SAFETY: the array has the 16 floats that are read.
+        unsafe { self.load(lanes.as_ptr()) }
+    }
+    #[inline(always)]
+    fn to_array(self, v: Self::V) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: the array has room for the 16 floats that are written.
+        unsafe { self.store(lanes.as_mut_ptr(), v) };
+        lanes
+    }
 
     /// # Safety
     /// 16 floats are readable at `from`; no alignment needed.
@@ -53,11 +63,19 @@ pub(crate) trait Simd: Copy {
     /// The low halves of 16 pairs of bf16.
     /// # Safety
     /// 64 bytes are readable at `from`; no alignment needed.
-    unsafe fn load_bf16_low(self, from: *const u8) -> Self::V;
+    #[inline(always)]
+    unsafe fn load_bf16_low(self, from: *const u8) -> Self::V {
+        // SAFETY: by contract.
+        unsafe { self.load_bits(from, 16, !0) }
+    }
     /// The high halves of 16 pairs of bf16.
     /// # Safety
     /// 64 bytes are readable at `from`; no alignment needed.
-    unsafe fn load_bf16_high(self, from: *const u8) -> Self::V;
+    #[inline(always)]
+    unsafe fn load_bf16_high(self, from: *const u8) -> Self::V {
+        // SAFETY: by contract.
+        unsafe { self.load_bits(from, 0, 0xffff_0000) }
+    }
     /// Prefetches the cache line at `at`, which may be any address, into L2: more reads from memory can be in flight there
     /// than in L1.
     fn prefetch(self, at: *const u8);
@@ -192,8 +210,8 @@ pub(crate) trait Simd: Copy {
     fn byte(self, words: Self::I, index: u32) -> Self::I;
     /// Rounds to the nearest f32, ties to even.
     fn to_f32(self, i: Self::I) -> Self::V;
-    /// Byte `index` of every lane, a number in E4M3, times `2^-120`: its bits are those of a float32, exponent and mantissa
-    /// at bit 20. The result for a NaN is unspecified.
+    /// Byte `index` of every lane, an E4M3 number, times `2^-120`: a float32 with the same sign and with the exponent and
+    /// the mantissa at bit 20. The result for a NaN is unspecified.
     #[inline(always)]
     fn e4m3(self, words: Self::I, index: u32) -> Self::V {
         let mut lanes = self.to_array(self.to_f32(self.byte(words, index)));
@@ -248,6 +266,9 @@ pub(crate) trait Simd: Copy {
         self.to_array(self.max(v, self.exchange(v, 1)))[0]
     }
 }
+
+/// The bits of [`Simd::e4m3`]: the sign, 4 bits of exponent and 3 of mantissa.
+pub(crate) const E4M3_BITS: u32 = 0x87f0_0000;
 
 /// Products of bytes with 16-bit sums.
 pub(crate) trait ShortSums: Simd {

@@ -68,6 +68,6 @@ fn changed_packed_bytes_change_the_layout_name() {
     assert_eq!(
         (PACKED_LAYOUT, state),
         expected,
-        "if the bytes have changed, files of the former layout must be refused: give PACKED_LAYOUT a new number"
+        "if the bytes have changed, files of the previous layout must be refused: give PACKED_LAYOUT a new number"
     );
 }

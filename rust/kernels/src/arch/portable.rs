@@ -88,20 +88,6 @@ impl Simd for Portable {
         lanes!(i => f16::from_bits(u16::from_le(halves[i])).to_f32())
     }
 
-    #[inline(always)]
-    unsafe fn load_bf16_low(self, from: *const u8) -> V {
-        // SAFETY: 64 bytes are readable by contract.
-        let pairs = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
-        lanes!(i => f32::from_bits(u32::from_le(pairs[i]) << 16))
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_high(self, from: *const u8) -> V {
-        // SAFETY: 64 bytes are readable by contract.
-        let pairs = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
-        lanes!(i => f32::from_bits(u32::from_le(pairs[i]) & 0xffff_0000))
-    }
-
     /// There is no portable prefetch.
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}

@@ -6,8 +6,7 @@ use std::arch::asm;
 use crate::arch::Table;
 use crate::generic::grid::dot::{Pairs, Short};
 use crate::generic::tile::{TileFn, TileShapes, tile_shapes};
-use crate::panel::LANES;
-use crate::simd::{ShortSums, Simd};
+use crate::simd::{E4M3_BITS, ShortSums, Simd};
 
 type Base = Neon<false>;
 
@@ -78,20 +77,6 @@ impl<const I8MM: bool> Simd for Neon<I8MM> {
     }
 
     #[inline(always)]
-    fn vector(self, lanes: [f32; LANES]) -> V {
-        // SAFETY: the array has the 16 floats that are read.
-        unsafe { self.load(lanes.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn to_array(self, v: V) -> [f32; LANES] {
-        let mut lanes = [0.0; LANES];
-        // SAFETY: the array has room for the 16 floats that are written.
-        unsafe { self.store(lanes.as_mut_ptr(), v) };
-        lanes
-    }
-
-    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> V {
         // SAFETY: 16 floats are readable by contract.
         each!(V: R => vld1q_f32(from.add(4 * R)))
@@ -126,20 +111,6 @@ impl<const I8MM: bool> Simd for Neon<I8MM> {
             (v.0[2 * pair], v.0[2 * pair + 1]) = (low, high);
         }
         v
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_low(self, from: *const u8) -> V {
-        // SAFETY: by contract.
-        let words = unsafe { self.load_words(from) };
-        each!(V: R => vreinterpretq_f32_u32(vshlq_n_u32::<16>(words.0[R])))
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_high(self, from: *const u8) -> V {
-        // SAFETY: by contract.
-        let words = unsafe { self.load_words(from) };
-        each!(V: R => vreinterpretq_f32_u32(vandq_u32(words.0[R], vdupq_n_u32(0xffff_0000))))
     }
 
     #[inline(always)]
@@ -308,6 +279,17 @@ impl<const I8MM: bool> Simd for Neon<I8MM> {
     #[inline(always)]
     fn to_f32(self, i: I) -> V {
         each!(V: R => vcvtq_f32_s32(vreinterpretq_s32_u32(i.0[R])))
+    }
+
+    #[inline(always)]
+    fn e4m3(self, words: I, index: u32) -> V {
+        each!(V: R => {
+            let words = vreinterpretq_s32_u32(words.0[R]);
+            let top = vshlq_s32(words, vdupq_n_s32((24 - 8 * index).cast_signed()));
+            // An arithmetic shift, which copies the sign to the left.
+            let bits = vandq_u32(vreinterpretq_u32_s32(vshrq_n_s32::<4>(top)), vdupq_n_u32(E4M3_BITS));
+            vreinterpretq_f32_u32(bits)
+        })
     }
 
     #[inline(always)]

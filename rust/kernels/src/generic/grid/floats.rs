@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A single tile of a few tokens decodes the weights in registers. For more tokens, some columns of a few panels are
-//! decoded to the stack and then multiplied as a matrix of float32. Either way the result is, bit for bit, that of a float32
-//! matrix with the same values: the product of scale and code is exact, or the weight is rounded after it.
+//! decoded to the stack and then multiplied as a float32 matrix. Both have the same bits as a float32 matrix of the same
+//! values: the product of scale and code is exact, or the weight is rounded after it.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -16,22 +16,20 @@ use penstock_types::{CodeBits, Grid, Minimum, ScaleFormat};
 
 use super::codes::Codes;
 use super::decode_group;
-use crate::generic::matmul::{ACC_FLOATS, Output, finish};
+use crate::generic::matmul::{ACC_FLOATS, Output, STREAM_AHEAD, finish};
 use crate::generic::panel_dtype::F32;
 use crate::generic::tile::{self, Prefetch, RowTiles, TileFn, TileRows, unrolled};
 use crate::grid::{BLOCK, GridLayout};
 use crate::panel::LANES;
 use crate::simd::Simd;
 
-/// Columns that are decoded to the stack at a time: a multiple of a block. Those of four panels are 64 KiB.
+/// Columns that are decoded to the stack at a time: a multiple of a block. Four panels of them are 64 KiB.
 const COLUMNS: usize = 256;
 const MOST_PANELS: usize = 4;
 /// Maximum number of rows of a tile that decodes in registers.
 const MOST_ROWS: usize = 4;
 /// Columns of a pair of quads.
 const PAIR: usize = 8;
-/// The distance of the prefetch of codes that are read once, in bytes.
-const AHEAD: usize = 2048;
 
 /// One product. Its pointers are valid for its shapes, and no other code accesses the part of `out` that its panels and
 /// tokens cover.
@@ -108,7 +106,7 @@ pub(crate) unsafe fn grid_float_matmul<S: Simd, C: Codes>(
     }
 }
 
-/// A tile of all columns, whose weights are decoded in registers.
+/// A tile of all columns. Its weights are decoded in registers.
 struct DecodingTile<'a, C> {
     x: *const f32,
     layout: &'a GridLayout,
@@ -156,7 +154,7 @@ impl<S: Simd, C: Codes> TileFn<S> for DecodingTile<'_, C> {
                 let mut line = 0;
                 while line < C::BLOCK_BYTES * PAIR / BLOCK {
                     let at = block + pair * (C::BLOCK_BYTES * PAIR / BLOCK) + line;
-                    s.prefetch(panels[p].wrapping_add(AHEAD + at));
+                    s.prefetch(panels[p].wrapping_add(STREAM_AHEAD + at));
                     line += 64;
                 }
             }
@@ -297,7 +295,7 @@ unsafe fn decode_and_multiply<S: Simd, C: Codes>(
     }
 }
 
-/// Calls a tile of decoded weights, see [`Simd::call_tile`]. A function of its own, because it does not depend on the codes.
+/// Calls a tile of decoded weights, see [`Simd::call_tile`]. A separate function, because it does not depend on the codes.
 ///
 /// # Safety
 /// The tile has `rows` rows and as many panels as are called.
@@ -307,7 +305,7 @@ pub(crate) unsafe fn multiply_decoded<S: Simd>(s: S, tile: DecodedTile, rows: us
     unsafe { s.call_tile(rows, left, tile) }
 }
 
-/// The inputs of a tile of decoded weights, and its accumulators, which are set unless it is the first.
+/// The inputs and the accumulators of a tile of decoded weights. The accumulators are set unless it is the first tile.
 pub(crate) struct DecodedTile {
     x: *const f32,
     x_stride: usize,

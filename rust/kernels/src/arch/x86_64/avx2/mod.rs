@@ -9,8 +9,7 @@ use asm::{BYTES, NIBBLES};
 use crate::arch::Table;
 use crate::generic::grid::dot::{Pairs, Quads, Short};
 use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
-use crate::panel::LANES;
-use crate::simd::{DotQuads, ShortSums, Simd};
+use crate::simd::{DotQuads, E4M3_BITS, ShortSums, Simd};
 
 crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), #[target_feature(enable = "avx2,fma,f16c")]);
 
@@ -37,16 +36,18 @@ pub(crate) struct V(__m256, __m256);
 #[derive(Clone, Copy)]
 pub(crate) struct I(__m256i, __m256i);
 
-/// Applies the intrinsic to both registers.
+/// A `$type` of both registers: `$value` for each register of the variables. A macro, because a closure would not inherit
+/// target features.
 macro_rules! both {
-    ($f:ident($($v:ident),+)) => {
-        // SAFETY: these intrinsics require only AVX2 and FMA, which `self` proves.
-        unsafe { V($f($($v.0),+), $f($($v.1),+)) }
-    };
-    ($f:ident::<$mode:ident>($v:ident)) => {
-        // SAFETY: as above.
-        unsafe { V($f::<$mode>($v.0), $f::<$mode>($v.1)) }
-    };
+    ($type:ident: $($v:ident),+ => $value:expr) => {{
+        // SAFETY: the intrinsics require only AVX2 and FMA, which `self` proves.
+        unsafe {
+            $type(
+                { $(let $v = $v.0;)+ $value },
+                { $(let $v = $v.1;)+ $value },
+            )
+        }
+    }};
 }
 
 impl Simd for Avx2 {
@@ -62,20 +63,6 @@ impl Simd for Avx2 {
         // SAFETY: `self` proves AVX.
         let half = unsafe { _mm256_set1_ps(value) };
         V(half, half)
-    }
-
-    #[inline(always)]
-    fn vector(self, lanes: [f32; LANES]) -> V {
-        // SAFETY: the array has the 16 floats that are read.
-        unsafe { self.load(lanes.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn to_array(self, v: V) -> [f32; LANES] {
-        let mut lanes = [0.0; LANES];
-        // SAFETY: the array has room for the 16 floats that are written.
-        unsafe { self.store(lanes.as_mut_ptr(), v) };
-        lanes
     }
 
     #[inline(always)]
@@ -101,19 +88,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_low(self, from: *const u8) -> V {
-        let from = from.cast::<__m256i>();
-        // SAFETY: `self` proves AVX2; 64 bytes are readable by contract.
-        unsafe {
-            let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
-            V(
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-            )
-        }
-    }
-
-    #[inline(always)]
     unsafe fn load_bf16_high(self, from: *const u8) -> V {
         // SAFETY: `self` proves AVX2; 64 bytes are readable by contract.
         unsafe { asm::load_bf16_high(from) }
@@ -127,27 +101,27 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn add(self, a: V, b: V) -> V {
-        both!(_mm256_add_ps(a, b))
+        both!(V: a, b => _mm256_add_ps(a, b))
     }
 
     #[inline(always)]
     fn sub(self, a: V, b: V) -> V {
-        both!(_mm256_sub_ps(a, b))
+        both!(V: a, b => _mm256_sub_ps(a, b))
     }
 
     #[inline(always)]
     fn mul(self, a: V, b: V) -> V {
-        both!(_mm256_mul_ps(a, b))
+        both!(V: a, b => _mm256_mul_ps(a, b))
     }
 
     #[inline(always)]
     fn div(self, a: V, b: V) -> V {
-        both!(_mm256_div_ps(a, b))
+        both!(V: a, b => _mm256_div_ps(a, b))
     }
 
     #[inline(always)]
     fn mul_add(self, a: V, b: V, c: V) -> V {
-        both!(_mm256_fmadd_ps(a, b, c))
+        both!(V: a, b, c => _mm256_fmadd_ps(a, b, c))
     }
 
     #[inline(always)]
@@ -165,17 +139,17 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn neg_mul_add(self, a: V, b: V, c: V) -> V {
-        both!(_mm256_fnmadd_ps(a, b, c))
+        both!(V: a, b, c => _mm256_fnmadd_ps(a, b, c))
     }
 
     #[inline(always)]
     fn max(self, a: V, b: V) -> V {
-        both!(_mm256_max_ps(a, b))
+        both!(V: a, b => _mm256_max_ps(a, b))
     }
 
     #[inline(always)]
     fn min(self, a: V, b: V) -> V {
-        both!(_mm256_min_ps(a, b))
+        both!(V: a, b => _mm256_min_ps(a, b))
     }
 
     #[inline(always)]
@@ -193,35 +167,26 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn exchange(self, v: V, half: usize) -> V {
-        // SAFETY: `self` proves AVX.
-        unsafe {
-            match half {
-                1 => V(_mm256_permute_ps::<0b10_11_00_01>(v.0), _mm256_permute_ps::<0b10_11_00_01>(v.1)),
-                2 => V(_mm256_permute_ps::<0b01_00_11_10>(v.0), _mm256_permute_ps::<0b01_00_11_10>(v.1)),
-                4 => V(_mm256_permute2f128_ps::<1>(v.0, v.0), _mm256_permute2f128_ps::<1>(v.1, v.1)),
-                _ => V(v.1, v.0),
-            }
+        match half {
+            1 => both!(V: v => _mm256_permute_ps::<0b10_11_00_01>(v)),
+            2 => both!(V: v => _mm256_permute_ps::<0b01_00_11_10>(v)),
+            4 => both!(V: v => _mm256_permute2f128_ps::<1>(v, v)),
+            _ => V(v.1, v.0),
         }
     }
 
     #[inline(always)]
     fn round(self, a: V) -> V {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-        both!(_mm256_round_ps::<NEAREST>(a))
+        both!(V: a => _mm256_round_ps::<NEAREST>(a))
     }
 
     #[inline(always)]
     fn exp2(self, n: V) -> V {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let bias = _mm256_set1_epi32(127);
-            let low = _mm256_add_epi32(_mm256_cvtps_epi32(n.0), bias);
-            let high = _mm256_add_epi32(_mm256_cvtps_epi32(n.1), bias);
-            V(
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(low)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
-            )
-        }
+        both!(V: n => {
+            let exponents = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponents))
+        })
     }
 
     #[inline(always)]
@@ -239,39 +204,25 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn halves(self, words: I, shift: u32, mask: u16) -> I {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let count = _mm_cvtsi32_si128(shift.cast_signed());
-            let mask = _mm256_set1_epi16(mask.cast_signed());
-            I(
-                _mm256_and_si256(_mm256_srl_epi16(words.0, count), mask),
-                _mm256_and_si256(_mm256_srl_epi16(words.1, count), mask),
-            )
-        }
+        both!(I: words => {
+            let shifted = _mm256_srl_epi16(words, _mm_cvtsi32_si128(shift.cast_signed()));
+            _mm256_and_si256(shifted, _mm256_set1_epi16(mask.cast_signed()))
+        })
     }
 
     #[inline(always)]
     fn add_top_bits(self, words: I, c: I) -> I {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            I(
-                _mm256_add_epi16(_mm256_add_epi16(c.0, c.0), _mm256_srli_epi16::<15>(words.0)),
-                _mm256_add_epi16(_mm256_add_epi16(c.1, c.1), _mm256_srli_epi16::<15>(words.1)),
-            )
-        }
+        both!(I: words, c => _mm256_add_epi16(_mm256_add_epi16(c, c), _mm256_srli_epi16::<15>(words)))
     }
 
     #[inline(always)]
     unsafe fn load_bits(self, from: *const u8, left: u32, mask: u32) -> V {
-        // SAFETY: `self` proves AVX2; 64 bytes are readable by contract.
-        unsafe {
-            let words = self.load_words(from);
-            let (left, mask) = (_mm_cvtsi32_si128(left.cast_signed()), _mm256_set1_epi32(mask.cast_signed()));
-            V(
-                _mm256_castsi256_ps(_mm256_and_si256(_mm256_sll_epi32(words.0, left), mask)),
-                _mm256_castsi256_ps(_mm256_and_si256(_mm256_sll_epi32(words.1, left), mask)),
-            )
-        }
+        // SAFETY: by contract.
+        let words = unsafe { self.load_words(from) };
+        both!(V: words => {
+            let shifted = _mm256_sll_epi32(words, _mm_cvtsi32_si128(left.cast_signed()));
+            _mm256_castsi256_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask.cast_signed())))
+        })
     }
 
     #[inline(always)]
@@ -310,56 +261,38 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn halves_up(self, words: I, shift: u32, mask: u16) -> I {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let count = _mm_cvtsi32_si128(shift.cast_signed());
-            let mask = _mm256_set1_epi16(mask.cast_signed());
-            I(
-                _mm256_and_si256(_mm256_sll_epi16(words.0, count), mask),
-                _mm256_and_si256(_mm256_sll_epi16(words.1, count), mask),
-            )
-        }
+        both!(I: words => {
+            let shifted = _mm256_sll_epi16(words, _mm_cvtsi32_si128(shift.cast_signed()));
+            _mm256_and_si256(shifted, _mm256_set1_epi16(mask.cast_signed()))
+        })
     }
 
     #[inline(always)]
     fn or(self, a: I, b: I) -> I {
-        // SAFETY: `self` proves AVX2.
-        unsafe { I(_mm256_or_si256(a.0, b.0), _mm256_or_si256(a.1, b.1)) }
+        both!(I: a, b => _mm256_or_si256(a, b))
     }
 
     #[inline(always)]
     fn byte(self, words: I, index: u32) -> I {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let count = _mm_cvtsi32_si128((8 * index).cast_signed());
-            let mask = _mm256_set1_epi32(0xff);
-            I(
-                _mm256_and_si256(_mm256_srl_epi32(words.0, count), mask),
-                _mm256_and_si256(_mm256_srl_epi32(words.1, count), mask),
-            )
-        }
+        both!(I: words => {
+            let shifted = _mm256_srl_epi32(words, _mm_cvtsi32_si128((8 * index).cast_signed()));
+            _mm256_and_si256(shifted, _mm256_set1_epi32(0xff))
+        })
     }
 
     #[inline(always)]
     fn to_f32(self, i: I) -> V {
-        // SAFETY: `self` proves AVX.
-        unsafe { V(_mm256_cvtepi32_ps(i.0), _mm256_cvtepi32_ps(i.1)) }
+        both!(V: i => _mm256_cvtepi32_ps(i))
     }
 
     #[inline(always)]
     fn e4m3(self, words: I, index: u32) -> V {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let count = _mm_cvtsi32_si128((24 - 8 * index).cast_signed());
-            let mask = _mm256_set1_epi32(0x87f0_0000_u32.cast_signed());
-            // The sign is shifted in from the left.
-            let low = _mm256_srai_epi32::<4>(_mm256_sll_epi32(words.0, count));
-            let high = _mm256_srai_epi32::<4>(_mm256_sll_epi32(words.1, count));
-            V(
-                _mm256_castsi256_ps(_mm256_and_si256(low, mask)),
-                _mm256_castsi256_ps(_mm256_and_si256(high, mask)),
-            )
-        }
+        both!(V: words => {
+            let top = _mm256_sll_epi32(words, _mm_cvtsi32_si128((24 - 8 * index).cast_signed()));
+            // An arithmetic shift, which copies the sign to the left.
+            let bits = _mm256_srai_epi32::<4>(top);
+            _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(E4M3_BITS.cast_signed())))
+        })
     }
 
     #[inline(always)]
@@ -389,14 +322,7 @@ impl ShortSums for Avx2 {
 
     #[inline(always)]
     fn add_pairs(self, short: I, c: I) -> I {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let ones = _mm256_set1_epi16(1);
-            I(
-                _mm256_add_epi32(c.0, _mm256_madd_epi16(short.0, ones)),
-                _mm256_add_epi32(c.1, _mm256_madd_epi16(short.1, ones)),
-            )
-        }
+        both!(I: short, c => _mm256_add_epi32(c, _mm256_madd_epi16(short, _mm256_set1_epi16(1))))
     }
 }
 

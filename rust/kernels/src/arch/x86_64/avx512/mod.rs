@@ -11,7 +11,7 @@ use crate::generic::matmul::{Product, matmul};
 use crate::generic::panel_dtype::Bf16Pairs;
 use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
 use crate::panel::LANES;
-use crate::simd::{DotQuads, ShortSums, Simd};
+use crate::simd::{DotQuads, E4M3_BITS, ShortSums, Simd};
 
 crate::arch::compile_table!(
     Avx512 from Avx512::new_unchecked(),
@@ -74,20 +74,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn vector(self, lanes: [f32; LANES]) -> __m512 {
-        // SAFETY: the array has the 16 floats that are read.
-        unsafe { self.load(lanes.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn to_array(self, v: __m512) -> [f32; LANES] {
-        let mut lanes = [0.0; LANES];
-        // SAFETY: the array has room for the 16 floats that are written.
-        unsafe { self.store(lanes.as_mut_ptr(), v) };
-        lanes
-    }
-
-    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
         // SAFETY: `self` proves AVX-512; 16 floats are readable by contract.
         unsafe { _mm512_loadu_ps(from) }
@@ -103,12 +89,6 @@ impl Simd for Avx512 {
     unsafe fn load_f16(self, from: *const u8) -> __m512 {
         // SAFETY: `self` proves AVX-512; 32 bytes are readable by contract.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_low(self, from: *const u8) -> __m512 {
-        // SAFETY: `self` proves AVX-512; 64 bytes are readable by contract.
-        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(from.cast()))) }
     }
 
     #[inline(always)]
@@ -333,9 +313,9 @@ impl Simd for Avx512 {
         // SAFETY: `self` proves AVX-512.
         unsafe {
             let top = _mm512_sll_epi32(words, _mm_cvtsi32_si128((24 - 8 * index).cast_signed()));
-            // The sign is shifted in from the left.
+            // An arithmetic shift, which copies the sign to the left.
             let bits = _mm512_srai_epi32::<4>(top);
-            _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(0x87f0_0000_u32.cast_signed())))
+            _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(E4M3_BITS.cast_signed())))
         }
     }
 
