@@ -21,11 +21,11 @@ pub struct WeightFormats {
 /// The memory that holds the matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Residence {
-    /// They are packed into the memory of the backend.
+    /// The matrices are packed into the memory of the backend.
     Arena,
-    /// They are used in a mapped file.
+    /// The matrices are used in a mapped file.
     Mapped,
-    /// They are used in memory of the caller.
+    /// The matrices are used in memory of the caller.
     Memory,
 }
 
@@ -35,7 +35,7 @@ impl WeightFormats {
         Self { default: format, others: BTreeMap::new(), residence: Residence::Arena }
     }
 
-    /// The formats that `quantization` requests of the matrices of `model`. Matrices that are not quantised are in `dtype`.
+    /// The formats that `quantization` requests for the matrices of `model`. Matrices that are not quantised have `dtype`.
     pub fn new<B: Backend>(
         backend: &B,
         checkpoint: &Checkpoint,
@@ -62,7 +62,7 @@ impl WeightFormats {
         Ok(Self { others, ..Self::uniform(dtype.into()) })
     }
 
-    /// The formats of a converted model, which `backend` can use.
+    /// The formats of a converted model. A format that `backend` cannot use is an error.
     fn as_converted<B: Backend>(
         backend: &B,
         checkpoint: &Checkpoint,
@@ -79,20 +79,24 @@ impl WeightFormats {
         }
         let residence = if checkpoint.is_mapped() { Residence::Mapped } else { Residence::Memory };
         let mut formats = Self { residence, ..Self::uniform(conversion.dtype.into()) };
-        for matrix in conversion.matrices.values() {
-            for part in &matrix.parts {
-                if !backend.supports(part.format, matrix.columns) {
-                    let field = format!("format of {}", part.tensor);
-                    let supported = "the formats of this backend".to_owned();
-                    return Err(unsupported(&field, format!("{:?}", part.format), supported).into());
-                }
-                formats.others.insert(part.tensor.clone(), part.format);
+        for (name, matrix) in &conversion.matrices {
+            let own: Vec<_> = matrix.parts.iter().map(|part| part.format).collect();
+            let is_supported = own.iter().all(|format| backend.supports(*format, matrix.columns));
+            if !is_supported || readable_together(backend, matrix.columns, own.clone()) != own {
+                let supported = "formats of this backend that read the same activations".to_owned();
+                return Err(unsupported(
+                    &format!("matrix {}", name.escape_debug()),
+                    format!("{own:?}"),
+                    supported,
+                )
+                .into());
             }
+            formats.others.extend(matrix.parts.iter().map(|part| (part.tensor.clone(), part.format)));
         }
         Ok(formats)
     }
 
-    /// An option that asks for other formats than those of the conversion is an error.
+    /// Checks that the options request the formats of the conversion, or none.
     fn check_request<B: Backend>(
         &self,
         backend: &B,
@@ -127,7 +131,7 @@ impl WeightFormats {
         self.residence
     }
 
-    /// Whether the formats are fixed: those of a converted model.
+    /// Whether the formats are fixed by a conversion.
     pub fn are_fixed(&self) -> bool {
         self.residence != Residence::Arena
     }
@@ -151,8 +155,8 @@ fn stored<B: Backend>(backend: &B, checkpoint: &Checkpoint, name: &str) -> Optio
     (is_grid && backend.supports(format, tensor.columns())).then_some(format)
 }
 
-/// The scheme of a matrix: that of the table, of the first pattern that matches, or the default. The names of a table that
-/// is also the head are those of both.
+/// The scheme of a matrix: the scheme of the table, else of the first pattern that matches, else the default. A table that
+/// is also the head has both names.
 fn scheme_of(model: &ModelConfig, quantization: &Quantization, name: &str) -> WeightScheme {
     let Quantization { default, embedding, head, layers } = quantization;
     let names = [name, if name == EMBEDDING && model.tied_head { HEAD } else { name }];
@@ -179,7 +183,7 @@ fn check_tables(model: &ModelConfig, quantization: &Quantization) -> Result<(), 
     }
 }
 
-/// Every pattern must match a module; a misspelt one would have no effect.
+/// Checks that every pattern matches a module, because a misspelt pattern has no effect.
 fn check_patterns(model: &ModelConfig, quantization: &Quantization) -> Result<(), FieldError> {
     let names: Vec<String> = matrix_names(model).chain([HEAD.to_owned()]).collect();
     let unused = |(pattern, _): &&(String, _)| !names.iter().any(|name| matches(pattern, module_name(name)));
@@ -187,17 +191,17 @@ fn check_patterns(model: &ModelConfig, quantization: &Quantization) -> Result<()
     let examples: Vec<_> = names.iter().take(8).map(|name| module_name(name)).collect();
     let last = model.num_layers().saturating_sub(1);
     let limit = format!(
-        "with 'layers' whose patterns match modules of the model: lm_head, {}, and so on to model.layers.{last}",
+        "a mapping with patterns for 'layers' that match modules of the model, such as lm_head, {} or model.layers.{last}",
         examples.join(", ")
     );
     Err(FieldError::new("quantization", format!("{{'layers': {{'{pattern}': ...}}}}"), limit))
 }
 
-/// Whether a name matches a pattern, in which `*` stands for any characters and `?` for one.
+/// Whether a name matches a pattern. `*` matches any characters, `?` one character.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
-    // The last star, and the end of the characters that it stands for.
+    // The last star, and the end of the characters that it matches.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         if pattern.get(p) == Some(&b'*') {

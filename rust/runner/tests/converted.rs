@@ -10,14 +10,13 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use common::TinyModel;
-use penstock_checkpoint::{Checkpoint, Conversion, ConvertedWriter, FusedMatrix, FusedPart, NewTensor};
+use penstock_checkpoint::{Checkpoint, Conversion, ConvertedWriter, FusedMatrix, NewTensor};
 use penstock_runner::{EngineConfig, LaunchError, convert, logits};
 use penstock_types::{
     Activations, Auto, CodeBits, Dtype, Grid, Minimum, ScaleFormat, WeightFormat, WeightType,
 };
-use proptest::prelude::*;
 
-/// A directory, removed on drop.
+/// A temporary directory that is removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -103,7 +102,7 @@ fn mapped_weights_are_counted_but_not_in_the_arena() {
     // The norms are in the arena.
     let vectors = 7 * 4096;
     assert_eq!(direct.memory.peak - mapped.peak, mapped.weights - vectors);
-    // A limit below the weights is too low for a mapped model, but not for one that is in memory already.
+    // A limit below the weights is too low for a mapped model, but not for a model that is already in memory.
     let in_memory = Checkpoint::from_bytes(Bytes::from(fs::read(&path).unwrap())).unwrap();
     let needed = mapped.workspace + mapped.inputs + mapped.kv_cache + vectors;
     assert!(launch(&in_memory, &config).unwrap().weights == mapped.weights);
@@ -147,11 +146,11 @@ fn output_that_exists_is_refused_unless_it_is_overwritten() {
     run("model", false).unwrap();
     let error = run("model", false).unwrap_err().to_string();
     assert!(error.ends_with("it must be a new path, or a converted model with overwrite=True (--overwrite)"));
-    // The former files stay mapped.
-    let former = Checkpoint::open(scratch.path("model")).unwrap();
-    let expected = bits(&former, &config(None)).unwrap();
+    // The replaced files stay mapped.
+    let replaced = Checkpoint::open(scratch.path("model")).unwrap();
+    let expected = bits(&replaced, &config(None)).unwrap();
     run("model", true).unwrap();
-    assert_eq!(bits(&former, &config(None)).unwrap(), expected);
+    assert_eq!(bits(&replaced, &config(None)).unwrap(), expected);
     // Only converted models are replaced.
     fs::create_dir(scratch.path("precious")).unwrap();
     fs::write(scratch.path("precious").join("file"), "x").unwrap();
@@ -200,14 +199,14 @@ fn cancelled_or_failed_conversion_leaves_nothing() {
         assert!(matches!(cancelled, Err(LaunchError::Cancelled)));
         assert_eq!(scratch.names(), [""; 0]);
     }
-    // A file in the way of a directory.
+    // A parent of the output is a file.
     fs::write(scratch.path("file"), "").unwrap();
     let error = write(&model, None, &scratch.path("file").join("model")).unwrap_err();
     assert!(matches!(error, LaunchError::Write(_)), "{error}");
     assert_eq!(scratch.names(), ["file"]);
 }
 
-/// Opens and computes.
+/// Opens a model and computes its logits.
 fn use_model(path: &Path) -> Result<Vec<u32>, LaunchError> {
     bits(&Checkpoint::open(path).map_err(LaunchError::Checkpoint)?, &config(None))
 }
@@ -234,7 +233,7 @@ fn every_damaged_byte_is_an_error() {
         }
         let longer: Vec<u8> = original.iter().copied().chain([0; 64]).collect();
         fs::write(&file, longer).unwrap();
-        use_model(&path).expect_err("more bytes");
+        use_model(&path).expect_err("a longer file");
         fs::remove_file(&file).unwrap();
         use_model(&path).expect_err("a missing file");
         fs::write(&file, &original).unwrap();
@@ -307,37 +306,108 @@ fn empty() -> Conversion {
     }
 }
 
-fn formats() -> impl Strategy<Value = WeightFormat> {
-    let bits = prop::sample::select(vec![CodeBits::Four, CodeBits::Five, CodeBits::Six, CodeBits::Eight]);
-    let group = prop::sample::select(vec![None, Some(0), Some(1), Some(16), Some(32), Some(4096)]);
-    let scales = prop::sample::select(vec![ScaleFormat::F32, ScaleFormat::Nested]);
-    let minimum = prop::sample::select(vec![Minimum::Centred, Minimum::Stored, Minimum::ZeroPoint]);
-    let grid = (bits, group, scales, minimum).prop_map(|(bits, group, scales, minimum)| {
-        WeightFormat::Grid(Grid { bits, group, scales, minimum, activations: Activations::Int8 })
-    });
-    prop_oneof![Just(WeightFormat::Float(Dtype::F32)), grid]
+/// Copies a converted model after a change of the properties or the bytes of its matrices.
+fn copy_changed(model: &Path, output: &Path, change: impl FnOnce(&mut Conversion, &mut Vec<Stored>)) {
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let file = fs::read(model.join("weights.safetensors")).unwrap();
+    let start = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&file[8..start]).unwrap();
+    let offset = |tensor: &serde_json::Value, index: usize| tensor["data_offsets"][index].as_u64().unwrap();
+    let mut tensors: Vec<_> = header.iter().collect();
+    tensors.sort_by_key(|(_, tensor)| offset(tensor, 0));
+    let mut stored: Vec<_> = tensors
+        .into_iter()
+        .map(|(name, tensor)| {
+            let bytes = &file[start + offset(tensor, 0) as usize..start + offset(tensor, 1) as usize];
+            Stored { name: name.clone(), is_matrix: tensor["dtype"] == "U8", bytes: bytes.to_vec() }
+        })
+        .collect();
+    let mut conversion = checkpoint.conversion().unwrap().clone();
+    change(&mut conversion, &mut stored);
+    let tensors: Vec<_> = stored
+        .iter()
+        .map(|Stored { name, is_matrix, bytes }| match is_matrix {
+            true => NewTensor::Matrix { name: name.clone(), bytes: bytes.len() as u64 },
+            false => NewTensor::Vector { name: name.clone(), len: bytes.len() / 4 },
+        })
+        .collect();
+    let mut writer = ConvertedWriter::create(output, true, &tensors).unwrap();
+    stored.iter().for_each(|tensor| writer.write(&tensor.bytes).unwrap());
+    writer.finish(&checkpoint, conversion).unwrap();
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+/// A tensor of `weights.safetensors`.
+struct Stored {
+    name: String,
+    is_matrix: bool,
+    bytes: Vec<u8>,
+}
 
-    #[test]
-    fn hostile_matrices_are_errors(
-        rows in prop::sample::select(vec![0, 1, 320, 321, usize::MAX / 2, usize::MAX]),
-        columns in prop::sample::select(vec![0, 1, 64, 63, usize::MAX / 4, usize::MAX]),
-        format in formats(),
-        bytes in prop::sample::select(vec![0, 64, 320 * 64 * 4, 320 * 64 * 4 + 64]),
-        name in prop::sample::select(vec!["model.embed_tokens.weight", "", "x"]),
-    ) {
-        let (model, scratch) = (TinyModel::write(), Scratch::new("hostile"));
-        let checkpoint = Checkpoint::open(model.path()).unwrap();
-        let part = FusedPart { tensor: name.to_owned(), rows, format };
-        let mut conversion = empty();
-        conversion.matrices.insert(name.to_owned(), FusedMatrix { columns, parts: vec![part] });
-        let tensors = [NewTensor::Matrix { name: name.to_owned(), bytes }];
-        let mut writer = ConvertedWriter::create(&scratch.path("model"), false, &tensors).unwrap();
-        writer.write(&vec![1; bytes as usize]).unwrap();
-        writer.finish(&checkpoint, conversion).unwrap();
-        use_model(&scratch.path("model")).expect_err("a model without layers");
+#[test]
+fn changed_field_of_a_matrix_is_an_error_that_names_it() {
+    let (model, scratch) = (TinyModel::write(), Scratch::new("fields"));
+    let (original, changed) = (scratch.path("original"), scratch.path("changed"));
+    write(&model, Some(WeightType::Int4), &original).unwrap();
+    copy_changed(&original, &changed, |_, _| ());
+    assert_eq!(use_model(&changed).unwrap(), use_model(&original).unwrap());
+    let layer = "model.layers.1.self_attn";
+    let qkv = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{layer}.{part}.weight")).join("+");
+    let grid = |change: fn(&mut Grid)| {
+        Box::new(move |matrix: &mut FusedMatrix| match &mut matrix.parts[0].format {
+            WeightFormat::Grid(grid) => change(grid),
+            WeightFormat::Float(_) => unreachable!("the model has 4-bit weights"),
+        }) as Box<dyn Fn(&mut FusedMatrix)>
+    };
+    // A change that keeps the number of bytes is not an error.
+    let mut changes = vec![
+        grid(|grid| grid.bits = CodeBits::Eight),
+        grid(|grid| grid.bits = CodeBits::Six),
+        grid(|grid| grid.group = None),
+        grid(|grid| grid.group = Some(0)),
+        grid(|grid| grid.group = Some(1)),
+        grid(|grid| grid.group = Some(64)),
+        grid(|grid| grid.group = Some(4096)),
+        grid(|grid| grid.scales = ScaleFormat::F32),
+        grid(|grid| grid.minimum = Minimum::Centred),
+        grid(|grid| grid.activations = Activations::Float),
+        Box::new(|matrix| matrix.parts[0].format = Dtype::F32.into()),
+        Box::new(|matrix| matrix.parts[0].tensor = "x".to_owned()),
+        Box::new(|matrix| matrix.parts[0].tensor.clear()),
+        Box::new(|matrix| matrix.parts.swap(0, 1)),
+        Box::new(|matrix| matrix.parts.truncate(1)),
+        Box::new(|matrix| matrix.parts.clear()),
+        Box::new(|matrix| matrix.parts.push(matrix.parts[0].clone())),
+    ];
+    for size in [0, 1, 63, 65, 1 << 32, usize::MAX / 4, usize::MAX / 2, usize::MAX] {
+        changes.push(Box::new(move |matrix| matrix.columns = size));
+        changes.push(Box::new(move |matrix| matrix.parts[0].rows = size));
     }
+    for (index, change) in changes.iter().enumerate() {
+        copy_changed(&original, &changed, |conversion, _| {
+            change(conversion.matrices.get_mut(&qkv).unwrap());
+        });
+        assert_names(&changed, &qkv, &format!("change {index}"));
+    }
+    let bytes: [fn(&mut Stored); 5] = [
+        |tensor| tensor.bytes.truncate(tensor.bytes.len() - 64),
+        |tensor| tensor.bytes.extend([0; 64]),
+        |tensor| tensor.bytes.clear(),
+        |tensor| tensor.is_matrix = false,
+        |tensor| tensor.name = "x".to_owned(),
+    ];
+    for (index, change) in bytes.iter().enumerate() {
+        copy_changed(&original, &changed, |_, tensors| {
+            change(tensors.iter_mut().find(|tensor| tensor.name == qkv).unwrap());
+        });
+        assert_names(&changed, &qkv, &format!("change {index} of the bytes"));
+    }
+    copy_changed(&original, &changed, |conversion, _| drop(conversion.matrices.remove(&qkv)));
+    assert_names(&changed, &qkv, "no entry");
+}
+
+/// The error of a model names the matrix.
+fn assert_names(model: &Path, matrix: &str, change: &str) {
+    let error = use_model(model).map(drop).expect_err(change);
+    assert!(matches!(&error, LaunchError::Checkpoint(_)), "{change}: {error:?}");
+    assert!(error.to_string().contains(matrix), "{change}: {error}");
 }

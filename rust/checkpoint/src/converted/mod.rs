@@ -35,9 +35,9 @@ const NOT_CONVERTED: &str = "is not a converted model; `penstock convert` writes
 /// The parts of a converted model that an ordinary checkpoint does not have.
 pub(crate) struct Converted {
     pub(crate) conversion: Conversion,
-    /// Of each [`checksum::CHUNK`] of the weights.
+    /// The checksum of each [`checksum::CHUNK`] of the weights.
     checksums: Vec<u64>,
-    /// Whether they were compared.
+    /// Whether the weights were compared with the checksums.
     is_verified: AtomicBool,
 }
 
@@ -64,6 +64,14 @@ fn assemble(path: &Path, graph: &MappedFile, weights: MappedFile) -> Result<Chec
         let problem =
             format!("{} bytes; the conversion wrote {}", weights.bytes().len(), graph.weights.bytes);
         return Err(CheckpointError::malformed(weights.path(), "size", problem));
+    }
+    for (name, matrix) in &graph.conversion.matrices {
+        let tensors: Vec<_> = matrix.parts.iter().map(|part| part.tensor.clone()).collect();
+        let parts = FusedMatrix::name(&tensors);
+        if *name != parts {
+            let field = format!("matrix {}", shown(name));
+            return Err(CheckpointError::malformed(path, field, format!("its parts are {}", shown(&parts))));
+        }
     }
     let tensors = safetensors::tensors(&weights, 0)?;
     Ok(Checkpoint {
@@ -102,8 +110,8 @@ impl Checkpoint {
         self.files.iter().any(MappedFile::is_mapped)
     }
 
-    /// Compares the weights of a converted model with their checksums, on `threads` threads. Reads all of them, the first
-    /// time, and calls `proceed` again and again; if that breaks, the rest is not compared.
+    /// Compares the weights of a converted model with their checksums, on `threads` threads. The first call reads all
+    /// weights. `proceed` is called between chunks; `Break` ends the comparison.
     pub fn verify(
         &self,
         threads: usize,
