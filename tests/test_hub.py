@@ -54,6 +54,16 @@ except penstock.ModelLoadError as error:
 """
 
 
+#: Prints the field of the `ConfigError`.
+CONVERT = """
+import sys
+import penstock
+try:
+    penstock.convert(sys.argv[1], sys.argv[2])
+except penstock.ConfigError as error:
+    print(error.field)
+"""
+
 #: Each ends with Ctrl-C during a download that stalls.
 INTERRUPTED = {
     "blocking": """
@@ -297,6 +307,22 @@ def test_hub_id_loads_like_a_directory_with_minimal_downloads(
     needed = sorted(path.name for path in tiny_model.iterdir())
     assert hub.asked_files("GET") == needed
     assert set(hub.asked_files("HEAD")) <= set(needed)
+
+
+def test_conversion_to_existing_output_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERT, MODEL, str(output)],
+        cwd=tmp_path,
+        env=environment_of(hub, tmp_path),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "output\n"
+    assert hub.requests == []
 
 
 def test_downloaded_files_are_not_downloaded_again(hub: Hub, tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock import _core, _hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock._options import EngineOptions
+    from penstock._options import EngineOptions, Quantization, WeightDtype
 
 __all__ = ["convert"]
 
@@ -20,8 +20,8 @@ def convert(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    quantization: Any = "auto",
-    dtype: Any = "auto",
+    quantization: Quantization | None = "auto",
+    dtype: WeightDtype | None = "auto",
     threads: int | None = None,
     overwrite: bool = False,
     progress: Callable[[int, int], object] | None = None,
@@ -40,7 +40,8 @@ def convert(
     """
     options: EngineOptions = {"quantization": quantization, "dtype": dtype, "threads": threads}
     config = _core.EngineConfig(**options)
-    place = Path(os.path.expanduser(os.fspath(output)))  # noqa: PTH111 - never raises
-    path = _hub.find(os.fspath(model))
-    _core.convert(path, place, config, overwrite=overwrite, progress=progress)
-    return place
+    path = Path(os.path.expanduser(os.fspath(output)))  # noqa: PTH111 - never raises
+    _core.check_output(path, overwrite=overwrite)
+    files = _hub.find(os.fspath(model))
+    _core.convert(files, path, config, overwrite=overwrite, progress=progress)
+    return path

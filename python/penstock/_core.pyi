@@ -40,6 +40,7 @@ __all__ = [
     "__version__",
     "best_of",
     "candidate_params",
+    "check_output",
     "convert",
     "describe",
     "score",
@@ -3003,6 +3004,9 @@ def best_of(result: Result, params: SamplingParams) -> Result:
 
 def candidate_params(params: SamplingParams) -> SamplingParams:
     """The parameters of the request that generates the candidates of `best_of`."""
+
+def check_output(output: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Check that `convert` may write `output`. Raises `ConfigError`."""
 
 def convert(
     path: str | os.PathLike[str],

@@ -27,6 +27,10 @@ LogitsProcessor: TypeAlias = Callable[[list[int], Tensor], object]
 
 # begin generated: EngineConfig
 # fmt: off
+WeightDtype: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
+Quantization: TypeAlias = Literal["auto", "none", "int8", "int4", "w8a16", "w4a16", "fp8"] | Mapping[str, Any]
+
+
 class EngineOptions(TypedDict, total=False):
     """The fields of `EngineConfig`."""
 
@@ -35,12 +39,12 @@ class EngineOptions(TypedDict, total=False):
         "Device that computes. Default: auto.",
     ]
     dtype: Annotated[
-        Literal["auto", "float32", "float16", "bfloat16"] | None,
+        WeightDtype | None,
         "Type of the weights that are not quantised. Default: that of the files; bfloat16 if all are "
         "quantised.",
     ]
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4", "w8a16", "w4a16", "fp8"] | Mapping[str, Any] | None,
+        Quantization | None,
         "Quantisation of the weights. Default: that of the files.",
     ]
     config_overrides: Annotated[

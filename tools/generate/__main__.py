@@ -15,7 +15,7 @@ sampling_params.toml and engine_config.toml describe a class of options each. Th
 - `rust`: the Rust type of an `int` or a `custom` field; `reader`: a hand-written reader in place of the
   generated one. It gets the limits that the entry has: of items, of characters, `min` and `max`.
 - `python`, `python_out`: the Python type that is accepted, and that of the property, where they do not follow
-  from `type`; `typed_dict`: the accepted type in `_options.py`.
+  from `type`; `typed_dict`: the accepted type in `_options.py`; `alias`: its name there.
 - `cli`: whether the command line has an option for it (true by default).
 - `sampling`: the type of the field of the same name in `types::Sampling`; `sampling_value`: its value, if it
   does not follow from the types; `resolved_min`, `resolved_max`: its range there, if it is wider. `filter`:

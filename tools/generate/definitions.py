@@ -114,6 +114,7 @@ class Field:
     python: str = ""
     python_out: str = ""
     typed_dict: str = ""
+    alias: str = ""
     cli: bool = True
     sampling: str = ""
     sampling_value: str = ""

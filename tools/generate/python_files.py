@@ -62,9 +62,11 @@ def stub_option_class(definition: Definition) -> str:
 
 def typed_dict(definition: Definition, name: str) -> str:
     """The keywords as a `TypedDict` with the help texts of the command line, the groups and the filters."""
-    lines = [f"class {name}(TypedDict, total=False):", f'    """The fields of `{definition.name}`."""', ""]
+    aliases = [f"{entry.alias}: TypeAlias = {entry.python_in}" for entry in definition.fields if entry.alias]
+    lines = [*aliases, "", ""] if aliases else []
+    lines += [f"class {name}(TypedDict, total=False):", f'    """The fields of `{definition.name}`."""', ""]
     for entry in definition.fields:
-        plain = f"{entry.typed_dict or entry.python_in} | None"
+        plain = f"{entry.alias or entry.typed_dict or entry.python_in} | None"
         if not entry.cli:
             lines.append(f"    {entry.name}: {plain}")
             continue

@@ -1,4 +1,4 @@
-//! `convert`: writes a converted model.
+//! `convert` and `check_output`: conversion of a model.
 
 use std::path::PathBuf;
 
@@ -10,6 +10,13 @@ use crate::detach::detach;
 use crate::errors::Error;
 use crate::load_progress::LoadProgress;
 use crate::logs;
+
+/// See `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (output, *, overwrite = false))]
+pub fn check_output(py: Python<'_>, output: PathBuf, overwrite: bool) -> Result<(), Error> {
+    Ok(detach(py, || penstock_runner::check_output(&output, overwrite))??)
+}
 
 /// See `_core.pyi`.
 #[pyfunction]

@@ -333,8 +333,8 @@ impl Engine {
     }
 }
 
-/// Builds the tokenizer in a thread of its own while the model is loaded: a large vocabulary takes longer than a mapped
-/// model.
+/// Builds the tokenizer on a separate thread while the model is loaded: for a large vocabulary that takes longer than
+/// opening a mapped model.
 fn load_together<T>(
     tokenizer: impl FnOnce() -> Result<Tokenizer, TextError> + Send,
     launch: impl FnOnce() -> Result<T, LaunchError>,

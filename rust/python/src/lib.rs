@@ -42,7 +42,7 @@ mod _core {
         PyToolCallDelta, PyUsage, PyWeightFormatInfo,
     };
     #[pymodule_export]
-    use crate::convert_model::convert;
+    use crate::convert_model::{check_output, convert};
     #[pymodule_export]
     use crate::describe::describe;
     #[pymodule_export]

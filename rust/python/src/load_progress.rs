@@ -11,7 +11,7 @@ use crate::errors::Error;
 /// The progress callback is called at most this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Ends slow work whose thread cannot attach any more. No Python code sees it.
+/// Ends slow work when its thread can no longer attach to the interpreter. It never reaches Python code.
 pub fn exiting() -> PyErr {
     PyRuntimeError::new_err("the interpreter is exiting")
 }
@@ -20,7 +20,7 @@ pub fn exiting() -> PyErr {
 pub struct LoadProgress {
     progress: Option<Py<PyAny>>,
     called: Option<Instant>,
-    /// Whether the last call reported the end.
+    /// Whether the last call reported `done == total`.
     ended: bool,
     raised: Option<PyErr>,
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use penstock_checkpoint::{Checkpoint, WriteError};
+use penstock_checkpoint::{Checkpoint, ConvertedWriter, WriteError};
 use penstock_models::{ConvertOptions, ModelError, ProgressCallback, WeightFormats};
 use penstock_types::FieldError;
 
@@ -24,12 +24,19 @@ pub fn convert(
     let formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
     let quantization = &config.quantization.to_string();
     let options = ConvertOptions { output, overwrite, dtype, quantization };
-    penstock_models::convert(&backend, checkpoint, &model, &formats, options, progress).map_err(|error| {
-        match error {
-            ModelError::Write(WriteError::Exists { path, limit }) => {
-                LaunchError::Config(FieldError::new("output", path.display(), limit))
-            }
-            error => error.into(),
+    penstock_models::convert(&backend, checkpoint, &model, &formats, options, progress).map_err(output_error)
+}
+
+/// Checks that a converted model may be written to `output`.
+pub fn check_output(output: &Path, overwrite: bool) -> Result<(), LaunchError> {
+    ConvertedWriter::check_output(output, overwrite).map_err(|error| output_error(error.into()))
+}
+
+fn output_error(error: ModelError) -> LaunchError {
+    match error {
+        ModelError::Write(WriteError::Exists { path, limit }) => {
+            LaunchError::Config(FieldError::new("output", path.display(), limit))
         }
-    })
+        error => error.into(),
+    }
 }

@@ -31,7 +31,7 @@ mod weights_cache;
 
 pub use backend::{DefaultBackend, DeviceInfo};
 pub use config::EngineConfig;
-pub use convert::convert;
+pub use convert::{check_output, convert};
 pub use error::LaunchError;
 pub use info::{HostTierInfo, MemoryInfo, ModelInfo, NumaInfo, WeightFormatInfo};
 pub use launch::launch;

@@ -1,8 +1,8 @@
 //! The cache of packed weights: converted models in a directory, by the identity of the original files.
 //!
-//! An entry is complete when it has its name, so processes share a directory without a lock: one that finds an entry uses
-//! it, and of two that write the same entry the later one uses that of the earlier. Removed files stay mapped where they
-//! are in use.
+//! An entry is written under a temporary name and renamed when it is complete, so processes share a directory without a
+//! lock. If two processes write the same entry, the later process uses the entry of the earlier. Removed files stay
+//! mapped while they are in use.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,9 +19,9 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{EngineConfig, LaunchError};
 
-/// The file whose modification time is that of the last use of an entry.
+/// The file in an entry. Its modification time is the time of the last use.
 const USED: &str = "model.penstock";
-/// Files of processes that ended while they wrote are removed after this time.
+/// The age at which temporary files are removed. Their process ended before it renamed them.
 const ABANDONED: Duration = Duration::from_secs(3600);
 /// Characters of the name of an entry.
 const NAME_LEN: usize = 32;
@@ -33,13 +33,13 @@ pub(crate) struct WeightsCache<'a> {
 }
 
 impl<'a> WeightsCache<'a> {
-    /// `None` if it is not enabled.
+    /// `None` if the cache is not enabled.
     pub(crate) fn new(config: &'a EngineConfig) -> Option<Self> {
         let most_bytes = config.weights_cache_bytes.filter(|bytes| *bytes > 0)?;
         Some(Self { directory: config.cache_directory.as_deref()?, most_bytes })
     }
 
-    /// The entry of a model, which is written if there is none. `None` if it cannot be: the weights are then loaded.
+    /// The entry of a model. Writes the entry if it does not exist; `None` if that fails, and the weights are then loaded.
     pub(crate) fn open<B: Backend>(
         &self,
         backend: &B,
@@ -86,7 +86,7 @@ impl<'a> WeightsCache<'a> {
     }
 }
 
-/// An entry that is not damaged. A damaged one is removed.
+/// Opens and verifies an entry. Removes a damaged entry.
 fn find(
     path: &Path,
     threads: usize,
@@ -115,7 +115,7 @@ fn find(
     }
 }
 
-/// The name of an entry: a digest of all that the packed weights depend on.
+/// The name of an entry: a digest of the inputs of the packed weights.
 fn entry_name(checkpoint: &Checkpoint, config: &EngineConfig, layout: &str) -> io::Result<String> {
     let mut key = format!(
         "{layout} {} {:?} {:?} {:?} {}",
@@ -134,7 +134,7 @@ fn entry_name(checkpoint: &Checkpoint, config: &EngineConfig, layout: &str) -> i
     Ok(format!("{:032x}", xxh3_128(key.as_bytes())))
 }
 
-/// Removes the entries that were used longest ago until at most `most_bytes` remain, and abandoned files.
+/// Removes the least recently used entries until at most `most_bytes` remain, and abandoned files.
 fn evict(directory: &Path, most_bytes: u64, now: SystemTime) {
     let Ok(files) = directory.read_dir() else { return };
     let (mut entries, mut total) = (Vec::new(), 0);
@@ -172,7 +172,7 @@ fn last_write(path: &Path) -> Option<SystemTime> {
         .max()
 }
 
-/// Whether a name begins as that of an entry.
+/// Whether a name starts with the name of an entry.
 fn is_name(name: &str) -> bool {
     name.len() >= NAME_LEN && name.bytes().take(NAME_LEN).all(|byte| byte.is_ascii_hexdigit())
 }

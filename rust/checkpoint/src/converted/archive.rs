@@ -8,10 +8,10 @@ use super::NOT_CONVERTED;
 use crate::error::{CheckpointError, TRUNCATED, shown};
 use crate::mapped::MappedFile;
 
-/// Files begin at multiples of this and are padded to one.
+/// Files in an archive start at multiples of this size and are padded to it.
 pub(super) const BLOCK: usize = 512;
 
-/// The members with these names.
+/// The archive members with these names.
 pub(super) fn members<const N: usize>(
     file: &MappedFile,
     names: [&str; N],
@@ -77,7 +77,7 @@ pub(super) fn header(name: &str, size: u64) -> Header {
     header
 }
 
-/// The padding behind a file.
+/// The padding after a file.
 pub(super) fn padding(size: u64) -> &'static [u8] {
     &[0; BLOCK][..(size.next_multiple_of(BLOCK as u64) - size) as usize]
 }

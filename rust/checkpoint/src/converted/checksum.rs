@@ -1,4 +1,4 @@
-//! Checksums of the weights: one for each chunk of the file, so that all threads compare them.
+//! Checksums of the weights: one for each chunk of the file, so that several threads compare them.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use crate::mapped::MappedFile;
 pub(super) const CHUNK: usize = 4 << 20;
 pub(super) const DAMAGED: &str = "the file is damaged; convert the model again";
 
-/// Computes the checksums of a file while it is written.
+/// Computes the checksums of a file while the file is written.
 #[derive(Default)]
 pub(super) struct Checksums {
     done: Vec<u64>,
@@ -48,8 +48,8 @@ impl Checksums {
     }
 }
 
-/// Compares a file with its checksums on `threads` threads. A chunk that differs is an error that names its bytes. Calls
-/// `proceed` between chunks of this thread; if that breaks, the rest is not compared.
+/// Compares a file with its checksums on `threads` threads. A chunk that differs is an error that names its bytes.
+/// `proceed` is called between chunks of this thread; `Break` ends the comparison.
 pub(super) fn verify(
     file: &MappedFile,
     checksums: &[u64],
@@ -79,7 +79,7 @@ pub(super) fn verify(
     let mut flow = ControlFlow::Continue(());
     std::thread::scope(|scope| {
         for _ in 1..threads.min(count) {
-            // Without a thread the others do its share.
+            // If a thread cannot start, the other threads compare its chunks.
             let _ = std::thread::Builder::new()
                 .name("penstock verify".into())
                 .spawn_scoped(scope, || while compare_next() {});

@@ -26,11 +26,11 @@ pub struct Conversion {
     pub dtype: Dtype,
     /// The requested quantisation, for messages.
     pub quantization: String,
-    /// By [`FusedMatrix::name`].
+    /// The matrices by [`FusedMatrix::name`].
     pub matrices: BTreeMap<String, FusedMatrix>,
 }
 
-/// A matrix of one or more tensors, one below the other.
+/// A matrix of one or more tensors, concatenated by rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FusedMatrix {
     pub columns: usize,
@@ -86,7 +86,7 @@ pub(super) fn read(file: &MappedFile) -> Result<Graph, CheckpointError> {
     if bytes.len() > LIMIT {
         return Err(malformed("size", format!("{} bytes; the limit is {LIMIT}", bytes.len())));
     }
-    // The beginning is read on its own, because another version may continue in another way.
+    // The version is read first, because the rest of the file depends on it.
     let version = version(bytes).ok_or_else(|| CheckpointError::not_a_model(path, NOT_CONVERTED))?;
     if version != VERSION {
         let advice = format!("{VERSION}; convert the model again with this version of penstock");
@@ -94,7 +94,7 @@ pub(super) fn read(file: &MappedFile) -> Result<Graph, CheckpointError> {
     }
     let (_, _, checksum, content): (&str, u32, u64, &serde_bytes::Bytes) =
         rmp_serde::from_slice(bytes).map_err(|error| malformed("content", shown(&error.to_string())))?;
-    // The encoding of the outer array is unique, so this finds bytes behind it.
+    // The encoding of the outer array is unique, so a different length means bytes after it.
     let expected = rmp_serde::to_vec(&(MAGIC, VERSION, checksum, content)).map_or(0, |bytes| bytes.len());
     if expected != bytes.len() {
         return Err(malformed("size", format!("{} bytes; its content ends at {expected}", bytes.len())));
@@ -105,7 +105,7 @@ pub(super) fn read(file: &MappedFile) -> Result<Graph, CheckpointError> {
     rmp_serde::from_slice(content).map_err(|error| malformed("content", shown(&error.to_string())))
 }
 
-/// The second element of an array of which the first is [`MAGIC`].
+/// The version in an array that starts with [`MAGIC`].
 fn version(bytes: &[u8]) -> Option<u32> {
     let magic = rmp_serde::to_vec(MAGIC).ok()?;
     let (_, rest) = bytes.split_first().filter(|(marker, _)| (0x92..=0x9f).contains(*marker))?;

@@ -1,4 +1,4 @@
-//! Writes a converted model: first into a temporary directory or file beside the output, which is then renamed.
+//! Writes a converted model to a temporary directory or file beside the output, then renames it.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -13,7 +13,7 @@ use super::{GRAPH, WEIGHTS, archive};
 use crate::checkpoint::Checkpoint;
 use crate::mapped::MappedFile;
 
-/// Tensors begin at a multiple of this.
+/// Tensors start at multiples of this size.
 const ALIGNMENT: usize = 64;
 
 /// A tensor to write.
@@ -46,7 +46,7 @@ pub enum WriteError {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// A converted model that is being written. Dropped unfinished, it leaves nothing behind.
+/// Writes a converted model. Dropping an unfinished writer removes its files.
 pub struct ConvertedWriter {
     output: PathBuf,
     temporary: PathBuf,
@@ -56,19 +56,40 @@ pub struct ConvertedWriter {
     /// The path of `file`.
     path: PathBuf,
     checksums: Checksums,
-    /// Bytes of the weights, and how many of them are written.
+    /// Bytes of the weights.
     size: u64,
+    /// Bytes of the weights written so far.
     written: u64,
 }
 
-/// The first free name for temporary files.
+/// The number in the next temporary name.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl ConvertedWriter {
-    /// Begins to write `tensors` to the directory `output`, or to an archive if its name ends with `.tar`.
+    /// Checks that `output` may be written: only a converted model without other files is replaced.
+    pub fn check_output(output: &Path, overwrite: bool) -> Result<(), WriteError> {
+        if output.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        if !overwrite {
+            return Err(exists_error(output, NEW_OUTPUT));
+        }
+        let is_model = if is_archive(output) {
+            MappedFile::open(output).is_ok_and(|file| archive::members(&file, [GRAPH, WEIGHTS]).is_ok())
+        } else {
+            super::is_converted(output) && has_only_own_files(output)
+        };
+        if is_model {
+            Ok(())
+        } else {
+            Err(exists_error(output, "a new path or a converted model without other files"))
+        }
+    }
+
+    /// Starts to write `tensors` to the directory `output`, or to an archive if its name ends with `.tar`.
     pub fn create(output: &Path, overwrite: bool, tensors: &[NewTensor]) -> Result<Self, WriteError> {
         let is_archive = is_archive(output);
-        check_output(output, overwrite, is_archive)?;
+        Self::check_output(output, overwrite)?;
         let parent = parent(output);
         let at = |path: &Path, source| WriteError::Io { path: path.to_owned(), source };
         fs::create_dir_all(parent).map_err(|source| at(parent, source))?;
@@ -119,7 +140,7 @@ impl ConvertedWriter {
         WriteError::Io { path: self.path.clone(), source }
     }
 
-    /// Writes the graph and puts the model in its place.
+    /// Writes the graph and renames the model to the output.
     ///
     /// # Panics
     /// If the tensors are not complete.
@@ -159,10 +180,10 @@ impl ConvertedWriter {
         self.file.sync_all().map_err(|source| self.failed(source))
     }
 
-    /// Renames the temporary to the output. A directory that it replaces is renamed first, because directories cannot be
-    /// exchanged.
+    /// Renames the temporary directory or file to the output. An existing output directory is renamed first, because a
+    /// rename cannot replace it.
     fn publish(&self) -> Result<(), WriteError> {
-        check_output(&self.output, self.overwrite, self.is_archive)?;
+        Self::check_output(&self.output, self.overwrite)?;
         let failed = |source| WriteError::Io { path: self.output.clone(), source };
         let parent = parent(&self.output);
         let mut previous = None;
@@ -175,7 +196,8 @@ impl ConvertedWriter {
             previous = Some(name);
         }
         let renamed = if self.is_archive && !self.overwrite {
-            // Unlike a rename, a link does not replace a file that was made in the meantime; not all file systems have it.
+            // A hard link fails if the output was created in the meantime; a rename would replace it. Not all file systems
+            // support hard links.
             match fs::hard_link(&self.temporary, &self.output) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                     fs::rename(&self.temporary, &self.output)
@@ -203,7 +225,7 @@ impl ConvertedWriter {
 }
 
 impl Drop for ConvertedWriter {
-    /// Removes the temporary, if it was not renamed.
+    /// Removes the temporary directory or file if it was not renamed.
     fn drop(&mut self) {
         let _ = if self.is_archive {
             fs::remove_file(&self.temporary)
@@ -225,8 +247,8 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Creates a file or directory with a new name beside `output`. Names of other processes, and those that a killed process
-/// has left, are skipped.
+/// Creates a file or directory with a new name beside `output`. Existing names, such as those left by a killed process,
+/// are skipped.
 fn create_new(
     parent: &Path,
     output: &Path,
@@ -249,26 +271,6 @@ const NEW_OUTPUT: &str = "a new path, or a converted model with overwrite=True (
 
 fn exists_error(output: &Path, limit: &'static str) -> WriteError {
     WriteError::Exists { path: output.to_owned(), limit }
-}
-
-/// Whether `output` may be written: only a converted model without other files is replaced.
-fn check_output(output: &Path, overwrite: bool, is_archive: bool) -> Result<(), WriteError> {
-    if output.symlink_metadata().is_err() {
-        return Ok(());
-    }
-    if !overwrite {
-        return Err(exists_error(output, NEW_OUTPUT));
-    }
-    let is_model = if is_archive {
-        MappedFile::open(output).is_ok_and(|file| archive::members(&file, [GRAPH, WEIGHTS]).is_ok())
-    } else {
-        super::is_converted(output) && has_only_own_files(output)
-    };
-    if is_model {
-        Ok(())
-    } else {
-        Err(exists_error(output, "a new path or a converted model without other files"))
-    }
 }
 
 fn has_only_own_files(directory: &Path) -> bool {
