@@ -30,7 +30,7 @@ BOUNDS = {
     "int4": (0.1, 0.01),
     "w8a16": (0.07, 0.02),
     "w4a16": (0.04, 0.005),
-    "fp8": (0.4, 0.12),
+    "fp8": (0.2, 0.06),
 }
 QUANTISED = [kind for kind in TYPES if kind not in {"F32", "F16", "BF16"}]
 
