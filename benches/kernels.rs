@@ -169,7 +169,7 @@ impl Options {
 struct Bench {
     options: Options,
     probe: Probe,
-    /// Of each instruction set.
+    /// The peak rates of each instruction set in `kernels`.
     rates: Vec<Rates>,
     kernels: Vec<Kernels>,
     pool: Pool,

@@ -1,4 +1,4 @@
-"""One turn of an engine: opens a model, measures the rows it is asked for, prints a JSON object per row.
+"""One turn of an engine: opens a model, measures the requested rows, prints a JSON object per row.
 
     PYTHON benches/suite/peers.py ENGINE MODEL WEIGHTS THREADS ROW...
 
@@ -218,7 +218,7 @@ class LlamaCpp(Peer):
 
 
 class LlamaServer(Peer):
-    """llama.cpp's HTTP server with 64 slots; every stream has a connection of its own."""
+    """llama.cpp's HTTP server with 64 slots and a connection per stream."""
 
     SLOTS = 64
 
@@ -277,7 +277,7 @@ class LlamaServer(Peer):
 
 
 class Stepped(Peer):
-    """An engine whose steps are visible: its adapter has only to say when each one ended."""
+    """An engine with a callback per step; `_run` returns the times."""
 
     def _run(self, prompts: Prompts, tokens: int) -> tuple[float, list[float]]:
         """The start, and the end of each step."""

@@ -102,7 +102,7 @@ pub struct CacheSpec {
 /// The layout of packed matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedLayout {
-    /// Its name. Matrices of the same name are exchangeable between machines.
+    /// The name of the layout. Matrices with the same layout are exchangeable between machines.
     pub name: &'static str,
     /// Matrices of multiples of these rows can be packed one after the other to form a larger one.
     pub rows: usize,

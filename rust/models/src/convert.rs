@@ -1,4 +1,4 @@
-//! Writes a converted model: packs every matrix of a checkpoint, some rows at a time.
+//! Writes a converted model: packs each matrix of a checkpoint, a range of rows at a time.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::formats::WeightFormats;
 use crate::fused::{Fused, Slice, fused_weights, runs};
 use crate::weights::{ProgressCallback, sources, vector};
 
-/// Packed bytes that are written at once, or a little more.
+/// Minimum of packed bytes that are written at once, except at the end of a matrix.
 const WRITTEN_AT_ONCE: u64 = 8 << 20;
 
 /// The properties of a conversion.

@@ -1,4 +1,4 @@
-//! The fused matrices and vectors of a decoder, and the tensors that they are made of.
+//! The fused matrices and vectors of a decoder, and their tensors.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use crate::formats::{Residence, WeightFormats};
 
 /// Query, key and value have the same input, so they are one product.
 pub(crate) const FUSED_QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
-/// The modules that have a matrix of their own.
+/// Modules with a separate matrix.
 pub(crate) const OUTPUT: &str = "self_attn.o_proj";
 pub(crate) const DOWN: &str = "mlp.down_proj";
 /// Gate and up have the same input.
 pub(crate) const FUSED_GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
 
-/// The embedding table, and the head if it is another matrix.
+/// The embedding table, and the head if it is a separate matrix.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const NORM: &str = "model.norm.weight";
 
-/// Tensors, one below the other.
+/// Tensors concatenated by rows.
 pub(crate) struct Fused {
     pub(crate) names: Vec<String>,
-    /// Rows of each.
+    /// Rows of each tensor.
     pub(crate) rows: Vec<usize>,
     /// `None` for vectors.
     pub(crate) columns: Option<usize>,
@@ -78,9 +78,9 @@ pub(crate) fn fused_weights(config: &ModelConfig) -> Vec<Fused> {
 /// The bytes of all weights, by the memory that holds them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WeightBytes {
-    /// On the device.
+    /// Bytes in the arena of the device.
     pub arena: u64,
-    /// Parts of mapped files, which take memory when they are read.
+    /// Bytes of mapped files. A page takes memory when it is read.
     pub mapped: u64,
     /// Bytes that are in memory already.
     pub in_memory: u64,
@@ -119,7 +119,7 @@ pub struct ModuleFormat {
     pub module: String,
     pub format: WeightFormat,
     pub count: usize,
-    /// The bytes of all of them, without padding.
+    /// The bytes of these matrices, without padding.
     pub bytes: u64,
 }
 
@@ -196,8 +196,8 @@ pub(crate) fn runs<B: Backend>(
     runs
 }
 
-/// The formats of the tensors of a fused matrix. If some read codes and some read floats, or the backend has no such codes,
-/// all read floats.
+/// The formats of the tensors of a fused matrix. All read floats if any of them reads floats or has codes that the backend
+/// does not support.
 pub(crate) fn readable_together<B: Backend>(
     backend: &B,
     columns: usize,
@@ -244,7 +244,7 @@ impl WeightSource for Stacked<'_> {
     fn format(&self) -> WeightFormat {
         let mut formats = self.tensors.iter().map(Tensor::format);
         let first = formats.next().expect("a tensor");
-        // Tensors that are not all stored alike are read as floats.
+        // Tensors in different formats are read as floats.
         if formats.all(|format| format == first) { first } else { WeightFormat::Float(Dtype::F32) }
     }
 
@@ -262,7 +262,7 @@ impl WeightSource for Stacked<'_> {
 }
 
 impl<'a> Stacked<'a> {
-    /// The tensors that have some of these rows, each with its own row numbers.
+    /// The tensors with some of these rows, and the row numbers in each tensor.
     fn inside(&self, rows: Range<usize>) -> impl Iterator<Item = (&Tensor<'a>, Range<usize>)> {
         let mut first = 0;
         self.tensors.iter().zip(&self.rows).filter_map(move |(tensor, count)| {

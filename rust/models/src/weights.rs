@@ -179,7 +179,7 @@ pub(crate) fn sources<'a>(
     Ok(runs.iter().map(stacked).collect())
 }
 
-/// The values of a vector. A converted model has its tensors as one.
+/// The values of a vector. A converted model stores a fused vector as one tensor.
 pub(crate) fn vector(checkpoint: &Checkpoint, fused: &Fused) -> Result<Vec<f32>, ModelError> {
     let mut values = vec![0.0; fused.len()];
     if checkpoint.conversion().is_some() {

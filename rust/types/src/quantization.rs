@@ -12,13 +12,13 @@ pub const GROUP_SIZES: [i16; 4] = [32, 64, 128, -1];
 /// The requested formats of the weight matrices of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quantization {
-    /// Matrices that are not a table and that no pattern matches.
+    /// The scheme of matrices that no other field applies to.
     pub default: WeightScheme,
     /// The embedding table; by default see [`WeightScheme::of_tables`].
     pub embedding: Option<WeightScheme>,
     /// The output head, likewise.
     pub head: Option<WeightScheme>,
-    /// Patterns of names of modules. The first pattern that matches a name applies.
+    /// Patterns of module names, with schemes. The first pattern that matches a name applies.
     pub layers: Vec<(String, WeightScheme)>,
 }
 
@@ -66,8 +66,7 @@ impl Default for WeightScheme {
 }
 
 impl WeightScheme {
-    /// The scheme of the embedding table and of the head if that of the layers is `self`: weights of 4 bits have tables of
-    /// 8 bits.
+    /// The default scheme of the embedding table and of the head if the layers have `self`: 8 bits if the layers have 4.
     pub fn of_tables(self) -> Self {
         match self.weight_type.0 {
             Some(WeightType::Int4) => Auto(Some(WeightType::Int8)).into(),

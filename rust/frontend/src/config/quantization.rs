@@ -1,4 +1,4 @@
-//! Reads the option `quantization`: the name of a type, or a mapping.
+//! Reads the option `quantization`: the name of a type or a mapping.
 
 use penstock_types::{Auto, GROUP_SIZES, Named, Quantization, WeightScheme, WeightType};
 
@@ -13,7 +13,7 @@ const MAX_PATTERN_CHARS: usize = 256;
 
 /// The keys of a scheme.
 const SCHEME_KEYS: [&str; 3] = ["type", "group_size", "symmetric"];
-/// The keys of a quantisation.
+/// The keys of the option.
 const KEYS: [&str; 6] = ["type", "group_size", "symmetric", "embedding", "head", "layers"];
 
 pub fn read_quantization<V: Value>(field: Field, value: &V) -> Read<Quantization, V> {
@@ -34,7 +34,7 @@ pub fn read_quantization<V: Value>(field: Field, value: &V) -> Read<Quantization
 
 fn read_layers<V: Value>(field: Field, value: &V, layers: &V) -> Read<Vec<(String, WeightScheme)>, V> {
     if layers.kind() != Kind::Map {
-        return Err(field.refuse(value, "a mapping whose 'layers' maps patterns of module names to types"));
+        return Err(field.refuse(value, "a mapping with a mapping of patterns to types for 'layers'"));
     }
     if layers.map_len().map_err(ReadError::Raised)? > MAX_PATTERNS {
         return Err(
@@ -48,7 +48,7 @@ fn read_layers<V: Value>(field: Field, value: &V, layers: &V) -> Read<Vec<(Strin
     entries.into_iter().map(read).collect()
 }
 
-/// The name of a type, or a mapping of the keys of a scheme.
+/// The name of a type, or a mapping with the keys of a scheme.
 fn read_scheme<V: Value>(field: Field, value: &V) -> Read<WeightScheme, V> {
     if value.kind() != Kind::Map {
         return Ok(read_type(field, value, " or a mapping of 'type', 'group_size' and 'symmetric'")?.into());
@@ -72,13 +72,11 @@ fn read_options<V: Value>(field: Field, value: &V) -> Read<WeightScheme, V> {
         symmetric: match get(value, "symmetric")?.map(|flag| flag.kind()) {
             None => None,
             Some(Kind::Bool(flag)) => Some(flag),
-            Some(_) => return Err(field.refuse(value, "a mapping whose 'symmetric' is True or False")),
+            Some(_) => return Err(field.refuse(value, "a mapping with True or False for 'symmetric'")),
         },
     };
     if weight_type.0 == Some(WeightType::Fp8) && scheme.symmetric == Some(false) {
-        return Err(
-            field.refuse(value, "a mapping whose 'symmetric' is not False, because the type is 'fp8'")
-        );
+        return Err(field.refuse(value, "a mapping with True for 'symmetric', because the type is 'fp8'"));
     }
     if scheme.grid().is_none() && (scheme.group_size.is_some() || scheme.symmetric.is_some()) {
         let name = weight_type.name();
@@ -103,7 +101,7 @@ fn read_group_size<V: Value>(field: Field, map: &V, value: &V) -> Read<i16, V> {
     let size = number.and_then(|number| i16::try_from(number).ok()).filter(|size| GROUP_SIZES.contains(size));
     size.ok_or_else(|| {
         let sizes: Vec<_> = GROUP_SIZES.iter().map(i16::to_string).collect();
-        field.refuse(map, format!("a mapping whose 'group_size' is one of {}", sizes.join(", ")))
+        field.refuse(map, format!("a mapping with {} for 'group_size'", sizes.join(" or ")))
     })
 }
 
@@ -148,13 +146,13 @@ mod tests {
             (json!("int3"), "'fp8' or a mapping"),
             (json!({"group_size": 32}), "with a 'type'"),
             (json!({"type": "q4"}), "'int4'"),
-            (json!({"type": "int4", "group_size": 48}), "'group_size' is one of 32, 64, 128, -1"),
+            (json!({"type": "int4", "group_size": 48}), "with 32 or 64 or 128 or -1 for 'group_size'"),
             (json!({"type": "int4", "group_size": true}), "'group_size'"),
-            (json!({"type": "int4", "symmetric": 1}), "'symmetric' is True or False"),
+            (json!({"type": "int4", "symmetric": 1}), "with True or False for 'symmetric'"),
             (json!({"type": "none", "group_size": 32}), "because the type is 'none'"),
             (json!({"type": "fp8", "symmetric": false}), "because the type is 'fp8'"),
             (json!({"type": "int4", "bits": 4}), "without the key \"bits\""),
-            (json!({"type": "int4", "layers": ["*"]}), "'layers' maps patterns"),
+            (json!({"type": "int4", "layers": ["*"]}), "patterns to types for 'layers'"),
             (json!({"type": "int4", "layers": {"": "int8"}}), "a string of 1 to 256 characters"),
             (json!({"type": "int4", "layers": {"*": "int5"}}), "'int4'"),
             (json!({"type": "int4", "head": {"type": "int8", "layers": {}}}), "without the key \"layers\""),
