@@ -465,6 +465,7 @@ impl Bench {
                 AttentionParams { scale: 0.125, window: None, softcap: None },
                 &mut scratch,
                 RowsMut::dense(&mut out, heads * 64),
+                None,
             );
         });
     }
@@ -585,6 +586,7 @@ impl Decode {
                     AttentionParams { scale: 0.125, window: None, softcap: None },
                     &mut self.scratch,
                     RowsMut::dense(&mut self.out, width),
+                    None,
                 );
             }
         });

@@ -10,6 +10,7 @@ use std::ops::Range;
 use penstock_types::{AttentionParams, AttentionRow};
 
 use crate::arch::Table;
+use crate::attention_codes::{AttentionCodes, SharedCodes};
 use crate::generic::attention::{
     self as generic, AttentionJob, AttentionShape, JOB_FLOATS, JOB_ROWS, JobQueries, PARTIAL_FLOATS,
     partial_floats,
@@ -34,6 +35,8 @@ impl Kernels {
     /// Attention of `rows` over a layer's paged cache, into the same rows of `out`; rows of `out` without a query do
     /// not change. The cache already has the keys and values of the queries' own positions.
     ///
+    /// Rows are written to `codes` as well; `rows` has all rows of `out` then.
+    ///
     /// `q` and `out` have `heads * head_dim` columns; `rows` are in ascending order of `first_query` and do not
     /// overlap. The bits of a query's result depend only on the query and on the keys and values that it sees.
     #[allow(clippy::too_many_arguments)]
@@ -49,6 +52,7 @@ impl Kernels {
         params: AttentionParams,
         scratch: &mut [f32],
         mut out: RowsMut<'_>,
+        codes: Option<AttentionCodes<'_>>,
     ) {
         let shape = AttentionShape {
             layout: *layout,
@@ -80,7 +84,8 @@ impl Kernels {
         if rows.is_empty() {
             return;
         }
-        let plan = JobPlan { shape: &shape, rows, block_table };
+        let codes = codes.map(|codes| SharedCodes::new(codes, out.count(), out.width()));
+        let plan = JobPlan { shape: &shape, rows, block_table, codes: codes.as_ref() };
         let (jobs, splits, floats) = plan.size();
         if jobs < 4 * pool.threads() && splits > jobs && floats <= scratch.len() && pool.threads() > 1 {
             self.attend_by_split(pool, &plan, splits, jobs, scratch);
@@ -115,6 +120,7 @@ impl Kernels {
                             (self.table.attention_merge)(plan.shape, &job, split, partial, total);
                         }
                         (self.table.attention_finish)(plan.shape, &job, total);
+                        plan.finish(self.table, &job);
                     }
                 }
             }
@@ -171,6 +177,7 @@ impl Kernels {
                         (self.table.attention_merge)(plan.shape, &job, split, result(split), total);
                     }
                     (self.table.attention_finish)(plan.shape, &job, total);
+                    plan.finish(self.table, &job);
                 }
             }
         });
@@ -245,9 +252,21 @@ struct JobPlan<'a> {
     shape: &'a AttentionShape,
     rows: &'a [AttentionRow],
     block_table: &'a [u32],
+    codes: Option<&'a SharedCodes<'a>>,
 }
 
 impl JobPlan<'_> {
+    /// Quantises the rows that `job` completes.
+    ///
+    /// # Safety
+    /// As for [`SharedCodes::finish`].
+    unsafe fn finish(&self, table: &Table, job: &AttentionJob<'_>) {
+        if let Some(codes) = self.codes {
+            // SAFETY: by contract.
+            unsafe { codes.finish(table, self.shape, job) };
+        }
+    }
+
     /// The number of jobs, of splits of jobs, and of floats for the partial results of all splits.
     fn size(&self) -> (usize, usize, usize) {
         self.rows.iter().fold((0, 0, 0), |(jobs, splits, floats), row| {

@@ -34,6 +34,7 @@
 
 mod arch;
 mod attention;
+mod attention_codes;
 mod generic;
 mod grid;
 mod isa;
@@ -53,6 +54,7 @@ mod simd;
 mod weight_quantiser;
 
 pub use attention::{SPLIT, attention_scratch};
+pub use attention_codes::AttentionCodes;
 pub use grid::is_supported;
 pub use isa::{Isa, IsaError};
 pub use kernels::Kernels;

@@ -180,6 +180,7 @@ proptest! {
                 case.params,
                 &mut Guarded::new(&scratch, side),
                 RowsMut::dense(&mut out, case.width()),
+                None,
             );
             assert_same_bits(&out, &case.outputs(&kernels, &pool, first..positions, 9), "attention");
         });

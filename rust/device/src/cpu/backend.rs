@@ -8,8 +8,8 @@ use std::task::{Poll, Waker};
 use bytemuck::{cast_slice, cast_slice_mut};
 use bytes::Bytes;
 use penstock_kernels::{
-    MatrixLayout, Operand, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, Pool, RopeWriteKv, Rows, RowsMut,
-    is_supported,
+    AttentionCodes, MatrixLayout, Operand, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, Pool, RopeWriteKv, Rows,
+    RowsMut, is_supported,
 };
 use penstock_types::{AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, WeightFormat};
 
@@ -131,7 +131,9 @@ impl Backend for Cpu {
 
     fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
         let (attention, sampling) = self.scratch_lens(spec);
-        self.buffer_bytes(attention).saturating_add(self.buffer_bytes(sampling))
+        [attention, spec.tokens, sampling]
+            .into_iter()
+            .fold(0, |bytes, len| bytes.saturating_add(self.buffer_bytes(len)))
     }
 
     /// Slots are on the host's heap: their size depends on the requests.
@@ -241,6 +243,7 @@ impl Backend for Cpu {
         let (attention, sampling) = self.scratch_lens(spec);
         Ok(CpuScratch {
             attention: self.workspace(attention, "attention scratch")?,
+            counters: self.workspace(spec.tokens, "attention scratch")?,
             sampling: self.workspace(sampling, "sampling scratch")?,
         })
     }
@@ -444,8 +447,14 @@ impl Backend for Cpu {
     ) -> Result<(), DeviceError> {
         let Self { kernels, pool, arena, .. } = self;
         let (tokens, stride, width) = (step.tokens.len(), shape.qkv_width(), shape.query_width());
-        let [blocks, qkv, partials, floats, codes] =
-            lend(arena, [&cache.blocks, &qkv.0, &scratch.attention, &out.floats, &out.codes]);
+        let CpuScratch { attention, counters, .. } = scratch;
+        let [blocks, qkv, partials, counters, floats, codes] =
+            lend(arena, [&cache.blocks, &qkv.0, attention, counters, &out.floats, &out.codes]);
+        let codes = reader.operand.as_ref().map(|layout| AttentionCodes {
+            layout,
+            codes: &mut codes[..tokens * layout.row_bytes()],
+            counters: cast_slice_mut(counters),
+        });
         let floats = &mut cast_slice_mut(floats)[..tokens * width];
         kernels.attention(
             pool,
@@ -458,12 +467,8 @@ impl Backend for Cpu {
             params,
             cast_slice_mut(partials),
             RowsMut::dense(floats, width),
+            codes,
         );
-        if let Some(layout) = &reader.operand {
-            // A row is complete when all its heads are, which different workers compute.
-            let codes = &mut codes[..tokens * layout.row_bytes()];
-            kernels.quantise(pool, Rows::dense(floats, width), layout, codes);
-        }
         Ok(())
     }
 

@@ -83,6 +83,8 @@ pub struct CpuBuffer(pub(super) Region);
 pub struct CpuScratch {
     /// Partial results of attention.
     pub(super) attention: Region,
+    /// Counters of attention, one for each row.
+    pub(super) counters: Region,
     /// A sampling workspace for each thread.
     pub(super) sampling: Region,
 }

@@ -148,6 +148,7 @@ fn batched_queries_in_a_fused_buffer_have_the_same_bits() {
                 case.params,
                 &mut scratch,
                 RowsMut::columns(&mut out, stride, 2..2 + width),
+                None,
             );
             let mut touched = vec![false; out.len()];
             for (row, part) in rows.iter().zip(&parts) {

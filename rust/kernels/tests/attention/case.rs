@@ -1,7 +1,11 @@
 //! One sequence with its cache, its outputs and the reference.
 
-use penstock_kernels::{Kernels, KvLayout, Pool, Rows, RowsMut, attention_scratch, reference};
-use penstock_types::{AttentionParams, AttentionRow, KvDtype};
+use penstock_kernels::{
+    AttentionCodes, Kernels, KvLayout, Pool, Rows, RowsMut, attention_scratch, reference,
+};
+use penstock_types::{
+    Activations, AttentionParams, AttentionRow, CodeBits, Grid, KvDtype, Minimum, ScaleFormat, WeightFormat,
+};
 use proptest::prelude::*;
 
 use crate::common::*;
@@ -30,6 +34,15 @@ pub struct Spec {
     pub window: Option<usize>,
     pub softcap: Option<f32>,
 }
+
+/// The format of a matrix that reads codes.
+const INT8: WeightFormat = WeightFormat::Grid(Grid {
+    bits: CodeBits::Eight,
+    group: Some(32),
+    scales: ScaleFormat::F16,
+    minimum: Minimum::Centred,
+    activations: Activations::Int8,
+});
 
 pub const PLAIN: Spec = Spec {
     positions: 600,
@@ -120,6 +133,9 @@ impl Case {
             let mut out = vec![f32::NAN; (end - start) * width];
             let row = self.row(0, start..end, 0..self.blocks.len());
             let q = Rows::dense(&self.q[start * width..end * width], width);
+            let layout = kernels.operand_layout([INT8].into_iter(), width).expect("codes");
+            let mut codes = vec![0xff; (end - start) * layout.row_bytes()];
+            let mut counters = vec![u32::MAX; end - start + 1];
             kernels.attention(
                 pool,
                 &self.layout,
@@ -131,7 +147,11 @@ impl Case {
                 self.params,
                 scratch,
                 RowsMut::dense(&mut out, width),
+                Some(AttentionCodes { layout: &layout, codes: &mut codes, counters: &mut counters }),
             );
+            let mut expected = vec![0xff; codes.len()];
+            kernels.quantise(pool, Rows::dense(&out, width), &layout, &mut expected);
+            assert!(codes == expected, "codes of {:?} on {kernels:?}", self.layout);
             all.extend(out);
         }
         all

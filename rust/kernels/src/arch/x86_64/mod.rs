@@ -89,6 +89,7 @@ mod tests {
             AttentionParams { scale: 0.2, window: None, softcap: None },
             &mut [],
             RowsMut::dense(&mut out, heads * layout.head_dim),
+            None,
         );
         assert!(out.iter().all(|value| value.is_finite()), "{dtype:?}");
         out.into_iter().map(f32::to_bits).collect()
