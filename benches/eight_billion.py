@@ -195,7 +195,7 @@ def measure(model: Path, options: argparse.Namespace) -> None:
         print(
             f"prompt of {options.prompt} beside {STREAMS} streams: {options.prompt / seconds:.1f} tokens/s; "
             f"gaps in the streams: median {statistics.median(gaps):.2f} s, at most {max(gaps):.2f} s; "
-            f"at most {max(steps)} steps"
+            f"at most {max(steps)} step(s)"
         )
 
 

@@ -2304,11 +2304,12 @@ class Health:
 class MemoryInfo:
     """The use of the memory in bytes, as planned when the model was opened.
 
-    Nothing grows afterwards.
+    The engine reserves no more memory afterwards.
 
     - `limit`: Maximum that the engine may take: its share of the memory that was available.
     - `weights`: Packed weights.
-    - `workspace`: Activations and scratch buffers of the largest step.
+    - `workspace`: Activations and scratch buffers of the largest step. The system provides its pages when
+      they are first written.
     - `inputs`: Input arrays of the largest step.
     - `kv_cache`: KV cache. The system provides its pages when they are first written.
     - `host_cache`: Host tier of the KV cache. The system provides its pages when they are first written.
@@ -2336,7 +2337,10 @@ class MemoryInfo:
 
     @property
     def workspace(self) -> int:
-        """Activations and scratch buffers of the largest step."""
+        """Activations and scratch buffers of the largest step.
+
+        The system provides its pages when they are first written.
+        """
 
     @property
     def inputs(self) -> int:

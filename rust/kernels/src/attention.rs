@@ -107,15 +107,14 @@ impl Kernels {
             while let Some(share) = claims.next_share(pool.threads(), 1, usize::MAX) {
                 for index in share {
                     let job = cursor.seek(index).job;
-                    let mut splits = job.splits(plan.shape);
+                    let splits = job.splits(plan.shape);
                     // SAFETY: the table's instruction set is available, `check` has verified shapes and blocks, `total`
-                    // and `partial` have room for any job, and each job is claimed once.
+                    // and `partial` have room for any job, and each job is claimed once. A query sees its own position,
+                    // so there is a split.
                     unsafe {
                         worker.copy_queries(&job);
-                        if let Some(first) = splits.next() {
-                            worker.attend_split(&job, first, total);
-                        }
-                        for split in splits {
+                        worker.attend_split(&job, splits.start, total);
+                        for split in splits.start + 1..splits.end {
                             worker.attend_split(&job, split, partial);
                             (self.table.attention_merge)(plan.shape, &job, split, partial, total);
                         }
@@ -173,7 +172,7 @@ impl Kernels {
                         results.slice(partials + (split - splits.start) * floats, floats).as_mut_ptr()
                     };
                     let total = result(splits.start);
-                    for split in splits.clone().skip(1) {
+                    for split in splits.start + 1..splits.end {
                         (self.table.attention_merge)(plan.shape, &job, split, result(split), total);
                     }
                     (self.table.attention_finish)(plan.shape, &job, total);
@@ -189,7 +188,7 @@ struct Worker<'a> {
     table: &'a Table,
     shape: &'a AttentionShape,
     queries: MaybeUninit<JobQueries>,
-    /// The sequence, kv head and first row of the job whose queries these are.
+    /// The first query, the kv head and the first row of the job that the queries belong to.
     job: Option<[usize; 3]>,
 }
 

@@ -175,9 +175,9 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// Both integers of the row are readable.
     unsafe fn add_products(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I;
-    /// As [`add_products`](Self::add_products), in one instruction.
+    /// As [`add_products`](Self::add_products), with one instruction if the type has it.
     /// # Safety
-    /// Both integers of the row are readable; the CPU has the instruction, if it is one.
+    /// Both integers of the row are readable; the CPU has the instruction.
     #[inline(always)]
     unsafe fn dot_pairs(self, row: *const i16, pair: usize, halves: Self::I, c: Self::I) -> Self::I {
         // SAFETY: by contract.

@@ -312,10 +312,10 @@ value_class! {
 to_json! { Health: state, running, waiting, step_age }
 
 value_class! {
-    PyMemoryInfo = MemoryInfo, "MemoryInfo", "MemoryInfo(*, limit, weights, workspace, inputs, kv_cache, host_cache, peak)\n--\n\nThe use of the memory in bytes, as planned when the model was opened.\n\nNothing grows afterwards.\n\n- `limit`: Maximum that the engine may take: its share of the memory that was available.\n- `weights`: Packed weights.\n- `workspace`: Activations and scratch buffers of the largest step.\n- `inputs`: Input arrays of the largest step.\n- `kv_cache`: KV cache. The system provides its pages when they are first written.\n- `host_cache`: Host tier of the KV cache. The system provides its pages when they are first\n  written.\n- `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.";
+    PyMemoryInfo = MemoryInfo, "MemoryInfo", "MemoryInfo(*, limit, weights, workspace, inputs, kv_cache, host_cache, peak)\n--\n\nThe use of the memory in bytes, as planned when the model was opened.\n\nThe engine reserves no more memory afterwards.\n\n- `limit`: Maximum that the engine may take: its share of the memory that was available.\n- `weights`: Packed weights.\n- `workspace`: Activations and scratch buffers of the largest step. The system provides its pages\n  when they are first written.\n- `inputs`: Input arrays of the largest step.\n- `kv_cache`: KV cache. The system provides its pages when they are first written.\n- `host_cache`: Host tier of the KV cache. The system provides its pages when they are first\n  written.\n- `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.";
     limit: "Maximum that the engine may take: its share of the memory that was available.",
     weights: "Packed weights.",
-    workspace: "Activations and scratch buffers of the largest step.",
+    workspace: "Activations and scratch buffers of the largest step.\n\nThe system provides its pages when they are first written.",
     inputs: "Input arrays of the largest step.",
     kv_cache: "KV cache.\n\nThe system provides its pages when they are first written.",
     host_cache: "Host tier of the KV cache.\n\nThe system provides its pages when they are first written.",

@@ -2,8 +2,7 @@
 //! operation a call into `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling/`).
 //!
 //! Every operation is complete when its call returns. No region of the arena is freed before the backend is dropped, so
-//! fresh memory is zero. The system provides the pages of the workspace when it is allocated, those of the KV cache when
-//! they are first written.
+//! fresh memory is zero. The system provides a page when it is first written.
 
 mod backend;
 mod buffers;
