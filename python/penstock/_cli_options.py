@@ -116,7 +116,7 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
     if bool in kinds:
         return click.option(f"--{flag}/--no-{flag}", name, default=None, **keywords)
     if Sequence[int] in kinds:
-        keywords["help"] += " Can be given several times, or with commas."
+        keywords["help"] += " Repeat the option or separate values with commas."
         return click.option(f"--{flag}", name, type=Integers(), multiple=True, callback=_joined, **keywords)
     if Sequence[str] in kinds:
         keywords["help"] += " Can be given several times."

@@ -85,12 +85,12 @@ class EngineConfig:
       the model does not read is an error. This changes outputs. Default: none.
     - `threads`: Number of compute threads. If it is not set, the environment variable `PENSTOCK_THREADS`
       applies. Range: 1 to 1024. Default: all CPUs that the process may use; with `numa_nodes`, the
-      physical cores of the nodes.
-    - `numa_nodes`: NUMA nodes on which the engine computes and has its memory. Threads run on the CPUs of
-      the nodes, the same number on each. The weights of several nodes are divided between them: a thread
-      computes with those of its own node. `threads` must be a multiple of the number of nodes. Weights of
-      converted models are copied instead of mapped. Range: 1 to 16 different NUMA nodes. Default: threads
-      and memory are placed by the system.
+      physical cores of the smallest node times the number of nodes.
+    - `numa_nodes`: NUMA nodes of the threads and the memory. Threads run on the CPUs of the nodes, the
+      same number on each. The weights of several nodes are divided between them: a thread computes with
+      those of its own node. `threads` must be a multiple of the number of nodes. Weights of converted
+      models and of the weights cache are copied instead of mapped. Range: 1 to 16 different NUMA nodes.
+      Default: threads and memory are placed by the system.
     - `weights_cache_bytes`: Size of the cache of packed weights on disk. A model that is opened again is
       mapped into memory instead of loaded. The least recently used weights are removed first. The
       directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock` in `XDG_CACHE_HOME` or
@@ -264,16 +264,17 @@ class EngineConfig:
         If it is not set, the environment variable `PENSTOCK_THREADS` applies.
 
         Range: 1 to 1024. Default: all CPUs that the process may use; with `numa_nodes`, the physical cores
-        of the nodes.
+        of the smallest node times the number of nodes.
         """
 
     @property
     def numa_nodes(self) -> tuple[int, ...] | None:
-        """NUMA nodes on which the engine computes and has its memory.
+        """NUMA nodes of the threads and the memory.
 
         Threads run on the CPUs of the nodes, the same number on each. The weights of several nodes are
         divided between them: a thread computes with those of its own node. `threads` must be a multiple of
-        the number of nodes. Weights of converted models are copied instead of mapped.
+        the number of nodes. Weights of converted models and of the weights cache are copied instead of
+        mapped.
 
         Range: 1 to 16 different NUMA nodes. Default: threads and memory are placed by the system.
         """
@@ -2423,10 +2424,10 @@ class HostTierInfo:
 
 @final
 class NumaInfo:
-    """The NUMA nodes on which the engine computes and has its memory.
+    """The NUMA nodes of the threads and the memory.
 
     - `nodes`: The nodes.
-    - `cpus`: CPUs on which the compute threads run.
+    - `cpus`: CPUs of the nodes that the process may use.
     - `threads_pinned`: Whether the system runs the threads on these CPUs only.
     - `memory_placed`: Whether the system takes the memory of these nodes. Containers need the capability
       `SYS_NICE` for that.
@@ -2446,7 +2447,7 @@ class NumaInfo:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """CPUs on which the compute threads run."""
+        """CPUs of the nodes that the process may use."""
 
     @property
     def threads_pinned(self) -> bool:

@@ -54,12 +54,11 @@ class EngineOptions(TypedDict, total=False):
     threads: Annotated[
         int | None,
         "Number of compute threads. Default: all CPUs that the process may use; with numa_nodes, the "
-        "physical cores of the nodes.",
+        "physical cores of the smallest node times the number of nodes.",
     ]
     numa_nodes: Annotated[
         Sequence[int] | None,
-        "NUMA nodes on which the engine computes and has its memory. Default: threads and memory are placed "
-        "by the system.",
+        "NUMA nodes of the threads and the memory. Default: threads and memory are placed by the system.",
     ]
     weights_cache_bytes: Annotated[
         int | None,

@@ -6,7 +6,7 @@ use std::io;
 pub fn allowed_cpus() -> io::Result<Vec<usize>> {
     let mut set = BitSet::default();
     system::allowed_cpus(&mut set)?;
-    Ok((0..MAX_IDS).filter(|cpu| set.contains(*cpu)).collect())
+    Ok((0..MAX_CPUS).filter(|cpu| set.contains(*cpu)).collect())
 }
 
 /// Restricts the calling thread to these CPUs.
@@ -15,10 +15,13 @@ pub(crate) fn pin(cpus: &[usize]) -> io::Result<()> {
 }
 
 /// Sets the nodes of the pages of `bytes` that are not yet in memory. One node is preferred while it has free memory; pages
-/// are interleaved over several. `bytes` begins and ends at a page, or shares those pages with memory of the same nodes.
+/// are interleaved over several. A page that `bytes` shares with other memory gets these nodes, too.
 pub fn place(bytes: &mut [u8], nodes: &[usize]) -> io::Result<()> {
     if bytes.is_empty() {
         return Ok(());
+    }
+    if nodes.iter().any(|node| *node >= MAX_NODES) {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
     system::place(bytes, &BitSet::new(nodes)?, nodes.len() > 1)
 }
@@ -29,15 +32,17 @@ pub fn panels_of_node(panels: usize, nodes: usize, node: usize) -> std::ops::Ran
     start(node)..start(node + 1)
 }
 
-/// Ids of CPUs and nodes are below this number; Linux supports 8192 CPUs and 1024 nodes.
-const MAX_IDS: usize = 8192;
+/// Linux has at most this number of CPUs.
+const MAX_CPUS: usize = 8192;
+/// Linux has at most this number of nodes.
+const MAX_NODES: usize = 1024;
 
 /// A set of CPUs or nodes, as the kernel reads it.
-struct BitSet([u64; MAX_IDS / 64]);
+struct BitSet([u64; MAX_CPUS / 64]);
 
 impl Default for BitSet {
     fn default() -> Self {
-        Self([0; MAX_IDS / 64])
+        Self([0; MAX_CPUS / 64])
     }
 }
 
@@ -62,12 +67,12 @@ mod system {
 
     use libc::{SYS_mbind, SYS_sched_getaffinity, SYS_sched_setaffinity, c_long, syscall};
 
-    use super::BitSet;
+    use super::{BitSet, MAX_NODES};
 
     /// The calling thread.
     const SELF: c_long = 0;
-    /// Bits that `mbind` reads: the kernel takes one from the number that it is given.
-    const NODE_BITS: usize = 1024 + 1;
+    /// The size that `mbind` is given: the kernel subtracts 1 from it.
+    const NODE_BITS: usize = MAX_NODES + 1;
 
     fn check(result: c_long) -> io::Result<()> {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -130,7 +135,38 @@ mod tests {
 
     #[test]
     fn id_beyond_the_kernels_limit_is_an_error() {
-        assert!(pin(&[MAX_IDS]).is_err());
-        assert!(place(&mut [0], &[MAX_IDS]).is_err());
+        assert!(pin(&[MAX_CPUS]).is_err());
+        for node in [1024, 8191, MAX_CPUS] {
+            assert!(place(&mut [0], &[node]).is_err());
+        }
+    }
+
+    /// The kernel's policy of the mapping at `address`; `None` if the kernel does not show policies.
+    #[cfg(target_os = "linux")]
+    fn policy_at(address: usize) -> Option<String> {
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
+        let mappings = maps.lines().filter_map(|line| line.split_once(' '));
+        let start = |text| usize::from_str_radix(text, 16).expect("an address");
+        let (_, rest) = mappings.take_while(|(text, _)| start(text) <= address).last()?;
+        rest.split(' ').next().map(str::to_owned)
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn placed_memory_has_the_policy_of_its_nodes() {
+        let status = std::fs::read_to_string("/proc/self/status").expect("the status");
+        let nodes = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
+        let node = nodes.and_then(|nodes| nodes.trim().split([',', '-']).next());
+        let Some(node) = node.and_then(|node| node.parse().ok()) else { return };
+        let mut bytes = vec![0; 1 << 20];
+        let middle = bytes.as_ptr().addr() + bytes.len() / 2;
+        for (nodes, mode) in [(vec![node], "prefer"), (vec![node; 2], "interleave")] {
+            if place(&mut bytes, &nodes).is_err() {
+                return; // the system refuses it, as containers do
+            }
+            bytes.fill(1);
+            let Some(policy) = policy_at(middle) else { return };
+            assert!(policy.starts_with(mode) && policy.ends_with(&format!(":{node}")), "{policy}");
+        }
     }
 }

@@ -220,8 +220,17 @@ fn workers_run_on_their_node_and_the_caller_once_it_is_pinned() {
 #[cfg(target_os = "linux")]
 fn workers_of_a_refused_node_run_anywhere() {
     let all = allowed_cpus().unwrap();
-    let pool = Pool::on_nodes(2, vec![vec![8000]]).unwrap();
-    assert!(pool.pin_error().is_some());
-    pool.pin_caller();
-    assert_eq!(cpus_of_workers(&pool), [all.clone(), all]);
+    let (one, missing) = (vec![all[0]], vec![8000]);
+    // A refused node has an effect on the workers of all nodes.
+    for nodes in [
+        vec![missing.clone()],
+        vec![all.clone(), missing.clone()],
+        vec![one.clone(), missing.clone()],
+        vec![missing, one],
+    ] {
+        let pool = Pool::on_nodes(2, nodes).unwrap();
+        assert!(pool.pin_error().is_some());
+        pool.pin_caller();
+        assert_eq!(cpus_of_workers(&pool), [all.clone(), all.clone()]);
+    }
 }

@@ -13,9 +13,10 @@ use serde_json::{Map, Value};
 pub struct EngineConfig {
     /// Values that are merged into the model's `config.json`.
     pub config_overrides: Map<String, Value>,
-    /// Compute threads; by default the number of CPUs available to the process, or of the cores of `numa_nodes`.
+    /// Compute threads; by default the number of CPUs available to the process, or with `numa_nodes`
+    /// the physical cores of the smallest node times the number of nodes.
     pub threads: Option<usize>,
-    /// NUMA nodes of threads and memory; `None` for any.
+    /// NUMA nodes of the threads and the memory; `None` for any.
     pub numa_nodes: Option<Vec<usize>>,
     /// Instruction set of the kernels; by default the best of the CPU. Only the environment sets it.
     pub isa: Option<String>,
@@ -127,13 +128,12 @@ impl EngineConfig {
         {
             return refused(format!("different nodes; {node} occurs twice"));
         }
-        match self.threads {
-            Some(threads) if !threads.is_multiple_of(num_nodes) => {
-                let limit = format!("a multiple of {num_nodes}, the number of numa_nodes");
-                Err(FieldError::new("threads", threads, limit))
-            }
-            _ => Ok(()),
-        }
+        check_thread_multiple("threads", self.threads, num_nodes)
+    }
+
+    /// The number of nodes between which the threads are divided.
+    pub(crate) fn num_numa_nodes(&self) -> usize {
+        self.numa_nodes.as_ref().map_or(1, |nodes| nodes.len().max(1))
     }
 
     /// A host tier must have a use, and swapping must have a host tier.
@@ -209,6 +209,21 @@ fn check_range<T: Copy + Display + PartialOrd>(
 
 pub(crate) fn check_threads(field: &'static str, threads: Option<usize>) -> Result<(), FieldError> {
     check_range(field, threads, 1, MAX_THREADS)
+}
+
+/// Each node has the same number of threads.
+pub(crate) fn check_thread_multiple(
+    field: &'static str,
+    threads: Option<usize>,
+    num_nodes: usize,
+) -> Result<(), FieldError> {
+    match threads {
+        Some(threads) if !threads.is_multiple_of(num_nodes) => {
+            let limit = format!("a multiple of {num_nodes}, the number of numa_nodes");
+            Err(FieldError::new(field, threads, limit))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn check_ratio(field: &'static str, ratio: Option<f64>) -> Result<(), FieldError> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use penstock_types::FieldError;
 
 use crate::EngineConfig;
-use crate::config::{check_ratio, check_threads};
+use crate::config::{check_ratio, check_thread_multiple, check_threads};
 
 const THREADS: &str = "PENSTOCK_THREADS";
 const ISA: &str = "PENSTOCK_ISA";
@@ -23,6 +23,7 @@ impl EngineConfig {
         if self.threads.is_none() {
             self.threads = read(THREADS, "an integer", |text| text.parse().ok())?;
             check_threads(THREADS, self.threads)?;
+            check_thread_multiple(THREADS, self.threads, self.num_numa_nodes())?;
         }
         if self.isa.is_none() {
             self.isa = env::var_os(ISA).map(|value| value.to_string_lossy().into_owned());

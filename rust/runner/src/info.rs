@@ -70,7 +70,7 @@ impl From<ModuleFormat> for WeightFormatInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaInfo {
     pub nodes: Vec<u32>,
-    /// The CPUs of the threads.
+    /// CPUs of the nodes that the process may use.
     pub cpus: Vec<u32>,
     /// Whether the system accepted the CPUs.
     pub threads_pinned: bool,

@@ -89,8 +89,8 @@ impl Backend for Cpu {
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         assert_eq!(self.memory().peak, 0, "memory is reserved after the first allocation; this is a bug");
-        self.arena = arena(PAGE, &mut self.numa_memory)?; // releases the former reservation first
-        self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX), &mut self.numa_memory)?;
+        self.arena = arena(PAGE, &self.numa_memory)?; // releases the former reservation first
+        self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX), &self.numa_memory)?;
         Ok(())
     }
 
@@ -191,6 +191,7 @@ impl Backend for Cpu {
         }
         let matrix = self.arena_matrix(columns, parts)?;
         let [out] = lend_some(&mut self.arena, [matrix.weights.region()]);
+        assert_eq!(out.len(), bytes.len(), "bytes of a mapped matrix; this is a bug");
         let chunks = Mutex::new(out.chunks_mut(COPIED_AT_ONCE).zip(bytes.chunks(COPIED_AT_ONCE)));
         let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
         self.pool.share(&|_| {

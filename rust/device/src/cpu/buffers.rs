@@ -90,7 +90,7 @@ pub struct CpuScratch {
 }
 
 /// An empty arena of `bytes`.
-pub(super) fn arena(bytes: usize, numa_memory: &mut NumaMemory) -> Result<Arena<HostSlab>, DeviceError> {
+pub(super) fn arena(bytes: usize, numa_memory: &NumaMemory) -> Result<Arena<HostSlab>, DeviceError> {
     let refused = |reason: String| DeviceError::OutOfMemory {
         what: "the model with its KV cache",
         bytes: bytes as u64,

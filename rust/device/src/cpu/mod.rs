@@ -60,8 +60,10 @@ impl Cpu {
     pub fn open(threads: usize, isa: &str, nodes: &[NumaNode]) -> Result<Self, CpuError> {
         let cpus = nodes.iter().map(|node| node.cpus.clone()).collect();
         let pool = Pool::on_nodes(threads, cpus).map_err(|error| DeviceError::Start(error.to_string()))?;
-        let (kernels, mut numa_memory) = (Kernels::from_name(isa)?, NumaMemory::new(nodes));
-        let arena = arena(PAGE, &mut numa_memory)?;
+        let kernels = Kernels::from_name(isa)?;
+        let ids = nodes.iter().map(|node| node.id).collect();
+        let numa_memory = NumaMemory::new(ids, penstock_kernels::place);
+        let arena = arena(PAGE, &numa_memory)?;
         Ok(Self { kernels, pool, arena, numa_memory, spare_results: Vec::new() })
     }
 

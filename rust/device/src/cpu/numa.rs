@@ -1,14 +1,15 @@
 //! The NUMA nodes of the machine, and the placement of threads and memory on some of them.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use penstock_kernels::{allowed_cpus, panels_of_node, place};
+use penstock_kernels::{allowed_cpus, panels_of_node};
 
+use super::buffers::PAGE;
 use super::memory::parse_kilobytes;
+use crate::arena::HostSlab;
 
 /// The directory with `node` and `cpu`.
 const SYSTEM: &str = "/sys/devices/system";
@@ -25,14 +26,9 @@ pub struct NumaNode {
 }
 
 /// A node cannot be used. The text completes "it must be ...".
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct NumaError(String);
-
-impl fmt::Display for NumaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// The nodes with these ids, in their order.
 pub fn numa_nodes(ids: &[usize]) -> Result<Vec<NumaNode>, NumaError> {
@@ -48,10 +44,13 @@ fn read_nodes(system: &Path, ids: &[usize], allowed: &[usize]) -> Result<Vec<Num
     })?;
     let node = |id: &usize| {
         let all = online.contains(id).then(|| list(format!("node/node{id}/cpulist"))).flatten();
-        let unknown = || NumaError(format!("NUMA nodes of this machine: {}", joined(&online)));
+        let unknown = || {
+            let online = joined(&online);
+            NumaError(format!("NUMA nodes of this machine: {online}; node {id} does not exist"))
+        };
         let cpus: Vec<_> = all.ok_or_else(unknown)?.into_iter().filter(|cpu| allowed.contains(cpu)).collect();
         if cpus.is_empty() {
-            let allowed = joined(allowed);
+            let allowed = ranges(allowed);
             return Err(NumaError(format!(
                 "nodes with CPUs that the process may use ({allowed}); node {id} has none"
             )));
@@ -84,18 +83,38 @@ fn joined(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
+/// Ascending numbers in the form that [`parse_list`] reads.
+fn ranges(numbers: &[usize]) -> String {
+    let ranges = numbers.chunk_by(|number, next| number + 1 == *next).map(|range| match range {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => joined(range),
+    });
+    ranges.collect::<Vec<_>>().join(",")
+}
+
+/// Sets the nodes of memory, as [`penstock_kernels::place`] does.
+type Place = fn(&mut [u8], &[usize]) -> io::Result<()>;
+
 /// The nodes on which memory is placed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct NumaMemory {
     /// Empty if memory is not placed.
     ids: Vec<usize>,
-    /// The first refusal of the system.
+    place: Place,
+    /// The reason why memory is not placed.
     error: Option<io::Error>,
 }
 
 impl NumaMemory {
-    pub(super) fn new(nodes: &[NumaNode]) -> Self {
-        Self { ids: nodes.iter().map(|node| node.id).collect(), error: None }
+    /// The nodes with these ids. If the system refuses one of them, memory is not placed.
+    pub(super) fn new(ids: Vec<usize>, place: Place) -> Self {
+        let probe = |ids: &[usize]| match HostSlab::reserve(PAGE) {
+            Ok(mut page) => place(page.as_mut(), ids).err(),
+            Err(error) => Some(io::Error::other(error.reason)),
+        };
+        // The system ignores the refused ones of several nodes, so each is tried alone.
+        let error = ids.chunks(1).find_map(probe);
+        Self { ids: if error.is_none() { ids } else { Vec::new() }, place, error }
     }
 
     /// Whether memory is placed.
@@ -108,29 +127,23 @@ impl NumaMemory {
         self.error.as_ref()
     }
 
-    /// Sets the nodes of `bytes`, which no thread has written yet: the single node, or all in turns.
-    pub(super) fn place(&mut self, bytes: &mut [u8]) {
+    /// Sets the policy of `bytes` before they are written: one node is preferred, several are interleaved.
+    pub(super) fn place(&self, bytes: &mut [u8]) {
         if self.is_set() {
-            let placed = place(bytes, &self.ids);
-            self.error = self.error.take().or(placed.err());
+            let _ = (self.place)(bytes, &self.ids); // the system accepted the nodes before
         }
     }
 
     /// Sets the nodes of a matrix: the panels that a node computes are in its memory. `offset_of` is the first byte of a
     /// panel; that of `panels` is the end.
-    pub(super) fn place_panels(
-        &mut self,
-        bytes: &mut [u8],
-        panels: usize,
-        offset_of: impl Fn(usize) -> usize,
-    ) {
+    pub(super) fn place_panels(&self, bytes: &mut [u8], panels: usize, offset_of: impl Fn(usize) -> usize) {
         if self.ids.len() < 2 {
-            return; // as the arena
+            return; // the policy of the arena applies
         }
         for (index, id) in self.ids.iter().enumerate() {
             let Range { start, end } = panels_of_node(panels, self.ids.len(), index);
-            let placed = place(&mut bytes[offset_of(start)..offset_of(end)], &[*id]);
-            self.error = self.error.take().or(placed.err()); // the pages stay interleaved
+            let bytes = &mut bytes[offset_of(start)..offset_of(end)];
+            let _ = (self.place)(bytes, &[*id]); // after a failure, the policy of the arena applies
         }
     }
 
@@ -144,7 +157,7 @@ impl NumaMemory {
     }
 }
 
-/// The available bytes of a node's `meminfo`, whose lines begin with `Node 0 `.
+/// The available bytes of a node's `meminfo`. Lines begin with `Node 0 `.
 fn parse_available(meminfo: &str) -> Option<u64> {
     let lines = || meminfo.lines().filter_map(|line| line.trim().splitn(3, ' ').nth(2));
     let bytes = |name: &str| lines().find_map(|line| parse_kilobytes(line, name));
@@ -153,9 +166,16 @@ fn parse_available(meminfo: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::path::PathBuf;
 
+    use penstock_kernels::PANEL_ROWS;
+    use penstock_types::Dtype;
+
     use super::*;
+    use crate::backend::{Backend, MatrixPart, RowSource, WeightSource};
+    use crate::cpu::Cpu;
+    use crate::cpu::buffers::lend_some;
 
     /// A machine: two nodes with cores of two CPUs each, CPU 3 offline; node 2 has only memory, node 3 is offline.
     struct Machine(PathBuf);
@@ -208,20 +228,22 @@ mod tests {
         let machine = Machine::new("errors");
         let all: Vec<usize> = (0..16).collect();
         for id in [1, 3, 1023] {
-            assert_eq!(machine.read(&[0, id], &all), Err("NUMA nodes of this machine: 0, 2, 5".to_owned()));
+            let expected = format!("NUMA nodes of this machine: 0, 2, 5; node {id} does not exist");
+            assert_eq!(machine.read(&[0, id], &all), Err(expected));
         }
-        let error = machine.read(&[2], &[0, 4]).expect_err("only memory");
-        assert_eq!(error, "nodes with CPUs that the process may use (0, 4); node 2 has none");
+        let error = machine.read(&[2], &[0, 1, 2, 4]).expect_err("only memory");
+        assert_eq!(error, "nodes with CPUs that the process may use (0-2,4); node 2 has none");
         let error = machine.read(&[0, 5], &[0, 8]).expect_err("no allowed CPU");
-        assert_eq!(error, "nodes with CPUs that the process may use (0, 8); node 5 has none");
+        assert_eq!(error, "nodes with CPUs that the process may use (0,8); node 5 has none");
         let error = read_nodes(&machine.0.join("missing"), &[0], &all).expect_err("no information");
         assert!(error.to_string().ends_with("missing/node has no NUMA nodes on this system"), "{error}");
     }
 
     #[test]
-    fn lists_of_cpus_are_read_with_their_holes() {
+    fn list_of_cpus_may_have_gaps() {
         assert_eq!(parse_list("0-2,5,7-8\n"), Some(vec![0, 1, 2, 5, 7, 8]));
         assert_eq!((parse_list("\n"), parse_list("0-x")), (Some(vec![]), None));
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
     }
 
     #[test]
@@ -230,6 +252,84 @@ mod tests {
                        Node 0 Inactive(file):    3 kB\n";
         assert_eq!(parse_available(meminfo), Some(15 << 10));
         assert_eq!(parse_available("Node 0 MemTotal: 9 kB\n"), None);
-        assert_eq!(NumaMemory::default().available(), None);
+    }
+
+    thread_local! {
+        /// The addresses, lengths and nodes of the calls of `record`.
+        static CALLS: RefCell<Vec<(usize, usize, Vec<usize>)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// A system with the nodes 4 and 7.
+    fn record(bytes: &mut [u8], nodes: &[usize]) -> io::Result<()> {
+        CALLS.with_borrow_mut(|calls| calls.push((bytes.as_ptr().addr(), bytes.len(), nodes.to_vec())));
+        if nodes.iter().all(|node| [4, 7].contains(node)) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
+    }
+
+    #[test]
+    fn refused_node_means_that_no_memory_is_placed() {
+        for ids in [vec![5], vec![4, 5], vec![5, 7], vec![]] {
+            let memory = NumaMemory::new(ids.clone(), record);
+            let shown = (memory.is_set(), memory.available(), memory.error().is_some());
+            assert_eq!(shown, (false, None, !ids.is_empty()), "{ids:?}");
+            CALLS.take();
+            memory.place(&mut [0; 8]);
+            memory.place_panels(&mut [0; 8], 8, |panel| panel);
+            assert!(CALLS.take().is_empty());
+        }
+        assert!(NumaMemory::new(vec![4, 7], record).is_set());
+    }
+
+    /// Zeroed rows of 64 columns.
+    struct Zeros(usize);
+
+    impl RowSource for Zeros {
+        fn rows(&self) -> usize {
+            self.0
+        }
+
+        fn columns(&self) -> usize {
+            64
+        }
+
+        fn read(&self, _: Range<usize>, out: &mut [f32]) {
+            out.fill(0.0);
+        }
+    }
+
+    impl WeightSource for Zeros {}
+
+    #[test]
+    fn panels_of_a_matrix_are_placed_on_their_nodes() {
+        const ROWS: usize = PANEL_ROWS;
+        let parts = [(Zeros(3 * ROWS), Dtype::Bf16), (Zeros(4 * ROWS), Dtype::F32)];
+        let parts = [0, 1].map(|i| MatrixPart { source: &parts[i].0, format: parts[i].1.into() });
+        for ids in [vec![4], vec![7, 4]] {
+            let mut cpu = Cpu::new(1).expect("a thread");
+            cpu.numa_memory = NumaMemory::new(ids.clone(), record);
+            cpu.reserve(1 << 20).expect("memory");
+            let (_, len, nodes) = CALLS.take().pop().expect("a call for the arena");
+            assert_eq!((len >= 1 << 20, &nodes), (true, &ids));
+            let matrix = cpu.load_matrix(&parts).expect("a matrix");
+            let [bytes] = lend_some(&mut cpu.arena, [matrix.weights.region()]);
+            let start = bytes.as_ptr().addr();
+            let calls: Vec<_> =
+                CALLS.take().into_iter().map(|(at, len, ids)| (at - start, len, ids)).collect();
+            // The first node has 3 of 7 panels: those of the first part.
+            let (first, second) = (3 * ROWS * 64 * 2, 4 * ROWS * 64 * 4);
+            let expected = vec![(0, first, vec![7]), (first, second, vec![4])];
+            assert_eq!(calls, if ids.len() == 2 { expected } else { Vec::new() });
+            // Panels of both parts.
+            let panels = [1, 2].map(|count| count * ROWS * 64 * 2).into_iter();
+            let others = [1, 2, 3, 4].map(|count| first + count * ROWS * 64 * 4);
+            let offsets: Vec<_> = [0].into_iter().chain(panels).chain([first]).chain(others).collect();
+            assert_eq!(
+                (0..=matrix.panels()).map(|panel| matrix.panel_offset(panel)).collect::<Vec<_>>(),
+                offsets
+            );
+        }
     }
 }

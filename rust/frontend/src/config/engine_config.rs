@@ -20,7 +20,7 @@ pub struct EngineConfig {
     pub config_overrides: Option<Json>,
     /// Number of compute threads.
     pub threads: Option<usize>,
-    /// NUMA nodes on which the engine computes and has its memory.
+    /// NUMA nodes of the threads and the memory.
     pub numa_nodes: Option<Vec<u32>>,
     /// Size of the cache of packed weights on disk.
     pub weights_cache_bytes: Option<u64>,

@@ -117,10 +117,8 @@ impl Pool {
             nodes.len()
         );
         // With more workers than CPUs, a spinning worker delays the one it waits for.
-        let spins = match &nodes[..] {
-            [] => threads <= std::thread::available_parallelism().map_or(1, usize::from),
-            nodes => nodes.iter().all(|cpus| threads / nodes.len() <= cpus.len()),
-        };
+        let spins = threads <= std::thread::available_parallelism().map_or(1, usize::from)
+            && nodes.iter().all(|cpus| threads / nodes.len() <= cpus.len());
         let state = Arc::new(PoolState {
             generation: WaitableCounter::new(spins),
             join_state: WaitableCounter::new(spins),
@@ -137,11 +135,11 @@ impl Pool {
         let per_node = threads / pool.num_nodes();
         for worker in 1..threads {
             let state = Arc::clone(&pool.state);
-            let cpus = pool.nodes.get(worker / per_node).cloned();
+            let cpus = pool.pinned_cpus(worker / per_node).map(<[usize]>::to_vec);
             let builder = std::thread::Builder::new().name(format!("penstock-worker-{worker}"));
             pool.workers.push(builder.spawn(move || {
                 if let Some(cpus) = cpus {
-                    let _ = pin(&cpus); // a failure is in `pin_error`
+                    let _ = pin(&cpus); // `try_pin` succeeded; a later failure has no effect on results
                 }
                 state.work(worker);
             })?);
@@ -151,9 +149,14 @@ impl Pool {
 
     /// Makes the calling thread, which is worker 0 of its jobs, run on the CPUs of the first node.
     pub fn pin_caller(&self) {
-        if let Some(cpus) = self.nodes.first() {
-            let _ = pin(cpus); // a failure is in `pin_error`
+        if let Some(cpus) = self.pinned_cpus(0) {
+            let _ = pin(cpus); // as above
         }
+    }
+
+    /// The CPUs of the threads of a node; `None` if they run on any CPU.
+    fn pinned_cpus(&self, node: usize) -> Option<&[usize]> {
+        if self.pin_error.is_none() { self.nodes.get(node).map(Vec::as_slice) } else { None }
     }
 
     /// The reason why the threads run on any CPU, though the pool is divided between nodes.
@@ -247,7 +250,7 @@ impl Pool {
     }
 }
 
-/// Whether a thread may run on these CPUs; a thread of its own tries it.
+/// Tries to pin a temporary thread to these CPUs.
 fn try_pin(cpus: &[usize]) -> io::Result<()> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().spawn_scoped(scope, || pin(cpus))?;
