@@ -184,22 +184,22 @@ macro_rules! row_instruction {
         pub(super) unsafe fn $name(row: *const $integer, k: usize, b: I, mut c: I) -> I {
             /// `$encoding` is that of AVX-VNNI, or of AVX-512.
             macro_rules! instruction {
-                        ($encoding:literal) => {
-                            asm!(
-                                "vpbroadcastd {x}, dword ptr [{row} + 4 * {k}]",
-                                concat!($encoding, " ", $instruction, " {low}, {b_low}, {x}"),
-                                concat!($encoding, " ", $instruction, " {high}, {b_high}, {x}"),
-                                row = in(reg) row,
-                                k = in(reg) k,
-                                x = out(ymm_reg) _,
-                                b_low = in(ymm_reg) b.0,
-                                b_high = in(ymm_reg) b.1,
-                                low = inout(ymm_reg) c.0,
-                                high = inout(ymm_reg) c.1,
-                                options(pure, readonly, nostack, preserves_flags),
-                            )
-                        };
-                    }
+                                ($encoding:literal) => {
+                                    asm!(
+                                        "vpbroadcastd {x}, dword ptr [{row} + 4 * {k}]",
+                                        concat!($encoding, " ", $instruction, " {low}, {b_low}, {x}"),
+                                        concat!($encoding, " ", $instruction, " {high}, {b_high}, {x}"),
+                                        row = in(reg) row,
+                                        k = in(reg) k,
+                                        x = out(ymm_reg) _,
+                                        b_low = in(ymm_reg) b.0,
+                                        b_high = in(ymm_reg) b.1,
+                                        low = inout(ymm_reg) c.0,
+                                        high = inout(ymm_reg) c.1,
+                                        options(pure, readonly, nostack, preserves_flags),
+                                    )
+                                };
+                            }
             // SAFETY: reads only the 32 bits and writes only its output registers.
             unsafe {
                 if cfg!(test) && !std::arch::is_x86_feature_detected!("avxvnni") {
