@@ -133,7 +133,7 @@ def test_threads_default_to_the_cores_of_the_nodes(tiny_model: Path) -> None:
     [
         ({"numa_nodes": 0}, "numa_nodes", "a sequence of NUMA nodes"),
         ({"numa_nodes": []}, "numa_nodes", "1 to 16 nodes"),
-        ({"numa_nodes": range(17)}, "numa_nodes", "1 to 16 nodes"),
+        ({"numa_nodes": range(17)}, "numa_nodes", "at most 16 nodes"),
         ({"numa_nodes": [0, -1]}, "numa_nodes", r"numa_nodes\[1\]=-1 .* an integer from 0 to 1023"),
         ({"numa_nodes": [1, 0, 1]}, "numa_nodes", r"\(1, 0, 1\) .* 1 occurs twice"),
         ({"numa_nodes": [0, 1], "threads": 3}, "threads", "a multiple of 2, the number of numa_nodes"),

@@ -1,6 +1,5 @@
 //! Reading one field: the right type and within its range, or an error that names the field, the value and the limit.
 
-use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use penstock_types::{FieldError, Named};
@@ -152,16 +151,16 @@ impl Field {
     pub fn token_ids<V: Value>(self, value: &V, max_items: usize, expected: &str) -> Read<Vec<u32>, V> {
         let token_id =
             |field: Field, item: &V| field.integer(item, 0..=i128::from(u32::MAX)).map(|id| id as u32);
-        self.items(value, max_items, format_args!("at most {max_items} ids"), expected, token_id)
+        self.items(value, max_items, "ids", expected, token_id)
     }
 
-    /// At most `max_items` items, read by `read`, from any iterable except strings, bytes and mappings. `limit` and
-    /// `expected` describe the number and the type in words.
+    /// At most `max_items` items, read by `read`, from any iterable except strings, bytes and mappings. `noun` names the
+    /// items and `expected` describes the type in words.
     pub fn items<V: Value, T>(
         self,
         value: &V,
         max_items: usize,
-        limit: impl Display,
+        noun: &str,
         expected: &str,
         read: impl Fn(Self, &V) -> Read<T, V>,
     ) -> Read<Vec<T>, V> {
@@ -171,7 +170,7 @@ impl Field {
         let read = numbered.map(|(index, item)| read(self.item(index), &item.map_err(ReadError::Raised)?));
         let read = read.collect::<Result<_, _>>()?;
         match items.next() {
-            Some(_) => Err(self.refuse(value, limit.to_string())),
+            Some(_) => Err(self.refuse(value, format!("at most {max_items} {noun}"))),
             None => Ok(read),
         }
     }

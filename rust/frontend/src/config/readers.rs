@@ -25,8 +25,7 @@ pub fn read_device<V: Value>(field: Field, value: &V) -> Read<Auto<Device>, V> {
 
 pub fn read_numa_nodes<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Vec<u32>, V> {
     let read = |field: Field, node: &V| field.integer(node, 0..=MAX_NUMA_NODE).map(|node| node as u32);
-    let limit = format_args!("1 to {max_items} nodes");
-    field.items(value, max_items, limit, "a sequence of NUMA nodes (integers from 0)", read)
+    field.items(value, max_items, "nodes", "a sequence of NUMA nodes (integers from 0)", read)
 }
 
 pub fn read_overrides<V: Value>(field: Field, value: &V) -> Read<Json, V> {

@@ -77,7 +77,7 @@ pub fn read_texts<V: Value>(
     max_chars: usize,
 ) -> Read<Vec<String>, V> {
     let read = |field: Field, text: &V| field.text_within(text, max_chars);
-    field.items(value, max_items, format_args!("at most {max_items} strings"), "a sequence of strings", read)
+    field.items(value, max_items, "strings", "a sequence of strings", read)
 }
 
 /// `max_chars` limits the sum of all lengths, too.
@@ -109,13 +109,7 @@ pub fn read_stops<V: Value>(
         return Ok(vec![field.text_within(value, max_chars)?]);
     }
     let read = |field: Field, text: &V| field.text_within(text, max_chars);
-    field.items(
-        value,
-        max_items,
-        format_args!("at most {max_items} strings"),
-        "a string or a sequence of strings",
-        read,
-    )
+    field.items(value, max_items, "strings", "a string or a sequence of strings", read)
 }
 
 pub fn read_id_sequences<V: Value>(
@@ -129,5 +123,5 @@ pub fn read_id_sequences<V: Value>(
         ids if ids.is_empty() => Err(field.refuse(item, "a sequence of at least one id")),
         ids => Ok(ids),
     };
-    field.items(value, max_items, format_args!("at most {max_items} sequences"), expected, read)
+    field.items(value, max_items, "sequences", expected, read)
 }

@@ -186,13 +186,8 @@ impl Tools {
         if value.kind() != Kind::Array || value.array().next().is_none() {
             return Err(field.refuse(value, expected));
         }
-        let functions = field.items(
-            value,
-            max_items,
-            format_args!("at most {max_items} tools"),
-            expected,
-            |_, tool| Function::read(field, tool),
-        )?;
+        let functions =
+            field.items(value, max_items, "tools", expected, |_, tool| Function::read(field, tool))?;
         let mut names: Vec<_> = functions.iter().map(|function| &function.name).collect();
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
