@@ -183,7 +183,7 @@ impl Kernels {
     }
 }
 
-/// Computes splits, with the queries of the job that was last.
+/// Computes splits, and keeps the queries of the last job.
 struct Worker<'a> {
     table: &'a Table,
     shape: &'a AttentionShape,

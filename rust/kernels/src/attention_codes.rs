@@ -1,5 +1,5 @@
-//! The output of attention as codes: the worker that completes a row quantises it. A row is complete when all its heads
-//! are, which different workers compute.
+//! The output of attention as codes. Different workers compute the heads of a row; the worker that completes the last head
+//! quantises the row.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -39,7 +39,7 @@ impl<'a> SharedCodes<'a> {
         Self { layout, codes: SharedMut::new(codes), heads_done }
     }
 
-    /// Counts the heads of a job whose floats are written, and quantises the rows that are complete.
+    /// Counts the heads of a finished job, and quantises the rows that are complete.
     ///
     /// # Safety
     /// The table's instruction set is available; `shape` and `job` are as their types require; no job is counted twice.

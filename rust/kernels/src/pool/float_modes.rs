@@ -42,7 +42,7 @@ mod register {
     }
 
     pub(super) fn write(modes: Register) {
-        // SAFETY: reads the 4 bytes of `modes`; they are those of this register but for the bits of `FLUSH`.
+        // SAFETY: reads the 4 bytes of `modes`, which were read from this register; only bits of `FLUSH` changed.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const modes, options(nostack, preserves_flags)) };
     }
 }
@@ -63,7 +63,7 @@ mod register {
     }
 
     pub(super) fn write(modes: Register) {
-        // SAFETY: `modes` are those of this register but for the bit of `FLUSH`.
+        // SAFETY: `modes` were read from this register; only the bit of `FLUSH` changed.
         unsafe { asm!("msr fpcr, {}", in(reg) modes, options(nomem, nostack, preserves_flags)) };
     }
 }

@@ -37,7 +37,7 @@ use std::ops::Range;
 pub(crate) const SPLIT: usize = 256;
 const SPLIT_TILES: usize = SPLIT / LANES;
 
-/// Maximum number of query rows of a tile, if the instruction set has tiles of so many.
+/// Maximum number of query rows of a tile; an instruction set with smaller tiles has fewer.
 pub(crate) const MAX_ROWS: usize = 12;
 
 /// Maximum number of floats of the query rows of one job, padded to 16.
