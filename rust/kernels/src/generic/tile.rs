@@ -133,6 +133,20 @@ pub(crate) struct TileRows<const T: usize> {
     pub(crate) stride: usize,
 }
 
+impl<const T: usize> TileRows<T> {
+    /// # Safety
+    /// `T` rows, `stride` floats apart, are readable at `x`.
+    #[inline(always)]
+    unsafe fn new(x: *const f32, stride: usize) -> Self {
+        let mut rows = Self { at: [x; T], stride };
+        unrolled!(t < T => {
+            // SAFETY: the row exists by contract.
+            rows.at[t] = unsafe { x.add(t * stride) };
+        });
+        rows
+    }
+}
+
 /// The prefetches of a tile: at each pair of steps, the cache lines of a pair at `offsets[p]` from panel p; the offsets
 /// then grow by `advance` bytes.
 #[derive(Clone, Copy)]
@@ -202,11 +216,8 @@ pub(crate) unsafe fn advance<S: Simd, E: PanelDtype, const T: usize, const P: us
     steps: Range<usize>,
     prefetch: Prefetch<P>,
 ) {
-    let mut rows = TileRows { at: [x; T], stride: x_stride };
-    unrolled!(t < T => {
-        // SAFETY: the row exists by contract.
-        rows.at[t] = unsafe { x.add(t * x_stride) };
-    });
+    // SAFETY: by contract.
+    let rows = unsafe { TileRows::<T>::new(x, x_stride) };
     let mut k = steps.start;
     let mut pair = k / 2 * E::PAIR;
     let mut ahead = 0;
@@ -248,11 +259,8 @@ pub(crate) unsafe fn advance_any<S: Simd, E: PanelDtype, const T: usize, const P
     prefetch: Prefetch<P>,
 ) {
     let Range { mut start, end } = steps;
-    let mut rows = TileRows { at: [x; T], stride: x_stride };
-    unrolled!(t < T => {
-        // SAFETY: the row exists by contract.
-        rows.at[t] = unsafe { x.add(t * x_stride) };
-    });
+    // SAFETY: by contract.
+    let rows = unsafe { TileRows::<T>::new(x, x_stride) };
     // SAFETY: by contract.
     unsafe {
         if start % 2 == 1 && start < end {

@@ -5,6 +5,23 @@ use std::arch::x86_64::*;
 
 use super::{I, V};
 
+/// The lines of assembly, with element `$k` of `$row` broadcast to `x`, and the halves of `$b` and `$c` in registers.
+macro_rules! with_broadcast {
+    ($row:ident, $k:ident, $b:ident, $c:ident, $($line:expr),+) => {
+        asm!(
+            $($line),+,
+            row = in(reg) $row,
+            k = in(reg) $k,
+            x = out(ymm_reg) _,
+            b_low = in(ymm_reg) $b.0,
+            b_high = in(ymm_reg) $b.1,
+            low = inout(ymm_reg) $c.0,
+            high = inout(ymm_reg) $c.1,
+            options(pure, readonly, nostack, preserves_flags),
+        )
+    };
+}
+
 /// Written in assembly, because the compiler schedules the broadcasts of a whole step early, runs out of registers and
 /// spills accumulators, which doubles the time of a tile.
 ///
@@ -15,18 +32,14 @@ use super::{I, V};
 pub(super) unsafe fn mul_add_broadcast(row: *const f32, k: usize, b: V, mut c: V) -> V {
     // SAFETY: reads only `row[k]` and writes only its output registers.
     unsafe {
-        asm!(
+        with_broadcast!(
+            row,
+            k,
+            b,
+            c,
             "vbroadcastss {x}, dword ptr [{row} + 4 * {k}]",
             "vfmadd231ps {low}, {x}, {b_low}",
-            "vfmadd231ps {high}, {x}, {b_high}",
-            row = in(reg) row,
-            k = in(reg) k,
-            x = out(ymm_reg) _,
-            b_low = in(ymm_reg) b.0,
-            b_high = in(ymm_reg) b.1,
-            low = inout(ymm_reg) c.0,
-            high = inout(ymm_reg) c.1,
-            options(pure, readonly, nostack, preserves_flags),
+            "vfmadd231ps {high}, {x}, {b_high}"
         );
     }
     c
@@ -182,30 +195,28 @@ macro_rules! row_instruction {
         #[inline]
         #[target_feature(enable = "avx2")]
         pub(super) unsafe fn $name(row: *const $integer, k: usize, b: I, mut c: I) -> I {
-            /// `$encoding` is that of AVX-VNNI, or of AVX-512.
-            macro_rules! instruction {
-                                ($encoding:literal) => {
-                                    asm!(
-                                        "vpbroadcastd {x}, dword ptr [{row} + 4 * {k}]",
-                                        concat!($encoding, " ", $instruction, " {low}, {b_low}, {x}"),
-                                        concat!($encoding, " ", $instruction, " {high}, {b_high}, {x}"),
-                                        row = in(reg) row,
-                                        k = in(reg) k,
-                                        x = out(ymm_reg) _,
-                                        b_low = in(ymm_reg) b.0,
-                                        b_high = in(ymm_reg) b.1,
-                                        low = inout(ymm_reg) c.0,
-                                        high = inout(ymm_reg) c.1,
-                                        options(pure, readonly, nostack, preserves_flags),
-                                    )
-                                };
-                            }
             // SAFETY: reads only the 32 bits and writes only its output registers.
             unsafe {
                 if cfg!(test) && !std::arch::is_x86_feature_detected!("avxvnni") {
-                    instruction!("{{evex}}");
+                    with_broadcast!(
+                        row,
+                        k,
+                        b,
+                        c,
+                        "vpbroadcastd {x}, dword ptr [{row} + 4 * {k}]",
+                        concat!("{{evex}} ", $instruction, " {low}, {b_low}, {x}"),
+                        concat!("{{evex}} ", $instruction, " {high}, {b_high}, {x}")
+                    );
                 } else {
-                    instruction!("{{vex}}");
+                    with_broadcast!(
+                        row,
+                        k,
+                        b,
+                        c,
+                        "vpbroadcastd {x}, dword ptr [{row} + 4 * {k}]",
+                        concat!("{{vex}} ", $instruction, " {low}, {b_low}, {x}"),
+                        concat!("{{vex}} ", $instruction, " {high}, {b_high}, {x}")
+                    );
                 }
             }
             c
