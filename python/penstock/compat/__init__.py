@@ -1,0 +1,1 @@
+"""Programming interfaces of other engines, on Penstock's public API."""

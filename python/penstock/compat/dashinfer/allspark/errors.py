@@ -1,0 +1,47 @@
+"""`AsError`, the exception of the DashInfer API, and the statuses of Penstock's errors."""
+
+from __future__ import annotations
+
+from penstock import (
+    ConfigError,
+    EngineStoppedError,
+    InvalidRequestError,
+    ModelLoadError,
+    OutOfMemoryError,
+    OverloadedError,
+    PenstockError,
+)
+from penstock.compat.dashinfer.allspark.enums import AsStatus
+
+__all__ = ["AsError", "as_error"]
+
+#: The first class that matches an error determines its status; others are runtime errors.
+_STATUSES: tuple[tuple[type[PenstockError], AsStatus], ...] = (
+    (ConfigError, AsStatus.ALLSPARK_PARAM_ERROR),
+    (InvalidRequestError, AsStatus.ALLSPARK_PARAM_ERROR),
+    (ModelLoadError, AsStatus.ALLSPARK_IO_ERROR),
+    (OutOfMemoryError, AsStatus.ALLSPARK_MEMORY_ERROR),
+    (OverloadedError, AsStatus.ALLSPARK_REQUEST_DENIED),
+    (EngineStoppedError, AsStatus.ALLSPARK_REQUEST_DENIED),
+)
+
+
+class AsError(RuntimeError):
+    """A call that failed; `status` is its `AsStatus`.
+
+    The message begins with the name of the status, as in "ALLSPARK_PARAM_ERROR: max_batch must be above 0".
+    """
+
+    def __init__(self, status: AsStatus, reason: str) -> None:
+        super().__init__(status, reason)
+        self.status = status
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.status.name}: {self.reason}"
+
+
+def as_error(error: PenstockError) -> AsError:
+    """The `AsError` for an error of Penstock; raise it `from` that error."""
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), None)
+    return AsError(AsStatus.ALLSPARK_RUNTIME_ERROR if status is None else status, str(error))
