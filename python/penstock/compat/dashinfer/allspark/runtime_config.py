@@ -1,0 +1,347 @@
+"""The configuration of an installed model: `AsModelConfig` and its builder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from penstock.compat.dashinfer.allspark.enums import (
+    AsCacheMode,
+    AsEvictionStrategy,
+    AsMHAPrefill,
+    AsSchedulingStrategy,
+    TargetDevice,
+)
+
+__all__ = ["AsModelConfig", "AsModelRuntimeConfigBuilder", "RuntimeConfig", "parse_compute_unit"]
+
+AnyEnum = TypeVar("AnyEnum", bound=Enum)
+
+
+@dataclass
+class AsModelConfig:
+    """The configuration of a model for `Engine.install_model`, which checks it.
+
+    `AsModelRuntimeConfigBuilder` has a setter for most fields; docs/dashinfer.md lists the effect of each.
+    """
+
+    model_name: str = ""
+    """Name of the model in the engine."""
+    model_path: str = ""
+    """The `.asgraph` file."""
+    weights_path: str = ""
+    """The `.asparam` file."""
+    compute_unit: str = "CUDA:0"
+    """Device and ids: `CUDA:0,1`, `CPU:0`, or `CPU_NUMA:0,1` with NUMA nodes."""
+    engine_max_length: int = 2048
+    """Maximum number of tokens of a request, prompt and output together; above 2."""
+    engine_max_batch: int = 32
+    """Maximum number of requests that are computed together; above 0."""
+    engine_max_prefill_length: int = 0
+    """Maximum number of prompt tokens that are computed in a step; 0 is the engine's default."""
+    swap_threshold: int = -1
+    text_graph: bool = False
+    num_threads: int = 0
+    """Compute threads, on `CPU_NUMA` for each node; 0 is the engine's default."""
+    matmul_precision: str = "highest"
+    lora_names: list[str] = field(default_factory=list)
+    cache_span_size: int = 128
+    """Tokens of a block of the KV cache: 16, 32, 64, 128, or 0 for the engine's default."""
+    cache_span_num_init: int = 0
+    cache_span_num_grow: int = 0
+    enable_prefix_cache: bool = True
+    prefix_cache_ttl: int = 300
+    """Time for which unused blocks of the prefix cache are kept, in seconds."""
+    prefill_mode: AsMHAPrefill = AsMHAPrefill.AsPrefillDefault
+    cache_mode: AsCacheMode = AsCacheMode.AsCacheDefault
+    """Data type of the KV cache."""
+    eviction_strategy: AsEvictionStrategy = AsEvictionStrategy.MaxLength
+    """Choice of the request that is interrupted when the KV cache is full."""
+    scheduling_strategy: AsSchedulingStrategy = AsSchedulingStrategy.ContextPriority
+    enable_sparsity_matmul: bool = False
+    lora_max_rank: int = 64
+    lora_max_num: int = 5
+
+
+RuntimeConfig = AsModelConfig
+
+#: Keys of `update_from_dict` whose name is not that of the field.
+_KEYS = {
+    "kv_cache_mode": "cache_mode",
+    "kv_cache_span_size": "cache_span_size",
+    "compute_thread_in_device": "num_threads",
+}
+_ENUMS: dict[str, type[Enum]] = {
+    "cache_mode": AsCacheMode,
+    "eviction_strategy": AsEvictionStrategy,
+    "prefill_mode": AsMHAPrefill,
+    "scheduling_strategy": AsSchedulingStrategy,
+}
+_FIELDS = {item.name: item.default for item in dataclasses.fields(AsModelConfig)}
+_REQUIRED = ("model_name", "compute_unit", "engine_max_length", "engine_max_batch")
+
+
+class AsModelRuntimeConfigBuilder:
+    """Builds an `AsModelConfig`.
+
+    Setters return the builder, so that calls can be chained:
+
+        builder = AsModelRuntimeConfigBuilder().model_name("m").model_dir("model_output", "m")
+        config = builder.compute_unit(TargetDevice.CPU).max_length(2048).max_batch(8).build()
+
+    A value of the wrong type raises `ValueError`; `Engine.install_model` checks ranges.
+    """
+
+    def __init__(self) -> None:
+        self._config = AsModelConfig()
+
+    def model_name(self, model_name: str) -> Self:
+        """Set the name of the model in the engine."""
+        return self._set("model_name", model_name)
+
+    def model_dir(self, model_dir: str | os.PathLike[str], file_name_prefix: str) -> Self:
+        """Set the files of a serialised model: `<prefix>.asgraph` and `<prefix>.asparam` in `model_dir`."""
+        path = os.path.join(os.fspath(model_dir), file_name_prefix)  # noqa: PTH118 - the parts are kept
+        return self.model_file_path(f"{path}.asgraph", f"{path}.asparam")
+
+    def model_file_path(
+        self, model_file_name: str | os.PathLike[str], weight_file_path: str | os.PathLike[str]
+    ) -> Self:
+        """Set the two files of a serialised model; prefer `model_dir`."""
+        self._set("model_path", os.fspath(model_file_name))
+        return self._set("weights_path", os.fspath(weight_file_path))
+
+    def compute_unit(
+        self,
+        target_device: TargetDevice | str,
+        device_id_array: Sequence[int] | None = None,
+        compute_thread_in_device: int = 0,
+    ) -> Self:
+        """Set the device.
+
+        `device_id_array` has the GPUs of `CUDA` or the NUMA nodes of `CPU_NUMA`, by default 0; `CPU` ignores
+        it. `compute_thread_in_device` is the number of threads, for `CPU_NUMA` of each node; 0 chooses.
+        """
+        device = _enum("target_device", TargetDevice, target_device)
+        ids = [0] if device_id_array is None or device is TargetDevice.CPU else list(device_id_array)
+        if not ids or any(type(item) is not int or item < 0 for item in ids):
+            message = f"device_id_array is {device_id_array!r}; it must be a list of numbers from 0"
+            raise ValueError(message)
+        self._set("compute_unit", f"{device.name}:{','.join(map(str, ids))}")
+        return self._set("num_threads", compute_thread_in_device)
+
+    def set_compute_unit_from_str(self, compute_unit: str) -> Self:
+        """Set the device by its text, such as `CUDA:0,1`."""
+        return self._set("compute_unit", compute_unit)
+
+    def max_length(self, length: int | str) -> Self:
+        """Set the maximum number of tokens of a request, prompt and output together."""
+        return self._set("engine_max_length", length)
+
+    def max_batch(self, batch: int | str) -> Self:
+        """Set the maximum number of requests that are computed together."""
+        return self._set("engine_max_batch", batch)
+
+    def max_prefill_length(self, length: int | str) -> Self:
+        """Set the maximum number of prompt tokens that are computed in a step; 0 is the engine's default.
+
+        The tokens of longer prompts are computed in several steps, with the same result.
+        """
+        return self._set("engine_max_prefill_length", length)
+
+    def prefill_cache(self, enable: bool = True) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+        """Enable or disable the prefix cache."""
+        return self._set("enable_prefix_cache", enable)
+
+    def prefix_cache_ttl(self, ttl: int | str = 300) -> Self:
+        """Set the time for which unused blocks of the prefix cache are kept, in seconds."""
+        return self._set("prefix_cache_ttl", ttl)
+
+    def kv_cache_mode(self, cache_mode: AsCacheMode | str) -> Self:
+        """Set the data type of the KV cache."""
+        return self._set("cache_mode", cache_mode)
+
+    def kv_cache_span_size(self, span_size: int | str) -> Self:
+        """Set the number of tokens of a block of the KV cache: 16, 32, 64 or 128; 0 is the engine's default."""
+        return self._set("cache_span_size", span_size)
+
+    def set_span_init_size(self, size: int | str) -> Self:
+        """Has no effect: the memory of the KV cache is allocated when the model is installed."""
+        return self._set("cache_span_num_init", size)
+
+    def eviction_strategy(self, strategy: AsEvictionStrategy | str) -> Self:
+        """Set the choice of the request that is interrupted when the KV cache is full."""
+        return self._set("eviction_strategy", strategy)
+
+    def scheduling_strategy(self, strategy: AsSchedulingStrategy | str) -> Self:
+        """Has no effect: a step computes the tokens of prompts and of outputs together."""
+        return self._set("scheduling_strategy", strategy)
+
+    def enable_sparsity_matmul(self, enable: bool = False) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+        """`True` is refused by `Engine.install_model`: 2:4 sparse weights are not supported."""
+        return self._set("enable_sparsity_matmul", enable)
+
+    def lora_max_rank(self, rank: int | str) -> Self:
+        """Set the maximum rank of a LoRA adapter."""
+        return self._set("lora_max_rank", rank)
+
+    def lora_max_num(self, number: int | str) -> Self:
+        """Set the maximum number of LoRA adapters."""
+        return self._set("lora_max_num", number)
+
+    def from_dict(self, rfield: Mapping[str, Any]) -> Self:
+        """Set the fields of a runtime configuration as a mapping.
+
+        `model_name`, `compute_unit` (a mapping with `device_type`, `device_ids` and
+        `compute_thread_in_device`), `engine_max_length` and `engine_max_batch` are required; a missing one
+        raises `KeyError`. The others are those of `update_from_dict`.
+        """
+        missing = [key for key in _REQUIRED if key not in rfield]
+        if missing:
+            message = f"the runtime configuration has no {', '.join(missing)}"
+            raise KeyError(message)
+        return self.update_from_dict(rfield)
+
+    def update_from_dict(self, rfield: Mapping[str, Any]) -> Self:
+        """Set the given fields: those of `AsModelConfig`, `kv_cache_mode` and `kv_cache_span_size`.
+
+        Enumerations may be given by name. An unknown key raises `ValueError`, and nothing is changed.
+        """
+        unknown = [key for key in rfield if _KEYS.get(key, key) not in _FIELDS]
+        if unknown:
+            names = ", ".join(sorted([*_FIELDS, *_KEYS]))
+            message = f"unknown keys in the runtime configuration: {', '.join(unknown)}; the keys are {names}"
+            raise ValueError(message)
+        previous, self._config = self._config, dataclasses.replace(self._config)
+        try:
+            for key, value in rfield.items():
+                if key == "compute_unit" and isinstance(value, Mapping):
+                    self.compute_unit(
+                        value["device_type"],
+                        value.get("device_ids"),
+                        _integer("compute_thread_in_device", value.get("compute_thread_in_device", 0)),
+                    )
+                else:
+                    self._set(_KEYS.get(key, key), value)
+        except BaseException:
+            self._config = previous
+            raise
+        return self
+
+    def from_file(self, path: str | os.PathLike[str]) -> Self:
+        """Set the fields of a JSON or YAML file, which `from_dict` describes.
+
+        The fields are the file's content, or its section `runtime_config`. A name that ends with `.yaml` or
+        `.yml` is YAML, which requires `pip install 'penstock[dashinfer]'`.
+        """
+        content = read_mapping(Path(path))
+        section = content.get("runtime_config", content)
+        if not isinstance(section, Mapping):
+            message = f"{os.fspath(path)}: runtime_config must be a mapping"
+            raise ValueError(message)  # noqa: TRY004 - a value of the file
+        return self.from_dict(section)
+
+    @staticmethod
+    def parse_device_type(device_str: str) -> tuple[TargetDevice, list[int]]:
+        """The device and ids of a text such as `CUDA:0,1`. Raises `ValueError`."""
+        return parse_compute_unit(device_str)
+
+    def build(self) -> AsModelConfig:
+        """The configuration. The builder keeps its values."""
+        return dataclasses.replace(self._config, lora_names=list(self._config.lora_names))
+
+    def _set(self, name: str, value: object) -> Self:
+        setattr(self._config, name, _converted(name, value))
+        return self
+
+
+def parse_compute_unit(text: str) -> tuple[TargetDevice, list[int]]:
+    """The device and ids of a text such as `CUDA:0,1`. Raises `ValueError`."""
+    name, _, ids = text.partition(":") if isinstance(text, str) else ("", "", "")
+    device = TargetDevice.__members__.get(name.strip().upper())
+    numbers = [item.strip() for item in (ids or "0").split(",")]
+    if device is None or not all(item.isascii() and item.isdigit() and len(item) <= 5 for item in numbers):
+        message = f"compute_unit is {text!r}; it must be a device with ids, such as CUDA:0,1, CPU:0 or CPU_NUMA:0"
+        raise ValueError(message)
+    return device, [int(item) for item in numbers]
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The content of a JSON or YAML file, which must be a mapping. Raises `ValueError` and `OSError`."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            import yaml
+        except ImportError as error:
+            message = f"{path}: reading YAML requires an extra: pip install 'penstock[dashinfer]'"
+            raise ImportError(message, name="yaml") from error
+        try:
+            content = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            message = f"{path}: invalid YAML: {error}"
+            raise ValueError(message) from error
+    else:
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            message = f"{path}: invalid JSON: {error}"
+            raise ValueError(message) from error
+    if not isinstance(content, dict):
+        message = f"{path}: the content must be a mapping"
+        raise ValueError(message)  # noqa: TRY004 - a value of the file
+    return content
+
+
+def _converted(name: str, value: object) -> object:
+    """`value` in the type of the field `name`. Raises `ValueError`."""
+    default = _FIELDS[name]
+    if name in _ENUMS:
+        return _enum(name, _ENUMS[name], value)
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            message = f"{name} is {value!r}; it must be True or False"
+            raise ValueError(message)
+        return value
+    if isinstance(default, int):
+        return _integer(name, value)
+    if name == "lora_names":
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            message = f"{name} is {value!r}; it must be a list of names"
+            raise ValueError(message)
+        return list(value)
+    if not isinstance(value, str):
+        message = f"{name} is {value!r}; it must be text"
+        raise ValueError(message)  # noqa: TRY004 - one kind of error for values
+    return value
+
+
+def _integer(name: str, value: object) -> int:
+    """An integer, or a text of one."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        if isinstance(value, str):
+            return int(value)
+    except ValueError:
+        pass
+    message = f"{name} is {value!r}; it must be an integer"
+    raise ValueError(message)
+
+
+def _enum(name: str, kind: type[AnyEnum], value: object) -> AnyEnum:
+    """A member of an enumeration, or the member with this name."""
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str):
+        wanted = value.removeprefix(f"{kind.__name__}.").lower()
+        for member in kind.__members__:
+            if member.lower() == wanted:
+                return kind[member]
+    message = f"{name} is {value!r}; it must be one of {', '.join(kind.__members__)}"
+    raise ValueError(message)
