@@ -53,6 +53,7 @@ PUBLIC = {
     "Stream",
     "Tensor",
     "Timings",
+    "Tokenizer",
     "ToolCall",
     "ToolCallDelta",
     "Usage",

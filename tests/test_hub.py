@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import penstock
 from api_support import PROMPT, SHORT, make_engine
 from support.checkpoints import make_config, write_checkpoint
 
@@ -62,6 +63,12 @@ try:
     penstock.convert(sys.argv[1], sys.argv[2])
 except penstock.ConfigError as error:
     print(error.field)
+"""
+
+TOKENIZE = """
+import sys
+import penstock
+print(penstock.Tokenizer(sys.argv[1]).encode("Hello"))
 """
 
 #: Each ends with Ctrl-C during a download that stalls.
@@ -323,6 +330,24 @@ def test_conversion_to_existing_output_downloads_nothing(hub: Hub, tmp_path: Pat
     )
     assert done.stdout == "output\n"
     assert hub.requests == []
+
+
+def test_tokenizer_of_a_hub_model_downloads_no_weights(hub: Hub, tiny_model: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TOKENIZE, MODEL],
+        cwd=tmp_path,
+        env=environment_of(hub, tmp_path),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == f"{penstock.Tokenizer(tiny_model).encode('Hello')}\n"
+    needed = {path.name for path in tiny_model.iterdir()}
+    assert set(hub.asked_files("GET")) == needed - {"model.safetensors"}
+    hub.requests.clear()
+    assert answer(hub, MODEL, tmp_path) == local_answer(tiny_model)
+    assert hub.asked_files("GET") == ["model.safetensors"]
 
 
 def test_downloaded_files_are_not_downloaded_again(hub: Hub, tmp_path: Path) -> None:

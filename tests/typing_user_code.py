@@ -74,6 +74,11 @@ def last_logits(engine: penstock.Engine, token_ids: list[int]) -> memoryview:
     return memoryview(result.logits)
 
 
+def count_tokens(model: str, messages: list[Message]) -> int:
+    tokenizer = penstock.Tokenizer(model)
+    return len(tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False))
+
+
 def report(engine: penstock.Engine) -> str:
     stats, info = engine.stats(), engine.info
     return json.dumps({"running": engine.is_running, "stats": stats.to_dict(), "info": info.to_dict()})

@@ -53,6 +53,7 @@ from penstock.errors import (
     RequestError,
 )
 from penstock.request import BlockingRequest, BlockingStream, Request, Stream
+from penstock.tokenizer import Tokenizer
 
 __all__ = [
     "Batch",
@@ -94,6 +95,7 @@ __all__ = [
     "Stream",
     "Tensor",
     "Timings",
+    "Tokenizer",
     "ToolCall",
     "ToolCallDelta",
     "Usage",

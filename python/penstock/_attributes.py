@@ -30,6 +30,7 @@ MODULE_HINTS = {
     "InvalidRequest": "use InvalidRequestError",
     "OutOfMemory": "use OutOfMemoryError",
     "Overloaded": "use OverloadedError",
+    **dict.fromkeys(("AutoTokenizer", "PreTrainedTokenizerFast"), "use Tokenizer"),
     "RequestOutput": "use Result",
     "StructuredOutputsParams": "use SamplingParams with response_format, regex, choice or grammar",
 }
@@ -63,7 +64,10 @@ ENGINE_HINTS = {
     "check_health": "use health()",
     "is_sleeping": "use health().state",
     "wake_up": "use wake()",
-    **dict.fromkeys(("get_tokenizer", "tokenizer"), "use encode(), decode() and apply_chat_template()"),
+    **dict.fromkeys(
+        ("get_tokenizer", "tokenizer"),
+        "use encode(), decode() and apply_chat_template(), or Tokenizer(model)",
+    ),
     **dict.fromkeys(("shutdown", "stop"), "use aclose(), or close() without an event loop"),
     "detokenize": "use decode()",
     **dict.fromkeys(("metadata", "model_config"), "use info"),
@@ -97,6 +101,15 @@ BLOCKING_HINTS = {
             "token_bytes",
         )
     },
+}
+TOKENIZER_HINTS = {
+    **dict.fromkeys(("convert_ids_to_tokens", "id_to_token"), "use token_bytes()"),
+    **dict.fromkeys(("eos_token_id", "token_eos"), "use eos_token_ids"),
+    **dict.fromkeys(("n_vocab", "vocab_size"), "use vocabulary_size"),
+    "batch_decode": "call decode() for each sequence",
+    "detokenize": "use decode()",
+    "from_pretrained": "use Tokenizer(model)",
+    "tokenize": "use encode()",
 }
 REQUEST_HINTS = {
     **dict.fromkeys(("abort", "aclose", "close"), "use cancel()"),

@@ -33,6 +33,7 @@ __all__ = [
     "Stats",
     "Tensor",
     "Timings",
+    "Tokenizer",
     "ToolCall",
     "ToolCallDelta",
     "Usage",
@@ -2818,35 +2819,13 @@ class Engine:
     ) -> BeamSearch:
         """Prepare a beam search, of which no request has started. Raises as `start_request` does."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; Ctrl-C in the main thread interrupts it.
-
-        Raises `InvalidRequestError` if the text has a lone surrogate.
-        """
-
-    def decode(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = False,
-    ) -> str:
-        """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
-
-    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each token; see `Engine.token_bytes`."""
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer in use, with the model's chat templates."""
 
     @property
     def info(self) -> ModelInfo:
         """The model's properties and the engine's settings in effect."""
-
-    @property
-    def chat_templates(self) -> dict[str, str]:
-        """The source of each chat template of the model, by name. Requests use `default`."""
-
-    @property
-    def special_tokens(self) -> list[tuple[str, str]]:
-        """Names and texts of the special tokens for chat templates, such as `("bos_token", "<s>")`."""
 
     @property
     def is_running(self) -> bool:
@@ -2898,6 +2877,52 @@ class Engine:
 
     def shutdown(self) -> None:
         """Cancel open requests and wait until the engine's threads have ended. Can be called repeatedly."""
+
+@final
+class Tokenizer:
+    """The tokenizer, chat templates and special tokens of a model."""
+
+    @staticmethod
+    def open(model: str | os.PathLike[str] | bytes) -> Tokenizer:
+        """Read them from a directory, a file, or a converted model in memory. Raises `ModelLoadError`."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text; Ctrl-C in the main thread interrupts it.
+
+        Raises `InvalidRequestError` if the text has a lone surrogate.
+        """
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = False,
+    ) -> str:
+        """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
+
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each token; see `penstock.Tokenizer.token_bytes`."""
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """The source of each chat template of the model, by name. Requests use `default`."""
+
+    @property
+    def special_tokens(self) -> list[tuple[str, str]]:
+        """Names and texts of the special tokens for chat templates, such as `("bos_token", "<s>")`."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's end tokens; if it names none, its `eos_token`."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id of the `bos_token`; if it names none, that of the generation settings."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the largest id."""
 
 @final
 class Port:

@@ -14,12 +14,11 @@ from penstock._core import Port
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import MutableMapping, Sequence
 
-#: The files of a model; weights in other formats or precisions are not downloaded.
-FILES = [
+#: The files of a tokenizer and of chat templates, also those in a converted model.
+TEXT_FILES = (
     "config.json",
-    "quantize_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -28,14 +27,29 @@ FILES = [
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
+    "model.penstock",
+)
+#: The files of a model; weights in other formats or precisions are not downloaded.
+FILES = (
+    *TEXT_FILES,
+    "quantize_config.json",
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
-    "model.penstock",
     "weights.safetensors",
-]
+)
 
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+
+
+def model_argument(model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes:
+    """The argument of a constructor: a path or a hub id, or the contents of a converted model."""
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return bytes(model)
+    if isinstance(model, (str, os.PathLike)):
+        return os.fsdecode(model)
+    message = f"expected str, os.PathLike or bytes object for the model, not {type(model).__name__}"
+    raise TypeError(message)
 
 
 class Lookup:
@@ -46,15 +60,15 @@ class Lookup:
     threads of pools to be joined at exit: an abandoned lookup removes those.
     """
 
-    def __init__(self, model: str | bytes, port: Port) -> None:
+    def __init__(self, model: str | bytes, port: Port, files: Sequence[str] = FILES) -> None:
         self._port = port
         self._outcome: str | bytes | BaseException = ""
         self._other_threads = set(_pool_threads())
-        threading.Thread(target=self._run, name="penstock download", args=(model,), daemon=True).start()
+        threading.Thread(target=self._run, name="penstock download", args=(model, files), daemon=True).start()
 
-    def _run(self, model: str | bytes) -> None:
+    def _run(self, model: str | bytes, files: Sequence[str]) -> None:
         try:
-            self._outcome = resolve(model) if isinstance(model, str) else model
+            self._outcome = resolve(model, files) if isinstance(model, str) else model
         except BaseException as error:  # noqa: BLE001 - raised by `result`
             self._outcome = error
         finally:
@@ -80,13 +94,13 @@ class Lookup:
 
 
 @overload
-def find(model: str) -> str: ...
+def find(model: str, files: Sequence[str] = FILES) -> str: ...
 @overload
-def find(model: str | bytes) -> str | bytes: ...
-def find(model: str | bytes) -> str | bytes:
+def find(model: str | bytes, files: Sequence[str] = FILES) -> str | bytes: ...
+def find(model: str | bytes, files: Sequence[str] = FILES) -> str | bytes:
     """The same as `resolve`; Ctrl-C interrupts a download at once."""
     port = Port(blocking=True)
-    lookup = Lookup(model, port)
+    lookup = Lookup(model, port, files)
     try:
         port.wait()
     except BaseException:
@@ -100,10 +114,11 @@ def _pool_threads() -> MutableMapping[threading.Thread, object]:
     return getattr(concurrent.futures.thread, "_threads_queues", {})
 
 
-def resolve(model: str) -> str:
-    """The local directory or file of `model`, downloaded if necessary. Raises `ModelLoadError`.
+def resolve(model: str, files: Sequence[str] = FILES) -> str:
+    """The local directory or file of `model`. Raises `ModelLoadError`.
 
-    A hub id can name a revision: `owner/name@revision`.
+    Of a model on the hub, `files` are downloaded if necessary. A hub id can name a revision:
+    `owner/name@revision`.
     """
     path = Path(os.path.expanduser(model))  # noqa: PTH111 - never raises
     if model and path.exists():
@@ -112,10 +127,10 @@ def resolve(model: str) -> str:
     if hub_id is None or path.suffix in (".gguf", ".tar"):
         message = f"{model or repr(model)}: no such file or directory"
         raise ModelLoadError(message)
-    return _fetch(hub_id["id"], hub_id["revision"])
+    return _fetch(hub_id["id"], hub_id["revision"], files)
 
 
-def _fetch(hub_id: str, revision: str | None) -> str:
+def _fetch(hub_id: str, revision: str | None, files: Sequence[str]) -> str:
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -127,7 +142,7 @@ def _fetch(hub_id: str, revision: str | None) -> str:
         raise ModelLoadError(message) from None
     name = hub_id if revision is None else f"{hub_id}@{revision}"
     try:
-        folder = huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=FILES)
+        folder = huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=list(files))
     except errors.GatedRepoError as error:
         message = (
             f"{name}: access is restricted; accept the terms on the model's hub page and run: hf auth login"
@@ -150,7 +165,8 @@ def _fetch(hub_id: str, revision: str | None) -> str:
             reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
             message = f"{name}: download from the hub failed: {reason}"
         raise ModelLoadError(message) from error
-    if not any((Path(folder) / name).exists() for name in ("config.json", "model.penstock")):
+    needed = ("config.json", "model.penstock", *(["tokenizer.json"] if files is TEXT_FILES else []))
+    if not any((Path(folder) / name).exists() for name in needed):
         message = (
             f"{name}: no config.json; to use a GGUF file, download it with hf download and open its path"
         )

@@ -17,10 +17,11 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from penstock import _core
+from penstock import _core, _hub
 from penstock._options import merge
-from penstock.chat import Chat, ChatTemplate, has_messages
+from penstock.chat import Chat, has_messages
 from penstock.errors import ConfigError, EngineStoppedError, InvalidRequestError
+from penstock.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,19 +48,12 @@ class Session:
         options: dict[str, Any],
         progress: Callable[[int, int], object] | None,
     ) -> None:
-        self.model: str | bytes
-        if isinstance(model, (bytes, bytearray, memoryview)):
-            self.model = bytes(model)
-        elif isinstance(model, (str, os.PathLike)):
-            self.model = os.fsdecode(model)
-        else:
-            message = f"expected str, os.PathLike or bytes object for the model, not {type(model).__name__}"
-            raise TypeError(message)
+        self.model = _hub.model_argument(model)
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
         self._native: _core.Engine | None = None
         self._path: str | bytes = ""  # the model's files, once it was opened
-        self._chat_templates: dict[str, ChatTemplate] = {}
+        self._tokenizer: Tokenizer  # of `_native`
         self._phase: Literal["new", "starting", "open", "draining", "asleep", "waking"] = "new"
         self._is_closed = False  # in any phase
 
@@ -123,6 +117,7 @@ class Session:
 
     def adopt(self, native: _core.Engine, path: str | bytes = "") -> None:
         """Use an engine that was opened from `path`."""
+        self._tokenizer = Tokenizer._of(native.tokenizer, self.model)  # noqa: SLF001 - not for users
         self._native, self._path, self._phase = native, path, "open"
 
     def drain(self) -> _core.Engine | None:
@@ -207,6 +202,12 @@ class Session:
         self._native.check_process()
         return self._native
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer and the chat templates; also after the engine was closed."""
+        _ = self.native  # raises if there is none
+        return self._tokenizer
+
     def check_open(self) -> _core.Engine:
         """The native engine, for requests; raises `EngineStoppedError` if it is not open."""
         if self._is_closed:
@@ -263,7 +264,7 @@ class Session:
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
-            render = partial(self.render, prompt, check_cancelled=check_cancelled)
+            render = partial(self._render, prompt, check_cancelled=check_cancelled)
             text = render(tools=params.tools)
             may_choose = params.tools and params.tool_choice in (None, "auto")
             if may_choose and text == render():
@@ -295,34 +296,23 @@ class Session:
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
-            text = self.render(prompt, check_cancelled=check_cancelled)
+            text = self._render(prompt, check_cancelled=check_cancelled)
             return search(text, params, is_chat=True)
         return search(prompt, params)
 
-    def check_room(self) -> None:
-        """Raise `OverloadedError` if too many requests wait; called before the slow part of a submission."""
-        self.check_open().check_room()
-
-    def render(
+    def _render(
         self,
         chat: Chat,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         check_cancelled: Callable[[], None] | None = None,
     ) -> str:
-        """Render a chat with a template of the model, or its own."""
-        name = chat.template
-        if Chat.is_source(name):  # compiled templates are cached
-            template = ChatTemplate(name, dict(self.native.special_tokens))
-        elif name in self._chat_templates:
-            template = self._chat_templates[name]
-        else:
-            sources = self.native.chat_templates
-            if name not in sources:
-                raise _no_template(name, sorted(sources))
-            template = ChatTemplate(sources[name], dict(self.native.special_tokens))
-            self._chat_templates[name] = template
-        return chat.render(template, tools=tools, check_cancelled=check_cancelled)
+        """The text of a chat."""
+        return self.tokenizer._render(chat, tools=tools, check_cancelled=check_cancelled)  # noqa: SLF001 - see `adopt`
+
+    def check_room(self) -> None:
+        """Raise `OverloadedError` if too many requests wait; called before the slow part of a submission."""
+        self.check_open().check_room()
 
     def __repr__(self) -> str:
         is_open = self._native is not None and not self._native.is_forked
@@ -369,15 +359,6 @@ def check_seconds(
         limit = "a number of seconds from 0, or math.inf"
         raise error(f"{name}={seconds!r} is not allowed: it must be {limit}", name, seconds, limit)
     return float(seconds)
-
-
-def _no_template(name: str, names: Sequence[str]) -> InvalidRequestError:
-    if not names:
-        message = "this model has no chat template; pass text or token ids instead of messages"
-        return InvalidRequestError(message, "prompt", None, "text or token ids")
-    limit = f"one of {', '.join(map(repr, names))}"
-    message = f"chat_template is {name!r}; this model's chat templates are {', '.join(map(repr, names))}"
-    return InvalidRequestError(message, "chat_template", name, limit)
 
 
 def _tools_not_rendered(tools: Sequence[Mapping[str, Any]] | None) -> InvalidRequestError:

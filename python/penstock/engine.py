@@ -404,11 +404,11 @@ class Engine:
         Runs in the calling thread, without the GIL: about one second per million characters. Raises
         `InvalidRequestError` if the text contains a lone surrogate.
         """
-        return self._session.native.encode(text, add_special_tokens=add_special_tokens)
+        return self._session.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
-        return self._session.native.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._session.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """The bytes of each token, such as for the entries of `top_logprobs`.
@@ -417,7 +417,7 @@ class Engine:
         bytes of their names; ids outside the vocabulary have none. Raises `InvalidRequestError` if the
         tokenizer has words, which it joins with spaces, instead of bytes.
         """
-        return self._session.native.token_bytes(token_ids)
+        return self._session.tokenizer.token_bytes(token_ids)
 
     def apply_chat_template(
         self,
@@ -443,15 +443,15 @@ class Engine:
 
         Raises `InvalidRequestError` if the model has no such template or the template rejects the messages.
         """
-        chat = Chat(
+        return self._session.tokenizer.apply_chat_template(
             messages,
             chat_template=chat_template,
+            tools=tools,
             chat_template_kwargs=chat_template_kwargs,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self._session.render(chat, tools=tools)
 
     def _pump(self) -> Pump:
         """The engine's pump on the running event loop."""

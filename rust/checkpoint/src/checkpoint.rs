@@ -12,8 +12,7 @@ use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
 use crate::tensor::{Tensor, TensorEntry};
-use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
-use penstock_types::GenerationConfig;
+use crate::text_files::TextFiles;
 
 /// The file format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,24 +44,18 @@ pub struct Description {
 
 /// A model on disk with checked headers and mapped weights.
 pub struct Checkpoint {
-    pub(crate) path: PathBuf,
-    pub(crate) format: FileFormat,
+    pub(crate) text: TextFiles,
     pub(crate) files: Vec<MappedFile>,
     pub(crate) tensors: BTreeMap<String, TensorEntry>,
     pub(crate) quantization: Option<String>,
     pub(crate) config: Value,
-    pub(crate) generation: GenerationConfig,
-    pub(crate) tokenizer: Option<TokenizerSource>,
-    pub(crate) special_tokens: SpecialTokens,
-    pub(crate) added_tokens: Vec<AddedToken>,
-    pub(crate) chat_templates: BTreeMap<String, String>,
     pub(crate) converted: Option<Converted>,
 }
 
 impl Checkpoint {
     /// The opened file or directory.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.text.path
     }
 
     /// The model's configuration: `config.json`, or the same keys from GGUF metadata. Always an object.
@@ -73,8 +66,9 @@ impl Checkpoint {
         &self.config
     }
 
-    pub fn generation(&self) -> &GenerationConfig {
-        &self.generation
+    /// The tokenizer, the chat templates and the generation settings.
+    pub fn text(&self) -> &TextFiles {
+        &self.text
     }
 
     /// The type of most matrices that are not quantised, which they have in memory by default; bfloat16 if all are.
@@ -96,7 +90,7 @@ impl Checkpoint {
     /// The tensor with this Hugging Face name.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>, CheckpointError> {
         let Some((name, entry)) = self.tensors.get_key_value(name) else {
-            return Err(CheckpointError::MissingTensor { path: self.path.clone(), name: shown(name) });
+            return Err(CheckpointError::MissingTensor { path: self.text.path.clone(), name: shown(name) });
         };
         Tensor::new(name, entry, &self.files).map_err(|dtype| {
             let file = self.files[entry.at.file].path();
@@ -114,37 +108,6 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The source of the vocabulary. The error names the file that would contain it.
-    pub fn tokenizer(&self) -> Result<&TokenizerSource, CheckpointError> {
-        let missing = match self.format {
-            FileFormat::Safetensors => {
-                "has no tokenizer.json; AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one"
-            }
-            FileFormat::Gguf(_) => "has no tokenizer.ggml.tokens in its metadata",
-            FileFormat::Converted(_) => "was converted from a model without a tokenizer",
-        };
-        self.tokenizer.as_ref().ok_or_else(|| CheckpointError::not_a_model(&self.path, missing))
-    }
-
-    pub fn special_tokens(&self) -> &SpecialTokens {
-        &self.special_tokens
-    }
-
-    /// Tokens added outside `tokenizer.json`, ordered by id. Empty for GGUF, whose vocabulary is complete.
-    pub fn added_tokens(&self) -> &[AddedToken] {
-        &self.added_tokens
-    }
-
-    /// The default chat template.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.chat_templates.get("default").map(String::as_str)
-    }
-
-    /// All chat templates by name.
-    pub fn chat_templates(&self) -> &BTreeMap<String, String> {
-        &self.chat_templates
-    }
-
     /// A summary for display.
     pub fn description(&self) -> Description {
         let mut by_storage: BTreeMap<String, u64> = BTreeMap::new();
@@ -160,7 +123,7 @@ impl Checkpoint {
         let mut storage: Vec<_> = by_storage.into_iter().collect();
         storage.sort_by_key(|(_, elements)| std::cmp::Reverse(*elements));
         Description {
-            format: self.format,
+            format: self.text.format,
             files: self.files.iter().map(|file| file.path().to_owned()).collect(),
             tensors: self.tensors.len(),
             elements,
@@ -174,8 +137,8 @@ impl Checkpoint {
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checkpoint")
-            .field("path", &self.path)
-            .field("format", &self.format)
+            .field("path", &self.text.path)
+            .field("format", &self.text.format)
             .finish_non_exhaustive()
     }
 }

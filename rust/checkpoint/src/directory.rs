@@ -4,7 +4,7 @@
 //! needed depends on the caller.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
@@ -13,10 +13,13 @@ use crate::error::{CheckpointError, shown};
 use crate::json::{self, JsonObject};
 use crate::mapped::MappedFile;
 use crate::tensor::TensorEntry;
+use crate::text_files::TextFiles;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 use crate::{converted, gguf, quantization, safetensors};
 use penstock_types::GenerationConfig;
 
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const TOKENIZER_LIMIT: u64 = 256 << 20;
@@ -29,42 +32,76 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     if converted::is_converted(path) {
         return converted::open(path);
     }
-    let Some(mut config) = json::read_object(&path.join("config.json"))? else {
-        return open_without_config(path);
+    let Some(mut config) = json::read_object(&path.join(CONFIG))? else {
+        return gguf::open(&only_gguf(path, CONFIG)?);
     };
     let (files, tensors) = weights(path)?;
     let (tensors, quantization) = quantization::apply(path, &mut config, &files, tensors)?;
-
-    let empty = |name: &str| JsonObject { path: path.join(name), fields: serde_json::Map::new() };
-    let object = |name: &str| Ok(json::read_object(&path.join(name))?.unwrap_or_else(|| empty(name)));
-    let tokenizer_config = object("tokenizer_config.json")?;
-    let generation = generation(&object("generation_config.json")?, &config)?;
-    let special_tokens = special_tokens(&tokenizer_config, &object("special_tokens_map.json")?)?;
-    let added_tokens = added_tokens(&tokenizer_config, &object("added_tokens.json")?)?;
-    let chat_templates = chat_templates(path, &tokenizer_config)?;
-    let tokenizer = json::read(&path.join("tokenizer.json"), TOKENIZER_LIMIT)?.map(TokenizerSource::Json);
-
     Ok(Checkpoint {
-        path: path.to_owned(),
-        format: FileFormat::Safetensors,
+        text: text_files(path, &config)?,
         files,
         tensors,
         quantization,
         config: Value::Object(config.fields),
+        converted: None,
+    })
+}
+
+/// Reads the text files of a directory that [`open`] opens, or of one with a `tokenizer.json`.
+pub(crate) fn open_text(path: &Path) -> Result<TextFiles, CheckpointError> {
+    if converted::is_converted(path) {
+        return converted::open_text(path);
+    }
+    match json::read_object(&path.join(CONFIG))? {
+        Some(config) => text_files(path, &config),
+        None if path.join(TOKENIZER).exists() => text_files(path, &JsonObject::empty(path.join(CONFIG))),
+        None => gguf::open_text(&only_gguf(path, TOKENIZER)?),
+    }
+}
+
+/// Reads a `tokenizer.json` alone.
+pub(crate) fn open_tokenizer(path: &Path) -> Result<TextFiles, CheckpointError> {
+    Ok(TextFiles {
+        path: path.to_owned(),
+        format: FileFormat::Safetensors,
+        generation: GenerationConfig::default(),
+        tokenizer: json::read(path, TOKENIZER_LIMIT)?.map(TokenizerSource::Json),
+        special_tokens: SpecialTokens::default(),
+        added_tokens: Vec::new(),
+        chat_templates: BTreeMap::new(),
+    })
+}
+
+fn text_files(path: &Path, config: &JsonObject) -> Result<TextFiles, CheckpointError> {
+    let empty = |name: &str| JsonObject::empty(path.join(name));
+    let object = |name: &str| Ok(json::read_object(&path.join(name))?.unwrap_or_else(|| empty(name)));
+    let tokenizer_config = object("tokenizer_config.json")?;
+    let generation = generation(&object("generation_config.json")?, config)?;
+    let special_tokens = special_tokens(&tokenizer_config, &object("special_tokens_map.json")?)?;
+    let added_tokens = added_tokens(&tokenizer_config, &object("added_tokens.json")?)?;
+    let chat_templates = chat_templates(path, &tokenizer_config)?;
+    let tokenizer = json::read(&path.join(TOKENIZER), TOKENIZER_LIMIT)?.map(TokenizerSource::Json);
+
+    Ok(TextFiles {
+        path: path.to_owned(),
+        format: FileFormat::Safetensors,
         generation,
         tokenizer,
         special_tokens,
         added_tokens,
         chat_templates,
-        converted: None,
     })
 }
 
-fn open_without_config(path: &Path) -> Result<Checkpoint, CheckpointError> {
+/// The only `.gguf` file of a directory that has no file `missing`.
+fn only_gguf(path: &Path, missing: &str) -> Result<PathBuf, CheckpointError> {
     let ggufs = names_ending(path, &[".gguf"])?;
     match ggufs.as_slice() {
-        [one] => gguf::open(&path.join(one)),
-        [] => Err(CheckpointError::not_a_model(path, "contains neither a config.json nor a .gguf file")),
+        [one] => Ok(path.join(one)),
+        [] => {
+            let reason = format!("contains neither a {missing} nor a .gguf file");
+            Err(CheckpointError::not_a_model(path, reason))
+        }
         several => {
             let reason = format!("contains several .gguf files; open one of them: {}", list_names(several));
             Err(CheckpointError::not_a_model(path, reason))

@@ -70,6 +70,11 @@ pub(crate) struct JsonObject {
 }
 
 impl JsonObject {
+    /// The object of a file that does not exist.
+    pub(crate) fn empty(path: PathBuf) -> Self {
+        Self { path, fields: Map::new() }
+    }
+
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.fields.get(field).filter(|value| !value.is_null())
     }

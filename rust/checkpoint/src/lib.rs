@@ -1,6 +1,6 @@
 //! Model files on disk: safetensors, GGUF, configuration, tokenizer and chat templates.
 //!
-//! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file. Both have the same interface, with Hugging
+//! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file, [`TextFiles::open`] only its tokenizer and templates. Both have the same interface, with Hugging
 //! Face's names, shapes and configuration keys. Converted models have the same, but their matrices are packed for a
 //! backend ([`Checkpoint::packed_matrix`]); [`ConvertedWriter`] writes them. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of
 //! rows to `f32`, [`Tensor::read_grid`] reads the integer codes and the scales of quantised rows.
@@ -27,6 +27,7 @@ mod quantization;
 mod safetensors;
 mod storage;
 mod tensor;
+mod text_files;
 mod tokenizer;
 
 pub use checkpoint::{Checkpoint, Description, FileFormat};
@@ -35,4 +36,5 @@ pub use error::{CheckpointError, TRUNCATED};
 pub use lfs::check_lfs_pointer;
 pub use penstock_types::GenerationConfig;
 pub use tensor::Tensor;
+pub use text_files::TextFiles;
 pub use tokenizer::{AddedToken, GgufVocabulary, SpecialTokens, TokenType, TokenizerSource};

@@ -147,7 +147,7 @@ fn generation_config_takes_precedence_over_config() {
     let scratch = model();
     let plain =
         GenerationConfig { eos_token_ids: vec![2], bos_token_id: Some(1), ..GenerationConfig::default() };
-    assert_eq!(*scratch.open().unwrap().generation(), plain);
+    assert_eq!(*scratch.open().unwrap().text().generation(), plain);
     let file = r#"{"eos_token_id":[7,8],"pad_token_id":-1,"do_sample":true,
         "temperature":0.6,"top_k":20,"top_p":0.95,"min_p":null}"#;
     scratch.write("generation_config.json", file);
@@ -160,7 +160,7 @@ fn generation_config_takes_precedence_over_config() {
         top_p: Some(0.95),
         ..GenerationConfig::default()
     };
-    assert_eq!(*scratch.open().unwrap().generation(), expected);
+    assert_eq!(*scratch.open().unwrap().text().generation(), expected);
 }
 
 #[test]
@@ -206,34 +206,35 @@ fn fields_of_the_wrong_type_are_rejected_by_name() {
 #[test]
 fn chat_templates_are_a_string_a_list_or_a_file() {
     let scratch = model();
-    assert_eq!(scratch.open().unwrap().chat_template(), None);
+    assert_eq!(scratch.open().unwrap().text().chat_template(), None);
     scratch.write("tokenizer_config.json", r#"{"chat_template":"plain"}"#);
-    assert_eq!(scratch.open().unwrap().chat_template(), Some("plain"));
+    assert_eq!(scratch.open().unwrap().text().chat_template(), Some("plain"));
     let list = r#"{"chat_template":[{"name":"default","template":"listed"},{"name":"tool_use","template":"tools"}]}"#;
     scratch.write("tokenizer_config.json", list);
-    assert_eq!(scratch.open().unwrap().chat_template(), Some("listed"));
+    assert_eq!(scratch.open().unwrap().text().chat_template(), Some("listed"));
     scratch.write("chat_template.jinja", "from the file");
     let checkpoint = scratch.open().unwrap();
-    assert_eq!(checkpoint.chat_template(), Some("from the file"));
-    assert_eq!(checkpoint.chat_templates()["tool_use"], "tools");
+    assert_eq!(checkpoint.text().chat_template(), Some("from the file"));
+    assert_eq!(checkpoint.text().chat_templates()["tool_use"], "tools");
     scratch.write("tokenizer_config.json", r#"{"chat_template":{"default":"in an object","rag":"cite"}}"#);
     let checkpoint = scratch.open().unwrap();
-    assert_eq!(checkpoint.chat_template(), Some("from the file"));
-    assert_eq!(checkpoint.chat_templates()["rag"], "cite");
+    assert_eq!(checkpoint.text().chat_template(), Some("from the file"));
+    assert_eq!(checkpoint.text().chat_templates()["rag"], "cite");
 }
 
 #[test]
 fn additional_chat_templates_take_precedence() {
     let scratch = model();
     scratch.write("chat_template.json", r#"{"chat_template":"older"}"#);
-    assert_eq!(scratch.open().unwrap().chat_template(), Some("older"));
+    assert_eq!(scratch.open().unwrap().text().chat_template(), Some("older"));
     let list = r#"{"chat_template":[{"name":"default","template":"listed"},{"name":"tool_use","template":"listed"}]}"#;
     scratch.write("tokenizer_config.json", list);
     scratch.write("additional_chat_templates/tool_use.jinja", "tools");
     scratch.write("additional_chat_templates/rag.jinja", "cite");
     scratch.write("additional_chat_templates/README.md", "no template");
     let checkpoint = scratch.open().unwrap();
-    let templates = checkpoint.chat_templates().iter().map(|(name, text)| (name.as_str(), text.as_str()));
+    let templates =
+        checkpoint.text().chat_templates().iter().map(|(name, text)| (name.as_str(), text.as_str()));
     let expected = [("default", "listed"), ("rag", "cite"), ("tool_use", "tools")];
     assert_eq!(templates.collect::<Vec<_>>(), expected);
     for number in 0..63 {
@@ -252,7 +253,7 @@ fn special_tokens_are_strings_or_objects_of_either_file() {
     );
     scratch.write("special_tokens_map.json", r#"{"eos_token":"ignored","pad_token":{"content":"<pad>"}}"#);
     let checkpoint = scratch.open().unwrap();
-    let tokens = checkpoint.special_tokens();
+    let tokens = checkpoint.text().special_tokens();
     assert_eq!((tokens.bos.as_deref(), tokens.eos.as_deref()), (Some("<s>"), Some("</s>")));
     assert_eq!((tokens.unk.as_deref(), tokens.pad.as_deref()), (None, Some("<pad>")));
 }
@@ -276,18 +277,18 @@ fn added_tokens_are_ordered_by_id() {
     };
     let expected =
         [token(3, "<old>", false, false), token(9, "<x>", true, true), token(10, "<y>", false, false)];
-    assert_eq!(checkpoint.added_tokens(), expected);
+    assert_eq!(checkpoint.text().added_tokens(), expected);
 }
 
 #[test]
 fn tokenizer_json_is_returned_unparsed() {
     let scratch = model();
-    let error = scratch.open().unwrap().tokenizer().unwrap_err();
+    let error = scratch.open().unwrap().text().tokenizer().unwrap_err();
     assert!(
         matches!(&error, CheckpointError::NotAModel { .. }) && error.to_string().contains("tokenizer.json")
     );
     scratch.write("tokenizer.json", "anything");
-    match scratch.open().unwrap().tokenizer().unwrap() {
+    match scratch.open().unwrap().text().tokenizer().unwrap() {
         TokenizerSource::Json(bytes) => assert_eq!(bytes, b"anything"),
         TokenizerSource::Gguf(_) => panic!("there is no GGUF file"),
     }

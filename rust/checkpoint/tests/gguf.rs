@@ -12,7 +12,7 @@ use penstock_types::Dtype;
 use serde_json::json;
 
 fn vocabulary(checkpoint: &Checkpoint) -> &GgufVocabulary {
-    match checkpoint.tokenizer().unwrap() {
+    match checkpoint.text().tokenizer().unwrap() {
         TokenizerSource::Gguf(vocabulary) => vocabulary,
         TokenizerSource::Json(_) => panic!("a GGUF file has no tokenizer.json"),
     }
@@ -216,7 +216,7 @@ fn vocabulary_and_special_tokens_are_read() {
         (vocabulary.add_bos, vocabulary.add_eos, vocabulary.add_space_prefix),
         (Some(true), None, None)
     );
-    let special = checkpoint.special_tokens();
+    let special = checkpoint.text().special_tokens();
     assert_eq!(
         (special.bos.as_deref(), special.eos.as_deref(), special.pad.as_deref()),
         (Some("<s>"), Some("</s>"), None)
@@ -225,7 +225,7 @@ fn vocabulary_and_special_tokens_are_read() {
 
 #[test]
 fn end_of_text_turn_and_message_end_generation() {
-    let ends = |file: Gguf| file.open().unwrap().generation().eos_token_ids.clone();
+    let ends = |file: Gguf| file.open().unwrap().text().generation().eos_token_ids.clone();
     assert_eq!(ends(Gguf::model("llama")), [1, 5], "the end-of-turn token is found by its text");
     let named = Gguf::model("llama").with("tokenizer.ggml.eot_token_id", Field::U32(4));
     assert_eq!(ends(named.clone()), [1, 4], "the end-of-turn token of the file takes precedence");
@@ -241,16 +241,19 @@ fn sampling_defaults_and_chat_templates_are_read() {
         .with("tokenizer.chat_templates", Field::Texts(vec!["tool_use".to_owned()]))
         .open()
         .unwrap();
-    assert_eq!((checkpoint.generation().temperature, checkpoint.generation().top_k), (Some(0.7), Some(20)));
-    assert_eq!(checkpoint.chat_template(), Some("{{ messages }}"));
-    assert_eq!(checkpoint.chat_templates().keys().collect::<Vec<_>>(), ["default", "tool_use"]);
+    assert_eq!(
+        (checkpoint.text().generation().temperature, checkpoint.text().generation().top_k),
+        (Some(0.7), Some(20))
+    );
+    assert_eq!(checkpoint.text().chat_template(), Some("{{ messages }}"));
+    assert_eq!(checkpoint.text().chat_templates().keys().collect::<Vec<_>>(), ["default", "tool_use"]);
 }
 
 #[test]
 fn file_without_vocabulary_opens_without_tokenizer() {
     let checkpoint = Gguf::model("llama").without("tokenizer.ggml.tokens").open().unwrap();
-    assert!(checkpoint.generation().eos_token_ids.is_empty());
-    let error = checkpoint.tokenizer().unwrap_err().to_string();
+    assert!(checkpoint.text().generation().eos_token_ids.is_empty());
+    let error = checkpoint.text().tokenizer().unwrap_err().to_string();
     assert!(error.contains("tokenizer.ggml.tokens"), "{error}");
 }
 

@@ -13,9 +13,9 @@ use crate::errors::Error;
 /// The reasons why the engine cannot open the model with its own tokenizer.
 fn unsupported(checkpoint: &Checkpoint) -> Vec<String> {
     let mut reasons = penstock_runner::unsupported(checkpoint);
-    match checkpoint.tokenizer() {
+    match checkpoint.text().tokenizer() {
         Ok(source) => {
-            let tokenizer = Tokenizer::with_added_tokens(source, checkpoint.added_tokens());
+            let tokenizer = Tokenizer::with_added_tokens(source, checkpoint.text().added_tokens());
             reasons.extend(tokenizer.err().map(|error| error.to_string()));
         }
         Err(error) => reasons.push(error.to_string()),
@@ -42,8 +42,8 @@ pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Erro
     result.set_item("storage", description.storage)?;
     result.set_item("quantization", description.quantization)?;
     result.set_item("config", checkpoint.config().to_string())?;
-    result.set_item("has_tokenizer", checkpoint.tokenizer().is_ok())?;
+    result.set_item("has_tokenizer", checkpoint.text().tokenizer().is_ok())?;
     result.set_item("unsupported", unsupported(&checkpoint))?;
-    result.set_item("has_chat_template", checkpoint.chat_template().is_some())?;
+    result.set_item("has_chat_template", checkpoint.text().chat_template().is_some())?;
     Ok(result)
 }

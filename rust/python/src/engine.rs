@@ -1,63 +1,40 @@
-//! `Engine`: opening a model, starting requests, tokenising, statistics.
+//! `Engine`: opening a model, starting requests, statistics.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use penstock_checkpoint::{Checkpoint, CheckpointError, SpecialTokens, TokenizerSource, check_lfs_pointer};
+use penstock_checkpoint::{TextFiles, TokenizerSource, check_lfs_pointer};
 use penstock_engine::{Overload, StopCause};
-use penstock_frontend::field::{Field, TOKEN_IDS};
 use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_runner::{LaunchError, Profile};
-use penstock_text::{TextError, TextOptions, Tokenizer};
+use penstock_text::{TextError, Tokenizer as TextTokenizer};
 use penstock_types::config_limits::DEFAULT_MAX_LOGPROBS;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::PyBytes;
 
 use crate::beams::BeamSearch;
 use crate::classes::{
     ModelInfo, PyEngineConfig, PyHealth, PyModelInfo, PyProfileRow, PySamplingParams, PyStats,
 };
-use crate::detach::detach;
+use crate::detach::{detach, detach_while_wanted};
 use crate::errors::{Error, Problem};
 use crate::health::Health;
-use crate::load_progress::{LoadProgress, exiting};
+use crate::load_progress::LoadProgress;
 use crate::logs;
+use crate::model_files::ModelFiles;
 use crate::port::Port;
 use crate::processors;
 use crate::request::Request;
+use crate::tokenizer::Tokenizer;
 use crate::value::{PyValue, prepare_error, request_error};
-
-/// Most token ids that are decoded at once.
-const MAX_DECODED: usize = 1 << 26;
-
-/// The files of a model: a path, or an archive of a converted model in memory.
-#[derive(FromPyObject)]
-pub enum ModelFiles {
-    Memory(PyBackedBytes),
-    Path(PathBuf),
-}
-
-impl ModelFiles {
-    fn open(self) -> Result<Checkpoint, CheckpointError> {
-        match self {
-            Self::Memory(bytes) => Checkpoint::from_bytes(Bytes::from_owner(bytes)),
-            Self::Path(path) => Checkpoint::open(path),
-        }
-    }
-}
 
 /// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Engine {
     frontend: Arc<Frontend>,
     info: Arc<ModelInfo>,
-    chat_templates: BTreeMap<String, String>,
-    special_tokens: SpecialTokens,
+    tokenizer: Tokenizer,
     /// With `EngineConfig.profile`.
     profile: Option<Arc<Profile>>,
 }
@@ -121,66 +98,14 @@ impl Engine {
         search.map(BeamSearch::new).map_err(|error| prepare_error(params, error))
     }
 
-    #[pyo3(signature = (text, *, add_special_tokens = true))]
-    fn encode(
-        &self,
-        py: Python<'_>,
-        text: &Bound<'_, PyAny>,
-        add_special_tokens: bool,
-    ) -> Result<Vec<u32>, Error> {
-        let text = Field::new("prompt").text(&PyValue(text.clone())).map_err(request_error)?;
-        let encode = |is_wanted: IsWanted<'_>| self.frontend.encode(&text, add_special_tokens, is_wanted);
-        Ok(detach_while_wanted(py, None, encode)??)
-    }
-
-    #[pyo3(signature = (token_ids, *, skip_special_tokens = true, spaces_between_special_tokens = false))]
-    fn decode(
-        &self,
-        py: Python<'_>,
-        token_ids: &Bound<'_, PyAny>,
-        skip_special_tokens: bool,
-        spaces_between_special_tokens: bool,
-    ) -> Result<String, Error> {
-        let token_ids = PyValue(token_ids.clone());
-        let token_ids = Field::new("token_ids").token_ids(&token_ids, MAX_DECODED, TOKEN_IDS);
-        let token_ids = token_ids.map_err(request_error)?;
-        let options =
-            TextOptions { skip_special_tokens, spaces_between_special_tokens, ..TextOptions::default() };
-        detach(py, || self.frontend.tokenizer.decode(&token_ids, options))
-    }
-
-    fn token_bytes<'py>(
-        &self,
-        py: Python<'py>,
-        token_ids: &Bound<'py, PyAny>,
-    ) -> Result<Vec<Bound<'py, PyBytes>>, Error> {
-        let given = PyValue(token_ids.clone());
-        let token_ids = Field::new("token_ids").token_ids(&given, MAX_DECODED, TOKEN_IDS);
-        let token_ids = token_ids.map_err(request_error)?;
-        let tokenizer = &self.frontend.tokenizer;
-        if !tokenizer.has_token_bytes() {
-            let limit = "decoded together: this tokenizer joins words with spaces, so a token has no bytes of its own";
-            return Err(request_error(Field::new("token_ids").refuse(&given, limit)));
-        }
-        let bytes = |id| tokenizer.token_bytes(id).map_or(&[][..], |token| token.bytes);
-        Ok(token_ids.into_iter().map(|id| PyBytes::new(py, bytes(id))).collect())
+    #[getter]
+    fn tokenizer(&self) -> Tokenizer {
+        self.tokenizer.clone()
     }
 
     #[getter]
     fn info(&self) -> PyModelInfo {
         PyModelInfo(Arc::clone(&self.info))
-    }
-
-    #[getter]
-    fn chat_templates(&self) -> &BTreeMap<String, String> {
-        &self.chat_templates
-    }
-
-    #[getter]
-    fn special_tokens(&self) -> Vec<(&'static str, &str)> {
-        let SpecialTokens { bos, eos, unk, pad } = &self.special_tokens;
-        let named = [("bos_token", bos), ("eos_token", eos), ("unk_token", unk), ("pad_token", pad)];
-        named.into_iter().filter_map(|(name, token)| Some((name, token.as_deref()?))).collect()
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<PyStats> {
@@ -277,25 +202,25 @@ impl Engine {
         let mut loading = LoadProgress::new(progress);
         let opened = detach(py, || {
             let checkpoint = model.open()?;
+            let text = checkpoint.text();
             let mut report = |done, total| loading.report(done, total);
             let mut launch = || penstock_runner::launch(&checkpoint, &runner_config, &mut report);
             let (tokenizer, (engine, info)) = match &config.config.tokenizer {
                 Some(path) => (read_tokenizer(Path::new(path))?, launch()?),
                 None => {
-                    let (source, added) = (checkpoint.tokenizer()?, checkpoint.added_tokens());
-                    load_together(|| Tokenizer::with_added_tokens(source, added), launch)?
+                    let (source, added) = (text.tokenizer()?, text.added_tokens());
+                    load_together(|| TextTokenizer::with_added_tokens(source, added), launch)?
                 }
             };
-            let templates = checkpoint.chat_templates();
             let frontend = Frontend {
                 formats: ModelFormats::new(
                     config.config.reasoning_parser,
                     config.config.tool_parser,
-                    templates.values(),
+                    text.chat_templates().values(),
                 ),
                 tokenizer,
                 grammars: Grammars::default(),
-                generation: checkpoint.generation().clone(),
+                generation: text.generation().clone(),
                 hidden_size: info.hidden_size,
                 max_logprobs: match config.config.max_logprobs.unwrap_or(DEFAULT_MAX_LOGPROBS) {
                     -1 => u32::MAX,
@@ -305,9 +230,8 @@ impl Engine {
             };
             Ok(Self {
                 info: ModelInfo::new(&info, frontend.engine.limits(), &frontend.generation).into(),
+                tokenizer: Tokenizer::new(frontend.tokenizer.clone(), text),
                 frontend: Arc::new(frontend),
-                chat_templates: templates.clone(),
-                special_tokens: checkpoint.special_tokens().clone(),
                 profile: info.profile,
             })
         })?;
@@ -336,9 +260,9 @@ impl Engine {
 /// Builds the tokenizer on a separate thread while the model is loaded: for a large vocabulary that takes longer than
 /// opening a mapped model.
 fn load_together<T>(
-    tokenizer: impl FnOnce() -> Result<Tokenizer, TextError> + Send,
+    tokenizer: impl FnOnce() -> Result<TextTokenizer, TextError> + Send,
     launch: impl FnOnce() -> Result<T, LaunchError>,
-) -> Result<(Tokenizer, T), Error> {
+) -> Result<(TextTokenizer, T), Error> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("penstock tokenizer".to_owned());
         let tokenizer = thread.spawn_scoped(scope, tokenizer);
@@ -358,33 +282,6 @@ fn mode(is_chat: bool, is_scoring: bool) -> Mode {
     }
 }
 
-/// Returns false once the caller has no use for a result.
-type IsWanted<'a> = &'a mut (dyn FnMut() -> bool + Send);
-
-/// Runs slow work without the GIL. Raises if a signal arrives or the caller is cancelled, which ends the work.
-fn detach_while_wanted<T: Send>(
-    py: Python<'_>,
-    check_cancelled: Option<&Py<PyAny>>,
-    work: impl FnOnce(IsWanted<'_>) -> T + Send,
-) -> Result<T, Error> {
-    let mut raised = None;
-    let mut is_wanted = || {
-        if raised.is_none() {
-            let checked = Python::try_attach(|py| check_interest(py, check_cancelled));
-            raised = checked.unwrap_or_else(|| Err(exiting())).err();
-        }
-        raised.is_none()
-    };
-    let done = detach(py, || work(&mut is_wanted))?;
-    raised.map_or(Ok(done), |raised| Err(Error::Python(raised)))
-}
-
-/// Raises if a signal arrived or the caller was cancelled.
-fn check_interest(py: Python<'_>, check_cancelled: Option<&Py<PyAny>>) -> PyResult<()> {
-    py.check_signals()?;
-    check_cancelled.map_or(Ok(()), |check| check.call0(py).map(drop))
-}
-
 impl Drop for Engine {
     /// The thread that drops an engine is attached to the interpreter, so it must not wait for the engine's threads.
     fn drop(&mut self) {
@@ -396,10 +293,10 @@ impl Drop for Engine {
 }
 
 /// The tokenizer of a `tokenizer.json`, of a directory that contains one, or of a GGUF file.
-fn read_tokenizer(path: &Path) -> Result<Tokenizer, Error> {
+fn read_tokenizer(path: &Path) -> Result<TextTokenizer, Error> {
     let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
     if file.extension().is_some_and(|extension| extension == "gguf") {
-        return Ok(Tokenizer::new(Checkpoint::open(&file)?.tokenizer()?)?);
+        return Ok(TextTokenizer::new(TextFiles::open(&file)?.tokenizer()?)?);
     }
     let bytes = std::fs::read(&file).map_err(|error| {
         let limit = "a tokenizer.json, a directory that contains one, or a GGUF file".to_owned();
@@ -407,5 +304,5 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer, Error> {
         Error::Config(Problem { message, field: "tokenizer".to_owned(), value: None, limit: Some(limit) })
     })?;
     check_lfs_pointer(&file, &bytes)?;
-    Ok(Tokenizer::new(&TokenizerSource::Json(bytes))?)
+    Ok(TextTokenizer::new(&TokenizerSource::Json(bytes))?)
 }

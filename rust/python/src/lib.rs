@@ -20,6 +20,7 @@ mod fields;
 mod health;
 mod load_progress;
 mod logs;
+mod model_files;
 mod params;
 mod port;
 mod processors;
@@ -28,6 +29,7 @@ mod tensor;
 #[cfg(feature = "testing")]
 mod testing;
 mod to_dict;
+mod tokenizer;
 mod value;
 
 /// See `_core.pyi`.
@@ -53,6 +55,8 @@ mod _core {
     use crate::request::Request;
     #[pymodule_export]
     use crate::tensor::Tensor;
+    #[pymodule_export]
+    use crate::tokenizer::Tokenizer;
     #[pymodule_init]
     #[cfg_attr(not(feature = "testing"), allow(unused_variables, clippy::unnecessary_wraps))]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -15,8 +15,9 @@ use pyo3::types::PyBytes;
 use crate::classes::PyEngineConfig;
 use crate::classes::PySamplingParams;
 use crate::detach::detach;
-use crate::engine::{Engine, ModelFiles};
+use crate::engine::Engine;
 use crate::errors::Error;
+use crate::model_files::ModelFiles;
 use crate::value::{PyValue, config_error};
 
 /// Adds the module to `penstock._core`. It is not in `__all__`, because wheels do not have it.

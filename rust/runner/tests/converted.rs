@@ -76,8 +76,8 @@ fn converted_model_has_the_same_bits() {
             assert_eq!(bits(&converted, &config(None)).unwrap(), expected, "{quantization:?}");
             assert_eq!(bits(&converted, &config(quantization)).unwrap(), expected, "{quantization:?}");
             assert_eq!(
-                (converted.config(), converted.generation()),
-                (original.config(), original.generation())
+                (converted.config(), converted.text().generation()),
+                (original.config(), original.text().generation())
             );
         }
         let archive = Bytes::from(fs::read(scratch.path(&format!("model-{index}.tar"))).unwrap());

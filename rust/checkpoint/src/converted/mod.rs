@@ -13,6 +13,7 @@ mod checksum;
 mod graph;
 mod writer;
 
+use std::mem::take;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,6 +25,8 @@ use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::safetensors;
 use crate::tensor::StoredType;
+use crate::text_files::TextFiles;
+use graph::Graph;
 pub use graph::{Conversion, FusedMatrix, FusedPart};
 pub use writer::{ConvertedWriter, NewTensor, WriteError};
 
@@ -58,8 +61,20 @@ pub(crate) fn open_archive(file: &MappedFile) -> Result<Checkpoint, CheckpointEr
     assemble(file.path(), &graph, weights)
 }
 
+/// Reads the text files of a directory.
+pub(crate) fn open_text(path: &Path) -> Result<TextFiles, CheckpointError> {
+    let graph = MappedFile::open(&path.join(GRAPH))?;
+    Ok(text_files(path, &mut graph::read(&graph)?))
+}
+
+/// Reads the text files of an archive.
+pub(crate) fn open_archive_text(file: &MappedFile) -> Result<TextFiles, CheckpointError> {
+    let [graph] = archive::members(file, [GRAPH])?;
+    Ok(text_files(file.path(), &mut graph::read(&graph)?))
+}
+
 fn assemble(path: &Path, graph: &MappedFile, weights: MappedFile) -> Result<Checkpoint, CheckpointError> {
-    let graph = graph::read(graph)?;
+    let mut graph = graph::read(graph)?;
     if graph.weights.bytes != weights.bytes().len() as u64 {
         let problem =
             format!("{} bytes; the conversion wrote {}", weights.bytes().len(), graph.weights.bytes);
@@ -75,17 +90,11 @@ fn assemble(path: &Path, graph: &MappedFile, weights: MappedFile) -> Result<Chec
     }
     let tensors = safetensors::tensors(&weights, 0)?;
     Ok(Checkpoint {
-        path: path.to_owned(),
-        format: FileFormat::Converted(graph::VERSION),
+        text: text_files(path, &mut graph),
         files: vec![weights],
         tensors,
         quantization: Some(graph.conversion.quantization.clone()),
         config: graph.config.into(),
-        generation: graph.generation,
-        tokenizer: graph.tokenizer,
-        special_tokens: graph.special_tokens,
-        added_tokens: graph.added_tokens,
-        chat_templates: graph.chat_templates,
         converted: Some(Converted {
             conversion: graph.conversion,
             checksums: graph.weights.checksums,
@@ -94,12 +103,20 @@ fn assemble(path: &Path, graph: &MappedFile, weights: MappedFile) -> Result<Chec
     })
 }
 
-impl Checkpoint {
-    /// Opens a converted model that is an archive in memory. The weights are used in place.
-    pub fn from_bytes(bytes: Bytes) -> Result<Self, CheckpointError> {
-        open_archive(&MappedFile::in_memory(Path::new("<bytes>"), bytes))
+/// Takes the text files out of the graph.
+fn text_files(path: &Path, graph: &mut Graph) -> TextFiles {
+    TextFiles {
+        path: path.to_owned(),
+        format: FileFormat::Converted(graph::VERSION),
+        generation: take(&mut graph.generation),
+        tokenizer: graph.tokenizer.take(),
+        special_tokens: take(&mut graph.special_tokens),
+        added_tokens: take(&mut graph.added_tokens),
+        chat_templates: take(&mut graph.chat_templates),
     }
+}
 
+impl Checkpoint {
     /// The properties of a converted model; `None` for any other.
     pub fn conversion(&self) -> Option<&Conversion> {
         self.converted.as_ref().map(|converted| &converted.conversion)
@@ -138,8 +155,8 @@ impl Checkpoint {
         columns: usize,
     ) -> Result<Bytes, CheckpointError> {
         let name = FusedMatrix::name(tensors);
-        let missing = || CheckpointError::MissingTensor { path: self.path.clone(), name: shown(&name) };
-        let malformed = |problem| CheckpointError::malformed(&self.path, format!("matrix {name}"), problem);
+        let missing = || CheckpointError::MissingTensor { path: self.path().to_owned(), name: shown(&name) };
+        let malformed = |problem| CheckpointError::malformed(self.path(), format!("matrix {name}"), problem);
         let matrix = self.conversion().and_then(|conversion| conversion.matrices.get(&name));
         let matrix = matrix.ok_or_else(missing)?;
         let entry = self.tensors.get(&name).ok_or_else(missing)?;

@@ -154,11 +154,11 @@ impl ConvertedWriter {
                 checksums: std::mem::take(&mut self.checksums).finish(),
             },
             config: source.config.as_object().cloned().unwrap_or_default(),
-            generation: source.generation.clone(),
-            tokenizer: source.tokenizer.clone(),
-            special_tokens: source.special_tokens.clone(),
-            added_tokens: source.added_tokens.clone(),
-            chat_templates: source.chat_templates.clone(),
+            generation: source.text.generation.clone(),
+            tokenizer: source.text.tokenizer.clone(),
+            special_tokens: source.text.special_tokens.clone(),
+            added_tokens: source.text.added_tokens.clone(),
+            chat_templates: source.text.chat_templates.clone(),
         });
         if self.is_archive {
             self.write_raw(archive::padding(self.size))?;

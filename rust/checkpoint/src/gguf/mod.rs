@@ -21,6 +21,7 @@ use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::packed::Location;
 use crate::tensor::{RowOrder, StoredType, TensorEntry};
+use crate::text_files::TextFiles;
 use crate::tokenizer::{SpecialTokens, TokenizerSource};
 
 /// Opens a `.gguf` file.
@@ -38,24 +39,33 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     }
 
     let config = config::read(&header, file.bytes())?;
-    let tensors = tensors(path, &header, &config)?;
-    let vocabulary = vocabulary::vocabulary(metadata)?;
-    let generation = vocabulary::generation(metadata, vocabulary.as_ref())?;
-    let chat_templates = vocabulary::chat_templates(metadata)?;
-
     Ok(Checkpoint {
-        path: path.to_owned(),
-        format: FileFormat::Gguf(header.version),
-        tensors,
+        tensors: tensors(path, &header, &config)?,
         quantization: None,
         config: config.json,
-        generation,
+        text: text_files(path, &header)?,
+        converted: None,
+        files: vec![file],
+    })
+}
+
+/// Reads the text files in a `.gguf` file, which may be a vocabulary without a model.
+pub(crate) fn open_text(path: &Path) -> Result<TextFiles, CheckpointError> {
+    let file = MappedFile::open(path)?;
+    text_files(path, &GgufHeader::parse(path, file.bytes())?)
+}
+
+fn text_files(path: &Path, header: &GgufHeader<'_>) -> Result<TextFiles, CheckpointError> {
+    let metadata = &header.metadata;
+    let vocabulary = vocabulary::vocabulary(metadata)?;
+    Ok(TextFiles {
+        path: path.to_owned(),
+        format: FileFormat::Gguf(header.version),
+        generation: vocabulary::generation(metadata, vocabulary.as_ref())?,
         special_tokens: vocabulary.as_ref().map_or_else(SpecialTokens::default, vocabulary::special_tokens),
         tokenizer: vocabulary.map(TokenizerSource::Gguf),
         added_tokens: Vec::new(),
-        chat_templates,
-        converted: None,
-        files: vec![file],
+        chat_templates: vocabulary::chat_templates(metadata)?,
     })
 }
 

@@ -93,16 +93,6 @@ impl Frontend {
         self.engine.limits().max_model_len - usize::from(mode != Mode::Scoring)
     }
 
-    /// The token ids of a text. Ends early with an error when `is_wanted` returns false.
-    pub fn encode(
-        &self,
-        text: &str,
-        add_special_tokens: bool,
-        is_wanted: impl FnMut() -> bool,
-    ) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode_while(text, add_special_tokens, is_wanted).map_err(Error::Prompt)
-    }
-
     /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. This can take seconds; it
     /// ends early with an error when `is_wanted` returns false.
     pub fn prepare(
@@ -162,8 +152,8 @@ impl Frontend {
                     return Err(Error::TextTooLong { bytes, limit, max_model_len });
                 }
                 // Chat templates write special tokens themselves.
-                let ids = self.encode(&text, mode != Mode::Chat, is_wanted)?;
-                Ok((Some(text), ids))
+                let ids = self.tokenizer.encode_while(&text, mode != Mode::Chat, is_wanted);
+                Ok((Some(text), ids.map_err(Error::Prompt)?))
             }
             Prompt::Tokens(ids) => Ok((None, ids)),
         }
