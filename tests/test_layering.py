@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import penstock
+
 ROOT = Path(__file__).parent.parent
 RUST = ROOT / "rust"
 PACKAGE = ROOT / "python" / "penstock"
@@ -142,3 +144,20 @@ def test_no_module_imports_a_heavy_library_at_import_time() -> None:
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert not HEAVY & {name.partition(".")[0] for name in names}, f"{source}:{node.lineno}"
+
+
+def test_compatibility_modules_use_only_public_names() -> None:
+    for source in (PACKAGE / "compat").rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            used: set[str] = set()
+            if isinstance(node, ast.Import):
+                modules = {alias.name for alias in node.names}
+                used = {name for name in modules if name.startswith("penstock.")}
+            elif isinstance(node, ast.ImportFrom) and node.module == "penstock":
+                used = {alias.name for alias in node.names} - set(penstock.__all__)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock."):
+                used = {node.module or ""}
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "penstock":
+                used = {node.attr} - set(penstock.__all__)
+            others = {name for name in used if not name.startswith("penstock.compat")}
+            assert others == set(), f"{source}:{node.lineno}"  # type: ignore[attr-defined]

@@ -1,0 +1,174 @@
+"""Reads the integers of DLPack capsules, tensors and buffers, without an array library."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+__all__ = ["integers"]
+
+#: `DLDeviceType` of memory that the CPU reads: kDLCPU and kDLCUDAHost.
+_CPU_DEVICES = (1, 3)
+#: `DLDataTypeCode` of signed integers.
+_SIGNED = 0
+#: Major version of DLPack whose structures these are.
+_MAJOR_VERSION = 1
+_MAX_DIMENSIONS = 2
+
+
+class _Tensor(ctypes.Structure):
+    """`DLTensor`."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    """`DLManagedTensor`."""
+
+    _fields_ = (("tensor", _Tensor), ("context", c_void_p), ("deleter", c_void_p))
+
+
+class _Versioned(ctypes.Structure):
+    """`DLManagedTensorVersioned`."""
+
+    _fields_ = (
+        ("major", c_uint32),
+        ("minor", c_uint32),
+        ("context", c_void_p),
+        ("deleter", c_void_p),
+        ("flags", c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+#: Names of a capsule before and after it was read, which it keeps pointers to, and its structure.
+_KINDS: tuple[tuple[bytes, bytes, type[_Managed | _Versioned]], ...] = (
+    (b"dltensor", b"used_dltensor", _Managed),
+    (b"dltensor_versioned", b"used_dltensor_versioned", _Versioned),
+)
+_Deleter = ctypes.PYFUNCTYPE(None, c_void_p)
+_capsule_is_valid = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_capsule_pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_set_capsule_name = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, c_char_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi)
+)
+#: Held while a capsule is checked and marked as read, so that two threads cannot read the same one.
+_lock = threading.Lock()
+
+
+def integers(array: Any) -> list[int]:
+    """The values of an array of int32 or int64 in CPU memory, of shape `(n,)` or `(1, n)`.
+
+    A DLPack capsule can be read once. Raises `TypeError` if `array` is not an array, `ValueError` for one
+    that is none of these.
+    """
+    if not _is_capsule(array):
+        try:
+            view = memoryview(array)
+        except TypeError:
+            view = None
+        if view is not None:
+            return _of_buffer(view)
+        if not hasattr(array, "__dlpack__"):
+            message = f"expected an array of integers or a DLPack capsule, got {type(array).__name__}"
+            raise TypeError(message)
+        array = array.__dlpack__()
+    return _of_capsule(array)
+
+
+def _of_buffer(view: memoryview) -> list[int]:
+    if view.format not in ("i", "l", "q"):
+        message = f"the data type of the array is {view.format!r}; it must be int32 or int64"
+        raise ValueError(message)
+    _check_shape(view.shape)
+    values: list[Any] = view.tolist()
+    return values[0] if view.ndim == _MAX_DIMENSIONS else values
+
+
+def _is_capsule(value: object) -> bool:
+    return type(value).__name__ == "PyCapsule"
+
+
+def _of_capsule(capsule: object) -> list[int]:
+    with _lock:
+        kind = next((kind for kind in _KINDS if _capsule_is_valid(capsule, kind[0])), None)
+        if kind is None:
+            message = "the capsule is not a DLPack tensor, or was read before"
+            raise ValueError(message)
+        name, used, structure = kind
+        pointer = _capsule_pointer(capsule, name)
+        _set_capsule_name(capsule, used)
+    managed = structure.from_address(pointer)
+    if isinstance(managed, _Versioned) and managed.major != _MAJOR_VERSION:
+        # The layout of the structure is unknown beyond the deleter, which every version has in this place.
+        _delete(managed.deleter, pointer)
+        version = f"{managed.major}.{managed.minor}"
+        message = f"the DLPack version of the tensor is {version}; it must be {_MAJOR_VERSION}.x"
+        raise ValueError(message)
+    try:
+        return _values(managed.tensor)
+    finally:
+        _delete(managed.deleter, pointer)
+
+
+def _delete(deleter: int | None, pointer: int) -> None:
+    if deleter:
+        _Deleter(deleter)(pointer)
+
+
+def _values(tensor: _Tensor) -> list[int]:
+    """A copy of the values."""
+    if tensor.device_type not in _CPU_DEVICES:
+        message = f"the tensor is on a device of type {tensor.device_type}; it must be on the CPU"
+        raise ValueError(message)
+    if (tensor.code, tensor.lanes) != (_SIGNED, 1) or tensor.bits not in (32, 64):
+        message = (
+            f"the data type of the tensor has code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes; "
+            "it must be int32 or int64"
+        )
+        raise ValueError(message)
+    if not 0 < tensor.ndim <= _MAX_DIMENSIONS:
+        message = f"the tensor has {tensor.ndim} dimensions; its shape must be (n,) or (1, n)"
+        raise ValueError(message)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    _check_shape(shape)
+    count = shape[-1]
+    if count == 0:
+        return []
+    if not tensor.data:
+        message = "the tensor has values but no data"
+        raise ValueError(message)
+    kind = c_int64 if tensor.bits == 64 else c_int32  # noqa: PLR2004
+    stride = tensor.strides[tensor.ndim - 1] if tensor.strides else 1
+    start = tensor.data + tensor.byte_offset
+    if stride == 1:
+        return list((kind * count).from_address(start))
+    return [kind.from_address(start + index * stride * ctypes.sizeof(kind)).value for index in range(count)]
+
+
+def _check_shape(shape: tuple[int, ...] | None) -> None:
+    if (
+        shape is None
+        or len(shape) not in (1, _MAX_DIMENSIONS)
+        or min(shape) < 0
+        or (len(shape) > 1 and shape[0] != 1)
+    ):
+        message = f"the shape of the array is {shape}; it must be (n,) or (1, n): one request per call"
+        raise ValueError(message)

@@ -1,0 +1,382 @@
+"""`ASGenerationConfigBuilder`, and the sampling parameters of a generation configuration."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import operator
+import random
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from penstock.compat.dashinfer.allspark.enums import AsStatus
+from penstock.compat.dashinfer.allspark.errors import AsError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from penstock import SamplingOptions
+    from penstock.compat.dashinfer.allspark.multimedia import MultiMediaInfo
+
+__all__ = ["ASGenerationConfigBuilder", "sampling_options"]
+
+logger = logging.getLogger("penstock.dashinfer")
+
+#: The values of keys that are not set. They never come from the model's `generation_config.json`.
+DEFAULTS: Mapping[str, Any] = {
+    "do_sample": True,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "max_length": 20,
+    "min_length": 0,
+    "early_stopping": True,
+    "eos_token_id": None,
+    "stop_words_ids": (),
+    "bad_words_ids": (),
+    "no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "suppress_repetition_in_generation": False,
+    "length_penalty": 1.0,
+    "seed": None,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "lora_name": "",
+    "mm_info": None,
+    "response_format": {},
+    "enable_tensors_from_model_inference": False,
+    # Of DashInfer's guided decoding and logs; they have no effect.
+    "vocab": None,
+    "vocab_type": None,
+    "uuid": None,
+}
+#: End token of a request whose configuration has none.
+_DEFAULT_EOS_TOKEN = 102
+#: Temperatures below this select the most likely token.
+_MIN_TEMPERATURE = 1e-5
+_MAX_TOP_LOGPROBS = 10
+_MAX_REPETITION_PENALTY = 2.0
+#: Keys that are taken from a Hugging Face generation configuration.
+_HUGGING_FACE_KEYS = (
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "length_penalty",
+    "temperature",
+    "min_length",
+    "no_repeat_ngram_size",
+)
+
+
+class ASGenerationConfigBuilder:
+    """Builds the generation configuration of a request, a dict.
+
+        builder = ASGenerationConfigBuilder().max_length(512).temperature(0.7).top_k(50)
+        builder.update({"repetition_penalty": 1.1})
+
+    Setters return the builder. Values are checked when a request is started. `hf_gen_config` is a Hugging
+    Face `GenerationConfig` or a mapping with its keys. `seed` is by default random, one for each builder.
+    """
+
+    def __init__(
+        self, hf_gen_config: object | None = None, seed: int | None = None, eos_token_id: int = 0
+    ) -> None:
+        self.gen_cfg: dict[str, Any] = {
+            "seed": random.SystemRandom().getrandbits(63) if seed is None else seed,
+            "eos_token_id": eos_token_id,
+        }
+        if hf_gen_config is not None:
+            self._update_from_hugging_face(hf_gen_config)
+
+    def update(self, values: Mapping[str, Any]) -> Self:
+        """Set the given keys; those of `docs/dashinfer.md`. Unknown keys are ignored with a warning."""
+        if not isinstance(values, Mapping):
+            message = f"expected a mapping of generation parameters, got {type(values).__name__}"
+            raise TypeError(message)
+        self.gen_cfg.update(values)
+        return self
+
+    def do_sample(self, flag: bool = True) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+        """Sample tokens, the default. With `False` the most likely token is selected."""
+        return self._set("do_sample", flag)
+
+    def early_stopping(self, flag: bool = True) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+        """End the output at an end token, the default. With `False` only stop words and lengths end it."""
+        return self._set("early_stopping", flag)
+
+    def temperature(self, value: float) -> Self:
+        """Set the divisor of the logits, at most 2; below 0.00001 the most likely token is selected."""
+        return self._set("temperature", value)
+
+    def top_k(self, value: int) -> Self:
+        """Sample among this many most likely tokens; 0 disables the filter. Default: 50."""
+        return self._set("top_k", value)
+
+    def top_p(self, value: float) -> Self:
+        """Sample among the most likely tokens whose probabilities sum to this; 0 and 1 disable the filter."""
+        return self._set("top_p", value)
+
+    def max_length(self, value: int) -> Self:
+        """Set the maximum number of tokens of prompt and output together. At least one token is generated."""
+        return self._set("max_length", value)
+
+    def min_length(self, value: int) -> Self:
+        """Set the number of tokens of prompt and output below which no end token is generated."""
+        return self._set("min_length", value)
+
+    def eos_token_id(self, value: int | list[int]) -> Self:
+        """Set the end token, or several."""
+        return self._set("eos_token_id", value)
+
+    def stop_words_ids(self, value: list[list[int]]) -> Self:
+        """Set sequences of token ids that end the output, which contains them."""
+        return self._set("stop_words_ids", value)
+
+    def bad_words_ids(self, value: list[list[int]]) -> Self:
+        """Set sequences of token ids that are not generated."""
+        return self._set("bad_words_ids", value)
+
+    def no_repeat_ngram_size(self, value: int) -> Self:
+        """Set the length of the n-grams that occur at most once in prompt and output; 0 disables the rule."""
+        return self._set("no_repeat_ngram_size", value)
+
+    def repetition_penalty(self, value: float) -> Self:
+        """Set the divisor of the logits of tokens that occurred before: above 0, at most 2."""
+        return self._set("repetition_penalty", value)
+
+    def presence_penalty(self, value: float) -> Self:
+        """Set the value that is subtracted from the logits of tokens in the output: -2 to 2."""
+        return self._set("presence_penalty", value)
+
+    def frequency_penalty(self, value: float) -> Self:
+        """Set the value that is subtracted once per occurrence in the output: -2 to 2."""
+        return self._set("frequency_penalty", value)
+
+    def suppress_repetition_in_generation(self, flag: bool = True) -> Self:  # noqa: FBT001, FBT002 - DashInfer's
+        """Let `repetition_penalty` count the tokens of the output only, not those of the prompt."""
+        return self._set("suppress_repetition_in_generation", flag)
+
+    def length_penalty(self, value: float) -> Self:
+        """Only 1.0, without effect, is allowed: the penalty ranks the outputs of a beam search."""
+        return self._set("length_penalty", value)
+
+    def seed(self, value: int) -> Self:
+        """Set the random seed, a 64-bit integer: the same request with the same seed has the same output."""
+        return self._set("seed", value)
+
+    def log_probs(self, enable: bool = True, top_n: int = 0) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+        """Return the log probability of each token, and those of the `top_n` most likely ones, at most 10."""
+        self._set("logprobs", enable)
+        return self._set("top_logprobs", top_n)
+
+    def logprobs(self, flag: bool = True) -> Self:  # noqa: FBT001, FBT002 - as the other flags
+        """Return the log probability of each token."""
+        return self._set("logprobs", flag)
+
+    def top_logprobs(self, value: int) -> Self:
+        """Set the number of most likely tokens with log probabilities, at most 10; needs `logprobs`."""
+        return self._set("top_logprobs", value)
+
+    def lora_name(self, value: str) -> Self:
+        """Set the LoRA adapter. Adapters are not supported: a request with a name is refused."""
+        return self._set("lora_name", value)
+
+    def with_mm_info(self, info: MultiMediaInfo) -> Self:
+        """Set images or audio. They are not supported: a request with them is refused."""
+        return self._set("mm_info", info)
+
+    mm_info = with_mm_info
+
+    def response_format(self, value: Mapping[str, Any]) -> Self:
+        """Set the format of the output: `{"type": "json_object"}`, and `json_schema` with a schema."""
+        return self._set("response_format", value)
+
+    @staticmethod
+    def process_eos_tokens(eos_token_id: int | list[int]) -> tuple[int, list[list[int]]]:
+        """`eos_token_id` and `stop_words_ids` for the end token, or the end tokens, of a model."""
+        if isinstance(eos_token_id, Iterable):
+            ids = list(eos_token_id)
+            if not ids:
+                message = "eos_token_id is an empty list; it must have at least one token id"
+                raise ValueError(message)
+            return ids[0], [[token] for token in ids]
+        return eos_token_id, []
+
+    def build(self) -> dict[str, Any]:
+        """The configuration: a copy of the keys that are set."""
+        return dict(self.gen_cfg)
+
+    def _set(self, key: str, value: object) -> Self:
+        self.gen_cfg[key] = value
+        return self
+
+    def _update_from_hugging_face(self, config: object) -> None:
+        values = config if isinstance(config, Mapping) else vars(config)
+        if values.get("num_return_sequences") not in (None, 1):
+            message = f"num_return_sequences is {values['num_return_sequences']!r}; it must be 1"
+            raise ValueError(message)
+        self.update({key: values[key] for key in _HUGGING_FACE_KEYS if values.get(key) is not None})
+        self.update({"do_sample": True, "early_stopping": True})
+        if values.get("eos_token_id") is not None:
+            first, stop_words = self.process_eos_tokens(values["eos_token_id"])
+            self.update({"eos_token_id": first})
+            if stop_words:
+                self.update({"stop_words_ids": stop_words})
+
+
+def sampling_options(
+    config: Mapping[str, Any], *, num_prompt_tokens: int, max_model_len: int, vocabulary_size: int
+) -> SamplingOptions:
+    """The keywords of `penstock.SamplingParams` for a generation configuration; all of them are set.
+
+    Raises `AsError` for values that DashInfer refuses and Penstock accepts. `SamplingParams` checks the
+    others.
+    """
+    for key in config.keys() - DEFAULTS.keys():
+        logger.warning("the generation parameter %r is unknown and has no effect", key)
+    values = {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
+    _refuse_unsupported(values)
+    max_tokens, min_tokens = _lengths(values, num_prompt_tokens, max_model_len)
+    stop_words = _sequences("stop_words_ids", values["stop_words_ids"])
+    eos_token_ids = _eos_token_ids(values["eos_token_id"], vocabulary_size)
+    temperature = _number("temperature", values["temperature"])
+    is_greedy = temperature < _MIN_TEMPERATURE or not _flag("do_sample", values["do_sample"])
+    top_p = _number("top_p", values["top_p"], 0.0, 1.0)
+    has_logprobs = _flag("logprobs", values["logprobs"])
+    options: SamplingOptions = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "eos_token_ids": eos_token_ids if _flag("early_stopping", values["early_stopping"]) else [],
+        "stop_token_ids": [ids[0] for ids in stop_words if len(ids) == 1],
+        "stop_token_sequences": [ids for ids in stop_words if len(ids) != 1],
+        "bad_token_sequences": _sequences("bad_words_ids", values["bad_words_ids"]),
+        "temperature": 0.0 if is_greedy else temperature,
+        "top_k": _integer("top_k", values["top_k"], 0),
+        "top_p": top_p or 1.0,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "no_repeat_ngram_size": _integer("no_repeat_ngram_size", values["no_repeat_ngram_size"], 0),
+        "repetition_penalty": _number(
+            "repetition_penalty", values["repetition_penalty"], 0.0, _MAX_REPETITION_PENALTY
+        ),
+        "repetition_penalty_scope": (
+            "output"
+            if _flag("suppress_repetition_in_generation", values["suppress_repetition_in_generation"])
+            else "all"
+        ),
+        "presence_penalty": _number("presence_penalty", values["presence_penalty"], -2.0, 2.0),
+        "frequency_penalty": _number("frequency_penalty", values["frequency_penalty"], -2.0, 2.0),
+        "seed": _seed(values["seed"]),
+        "response_format": _response_format(values["response_format"]),
+        "unread": "keep",
+    }
+    if has_logprobs:
+        count = _integer("top_logprobs", values["top_logprobs"], 0, _MAX_TOP_LOGPROBS)
+        options |= {"logprobs": True, "top_logprobs": count, "logprobs_mode": "processed"}
+    return options
+
+
+def _refuse_unsupported(values: Mapping[str, Any]) -> None:
+    for key in ("num_beams", "num_return_sequences", "length_penalty"):
+        if not isinstance(values[key], (int, float)) or values[key] != 1:
+            _refuse(key, values[key], "1: there is no beam search")
+    if not isinstance(values["lora_name"], str) or values["lora_name"]:
+        reason = f"lora_name is {values['lora_name']!r}; LoRA adapters are not supported yet"
+        raise AsError(AsStatus.ALLSPARK_LORA_NOT_FOUND, reason)
+    if values["mm_info"] is not None:
+        _refuse("mm_info", values["mm_info"], "unset: images and audio are not supported yet")
+
+
+def _lengths(values: Mapping[str, Any], num_prompt_tokens: int, max_model_len: int) -> tuple[int, int]:
+    """The maximum and minimum number of generated tokens, from lengths that count the prompt."""
+    limit = max_model_len - 2
+    if not 0 < num_prompt_tokens <= limit:
+        reason = f"the prompt has {num_prompt_tokens} tokens; it must have 1 to {limit}"
+        raise AsError(AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR, reason)
+    max_length = _integer("max_length", values["max_length"], 1)
+    if max_length > max_model_len:
+        reason = f"max_length is {max_length}; it must be at most engine_max_length, {max_model_len}"
+        raise AsError(AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR, reason)
+    min_length = _integer("min_length", values["min_length"], 0)
+    max_tokens = max(1, max_length - num_prompt_tokens)
+    return max_tokens, min(max(0, min_length - num_prompt_tokens), max_tokens)
+
+
+def _eos_token_ids(value: Any, vocabulary_size: int) -> list[int]:
+    if value is None:
+        return [_DEFAULT_EOS_TOKEN] if vocabulary_size > _DEFAULT_EOS_TOKEN else []
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_integer("eos_token_id", item, 0) for item in value]
+    return [_integer("eos_token_id", value, 0)]
+
+
+def _sequences(key: str, value: Any) -> list[list[int]]:
+    try:
+        return [[_integer(key, item, 0) for item in sequence] for sequence in value]
+    except TypeError:
+        _refuse(key, value, "a list of lists of token ids")
+
+
+def _seed(value: Any) -> int | None:
+    """A seed as an unsigned 64-bit integer; DashInfer's seeds are signed."""
+    if value is None:
+        return None
+    return _integer("seed", value, -(2**63), 2**64 - 1) % 2**64
+
+
+def _response_format(value: Any) -> Mapping[str, Any] | None:
+    if not isinstance(value, Mapping):
+        _refuse("response_format", value, "a mapping")
+    kind = value.get("type", "text" if not value else None)
+    if kind == "text":
+        return None
+    if kind not in ("json_object", "json_schema"):
+        _refuse("response_format type", kind, "'text', 'json_object' or 'json_schema'")
+    schema = value.get("json_schema")
+    if not schema:
+        return {"type": kind}
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            reason = f"json_schema of response_format is not valid JSON: {error}"
+            raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason) from error
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _integer(key: str, value: Any, low: int, high: int | None = None) -> int:
+    """`value` as an integer in this range."""
+    try:
+        number = low - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = low - 1
+    if number < low or (high is not None and number > high):
+        _refuse(key, value, f"an integer from {low}" if high is None else f"an integer from {low} to {high}")
+    return number
+
+
+def _number(key: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
+    """`value` as a number in this range."""
+    try:
+        number = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not low <= number <= high:
+        _refuse(key, value, "a number" if low == -math.inf else f"a number from {low:g} to {high:g}")
+    return number
+
+
+def _flag(key: str, value: Any) -> bool:
+    if not isinstance(value, int) or value not in (0, 1):
+        _refuse(key, value, "True or False")
+    return bool(value)
+
+
+def _refuse(key: str, value: object, limit: str) -> NoReturn:
+    raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, f"{key} is {reprlib.repr(value)}; it must be {limit}")
