@@ -61,8 +61,9 @@ PUBLIC = {
     "__version__",
     "convert",
     "demo",
+    "describe",
 }
-NOT_CLASSES = {"LogitsProcessor", "Prompt", "__version__", "convert", "demo"}
+NOT_CLASSES = {"LogitsProcessor", "Prompt", "__version__", "convert", "demo", "describe"}
 HEAVY = {"torch", "numpy", "transformers", "jinja2", "tqdm", "huggingface_hub", "click", "trio", "uvloop"}
 
 

@@ -37,6 +37,7 @@ from penstock._core import (
     WeightFormatInfo,
     __version__,
 )
+from penstock._describe import describe
 from penstock._options import EngineOptions, LogitsProcessor, Prompt, RequestOptions, SamplingOptions
 from penstock.batch import Batch, BatchItem, BlockingBatch
 from penstock.blocking import Blocking
@@ -103,6 +104,7 @@ __all__ = [
     "__version__",
     "convert",
     "demo",
+    "describe",
 ]
 
 EngineOptions.__module__ = SamplingOptions.__module__ = RequestOptions.__module__ = __name__

@@ -3052,7 +3052,7 @@ def convert(
     """
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The contents of a model directory or GGUF file, read from its headers only; for `penstock info`.
+    """The metadata of a model, with `config` and `generation_config` as JSON; see `penstock.describe`.
 
     Raises `ModelLoadError`.
     """

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock import _core, _hub, demo
+from penstock import demo
 from penstock._cli_chat import chat, one_line
 from penstock._cli_options import (
     Command,
@@ -267,8 +267,8 @@ def _convert(model: str, output: str, *, overwrite: bool, **options: Any) -> Non
 @json_option
 def _info(model: str, *, as_json: bool) -> None:
     """Show model metadata, without loading the weights, and what of the model is not supported."""
-    metadata = _core.describe(_hub.find(model))
-    config = json.loads(metadata.pop("config"))
+    metadata = penstock.describe(model)
+    config = metadata["config"]
     facts = {
         "architectures": config.get("architectures") or [],
         "format": metadata["format"],

@@ -10,7 +10,7 @@ use crate::mapped::MappedFile;
 use crate::text_files::TextFiles;
 use crate::{converted, directory, gguf};
 
-/// The kind of a path, by its extension.
+/// The kind of a path, by its extension, or by the content of a file with an unknown one.
 enum PathKind {
     Directory,
     Archive,
@@ -18,7 +18,7 @@ enum PathKind {
     Json,
     /// A file with weights of a directory.
     Weights,
-    /// A GGUF file; also the kind of unknown extensions.
+    /// A GGUF file; also the kind of unknown contents.
     Gguf,
 }
 
@@ -32,6 +32,8 @@ impl PathKind {
             Some("json") => Self::Json,
             Some("safetensors" | "bin" | "pt" | "pth") => Self::Weights,
             Some("tar") => Self::Archive,
+            Some("gguf") => Self::Gguf,
+            _ if converted::is_archive(&MappedFile::open(path)?) => Self::Archive,
             _ => Self::Gguf,
         })
     }

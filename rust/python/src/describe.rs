@@ -42,6 +42,10 @@ pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Erro
     result.set_item("storage", description.storage)?;
     result.set_item("quantization", description.quantization)?;
     result.set_item("config", checkpoint.config().to_string())?;
+    let generation =
+        serde_json::to_string(checkpoint.text().generation()).expect("all values have a JSON form");
+    result.set_item("generation_config", generation)?;
+    result.set_item("writer_version", checkpoint.writer_version())?;
     result.set_item("has_tokenizer", checkpoint.text().tokenizer().is_ok())?;
     result.set_item("unsupported", unsupported(&checkpoint))?;
     result.set_item("has_chat_template", checkpoint.text().chat_template().is_some())?;

@@ -11,6 +11,11 @@ use crate::mapped::MappedFile;
 /// Files in an archive start at multiples of this size and are padded to it.
 pub(super) const BLOCK: usize = 512;
 
+/// Whether a file begins with the header of a tar archive.
+pub(super) fn has_magic(bytes: &[u8]) -> bool {
+    bytes.get(257..262) == Some(b"ustar")
+}
+
 /// The archive members with these names.
 pub(super) fn members<const N: usize>(
     file: &MappedFile,

@@ -38,6 +38,8 @@ const NOT_CONVERTED: &str = "is not a converted model; `penstock convert` writes
 /// The parts of a converted model that an ordinary checkpoint does not have.
 pub(crate) struct Converted {
     pub(crate) conversion: Conversion,
+    /// The version of Penstock that wrote the model.
+    writer_version: String,
     /// The checksum of each [`checksum::CHUNK`] of the weights.
     checksums: Vec<u64>,
     /// Whether the weights were compared with the checksums.
@@ -47,6 +49,11 @@ pub(crate) struct Converted {
 /// Whether a directory is a converted model.
 pub(crate) fn is_converted(directory: &Path) -> bool {
     directory.join(GRAPH).exists()
+}
+
+/// Whether a file begins as an archive does.
+pub(crate) fn is_archive(file: &MappedFile) -> bool {
+    archive::has_magic(file.bytes())
 }
 
 /// Opens a directory.
@@ -97,6 +104,7 @@ fn assemble(path: &Path, graph: &MappedFile, weights: MappedFile) -> Result<Chec
         config: graph.config.into(),
         converted: Some(Converted {
             conversion: graph.conversion,
+            writer_version: graph.penstock,
             checksums: graph.weights.checksums,
             is_verified: AtomicBool::new(false),
         }),
@@ -120,6 +128,11 @@ impl Checkpoint {
     /// The properties of a converted model; `None` for any other.
     pub fn conversion(&self) -> Option<&Conversion> {
         self.converted.as_ref().map(|converted| &converted.conversion)
+    }
+
+    /// The version of Penstock that wrote a converted model; `None` for any other.
+    pub fn writer_version(&self) -> Option<&str> {
+        self.converted.as_ref().map(|converted| converted.writer_version.as_str())
     }
 
     /// Whether the files are mapped, not in memory.

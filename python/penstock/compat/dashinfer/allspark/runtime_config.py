@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from penstock.compat.dashinfer.allspark import environment
 from penstock.compat.dashinfer.allspark.enums import (
     AsCacheMode,
     AsEvictionStrategy,
     AsMHAPrefill,
     AsSchedulingStrategy,
+    AsStatus,
     TargetDevice,
 )
+from penstock.compat.dashinfer.allspark.errors import AsError
+from penstock.compat.dashinfer.allspark.model_files import ModelFiles
+from penstock.compat.dashinfer.allspark.values import (
+    parse_compute_unit,
+    read_mapping,
+    to_enum,
+    to_integer,
+)
 
-__all__ = ["AsModelConfig", "AsModelRuntimeConfigBuilder", "RuntimeConfig", "parse_compute_unit"]
+if TYPE_CHECKING:
+    from enum import Enum
 
-AnyEnum = TypeVar("AnyEnum", bound=Enum)
+    from penstock import EngineOptions
+
+__all__ = ["AsModelConfig", "AsModelRuntimeConfigBuilder", "RuntimeConfig", "engine_options"]
 
 
 @dataclass
@@ -128,7 +139,7 @@ class AsModelRuntimeConfigBuilder:
         `device_id_array` has the GPUs of `CUDA` or the NUMA nodes of `CPU_NUMA`, by default 0; `CPU` ignores
         it. `compute_thread_in_device` is the number of threads, for `CPU_NUMA` of each node; 0 chooses.
         """
-        device = _enum("target_device", TargetDevice, target_device)
+        device = to_enum("target_device", TargetDevice, target_device)
         ids = [0] if device_id_array is None or device is TargetDevice.CPU else list(device_id_array)
         if not ids or any(type(item) is not int or item < 0 for item in ids):
             message = f"device_id_array is {device_id_array!r}; it must be a list of numbers from 0"
@@ -155,7 +166,7 @@ class AsModelRuntimeConfigBuilder:
         """
         return self._set("engine_max_prefill_length", length)
 
-    def prefill_cache(self, enable: bool = True) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+    def prefill_cache(self, enable: bool = True) -> Self:
         """Enable or disable the prefix cache."""
         return self._set("enable_prefix_cache", enable)
 
@@ -168,7 +179,7 @@ class AsModelRuntimeConfigBuilder:
         return self._set("cache_mode", cache_mode)
 
     def kv_cache_span_size(self, span_size: int | str) -> Self:
-        """Set the number of tokens of a block of the KV cache: 16, 32, 64 or 128; 0 is the engine's default."""
+        """Set the number of tokens of a KV cache block: 16, 32, 64, 128, or 0 for the engine's default."""
         return self._set("cache_span_size", span_size)
 
     def set_span_init_size(self, size: int | str) -> Self:
@@ -183,7 +194,7 @@ class AsModelRuntimeConfigBuilder:
         """Has no effect: a step computes the tokens of prompts and of outputs together."""
         return self._set("scheduling_strategy", strategy)
 
-    def enable_sparsity_matmul(self, enable: bool = False) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+    def enable_sparsity_matmul(self, enable: bool = False) -> Self:
         """`True` is refused by `Engine.install_model`: 2:4 sparse weights are not supported."""
         return self._set("enable_sparsity_matmul", enable)
 
@@ -225,7 +236,7 @@ class AsModelRuntimeConfigBuilder:
                     self.compute_unit(
                         value["device_type"],
                         value.get("device_ids"),
-                        _integer("compute_thread_in_device", value.get("compute_thread_in_device", 0)),
+                        to_integer("compute_thread_in_device", value.get("compute_thread_in_device", 0)),
                     )
                 else:
                     self._set(_KEYS.get(key, key), value)
@@ -244,7 +255,7 @@ class AsModelRuntimeConfigBuilder:
         section = content.get("runtime_config", content)
         if not isinstance(section, Mapping):
             message = f"{os.fspath(path)}: runtime_config must be a mapping"
-            raise ValueError(message)  # noqa: TRY004 - a value of the file
+            raise ValueError(message)
         return self.from_dict(section)
 
     @staticmethod
@@ -261,55 +272,18 @@ class AsModelRuntimeConfigBuilder:
         return self
 
 
-def parse_compute_unit(text: str) -> tuple[TargetDevice, list[int]]:
-    """The device and ids of a text such as `CUDA:0,1`. Raises `ValueError`."""
-    name, _, ids = text.partition(":") if isinstance(text, str) else ("", "", "")
-    device = TargetDevice.__members__.get(name.strip().upper())
-    numbers = [item.strip() for item in (ids or "0").split(",")]
-    if device is None or not all(item.isascii() and item.isdigit() and len(item) <= 5 for item in numbers):
-        message = f"compute_unit is {text!r}; it must be a device with ids, such as CUDA:0,1, CPU:0 or CPU_NUMA:0"
-        raise ValueError(message)
-    return device, [int(item) for item in numbers]
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    """The content of a JSON or YAML file, which must be a mapping. Raises `ValueError` and `OSError`."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix in (".yaml", ".yml"):
-        try:
-            import yaml
-        except ImportError as error:
-            message = f"{path}: reading YAML requires an extra: pip install 'penstock[dashinfer]'"
-            raise ImportError(message, name="yaml") from error
-        try:
-            content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            message = f"{path}: invalid YAML: {error}"
-            raise ValueError(message) from error
-    else:
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            message = f"{path}: invalid JSON: {error}"
-            raise ValueError(message) from error
-    if not isinstance(content, dict):
-        message = f"{path}: the content must be a mapping"
-        raise ValueError(message)  # noqa: TRY004 - a value of the file
-    return content
-
-
 def _converted(name: str, value: object) -> object:
     """`value` in the type of the field `name`. Raises `ValueError`."""
     default = _FIELDS[name]
     if name in _ENUMS:
-        return _enum(name, _ENUMS[name], value)
+        return to_enum(name, _ENUMS[name], value)
     if isinstance(default, bool):
         if not isinstance(value, bool):
             message = f"{name} is {value!r}; it must be True or False"
             raise ValueError(message)
         return value
     if isinstance(default, int):
-        return _integer(name, value)
+        return to_integer(name, value)
     if name == "lora_names":
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             message = f"{name} is {value!r}; it must be a list of names"
@@ -317,31 +291,100 @@ def _converted(name: str, value: object) -> object:
         return list(value)
     if not isinstance(value, str):
         message = f"{name} is {value!r}; it must be text"
-        raise ValueError(message)  # noqa: TRY004 - one kind of error for values
+        raise ValueError(message)
     return value
 
 
-def _integer(name: str, value: object) -> int:
-    """An integer, or a text of one."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+#: `kv_cache_dtype` for the cache modes.
+_KV_CACHE_DTYPES: dict[AsCacheMode, Literal["auto", "int8", "uint4"]] = {
+    AsCacheMode.AsCacheDefault: "auto",
+    AsCacheMode.AsCacheQuantI8: "int8",
+    AsCacheMode.AsCacheQuantU4: "uint4",
+}
+BLOCK_SIZES = (16, 32, 64, 128)
+DEFAULT_BLOCK_SIZE = 16
+#: Tokens of a step if there is no `engine_max_prefill_length`.
+DEFAULT_STEP_TOKENS = 512
+#: The least and the greatest value of integer fields.
+_RANGES = {
+    "engine_max_length": (3, 2**31 - 1),
+    "engine_max_batch": (1, 65536),
+    "engine_max_prefill_length": (0, 1048576),
+    "num_threads": (0, 1024),
+    "prefix_cache_ttl": (1, 1000000000),
+    "lora_max_rank": (0, 2**31 - 1),
+    "lora_max_num": (0, 2**31 - 1),
+}
+_PRECISIONS = ("highest", "high", "medium", "medium_bf16", "medium_fp16")
+
+
+def engine_options(config: AsModelConfig) -> tuple[Path, EngineOptions]:
+    """The model and the options of `penstock.Engine` for a configuration.
+
+    Raises `AsError`: `ALLSPARK_PARAM_ERROR` for an invalid field and for what is not supported,
+    `ALLSPARK_IO_ERROR` for missing and invalid files.
+    """
     try:
-        if isinstance(value, str):
-            return int(value)
-    except ValueError:
-        pass
-    message = f"{name} is {value!r}; it must be an integer"
-    raise ValueError(message)
+        values: dict[str, Any] = {name: _converted(name, getattr(config, name)) for name in _FIELDS}
+        config = AsModelConfig(**values)
+        device, ids = parse_compute_unit(config.compute_unit)
+        host_cache_bytes = environment.host_cache_bytes()
+    except ValueError as error:
+        raise _param_error(str(error)) from error
+    _check(config)
+    if device is TargetDevice.CUDA and not environment.replaces_cuda():
+        raise _param_error(
+            f"compute_unit is {config.compute_unit!r}; it must be CPU or CPU_NUMA: CUDA is not supported "
+            f"(the environment variable {environment.DEVICE}=cpu selects the CPU in its place)"
+        )
+    files = ModelFiles(Path(config.model_path), Path(config.weights_path))
+    graph = files.read()
+    block_size = config.cache_span_size or DEFAULT_BLOCK_SIZE
+    budget = config.engine_max_prefill_length or DEFAULT_STEP_TOKENS
+    options: EngineOptions = {
+        "max_model_len": config.engine_max_length,
+        "max_num_seqs": config.engine_max_batch,
+        "max_num_batched_tokens": max(budget, config.engine_max_batch, block_size),
+        "block_size": cast("Any", block_size),  # checked
+        "kv_cache_dtype": _KV_CACHE_DTYPES[config.cache_mode],
+        "prefix_cache": config.enable_prefix_cache,
+        "preemption_mode": "interrupt",
+    }
+    if config.enable_prefix_cache:
+        options["prefix_cache_ttl"] = config.prefix_cache_ttl
+    if host_cache_bytes:
+        options["host_cache_bytes"] = host_cache_bytes
+    if graph.conversion.config_overrides:
+        options["config_overrides"] = graph.conversion.config_overrides
+    # `CPU:0` is also the text of DashInfer for any CPU.
+    is_numa = device is TargetDevice.CPU_NUMA or (device is TargetDevice.CPU and ids != [0])
+    if is_numa:
+        options["numa_nodes"] = ids
+    if config.num_threads:
+        options["threads"] = config.num_threads * (len(ids) if is_numa else 1)
+    return files.weights, options
 
 
-def _enum(name: str, kind: type[AnyEnum], value: object) -> AnyEnum:
-    """A member of an enumeration, or the member with this name."""
-    if isinstance(value, kind):
-        return value
-    if isinstance(value, str):
-        wanted = value.removeprefix(f"{kind.__name__}.").lower()
-        for member in kind.__members__:
-            if member.lower() == wanted:
-                return kind[member]
-    message = f"{name} is {value!r}; it must be one of {', '.join(kind.__members__)}"
-    raise ValueError(message)
+def _check(config: AsModelConfig) -> None:
+    """Raise `AsError` for a value that is out of range or not supported."""
+    for name in ("model_name", "model_path", "weights_path"):
+        if not getattr(config, name):
+            raise _param_error(f"{name} is empty; it must be set")
+    for name, (least, most) in _RANGES.items():
+        value = getattr(config, name)
+        if not least <= value <= most:
+            raise _param_error(f"{name} is {value}; it must be from {least} to {most}")
+    if config.cache_span_size not in (0, *BLOCK_SIZES):
+        raise _param_error(f"cache_span_size is {config.cache_span_size}; it must be 0, 16, 32, 64 or 128")
+    if config.matmul_precision not in _PRECISIONS:
+        raise _param_error(
+            f"matmul_precision is {config.matmul_precision!r}; it must be one of {', '.join(_PRECISIONS)}"
+        )
+    if config.enable_sparsity_matmul:
+        raise _param_error("enable_sparsity_matmul is True; 2:4 sparse weights are not supported")
+    if config.text_graph:
+        raise _param_error("text_graph is True; the model has no graph that could be written as text")
+
+
+def _param_error(reason: str) -> AsError:
+    return AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason)

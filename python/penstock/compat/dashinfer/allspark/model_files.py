@@ -1,0 +1,204 @@
+"""The files of a serialised model: `<name>.asgraph` describes `<name>.asparam`, a converted model.
+
+The `.asgraph` is JSON with the size of the `.asparam`, and is written last: if the sizes agree, both are
+complete.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self, cast
+
+import penstock
+from penstock.compat.dashinfer.allspark.enums import AsStatus
+from penstock.compat.dashinfer.allspark.errors import AsError
+
+__all__ = ["AsFileInfo", "get_file_information"]
+
+GRAPH, WEIGHTS = ".asgraph", ".asparam"
+#: DashInfer's quick start names the first file so.
+OTHER_GRAPH = ".asmodel"
+_FORMAT = "penstock serialised model"
+_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class AsFileInfo:
+    """The versions of Penstock that wrote the files of a serialised model, and the version in use."""
+
+    create_version_graph: str
+    create_version_param: str
+    current_version_engine: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The settings that determine the files of a serialised model."""
+
+    source: str
+    """The path or hub id of the model."""
+    data_type: str = "auto"
+    quantization: Any = "auto"
+    config_overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """The content of an `.asgraph` file."""
+
+    penstock: str
+    """The version that wrote it."""
+    model_type: str
+    """The Hugging Face architecture."""
+    weights: str
+    """The name of the `.asparam` file."""
+    weights_bytes: int
+    conversion: Conversion
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The content of a file. Raises `AsError` with `ALLSPARK_IO_ERROR`."""
+        try:
+            with path.open("rb") as file:
+                text = file.read(_LIMIT + 1)
+            content = json.loads(text) if len(text) <= _LIMIT else None
+        except (OSError, ValueError, RecursionError) as error:
+            raise _io_error(f"{path}: {error}") from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise _io_error(f"{path}: not a model that Penstock has serialised; serialise it again")
+        try:
+            values = {name: content[name] for name in ("penstock", "model_type", "weights", "weights_bytes")}
+            conversion = content["conversion"]
+            graph = cls(conversion=Conversion(**conversion), **values)
+        except (KeyError, TypeError) as error:
+            raise _io_error(f"{path}: invalid field: {error}") from error
+        texts = (graph.penstock, graph.model_type, graph.weights, graph.conversion.data_type)
+        if not all(isinstance(value, str) for value in texts) or type(graph.weights_bytes) is not int:
+            raise _io_error(f"{path}: a field has the wrong type")
+        if not isinstance(graph.conversion.config_overrides, dict):
+            raise _io_error(f"{path}: config_overrides is not an object")
+        return graph
+
+    def write(self, path: Path) -> None:
+        """Write a file, or nothing if that fails."""
+        content = {"format": _FORMAT, **asdict(self)}
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            try:
+                json.dump(content, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.chmod(0o644)  # temporary files are private
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The paths of the two files."""
+
+    graph: Path
+    weights: Path
+
+    @classmethod
+    def named(cls, directory: str | os.PathLike[str], name: str) -> Self:
+        """The files of the model `name` in a directory. Slashes in the name become underscores."""
+        safe = name.replace("/", "_")
+        if not safe or "\0" in safe:
+            message = f"the name of a model is {name!r}; it must be the first part of a file name"
+            raise ValueError(message)
+        base = Path(directory)
+        return cls(base / f"{safe}{GRAPH}", base / f"{safe}{WEIGHTS}")
+
+    def read(self) -> ModelGraph:
+        """The content of the `.asgraph`, or of an `.asmodel` in its place. Raises `AsError`.
+
+        Also checks that the `.asparam` exists and has the size that was written.
+        """
+        graph_path = self.graph
+        if not graph_path.exists() and graph_path.suffix in (GRAPH, OTHER_GRAPH):
+            other = graph_path.with_suffix(OTHER_GRAPH if graph_path.suffix == GRAPH else GRAPH)
+            graph_path = other if other.exists() else graph_path
+        graph = ModelGraph.read(graph_path)
+        try:
+            size = self.weights.stat().st_size
+        except (OSError, ValueError) as error:
+            raise _io_error(f"{self.weights}: {error}") from error
+        if size != graph.weights_bytes:
+            raise _io_error(f"{self.weights}: {size} bytes; {graph_path.name} requires {graph.weights_bytes}")
+        return graph
+
+    def are_complete(self, conversion: Conversion) -> bool:
+        """Whether both files are complete, of this version and of this conversion."""
+        try:
+            graph = self.read()
+        except AsError:
+            return False
+        return graph.penstock == penstock.__version__ and graph.conversion == conversion
+
+    def write(self, model: str, conversion: Conversion) -> None:
+        """Convert `model`, a path or hub id, to these files.
+
+        Existing files are replaced. A failure or a crash leaves no `.asgraph`. Raises `PenstockError` and
+        `OSError`.
+        """
+        directory = self.graph.parent
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=f".{self.weights.name}.") as temporary:
+            archive = penstock.convert(
+                model,
+                Path(temporary) / "model.tar",
+                quantization=conversion.quantization,
+                dtype=cast("Any", conversion.data_type),  # checked by `convert`
+            )
+            self.graph.unlink(missing_ok=True)
+            archive.replace(self.weights)
+        architectures = penstock.describe(self.weights)["config"].get("architectures") or [""]
+        graph = ModelGraph(
+            penstock.__version__,
+            str(architectures[0]),
+            self.weights.name,
+            self.weights.stat().st_size,
+            conversion,
+        )
+        graph.write(self.graph)
+
+
+class TemporaryFiles:
+    """A directory of temporary files, which `remove` and the end of this process delete."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.mkdtemp(prefix="penstock-")
+        self._process = os.getpid()
+        atexit.register(self.remove)
+
+    def remove(self) -> None:
+        """Delete the directory. Can be called repeatedly; has no effect in a forked process."""
+        atexit.unregister(self.remove)
+        if os.getpid() == self._process:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def get_file_information(
+    model_path: str | os.PathLike[str], param_path: str | os.PathLike[str]
+) -> AsFileInfo:
+    """The versions in the files of a serialised model. Raises `AsError` with `ALLSPARK_IO_ERROR`."""
+    files = ModelFiles(Path(model_path), Path(param_path))
+    graph = files.read()
+    try:
+        writer = penstock.describe(files.weights)["writer_version"]
+    except penstock.ModelLoadError as error:
+        raise _io_error(str(error)) from error
+    return AsFileInfo(graph.penstock, writer or "", penstock.__version__)
+
+
+def _io_error(reason: str) -> AsError:
+    return AsError(AsStatus.ALLSPARK_IO_ERROR, reason)
