@@ -32,6 +32,7 @@ PUBLIC = {
     "LogitsProcessor",
     "Health",
     "Histogram",
+    "Host",
     "HostTierInfo",
     "MemoryInfo",
     "ModelInfo",

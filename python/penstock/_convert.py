@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import _core, _hub
+from penstock._session import default_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,5 +44,5 @@ def convert(
     path = Path(os.path.expanduser(os.fspath(output)))  # noqa: PTH111 - never raises
     _core.check_output(path, overwrite=overwrite)
     files = _hub.find(os.fspath(model))
-    _core.convert(files, path, config, overwrite=overwrite, progress=progress)
+    _core.convert(files, path, config, default_host(), overwrite=overwrite, progress=progress)
     return path

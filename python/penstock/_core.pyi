@@ -20,6 +20,7 @@ __all__ = [
     "EngineConfig",
     "Health",
     "Histogram",
+    "Host",
     "HostTierInfo",
     "MemoryInfo",
     "ModelInfo",
@@ -1283,6 +1284,42 @@ class SamplingParams:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 # fmt: on
 # end generated: SamplingParams
+
+@final
+class Host:
+    """The compute threads and the memory that engines share.
+
+        host = Host(memory_bytes=8 << 30)
+        async with Engine(first, host=host) as one, Engine(second, host=host) as two: ...
+
+    Engines that are given no host share that of the process, so several models can be open in it.
+
+    - Engines with the same `threads` and `numa_nodes` share a worker pool, unless the CPUs have room for one
+      more. They take turns: a step has all threads of the pool, and waits for at most one step of each other
+      engine. Engines with different values have pools of their own, which run at the same time: give each
+      its share of the CPUs.
+    - The memory of an engine counts in full from the moment it is opened, also blocks of its KV cache that
+      were not used yet. `memory_ratio` is the share of what the other engines leave.
+
+    Engines of different hosts compete for CPUs and memory. A host cannot be used after a fork.
+
+    - `memory_bytes`: Maximum size of the memory of all engines of the host together. Range: 1 to 2**63 - 1.
+      Default: the available memory.
+
+    Raises `ConfigError` for a value of the wrong type or out of range.
+    """
+
+    def __new__(cls, *, memory_bytes: int | None = None) -> Host: ...
+    @property
+    def memory_bytes(self) -> int | None:
+        """Maximum size of the memory of all engines together, in bytes; `None`: the available memory."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory of the open engines, in bytes: weights, workspace and KV cache, used or not.
+
+        Raises `ConfigError` if the host was created before a fork.
+        """
 
 @final
 class Tensor:
@@ -2778,6 +2815,7 @@ class Engine:
     def open(
         model: str | os.PathLike[str] | bytes,
         config: EngineConfig,
+        host: Host,
         progress: Callable[[int, int], object] | None = None,
     ) -> Engine:
         """Load a directory, a file, or a converted model in memory. Can take minutes, without the GIL.
@@ -3042,6 +3080,7 @@ def convert(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
     config: EngineConfig,
+    host: Host,
     *,
     overwrite: bool = False,
     progress: Callable[[int, int], object] | None = None,

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _core, _hub
+from penstock._core import Host
 from penstock._options import merge
 from penstock.chat import Chat, has_messages
 from penstock.errors import ConfigError, EngineStoppedError, InvalidRequestError
@@ -38,6 +39,22 @@ LONG_TEXT = 2048
 _GRAMMAR_PARAMETERS = ("response_format", "regex", "choice", "grammar", "tools")
 
 
+_default_host = Host()
+
+
+def default_host() -> Host:
+    """The host of engines that are given none. The child of a fork has another one than its parent."""
+    return _default_host
+
+
+def _replace_default_host() -> None:
+    global _default_host  # noqa: PLW0603
+    _default_host = Host()
+
+
+os.register_at_fork(after_in_child=_replace_default_host)
+
+
 class Session:
     """The model, its configuration, and the native engine once it is open."""
 
@@ -46,8 +63,13 @@ class Session:
         model: str | os.PathLike[str] | bytes | bytearray | memoryview,
         config: EngineConfig | None,
         options: dict[str, Any],
+        host: Host | None,
         progress: Callable[[int, int], object] | None,
     ) -> None:
+        if host is not None and not isinstance(host, Host):
+            message = f"expected Host or None for `host`, not {type(host).__name__}"
+            raise TypeError(message)
+        self._host = host
         self.model = _hub.model_argument(model)
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
@@ -56,6 +78,11 @@ class Session:
         self._tokenizer: Tokenizer  # of `_native`
         self._phase: Literal["new", "starting", "open", "draining", "asleep", "waking"] = "new"
         self._is_closed = False  # in any phase
+
+    @property
+    def host(self) -> Host:
+        """The host of the engine."""
+        return self._host or default_host()
 
     # ---- opening and closing
 
@@ -109,7 +136,7 @@ class Session:
         config = self.config
         if config.tokenizer is not None:
             config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
-        native = _core.Engine.open(path, config, on_progress)
+        native = _core.Engine.open(path, config, self.host, on_progress)
         self.adopt(native, path)
         if self._is_closed:  # closed while the last weights were loaded
             native.shutdown()

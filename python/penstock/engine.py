@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock._core import (
         EngineConfig,
         Health,
+        Host,
         ModelInfo,
         ProfileRow,
         Result,
@@ -58,6 +59,7 @@ class Engine:
     `model` is a Hugging Face model directory, a `.gguf` file, the id of a model on the Hugging Face hub, or a
     converted model: its directory, its `.tar` file, or the contents of that file as bytes.
     Keyword arguments are the fields of `EngineConfig`; they override those of `config`.
+    `host` has the threads and the memory that engines share; by default, all engines of the process.
     `progress(done, total)` is called with byte counts while the model loads, at most about 20 times per
     second, in the loading thread. An exception raised in it stops the loading.
 
@@ -77,15 +79,21 @@ class Engine:
         model: str | os.PathLike[str] | bytes | bytearray | memoryview,
         *,
         config: EngineConfig | None = None,
+        host: Host | None = None,
         progress: Callable[[int, int], object] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        self._session = Session(model, config, dict(options), progress)
+        self._session = Session(model, config, dict(options), host, progress)
 
     @property
     def config(self) -> EngineConfig:
         """The configuration as given; `info` has the values in effect."""
         return self._session.config
+
+    @property
+    def host(self) -> Host:
+        """The threads and the memory that the engine shares with others: `host`, or those of the process."""
+        return self._session.host
 
     @property
     def is_running(self) -> bool:

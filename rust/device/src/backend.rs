@@ -143,13 +143,21 @@ pub trait Backend: Send + 'static {
     /// The tokens of a [`sample`](Self::sample) call, which may still be computed. May be dropped instead of collected,
     /// at any time: the call still takes effect, and its tokens are discarded.
     type Ticket: Send;
+    /// The right to compute a step, if several backends share the device.
+    type Turn;
 
-    /// Bytes of memory that are available.
+    /// Bytes of memory that are available: neither in use nor reserved by a backend that shares the device.
     fn available_memory(&self) -> u64;
+
+    /// Bytes that the other backends that share the device have reserved.
+    fn reserved_by_others(&self) -> u64;
 
     /// Reserves `bytes` for all later allocations and releases the former reservation. Called before the first
     /// allocation.
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
+
+    /// Counts bytes that will be [mapped](Self::map_matrix) as reserved. Called after [`reserve`](Self::reserve).
+    fn reserve_mapped(&mut self, bytes: u64);
 
     /// Use of the reserved memory.
     fn memory(&self) -> MemoryUse;
@@ -208,6 +216,10 @@ pub trait Backend: Send + 'static {
 
     /// Prepares the calling thread, which makes all later calls.
     fn bind_thread(&mut self);
+
+    /// Waits for the device, in the order in which the backends that share it ask. The caller holds the turn while it
+    /// computes a step. Loading takes turns itself.
+    fn turn(&self) -> Self::Turn;
 
     /// Loads a vector.
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError>;

@@ -116,13 +116,22 @@ impl<B: Backend> Backend for Timed<B> {
     type Slots = B::Slots;
     type Step<'a> = TimedStep<'a, B>;
     type Ticket = B::Ticket;
+    type Turn = B::Turn;
 
     fn available_memory(&self) -> u64 {
         self.inner.available_memory()
     }
 
+    fn reserved_by_others(&self) -> u64 {
+        self.inner.reserved_by_others()
+    }
+
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         self.inner.reserve(bytes)
+    }
+
+    fn reserve_mapped(&mut self, bytes: u64) {
+        self.inner.reserve_mapped(bytes);
     }
 
     fn memory(&self) -> MemoryUse {
@@ -198,6 +207,10 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn bind_thread(&mut self) {
         self.inner.bind_thread();
+    }
+
+    fn turn(&self) -> B::Turn {
+        self.inner.turn()
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_device::cpu::{Cpu, CpuMatrix, NumaNode};
@@ -70,7 +71,7 @@ fn product_on_nodes_has_the_bits_of_one_without_nodes() {
     let expected = product(Cpu::new(2).unwrap(), load);
     assert!(expected.iter().any(|x| x.abs() > 1.0));
     for nodes in [1, 2] {
-        let cpu = Cpu::open(2, "", &fake_nodes(nodes)).unwrap();
+        let cpu = Cpu::open(&Arc::default(), 2, "", &fake_nodes(nodes)).unwrap();
         assert_eq!(cpu.pin_error(), None);
         assert_eq!(product(cpu, load), expected, "{nodes} nodes");
     }
@@ -99,7 +100,7 @@ fn mapped_matrix_is_copied_to_its_nodes() {
         assert_eq!(cpu.memory().in_use, if is_copied { cpu.matrix_bytes(COLUMNS, &sizes) } else { 0 });
         matrix
     };
-    assert_eq!(product(Cpu::open(2, "", &fake_nodes(2)).unwrap(), placed), expected);
+    assert_eq!(product(Cpu::open(&Arc::default(), 2, "", &fake_nodes(2)).unwrap(), placed), expected);
     packer.bind_thread(); // without nodes, no effect
 }
 
@@ -108,7 +109,7 @@ fn memory_of_a_node_that_does_not_exist_is_anywhere() {
     for count in [1, 2] {
         let mut nodes = fake_nodes(count);
         nodes[count - 1].id = 900;
-        let cpu = Cpu::open(count, "", &nodes).unwrap();
+        let cpu = Cpu::open(&Arc::default(), count, "", &nodes).unwrap();
         assert_eq!((cpu.pin_error(), cpu.place_error().is_some()), (None, true));
         assert!(!cpu.copies_mapped());
         assert_eq!(product(cpu, load), product(Cpu::new(1).unwrap(), load));

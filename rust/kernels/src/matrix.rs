@@ -23,6 +23,9 @@ pub const PACKED_LAYOUT: &str = "panels16-1";
 /// all rows.
 pub const PANEL_ROWS: usize = LANES;
 
+/// The number of weights that are packed in one turn on a pool: some milliseconds, as a step of a model.
+const WEIGHTS_OF_TURN: usize = 1 << 22;
+
 /// The shape of a packed weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixLayout {
@@ -100,8 +103,8 @@ impl MatrixLayout {
         GridLayout::new(grid, self.columns).pack(rows, self.panel_rows(panel).len(), out);
     }
 
-    /// Packs a whole matrix on `pool`; `read(rows, into)` writes the given rows as f32. For loading only: each worker
-    /// allocates one panel.
+    /// Packs a whole matrix on `pool`, in turns with the other threads that use it; `read(rows, into)` writes the given rows
+    /// as f32. For loading only: each worker allocates one panel.
     pub fn pack(&self, pool: &Pool, out: &mut [u8], read: impl Fn(Range<usize>, &mut [f32]) + Sync) {
         self.pack_panels(
             pool,
@@ -133,15 +136,20 @@ impl MatrixLayout {
         assert_eq!(out.len(), self.bytes(), "bytes of {self:?}");
         let panel_bytes = self.panel_bytes();
         let out = SharedMut::new(out);
-        let panels = Claims::new(self.panels());
-        pool.share(&|_| {
-            let mut rows = buffer();
-            while let Some(panel) = panels.next() {
-                // SAFETY: every panel is claimed once, and panels do not overlap.
-                let bytes = unsafe { out.slice(panel * panel_bytes, panel_bytes) };
-                pack(&mut rows, panel, self.panel_rows(panel), bytes);
-            }
-        });
+        let panels_of_turn = (WEIGHTS_OF_TURN / (LANES * self.columns.max(1))).max(pool.threads());
+        for start in (0..self.panels()).step_by(panels_of_turn) {
+            let _turn = pool.turn();
+            let claims = Claims::new(panels_of_turn.min(self.panels() - start));
+            pool.share(&|_| {
+                let mut rows = buffer();
+                while let Some(index) = claims.next() {
+                    let panel = start + index;
+                    // SAFETY: every panel is claimed once, and panels do not overlap.
+                    let bytes = unsafe { out.slice(panel * panel_bytes, panel_bytes) };
+                    pack(&mut rows, panel, self.panel_rows(panel), bytes);
+                }
+            });
+        }
     }
 }
 

@@ -234,3 +234,38 @@ fn workers_of_a_refused_node_run_anywhere() {
         assert_eq!(cpus_of_workers(&pool), [all.clone(), all.clone()]);
     }
 }
+
+#[test]
+fn turns_are_given_in_the_order_of_the_requests() {
+    let pool = Pool::new(1).unwrap();
+    let order = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let turn = pool.turn();
+        for thread in 0..5 {
+            let (pool, order) = (&pool, &order);
+            scope.spawn(move || {
+                let _turn = pool.turn();
+                order.lock().unwrap().push(thread);
+            });
+            while pool.waiting() <= thread {
+                std::thread::yield_now();
+            }
+        }
+        drop(turn);
+        // Behind the threads that wait already.
+        let _turn = pool.turn();
+        assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4]);
+    });
+    assert_eq!(pool.waiting(), 0);
+}
+
+#[test]
+fn turn_ends_with_a_panic() {
+    let pool = Pool::new(2).unwrap();
+    let panicking = || {
+        let _turn = pool.turn();
+        pool.run(&|worker| assert_ne!(worker, 1, "a failure"));
+    };
+    assert!(catch_unwind(AssertUnwindSafe(panicking)).is_err());
+    let _turn = pool.turn();
+}

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use crate::classes::PyEngineConfig;
 use crate::detach::detach;
 use crate::errors::Error;
+use crate::host::Host;
 use crate::load_progress::LoadProgress;
 use crate::logs;
 
@@ -20,22 +21,24 @@ pub fn check_output(py: Python<'_>, output: PathBuf, overwrite: bool) -> Result<
 
 /// See `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, output, config, *, overwrite = false, progress = None))]
+#[pyo3(signature = (path, output, config, host, *, overwrite = false, progress = None))]
 pub fn convert(
     py: Python<'_>,
     path: PathBuf,
     output: PathBuf,
     config: &PyEngineConfig,
+    host: &Host,
     overwrite: bool,
     progress: Option<Py<PyAny>>,
 ) -> Result<(), Error> {
+    let host = host.inner()?;
     logs::listen(py)?;
     let config = config.with_environment()?;
     let mut reporting = LoadProgress::new(progress);
     let converted = detach(py, || {
         let checkpoint = Checkpoint::open(&path)?;
         let mut report = |done, total| reporting.report(done, total);
-        Ok(penstock_runner::convert(&checkpoint, &config, &output, overwrite, &mut report)?)
+        Ok(penstock_runner::convert(&checkpoint, &config, host, &output, overwrite, &mut report)?)
     })?;
     logs::drain(py)?;
     reporting.finish(converted)

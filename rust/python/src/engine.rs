@@ -20,6 +20,7 @@ use crate::classes::{
 use crate::detach::{detach, detach_while_wanted};
 use crate::errors::{Error, Problem};
 use crate::health::Health;
+use crate::host::Host;
 use crate::load_progress::LoadProgress;
 use crate::logs;
 use crate::model_files::ModelFiles;
@@ -42,14 +43,15 @@ pub struct Engine {
 #[pymethods]
 impl Engine {
     #[staticmethod]
-    #[pyo3(signature = (model, config, progress = None))]
+    #[pyo3(signature = (model, config, host, progress = None))]
     fn open(
         py: Python<'_>,
         model: ModelFiles,
         config: &PyEngineConfig,
+        host: &Host,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
-        Self::load(py, model, config.with_environment()?, config, progress)
+        Self::load(py, model, config.with_environment()?, config, host, progress)
     }
 
     #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false, check_cancelled = None))]
@@ -196,15 +198,17 @@ impl Engine {
         model: ModelFiles,
         runner_config: penstock_runner::EngineConfig,
         config: &PyEngineConfig,
+        host: &Host,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self, Error> {
+        let host = host.inner()?;
         logs::listen(py)?;
         let mut loading = LoadProgress::new(progress);
         let opened = detach(py, || {
             let checkpoint = model.open()?;
             let text = checkpoint.text();
             let mut report = |done, total| loading.report(done, total);
-            let mut launch = || penstock_runner::launch(&checkpoint, &runner_config, &mut report);
+            let mut launch = || penstock_runner::launch(&checkpoint, &runner_config, host, &mut report);
             let (tokenizer, (engine, info)) = match &config.config.tokenizer {
                 Some(path) => (read_tokenizer(Path::new(path))?, launch()?),
                 None => {

@@ -18,6 +18,7 @@ mod engine;
 mod errors;
 mod fields;
 mod health;
+mod host;
 mod load_progress;
 mod logs;
 mod model_files;
@@ -49,6 +50,8 @@ mod _core {
     use crate::describe::describe;
     #[pymodule_export]
     use crate::engine::Engine;
+    #[pymodule_export]
+    use crate::host::Host;
     #[pymodule_export]
     use crate::port::Port;
     #[pymodule_export]

@@ -17,6 +17,7 @@ use crate::classes::PySamplingParams;
 use crate::detach::detach;
 use crate::engine::Engine;
 use crate::errors::Error;
+use crate::host::Host;
 use crate::model_files::ModelFiles;
 use crate::value::{PyValue, config_error};
 
@@ -103,7 +104,7 @@ pub fn failing_engine(
     failing_token: u32,
 ) -> Result<Engine, Error> {
     let runner_config = RunnerConfig { failing_token: Some(failing_token), ..config.with_environment()? };
-    Engine::load(py, ModelFiles::Path(path), runner_config, config, None)
+    Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
 }
 
 /// An engine whose device is lost in the first step that computes `losing_token`.
@@ -115,13 +116,14 @@ pub fn losing_engine(
     losing_token: u32,
 ) -> Result<Engine, Error> {
     let runner_config = RunnerConfig { losing_token: Some(losing_token), ..config.with_environment()? };
-    Engine::load(py, ModelFiles::Path(path), runner_config, config, None)
+    Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
 }
 
 /// An engine with the executor of `fake_executor`.
 #[pyfunction]
 pub fn fake_engine(py: Python<'_>, path: PathBuf, config: &PyEngineConfig) -> Result<Engine, Error> {
-    let engine = Engine::load(py, ModelFiles::Path(path), config.with_environment()?, config, None)?;
+    let engine =
+        Engine::load(py, ModelFiles::Path(path), config.with_environment()?, config, &Host::default(), None)?;
     engine.with_executor(|completions| Box::new(FakeExecutor::start(completions)))
 }
 

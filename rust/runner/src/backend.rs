@@ -1,13 +1,15 @@
 //! The device backend of this build. Everything else in this crate is generic over `Backend`.
 
-use penstock_device::cpu::{Cpu, CpuError, NumaNode, numa_nodes};
+use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
 use penstock_types::FieldError;
 use penstock_types::config_limits::MAX_THREADS;
 
-use crate::{EngineConfig, LaunchError, NumaInfo};
+use crate::{EngineConfig, Host, LaunchError, NumaInfo};
 
 /// The backend of this build.
 pub type DefaultBackend = Cpu;
+/// Threads and memory that its instances share.
+pub(crate) type DefaultHost = CpuHost;
 
 /// The properties of a device that [`ModelInfo`](crate::ModelInfo) reports.
 #[derive(Clone, Debug)]
@@ -20,12 +22,12 @@ pub struct DeviceInfo {
 }
 
 /// Opens the device of a valid configuration.
-pub(crate) fn open(config: &EngineConfig) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
+pub(crate) fn open(config: &EngineConfig, host: &Host) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
     let nodes = config.numa_nodes.as_deref().map_or(Ok(Vec::new()), |ids| {
         numa_nodes(ids).map_err(|error| FieldError::new("numa_nodes", format!("{ids:?}"), error.to_string()))
     })?;
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &nodes));
-    let backend = Cpu::open(threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
+    let backend = Cpu::open(host.device(), threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
     let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
     let info = DeviceInfo { threads: backend.threads(), isa: backend.isa(), numa };
     Ok((backend, info))

@@ -7,18 +7,19 @@ use penstock_models::{ConvertOptions, ModelError, ProgressCallback, WeightFormat
 use penstock_types::FieldError;
 
 use crate::launch::model_config;
-use crate::{EngineConfig, LaunchError, backend};
+use crate::{EngineConfig, Host, LaunchError, backend};
 
 /// Writes a converted model with the `dtype` and the `quantization` of a configuration. Nothing is left behind on failure.
 pub fn convert(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
+    host: &Host,
     output: &Path,
     overwrite: bool,
     progress: ProgressCallback<'_>,
 ) -> Result<(), LaunchError> {
     config.check()?;
-    let (backend, _) = backend::open(config)?;
+    let (backend, _) = backend::open(config, host)?;
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;

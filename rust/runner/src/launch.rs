@@ -19,22 +19,23 @@ use crate::resolve::{ResolvedConfig, reserve};
 use crate::runner::Runner;
 use crate::warm_up::WarmUp;
 use crate::weights_cache::WeightsCache;
-use crate::{EngineConfig, LaunchError, MemoryInfo, ModelInfo};
+use crate::{EngineConfig, Host, LaunchError, MemoryInfo, ModelInfo};
 
-/// Opens a model and starts its engine. Blocks until the weights are loaded and the warm-up has run.
+/// Opens a model on a host and starts its engine. Blocks until the weights are loaded and the warm-up has run.
 pub fn launch(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
+    host: &Host,
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     config.check()?;
-    let (backend, device) = backend::open(config)?;
+    let (backend, device) = backend::open(config, host)?;
     if !config.profile {
-        return start(backend, device, checkpoint, config, progress);
+        return start(backend, device, checkpoint, config, host, progress);
     }
     let backend = Timed::new(backend);
     let profile = backend.profile();
-    let (engine, info) = start(backend, device, checkpoint, config, progress)?;
+    let (engine, info) = start(backend, device, checkpoint, config, host, progress)?;
     profile.reset(); // from the warm-up
     Ok((engine, ModelInfo { profile: Some(profile), ..info }))
 }
@@ -45,9 +46,10 @@ pub(crate) fn start<B: Backend>(
     device: DeviceInfo,
     checkpoint: &Checkpoint,
     config: &EngineConfig,
+    host: &Host,
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
-    let Opened { runner, limits, info } = open(backend, device, checkpoint, config, progress)?;
+    let Opened { runner, limits, info } = open(backend, device, checkpoint, config, host, progress)?;
     let device = DeviceThread::spawn(runner).map_err(start_error)?;
     let engine =
         Engine::start(limits, |completions| Box::new(device.connect(completions))).map_err(start_error)?;
@@ -68,11 +70,11 @@ pub(crate) fn open<B: Backend>(
     device: DeviceInfo,
     checkpoint: &Checkpoint,
     config: &EngineConfig,
+    host: &Host,
     progress: ProgressCallback<'_>,
 ) -> Result<Opened<B>, LaunchError> {
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
-    let available = backend.available_memory();
     let mut formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
     let mut total = 0;
     let mut counted = |done, of| {
@@ -92,9 +94,12 @@ pub(crate) fn open<B: Backend>(
         total = 0;
     }
     let formats = Arc::new(formats);
+    let planning = host.plan_memory();
+    let available = backend.available_memory();
     let resolved = ResolvedConfig::new(&backend, &model, config, dtype, &formats, available)?;
     let ResolvedConfig { dtype, memory_limit, memory_request, memory_plan, mut limits } = resolved;
     let inputs = reserve(&mut backend, &model, &memory_request, &memory_plan)?;
+    drop(planning);
     let weight_formats = penstock_models::module_formats(&backend, &model, &formats);
     // After a conversion the counts stay those of its end.
     let mut after = |done, of| if total > 0 { progress(total, total) } else { progress(done, of) };

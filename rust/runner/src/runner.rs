@@ -96,6 +96,11 @@ impl<B: Backend> Runner<B> {
         self.backend.bind_thread();
     }
 
+    /// Waits for the device, if engines share it.
+    pub(crate) fn turn(&self) -> B::Turn {
+        self.backend.turn()
+    }
+
     /// Use of the backend's memory.
     pub(crate) fn memory(&self) -> MemoryUse {
         self.backend.memory()
@@ -108,6 +113,7 @@ impl<B: Backend> Runner<B> {
         output: &mut StepOutput,
         is_behind: bool,
     ) -> Result<Flight<B>, DeviceError> {
+        let _turn = self.turn();
         // First, because the rows of the next plan rely on it even if this one fails.
         self.change_slots(plan)?;
         if !plan.copies.is_empty() {
@@ -210,6 +216,7 @@ impl<B: Backend> Runner<B> {
 
     /// Submits the sampling of a step whose earlier steps are finished now.
     pub(crate) fn resume(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
+        let _turn = self.turn();
         self.start_masks(&flight.rows);
         self.sample(flight)
     }

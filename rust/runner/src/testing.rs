@@ -17,7 +17,7 @@ use crate::memory::{CacheSize, HostCacheSize, KvCacheSize, MemoryPlan, MemoryReq
 use crate::resolve::reserve;
 use crate::runner::Runner;
 use crate::slot::{HostSlot, slot_params};
-use crate::{EngineConfig, LaunchError, ModelInfo};
+use crate::{EngineConfig, Host, LaunchError, ModelInfo};
 
 /// A runner on the caller's thread, without an engine.
 pub struct BareRunner<B: Backend = DefaultBackend>(Runner<B>);
@@ -26,7 +26,7 @@ impl BareRunner {
     /// Opens a model as [`crate::launch()`] does.
     pub fn open(checkpoint: &Checkpoint, config: &EngineConfig) -> Result<(Self, Limits), LaunchError> {
         config.check()?;
-        let (backend, device) = backend::open(config)?;
+        let (backend, device) = backend::open(config, &Host::default())?;
         Self::open_on(backend, device, checkpoint, config)
     }
 }
@@ -39,8 +39,9 @@ impl<B: Backend> BareRunner<B> {
         checkpoint: &Checkpoint,
         config: &EngineConfig,
     ) -> Result<(Self, Limits), LaunchError> {
-        let opened =
-            launch::open(backend, device, checkpoint, config, &mut |_, _| ControlFlow::Continue(()))?;
+        let opened = launch::open(backend, device, checkpoint, config, &Host::default(), &mut |_, _| {
+            ControlFlow::Continue(())
+        })?;
         Ok((Self(opened.runner), opened.limits))
     }
 
@@ -80,7 +81,14 @@ pub fn launch_on<B: Backend>(
     config: &EngineConfig,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     config.check()?;
-    launch::start(backend, device, checkpoint, config, &mut |_, _| ControlFlow::Continue(()))
+    launch::start(
+        backend,
+        device,
+        checkpoint,
+        config,
+        &Host::default(),
+        &mut |_, _| ControlFlow::Continue(()),
+    )
 }
 
 /// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the dtypes and threads of `config`, without
@@ -100,7 +108,7 @@ pub fn logits(
     if let Some(token) = tokens.iter().find(|token| **token as usize >= model.vocabulary_size) {
         return Err(FieldError::new("token_ids", token, format!("below {}", model.vocabulary_size)).into());
     }
-    let (mut backend, _) = backend::open(&config)?;
+    let (mut backend, _) = backend::open(&config, &Host::default())?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let weights = Arc::new(WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?);
     let mut request = MemoryRequest {

@@ -94,6 +94,7 @@ impl<B: Backend> Runner<B> {
                 generated: 0..0,
             });
         }
+        let _turn = self.turn();
         self.change_slots(&plan)?;
         let flight = self.compute(&plan, false, Depth::Layers(num_layers))?;
         self.finish(flight, &plan, &mut StepOutput::default())?;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use common::TinyModel;
 use penstock_checkpoint::{Checkpoint, Conversion, ConvertedWriter, FusedMatrix, NewTensor};
-use penstock_runner::{EngineConfig, LaunchError, convert, logits};
+use penstock_runner::{EngineConfig, Host, LaunchError, convert, logits};
 use penstock_types::{
     Activations, Auto, CodeBits, Dtype, Grid, Minimum, ScaleFormat, WeightFormat, WeightType,
 };
@@ -53,7 +53,9 @@ fn config(quantization: Option<WeightType>) -> EngineConfig {
 
 fn write(model: &TinyModel, quantization: Option<WeightType>, output: &Path) -> Result<(), LaunchError> {
     let checkpoint = Checkpoint::open(model.path()).unwrap();
-    convert(&checkpoint, &config(quantization), output, false, &mut |_, _| ControlFlow::Continue(()))
+    convert(&checkpoint, &config(quantization), &Host::default(), output, false, &mut |_, _| {
+        ControlFlow::Continue(())
+    })
 }
 
 fn bits(checkpoint: &Checkpoint, config: &EngineConfig) -> Result<Vec<u32>, LaunchError> {
@@ -93,7 +95,9 @@ fn mapped_weights_are_counted_but_not_in_the_arena() {
     write(&model, None, &path).unwrap();
     let config = EngineConfig { kv_cache_blocks: Some(32), max_model_len: Some(256), ..config(None) };
     let launch = |checkpoint: &Checkpoint, config: &EngineConfig| {
-        let (_, info) = penstock_runner::launch(checkpoint, config, &mut |_, _| ControlFlow::Continue(()))?;
+        let (_, info) = penstock_runner::launch(checkpoint, config, &Host::default(), &mut |_, _| {
+            ControlFlow::Continue(())
+        })?;
         Ok::<_, LaunchError>(info.memory)
     };
     let (_, direct) = model.launch(&config).unwrap();
@@ -127,9 +131,10 @@ fn options_that_contradict_the_conversion_are_errors() {
         error(EngineConfig { dtype: Some(Dtype::Bf16), ..config(None) }),
         "dtype=bfloat16 is not allowed: it must be auto or float32, the type of the converted model"
     );
-    let again = convert(&converted, &config(None), &scratch.path("again"), false, &mut |_, _| {
-        ControlFlow::Continue(())
-    });
+    let again =
+        convert(&converted, &config(None), &Host::default(), &scratch.path("again"), false, &mut |_, _| {
+            ControlFlow::Continue(())
+        });
     assert!(again.unwrap_err().to_string().ends_with("is converted already; convert the original model"));
     assert_eq!(scratch.names(), ["model"]);
 }
@@ -139,7 +144,7 @@ fn output_that_exists_is_refused_unless_it_is_overwritten() {
     let (model, scratch) = (TinyModel::write(), Scratch::new("output"));
     let checkpoint = Checkpoint::open(model.path()).unwrap();
     let run = |name: &str, overwrite| {
-        convert(&checkpoint, &config(None), &scratch.path(name), overwrite, &mut |_, _| {
+        convert(&checkpoint, &config(None), &Host::default(), &scratch.path(name), overwrite, &mut |_, _| {
             ControlFlow::Continue(())
         })
     };
@@ -181,7 +186,10 @@ fn names_left_by_a_killed_process_are_skipped() {
     }
     for output in ["model", "model.tar"] {
         let path = scratch.path(output);
-        convert(&checkpoint, &config(None), &path, false, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        convert(&checkpoint, &config(None), &Host::default(), &path, false, &mut |_, _| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
         assert!(Checkpoint::open(path).is_ok());
     }
 }
@@ -192,10 +200,11 @@ fn cancelled_or_failed_conversion_leaves_nothing() {
     let checkpoint = Checkpoint::open(model.path()).unwrap();
     for name in ["model", "model.tar"] {
         let mut calls = 0;
-        let cancelled = convert(&checkpoint, &config(None), &scratch.path(name), false, &mut |_, _| {
-            calls += 1;
-            if calls == 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
+        let cancelled =
+            convert(&checkpoint, &config(None), &Host::default(), &scratch.path(name), false, &mut |_, _| {
+                calls += 1;
+                if calls == 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
         assert!(matches!(cancelled, Err(LaunchError::Cancelled)));
         assert_eq!(scratch.names(), [""; 0]);
     }

@@ -9,7 +9,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use bytes::Bytes;
 use penstock_kernels::{
     AttentionCodes, MatrixLayout, Operand, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, Pool, RopeWriteKv, Rows,
-    RowsMut, is_supported,
+    RowsMut, Turn, is_supported,
 };
 use penstock_types::{AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, WeightFormat};
 
@@ -25,6 +25,8 @@ use crate::step::{FOLLOWS, StepInputs, StepLimits, StepSpec};
 
 /// Bytes of a mapped matrix that a thread copies at once.
 const COPIED_AT_ONCE: usize = 1 << 20;
+/// Bytes that all threads copy in one turn.
+const COPIED_IN_TURN: usize = 1 << 24;
 
 /// The results of a `sample` call.
 pub struct CpuTicket(Vec<Sampled>);
@@ -82,16 +84,28 @@ impl Backend for Cpu {
     type Slots = CpuSlots;
     type Step<'a> = &'a StepInputs;
     type Ticket = CpuTicket;
+    type Turn = Turn;
 
     fn available_memory(&self) -> u64 {
-        memory::available().min(self.numa_memory.available().unwrap_or(u64::MAX))
+        self.host.remaining(memory::available().min(self.numa_memory.available().unwrap_or(u64::MAX)))
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         assert_eq!(self.memory().peak, 0, "memory is reserved after the first allocation; this is a bug");
+        self.reservation = None;
         self.arena = arena(PAGE, &self.numa_memory)?; // releases the former reservation first
         self.arena = arena(usize::try_from(bytes).unwrap_or(usize::MAX), &self.numa_memory)?;
+        self.reservation = Some(self.host.reserve(self.arena.slab().as_ref()));
         Ok(())
+    }
+
+    fn reserve_mapped(&mut self, bytes: u64) {
+        let reservation = self.reservation.as_ref().expect("memory is reserved first; this is a bug");
+        reservation.add_mapped(bytes);
+    }
+
+    fn reserved_by_others(&self) -> u64 {
+        self.host.reserved_memory() - self.reservation.as_ref().map_or(0, |own| own.bytes())
     }
 
     fn memory(&self) -> MemoryUse {
@@ -192,13 +206,16 @@ impl Backend for Cpu {
         let matrix = self.arena_matrix(columns, parts)?;
         let [out] = lend_some(&mut self.arena, [matrix.weights.region()]);
         assert_eq!(out.len(), bytes.len(), "bytes of a mapped matrix; this is a bug");
-        let chunks = Mutex::new(out.chunks_mut(COPIED_AT_ONCE).zip(bytes.chunks(COPIED_AT_ONCE)));
-        let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
-        self.pool.share(&|_| {
-            while let Some((out, bytes)) = next() {
-                out.copy_from_slice(bytes);
-            }
-        });
+        for (out, bytes) in out.chunks_mut(COPIED_IN_TURN).zip(bytes.chunks(COPIED_IN_TURN)) {
+            let chunks = Mutex::new(out.chunks_mut(COPIED_AT_ONCE).zip(bytes.chunks(COPIED_AT_ONCE)));
+            let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let _turn = self.pool.turn();
+            self.pool.share(&|_| {
+                while let Some((out, bytes)) = next() {
+                    out.copy_from_slice(bytes);
+                }
+            });
+        }
         Ok(matrix)
     }
 
@@ -209,6 +226,10 @@ impl Backend for Cpu {
 
     fn bind_thread(&mut self) {
         self.pool.pin_caller();
+    }
+
+    fn turn(&self) -> Turn {
+        self.pool.turn()
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<CpuBuffer, DeviceError> {

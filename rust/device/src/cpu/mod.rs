@@ -1,5 +1,5 @@
 //! The CPU backend: weights as packed panels, activations as float32 or as the 8-bit codes that a matrix reads, every
-//! operation a call into `penstock-kernels` on one worker pool. Only sampling has arithmetic of its own (`sampling/`).
+//! operation a call into `penstock-kernels` on a worker pool that several backends may share. Only sampling has arithmetic of its own (`sampling/`).
 //!
 //! Every operation is complete when its call returns. No region of the arena is freed before the backend is dropped, so
 //! fresh memory is zero. The system provides a page when it is first written.
@@ -8,12 +8,14 @@ mod backend;
 mod buffers;
 mod cache;
 mod cgroups;
+mod host;
 mod memory;
 mod numa;
 mod rope;
 mod sampling;
 
 use std::mem::size_of;
+use std::sync::Arc;
 
 use penstock_kernels::{Kernels, Pool, SPLIT, attention_scratch};
 use penstock_types::HeadShape;
@@ -27,6 +29,8 @@ pub use backend::CpuTicket;
 pub use buffers::{CpuBuffer, CpuMatrix, CpuOperand, CpuScratch};
 use buffers::{PAGE, arena};
 pub use cache::CpuCache;
+pub use host::CpuHost;
+use host::Reservation;
 use numa::NumaMemory;
 pub use numa::{NumaError, NumaNode, numa_nodes};
 pub use penstock_kernels::IsaError;
@@ -41,9 +45,12 @@ const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
 /// The CPU.
 pub struct Cpu {
     kernels: Kernels,
-    pool: Pool,
+    host: Arc<CpuHost>,
+    pool: Arc<Pool>,
     /// One page until memory is reserved.
     arena: Arena<HostSlab>,
+    /// Of the arena, once memory is reserved.
+    reservation: Option<Arc<Reservation>>,
     numa_memory: NumaMemory,
     /// Result buffers that were collected, for reuse.
     spare_results: Vec<Vec<Sampled>>,
@@ -52,19 +59,31 @@ pub struct Cpu {
 impl Cpu {
     /// A backend on `threads` threads, the calling one included, with the best instruction set.
     pub fn new(threads: usize) -> Result<Self, CpuError> {
-        Self::open(threads, "", &[])
+        Self::open(&Arc::default(), threads, "", &[])
     }
 
-    /// The same with the instruction set of this name (an empty one means the best), and threads and memory on these NUMA
-    /// nodes (none: anywhere).
-    pub fn open(threads: usize, isa: &str, nodes: &[NumaNode]) -> Result<Self, CpuError> {
-        let cpus = nodes.iter().map(|node| node.cpus.clone()).collect();
-        let pool = Pool::on_nodes(threads, cpus).map_err(|error| DeviceError::Start(error.to_string()))?;
+    /// The same on a host, with the instruction set of this name (an empty one means the best), and threads and memory on
+    /// these NUMA nodes (none: anywhere).
+    pub fn open(
+        host: &Arc<CpuHost>,
+        threads: usize,
+        isa: &str,
+        nodes: &[NumaNode],
+    ) -> Result<Self, CpuError> {
+        let pool = host.pool(threads, nodes).map_err(|error| DeviceError::Start(error.to_string()))?;
         let kernels = Kernels::from_name(isa)?;
         let ids = nodes.iter().map(|node| node.id).collect();
         let numa_memory = NumaMemory::new(ids, penstock_kernels::place);
         let arena = arena(PAGE, &numa_memory)?;
-        Ok(Self { kernels, pool, arena, numa_memory, spare_results: Vec::new() })
+        Ok(Self {
+            kernels,
+            host: Arc::clone(host),
+            pool,
+            arena,
+            reservation: None,
+            numa_memory,
+            spare_results: Vec::new(),
+        })
     }
 
     /// The reason why the threads are not on their NUMA nodes.

@@ -23,6 +23,7 @@ pub struct CpuRope {
 pub(super) fn fill(pool: &Pool, source: &dyn RowSource, table: &mut [f32]) {
     let chunks = Mutex::new(table.chunks_mut(CHUNK * source.columns().max(1)).enumerate());
     let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let _turn = pool.turn();
     pool.share(&|_| {
         while let Some((index, chunk)) = next() {
             let first = index * CHUNK;

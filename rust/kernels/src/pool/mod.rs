@@ -13,12 +13,15 @@
 //! in `f` resumes in the caller of [`Pool::run`] after every worker has returned; the pool stays usable. The pool does
 //! not allocate after its construction, panics aside.
 //!
+//! Threads that share a pool take turns ([`Pool::turn`]), so that each job has all workers.
+//!
 //! A pool may be divided between NUMA nodes: each worker runs on the CPUs of its node, and claims the parts of a job that
 //! are near it first. The caller runs there once it has called [`Pool::pin_caller`].
 
 mod counter;
 mod float_modes;
 mod share;
+mod turns;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -31,6 +34,8 @@ use std::thread::JoinHandle;
 use counter::WaitableCounter;
 use float_modes::Subnormals;
 pub(crate) use share::{Claims, PanelClaims, SharedMut};
+pub use turns::Turn;
+use turns::Turns;
 
 use penstock_types::config_limits::MAX_NUMA_NODES;
 
@@ -44,6 +49,7 @@ type Panic = Box<dyn Any + Send>;
 pub struct Pool {
     state: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
+    turns: Arc<Turns>,
     /// The CPUs of each NUMA node. Empty if the pool is not divided.
     nodes: Vec<Vec<usize>>,
     /// The reason why the threads run on any CPU, though there are nodes.
@@ -131,7 +137,7 @@ impl Pool {
         let pin_error = nodes.iter().find_map(|cpus| try_pin(cpus).err());
         // From here on, dropping `pool` ends the started threads.
         let workers = Vec::with_capacity(threads.saturating_sub(1));
-        let mut pool = Pool { state, workers, nodes, pin_error };
+        let mut pool = Pool { state, workers, turns: Arc::default(), nodes, pin_error };
         let per_node = threads / pool.num_nodes();
         for worker in 1..threads {
             let state = Arc::clone(&pool.state);
@@ -177,6 +183,19 @@ impl Pool {
     /// The number of sleeping workers: `threads() - 1` once an idle pool has stopped spinning.
     pub fn sleeping(&self) -> usize {
         self.state.generation.sleepers()
+    }
+
+    /// Waits until no other thread has a turn and those that asked before have had theirs. A thread that shares the pool
+    /// takes a turn for a sequence of jobs, such as a step of a model. It must not have one already.
+    ///
+    /// Jobs outside a turn are allowed; they find the pool busy while another thread's job runs.
+    pub fn turn(&self) -> Turn {
+        self.turns.take()
+    }
+
+    /// The number of threads that wait for a turn.
+    pub fn waiting(&self) -> usize {
+        self.turns.waiting()
     }
 
     /// Calls `job(worker)` once for every worker and returns when all calls have returned; worker 0 runs here.

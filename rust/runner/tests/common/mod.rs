@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use penstock_checkpoint::Checkpoint;
 use penstock_device::Backend;
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Limits, Port, Request};
-use penstock_runner::{BareRunner, DeviceInfo, EngineConfig, LaunchError, ModelInfo};
+use penstock_runner::{BareRunner, DeviceInfo, EngineConfig, Host, LaunchError, ModelInfo};
 use penstock_types::Sampling;
 use serde_json::{Value, json};
 
@@ -62,7 +62,7 @@ impl TinyModel {
 
     pub fn launch(&self, config: &EngineConfig) -> Result<(Engine, ModelInfo), LaunchError> {
         let checkpoint = Checkpoint::open(&self.0).unwrap();
-        penstock_runner::launch(&checkpoint, config, &mut |_, _| ControlFlow::Continue(()))
+        penstock_runner::launch(&checkpoint, config, &Host::default(), &mut |_, _| ControlFlow::Continue(()))
     }
 }
 

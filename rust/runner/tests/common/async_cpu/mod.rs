@@ -96,13 +96,22 @@ impl Backend for AsyncCpu {
     /// The inputs are copied; operations read those that were uploaded last.
     type Step<'a> = ();
     type Ticket = Arc<Ticket>;
+    type Turn = ();
 
     fn available_memory(&self) -> u64 {
         lock(&self.cpu).available_memory()
     }
 
+    fn reserved_by_others(&self) -> u64 {
+        lock(&self.cpu).reserved_by_others()
+    }
+
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         self.idle()?.reserve(bytes)
+    }
+
+    fn reserve_mapped(&mut self, bytes: u64) {
+        lock(&self.cpu).reserve_mapped(bytes);
     }
 
     fn memory(&self) -> MemoryUse {
@@ -177,6 +186,8 @@ impl Backend for AsyncCpu {
     fn bind_thread(&mut self) {
         lock(&self.cpu).bind_thread();
     }
+
+    fn turn(&self) {}
 
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {
         self.idle()?.load_vector(values).map(shared)

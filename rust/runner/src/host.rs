@@ -1,0 +1,37 @@
+//! [`Host`]: what the engines of a process share.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::DefaultHost;
+
+/// The compute threads and the memory that engines share.
+///
+/// Engines whose threads do not fit the CPUs together take turns, a step each, in the order in which the steps are ready, if
+/// they have the same number of threads. The memory of an
+/// engine is counted in full when it is opened, also the part that was not used yet.
+#[derive(Debug, Default)]
+pub struct Host {
+    device: Arc<DefaultHost>,
+    planning: Mutex<()>,
+}
+
+impl Host {
+    /// A host whose engines may reserve `memory_limit` bytes together.
+    pub fn new(memory_limit: Option<u64>) -> Self {
+        Self { device: Arc::new(DefaultHost::new(memory_limit)), planning: Mutex::default() }
+    }
+
+    /// Bytes that the engines have reserved.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.device.reserved_memory()
+    }
+
+    pub(crate) fn device(&self) -> &Arc<DefaultHost> {
+        &self.device
+    }
+
+    /// Held while an engine plans its memory, until the memory is reserved.
+    pub(crate) fn plan_memory(&self) -> MutexGuard<'_, ()> {
+        self.planning.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
