@@ -102,11 +102,11 @@ class ASGenerationConfigBuilder:
         self.gen_cfg.update(values)
         return self
 
-    def do_sample(self, flag: bool = True) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+    def do_sample(self, flag: bool = True) -> Self:
         """Sample tokens, the default. With `False` the most likely token is selected."""
         return self._set("do_sample", flag)
 
-    def early_stopping(self, flag: bool = True) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+    def early_stopping(self, flag: bool = True) -> Self:
         """End the output at an end token, the default. With `False` only stop words and lengths end it."""
         return self._set("early_stopping", flag)
 
@@ -158,7 +158,7 @@ class ASGenerationConfigBuilder:
         """Set the value that is subtracted once per occurrence in the output: -2 to 2."""
         return self._set("frequency_penalty", value)
 
-    def suppress_repetition_in_generation(self, flag: bool = True) -> Self:  # noqa: FBT001, FBT002 - DashInfer's
+    def suppress_repetition_in_generation(self, flag: bool = True) -> Self:
         """Let `repetition_penalty` count the tokens of the output only, not those of the prompt."""
         return self._set("suppress_repetition_in_generation", flag)
 
@@ -170,12 +170,12 @@ class ASGenerationConfigBuilder:
         """Set the random seed, a 64-bit integer: the same request with the same seed has the same output."""
         return self._set("seed", value)
 
-    def log_probs(self, enable: bool = True, top_n: int = 0) -> Self:  # noqa: FBT001, FBT002 - DashInfer's signature
+    def log_probs(self, enable: bool = True, top_n: int = 0) -> Self:
         """Return the log probability of each token, and those of the `top_n` most likely ones, at most 10."""
         self._set("logprobs", enable)
         return self._set("top_logprobs", top_n)
 
-    def logprobs(self, flag: bool = True) -> Self:  # noqa: FBT001, FBT002 - as the other flags
+    def logprobs(self, flag: bool = True) -> Self:
         """Return the log probability of each token."""
         return self._set("logprobs", flag)
 
