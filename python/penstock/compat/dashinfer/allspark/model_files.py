@@ -25,6 +25,7 @@ GRAPH, WEIGHTS = ".asgraph", ".asparam"
 #: DashInfer's quick start names the first file so.
 OTHER_GRAPH = ".asmodel"
 _FORMAT = "penstock serialised model"
+DATA_TYPES = ("float32", "float16", "bfloat16")
 _LIMIT = 1 << 20
 
 
@@ -150,8 +151,9 @@ class ModelFiles:
         Existing files are replaced. A failure or a crash leaves no `.asgraph`. Raises `PenstockError` and
         `OSError`.
         """
-        directory = self.graph.parent
-        directory.mkdir(parents=True, exist_ok=True)
+        directory = self.weights.parent
+        for parent in (directory, self.graph.parent):
+            parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory, prefix=f".{self.weights.name}.") as temporary:
             archive = penstock.convert(
                 model,

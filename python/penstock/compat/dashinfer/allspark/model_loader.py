@@ -11,7 +11,7 @@ import penstock
 from penstock.compat.dashinfer.allspark.dashinfer_model import DashInferModel
 from penstock.compat.dashinfer.allspark.enums import RoPEScaleMethod
 from penstock.compat.dashinfer.allspark.llm import LLM, ModelSerializerException
-from penstock.compat.dashinfer.allspark.model_files import Conversion, ModelFiles, TemporaryFiles
+from penstock.compat.dashinfer.allspark.model_files import DATA_TYPES, Conversion, ModelFiles, TemporaryFiles
 from penstock.compat.dashinfer.allspark.quantization import QuantizationSettings, read_settings
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ __all__ = [
     "snapshot_download",
 ]
 
-_DATA_TYPES = ("float32", "float16", "bfloat16")
 _ROPE_TYPES = {RoPEScaleMethod.YaRN: "yarn", RoPEScaleMethod.NTK: "dynamic"}
 
 
@@ -272,8 +271,8 @@ def snapshot_download(model_id: str, revision: str | None = None) -> str:
 def _data_type(name: str, value: str | None) -> str:
     if value is None:
         return "auto"
-    if value not in _DATA_TYPES:
-        message = f"{name} is {value!r}; it must be one of {', '.join(_DATA_TYPES)}"
+    if value not in DATA_TYPES:
+        message = f"{name} is {value!r}; it must be one of {', '.join(DATA_TYPES)}"
         raise ValueError(message)
     return value
 
