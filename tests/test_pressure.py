@@ -110,6 +110,46 @@ async def test_interrupted_requests_keep_output_and_free_memory(tiny_model: Path
 
 
 @pytest.mark.anyio
+async def test_longest_victims_keep_output_and_free_memory(tiny_model: Path) -> None:
+    """Ten requests of 96 tokens, more or less, over memory for three."""
+    prompts = [random_prompt(8 + index, seed=index) for index in range(10)]
+    params = penstock.SamplingParams(max_tokens=80, ignore_eos=True, temperature=1.0, seed=3)
+    async with make_engine(tiny_model, prefix_cache=False) as engine:
+        whole = [await engine.generate(prompt, params) for prompt in prompts]
+    async with make_engine(
+        tiny_model,
+        prefix_cache=False,
+        kv_cache_blocks=20,
+        preemption_mode="interrupt",
+        preemption_victim="longest",
+    ) as engine:
+        for _ in range(20):  # until the requests arrive fast enough to need more memory
+            items = [item async for item in engine.generate_many(prompts, params, concurrency=10)]
+            if engine.stats().finished_interrupted > 0:
+                break
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.blocks_used, stats.blocks_reserved) == (0, 0, 0, 0)
+    results = [item.result for item in items if item.result is not None]
+    reasons = [result.finish_reason for result in results]
+    assert reasons.count("interrupted") == stats.finished_interrupted > 0
+    assert reasons.count("length") == 10 - reasons.count("interrupted") > 0
+    for result, expected in zip(results, whole, strict=True):
+        assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+        assert (result.finish_reason == "length") == (len(result.token_ids) == 80)
+        assert result.usage.completion_tokens == len(result.token_ids)
+
+
+@pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
+def test_victim_without_interruption_is_a_conflict(tiny_model: Path, preemption_mode: str) -> None:
+    with pytest.raises(penstock.ConfigError, match="left out when preemption_mode is not interrupt") as error:
+        make_engine(tiny_model, preemption_mode=preemption_mode, preemption_victim="longest")
+    assert (error.value.field, error.value.value) == ("preemption_victim", "longest")
+    make_engine(tiny_model, preemption_mode="interrupt", preemption_victim="longest")
+    with pytest.raises(penstock.ConfigError, match="one of 'newest', 'longest'"):
+        make_engine(tiny_model, preemption_mode="interrupt", preemption_victim="oldest")
+
+
+@pytest.mark.anyio
 async def test_urgent_requests_are_served_first(demo_model: Path) -> None:
     """One slot, occupied while the others arrive; then the lowest priority number runs first."""
     ended: list[int] = []

@@ -156,6 +156,10 @@ class EngineConfig:
       `"recompute"` and `"swap"`: it waits and resumes later with the same output, recomputed or loaded
       from the host tier. `"interrupt"`: it ends with its output so far. Range: `"recompute"`, `"swap"`,
       `"interrupt"`. Default: `"recompute"`.
+    - `preemption_victim`: Request that `preemption_mode="interrupt"` ends, among those of the lowest
+      priority. `"longest"`: the one with the most tokens, prompt and output together; of several, the
+      newest. Not allowed when `preemption_mode` is not interrupt: no request is interrupted. Range:
+      `"newest"`, `"longest"`. Default: `"newest"`.
 
     Text:
 
@@ -208,6 +212,7 @@ class EngineConfig:
         host_cache_bytes: int | None = None,
         host_cache_blocks: int | None = None,
         preemption_mode: Literal["recompute", "swap", "interrupt"] | None = "recompute",
+        preemption_victim: Literal["newest", "longest"] | None = "newest",
         tokenizer: str | os.PathLike[str] | None = None,
         tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None = "auto",
         reasoning_parser: Literal["auto", "none", "think"] | None = "auto",
@@ -466,6 +471,16 @@ class EngineConfig:
         from the host tier. `"interrupt"`: it ends with its output so far.
 
         Range: `"recompute"`, `"swap"`, `"interrupt"`. Default: `"recompute"`.
+        """
+
+    @property
+    def preemption_victim(self) -> Literal["newest", "longest"]:
+        """Request that `preemption_mode="interrupt"` ends, among those of the lowest priority.
+
+        `"longest"`: the one with the most tokens, prompt and output together; of several, the newest. Not
+        allowed when `preemption_mode` is not interrupt: no request is interrupted.
+
+        Range: `"newest"`, `"longest"`. Default: `"newest"`.
         """
 
     @property

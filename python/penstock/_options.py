@@ -143,6 +143,10 @@ class EngineOptions(TypedDict, total=False):
         Literal["recompute", "swap", "interrupt"] | None,
         "Effect of preemption, which occurs when the KV cache is full, on a request. Default: recompute.",
     ]
+    preemption_victim: Annotated[
+        Literal["newest", "longest"] | None,
+        "Request that preemption_mode=interrupt ends, among those of the lowest priority. Default: newest.",
+    ]
     tokenizer: Annotated[
         str | os.PathLike[str] | None,
         "Path of another tokenizer.json, of a directory that has one, or of a GGUF file. Default: the "
@@ -200,6 +204,7 @@ ENGINE_GROUPS = {
         "host_cache_bytes",
         "host_cache_blocks",
         "preemption_mode",
+        "preemption_victim",
     ),
     "Text": (
         "tokenizer",

@@ -275,10 +275,16 @@ class Conflict:
 def condition_in_words(when: str, quote: str) -> str:
     words = []
     for part in when.split(" and "):
-        name = re.sub(r"^not | > .*| == .*| is None$", "", part)
-        rest = {"not": " is False", ">": " is above ", "==": " is ", "None": " is not given"}
+        name = re.sub(r"^not | > .*| [!=]= .*| is None$", "", part)
+        rest = {
+            "not": " is False",
+            ">": " is above ",
+            "==": " is ",
+            "!=": " is not ",
+            "None": " is not given",
+        }
         key = next((key for key in rest if key in part.split()), "")
-        value = part.split()[-1] if key in (">", "==") else ""
+        value = part.split()[-1] if key in (">", "==", "!=") else ""
         words.append(f"{quote}{name}{quote}{rest.get(key, ' is True')}{value}")
     return " and ".join(words)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from definitions import ENUMS, INFINITY, Conflict, Definition, Field, condition_in_words
 from text import rust_doc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RUST_TYPES = {
     "float": "f64",
@@ -83,10 +87,14 @@ def rust_given(entry: Field) -> str:
     return f"self.{entry.name} != {rust_default(entry)}"
 
 
-def rust_condition(when: str) -> str:
+def rust_condition(when: str, fields: Mapping[str, Field]) -> str:
     parts = []
     for part in when.split(" and "):
-        if part.endswith(" is None"):
+        name, _, word = part.partition(" != ")
+        if word:
+            enum = fields[name].enum
+            parts.append(f"self.{name} != {enum}::{ENUMS[enum].variant(word)}")
+        elif part.endswith(" is None"):
             parts.append(f"self.{part.removesuffix(' is None')}.is_none()")
         else:
             parts.append(re.sub(r"^(not )?", lambda match: "!self." if match[1] else "self.", part))
@@ -108,7 +116,7 @@ def rust_conflicts(definition: Definition) -> list[str]:
     fields = {entry.name: entry for entry in definition.fields}
     lines = []
     for conflict in definition.conflicts:
-        condition = f"{rust_condition(conflict.when)} && " if conflict.when else ""
+        condition = f"{rust_condition(conflict.when, fields)} && " if conflict.when else ""
         for text in conflict.fields:
             name, _, comparison = text.partition(" ")
             given = f"self.{name}.is_some_and(|value| value {comparison}.0)" if comparison else ""

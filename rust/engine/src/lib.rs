@@ -60,7 +60,8 @@ pub use limits::{InvalidRequest, Limits};
 pub use mailbox::Completions;
 pub use output_budget::Reservation;
 pub use penstock_types::{
-    BlockCopy, BlockId, HostBlockId, OutputScope, PreemptionMode, RequestedOutputs, Sampling,
+    BlockCopy, BlockId, HostBlockId, OutputScope, PreemptionMode, PreemptionVictim, RequestedOutputs,
+    Sampling,
 };
 pub use port::Port;
 pub use process::Process;

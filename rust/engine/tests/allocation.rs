@@ -14,7 +14,9 @@ use penstock_engine::testing::SharedStats;
 use penstock_engine::testing::{Attention, Gate};
 use penstock_engine::testing::{Message, Outbox, Start};
 use penstock_engine::testing::{Reader, result_queue};
-use penstock_engine::{Event, Limits, Port, PreemptionMode, Request, RequestId, RowOutput, StepDone, Token};
+use penstock_engine::{
+    Event, Limits, Port, PreemptionMode, PreemptionVictim, Request, RequestId, RowOutput, StepDone, Token,
+};
 use penstock_types::Sampling;
 
 struct Counting;
@@ -73,6 +75,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         prefix_cache_ttl: Some(Duration::from_secs(300)),
         max_shared_len: usize::MAX,
         preemption_mode: PreemptionMode::Recompute,
+        preemption_victim: PreemptionVictim::Newest,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens,

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Engine, Executor, Limits, PreemptionMode, StepOutput, StepPlan};
+use penstock_engine::{Engine, Executor, Limits, PreemptionMode, PreemptionVictim, StepOutput, StepPlan};
 
 struct Nothing;
 
@@ -43,6 +43,7 @@ fn closed_engines_leave_no_thread() {
         prefix_cache_ttl: None,
         max_shared_len: usize::MAX,
         preemption_mode: PreemptionMode::Recompute,
+        preemption_victim: PreemptionVictim::Newest,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,

@@ -72,6 +72,7 @@ impl PyEngineConfig {
             host_cache_bytes: config.host_cache_bytes,
             host_cache_blocks: config.host_cache_blocks,
             preemption_mode: config.preemption_mode,
+            preemption_victim: config.preemption_victim,
             num_speculative_tokens: config.speculation.map(|_| num_drafts),
             weights_cache_bytes: config.weights_cache_bytes,
             profile: config.profile,

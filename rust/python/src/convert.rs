@@ -5,8 +5,8 @@ use std::sync::Arc;
 use penstock_frontend::output::{FloatArray, StopReason};
 use penstock_frontend::params::{Json, LogitBias, ResponseFormat, ToolChoice, Tools};
 use penstock_types::{
-    Auto, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, Quantization, Speculation, Unread,
-    WeightScheme,
+    Auto, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim, Quantization,
+    Speculation, Unread, WeightScheme,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -67,7 +67,7 @@ macro_rules! named {
     };
 }
 
-named!(LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, Speculation, Unread);
+named!(LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim, Speculation, Unread);
 
 impl<T: Named> ToPython for Auto<T> {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_types::config_limits::*;
-use penstock_types::{Dtype, FieldError, KvDtype, PreemptionMode, Quantization};
+use penstock_types::{Dtype, FieldError, KvDtype, PreemptionMode, PreemptionVictim, Quantization};
 use serde_json::{Map, Value};
 
 /// The requested configuration of an engine; `None` selects the default.
@@ -56,6 +56,7 @@ pub struct EngineConfig {
     /// Time for which unused blocks stay in the prefix cache; `None` for no prefix cache.
     pub prefix_cache_ttl: Option<Duration>,
     pub preemption_mode: PreemptionMode,
+    pub preemption_victim: PreemptionVictim,
     /// Size of the host tier, for the prefix cache or for swapping; by default the size of the KV cache with
     /// `PreemptionMode::Swap`, otherwise 0.
     pub host_cache_bytes: Option<u64>,

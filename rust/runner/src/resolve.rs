@@ -158,6 +158,7 @@ fn limits(plan: &MemoryPlan, config: &EngineConfig, max_shared_len: usize) -> Li
         prefix_cache_ttl: config.prefix_cache_ttl,
         max_shared_len,
         preemption_mode: config.preemption_mode,
+        preemption_victim: config.preemption_victim,
         host_blocks: cache.host_blocks,
         host_prefixes: false,
         num_speculative_tokens: config.num_speculative_tokens.unwrap_or(0),

@@ -288,6 +288,39 @@ impl Named for PreemptionMode {
     }
 }
 
+/// The sequence of the lowest priority that is interrupted when running sequences need its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PreemptionVictim {
+    /// The sequence that was started last.
+    #[default]
+    Newest,
+    /// The sequence with the most tokens, prompt and output together; of several, the newest.
+    Longest,
+}
+
+impl PreemptionVictim {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::Newest, Self::Longest];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Newest => "newest",
+            Self::Longest => "longest",
+        }
+    }
+}
+
+impl Named for PreemptionVictim {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
 /// The effect of output that is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unread {

@@ -24,8 +24,8 @@ pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
 pub use dtype::f16_to_f32;
 pub use enums::{
-    Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, ReasoningParser,
-    Speculation, ToolParser, Unread, WeightType,
+    Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
+    ReasoningParser, Speculation, ToolParser, Unread, WeightType,
 };
 pub use epilogue::Epilogue;
 pub use field_error::FieldError;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use penstock_types::config_limits::MAX_NUM_SPECULATIVE_TOKENS;
-use penstock_types::{FieldError, PreemptionMode, Unread};
+use penstock_types::{FieldError, PreemptionMode, PreemptionVictim, Unread};
 
 use crate::request::Request;
 
@@ -39,6 +39,8 @@ pub struct Limits {
     pub max_shared_len: usize,
     /// The effect of preemption when the blocks run out.
     pub preemption_mode: PreemptionMode,
+    /// The sequence that `PreemptionMode::Interrupt` ends.
+    pub preemption_victim: PreemptionVictim,
     /// Blocks of the host tier, where blocks are saved that the KV cache has no room for; 0 for none.
     pub host_blocks: usize,
     /// Whether the host tier also keeps prefixes, not only the blocks of swapped sequences.
@@ -75,6 +77,12 @@ impl Limits {
         }
         if self.prefix_cache_ttl.is_some_and(|ttl| ttl.is_zero()) {
             return Err(FieldError::new("prefix_cache_ttl", 0, "above 0, or absent for no prefix cache"));
+        }
+        if self.preemption_victim != PreemptionVictim::Newest
+            && self.preemption_mode != PreemptionMode::Interrupt
+        {
+            let limit = "newest without preemption_mode=interrupt";
+            return Err(FieldError::new("preemption_victim", self.preemption_victim.name(), limit));
         }
         let is_swapping = self.preemption_mode == PreemptionMode::Swap;
         if is_swapping && self.host_blocks == 0 {
@@ -207,6 +215,10 @@ mod tests {
         check(
             Limits { host_blocks: 5, ..limits() },
             "host_blocks=5 is not allowed: it must be 0 without a prefix cache and without preemption_mode=swap",
+        );
+        check(
+            Limits { preemption_victim: PreemptionVictim::Longest, ..limits() },
+            "preemption_victim=longest is not allowed: it must be newest without preemption_mode=interrupt",
         );
         let prefix_cache_ttl = Some(Duration::from_secs(300));
         assert_eq!(Limits { host_blocks: 5, prefix_cache_ttl, ..limits() }.validate(), Ok(()));

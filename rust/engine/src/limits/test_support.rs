@@ -1,8 +1,6 @@
 //! Limits and requests for the unit tests.
 
-use penstock_types::Sampling;
-
-use penstock_types::PreemptionMode;
+use penstock_types::{PreemptionMode, PreemptionVictim, Sampling};
 
 use super::limits::Limits;
 use crate::request::Request;
@@ -23,6 +21,7 @@ pub(super) fn limits() -> Limits {
         prefix_cache_ttl: None,
         max_shared_len: usize::MAX,
         preemption_mode: PreemptionMode::Recompute,
+        preemption_victim: PreemptionVictim::Newest,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,

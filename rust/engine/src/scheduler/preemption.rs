@@ -1,13 +1,13 @@
 //! Preemption when the blocks run out.
 //!
 //! The first victim is a sequence whose last token is in flight, because it no longer needs its blocks. Otherwise it is
-//! a paused one, whatever its priority: a consumer that does not read must not stop others. Otherwise it is the newest
-//! of the lowest priority, which may be the sequence that needs the blocks. Blocks are allocated in scheduling order,
-//! so a preempted sequence has no row in the plan that is being made.
+//! a paused one, whatever its priority: a consumer that does not read must not stop others. Otherwise it is one of the
+//! lowest priority, the newest or the longest, which may be the sequence that needs the blocks. Rows are added to the
+//! plan afterwards, so a preempted sequence has none.
 
 use std::time::Instant;
 
-use penstock_types::PreemptionMode;
+use penstock_types::{PreemptionMode, PreemptionVictim};
 
 use super::scheduler::Scheduler;
 use super::slots::Running;
@@ -47,7 +47,12 @@ impl Scheduler {
         if let Some((_, finishing)) = ranked().find(|(sequence, _)| sequence.is_all_planned()) {
             return finishing;
         }
-        let last = ranked().max_by_key(|(sequence, _)| (sequence.is_paused(), sequence.key));
+        let last = ranked().max_by_key(|(sequence, _)| {
+            let SchedulingKey { priority, id } = sequence.key;
+            // A paused sequence is not interrupted, so its length does not matter.
+            let by_length = self.preemption_victim == PreemptionVictim::Longest && !sequence.is_paused();
+            (sequence.is_paused(), priority, if by_length { sequence.num_tokens() } else { 0 }, id)
+        });
         last.expect("one of them needs blocks; this is a bug").1
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_types::PreemptionMode;
+use penstock_types::{PreemptionMode, PreemptionVictim};
 
 use super::budget::TokenBudget;
 use super::queue::WaitingQueue;
@@ -26,6 +26,7 @@ pub struct Scheduler {
     pub(super) max_unfinished: usize,
     pub(super) max_paused: usize,
     pub(super) preemption_mode: PreemptionMode,
+    pub(super) preemption_victim: PreemptionVictim,
     pub(super) kv: KvCacheManager,
     pub(super) slots: Slots,
     pub(super) queue: WaitingQueue,
@@ -49,6 +50,7 @@ impl Scheduler {
             max_unfinished: limits.max_unfinished,
             max_paused: limits.max_paused,
             preemption_mode: limits.preemption_mode,
+            preemption_victim: limits.preemption_victim,
             kv: KvCacheManager::new(limits, hasher),
             slots: Slots::new(limits.max_num_seqs),
             queue: WaitingQueue::default(),

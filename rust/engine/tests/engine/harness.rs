@@ -11,8 +11,8 @@ use penstock_engine::testing::{Attention, Gate};
 use penstock_engine::testing::{CancelCause, CancelFlag, Reader, result_queue};
 use penstock_engine::testing::{Message, Outbox, SchedulingKey, Start};
 use penstock_engine::{
-    CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, Request, RequestId, Stats,
-    StepDone, Token,
+    CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, PreemptionVictim, Request,
+    RequestId, Stats, StepDone, Token,
 };
 
 use crate::device::Device;
@@ -57,6 +57,7 @@ pub fn limits() -> Limits {
         prefix_cache_ttl: None,
         max_shared_len: usize::MAX,
         preemption_mode: PreemptionMode::Recompute,
+        preemption_victim: PreemptionVictim::Newest,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,

@@ -3,10 +3,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use penstock_engine::testing::BlockHasher;
-use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, Rejection, Request};
+use penstock_engine::{
+    DEPTH, Event, FinishReason, Limits, PreemptionMode, PreemptionVictim, Rejection, Request,
+};
 
 use crate::harness::{Client, Harness, cached, caching, check_output, limits, read};
 use crate::oracle::{expected_output, request};
+use crate::random::Random;
 
 fn with_priority(priority: i32, request: Request) -> Request {
     Request { priority, ..request }
@@ -292,6 +295,80 @@ fn swap_falls_back_to_recomputation_if_the_host_is_full() {
     let (_, harness) = run_overcommitted(PreemptionMode::Swap, 6);
     let stats = harness.stats();
     assert!(stats.swaps > 0 && stats.swaps < stats.preemptions && stats.recomputed_tokens > 0);
+}
+
+/// Limits under which running requests of random lengths interrupt each other.
+fn interrupting(num_blocks: usize) -> Limits {
+    Limits {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 256,
+        num_blocks,
+        preemption_mode: PreemptionMode::Interrupt,
+        preemption_victim: PreemptionVictim::Longest,
+        ..limits()
+    }
+}
+
+#[test]
+fn the_longest_of_the_lowest_priority_is_interrupted() {
+    let mut harness = Harness::new(interrupting(18));
+    // The second and the fourth are the longest of the lowest priority, and the fourth is the newer of them.
+    let requests = [(0, 24), (1, 12), (1, 8), (1, 12)].into_iter().zip(0..);
+    let start = |((priority, prompt), seed)| with_priority(priority, request(prompt, 20, seed));
+    let mut clients: Vec<_> = requests.map(|each| harness.start(start(each))).collect();
+    run_until_preempted(&mut harness);
+    let mut reason = |index: usize| read(&mut clients[index]).1.map(|finish| finish.reason);
+    assert_eq!((reason(1), reason(3)), (None, Some(FinishReason::Interrupted)));
+    harness.run();
+    assert_eq!((reason(0), reason(1)), (Some(FinishReason::Length), Some(FinishReason::Interrupted)));
+    assert_eq!(reason(2), Some(FinishReason::Length));
+    assert_eq!(harness.stats().preemptions, 2);
+}
+
+#[test]
+fn no_running_sequence_is_longer_than_the_interrupted_one() {
+    let mut num_interrupted = 0;
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let mut harness = Harness::new(interrupting(random.between(28, 40)));
+        let requests = (0..8).map(|seed| {
+            let (prompt, output) = (random.between(1, 8), random.between(8, 48));
+            with_priority(random.below(2) as i32, request(prompt, output, seed))
+        });
+        let mut clients: Vec<_> = requests.map(|request| harness.start(request)).collect();
+        let mut tokens: Vec<_> = clients.iter().map(|client| client.request.prompt.len()).collect();
+        let mut is_open = [true; 8];
+        assert_eq!(harness.stats().waiting, 0);
+        loop {
+            let num_planned = harness.plan().len();
+            // All were read before this plan, so an end without a token is an interruption by it.
+            let mut interrupted = vec![];
+            for (index, client) in clients.iter_mut().enumerate() {
+                if read(client).1.is_some_and(|finish| finish.reason == FinishReason::Interrupted) {
+                    is_open[index] = false;
+                    interrupted.push((client.request.priority, tokens[index], index));
+                }
+            }
+            for (index, client) in clients.iter().enumerate().filter(|(index, _)| is_open[*index]) {
+                let num_left = client.request.prompt.len() + client.request.max_tokens - tokens[index];
+                let key = (client.request.priority, tokens[index], index);
+                // The last tokens may be in flight: such a sequence yields without an interruption.
+                assert!(num_left <= DEPTH || interrupted.iter().all(|victim| *victim > key));
+            }
+            num_interrupted += interrupted.len();
+            if num_planned == 0 && harness.device.num_plans() == 0 {
+                break;
+            }
+            harness.complete();
+            for (index, client) in clients.iter_mut().enumerate() {
+                let (new, finish) = read(client);
+                tokens[index] += new.len();
+                is_open[index] &= finish.is_none();
+            }
+        }
+        assert_eq!((is_open, harness.stats().blocks_used), ([false; 8], 0));
+    }
+    assert!(num_interrupted > 100);
 }
 
 #[test]

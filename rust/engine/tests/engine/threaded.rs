@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
 use penstock_engine::{
-    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, PreemptionMode, Rejection,
-    Request, StepOutput, StepPlan, StopCause, Token,
+    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, PreemptionMode,
+    PreemptionVictim, Rejection, Request, StepOutput, StepPlan, StopCause, Token,
 };
 
 use crate::device::Device;
@@ -32,6 +32,7 @@ pub fn limits() -> Limits {
         prefix_cache_ttl: None,
         max_shared_len: usize::MAX,
         preemption_mode: PreemptionMode::Recompute,
+        preemption_victim: PreemptionVictim::Newest,
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,

@@ -9,7 +9,8 @@ use std::time::Duration;
 use penstock_checkpoint::{GgufVocabulary, TokenType, TokenizerSource};
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
 use penstock_engine::{
-    Completions, Engine, Executor, Limits, Port, PreemptionMode, RowOutput, StepDone, StepOutput, StepPlan,
+    Completions, Engine, Executor, Limits, Port, PreemptionMode, PreemptionVictim, RowOutput, StepDone,
+    StepOutput, StepPlan,
 };
 use penstock_frontend::Error;
 use penstock_frontend::output::{Milestone, RequestOutput, RequestState};
@@ -63,6 +64,7 @@ pub fn with_limits(
         prefix_cache_ttl: Some(Duration::from_secs(300)),
         max_shared_len: usize::MAX,
         preemption_mode: PreemptionMode::Recompute,
+        preemption_victim: PreemptionVictim::Newest,
         host_blocks: 0,
         host_prefixes: false,
         num_speculative_tokens: 0,

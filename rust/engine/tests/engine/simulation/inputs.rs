@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_engine::testing::BlockHasher;
-use penstock_engine::{Limits, OutputScope, PreemptionMode, Request};
+use penstock_engine::{Limits, OutputScope, PreemptionMode, PreemptionVictim, Request};
 
 use super::{Observed, World};
 use crate::oracle::{self, Rails, VOCABULARY};
@@ -16,8 +16,12 @@ pub fn random_limits(random: &mut Random) -> Limits {
     let block_size = random.between(1, 5);
     let blocks_of_one = max_model_len.div_ceil(block_size);
     let prefix_cache_ttl = random.chance(85).then(|| Duration::from_millis(random.between(5, 300) as u64));
-    let preemption_mode =
-        [PreemptionMode::Recompute, PreemptionMode::Swap, PreemptionMode::Interrupt][random.below(3)];
+    let (preemption_mode, preemption_victim) = [
+        (PreemptionMode::Recompute, PreemptionVictim::Newest),
+        (PreemptionMode::Swap, PreemptionVictim::Newest),
+        (PreemptionMode::Interrupt, PreemptionVictim::Newest),
+        (PreemptionMode::Interrupt, PreemptionVictim::Longest),
+    ][random.below(4)];
     let host_blocks = match (preemption_mode, prefix_cache_ttl) {
         (PreemptionMode::Swap, _) => random.between(1, 16),
         (_, Some(_)) if random.chance(85) => random.between(1, 16),
@@ -38,6 +42,7 @@ pub fn random_limits(random: &mut Random) -> Limits {
         prefix_cache_ttl,
         max_shared_len: if random.chance(80) { usize::MAX } else { random.below(max_model_len) },
         preemption_mode,
+        preemption_victim,
         host_blocks,
         host_prefixes: random.chance(95),
         num_speculative_tokens: if random.chance(50) { random.between(1, 8) } else { 0 },
