@@ -155,7 +155,8 @@ class Engine:
         """
         try:
             model = self._change_state(model_name, ("running", "stopping"), "stopping")
-            self._wait(self._handles(model))
+            for handle in self._handles(model):
+                handle.wait()
         except AsError as error:
             return _log(error)
         with self._lock:
@@ -311,7 +312,10 @@ class Engine:
                 handles = [self._request(model_name, request_handle)]
         except AsError as error:
             return _log(error)
-        return self._wait(handles)
+        succeeded = [handle.wait() for handle in handles]
+        for handle in handles:
+            handle.report_end()
+        return SUCCESS if all(succeeded) else AsStatus.ALLSPARK_RUNTIME_ERROR
 
     def get_no_wait(self, model_name: str, result_queue: ResultQueue) -> list[int]:
         """Deprecated: use `ResultQueue.GetNoWait`."""
@@ -450,10 +454,6 @@ class Engine:
                 return SUCCESS, handle, queue
         handle.cancel()
         raise _not_running(model_name, model.state)
-
-    def _wait(self, handles: Sequence[RequestHandle]) -> AsStatus:
-        succeeded = [handle.wait() for handle in handles]
-        return SUCCESS if all(succeeded) else AsStatus.ALLSPARK_RUNTIME_ERROR
 
     def _refuse_lora(self, model_name: str, lora_name: str, status: AsStatus) -> AsStatus:
         try:

@@ -35,6 +35,10 @@ class RequestHandle:
         """Wait for the end of the request; false if it failed."""
         return self._queue.wait()
 
+    def report_end(self) -> None:
+        """See `ResultQueue.report_end`."""
+        self._queue.report_end()
+
     def __repr__(self) -> str:
         return f"<RequestHandle {self._request.id}>"
 

@@ -52,8 +52,12 @@ class GeneratedElements:
     def __init__(self, request: BlockingRequest, chunk: Chunk) -> None:
         self._request = request
         self.ids_from_generate = list(chunk.token_ids)
-        self.log_probs_list = [list(row) for row in chunk.top_logprobs or ()]
-        self.token_logprobs_list = list(chunk.logprobs or ())
+        if chunk.logprobs is None:
+            self.token_logprobs_list, self.log_probs_list = [], []
+        else:
+            self.token_logprobs_list = list(chunk.logprobs)
+            rows = chunk.top_logprobs or [()] * len(chunk.logprobs)
+            self.log_probs_list = [list(row) for row in rows]
         self.tensors_from_model_inference = []
 
     @property
@@ -97,7 +101,7 @@ class ResultQueue:
         self._num_read = 0
         self._has_failed = False
         self._reading = threading.Lock()
-        self._informed: set[int] = set()  # threads that were told of tokens to read, or waited for the end
+        self._informed: set[int] = set()  # threads that the end is reported to before all is read
 
     def Get(self) -> GeneratedElements | None:  # noqa: N802 - DashInfer's names
         """Wait for new tokens, and return all of them; `None` if the request has ended and all are read."""
@@ -189,9 +193,11 @@ class ResultQueue:
         except PenstockError as error:
             self._log(error)
             return False
-        finally:
-            self._informed.add(threading.get_ident())
         return True
+
+    def report_end(self) -> None:
+        """Let `GenerateStatus` report the end to this thread while tokens are unread."""
+        self._informed.add(threading.get_ident())
 
     def _read(self, deadline: float | None) -> GeneratedElements | None:
         """The new tokens; the caller holds the lock. With a deadline in the past, those that have arrived."""
