@@ -148,7 +148,7 @@ async def test_interruption_stops_opening_immediately(
         has_begun.set()
         assert release.wait(20)
 
-    def fetch(_model: str) -> str:
+    def fetch(_model: str, _files: object) -> str:
         if stage == "fetching":
             hold()
         return str(tiny_model)
