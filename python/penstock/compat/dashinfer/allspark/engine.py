@@ -38,6 +38,7 @@ from penstock.compat.dashinfer.allspark.runtime_config import (
     engine_options,
 )
 from penstock.compat.dashinfer.allspark.statistics import AsEngineStat, RequestStatInfo, profile_text
+from penstock.compat.dashinfer.allspark.torch_models import serialize_model_from_torch
 
 if TYPE_CHECKING:
     import os
@@ -361,6 +362,8 @@ class Engine:
             f"inputs:\n  input_ids: int64, shape [1, n], n from 1 to {info.max_model_len - 2}\n"
             f"outputs:\n  generated_ids: int64, shape [1, n], ids from 0 to {info.vocabulary_size - 1}\n"
         )
+
+    serialize_model_from_torch = staticmethod(serialize_model_from_torch)
 
     def get_file_information(
         self, graph_path: str | os.PathLike[str], param_path: str | os.PathLike[str]

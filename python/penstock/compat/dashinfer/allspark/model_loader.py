@@ -13,6 +13,7 @@ from penstock.compat.dashinfer.allspark.enums import RoPEScaleMethod
 from penstock.compat.dashinfer.allspark.llm import LLM, ModelSerializerException
 from penstock.compat.dashinfer.allspark.model_files import DATA_TYPES, Conversion, ModelFiles, TemporaryFiles
 from penstock.compat.dashinfer.allspark.quantization import QuantizationSettings, read_settings
+from penstock.compat.dashinfer.allspark.values import read_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,11 @@ __all__ = [
     "snapshot_download",
 ]
 
-_ROPE_TYPES = {RoPEScaleMethod.YaRN: "yarn", RoPEScaleMethod.NTK: "dynamic"}
+_ROPE_TYPES = {
+    RoPEScaleMethod.NO_SCALE: "default",
+    RoPEScaleMethod.YaRN: "yarn",
+    RoPEScaleMethod.NTK: "dynamic",
+}
 
 
 class HuggingFaceModel(LLM):
@@ -93,21 +98,37 @@ class HuggingFaceModel(LLM):
         if not enable:
             self._settings = None
             return self
-        settings = customized_quant_config or self.get_model_config().get("quantization_config")
+        settings = customized_quant_config or self._own_settings()
         if not settings:
             raise ValueError("customized_quant_config is not given, and the model's files are not quantised")
         self._settings = read_settings(settings)
         return self
 
+    def _own_settings(self) -> Mapping[str, Any]:
+        """The settings in a quantised model's files."""
+        directory = Path(self._loaded()["path"])
+        with self._errors():
+            for name, key in (("config.json", "quantization_config"), ("quantize_config.json", None)):
+                path = directory / name
+                content = read_mapping(path) if path.is_file() else {}
+                settings = content if key is None else content.get(key)
+                if isinstance(settings, dict) and settings:
+                    return {"quant_method": "gptq", **settings}
+        return {}
+
     def set_rope_scale_method(
         self, method: RoPEScaleMethod, parameters: Mapping[str, Any] | None = None
     ) -> Self:
-        """Set the scaling of the rotary embedding: `rope_scaling` of the model's configuration.
+        """Set the scaling of the rotary embedding, before the model is serialised.
 
-        `parameters` has the other keys of `rope_scaling`, such as `factor`.
+        `parameters` has the other keys of `rope_scaling` in `config.json`, such as `factor`.
         """
-        scaling = {"rope_type": _ROPE_TYPES[method], **(parameters or {})} if method in _ROPE_TYPES else None
-        self._overrides["rope_scaling"] = scaling
+        scaling = {"rope_type": _ROPE_TYPES[method], **(parameters or {})}
+        # transformers 5 writes `rope_parameters`, earlier versions `rope_scaling`
+        if "rope_parameters" in self.get_model_config():
+            self._overrides = {"rope_parameters": scaling}
+        else:
+            self._overrides = {"rope_scaling": None if method is RoPEScaleMethod.NO_SCALE else scaling}
         return self
 
     def serialize(

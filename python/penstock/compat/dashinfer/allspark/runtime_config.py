@@ -329,10 +329,11 @@ def engine_options(config: AsModelConfig) -> tuple[Path, EngineOptions]:
         config = AsModelConfig(**values)
         device, ids = parse_compute_unit(config.compute_unit)
         host_cache_bytes = environment.host_cache_bytes()
+        has_device = device is not TargetDevice.CUDA or environment.replaces_cuda()
     except ValueError as error:
         raise _param_error(str(error)) from error
     _check(config)
-    if device is TargetDevice.CUDA and not environment.replaces_cuda():
+    if not has_device:
         raise _param_error(
             f"compute_unit is {config.compute_unit!r}; it must be CPU or CPU_NUMA: CUDA is not supported "
             f"(the environment variable {environment.DEVICE}=cpu selects the CPU in its place)"
@@ -349,6 +350,7 @@ def engine_options(config: AsModelConfig) -> tuple[Path, EngineOptions]:
         "kv_cache_dtype": _KV_CACHE_DTYPES[config.cache_mode],
         "prefix_cache": config.enable_prefix_cache,
         "preemption_mode": "interrupt",
+        "preemption_victim": "longest",
     }
     if config.enable_prefix_cache:
         options["prefix_cache_ttl"] = config.prefix_cache_ttl
