@@ -354,21 +354,19 @@ def test_state_dict_of_arrays_has_the_bits_of_the_checkpoint(tmp_path: Path) -> 
         "m", "LLaMA_v2", dict(make_weights(config, 0)), settings, tmp_path / "output"
     )
     assert logits(tmp_path / "output" / "m.asparam") == logits(model)
-    paths: dict[str, Any] = {
-        "as_model_path": tmp_path / "x.asgraph",
-        "as_weight_path": tmp_path / "y" / "z.asparam",
-    }
+    graph, weights = tmp_path / "x.asgraph", tmp_path / "y" / "z.asparam"
     quantization = {"quant_method": "instant_quant", "weight_format": "int8"}
     engine.serialize_model_from_torch(
         "m",
         "",
         dict(make_weights(config, 0)),
         config,
-        **paths,
+        as_model_path=graph,
+        as_weight_path=weights,
         do_dynamic_quantize_convert=True,
         quant_config=quantization,
     )
-    assert engine.get_file_information(paths["as_model_path"], paths["as_weight_path"]).create_version_param
+    assert engine.get_file_information(graph, weights).create_version_param
 
 
 @pytest.mark.parametrize(
