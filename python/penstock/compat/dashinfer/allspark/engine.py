@@ -371,6 +371,8 @@ class Engine:
         """The versions of Penstock that wrote the files of a serialised model. Raises `AsError`."""
         return get_file_information(graph_path, param_path)
 
+    serialize_model_from_torch = staticmethod(serialize_model_from_torch)
+
     def get_rank_id(self) -> int:
         """0: there is one rank, which has the output."""
         return 0
