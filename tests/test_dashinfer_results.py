@@ -373,7 +373,7 @@ def test_failed_request_is_interrupted_and_has_its_reason(
     assert engine.stop_model(NAME) is SUCCESS
 
 
-def test_small_kv_cache_interrupts_requests_that_keep_their_output(tiny_model: Path) -> None:
+def test_small_kv_cache_interrupts_requests_that_keep_output(tiny_model: Path) -> None:
     engine = Engine()
     install(engine, tiny_model, max_model_len=256, kv_cache_blocks=24, prefix_cache=False)
     config = {**GREEDY, "max_length": 200}

@@ -363,8 +363,6 @@ class Engine:
             f"outputs:\n  generated_ids: int64, shape [1, n], ids from 0 to {info.vocabulary_size - 1}\n"
         )
 
-    serialize_model_from_torch = staticmethod(serialize_model_from_torch)
-
     def get_file_information(
         self, graph_path: str | os.PathLike[str], param_path: str | os.PathLike[str]
     ) -> AsFileInfo:
