@@ -62,6 +62,23 @@ def test_engines_share_threads_unless_their_hosts_differ(tiny_model: Path) -> No
         first.blocking.generate(PROMPT, max_tokens=2)
 
 
+@pytest.mark.anyio
+async def test_short_request_ends_before_long_ones_of_another_engine(demo_model: Path) -> None:
+    options: dict[str, Any] = {"threads": ALL_THREADS, "max_model_len": 512}
+    async with (
+        make_engine(demo_model, **options) as busy,
+        make_engine(demo_model, **options) as other,
+    ):
+        long = [await busy.start_request(PROMPT, max_tokens=400, **GREEDY) for _ in range(4)]
+        for request in long:
+            await anext(request)
+        result = await other.generate(PROMPT, max_tokens=8, **GREEDY)
+        assert len(result.token_ids) == 8
+        assert [request.finish_reason for request in long] == [None] * 4
+        for request in long:
+            request.cancel()
+
+
 def test_memory_counts_when_it_is_reserved(tiny_model: Path) -> None:
     host = penstock.Host()
     with make_engine(tiny_model, host=host, kv_cache_bytes=8 << 20) as engine:
