@@ -397,6 +397,21 @@ def test_small_kv_cache_interrupts_requests_that_keep_output(tiny_model: Path) -
     assert engine.stop_model(NAME) is SUCCESS
 
 
+def test_longest_running_request_is_interrupted(tiny_model: Path) -> None:
+    engine = Engine()
+    options: dict[str, Any] = {"max_model_len": 256, "kv_cache_blocks": 24, "prefix_cache": False}
+    install(engine, tiny_model, preemption_victim="longest", **options)
+    with held(engine):
+        lengths = (150, 100, 20, 20)  # prompts and 60 new tokens need more than 24 blocks
+        queues = [start(engine, [1] * count, {**GREEDY, "max_length": count + 60})[1] for count in lengths]
+    assert engine.sync_request(NAME, None) is SUCCESS
+    statuses = [queue.GenerateStatus() for queue in queues]
+    assert statuses == [
+        GenerateRequestStatus.GenerateInterrupted,
+        *[GenerateRequestStatus.GenerateFinished] * 3,
+    ]
+
+
 # ---- prefix cache
 
 
