@@ -274,6 +274,33 @@ def test_cache_that_cannot_be_written_is_not_used(tiny_model: Path, cache: Path)
     assert weights_of(tiny_model, weights_cache_bytes=1 << 30) == weights_of(tiny_model)
 
 
+def test_renamed_archive_is_recognised_by_its_content(tiny_model: Path, tmp_path: Path) -> None:
+    archive = convert(tiny_model, tmp_path / "model.tar")
+    for name in ("model.asparam", "model", "model.bin2"):
+        renamed = tmp_path / "renamed" / name
+        renamed.parent.mkdir(exist_ok=True)
+        shutil.copy(archive, renamed)
+        assert logits(renamed) == logits(archive)
+        assert penstock.Tokenizer(renamed).encode("a") == penstock.Tokenizer(archive).encode("a")
+    renamed.write_bytes(archive.read_bytes()[:1000])
+    with pytest.raises(penstock.ModelLoadError, match=r"model\.bin2"):
+        penstock.describe(renamed)
+
+
+def test_description_has_configuration_and_defaults(tiny_model: Path, tmp_path: Path) -> None:
+    plain = penstock.describe(tiny_model)
+    converted = penstock.describe(convert(tiny_model, tmp_path / "converted", quantization="int8"))
+    assert plain["config"] == converted["config"]
+    assert plain["config"]["architectures"] == ["LlamaForCausalLM"]
+    assert plain["generation_config"] == converted["generation_config"]
+    assert plain["generation_config"]["eos_token_ids"] == [258]
+    assert (plain["writer_version"], converted["writer_version"]) == (None, penstock.__version__)
+    assert (plain["path"], plain["format"]) == (str(tiny_model), "safetensors")
+    assert plain["unsupported"] == []
+    with pytest.raises(penstock.ModelLoadError, match="no such file"):
+        penstock.describe(tmp_path / "none")
+
+
 def test_command_converts_and_describes_a_model(tiny_model: Path, tmp_path: Path) -> None:
     output = tmp_path / "converted"
     arguments = ["convert", str(tiny_model), "-o", str(output), "--quantization", "int8", "--threads", "1"]
