@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock
-from api_support import PROMPT, bits_of, make_engine
+from api_support import PROMPT, bits_of, make_engine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,9 +91,12 @@ async def test_engine_on_a_node_has_its_threads_and_memory_there(tiny_model: Pat
         assert numa is not None
         assert (numa.nodes, numa.threads_pinned) == ((node(),), True)
         assert set(numa.cpus) <= before
-        workers = cpus_of_threads(tasks() - former, "penstock-worker", "penstock-device")
-        assert len(workers) == 2
-        assert all(cpus == set(numa.cpus) for cpus in workers)
+
+        def are_placed() -> bool:
+            workers = cpus_of_threads(tasks() - former, "penstock-worker", "penstock-device")
+            return len(workers) == 2 and all(cpus == set(numa.cpus) for cpus in workers)
+
+        wait_until(are_placed)  # a thread sets its name and its CPUs when it first runs
         if numa.memory_placed and (shown := policies()) is not None:
             assert f" prefer:{node()} anon=" in shown
         assert (await engine.generate(PROMPT, max_tokens=4, ignore_eos=True)).finish_reason == "length"
