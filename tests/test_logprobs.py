@@ -94,6 +94,46 @@ async def test_tensor_rows_match_the_requested_positions(
         assert (result.hidden_states is None) == (name == "logits")
 
 
+@pytest.mark.parametrize("name", ["logits", "hidden_states"])
+@pytest.mark.parametrize("extent", ["prompt", "generation", "all"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["live", "late"])
+async def test_chunks_have_the_rows_of_their_tokens(
+    engine: penstock.Engine, name: str, extent: str, *, is_late: bool
+) -> None:
+    options: Any = {f"output_{name}": extent}
+    request = await engine.start_request(PROMPT, PARAMS, max_tokens=40, n=3, unread="keep", **options)
+    if is_late:
+        await request.result()
+    chunks = [chunk async for chunk in request]
+    other = "hidden_states" if name == "logits" else "logits"
+    assert all(getattr(chunk, other) is None for chunk in chunks)
+    result = await request.result()
+    for choice in result.choices:
+        own = [chunk for chunk in chunks if chunk.index == choice.index]
+        if extent == "prompt" and choice.index > 0:
+            assert all(getattr(chunk, name) is None for chunk in own)
+            continue
+        parts = [rows(getattr(chunk, name)) for chunk in own]
+        num_prompt = LENGTH if extent == "prompt" else LENGTH - 1 if extent == "all" else 0
+        num_first = num_prompt if choice.index == 0 else 0
+        if extent == "prompt":
+            assert [len(part) for part in parts] == [num_first, *[0] * (len(own) - 1)]
+        else:
+            sizes = [len(chunk.token_ids) for chunk in own]
+            assert [len(part) for part in parts] == [sizes[0] + num_first, *sizes[1:]]
+        whole = rows(getattr(choice, name))
+        expected = whole if choice.index == 0 else whole[num_prompt:]
+        assert np.concatenate(parts).tobytes() == expected.tobytes()
+        assert all(part.shape[1] == whole.shape[1] for part in parts)
+
+
+async def test_chunk_of_a_dropped_request_keeps_its_rows(engine: penstock.Engine) -> None:
+    async with engine.stream(PROMPT, PARAMS, output_hidden_states="all") as request:
+        chunk = await anext(request)
+    del request
+    assert rows(chunk.hidden_states)[:, 0].tolist() == list(range(LENGTH - 1 + len(chunk.token_ids)))
+
+
 async def test_result_returns_the_same_memory_each_time(engine: penstock.Engine) -> None:
     request = await engine.start_request(PROMPT, PARAMS, output_logits="prompt", n=2)
     results = [await request.result(), await request.result()]

@@ -1401,6 +1401,11 @@ class Chunk:
     - `finish_reason`: `Choice.finish_reason` in the last chunk of a choice; else `None`. Every choice that
       ends without an error has a last chunk, which may have no text.
     - `stop_reason`: `Choice.stop_reason` in the last chunk of a choice; else `None`.
+    - `logits`: The rows of `Choice.logits` that belong to `token_ids`; `None` unless requested. The rows
+      of the prompt are in the first chunk of the first choice, and in the result of every choice. A chunk
+      has its own copy: it keeps no other rows in memory.
+    - `hidden_states`: The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless
+      requested. As in `logits`.
     """
 
     def __new__(
@@ -1416,6 +1421,8 @@ class Chunk:
         tool_calls: Sequence[ToolCallDelta],
         finish_reason: str | None,
         stop_reason: str | int | Sequence[int] | None,
+        logits: Tensor | None,
+        hidden_states: Tensor | None,
     ) -> Chunk: ...
     @property
     def text(self) -> str:
@@ -1473,10 +1480,26 @@ class Chunk:
     def stop_reason(self) -> str | int | tuple[int, ...] | None:
         """`Choice.stop_reason` in the last chunk of a choice; else `None`."""
 
+    @property
+    def logits(self) -> Tensor | None:
+        """The rows of `Choice.logits` that belong to `token_ids`; `None` unless requested.
+
+        The rows of the prompt are in the first chunk of the first choice, and in the result of every
+        choice. A chunk has its own copy: it keeps no other rows in memory.
+        """
+
+    @property
+    def hidden_states(self) -> Tensor | None:
+        """The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless requested.
+
+        As in `logits`.
+        """
+
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that `json.dumps` accepts.
 
-        Infinite and NaN numbers are `None`.
+        Infinite and NaN numbers are `None`. Without `logits`, `hidden_states`, which can have millions of
+        numbers.
         """
 
     def __eq__(self, other: object, /) -> bool: ...

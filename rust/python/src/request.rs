@@ -111,11 +111,14 @@ impl Request {
     }
 
     fn poll(&self, py: Python<'_>) -> Result<Option<PyChunk>, Error> {
-        Ok(self.polled_state(py)?.take().map(|chunk| PyChunk(chunk.into())))
+        self.polled_state(py)?;
+        self.take(py)
     }
 
-    fn take(&self) -> Result<Option<PyChunk>, Error> {
-        Ok(self.state()?.take().map(|chunk| PyChunk(chunk.into())))
+    fn take(&self, py: Python<'_>) -> Result<Option<PyChunk>, Error> {
+        let state = self.state()?;
+        let chunk = if state.has_tensors { detach(py, || state.take())? } else { state.take() };
+        Ok(chunk.map(|chunk| PyChunk(chunk.into())))
     }
 
     fn check_admission(&self, py: Python<'_>) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use penstock_engine::Consumer;
 use penstock_engine::request::{
     Event, Finish, PromptPosition, Rejection, Request, StopCause, Token, TokenDetails,
 };
-use penstock_types::{OutputScope, RequestedOutputs};
+use penstock_types::RequestedOutputs;
 
 use super::output_text::OutputText;
 use super::position_tensors::PositionTensors;
@@ -67,8 +67,8 @@ impl ChoiceOutput {
             output: TokenOutput::new(&outputs, text.is_parsed()),
             prompt_logprobs: Vec::new(),
             prompt_top_logprobs: Vec::new(),
-            logits: PositionTensors::default(),
-            hidden_states: PositionTensors::default(),
+            logits: PositionTensors::new(outputs.logits, request.prompt.len()),
+            hidden_states: PositionTensors::new(outputs.hidden_states, request.prompt.len()),
             consumer: Some(consumer),
             stops: StopChecker::new(Arc::clone(request), text.includes_stops()),
             text,
@@ -108,9 +108,13 @@ impl ChoiceOutput {
         self.output.has_unread() || !self.is_end_taken && matches!(self.end, Some(ChoiceEnd::Finished(..)))
     }
 
-    /// Takes everything that was not taken yet as a chunk of choice `index`.
+    /// Takes everything that was not taken yet as a chunk of choice `index`. If the system has no memory for its rows, the
+    /// choice ends.
     pub fn take(&mut self, index: usize) -> Chunk {
-        let chunk = self.output.take(index);
+        let mut chunk = self.output.take(index);
+        if let Err(reason) = self.take_rows(&mut chunk) {
+            self.end_as(ChoiceEnd::Failed(reason));
+        }
         let Some(ChoiceEnd::Finished(ending, _)) = &self.end else { return chunk };
         self.is_end_taken = true;
         Chunk {
@@ -176,6 +180,12 @@ impl ChoiceOutput {
         })
     }
 
+    fn take_rows(&mut self, chunk: &mut Chunk) -> Result<(), String> {
+        chunk.logits = self.logits.take()?;
+        chunk.hidden_states = self.hidden_states.take()?;
+        Ok(())
+    }
+
     fn handle(&mut self, event: Event) {
         match event {
             Event::Admitted => self.is_admitted = true,
@@ -221,14 +231,8 @@ impl ChoiceOutput {
 
     /// Stores logits and hidden states. If the system has no memory, this choice ends and no other.
     fn push_rows(&mut self, details: &TokenDetails) {
-        let RequestedOutputs { logits, hidden_states, .. } = self.outputs;
-        let num_known = |scope: Option<OutputScope>| match scope {
-            Some(scope) if scope.has_prompt() => self.request.prompt.len(),
-            _ => 0,
-        };
-        let (num_logits, num_states) = (num_known(logits), num_known(hidden_states));
-        let pushed = self.logits.push(&details.logits, num_logits);
-        let pushed = pushed.and_then(|()| self.hidden_states.push(&details.hidden_state, num_states));
+        let pushed = self.logits.push(&details.logits);
+        let pushed = pushed.and_then(|()| self.hidden_states.push(&details.hidden_state));
         if let Err(reason) = pushed {
             self.end_as(ChoiceEnd::Failed(reason));
         }

@@ -30,7 +30,12 @@ impl FloatArray {
 
     /// Copies the values to `values`, which has the same length.
     pub fn copy_to(&self, values: &mut [f32]) {
-        for (value, bits) in values.iter_mut().zip(&self.bits) {
+        self.copy_from(0, values);
+    }
+
+    /// Copies the values from `start` on to `values`, which has their number.
+    pub fn copy_from(&self, start: usize, values: &mut [f32]) {
+        for (value, bits) in values.iter_mut().zip(&self.bits[start..]) {
             *value = f32::from_bits(bits.load(Ordering::Relaxed));
         }
     }

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use penstock_engine::request::Request;
 use penstock_engine::{Engine, Port};
-use penstock_types::{OutputScope, RequestedOutputs, Unread};
+use penstock_types::{RequestedOutputs, Unread};
 
 use super::choice_output::{ChoiceEnd, ChoiceOutput};
 use super::output_text::OutputOptions;
@@ -156,7 +156,12 @@ impl RequestState {
         let index = order.find(|index| state.choices[*index].has_unread())?;
         state.next_choice = (index + 1) % num_choices;
         let was_full = state.choices[index].num_unread() >= state.max_unread;
+        let was_open = state.choices[index].end.is_none();
         let chunk = state.choices[index].take(index);
+        if was_open && state.choices[index].end.is_some() {
+            state.num_unfinished -= 1;
+            state.end_if_over();
+        }
         if was_full {
             // Its queue has events that no drain will receive, because they were listed before.
             state.receive_choice(index);
@@ -262,11 +267,8 @@ impl State {
     }
 
     fn complete(&mut self) {
-        let RequestedOutputs { logits, hidden_states, .. } = self.choices[0].request.outputs;
-        let completed =
-            complete_tensors(&mut self.choices, logits, |choice| &mut choice.logits).and_then(|()| {
-                complete_tensors(&mut self.choices, hidden_states, |choice| &mut choice.hidden_states)
-            });
+        let completed = complete_tensors(&mut self.choices, |choice| &mut choice.logits)
+            .and_then(|()| complete_tensors(&mut self.choices, |choice| &mut choice.hidden_states));
         if let Err(reason) = completed {
             self.choices[0].end = Some(ChoiceEnd::Failed(reason));
         }
@@ -281,11 +283,9 @@ fn usage(choices: &[ChoiceOutput]) -> Usage {
 
 fn complete_tensors(
     choices: &mut [ChoiceOutput],
-    scope: Option<OutputScope>,
     tensors_of: impl Fn(&mut ChoiceOutput) -> &mut PositionTensors,
 ) -> Result<(), String> {
-    let Some(scope) = scope else { return Ok(()) };
     let num_prompt = choices[0].request.prompt.len() - 1;
     let mut tensors: Vec<_> = choices.iter_mut().map(tensors_of).collect();
-    position_tensors::complete(&mut tensors, scope, num_prompt)
+    position_tensors::complete(&mut tensors, num_prompt)
 }

@@ -27,6 +27,10 @@ pub struct Chunk {
     pub finish_reason: Option<String>,
     /// `Choice.stop_reason` in the last chunk of a choice; else `None`.
     pub stop_reason: Option<StopReason>,
+    /// The rows of `Choice.logits` that belong to `token_ids`; `None` unless requested.
+    pub logits: Option<Arc<FloatArray>>,
+    /// The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless requested.
+    pub hidden_states: Option<Arc<FloatArray>>,
 }
 
 /// A function call that the model requests.

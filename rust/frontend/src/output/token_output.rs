@@ -73,7 +73,7 @@ impl TokenOutput {
         self.num_unread() > 0 || self.text.len() > self.taken_text || self.parsed.has_unread()
     }
 
-    /// Takes everything that was not taken yet as a chunk of choice `index`.
+    /// Takes everything that was not taken yet as a chunk of choice `index`, without tensors.
     pub fn take(&mut self, index: usize) -> Chunk {
         let content = match self.is_parsed {
             true => self.parsed.take_content(),
@@ -91,6 +91,8 @@ impl TokenOutput {
             tool_calls: self.parsed.take_calls(),
             finish_reason: None,
             stop_reason: None,
+            logits: None,
+            hidden_states: None,
         };
         self.taken_text = self.text.len();
         self.taken_tokens = self.token_ids.len();
