@@ -1,4 +1,4 @@
-"""The Python snippets of README.md and docs/guide.md run against the demo model, and links are valid.
+"""The Python snippets of README.md and docs run against the demo model, and links are valid.
 
 A snippet preceded by `<!-- not run: REASON -->` is only compiled. The others run as they are, with an open
 `engine` and `penstock` in scope; those with a top-level `await` run inside an event loop.
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/guide.md")
-OTHER_PAGES = ("docs/dashinfer.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")
+PAGES = ("README.md", "docs/guide.md", "docs/dashinfer.md")
+OTHER_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")
 SNIPPET = re.compile(
     r"(?P<mark><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
