@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -291,6 +292,43 @@ def test_cpu_cache_ratio_is_a_share_of_the_available_memory(
     for bad in ("-0.1", "1.5", "nan", "much"):
         monkeypatch.setenv("CPU_CACHE_RATIO", bad)
         assert "CPU_CACHE_RATIO" in refusal(model)[1]
+
+
+def test_engine_with_cpu_cache_ratio_has_a_host_tier(
+    model: AsModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_available_memory", lambda: 1 << 22)
+    monkeypatch.setenv("CPU_CACHE_RATIO", "0.5")
+    path, result = engine_options(model)
+    with penstock.Engine(path, **result) as engine:
+        assert engine.info.host_tier is not None
+
+
+def test_available_memory_is_less_than_that_of_the_machine() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < environment._available_memory() < total
+
+
+@pytest.mark.parametrize("value", [None, "1"])
+def test_model_on_the_cpu_runs_with_and_without_warm_up(
+    value: str | None, model: AsModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value:
+        monkeypatch.setenv("ALLSPARK_DISABLE_WARMUP", value)
+    engine = allspark.Engine()
+    engine.install_model(model)
+    assert engine.start_model("m") is AsStatus.ALLSPARK_SUCCESS
+    for _ in range(2):
+        _, handle, queue = engine.start_request_ids(
+            "m", None, list(range(40)), {"max_length": 42, "top_k": 1}
+        )
+        engine.sync_request("m", handle)
+        assert queue is not None
+        elements = queue.Get()
+        assert elements is not None
+        assert len(elements.ids_from_generate) <= 2
+    engine.stop_model("m")
+    engine.release_model("m")
 
 
 @pytest.mark.parametrize("ratio", ["0", "1.5", "nan", "-1", "all"])

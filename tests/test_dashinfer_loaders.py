@@ -64,7 +64,6 @@ def test_calls_out_of_order_are_serializer_exceptions(tiny_model: Path, tmp_path
         lambda: loader.serialize_to_path(None, tmp_path),
         loader.get_model_config,
         lambda: loader.create_reference_generation_config_builder(None),
-        loader.init_tokenizer,
     ]
     for call in calls:
         with pytest.raises(ModelSerializerException, match="call load_model first"):
@@ -271,7 +270,7 @@ def test_gguf_file_is_a_model(demo_model: Path, tmp_path: Path) -> None:
 
 
 def test_tokenizer_has_the_methods_that_the_documents_call(tiny_model: Path) -> None:
-    loader = HuggingFaceModel(tiny_model, "m").load_model()
+    loader = HuggingFaceModel(tiny_model, "m")
     assert loader.get_tokenizer() is None
     tokenizer = loader.init_tokenizer().get_tokenizer()
     assert tokenizer is loader.init_tokenizer().get_tokenizer()
@@ -405,3 +404,43 @@ def test_state_dict_that_is_no_model_is_a_serializer_exception(
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(ModelSerializerException, match="pip install"):
         serialise("m", "", {"x": np.zeros(1)}, make_config("llama"), tmp_path)
+
+
+@pytest.mark.oracle
+def test_torch_module_has_the_bits_of_its_checkpoint(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = make_config("llama", tie_word_embeddings=True)
+    model = write_checkpoint(tmp_path / "model", config)
+    module = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    serialise = allspark.Engine().serialize_model_from_torch
+    serialise("module", "LLaMA_v2", module, module.config, tmp_path)
+    serialise("tensors", "LLaMA_v2", module.state_dict(), config, tmp_path)
+    expected = logits(model)
+    assert logits(tmp_path / "module.asparam") == expected
+    assert logits(tmp_path / "tensors.asparam") == expected
+
+
+@pytest.mark.oracle
+def test_greedy_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = write_checkpoint(tmp_path / "model", make_config("qwen2"))
+    loader = HuggingFaceModel(model, "m").load_model().serialize_to_path(None, tmp_path)
+    config = loader.create_reference_runtime_config_builder("m", TargetDevice.CPU, [0], 2).build()
+    engine = allspark.Engine()
+    engine.install_model(config)
+    engine.start_model("m")
+    inputs = torch.tensor(PROMPT)
+    tokens = {"top_k": 1, "early_stopping": False, "max_length": 24}
+    _, handle, queue = engine.start_request_ids("m", loader, inputs, tokens)
+    assert engine.sync_request("m", handle) is allspark.AsStatus.ALLSPARK_SUCCESS
+    assert queue is not None
+    elements = queue.Get()
+    assert elements is not None
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32").generate(
+        inputs[None], attention_mask=torch.ones(1, 4), do_sample=False, max_length=24, eos_token_id=None
+    )
+    assert elements.ids_from_generate == theirs[0, 4:].tolist()
+    tokenizer = loader.init_tokenizer().get_tokenizer()
+    assert tokenizer is not None
+    assert tokenizer.decode(theirs[0, 4:]) == tokenizer.decode(elements.ids_from_generate)

@@ -51,8 +51,11 @@ class DashInferModel(LLM):
         """Check the files and read the model's configuration. Raises `ModelSerializerException`."""
         with self._errors():
             self._serialized().read()
-            self._metadata = penstock.describe(self._serialized().weights)
+            self._metadata = penstock.describe(self._find_model())
         return self
+
+    def _find_model(self) -> Path:
+        return self._serialized().weights
 
     def serialize(self, *_: object, **__: object) -> Self:
         """Has no effect: the model is serialised."""

@@ -51,15 +51,19 @@ class LLM(ABC):
     def load_model(self) -> Self:
         """Read the model's configuration."""
 
+    @abstractmethod
+    def _find_model(self) -> str | Path:
+        """The path or hub id of the model."""
+
     def read_model_config(self) -> Self:
         """Read the model's configuration, if `load_model` has not."""
         return self if self._metadata else self.load_model()
 
     def init_tokenizer(self, padding_side: str = "left") -> Self:
-        """Read the model's tokenizer, once."""
+        """Read the model's tokenizer, once; the model need not be loaded."""
         if self._tokenizer is None:
             with self._errors():
-                self._tokenizer = LoaderTokenizer(self._loaded()["path"], padding_side)
+                self._tokenizer = LoaderTokenizer(self._find_model(), padding_side)
         return self
 
     def get_tokenizer(self) -> LoaderTokenizer | None:

@@ -88,18 +88,16 @@ class ModelGraph:
 
     def write(self, path: Path) -> None:
         """Write a file, or nothing if that fails."""
-        content = {"format": _FORMAT, **asdict(self)}
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                json.dump(content, file, indent=1)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump({"format": _FORMAT, **asdict(self)}, file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
-                temporary.chmod(0o644)  # temporary files are private
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class ModelFiles:
     @classmethod
     def named(cls, directory: str | os.PathLike[str], name: str) -> Self:
         """The files of the model `name` in a directory. Slashes in the name become underscores."""
-        safe = name.replace("/", "_")
+        safe = name.replace("/", "_") if isinstance(name, str) else ""
         if not safe or "\0" in safe:
             message = f"the name of a model is {name!r}; it must be the first part of a file name"
             raise ValueError(message)

@@ -82,9 +82,12 @@ class HuggingFaceModel(LLM):
         if override_data_type is not None:
             self._data_type = _data_type("override_data_type", override_data_type)
         with self._errors():
-            self._metadata = penstock.describe(self.hf_model_path)
+            self._metadata = penstock.describe(self._find_model())
         self._is_loaded = True
         return self
+
+    def _find_model(self) -> str:
+        return self.hf_model_path
 
     def init_quantization(
         self,
@@ -190,7 +193,7 @@ class HuggingFaceModel(LLM):
         files = ModelFiles.named(model_output_dir, self.name)
         with self._errors():
             if not (skip_if_exists and files.are_complete(conversion)):
-                files.write(self.hf_model_path, conversion)
+                files.write(conversion.source, conversion)
         self._files = files
         return self
 
@@ -213,7 +216,7 @@ class HuggingFaceModel(LLM):
             temporary = TemporaryFiles()
             try:
                 files = ModelFiles.named(temporary.directory, self.name)
-                files.write(self.hf_model_path, conversion)
+                files.write(conversion.source, conversion)
             except BaseException:
                 temporary.remove()
                 raise
@@ -256,17 +259,10 @@ class HuggingFaceModel(LLM):
 class ModelScope(HuggingFaceModel):
     """A model as an id on ModelScope, which the package `modelscope` downloads, or as a local path."""
 
-    def load_model(
-        self,
-        override_data_type: str | None = None,
-        direct_load: bool = False,
-        load_format: str = "auto",
-        trust_remote_code: bool = False,
-    ) -> Self:
-        """Find the model, download it if necessary, and read its configuration."""
+    def _find_model(self) -> str:
         if not Path(self.hf_model_path).exists():
             self.hf_model_path = snapshot_download(self.hf_model_path)
-        return super().load_model(override_data_type, direct_load, load_format, trust_remote_code)
+        return self.hf_model_path
 
 
 def snapshot_download(model_id: str, revision: str | None = None) -> str:
