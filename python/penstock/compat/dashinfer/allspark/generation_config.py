@@ -246,7 +246,9 @@ def sampling_options(
     stop_words = _sequences("stop_words_ids", values["stop_words_ids"])
     eos_token_ids = _eos_token_ids(values["eos_token_id"], vocabulary_size)
     temperature = _number("temperature", values["temperature"])
-    is_greedy = temperature < _MIN_TEMPERATURE or not _flag("do_sample", values["do_sample"])
+    top_k = _integer("top_k", values["top_k"], 0)
+    do_sample = _flag("do_sample", values["do_sample"])
+    is_greedy = temperature < _MIN_TEMPERATURE or top_k == 1 or not do_sample
     top_p = _number("top_p", values["top_p"], 0.0, 1.0)
     has_logprobs = _flag("logprobs", values["logprobs"])
     options: SamplingOptions = {
@@ -257,7 +259,7 @@ def sampling_options(
         "stop_token_sequences": [ids for ids in stop_words if len(ids) != 1],
         "bad_token_sequences": _sequences("bad_words_ids", values["bad_words_ids"]),
         "temperature": 0.0 if is_greedy else temperature,
-        "top_k": _integer("top_k", values["top_k"], 0),
+        "top_k": top_k,
         "top_p": top_p or 1.0,
         "min_p": 0.0,
         "typical_p": 1.0,
