@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import penstock
@@ -301,6 +302,40 @@ def test_details_that_were_not_requested_are_empty(engine: Engine) -> None:
     elements = queue.Get()
     assert elements is not None
     assert elements.log_probs_list == [[]] * len(elements.ids_from_generate)
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_tensors_are_capsules_of_each_token(engine: Engine, *, is_synced: bool) -> None:
+    handle, queue = start(engine, config={**GREEDY, "enable_tensors_from_model_inference": True})
+    if is_synced:
+        engine.sync_request(NAME, handle)
+    ids, rows = [], []
+    while (elements := queue.Get()) is not None:
+        assert len(elements.tensors_from_model_inference) == len(elements.ids_from_generate)
+        ids += elements.ids_from_generate
+        rows += [
+            np.from_dlpack(Capsule(tensors["hidden_states"]))
+            for tensors in elements.tensors_from_model_inference
+        ]
+    assert [len(part) for part in rows] == [len(PROMPT), *[1] * (len(ids) - 1)]
+    result = native(engine).blocking.generate(
+        PROMPT, max_tokens=40, ignore_eos=True, temperature=0.0, output_hidden_states="all"
+    )
+    assert result.token_ids == tuple(ids)
+    assert np.concatenate(rows).tobytes() == np.asarray(result.hidden_states).tobytes()
+
+
+class Capsule:
+    """A DLPack capsule, as an object that numpy reads."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
 
 
 STATISTICS = {

@@ -278,6 +278,9 @@ def sampling_options(
         "response_format": _response_format(values["response_format"]),
         "unread": "keep",
     }
+    key = "enable_tensors_from_model_inference"
+    if _flag(key, values[key]):
+        options["output_hidden_states"] = "all"
     if has_logprobs:
         count = _integer("top_logprobs", values["top_logprobs"], 0, _MAX_TOP_LOGPROBS)
         options |= {"logprobs": True, "top_logprobs": count, "logprobs_mode": "processed"}

@@ -11,6 +11,7 @@ from penstock import PenstockError
 from penstock.compat.dashinfer.allspark.enums import AsStatus, GenerateRequestStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
 from penstock.compat.dashinfer.allspark.statistics import request_stat_info
+from penstock.compat.dashinfer.allspark.step_tensors import tensors_of
 
 if TYPE_CHECKING:
     from penstock import BlockingRequest, Chunk
@@ -47,7 +48,12 @@ class GeneratedElements:
     token_logprobs_list: list[float]
     """The natural logarithm of the probability of each token; empty unless requested."""
     tensors_from_model_inference: list[dict[str, Any]]
-    """For each token, tensors as DLPack capsules; empty unless they were requested."""
+    """For each token, DLPack capsules of float32 tensors on the CPU; empty unless requested.
+
+    The key is `hidden_states`: the last hidden states of the positions that were computed for the token, of
+    shape `(positions, hidden_size)`. The first token has all positions of the prompt, a later one has one
+    position.
+    """
 
     def __init__(self, request: BlockingRequest, chunk: Chunk) -> None:
         self._request = request
@@ -58,7 +64,7 @@ class GeneratedElements:
             self.token_logprobs_list = list(chunk.logprobs)
             rows = chunk.top_logprobs or [()] * len(chunk.logprobs)
             self.log_probs_list = [list(row) for row in rows]
-        self.tensors_from_model_inference = []
+        self.tensors_from_model_inference = tensors_of(chunk)
 
     @property
     def prefix_cache_len(self) -> int:
