@@ -275,7 +275,9 @@ def test_configuration_is_read_from_json_and_yaml(name: str, tmp_path: Path) -> 
     assert built == AsModelRuntimeConfigBuilder().from_dict(TWO_GPUS).build()
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.json", "{"), ("b.yaml", "a: ["), ("c.json", "[1]")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.json", "{"), ("b.yaml", "a: ["), ("c.json", "[1]"), ("d.json", "[" * 100_000)]
+)
 def test_invalid_configuration_file_is_a_value_error(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=name):
