@@ -41,6 +41,14 @@ def test_cache_hit_gives_the_bits_of_a_miss(name: str, kv_cache_dtype: str, tmp_
     assert bits_of(miss) == bits_of(hit) == bits_of(alone)
 
 
+def test_cached_tokens_are_known_with_the_first_token(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        engine.blocking.generate(PROMPT, PARAMS)
+        with engine.blocking.stream(PROMPT, PARAMS.replace(max_tokens=300)) as request:
+            next(request)
+            assert (request.finish_reason, request.usage.cached_tokens) == (None, CACHED)
+
+
 def test_generated_tokens_are_cached(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         first = engine.blocking.generate(PROMPT, PARAMS)

@@ -62,7 +62,7 @@ class _Request:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far; the tokens from the prefix cache are known when a choice has finished."""
+        """Token counts so far; the tokens from the prefix cache are known with the first token."""
         return self._native.usage
 
     @property

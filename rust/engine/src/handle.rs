@@ -23,7 +23,7 @@ use crate::output_budget::{OutputBudget, Reservation};
 use crate::port::Port;
 use crate::prefix_cache::BlockHasher;
 use crate::process::Process;
-use crate::request::{Event, Overload, Request, RequestId, StopCause};
+use crate::request::{CachedTokens, Event, Overload, Request, RequestId, StopCause};
 use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::sequence::SchedulingKey;
 use crate::stats::{SharedStats, Stats};
@@ -365,6 +365,11 @@ impl Consumer {
     /// To be called when a port's list contained the id, before popping everything: see [`Port::take_listed`].
     pub fn unlist(&self) {
         self.reader.unlist();
+    }
+
+    /// The prompt tokens that the prefix cache had, once a token or prompt positions have been popped; zero before.
+    pub fn cached(&self) -> CachedTokens {
+        self.reader.cached()
     }
 
     /// Whether the last event has been popped.

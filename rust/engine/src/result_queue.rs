@@ -54,6 +54,9 @@ struct Ring {
     closed: AtomicBool,
     armed: AtomicBool,
     listed: AtomicBool,
+    /// The [`CachedTokens`], set before the first push to a slot.
+    cached_device: AtomicUsize,
+    cached_host: AtomicUsize,
 }
 
 type Slot = UnsafeCell<MaybeUninit<QueuedEvent>>;
@@ -118,6 +121,8 @@ pub fn result_queue(capacity: usize) -> (Writer, Reader) {
         closed: AtomicBool::new(false),
         armed: AtomicBool::new(false),
         listed: AtomicBool::new(false),
+        cached_device: AtomicUsize::new(0),
+        cached_host: AtomicUsize::new(0),
     });
     let writer = Writer { ring: Arc::clone(&ring), tail: 0, seen_head: Cell::new(0) };
     (writer, Reader { ring, head: 0, seen_tail: 0, is_admitted: false, is_ended: false })
@@ -150,6 +155,13 @@ impl Writer {
     pub fn admit(&mut self) {
         assert_eq!(self.tail, 0, "`Admitted` is the first event; this is a bug");
         self.advance();
+    }
+
+    /// Sets the prompt tokens that the prefix cache had. To be called before the first token is pushed.
+    pub fn set_cached(&self, cached: CachedTokens) {
+        // Relaxed: a later push publishes them.
+        self.ring.cached_device.store(cached.device, Ordering::Relaxed);
+        self.ring.cached_host.store(cached.host, Ordering::Relaxed);
     }
 
     /// Pushes a token. There must be room; the scheduler checks before it plans the token.
@@ -349,6 +361,18 @@ impl Reader {
     #[cfg(any(test, feature = "testing"))]
     pub fn has_slots(&self) -> bool {
         self.ring.slots.get().is_some()
+    }
+
+    /// The prompt tokens that the prefix cache had; zero until a token or prompt positions have been popped.
+    pub fn cached(&self) -> CachedTokens {
+        if self.head <= 1 {
+            return CachedTokens::default(); // possibly half written
+        }
+        // Relaxed: written before the push of an event that this side has popped.
+        CachedTokens {
+            device: self.ring.cached_device.load(Ordering::Relaxed),
+            host: self.ring.cached_host.load(Ordering::Relaxed),
+        }
     }
 
     /// Whether the last event has been popped.

@@ -192,12 +192,13 @@ impl Sequence {
         self.chain.max_blocks() > 0 && self.prompt_outputs.is_all_planned()
     }
 
-    /// It is scheduled, with blocks that hold its first `num_computed` tokens. Returns whether for the first time;
-    /// `cached` is reported with its end then.
+    /// It is scheduled, with blocks that hold its first `num_computed` tokens. Returns whether for the first time; then
+    /// `cached` is reported with its first token and with its end.
     pub(crate) fn enter_slot(&mut self, num_computed: usize, cached: CachedTokens) -> bool {
         let is_first = self.cached.is_none();
         if is_first {
             self.cached = Some(cached);
+            self.outbox.queue().set_cached(cached);
             self.generated.reserve(self.max_new_tokens.min(GENERATED_AHEAD));
         }
         self.num_computed_once = self.num_computed_once.max(num_computed);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use penstock_engine::Consumer;
 use penstock_engine::request::{
-    Event, Finish, PromptPosition, Rejection, Request, StopCause, Token, TokenDetails,
+    CachedTokens, Event, Finish, PromptPosition, Rejection, Request, StopCause, Token, TokenDetails,
 };
 use penstock_types::RequestedOutputs;
 
@@ -256,6 +256,11 @@ impl ChoiceOutput {
             false => ending,
         });
         self.end_as(ending.map_or_else(|end| *end, |ending| ChoiceEnd::Finished(ending, finish)));
+    }
+
+    /// The prompt tokens that the prefix cache had, as far as they are known.
+    pub fn cached(&self) -> CachedTokens {
+        self.consumer.as_ref().map_or_else(CachedTokens::default, Consumer::cached)
     }
 
     /// Dropping the consumer cancels what the engine still computes.

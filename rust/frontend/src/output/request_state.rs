@@ -278,7 +278,8 @@ impl State {
 fn usage(choices: &[ChoiceOutput]) -> Usage {
     let num_tokens = choices.iter().map(|choice| choice.output.token_ids.len()).sum();
     let cached = choices.iter().find_map(ChoiceOutput::finish).map(|finish| finish.cached);
-    Usage::new(choices[0].request.prompt.len(), num_tokens, cached.unwrap_or_default())
+    let cached = cached.unwrap_or_else(|| choices[0].cached());
+    Usage::new(choices[0].request.prompt.len(), num_tokens, cached)
 }
 
 fn complete_tensors(
