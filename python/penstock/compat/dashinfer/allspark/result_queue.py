@@ -68,7 +68,7 @@ class GeneratedElements:
 
     @property
     def prefix_cache_len(self) -> int:
-        """Prompt tokens that the prefix cache had; known when the request has ended, 0 before."""
+        """Prompt tokens that the prefix cache had."""
         return self._request.usage.cached_tokens
 
     @property
@@ -175,7 +175,7 @@ class ResultQueue:
         The keys are `arrival_time`, `first_token_time`, `last_token_time`, `finished_time` (milliseconds of
         the monotonic clock), `time_to_first_token`, `time_in_queue` (milliseconds), `context_token_length`,
         `generated_token_length`, `context_cached_length` (tokens), `context_tps` and `generate_tps` (tokens
-        per second). `last_token_time`, `finished_time` and `context_cached_length` are 0 until the end.
+        per second). `last_token_time` and `finished_time` are 0 until the end.
         """
         request = self._request
         has_ended = request.finish_reason is not None
