@@ -8,7 +8,8 @@ import math
 import operator
 import random
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.compat.dashinfer.allspark.enums import AsStatus
@@ -24,44 +25,11 @@ __all__ = ["ASGenerationConfigBuilder", "sampling_options"]
 
 logger = logging.getLogger("penstock.dashinfer")
 
-#: The values of keys that are not set. They never come from the model's `generation_config.json`.
-DEFAULTS: Mapping[str, Any] = {
-    "do_sample": True,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 1.0,
-    "max_length": 20,
-    "min_length": 0,
-    "early_stopping": True,
-    "eos_token_id": None,
-    "stop_words_ids": (),
-    "bad_words_ids": (),
-    "no_repeat_ngram_size": 0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "suppress_repetition_in_generation": False,
-    "length_penalty": 1.0,
-    "seed": None,
-    "logprobs": False,
-    "top_logprobs": 0,
-    "lora_name": "",
-    "mm_info": None,
-    "response_format": {},
-    "enable_tensors_from_model_inference": False,
-    # Of DashInfer's guided decoding and logs; they have no effect.
-    "vocab": None,
-    "vocab_type": None,
-    "uuid": None,
-}
 #: End token of a request whose configuration has none.
 _DEFAULT_EOS_TOKEN = 102
 #: Temperatures below this select the most likely token.
 _MIN_TEMPERATURE = 1e-5
 _MAX_TOP_LOGPROBS = 10
-_MAX_REPETITION_PENALTY = 2.0
 #: Keys that are taken from a Hugging Face generation configuration.
 _HUGGING_FACE_KEYS = (
     "top_k",
@@ -233,69 +201,59 @@ class ASGenerationConfigBuilder:
 def sampling_options(
     config: Mapping[str, Any], *, num_prompt_tokens: int, max_model_len: int, vocabulary_size: int
 ) -> SamplingOptions:
-    """The keywords of `penstock.SamplingParams` for a generation configuration; all of them are set.
+    """The keywords of `penstock.SamplingParams` for a generation configuration.
 
-    Raises `AsError` for values that DashInfer refuses and Penstock accepts. `SamplingParams` checks the
-    others.
+    None of them is left to the model's `generation_config.json`. Raises `AsError` for values that DashInfer
+    refuses and Penstock accepts; `SamplingParams` checks the others.
     """
-    for key in config.keys() - DEFAULTS.keys():
-        logger.warning("the generation parameter %r is unknown and has no effect", key)
-    values = {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
-    _refuse_unsupported(values)
+    values = _checked(config)
     max_tokens, min_tokens = _lengths(values, num_prompt_tokens, max_model_len)
-    stop_words = _sequences("stop_words_ids", values["stop_words_ids"])
-    eos_token_ids = _eos_token_ids(values["eos_token_id"], vocabulary_size)
-    temperature = _number("temperature", values["temperature"])
-    top_k = _integer("top_k", values["top_k"], 0)
-    do_sample = _flag("do_sample", values["do_sample"])
-    is_greedy = temperature < _MIN_TEMPERATURE or top_k == 1 or not do_sample
-    top_p = _number("top_p", values["top_p"], 0.0, 1.0)
-    has_logprobs = _flag("logprobs", values["logprobs"])
+    eos_token_ids = values["eos_token_id"]
+    if eos_token_ids is None:
+        eos_token_ids = [_DEFAULT_EOS_TOKEN] if vocabulary_size > _DEFAULT_EOS_TOKEN else []
+    is_greedy = values["temperature"] < _MIN_TEMPERATURE or values["top_k"] == 1 or not values["do_sample"]
     options: SamplingOptions = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
-        "eos_token_ids": eos_token_ids if _flag("early_stopping", values["early_stopping"]) else [],
-        "stop_token_ids": [ids[0] for ids in stop_words if len(ids) == 1],
-        "stop_token_sequences": [ids for ids in stop_words if len(ids) != 1],
-        "bad_token_sequences": _sequences("bad_words_ids", values["bad_words_ids"]),
-        "temperature": 0.0 if is_greedy else temperature,
-        "top_k": top_k,
-        "top_p": top_p or 1.0,
+        "eos_token_ids": eos_token_ids if values["early_stopping"] else [],
+        "temperature": 0.0 if is_greedy else values["temperature"],
+        "top_k": values["top_k"],
+        "top_p": values["top_p"] or 1.0,
         "min_p": 0.0,
         "typical_p": 1.0,
-        "no_repeat_ngram_size": _integer("no_repeat_ngram_size", values["no_repeat_ngram_size"], 0),
-        "repetition_penalty": _number(
-            "repetition_penalty", values["repetition_penalty"], 0.0, _MAX_REPETITION_PENALTY
-        ),
-        "repetition_penalty_scope": (
-            "output"
-            if _flag("suppress_repetition_in_generation", values["suppress_repetition_in_generation"])
-            else "all"
-        ),
-        "presence_penalty": _number("presence_penalty", values["presence_penalty"], -2.0, 2.0),
-        "frequency_penalty": _number("frequency_penalty", values["frequency_penalty"], -2.0, 2.0),
-        "seed": _seed(values["seed"]),
-        "response_format": _response_format(values["response_format"]),
+        "no_repeat_ngram_size": values["no_repeat_ngram_size"],
+        "repetition_penalty": values["repetition_penalty"],
+        "presence_penalty": values["presence_penalty"],
+        "frequency_penalty": values["frequency_penalty"],
+        "seed": values["seed"],
         "unread": "keep",
     }
-    key = "enable_tensors_from_model_inference"
-    if _flag(key, values[key]):
-        options["output_hidden_states"] = "all"
-    if has_logprobs:
+    if stop_words := values["stop_words_ids"]:
+        options["stop_token_ids"] = [ids[0] for ids in stop_words if len(ids) == 1]
+        options["stop_token_sequences"] = [ids for ids in stop_words if len(ids) != 1]
+    if values["bad_words_ids"]:
+        options["bad_token_sequences"] = values["bad_words_ids"]
+    if values["suppress_repetition_in_generation"]:
+        options["repetition_penalty_scope"] = "output"
+    if values["response_format"]:
+        options["response_format"] = values["response_format"]
+    if values["logprobs"]:
         count = _integer("top_logprobs", values["top_logprobs"], 0, _MAX_TOP_LOGPROBS)
         options |= {"logprobs": True, "top_logprobs": count, "logprobs_mode": "processed"}
+    if values["enable_tensors_from_model_inference"]:
+        options["output_hidden_states"] = "all"
     return options
 
 
-def _refuse_unsupported(values: Mapping[str, Any]) -> None:
-    for key in ("num_beams", "num_return_sequences", "length_penalty"):
-        if not isinstance(values[key], (int, float)) or values[key] != 1:
-            _refuse(key, values[key], "1: there is no beam search")
-    if not isinstance(values["lora_name"], str) or values["lora_name"]:
-        reason = f"lora_name is {values['lora_name']!r}; LoRA adapters are not supported yet"
-        raise AsError(AsStatus.ALLSPARK_LORA_NOT_FOUND, reason)
-    if values["mm_info"] is not None:
-        _refuse("mm_info", values["mm_info"], "unset: images and audio are not supported yet")
+def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all keys; those that are set are checked."""
+    values = _DEFAULTS.copy()
+    for key, value in config.items():
+        if key not in _PARAMETERS:
+            logger.warning("the generation parameter %r is unknown and has no effect", key)
+        elif value is not None:
+            values[key] = _PARAMETERS[key][1](key, value)
+    return values
 
 
 def _lengths(values: Mapping[str, Any], num_prompt_tokens: int, max_model_len: int) -> tuple[int, int]:
@@ -304,45 +262,40 @@ def _lengths(values: Mapping[str, Any], num_prompt_tokens: int, max_model_len: i
     if not 0 < num_prompt_tokens <= limit:
         reason = f"the prompt has {num_prompt_tokens} tokens; it must have 1 to {limit}"
         raise AsError(AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR, reason)
-    max_length = _integer("max_length", values["max_length"], 1)
+    max_length = values["max_length"]
     if max_length > max_model_len:
         reason = f"max_length is {max_length}; it must be at most engine_max_length, {max_model_len}"
         raise AsError(AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR, reason)
-    min_length = _integer("min_length", values["min_length"], 0)
     max_tokens = max(1, max_length - num_prompt_tokens)
-    return max_tokens, min(max(0, min_length - num_prompt_tokens), max_tokens)
+    return max_tokens, min(max(0, values["min_length"] - num_prompt_tokens), max_tokens)
 
 
-def _eos_token_ids(value: Any, vocabulary_size: int) -> list[int]:
-    if value is None:
-        return [_DEFAULT_EOS_TOKEN] if vocabulary_size > _DEFAULT_EOS_TOKEN else []
+def _eos_token_ids(key: str, value: Any) -> list[int]:
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_integer("eos_token_id", item, 0) for item in value]
-    return [_integer("eos_token_id", value, 0)]
+        return [_integer(key, item) for item in value]
+    return [_integer(key, value)]
 
 
 def _sequences(key: str, value: Any) -> list[list[int]]:
     try:
-        return [[_integer(key, item, 0) for item in sequence] for sequence in value]
+        return [[_integer(key, item) for item in sequence] for sequence in value]
     except TypeError:
         _refuse(key, value, "a list of lists of token ids")
 
 
-def _seed(value: Any) -> int | None:
+def _seed(key: str, value: Any) -> int:
     """A seed as an unsigned 64-bit integer; DashInfer's seeds are signed."""
-    if value is None:
-        return None
-    return _integer("seed", value, -(2**63), 2**64 - 1) % 2**64
+    return _integer(key, value, -(2**63), 2**64 - 1) % 2**64
 
 
-def _response_format(value: Any) -> Mapping[str, Any] | None:
+def _response_format(key: str, value: Any) -> Mapping[str, Any] | None:
     if not isinstance(value, Mapping):
-        _refuse("response_format", value, "a mapping")
+        _refuse(key, value, "a mapping")
     kind = value.get("type", "text" if not value else None)
     if kind == "text":
         return None
     if kind not in ("json_object", "json_schema"):
-        _refuse("response_format type", kind, "'text', 'json_object' or 'json_schema'")
+        _refuse(f"the type of {key}", kind, "'text', 'json_object' or 'json_schema'")
     schema = value.get("json_schema")
     if not schema:
         return {"type": kind}
@@ -350,12 +303,33 @@ def _response_format(value: Any) -> Mapping[str, Any] | None:
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            reason = f"json_schema of response_format is not valid JSON: {error}"
+            reason = f"json_schema of {key} is not valid JSON: {error}"
             raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason) from error
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _integer(key: str, value: Any, low: int, high: int | None = None) -> int:
+def _neutral(key: str, value: Any) -> Any:
+    if not isinstance(value, (int, float)) or value != 1:
+        _refuse(key, value, "1: there is no beam search")
+    return value
+
+
+def _no_adapter(key: str, value: Any) -> str:
+    if not isinstance(value, str) or value:
+        reason = f"{key} is {reprlib.repr(value)}; LoRA adapters are not supported yet"
+        raise AsError(AsStatus.ALLSPARK_LORA_NOT_FOUND, reason)
+    return value
+
+
+def _no_multimedia(key: str, value: Any) -> NoReturn:
+    _refuse(key, value, "unset: images and audio are not supported yet")
+
+
+def _ignored(_key: str, value: Any) -> Any:
+    return value
+
+
+def _integer(key: str, value: Any, low: int = 0, high: int | None = None) -> int:
     """`value` as an integer in this range."""
     try:
         number = low - 1 if isinstance(value, bool) else operator.index(value)
@@ -385,3 +359,38 @@ def _flag(key: str, value: Any) -> bool:
 
 def _refuse(key: str, value: object, limit: str) -> NoReturn:
     raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, f"{key} is {reprlib.repr(value)}; it must be {limit}")
+
+
+#: The keys of a generation configuration: the value of a key that is not set, and the check of one that is.
+_PARAMETERS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
+    "do_sample": (True, _flag),
+    "num_beams": (1, _neutral),
+    "num_return_sequences": (1, _neutral),
+    "temperature": (1.0, _number),
+    "top_k": (50, _integer),
+    "top_p": (1.0, partial(_number, low=0.0, high=1.0)),
+    "max_length": (20, partial(_integer, low=1)),
+    "min_length": (0, _integer),
+    "early_stopping": (True, _flag),
+    "eos_token_id": (None, _eos_token_ids),
+    "stop_words_ids": ((), _sequences),
+    "bad_words_ids": ((), _sequences),
+    "no_repeat_ngram_size": (0, _integer),
+    "repetition_penalty": (1.0, partial(_number, low=0.0, high=2.0)),
+    "presence_penalty": (0.0, partial(_number, low=-2.0, high=2.0)),
+    "frequency_penalty": (0.0, partial(_number, low=-2.0, high=2.0)),
+    "suppress_repetition_in_generation": (False, _flag),
+    "length_penalty": (1.0, _neutral),
+    "seed": (None, _seed),
+    "logprobs": (False, _flag),
+    "top_logprobs": (0, partial(_integer, low=-(2**63))),  # its range matters with `logprobs` only
+    "lora_name": ("", _no_adapter),
+    "mm_info": (None, _no_multimedia),
+    "response_format": (None, _response_format),
+    "enable_tensors_from_model_inference": (False, _flag),
+    # Of DashInfer's guided decoding and logs.
+    "vocab": (None, _ignored),
+    "vocab_type": (None, _ignored),
+    "uuid": (None, _ignored),
+}
+_DEFAULTS = {key: default for key, (default, _check) in _PARAMETERS.items()}
