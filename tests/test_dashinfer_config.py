@@ -164,6 +164,7 @@ def test_compute_unit_has_the_documented_text(device: Any, ids: list[int] | None
         lambda builder: builder.compute_unit("cuda", [-1]),
         lambda builder: builder.compute_unit("cuda", []),
         lambda builder: builder.max_length("long"),
+        lambda builder: builder.max_length("9" * 5000),
         lambda builder: builder.max_batch(""),
         lambda builder: builder.max_batch(float("nan")),
         lambda builder: builder.kv_cache_mode("int8"),

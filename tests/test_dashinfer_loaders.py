@@ -98,15 +98,19 @@ def test_serialised_files_have_the_documented_names_and_bits(tiny_model: Path, t
     assert logits(output / "org_m.asparam") == logits(tiny_model)
 
 
-def test_second_serialisation_is_skipped_if_both_files_exist(tiny_model: Path, tmp_path: Path) -> None:
+def test_second_serialisation_is_skipped_if_both_files_exist(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def serialise(**arguments: Any) -> list[tuple[int, int]]:
-        loader = HuggingFaceModel(tiny_model, "m", **arguments).load_model()
+        loader = HuggingFaceModel(**{"hf_model_path": tiny_model, "name": "m", **arguments}).load_model()
         loader.serialize_to_path(None, tmp_path, skip_if_exists=True)
         paths = (tmp_path / "m.asgraph", tmp_path / "m.asparam")
         return [(path.stat().st_ino, path.stat().st_mtime_ns) for path in paths]
 
     first = serialise()
     assert serialise() == first
+    monkeypatch.chdir(tiny_model.parent)
+    assert serialise(hf_model_path=tiny_model.name) == first
     other_type = serialise(user_set_data_type="bfloat16")
     assert other_type != first
     assert serialise(user_set_data_type="bfloat16") == other_type
@@ -116,6 +120,15 @@ def test_second_serialisation_is_skipped_if_both_files_exist(tiny_model: Path, t
     (tmp_path / "m.asgraph").write_text("")
     assert serialise(user_set_data_type="bfloat16")
     assert model_files.ModelFiles.named(tmp_path, "m").read().weights == "m.asparam"
+
+
+def test_serialisation_is_repeated_after_the_model_changes(tmp_path: Path) -> None:
+    def serialise(seed: int) -> bytes:
+        model = write_checkpoint(tmp_path / "model", make_config("llama"), seed=seed)
+        HuggingFaceModel(model, "m").load_model().serialize_to_path(None, tmp_path, skip_if_exists=True)
+        return logits(tmp_path / "m.asparam")
+
+    assert serialise(0) != serialise(1)
 
 
 def test_failed_serialisation_leaves_no_graph(

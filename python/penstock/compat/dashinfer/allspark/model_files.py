@@ -43,7 +43,9 @@ class Conversion:
     """The settings that determine the files of a serialised model."""
 
     source: str
-    """The path or hub id of the model."""
+    """The absolute path of the model."""
+    source_modified: int = 0
+    """The time of the last change of its weights, in nanoseconds."""
     data_type: str = "auto"
     quantization: Any = "auto"
     config_overrides: dict[str, Any] = field(default_factory=dict)
@@ -144,7 +146,7 @@ class ModelFiles:
         return graph.penstock == penstock.__version__ and graph.conversion == conversion
 
     def write(self, model: str, conversion: Conversion) -> None:
-        """Convert `model`, a path or hub id, to these files.
+        """Convert `model` to these files.
 
         Existing files are replaced. A failure or a crash leaves no `.asgraph`. Raises `PenstockError` and
         `OSError`.

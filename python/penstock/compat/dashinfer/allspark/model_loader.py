@@ -182,8 +182,8 @@ class HuggingFaceModel(LLM):
         With `enable_quant` the weights are quantised as `init_quantization` describes; whether products
         read quantised activations depends on those settings, not on `weight_only_quant`. With
         `skip_if_exists` nothing is written if both files are complete and were written by this version, from
-        the same path and with the same settings. The files fit any number of NUMA nodes (`multinode_mode`).
-        `lora_cfg` is refused.
+        the same unchanged files and with the same settings. The files fit any number of NUMA nodes
+        (`multinode_mode`). `lora_cfg` is refused.
 
         A failure leaves no `.asgraph`. Raises `ModelSerializerException` and `ValueError`.
         """
@@ -248,8 +248,12 @@ class HuggingFaceModel(LLM):
         if enable_quant and (customized_quant_config or self._settings is None):
             self.init_quantization(customized_quant_config=customized_quant_config)
         quantization = self._settings.quantization if enable_quant and self._settings else "auto"
+        metadata = self._loaded()
+        with self._errors():
+            modified = max((Path(file).stat().st_mtime_ns for file in metadata["files"]), default=0)
         return Conversion(
-            source=str(self._loaded()["path"]),
+            source=str(Path(metadata["path"]).resolve()),
+            source_modified=modified,
             data_type=self._data_type,
             quantization=quantization,
             config_overrides=self._overrides,

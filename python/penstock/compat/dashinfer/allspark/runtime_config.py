@@ -23,6 +23,7 @@ from penstock.compat.dashinfer.allspark.model_files import ModelFiles
 from penstock.compat.dashinfer.allspark.values import (
     parse_compute_unit,
     read_mapping,
+    shown,
     to_enum,
     to_integer,
 )
@@ -279,18 +280,18 @@ def _converted(name: str, value: object) -> object:
         return to_enum(name, _ENUMS[name], value)
     if isinstance(default, bool):
         if not isinstance(value, bool):
-            message = f"{name} is {value!r}; it must be True or False"
+            message = f"{name} is {shown(value)}; it must be True or False"
             raise ValueError(message)
         return value
     if isinstance(default, int):
         return to_integer(name, value)
     if name == "lora_names":
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            message = f"{name} is {value!r}; it must be a list of names"
+            message = f"{name} is {shown(value)}; it must be a list of names"
             raise ValueError(message)
         return list(value)
     if not isinstance(value, str):
-        message = f"{name} is {value!r}; it must be text"
+        message = f"{name} is {shown(value)}; it must be text"
         raise ValueError(message)
     return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,12 +18,19 @@ _COMPUTE_UNIT = re.compile(r"(?P<device>[a-zA-Z_]+)(:(?P<ids>[0-9]{1,5}(,[0-9]{1
 AnyEnum = TypeVar("AnyEnum", bound=Enum)
 
 
+def shown(value: object) -> str:
+    """A value in an error message, which is shortened if it is long."""
+    return reprlib.repr(value)
+
+
 def parse_compute_unit(text: str) -> tuple[TargetDevice, list[int]]:
     """The device and ids of a text such as `CUDA:0,1`. Raises `ValueError`."""
     match = _COMPUTE_UNIT.fullmatch(text) if isinstance(text, str) else None
     device = TargetDevice.__members__.get(match["device"].upper()) if match else None
     if match is None or device is None:
-        message = f"compute_unit is {text!r}; it must be a device with ids: CUDA:0,1, CPU:0 or CPU_NUMA:0,1"
+        message = (
+            f"compute_unit is {shown(text)}; it must be a device with ids: CUDA:0,1, CPU:0 or CPU_NUMA:0,1"
+        )
         raise ValueError(message)
     return device, [int(item) for item in (match["ids"] or "0").split(",")]
 
@@ -62,7 +70,7 @@ def to_integer(name: str, value: object) -> int:
             return int(value)
     except ValueError:
         pass
-    message = f"{name} is {value!r}; it must be an integer"
+    message = f"{name} is {shown(value)}; it must be an integer"
     raise ValueError(message)
 
 
@@ -75,5 +83,5 @@ def to_enum(name: str, kind: type[AnyEnum], value: object) -> AnyEnum:
         for member in kind.__members__:
             if member.lower() == wanted:
                 return kind[member]
-    message = f"{name} is {value!r}; it must be one of {', '.join(kind.__members__)}"
+    message = f"{name} is {shown(value)}; it must be one of {', '.join(kind.__members__)}"
     raise ValueError(message)
