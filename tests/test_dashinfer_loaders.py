@@ -125,6 +125,7 @@ def test_second_serialisation_is_skipped_if_both_files_exist(
 def test_serialisation_is_repeated_after_the_model_changes(tmp_path: Path) -> None:
     def serialise(seed: int) -> bytes:
         model = write_checkpoint(tmp_path / "model", make_config("llama"), seed=seed)
+        os.utime(model / "model.safetensors", (seed, seed))
         HuggingFaceModel(model, "m").load_model().serialize_to_path(None, tmp_path, skip_if_exists=True)
         return logits(tmp_path / "m.asparam")
 
