@@ -49,6 +49,8 @@ def test_wheel_is_abi3_and_holds_the_expected_files(wheel: Path) -> None:
     assert "-cp311-abi3-" in wheel.name
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"penstock/__init__.py", "penstock/_core.pyi", "penstock/py.typed"} <= names
+    assert "penstock/compat/dashinfer/allspark/__init__.py" in names
+    assert not any("aliases" in name for name in names)
     assert any(name.startswith("penstock/_core") and name.endswith(".so") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests/") or name.endswith(".gguf") for name in names)
