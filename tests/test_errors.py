@@ -95,6 +95,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("spaces_between_special_tokens", value) for value in (0, "no")],
     *[("output_logits", value) for value in ("some", "", True, ["all"])],
     *[("output_hidden_states", value) for value in ("some", "", True)],
+    *[("output_embeddings", value) for value in ("some", "", True)],
     *[("bad_token_sequences", value) for value in (*BAD_SEQUENCES[:5], [[1] * 65], [[1]] * 1025)],
     *[("eos_token_ids", value) for value in BAD_IDS],
     *[("logits_processors", value) for value in (print, [3], [None], [print] * 17, "print")],

@@ -66,6 +66,7 @@ MIXES: list[tuple[Any, dict[str, Any]]] = [
     (TEXT, {"echo": True, "prompt_logprobs": 1, "seed": 16}),
     (PROMPT, {"output_logits": "generation", "max_tokens": 5, "seed": 17}),
     (TEXT, {"output_hidden_states": "all", "max_tokens": 3, "seed": 18}),
+    (TEXT, {"output_embeddings": "all", "max_tokens": 9, "seed": 18}),
     (TEXT, {"output_logits": "prompt", "max_tokens": 2, "temperature": 0.0}),
     (TEXT, {"logits_processors": [halve, double], "seed": 19}),
     (TEXT, {"regex": "[a-f]{3,9}(-[0-9]+)?", "seed": 20}),
@@ -118,6 +119,7 @@ def bits_of(result: penstock.Result) -> tuple[Any, ...]:
             tuple((call.name, call.arguments) for call in choice.tool_calls),
             bytes_of(choice.logits),
             bytes_of(choice.hidden_states),
+            bytes_of(choice.embeddings),
         )
         for choice in result.choices
     )

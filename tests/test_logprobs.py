@@ -14,6 +14,7 @@ import pytest
 import penstock
 from api_support import PROMPT, make_engine
 from support import hooks
+from support.running import random_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.anyio
 
 LENGTH = len(PROMPT)
 SEED = 7
+#: The width of each kind of tensor.
+WIDTHS = {"logits": 5, "hidden_states": 3, "embeddings": 2}
 PARAMS = penstock.SamplingParams(max_tokens=6, seed=SEED, ignore_eos=True)
 
 
@@ -72,7 +75,7 @@ async def test_prompt_tokens_except_the_first_have_logprobs(engine: penstock.Eng
     assert plain.prompt_top_logprobs is None
 
 
-@pytest.mark.parametrize("name", ["logits", "hidden_states"])
+@pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("length", [1, 4, 100])
 @pytest.mark.parametrize("n", [1, 3])
 async def test_tensor_rows_match_the_requested_positions(
@@ -85,16 +88,15 @@ async def test_tensor_rows_match_the_requested_positions(
         for choice in result.choices:
             array = rows(getattr(choice, name))
             assert array.dtype == np.float32
-            assert array.shape == (last - first, 5 if name == "logits" else 3)
+            assert array.shape == (last - first, WIDTHS[name])
             assert array[:, 0].tolist() == list(range(first, last))
             is_own = np.arange(first, last) >= length - 1
             own_seed = SEED if extent == "prompt" else choice.seed
             assert array[:, 1].tolist() == np.where(is_own, own_seed, SEED).tolist()
-        assert (result.logits is None) == (name != "logits")
-        assert (result.hidden_states is None) == (name == "logits")
+        assert [getattr(result, other) is None for other in WIDTHS] == [other != name for other in WIDTHS]
 
 
-@pytest.mark.parametrize("name", ["logits", "hidden_states"])
+@pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("extent", ["prompt", "generation", "all"])
 @pytest.mark.parametrize("is_late", [False, True], ids=["live", "late"])
 async def test_chunks_have_the_rows_of_their_tokens(
@@ -105,8 +107,7 @@ async def test_chunks_have_the_rows_of_their_tokens(
     if is_late:
         await request.result()
     chunks = [chunk async for chunk in request]
-    other = "hidden_states" if name == "logits" else "logits"
-    assert all(getattr(chunk, other) is None for chunk in chunks)
+    assert all(getattr(chunk, other) is None for chunk in chunks for other in WIDTHS if other != name)
     result = await request.result()
     for choice in result.choices:
         own = [chunk for chunk in chunks if chunk.index == choice.index]
@@ -165,6 +166,56 @@ async def test_cancelled_request_has_the_rows_of_its_tokens(engine: penstock.Eng
     for choice in (await request.result()).choices:
         assert choice.finish_reason in {"cancelled", "length"}
         assert len(rows(choice.hidden_states)) == LENGTH - 1 + len(choice.token_ids)
+
+
+@pytest.mark.parametrize("extent", ["prompt", "generation", "all"])
+async def test_embeddings_are_those_of_the_input_tokens(tiny_model: Path, extent: str) -> None:
+    table = np.frombuffer(hooks.tensor(tiny_model, "model.embed_tokens.weight"), np.float32).reshape(512, -1)
+    prompt = random_prompt(40)
+    params = PARAMS.replace(temperature=1.0, n=2, max_tokens=20)
+    options: Any = {"output_embeddings": extent}
+    async with make_engine(tiny_model, dtype="float32", max_num_batched_tokens=16) as engine:
+        await engine.generate(prompt, params)  # nothing of the prompt is taken from the prefix cache
+        request = await engine.start_request(prompt, params, **options)
+        chunks = [chunk async for chunk in request]
+        result = await request.result()
+    first = 0 if extent != "generation" else len(prompt) - 1
+    last = len(prompt) if extent == "prompt" else len(prompt) + 20 - 1
+    for choice in result.choices:
+        expected = table[[*prompt, *choice.token_ids][first:last]]
+        assert rows(choice.embeddings).tobytes() == expected.tobytes()
+    parts = [rows(chunk.embeddings) for chunk in chunks if chunk.index == 0]
+    assert np.concatenate(parts).tobytes() == rows(result.embeddings).tobytes()
+
+
+async def test_embeddings_come_once_despite_preemption(tiny_model: Path) -> None:
+    table = np.frombuffer(hooks.tensor(tiny_model, "model.embed_tokens.weight"), np.float32).reshape(512, -1)
+    params = PARAMS.replace(temperature=1.0, max_tokens=70)
+    prompts = [random_prompt(30, seed=seed) for seed in range(6)]
+    async with make_engine(tiny_model, dtype="float32", kv_cache_blocks=16) as engine:
+        for _ in range(20):  # until the requests arrive fast enough to need more memory
+            batch = engine.generate_many(prompts, params, output_embeddings="all", concurrency=6)
+            results = [item.result async for item in batch]
+            if engine.stats().preemptions > 0:
+                break
+        assert engine.stats().preemptions > 0
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result is not None
+        expected = table[[*prompt, *result.token_ids[:-1]]]
+        assert rows(result.embeddings).tobytes() == expected.tobytes()
+
+
+async def test_tensors_share_the_limit_of_a_request(tiny_model: Path) -> None:
+    async with make_engine(tiny_model, max_output_bytes=64 * 1024) as engine:
+        hidden_size = rows((await engine.generate(PROMPT, PARAMS, output_embeddings="all")).embeddings).shape[
+            1
+        ]
+        most = 64 * 1024 // 4 // hidden_size // 2
+        options: Any = {"output_embeddings": "generation", "output_hidden_states": "generation"}
+        await engine.generate(PROMPT, PARAMS, max_tokens=most, **options)
+        with pytest.raises(penstock.InvalidRequestError, match="tensors and logprobs would take") as caught:
+            await engine.generate(PROMPT, PARAMS, max_tokens=most + 1, **options)
+        assert caught.value.field in options
 
 
 async def test_logits_and_hidden_states_match_transformers(tiny_model: Path) -> None:

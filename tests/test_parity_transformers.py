@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+import penstock
 from support.checkpoints import in_old_format, make_config, write_checkpoint
 from support.oracle import Oracle, assert_close, assert_greedy, load_oracle
 from support.running import compute_logits, generate_greedily, random_prompt
@@ -157,6 +159,19 @@ def test_dynamic_rope_follows_the_current_length(prompt_length: int, tmp_path: P
 def test_half_precision_weights_compute_as_in_float32(family: str, dtype: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, make_config(family, dtype=dtype))
     check(checkpoint, kv_cache_dtype="float32")
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_input_embeddings_are_those_of_transformers(family: str, dtype: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, make_config(family, dtype=dtype, tie_word_embeddings=True))
+    prompt = random_prompt(70)
+    with penstock.Engine(checkpoint, threads=2, max_num_batched_tokens=32) as engine:
+        result = engine.blocking.generate(
+            prompt, max_tokens=8, ignore_eos=True, temperature=0.0, output_embeddings="all"
+        )
+    theirs = load_oracle(checkpoint).embeddings([*prompt, *result.token_ids[:-1]])
+    assert np.asarray(result.embeddings).tobytes() == theirs.tobytes()
 
 
 def test_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_dict_has_no_tensors(engine: penstock.Engine) -> None:
     options: penstock.SamplingParams = SHORT.replace(output_logits="all", output_hidden_states="generation")
     result = engine.blocking.generate(PROMPT, options)
     assert result.logits is not None
-    assert not {"logits", "hidden_states"} & written(result.choices[0]).keys()
+    assert not {"logits", "hidden_states", "embeddings"} & written(result.choices[0]).keys()
 
 
 def test_usage_has_the_total_of_tokens() -> None:
@@ -103,7 +103,7 @@ def test_every_value_class_has_a_dict(engine: penstock.Engine) -> None:
     for value in (engine.info, stats, stats.queue_time, health, engine.profile()[0], score, chunk):
         dict_ = written(value)
         names = {name for name, item in _properties(value)}
-        tensors = {"logits", "hidden_states"} if value is chunk else set()
+        tensors = {"logits", "hidden_states", "embeddings"} if value is chunk else set()
         assert tensors <= names
         assert dict_.keys() == names - tensors
     assert written(engine.info)["memory"] == engine.info.memory.to_dict()

@@ -124,9 +124,9 @@ class EngineConfig:
     - `block_size`: Number of tokens in a block of the KV cache. Range: 16, 32, 64, 128. Default: 16.
     - `kv_cache_dtype`: Type of the KV cache. `"int8"` and `"uint4"` have scales for each token and head.
       Range: `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`, `"int8"`, `"uint4"`. Default: `dtype`.
-    - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
-      Further requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not
-      counted. Range: 1 to 2**63 - 1. Default: 4 GiB.
+    - `max_output_bytes`: Maximum size of the tensors and logprobs of unfinished requests. Further requests
+      that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not counted. Range: 1
+      to 2**63 - 1. Default: 4 GiB.
     - `kv_cache_bytes`: Size of the KV cache in bytes. Never larger than twice what `max_num_seqs`
       sequences of `max_model_len` tokens need. Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves
       if it is set, else a quarter of the remaining memory.
@@ -383,7 +383,7 @@ class EngineConfig:
 
     @property
     def max_output_bytes(self) -> int | None:
-        """Maximum size of the logits, hidden states and logprobs of unfinished requests.
+        """Maximum size of the tensors and logprobs of unfinished requests.
 
         Further requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not
         counted.
@@ -705,12 +705,17 @@ class SamplingParams:
     - `output_logits`: Return the raw logits of these positions. A `Tensor` of float32, shape `(positions,
       vocabulary_size)`. `"prompt"`: the positions of the prompt. `"generation"`: those that a token was
       sampled from, the first of which is the last one of the prompt. `"all"`: both. At most 1 GiB together
-      with `output_hidden_states` and with lists of more than 20 logprobs. Not allowed when `num_beams` is
-      above 1: beam search does not support it. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
+      with `output_hidden_states`, `output_embeddings` and lists of more than 20 logprobs. Not allowed when
+      `num_beams` is above 1: beam search does not support it. Range: `"prompt"`, `"generation"`, `"all"`.
+      Default: none.
     - `output_hidden_states`: Return the decoder's last hidden states, after its final norm, of these
       positions. A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed
       when `num_beams` is above 1: beam search does not support it. Range: `"prompt"`, `"generation"`,
       `"all"`. Default: none.
+    - `output_embeddings`: Return the decoder's input, the embeddings of the tokens at these positions. A
+      `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`: the last generated token
+      is at none of the positions, because no token was sampled from it. Not allowed when `num_beams` is
+      above 1: beam search does not support it. Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
     - `echo`: Begin `text` with the text of the prompt. Not allowed when `num_beams` is above 1: beam
       search does not support it. Default: `False`.
     - `skip_special_tokens`: Omit special tokens from `text`. Default: `True`.
@@ -781,6 +786,7 @@ class SamplingParams:
         logprobs_mode: Literal["raw", "processed"] | None = "raw",
         output_logits: Literal["prompt", "generation", "all"] | None = None,
         output_hidden_states: Literal["prompt", "generation", "all"] | None = None,
+        output_embeddings: Literal["prompt", "generation", "all"] | None = None,
         echo: bool | None = False,
         skip_special_tokens: bool | None = True,
         spaces_between_special_tokens: bool | None = False,
@@ -1209,8 +1215,9 @@ class SamplingParams:
 
         A `Tensor` of float32, shape `(positions, vocabulary_size)`. `"prompt"`: the positions of the
         prompt. `"generation"`: those that a token was sampled from, the first of which is the last one of
-        the prompt. `"all"`: both. At most 1 GiB together with `output_hidden_states` and with lists of
-        more than 20 logprobs. Not allowed when `num_beams` is above 1: beam search does not support it.
+        the prompt. `"all"`: both. At most 1 GiB together with `output_hidden_states`, `output_embeddings`
+        and lists of more than 20 logprobs. Not allowed when `num_beams` is above 1: beam search does not
+        support it.
 
         Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
         """
@@ -1220,6 +1227,17 @@ class SamplingParams:
         """Return the decoder's last hidden states, after its final norm, of these positions.
 
         A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed when
+        `num_beams` is above 1: beam search does not support it.
+
+        Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
+        """
+
+    @property
+    def output_embeddings(self) -> Literal["prompt", "generation", "all"] | None:
+        """Return the decoder's input, the embeddings of the tokens at these positions.
+
+        A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`: the last generated
+        token is at none of the positions, because no token was sampled from it. Not allowed when
         `num_beams` is above 1: beam search does not support it.
 
         Range: `"prompt"`, `"generation"`, `"all"`. Default: none.
@@ -1406,6 +1424,8 @@ class Chunk:
       has its own copy: it keeps no other rows in memory.
     - `hidden_states`: The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless
       requested. As in `logits`.
+    - `embeddings`: The rows of `Choice.embeddings` that belong to `token_ids`; `None` unless requested. As
+      in `logits`.
     """
 
     def __new__(
@@ -1423,6 +1443,7 @@ class Chunk:
         stop_reason: str | int | Sequence[int] | None,
         logits: Tensor | None,
         hidden_states: Tensor | None,
+        embeddings: Tensor | None,
     ) -> Chunk: ...
     @property
     def text(self) -> str:
@@ -1495,11 +1516,18 @@ class Chunk:
         As in `logits`.
         """
 
+    @property
+    def embeddings(self) -> Tensor | None:
+        """The rows of `Choice.embeddings` that belong to `token_ids`; `None` unless requested.
+
+        As in `logits`.
+        """
+
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that `json.dumps` accepts.
 
-        Infinite and NaN numbers are `None`. Without `logits`, `hidden_states`, which can have millions of
-        numbers.
+        Infinite and NaN numbers are `None`. Without `logits`, `hidden_states`, `embeddings`, which can
+        have millions of numbers.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -1722,6 +1750,8 @@ class Choice:
       `SamplingParams.output_logits`. With the scope `"prompt"` all choices share one array.
     - `hidden_states`: Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless
       requested. See `SamplingParams.output_hidden_states`.
+    - `embeddings`: Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless requested.
+      See `SamplingParams.output_embeddings`.
     """
 
     def __new__(
@@ -1742,6 +1772,7 @@ class Choice:
         tool_calls: Sequence[ToolCall],
         logits: Tensor | None,
         hidden_states: Tensor | None,
+        embeddings: Tensor | None,
     ) -> Choice: ...
     @property
     def index(self) -> int:
@@ -1828,11 +1859,18 @@ class Choice:
         See `SamplingParams.output_hidden_states`.
         """
 
+    @property
+    def embeddings(self) -> Tensor | None:
+        """Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless requested.
+
+        See `SamplingParams.output_embeddings`.
+        """
+
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that `json.dumps` accepts.
 
-        Infinite and NaN numbers are `None`. Without `logits`, `hidden_states`, which can have millions of
-        numbers.
+        Infinite and NaN numbers are `None`. Without `logits`, `hidden_states`, `embeddings`, which can
+        have millions of numbers.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -1975,6 +2013,13 @@ class Result:
         """Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless requested.
 
         See `SamplingParams.output_hidden_states`.
+        """
+
+    @property
+    def embeddings(self) -> Tensor | None:
+        """Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless requested.
+
+        See `SamplingParams.output_embeddings`.
         """
 
     def to_dict(self) -> dict[str, Any]:
@@ -2679,7 +2724,7 @@ class ModelInfo:
     - `max_num_batched_tokens`: Token budget of a step.
     - `max_waiting`: Maximum number of waiting requests; `None` without a bound.
     - `max_unfinished`: Maximum number of unfinished outputs, without paused ones.
-    - `max_output_bytes`: Maximum size of the logits, hidden states and logprobs of unfinished requests.
+    - `max_output_bytes`: Maximum size of the tensors and logprobs of unfinished requests.
     - `max_paused`: Maximum number of paused outputs.
     - `threads`: Number of compute threads.
     - `numa`: Placement of threads and memory; `None` without `numa_nodes`.
@@ -2785,7 +2830,7 @@ class ModelInfo:
 
     @property
     def max_output_bytes(self) -> int:
-        """Maximum size of the logits, hidden states and logprobs of unfinished requests."""
+        """Maximum size of the tensors and logprobs of unfinished requests."""
 
     @property
     def max_paused(self) -> int:

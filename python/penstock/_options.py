@@ -101,7 +101,7 @@ class EngineOptions(TypedDict, total=False):
     ]
     max_output_bytes: Annotated[
         int | None,
-        "Maximum size of the logits, hidden states and logprobs of unfinished requests. Default: 4 GiB.",
+        "Maximum size of the tensors and logprobs of unfinished requests. Default: 4 GiB.",
     ]
     kv_cache_bytes: Annotated[
         int | None,
@@ -357,6 +357,7 @@ class SamplingOptions(TypedDict, total=False):
     logprobs_mode: Literal["raw", "processed"] | None
     output_logits: Literal["prompt", "generation", "all"] | None
     output_hidden_states: Literal["prompt", "generation", "all"] | None
+    output_embeddings: Literal["prompt", "generation", "all"] | None
     echo: Annotated[
         bool | None,
         "Begin text with the text of the prompt. Default: False.",

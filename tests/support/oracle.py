@@ -33,6 +33,13 @@ class Oracle(NamedTuple):
             logits: NDArray[np.float32] = self.model(torch.tensor([token_ids])).logits[0].numpy()
         return logits
 
+    def embeddings(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """`[tokens, hidden]`: the rows of the embedding table."""
+        torch = import_torch()
+        with torch.inference_mode():
+            rows: NDArray[np.float32] = self.model.get_input_embeddings()(torch.tensor(token_ids)).numpy()
+        return rows
+
     def stepwise_logits(self, prompt: Sequence[int], output: Sequence[int]) -> NDArray[np.float32]:
         """`[len(output), vocabulary]`: logits as in generation, the prompt in one pass, then token by token.
 

@@ -72,9 +72,9 @@ pub enum StartError {
     /// The mailbox is full.
     #[error("the engine is overloaded: its mailbox is full; try again later")]
     Overloaded,
-    /// Too much memory is reserved for logits, hidden states and logprobs.
+    /// Too much memory is reserved for tensors and logprobs.
     #[error(
-        "{bytes} bytes of logits, hidden states and logprobs do not fit: open requests have reserved {reserved} of \
+        "{bytes} bytes of tensors and logprobs do not fit: open requests have reserved {reserved} of \
          max_output_bytes={limit}; try again later"
     )]
     OutputMemory {

@@ -1,4 +1,4 @@
-//! The memory for logits, hidden states and long lists of logprobs: bounded for all requests of an engine together, and
+//! The memory for tensors and long lists of logprobs: bounded for all requests of an engine together, and
 //! reserved from the start of a request until its consumers have received everything, or for a beam search.
 
 use std::sync::Arc;

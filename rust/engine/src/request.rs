@@ -69,7 +69,7 @@ pub struct Request {
     pub cache_salt: Option<Arc<str>>,
     /// Whether it pauses when its result queue is full, or has a queue for all its events.
     pub unread: Unread,
-    /// The most bytes that the logits, hidden states and logprobs of all its choices take; see
+    /// The most bytes that the tensors and logprobs of all its choices take; see
     /// [`Limits::max_output_bytes`](crate::Limits::max_output_bytes).
     pub output_bytes: usize,
 }
@@ -108,11 +108,12 @@ impl Request {
         let generated = |scope: Option<OutputScope>| {
             scope.filter(|scope| scope.has_generation()).map(|_| OutputScope::Generation)
         };
-        let RequestedOutputs { logits, hidden_states, .. } = self.outputs;
+        let RequestedOutputs { logits, hidden_states, embeddings, .. } = self.outputs;
         RequestedOutputs {
             prompt_logprobs: None,
             logits: generated(logits),
             hidden_states: generated(hidden_states),
+            embeddings: generated(embeddings),
             ..self.outputs
         }
     }
@@ -239,6 +240,8 @@ pub struct TokenDetails {
     pub logits: Vec<f32>,
     /// The last hidden state, after the final norm.
     pub hidden_state: Vec<f32>,
+    /// The embedding of the token at the position.
+    pub embedding: Vec<f32>,
 }
 
 /// An event that a consumer receives: `Admitted`, any number of `Prompt`, any number of `Token`, and `Finished`; or

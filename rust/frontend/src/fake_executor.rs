@@ -1,7 +1,7 @@
 //! An executor without a model, for tests. Its outputs follow rules that tests know, so that they can be compared bit by bit.
 //!
 //! The token after `position` is `position + seed`. The log probability of a token is -0.01 times its position, the most likely
-//! tokens are the ids from 0, and rows of logits and hidden states start with the position and the seed.
+//! tokens are the ids from 0, and rows of tensors start with the position and the seed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -95,5 +95,6 @@ fn details(
         top: (0..num_top.unwrap_or(0)).map(|id| (id, id as f32 * -0.5)).collect(),
         logits: values(request.outputs.logits, 5),
         hidden_state: values(request.outputs.hidden_states, 3),
+        embedding: values(request.outputs.embeddings, 2),
     }))
 }

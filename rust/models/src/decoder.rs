@@ -52,7 +52,8 @@ pub struct Workspace<B: Backend> {
     output_attended: B::Operand,
     /// Whether the output rows of the last step are all its rows: their residual stream is `hidden`.
     outputs_all: bool,
-    /// The last hidden states of the output rows, after [`Decoder::hidden_states`].
+    /// The last hidden states of the output rows, after [`Decoder::hidden_states`]; their embeddings after
+    /// [`Decoder::embeddings`].
     pub hidden_states: B::Buffer,
     /// The output of the last [`Decoder::logits`].
     pub logits: B::Buffer,
@@ -236,6 +237,20 @@ impl<B: Backend> Decoder<B> {
         w.outputs_all = outputs_all;
         let hidden = if outputs_all { &w.hidden } else { &w.output_hidden };
         backend.rms_norm_for(self.head(), outputs, hidden, &self.norm, epsilon, &mut w.operand) // [o, h]
+    }
+
+    /// Writes the embeddings of the output rows' tokens to `workspace.hidden_states`, before [`forward`](Self::forward).
+    pub fn embeddings(
+        &self,
+        backend: &mut B,
+        inputs: &StepInputs,
+        cache: &mut B::Cache,
+        workspace: &mut Workspace<B>,
+    ) -> Result<(), DeviceError> {
+        let w = workspace;
+        let step = backend.upload(inputs, &mut w.rope, &w.slots, cache)?;
+        backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?;
+        backend.gather(step, self.config.hidden_size, &w.hidden, &mut w.hidden_states)
     }
 
     fn head(&self) -> &B::Matrix {

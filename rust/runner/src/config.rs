@@ -35,7 +35,7 @@ pub struct EngineConfig {
     pub max_waiting: Option<usize>,
     /// Maximum number of unfinished sequences, without the paused ones; by default 65,536.
     pub max_unfinished: Option<usize>,
-    /// Maximum size of the logits, hidden states and logprobs of open requests in bytes; by default 4 GiB.
+    /// Maximum size of the tensors and logprobs of open requests in bytes; by default 4 GiB.
     pub max_output_bytes: Option<usize>,
     /// Maximum number of paused sequences; by default 4096.
     pub max_paused: Option<usize>,

@@ -75,6 +75,8 @@ pub(crate) struct LogitsRows {
     entries: Vec<usize>,
     /// Number of entries with results.
     num_recorded: usize,
+    /// The embeddings of rows that report them, in row order.
+    embeddings: Vec<(usize, Vec<f32>)>,
     /// The sequence of each row in the plan.
     sequences: Vec<RowSequence>,
     /// The sampled ids of one row of the plan.
@@ -94,10 +96,11 @@ impl LogitsRows {
 
     /// Removes all rows and keeps the memory.
     pub fn clear(&mut self) {
-        let Self { rows, results, entries, num_recorded, sequences, ids: _ } = self;
+        let Self { rows, results, entries, num_recorded, embeddings, sequences, ids: _ } = self;
         rows.clear();
         results.clear();
         entries.clear();
+        embeddings.clear();
         sequences.clear();
         *num_recorded = 0;
     }
@@ -169,6 +172,16 @@ impl LogitsRows {
         self.rows[index]
     }
 
+    /// The number of rows.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Keeps the embedding of the row at `index` for its result. The rows come in order.
+    pub fn push_embedding(&mut self, index: usize, embedding: Vec<f32>) {
+        self.embeddings.push((index, embedding));
+    }
+
     /// The slots that sample a token, each with its drafts.
     pub fn sampled_slots(&self) -> impl Iterator<Item = (usize, impl Iterator<Item = u32>)> {
         let is_first = |row: &LogitsRow| matches!(row.kind, Kind::Sample { position: 0, .. });
@@ -232,11 +245,19 @@ impl LogitsRows {
         slots: &mut [HostSlot],
         vocabulary: usize,
     ) {
-        let mut rows = self.rows.iter().zip(self.results.drain(..)).peekable();
+        let mut rows = self.rows.iter().zip(self.results.drain(..)).enumerate().peekable();
+        let mut embeddings = self.embeddings.drain(..).peekable();
         for (scheduled, row) in plan.rows.iter().enumerate() {
             let (first_position, first_token) = (output.positions.len(), output.sampled.len());
             let mut without_candidates = None;
-            while let Some((row, result)) = rows.next_if(|(row, _)| row.scheduled == scheduled) {
+            while let Some((index, (row, mut result))) =
+                rows.next_if(|(_, (row, _))| row.scheduled == scheduled)
+            {
+                if let Some((_, embedding)) = embeddings.next_if(|(at, _)| *at == index)
+                    && let RowResult::Token(token) = &mut result
+                {
+                    token.details.get_or_insert_default().embedding = embedding;
+                }
                 match (result, row.kind) {
                     (RowResult::Token(Token { logprob, details, .. }), Kind::Prompt { .. }) => {
                         output.positions.push(PromptPosition { logprob, details });
@@ -295,7 +316,7 @@ pub(crate) fn allocate_details(
 ) -> Result<(), String> {
     if num_values >= refused || values.try_reserve_exact(num_values).is_err() {
         let bytes = num_values * size_of::<f32>();
-        return Err(format!("out of memory: {bytes} bytes for the requested logits or hidden states"));
+        return Err(format!("out of memory: {bytes} bytes for the requested tensors"));
     }
     values.resize(num_values, 0.0);
     Ok(())

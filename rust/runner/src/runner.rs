@@ -203,6 +203,7 @@ impl<B: Backend> Runner<B> {
         if !must_wait {
             self.start_masks(&flight.rows);
         }
+        self.read_embeddings(&mut flight.rows)?;
         let Self { backend, decoder, inputs, cache, workspace, .. } = self;
         match depth {
             Depth::AllLayers => decoder.forward(backend, inputs, cache, workspace)?,
@@ -354,13 +355,45 @@ impl<B: Backend> Runner<B> {
         })
     }
 
+    /// Reads the embeddings of the rows that report them. A request fails if the system has no memory for them.
+    fn read_embeddings(&mut self, rows: &mut LogitsRows) -> Result<(), DeviceError> {
+        let refused = self.refused_values();
+        let Self { backend, decoder, inputs, cache, workspace, slots, .. } = self;
+        let hidden_size = decoder.config().hidden_size;
+        let mut is_computed = false;
+        for index in 0..rows.len() {
+            let row = rows.row(index);
+            let slot = &mut slots[row.slot];
+            if !row.is_within(slot.outputs().embeddings) || slot.failure().is_some() {
+                continue;
+            }
+            if !std::mem::replace(&mut is_computed, true) {
+                decoder.embeddings(backend, inputs, cache, workspace)?;
+            }
+            let mut embedding = Vec::new();
+            match allocate_details(&mut embedding, hidden_size, refused) {
+                Ok(()) => {
+                    backend.download(&workspace.hidden_states, index * hidden_size, &mut embedding)?;
+                    rows.push_embedding(index, embedding);
+                }
+                Err(failure) => slot.fail(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of values from which on memory for the details of a row is refused.
+    fn refused_values(&self) -> usize {
+        #[cfg(feature = "testing")]
+        return self.refused_details.unwrap_or(usize::MAX);
+        #[cfg(not(feature = "testing"))]
+        return usize::MAX;
+    }
+
     /// Reads the raw logits and the last hidden states of the rows of a tile that report them. A request fails if the
     /// system has no memory for them.
     fn read_details(&mut self, tile: Range<usize>, rows: &mut LogitsRows) -> Result<(), DeviceError> {
-        #[cfg(feature = "testing")]
-        let refused = self.refused_details.unwrap_or(usize::MAX);
-        #[cfg(not(feature = "testing"))]
-        let refused = usize::MAX;
+        let refused = self.refused_values();
         let Self { backend, decoder, workspace, slots, spec, .. } = self;
         let hidden_size = decoder.config().hidden_size;
         let reports = |index| slots[rows.row(index).slot].outputs().hidden_states;

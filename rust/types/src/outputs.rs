@@ -27,13 +27,16 @@ pub struct RequestedOutputs {
     pub logits: Option<OutputScope>,
     /// The decoder's last hidden states, after its final norm.
     pub hidden_states: Option<OutputScope>,
+    /// The decoder's input: the embeddings of the tokens.
+    pub embeddings: Option<OutputScope>,
 }
 
 impl RequestedOutputs {
     /// Whether an output covers the prompt. The whole prompt is then computed, whatever the prefix cache holds.
     pub fn has_prompt(&self) -> bool {
         let covers = |scope: Option<OutputScope>| scope.is_some_and(OutputScope::has_prompt);
-        self.prompt_logprobs.is_some() || covers(self.logits) || covers(self.hidden_states)
+        let tensors = [self.logits, self.hidden_states, self.embeddings];
+        self.prompt_logprobs.is_some() || tensors.into_iter().any(covers)
     }
 }
 

@@ -20,7 +20,7 @@ pub struct Limits {
     pub max_waiting: usize,
     /// The most sequences that may wait or run, without the paused ones. A request counts once for each choice.
     pub max_unfinished: usize,
-    /// The most bytes that the logits, hidden states and logprobs of open requests may take together.
+    /// The most bytes that the tensors and logprobs of open requests may take together.
     pub max_output_bytes: usize,
     /// The most sequences that may be paused because their consumers do not read.
     pub max_paused: usize,

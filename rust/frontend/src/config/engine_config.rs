@@ -44,7 +44,7 @@ pub struct EngineConfig {
     pub block_size: Option<usize>,
     /// Type of the KV cache.
     pub kv_cache_dtype: Auto<KvDtype>,
-    /// Maximum size of the logits, hidden states and logprobs of unfinished requests.
+    /// Maximum size of the tensors and logprobs of unfinished requests.
     pub max_output_bytes: Option<usize>,
     /// Size of the KV cache in bytes.
     pub kv_cache_bytes: Option<u64>,

@@ -46,6 +46,7 @@ pub struct ChoiceOutput {
     pub prompt_top_logprobs: Vec<TopLogprobs>,
     pub logits: PositionTensors,
     pub hidden_states: PositionTensors,
+    pub embeddings: PositionTensors,
     /// `None` after the end.
     consumer: Option<Consumer>,
     stops: StopChecker,
@@ -69,6 +70,7 @@ impl ChoiceOutput {
             prompt_top_logprobs: Vec::new(),
             logits: PositionTensors::new(outputs.logits, request.prompt.len()),
             hidden_states: PositionTensors::new(outputs.hidden_states, request.prompt.len()),
+            embeddings: PositionTensors::new(outputs.embeddings, request.prompt.len()),
             consumer: Some(consumer),
             stops: StopChecker::new(Arc::clone(request), text.includes_stops()),
             text,
@@ -177,12 +179,14 @@ impl ChoiceOutput {
             tool_calls: parsed.calls.clone(),
             logits: self.logits.tensor(),
             hidden_states: self.hidden_states.tensor(),
+            embeddings: self.embeddings.tensor(),
         })
     }
 
     fn take_rows(&mut self, chunk: &mut Chunk) -> Result<(), String> {
         chunk.logits = self.logits.take()?;
         chunk.hidden_states = self.hidden_states.take()?;
+        chunk.embeddings = self.embeddings.take()?;
         Ok(())
     }
 
@@ -229,10 +233,11 @@ impl ChoiceOutput {
         }
     }
 
-    /// Stores logits and hidden states. If the system has no memory, this choice ends and no other.
+    /// Stores logits, hidden states and embeddings. If the system has no memory, this choice ends and no other.
     fn push_rows(&mut self, details: &TokenDetails) {
         let pushed = self.logits.push(&details.logits);
         let pushed = pushed.and_then(|()| self.hidden_states.push(&details.hidden_state));
+        let pushed = pushed.and_then(|()| self.embeddings.push(&details.embedding));
         if let Err(reason) = pushed {
             self.end_as(ChoiceEnd::Failed(reason));
         }

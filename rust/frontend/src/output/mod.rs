@@ -5,7 +5,7 @@
 //!                                 ├─ TokenOutput     tokens, logprobs, text so far
 //!                                 ├─ OutputText      detokenisation, stop strings, parsing
 //!                                 ├─ StopChecker     when the output ends
-//!                                 └─ PositionTensors logits and hidden states
+//!                                 └─ PositionTensors logits, hidden states, embeddings
 //! ```
 //!
 //! A Listener receives for the requests of a port: only for those choices that have new events.

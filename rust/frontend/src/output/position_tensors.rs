@@ -1,4 +1,4 @@
-//! Logits or hidden states of a choice: one row per position, collected in one allocation.
+//! Logits, hidden states or embeddings of a choice: one row per position, collected in one allocation.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ impl PositionTensors {
 fn reserve(values: &mut Vec<f32>, num_values: usize) -> Result<(), String> {
     values.try_reserve(num_values).map_err(|_| {
         let bytes = (values.len() + num_values) * size_of::<f32>();
-        format!("out of memory: {bytes} bytes for the requested logits or hidden states")
+        format!("out of memory: {bytes} bytes for the requested tensors")
     })
 }
 

@@ -42,7 +42,7 @@ pub struct RequestState {
     pub num_choices: u64,
     /// Tokens of the prompt.
     pub prompt: Arc<[u32]>,
-    /// Whether logits or hidden states were requested.
+    /// Whether logits, hidden states or embeddings were requested.
     pub has_tensors: bool,
     started: Instant,
     state: Mutex<State>,
@@ -83,7 +83,7 @@ impl RequestState {
             choices.map(|(choice, (consumer, text))| ChoiceOutput::new(&request, choice, consumer, text));
         let choices = choices.collect();
         let prompt = Arc::clone(&request.prompt);
-        let RequestedOutputs { logits, hidden_states, .. } = request.outputs;
+        let RequestedOutputs { logits, hidden_states, embeddings, .. } = request.outputs;
         let state = State {
             choices,
             num_unfinished: num_choices,
@@ -95,7 +95,7 @@ impl RequestState {
             max_unread: engine.limits().queue_capacity,
             next_choice: 0,
         };
-        let has_tensors = logits.is_some() || hidden_states.is_some();
+        let has_tensors = [logits, hidden_states, embeddings].iter().any(Option::is_some);
         Ok(Self {
             id,
             num_choices: num_choices as u64,
@@ -268,7 +268,8 @@ impl State {
 
     fn complete(&mut self) {
         let completed = complete_tensors(&mut self.choices, |choice| &mut choice.logits)
-            .and_then(|()| complete_tensors(&mut self.choices, |choice| &mut choice.hidden_states));
+            .and_then(|()| complete_tensors(&mut self.choices, |choice| &mut choice.hidden_states))
+            .and_then(|()| complete_tensors(&mut self.choices, |choice| &mut choice.embeddings));
         if let Err(reason) = completed {
             self.choices[0].end = Some(ChoiceEnd::Failed(reason));
         }

@@ -31,6 +31,8 @@ pub struct Chunk {
     pub logits: Option<Arc<FloatArray>>,
     /// The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless requested.
     pub hidden_states: Option<Arc<FloatArray>>,
+    /// The rows of `Choice.embeddings` that belong to `token_ids`; `None` unless requested.
+    pub embeddings: Option<Arc<FloatArray>>,
 }
 
 /// A function call that the model requests.
@@ -114,6 +116,8 @@ pub struct Choice {
     pub logits: Option<Arc<FloatArray>>,
     /// Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless requested.
     pub hidden_states: Option<Arc<FloatArray>>,
+    /// Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless requested.
+    pub embeddings: Option<Arc<FloatArray>>,
 }
 
 /// The complete output of a request.

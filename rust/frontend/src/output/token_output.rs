@@ -93,6 +93,7 @@ impl TokenOutput {
             stop_reason: None,
             logits: None,
             hidden_states: None,
+            embeddings: None,
         };
         self.taken_text = self.text.len();
         self.taken_tokens = self.token_ids.len();

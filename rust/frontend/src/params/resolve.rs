@@ -194,6 +194,7 @@ impl SamplingParams {
         let sizes = [
             ("output_logits", values(self.output_logits, model.vocabulary_size)),
             ("output_hidden_states", values(self.output_hidden_states, model.hidden_size)),
+            ("output_embeddings", values(self.output_embeddings, model.hidden_size)),
             ("top_logprobs", listed(self.top_logprobs, generated)),
             ("prompt_logprobs", listed(self.prompt_logprobs, num_prompt)),
         ];
@@ -204,7 +205,7 @@ impl SamplingParams {
         match largest {
             Some((field, _)) if bytes > most => {
                 let limit = format!(
-                    "left out, or of fewer positions (max_tokens): logits, hidden states and logprobs would take \
+                    "left out, or of fewer positions (max_tokens): tensors and logprobs would take \
                      {bytes} bytes, the maximum is {most}"
                 );
                 Err(self.refuse(field, limit))
@@ -244,6 +245,7 @@ impl SamplingParams {
             processed_logprobs: self.logprobs_mode == LogprobsMode::Processed,
             logits: self.output_logits,
             hidden_states: self.output_hidden_states,
+            embeddings: self.output_embeddings,
         }
     }
 

@@ -99,6 +99,8 @@ pub struct SamplingParams {
     pub output_logits: Option<OutputScope>,
     /// Return the decoder's last hidden states, after its final norm, of these positions.
     pub output_hidden_states: Option<OutputScope>,
+    /// Return the decoder's input, the embeddings of the tokens at these positions.
+    pub output_embeddings: Option<OutputScope>,
     /// Begin `text` with the text of the prompt.
     pub echo: bool,
     /// Omit special tokens from `text`.
@@ -162,6 +164,7 @@ impl Default for SamplingParams {
             logprobs_mode: LogprobsMode::Raw,
             output_logits: None,
             output_hidden_states: None,
+            output_embeddings: None,
             echo: false,
             skip_special_tokens: true,
             spaces_between_special_tokens: false,
@@ -394,6 +397,11 @@ impl SamplingParams {
                 let field = Field::new("output_hidden_states");
                 self.output_hidden_states = Some(field.choice(value)?);
             }
+            ("output_embeddings", None) => self.output_embeddings = default().output_embeddings,
+            ("output_embeddings", Some(value)) => {
+                let field = Field::new("output_embeddings");
+                self.output_embeddings = Some(field.choice(value)?);
+            }
             ("echo", None) => self.echo = default().echo,
             ("echo", Some(value)) => {
                 let field = Field::new("echo");
@@ -502,6 +510,9 @@ impl SamplingParams {
         }
         if self.num_beams > 1 && self.output_hidden_states.is_some() {
             return Some(("output_hidden_states", "left out when num_beams is above 1: beam search does not support it".to_owned()));
+        }
+        if self.num_beams > 1 && self.output_embeddings.is_some() {
+            return Some(("output_embeddings", "left out when num_beams is above 1: beam search does not support it".to_owned()));
         }
         if self.num_beams > 1 && self.response_format.as_ref().is_some_and(ResponseFormat::is_constraint) {
             return Some(("response_format", "left out when num_beams is above 1: beam search does not support it".to_owned()));
@@ -629,6 +640,7 @@ impl SamplingParams {
             "logprobs_mode" => format!("{:?}", self.logprobs_mode),
             "output_logits" => self.output_logits.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "output_hidden_states" => self.output_hidden_states.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
+            "output_embeddings" => self.output_embeddings.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "echo" => format!("{:?}", self.echo),
             "skip_special_tokens" => format!("{:?}", self.skip_special_tokens),
             "spaces_between_special_tokens" => format!("{:?}", self.spaces_between_special_tokens),

@@ -207,6 +207,7 @@ impl BeamSearch {
             tool_calls: Vec::new(),
             logits: None,
             hidden_states: None,
+            embeddings: None,
         }
     }
 }

@@ -68,6 +68,7 @@ mod tests {
             tool_calls: Vec::new(),
             logits: None,
             hidden_states: None,
+            embeddings: None,
         })
     }
 

@@ -14,6 +14,7 @@ const ALL: RequestedOutputs = RequestedOutputs {
     processed_logprobs: false,
     logits: Some(OutputScope::All),
     hidden_states: Some(OutputScope::All),
+    embeddings: Some(OutputScope::All),
 };
 
 /// Raw logits of every position, computed without sampling.
@@ -85,6 +86,11 @@ fn only_requested_outputs_are_returned() {
                 .as_ref()
                 .map(|details| (details.top.len(), details.logits.len(), details.hidden_state.len()))
         };
+        let has_embedding = |details: &Option<Box<penstock_engine::TokenDetails>>| {
+            details.as_ref().is_some_and(|details| !details.embedding.is_empty())
+        };
+        assert!(!sequence.positions.iter().any(|position| has_embedding(&position.details)));
+        assert!(!sequence.tokens.iter().any(|token| has_embedding(&token.details)));
         let positions: Vec<_> = sequence.positions.iter().map(|position| lens(&position.details)).collect();
         let tokens: Vec<_> = sequence.tokens.iter().map(|token| lens(&token.details)).collect();
         (positions, tokens)
@@ -101,6 +107,55 @@ fn only_requested_outputs_are_returned() {
     assert_eq!(details(of_prompt), (vec![logits; 4], vec![logits, None]));
     let of_output = RequestedOutputs { hidden_states: Some(OutputScope::Generation), ..nothing };
     assert_eq!(details(of_output), (vec![], vec![hidden, hidden]));
+}
+
+#[test]
+fn embeddings_are_the_rows_of_the_table() {
+    let model = TinyModel::write();
+    let checkpoint = Checkpoint::open(model.path()).unwrap();
+    let table = checkpoint.tensor("model.embed_tokens.weight").unwrap();
+    let row_of = |token: u32| {
+        let mut row = vec![0.0; table.columns()];
+        table.read_rows(token as usize..token as usize + 1, &mut row);
+        row
+    };
+    let mut steps = Steps::of_four();
+    for (scope, first, last) in [
+        (OutputScope::Prompt, 0, 20),
+        (OutputScope::Generation, 19, 20 + 12 - 1),
+        (OutputScope::All, 0, 20 + 12 - 1),
+    ] {
+        let outputs = RequestedOutputs { embeddings: Some(scope), ..RequestedOutputs::default() };
+        let request = || Request { outputs, stop_token_ids: vec![], ..request(5, 20, 12) };
+        let whole = steps.run_plainly(request());
+        let inputs: Vec<u32> = whole.request.prompt.iter().copied().chain(whole.ids()).collect();
+        let details = whole.positions.iter().map(|position| &position.details);
+        let details = details.chain(whole.tokens.iter().map(|token| &token.details));
+        let rows: Vec<_> = details.filter_map(|details| Some(details.as_ref()?.embedding.clone())).collect();
+        let expected: Vec<_> = inputs[first..last].iter().map(|token| row_of(*token)).collect();
+        assert_eq!(rows, expected, "{scope:?}");
+        assert_eq!(bits_of(&steps.run(request(), 6, |_| vec![])), bits_of(&whole), "{scope:?} in chunks");
+    }
+}
+
+#[test]
+fn refused_memory_for_embeddings_ends_only_their_request() {
+    let mut steps = Steps::of_four();
+    let neighbour = || Request { stop_token_ids: vec![], ..request(17, 20, 6) };
+    let alone = steps.run_plainly(neighbour());
+    steps.refuse_details(64);
+    let embeddings = Some(OutputScope::All);
+    let outputs = RequestedOutputs { embeddings, ..RequestedOutputs::default() };
+    let mut refused = Sequence::new(Request { outputs, ..request(16, 20, 6) }, 3);
+    let mut other = Sequence::new(neighbour(), 1);
+    for _ in 0..6 {
+        let row = |sequence| Row { sequence, chunk: usize::MAX, drafts: vec![] };
+        steps.step(&mut [row(&mut refused), row(&mut other)]);
+    }
+    let failure = "out of memory: 256 bytes for the requested tensors";
+    assert_eq!(refused.failure.as_deref(), Some(failure));
+    assert!(refused.tokens.is_empty() && refused.positions.is_empty());
+    assert_eq!(bits_of(&other), bits_of(&alone));
 }
 
 #[test]
@@ -129,7 +184,7 @@ fn refused_memory_ends_only_the_request_that_needs_it() {
             steps.step(&mut [row(&mut refused), row(&mut other)]);
         }
         let bytes = VOCABULARY * size_of::<f32>();
-        let failure = format!("out of memory: {bytes} bytes for the requested logits or hidden states");
+        let failure = format!("out of memory: {bytes} bytes for the requested tensors");
         assert_eq!(refused.failure, Some(failure));
         assert!(refused.tokens.is_empty() && refused.positions.is_empty());
         assert_eq!(bits_of(&other), bits_of(&alone));

@@ -149,6 +149,7 @@ pub fn with_everything(number: usize, num_prompt: usize, max_tokens: usize) -> R
         processed_logprobs: number % 2 == 1,
         logits: Some(OutputScope::All),
         hidden_states: Some(OutputScope::All),
+        embeddings: Some(OutputScope::All),
     };
     let processors = vec![pulled(0.01), pulled(0.02)];
     Request { sampling, outputs, processors, min_tokens: 2, stop_token_ids: vec![50], ..plain }

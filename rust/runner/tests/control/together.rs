@@ -49,6 +49,7 @@ fn requests() -> impl Iterator<Item = Request> {
             processed_logprobs: every(4),
             hidden_states: every(8).then_some(OutputScope::Generation),
             logits: every(9).then_some(OutputScope::Generation),
+            embeddings: every(10).then_some(OutputScope::All),
             prompt_logprobs: every(3).then_some(number as u32 % 3),
         };
         let grammar = (number % 5 == 1).then(|| Arc::new(Thirds(Fault::Never)) as _);
