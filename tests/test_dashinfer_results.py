@@ -472,6 +472,16 @@ def test_repeated_prompt_is_read_from_the_prefix_cache(engine: Engine) -> None:
     assert statistics.prefix_cache_hit_token >= total
 
 
+def test_prefix_length_is_known_with_the_first_token(engine: Engine) -> None:
+    ids = [9 + index % 300 for index in range(200)]
+    lengths_of_prefix(engine, ids)
+    _handle, queue = start(engine, ids, {**GREEDY, "max_length": 500})
+    elements = queue.Get()
+    assert elements is not None
+    assert elements.prefix_cache_len == queue.RequestStatInfo()["context_cached_length"] == 192
+    assert len(read_all(queue)) + len(elements.ids_from_generate) == 300
+
+
 def test_prefix_length_is_zero_without_the_prefix_cache(tiny_model: Path) -> None:
     engine = Engine()
     install(engine, tiny_model, prefix_cache=False)

@@ -26,6 +26,10 @@ async def test_profile_counts_the_operations_of_each_step(tiny_model: Path) -> N
     assert rows["admit_slot"].calls == 1
     for row in rows.values():
         assert row.seconds > 0
+        average, rounding = row.seconds / row.calls, 1 + 1e-9
+        assert 0 < row.min_seconds <= average * rounding
+        assert average <= row.max_seconds * rounding
+        assert row.max_seconds <= row.seconds
         assert row.bytes > 0
         assert (row.flops is not None) == (row.operation in {"linear", "attention"})
     async with make_engine(tiny_model) as engine:

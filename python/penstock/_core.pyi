@@ -2657,6 +2657,8 @@ class ProfileRow:
     - `operation`: Name of the operation, such as `"linear"` or `"attention"`.
     - `calls`: Number of calls.
     - `seconds`: Time in all calls.
+    - `min_seconds`: Time in the shortest call.
+    - `max_seconds`: Time in the longest call.
     - `bytes`: Number of bytes of memory that the calls had to read and write.
     - `flops`: Floating-point operations of matrix products and attention; `None` for other operations.
     """
@@ -2667,6 +2669,8 @@ class ProfileRow:
         operation: str,
         calls: int,
         seconds: float,
+        min_seconds: float,
+        max_seconds: float,
         bytes: int,
         flops: int | None,
     ) -> ProfileRow: ...
@@ -2681,6 +2685,14 @@ class ProfileRow:
     @property
     def seconds(self) -> float:
         """Time in all calls."""
+
+    @property
+    def min_seconds(self) -> float:
+        """Time in the shortest call."""
+
+    @property
+    def max_seconds(self) -> float:
+        """Time in the longest call."""
 
     @property
     def bytes(self) -> int:

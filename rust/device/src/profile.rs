@@ -43,12 +43,23 @@ pub struct Profile {
     counters: [Counter; NAMES.len()],
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Counter {
     calls: AtomicU64,
     nanoseconds: AtomicU64,
+    /// The maximum before the first call.
+    shortest: AtomicU64,
+    longest: AtomicU64,
     bytes: AtomicU64,
     flops: AtomicU64,
+}
+
+impl Default for Counter {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        let shortest = AtomicU64::new(u64::MAX);
+        Self { calls: zero(), nanoseconds: zero(), shortest, longest: zero(), bytes: zero(), flops: zero() }
+    }
 }
 
 /// The totals of one operation.
@@ -60,6 +71,10 @@ pub struct ProfileRow {
     pub calls: u64,
     /// Time in all calls.
     pub seconds: f64,
+    /// Time in the shortest call.
+    pub min_seconds: f64,
+    /// Time in the longest call.
+    pub max_seconds: f64,
     /// Bytes of memory that the calls had to read and write.
     pub bytes: u64,
     /// Floating-point operations of matrix products and attention; `None` for other operations.
@@ -69,10 +84,13 @@ pub struct ProfileRow {
 impl Profile {
     /// The totals of each operation that was called, in the order of a step.
     pub fn rows(&self) -> Vec<ProfileRow> {
+        let seconds = |nanoseconds: &AtomicU64| nanoseconds.load(Relaxed) as f64 * 1e-9;
         let row = |(operation, counter): (&&'static str, &Counter)| ProfileRow {
             operation: (*operation).to_owned(),
             calls: counter.calls.load(Relaxed),
-            seconds: counter.nanoseconds.load(Relaxed) as f64 * 1e-9,
+            seconds: seconds(&counter.nanoseconds),
+            min_seconds: seconds(&counter.shortest),
+            max_seconds: seconds(&counter.longest),
             bytes: counter.bytes.load(Relaxed),
             flops: Some(counter.flops.load(Relaxed)).filter(|flops| *flops > 0),
         };
@@ -81,8 +99,11 @@ impl Profile {
 
     /// Sets all totals to zero.
     pub fn reset(&self) {
-        for Counter { calls, nanoseconds, bytes, flops } in &self.counters {
-            [calls, nanoseconds, bytes, flops].into_iter().for_each(|counter| counter.store(0, Relaxed));
+        for Counter { calls, nanoseconds, shortest, longest, bytes, flops } in &self.counters {
+            [calls, nanoseconds, longest, bytes, flops]
+                .into_iter()
+                .for_each(|counter| counter.store(0, Relaxed));
+            shortest.store(u64::MAX, Relaxed);
         }
     }
 
@@ -91,6 +112,8 @@ impl Profile {
         counter.calls.fetch_add(1, Relaxed);
         let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         counter.nanoseconds.fetch_add(nanoseconds, Relaxed);
+        counter.shortest.fetch_min(nanoseconds, Relaxed);
+        counter.longest.fetch_max(nanoseconds, Relaxed);
         counter.bytes.fetch_add(work.bytes, Relaxed);
         counter.flops.fetch_add(work.flops, Relaxed);
     }

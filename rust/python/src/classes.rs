@@ -387,10 +387,12 @@ value_class! {
 to_json! { WeightFormatInfo: module, format, group_size, symmetric, activations, count, bytes }
 
 value_class! {
-    PyProfileRow = ProfileRow, "ProfileRow", "ProfileRow(*, operation, calls, seconds, bytes, flops)\n--\n\nTotals of one operation of the device since the engine was opened, without its warm-up.\n\n- `operation`: Name of the operation, such as `\"linear\"` or `\"attention\"`.\n- `calls`: Number of calls.\n- `seconds`: Time in all calls.\n- `bytes`: Number of bytes of memory that the calls had to read and write.\n- `flops`: Floating-point operations of matrix products and attention; `None` for other operations.";
+    PyProfileRow = ProfileRow, "ProfileRow", "ProfileRow(*, operation, calls, seconds, min_seconds, max_seconds, bytes, flops)\n--\n\nTotals of one operation of the device since the engine was opened, without its warm-up.\n\n- `operation`: Name of the operation, such as `\"linear\"` or `\"attention\"`.\n- `calls`: Number of calls.\n- `seconds`: Time in all calls.\n- `min_seconds`: Time in the shortest call.\n- `max_seconds`: Time in the longest call.\n- `bytes`: Number of bytes of memory that the calls had to read and write.\n- `flops`: Floating-point operations of matrix products and attention; `None` for other operations.";
     operation: "Name of the operation, such as `\"linear\"` or `\"attention\"`.",
     calls: "Number of calls.",
     seconds: "Time in all calls.",
+    min_seconds: "Time in the shortest call.",
+    max_seconds: "Time in the longest call.",
     bytes: "Number of bytes of memory that the calls had to read and write.",
     flops: "Floating-point operations of matrix products and attention; `None` for other operations.",
     ;
@@ -400,7 +402,7 @@ value_class! {
     }
 }
 
-to_json! { ProfileRow: operation, calls, seconds, bytes, flops }
+to_json! { ProfileRow: operation, calls, seconds, min_seconds, max_seconds, bytes, flops }
 
 /// The open model and the sizes in effect.
 #[derive(Clone, Debug, PartialEq)]

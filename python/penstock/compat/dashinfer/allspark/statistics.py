@@ -191,12 +191,13 @@ def _rate(count: int, seconds: float) -> int:
 def profile_text(rows: Sequence[ProfileRow]) -> str:
     """A table of the operations of a profile, as `Engine.get_op_profiling_info` returns it."""
     total = sum(row.seconds for row in rows)
-    lines = [
-        "rank opname                count      ave_ms    total_ms percentage",
-        *(
-            f"{0:4} {row.operation:<20}{row.calls:>7}{row.seconds * 1e3 / max(row.calls, 1):>12.4f}"
-            f"{row.seconds * 1e3:>12.3f}{100 * row.seconds / (total or 1.0):>10.2f}%"
-            for row in rows
-        ),
-    ]
-    return "\n".join(["*** forward ***", *lines, "*** reshape ***", lines[0], "*** alloc ***", lines[0], ""])
+    head = "rank opname                count      min_ms      max_ms      ave_ms    total_ms percentage"
+    lines = ["*** forward ***", head]
+    for row in rows:
+        seconds = row.min_seconds, row.max_seconds, row.seconds / row.calls
+        times = "".join(f"{value * 1e3:>12.4f}" for value in seconds)
+        share = 100 * row.seconds / total
+        lines.append(
+            f"{0:4} {row.operation:<20}{row.calls:>7}{times}{row.seconds * 1e3:>12.3f}{share:>10.2f}%"
+        )
+    return "\n".join([*lines, "*** reshape ***", head, "*** alloc ***", head, ""])
