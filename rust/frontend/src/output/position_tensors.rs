@@ -135,22 +135,22 @@ mod tests {
             let mut other = PositionTensors::new(Some(OutputScope::Generation), 3);
             let (mut taken, mut taken_of_other) = (vec![], vec![]);
             for position in 0..5 {
-                rows.push(&row(position)).unwrap();
+                rows.push(&row(position)).expect("memory");
                 if position >= 2 {
-                    other.push(&row(position)).unwrap();
+                    other.push(&row(position)).expect("memory");
                 }
                 if position < num_taken_before {
-                    taken.extend(positions(rows.take().unwrap()));
+                    taken.extend(positions(rows.take().expect("memory")));
                     if position >= 2 {
-                        taken_of_other.extend(positions(other.take().unwrap()));
+                        taken_of_other.extend(positions(other.take().expect("memory")));
                     }
                 }
             }
-            complete(&mut [&mut rows, &mut other], 2).unwrap();
-            taken.extend(positions(rows.take().unwrap()));
-            taken_of_other.extend(positions(other.take().unwrap()));
+            complete(&mut [&mut rows, &mut other], 2).expect("memory");
+            taken.extend(positions(rows.take().expect("memory")));
+            taken_of_other.extend(positions(other.take().expect("memory")));
             assert_eq!((taken, taken_of_other), (vec![0, 1, 2, 3, 4], vec![2, 3, 4]));
-            assert_eq!(positions(rows.take().unwrap()), [0; 0]);
+            assert_eq!(positions(rows.take().expect("memory")), [0; 0]);
             assert_eq!(positions(rows.tensor()), [0, 1, 2, 3, 4]);
             assert_eq!(positions(other.tensor()), [0, 1, 2, 3, 4]);
         }
@@ -159,9 +159,9 @@ mod tests {
     #[test]
     fn rows_that_were_not_requested_are_not_taken() {
         let mut rows = PositionTensors::new(None, 3);
-        rows.push(&[]).unwrap();
+        rows.push(&[]).expect("memory");
         assert_eq!(rows.take(), Ok(None));
-        complete(&mut [&mut rows], 2).unwrap();
+        complete(&mut [&mut rows], 2).expect("memory");
         assert_eq!((rows.take(), rows.tensor()), (Ok(None), None));
     }
 }
