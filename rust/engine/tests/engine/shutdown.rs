@@ -116,6 +116,7 @@ fn shutdown_cancels_all_requests_from_several_threads() {
     let port = Port::with_condvar();
     let mut received: Vec<_> =
         requests(100).iter().map(|request| Received::start(&engine, request, &port)).collect();
+    eventually(|| engine.stats().running + engine.stats().waiting == 100); // a closed engine rejects what it has not seen
     let callers: Vec<_> = (0..4)
         .map(|_| {
             let engine = engine.clone();
