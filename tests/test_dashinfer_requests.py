@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import json
 import math
 from collections import Counter
@@ -114,6 +115,86 @@ def test_ids_of_a_wrong_kind_raise_value_error(engine: Engine, ids: object) -> N
     with pytest.raises(ValueError, match=r"input_ids|array"):
         engine.start_request_ids(NAME, None, ids, GREEDY)
     assert engine.start_request(NAME, {"input_ids": ids}, GREEDY) == (PARAM_ERROR, None, None)
+
+
+class Managed(ctypes.Structure):
+    """DLPack's `DLManagedTensor`, without its version."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+VALUES = (ctypes.c_int64 * 4)(*PROMPT)
+VALID: Mapping[str, Any] = {
+    "data": ctypes.addressof(VALUES),
+    "device_type": 1,
+    "ndim": 1,
+    "code": 0,
+    "bits": 64,
+    "lanes": 1,
+    "shape": (ctypes.c_int64 * 4)(4, 1, 1, 1),
+}
+make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"data": ctypes.addressof(VALUES) - 8, "byte_offset": 8}, None),
+        ({"device_type": 2}, "the tensor is on a device of type 2"),
+        ({"code": 2}, "data type of the tensor has code 2, 64 bits, 1 lanes"),
+        ({"bits": 16}, "data type of the tensor has code 0, 16 bits"),
+        ({"lanes": 4}, "64 bits, 4 lanes"),
+        ({"ndim": 0}, "the tensor has 0 dimensions"),
+        ({"ndim": -1}, "the tensor has -1 dimensions"),
+        ({"ndim": 3}, "the tensor has 3 dimensions"),
+        ({"ndim": 2}, "the shape of the array is"),
+        ({"shape": (ctypes.c_int64 * 1)(-4)}, "the shape of the array is"),
+        ({"data": None}, "the tensor has values but no data"),
+    ],
+    ids=str,
+)
+def test_capsule_is_checked_and_deleted_once(
+    engine: Engine, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], reason: str | None
+) -> None:
+    deleted: list[int] = []
+    deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleted.append)
+    managed = Managed(**{**VALID, **changes}, deleter=ctypes.cast(deleter, ctypes.c_void_p))
+    capsule = make_capsule(ctypes.addressof(managed), b"dltensor", None)
+    for wanted in (reason, "the capsule is not a DLPack tensor, or was read before"):
+        caplog.clear()
+        status, _handle, _queue = engine.start_request(NAME, {"input_ids": capsule}, GREEDY)
+        assert status is (PARAM_ERROR if wanted else SUCCESS)
+        assert wanted is None or wanted in caplog.text
+    assert deleted == [ctypes.addressof(managed)]
+
+
+def test_capsule_of_another_kind_or_version_is_refused(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Versioned(ctypes.Structure):
+        _fields_ = (("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("rest", ctypes.c_uint64 * 16))
+
+    versioned = Versioned(major=2, minor=5)
+    for name, address in ((b"other", 8), (b"dltensor_versioned", ctypes.addressof(versioned))):
+        capsule = make_capsule(address, name, None)
+        assert engine.start_request(NAME, {"input_ids": capsule}, GREEDY)[0] is PARAM_ERROR
+    assert "the DLPack version of the tensor is 2.5; it must be 1.x" in caplog.text
 
 
 @pytest.mark.parametrize("inputs", [None, {}, {"ids": [1]}, [1, 2]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from api_support import bytes_of_blocks, wait_until
+from api_support import bytes_of_blocks, start_python, wait_until
 from penstock.compat.dashinfer.allspark.engine import Engine, RequestStatInfo
 from penstock.compat.dashinfer.allspark.enums import AsStatus, GenerateRequestStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
@@ -128,6 +129,35 @@ def test_several_readers_divide_the_tokens(engine: Engine) -> None:
             assert queue.GenerateStatus() is GenerateRequestStatus.Init
         parts = [part for reader in readers for part in reader.result()]
     assert sorted(chain.from_iterable(parts)) == sorted(expected)
+
+
+def test_ctrl_c_interrupts_get_and_sync(tiny_model: Path) -> None:
+    code = """
+import sys
+sys.path.insert(0, "tests")
+from pathlib import Path
+from penstock.compat.dashinfer.allspark.engine import Engine
+from support.dashinfer import NAME, held, install, start
+engine = Engine()
+install(engine, Path(sys.argv[1]))
+with held(engine):
+    handle, queue = start(engine)
+    for wait in (queue.Get, lambda: engine.sync_request(NAME, handle), lambda: queue.GetWithTimeout(100_000)):
+        try:
+            print("waiting", flush=True)
+            wait()
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+print(len(queue.Get().ids_from_generate) > 0, flush=True)
+"""
+    process = start_python(code, tiny_model)
+    assert process.stdout is not None
+    for _ in range(3):
+        assert process.stdout.readline() == b"waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"interrupted\n"
+    output, errors = process.communicate(timeout=60)
+    assert (output, errors) == (b"True\n", b"")
 
 
 # ---- statuses
@@ -309,20 +339,28 @@ def test_tensors_are_capsules_of_each_token(engine: Engine, *, is_synced: bool) 
     handle, queue = start(engine, config={**GREEDY, "enable_tensors_from_model_inference": True})
     if is_synced:
         engine.sync_request(NAME, handle)
-    ids, rows = [], []
+    ids: list[int] = []
+    rows: dict[str, list[Any]] = {"inputs_embedding": [], "hidden_states": []}
     while (elements := queue.Get()) is not None:
         assert len(elements.tensors_from_model_inference) == len(elements.ids_from_generate)
         ids += elements.ids_from_generate
-        rows += [
-            np.from_dlpack(Capsule(tensors["hidden_states"]))
-            for tensors in elements.tensors_from_model_inference
-        ]
-    assert [len(part) for part in rows] == [len(PROMPT), *[1] * (len(ids) - 1)]
+        for tensors in elements.tensors_from_model_inference:
+            assert tensors.keys() == rows.keys()
+            for key, capsule in tensors.items():
+                rows[key].append(np.from_dlpack(Capsule(capsule)))
     result = native(engine).blocking.generate(
-        PROMPT, max_tokens=40, ignore_eos=True, temperature=0.0, output_hidden_states="all"
+        PROMPT,
+        max_tokens=40,
+        ignore_eos=True,
+        temperature=0.0,
+        output_embeddings="all",
+        output_hidden_states="all",
     )
     assert result.token_ids == tuple(ids)
-    assert np.concatenate(rows).tobytes() == np.asarray(result.hidden_states).tobytes()
+    expected = {"inputs_embedding": result.embeddings, "hidden_states": result.hidden_states}
+    for key, parts in rows.items():
+        assert [len(part) for part in parts] == [len(PROMPT), *[1] * (len(ids) - 1)]
+        assert np.concatenate(parts).tobytes() == np.asarray(expected[key]).tobytes()
 
 
 class Capsule:

@@ -156,13 +156,15 @@ class Engine:
         """
         try:
             model = self._change_state(model_name, ("running", "stopping"), "stopping")
-            for handle in self._handles(model):
-                handle.wait()
         except AsError as error:
             return _log(error)
-        with self._lock:
-            if model.state == "stopping":
-                model.state = "stopped"
+        while model.state == "stopping":
+            for handle in self._handles(model):
+                handle.wait()
+            with self._lock:
+                # Another thread may have stopped it, started it again, and be stopping it once more.
+                if model.state == "stopping" and all(handle.has_ended for handle in model.handles):
+                    model.state = "stopped"
         return SUCCESS
 
     def release_model(self, model_name: str) -> AsStatus:

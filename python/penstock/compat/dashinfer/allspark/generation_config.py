@@ -241,7 +241,7 @@ def sampling_options(
         count = _integer("top_logprobs", values["top_logprobs"], 0, _MAX_TOP_LOGPROBS)
         options |= {"logprobs": True, "top_logprobs": count, "logprobs_mode": "processed"}
     if values["enable_tensors_from_model_inference"]:
-        options["output_hidden_states"] = "all"
+        options["output_embeddings"] = options["output_hidden_states"] = "all"
     return options
 
 

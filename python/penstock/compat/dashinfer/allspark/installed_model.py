@@ -27,6 +27,11 @@ class RequestHandle:
         self._request = request
         self._queue = queue
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the request has ended."""
+        return self._request.finish_reason is not None
+
     def cancel(self) -> None:
         """Cancel the request."""
         self._request.cancel()

@@ -50,9 +50,9 @@ class GeneratedElements:
     tensors_from_model_inference: list[dict[str, Any]]
     """For each token, DLPack capsules of float32 tensors on the CPU; empty unless requested.
 
-    The key is `hidden_states`: the last hidden states of the positions that were computed for the token, of
-    shape `(positions, hidden_size)`. The first token has all positions of the prompt, a later one has one
-    position.
+    The keys are `inputs_embedding`, the decoder's input, and `hidden_states`, its last hidden states. Each
+    tensor has the positions that were computed for the token, in the shape `(positions, hidden_size)`: all
+    positions of the prompt for the first token, one position for a later one.
     """
 
     def __init__(self, request: BlockingRequest, chunk: Chunk) -> None:

@@ -23,7 +23,7 @@ def tensors_of(chunk: Chunk) -> list[dict[str, Any]]:
     each later token. Empty unless they were requested.
     """
     num_tokens = len(chunk.token_ids)
-    given = {"hidden_states": chunk.hidden_states}
+    given = {"inputs_embedding": chunk.embeddings, "hidden_states": chunk.hidden_states}
     parts = {
         name: _split(tensor, num_tokens)
         for name, tensor in given.items()
