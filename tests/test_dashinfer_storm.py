@@ -184,4 +184,4 @@ def test_storm_of_threads_on_two_models_leaks_nothing(tiny_model: Path, tmp_path
         assert engine.release_model(name) is SUCCESS
     del engine, storm
     assert resources() == before
-    assert threading.active_count() == num_threads
+    assert threading.active_count() <= num_threads  # an idle worker thread of an earlier test may have ended
