@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -14,7 +17,7 @@ import pytest
 import penstock
 from api_support import engine_threads, resources, wait_until
 from penstock.compat.dashinfer.allspark import engine as engine_module
-from penstock.compat.dashinfer.allspark.engine import Engine
+from penstock.compat.dashinfer.allspark.engine import Engine, RequestHandle
 from penstock.compat.dashinfer.allspark.enums import AsStatus, GenerateRequestStatus
 from penstock.compat.dashinfer.allspark.errors import AsError, as_error
 from penstock.compat.dashinfer.allspark.runtime_config import AsModelConfig
@@ -143,6 +146,38 @@ def test_stop_waits_for_running_requests_and_refuses_new_ones(engine: Engine) ->
     assert [stop.result() for stop in stops] == [SUCCESS, SUCCESS]
     assert queue.GeneratedLength() == 40
     assert engine.release_model(NAME) is SUCCESS
+
+
+def test_stop_waits_for_the_requests_of_a_later_stop(engine: Engine) -> None:
+    wait, is_first = RequestHandle.wait, True
+
+    def wait_and_restart(handle: RequestHandle) -> bool:
+        nonlocal is_first
+        result = wait(handle)
+        if is_first:  # another thread stops the model, starts it again, and stops it once more
+            is_first = False
+            assert engine.stop_model(NAME) is SUCCESS
+            assert engine.start_model(NAME) is SUCCESS
+            stack.enter_context(held(engine))
+            start(engine)
+            stops.append(pool.submit(engine.stop_model, NAME))
+            wait_until(lambda: state(engine) == "stopping")
+            restarted.set()
+        return result
+
+    restarted = threading.Event()
+    start(engine)
+    patched = mock.patch.object(RequestHandle, "wait", wait_and_restart)
+    with ThreadPoolExecutor(2) as pool, ExitStack() as stack, patched:
+        stops = [pool.submit(engine.stop_model, NAME)]
+        assert restarted.wait(60)
+        for _ in range(100):
+            assert state(engine) == "stopping"
+            os.sched_yield()
+        assert not any(stop.done() for stop in stops)
+        stack.close()
+        assert [stop.result() for stop in stops] == [SUCCESS, SUCCESS]
+    assert state(engine) == "stopped"
 
 
 def state(engine: Engine) -> str:

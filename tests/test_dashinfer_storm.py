@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.compat.dashinfer.allspark.result_queue import ResultQueue
 
 NUM_THREADS = 64
-NUM_OPERATIONS = 100
+NUM_OPERATIONS = 200
 NAMES = ("first", "second")
 #: Requests of different lengths: prompt and generation configuration.
 REQUESTS: list[tuple[list[int], dict[str, Any]]] = [

@@ -173,7 +173,7 @@ class Engine:
             model = self._change_state(model_name, ("installed", "stopped"), "released")
         except AsError as error:
             return _log(error)
-        model.close()
+        model.engine.close()
         return SUCCESS
 
     def unload_device_mem(self, model_name: str) -> AsStatus:
@@ -473,7 +473,7 @@ def _close_models(models: dict[str, InstalledModel | None]) -> None:
     while models:
         _name, model = models.popitem()
         if model is not None:
-            model.close()
+            model.engine.close()
 
 
 def _not_running(model_name: str, state: str) -> AsError:

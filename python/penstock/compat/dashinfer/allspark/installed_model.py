@@ -60,9 +60,3 @@ class InstalledModel:
         self.recorder = StatRecorder(config.model_name)
         info = engine.info
         self.max_model_len, self.vocabulary_size = info.max_model_len, info.vocabulary_size
-
-    def close(self) -> None:
-        """Cancel all requests and free the model."""
-        for handle in list(self.handles):
-            handle.cancel()
-        self.engine.close()

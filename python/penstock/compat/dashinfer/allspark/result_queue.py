@@ -227,8 +227,6 @@ class ResultQueue:
             return None
         elements = GeneratedElements(request, chunk)
         self._num_read += len(elements.ids_from_generate)
-        if self._informed:
-            self._informed.discard(threading.get_ident())
         return elements
 
     def _log(self, error: PenstockError) -> None:
