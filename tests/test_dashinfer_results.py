@@ -95,6 +95,7 @@ def test_empty_queue_gives_none_without_waiting(engine: Engine) -> None:
         _handle, queue = start(engine)
         assert queue.GetNoWait() is None
         assert queue.GetWithTimeout(1) is None
+        assert queue.GetWithTimeout(1e-9) is None
         assert queue.GenerateStatus() is GenerateRequestStatus.Init
         assert queue.GeneratedLength() == 0
     assert read_all(queue) == generate(engine)

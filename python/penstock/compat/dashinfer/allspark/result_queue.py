@@ -125,8 +125,9 @@ class ResultQueue:
             raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason)
         if timeout_ms <= 0:
             return self.Get()
-        deadline = time.monotonic() + min(timeout_ms / 1000, threading.TIMEOUT_MAX / 2)
-        if not self._reading.acquire(timeout=deadline - time.monotonic()):
+        seconds = min(timeout_ms / 1000, threading.TIMEOUT_MAX)
+        deadline = time.monotonic() + seconds
+        if not self._reading.acquire(timeout=seconds):
             return None
         try:
             return self._read(deadline)
