@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,33 @@ def test_serialisation_is_repeated_after_the_model_changes(tmp_path: Path) -> No
     assert serialise(0) != serialise(1)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+    ],
+)
+def test_serialisation_is_repeated_after_a_file_changes(name: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", make_config("llama"))
+
+    def serialise() -> int:
+        loader = HuggingFaceModel(model, "m").load_model()
+        loader.serialize_to_path(None, tmp_path / "output", skip_if_exists=True)
+        return (tmp_path / "output" / "m.asparam").stat().st_ino
+
+    first = serialise()
+    assert serialise() == first
+    file = model / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(file.read_text() + " " if file.exists() else "{{ messages }}")
+    assert serialise() != first
+
+
 def test_failed_serialisation_leaves_no_graph(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,14 +168,70 @@ def test_failed_serialisation_leaves_no_graph(
     def fail(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(model_files.ModelGraph, "write", fail)
-    with pytest.raises(ModelSerializerException, match="disk full"):
-        loader.serialize_to_path(None, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(ModelSerializerException, match="disk full"):
+            loader.serialize_to_path(None, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["m.asparam"]
     monkeypatch.setattr(penstock, "convert", fail)
     with pytest.raises(ModelSerializerException, match="disk full"):
         loader.serialize_to_path(None, tmp_path / "other")
     assert list((tmp_path / "other").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "call"), [(penstock, "convert"), (penstock, "describe"), (model_files.ModelGraph, "write")]
+)
+def test_failed_conversion_keeps_the_former_files(
+    owner: object, call: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = HuggingFaceModel(tiny_model, "m").load_model().serialize_to_path(None, tmp_path)
+    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(owner, call, fail)
+    with pytest.raises(ModelSerializerException, match="disk full"):
+        loader.serialize_to_path(None, tmp_path)
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
+    model_files.ModelFiles.named(tmp_path, "m").read()
+
+
+def test_files_of_overlapping_conversions_match(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = HuggingFaceModel(tiny_model, "m").load_model()
+    other = HuggingFaceModel(tiny_model, "m", user_set_data_type="bfloat16").load_model()
+    describe = penstock.describe
+
+    def describe_after_the_other(path: Path) -> dict[str, Any]:
+        monkeypatch.setattr(penstock, "describe", describe)
+        other.serialize_to_path(None, tmp_path)
+        return describe(path)
+
+    monkeypatch.setattr(penstock, "describe", describe_after_the_other)
+    loader.serialize_to_path(None, tmp_path)
+    files = model_files.ModelFiles.named(tmp_path, "m")
+    assert files.read().conversion.data_type == "auto"
+    assert logits(files.weights) == logits(tiny_model)
+
+
+def test_threads_that_serialise_a_name_all_succeed(tiny_model: Path, tmp_path: Path) -> None:
+    types = ("float32", "bfloat16", "float32", "bfloat16")
+    loaders = [HuggingFaceModel(tiny_model, "m", user_set_data_type=kind).load_model() for kind in types]
+
+    def serialise(loader: HuggingFaceModel) -> None:
+        for _ in range(5):
+            loader.serialize_to_path(None, tmp_path)
+
+    with ThreadPoolExecutor(len(loaders)) as pool:
+        list(pool.map(serialise, loaders))
+    assert {path.name for path in tmp_path.iterdir()} == {"m.asgraph", "m.asparam"}
+    files = model_files.ModelFiles.named(tmp_path, "m")
+    expected = HuggingFaceModel(tiny_model, "m", user_set_data_type=files.read().conversion.data_type)
+    expected.load_model().serialize_to_path(None, tmp_path / "expected")
+    assert (tmp_path / "expected" / "m.asparam").read_bytes() == files.weights.read_bytes()
 
 
 def test_data_type_of_the_user_is_that_of_weights_and_kv_cache(tmp_path: Path) -> None:

@@ -1,23 +1,28 @@
 """The files of a serialised model: `<name>.asgraph` describes `<name>.asparam`, a converted model.
 
-The `.asgraph` is JSON with the size of the `.asparam`, and is written last: if the sizes agree, both are
-complete.
+The `.asgraph` is JSON with the size of the `.asparam`. It is deleted before the `.asparam` is replaced, and
+placed last: if it exists and the sizes agree, both are complete.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import penstock
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["AsFileInfo", "get_file_information"]
 
@@ -26,6 +31,8 @@ GRAPH, WEIGHTS = ".asgraph", ".asparam"
 OTHER_GRAPH = ".asmodel"
 _FORMAT = "penstock serialised model"
 DATA_TYPES = ("float32", "float16", "bfloat16")
+#: The files of a model's directory that a conversion reads besides the weights.
+_TEXT_FILES = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "model.penstock")
 _LIMIT = 1 << 20
 
 
@@ -44,8 +51,8 @@ class Conversion:
 
     source: str
     """The absolute path of the model."""
-    source_modified: int = 0
-    """The time of the last change of its weights, in nanoseconds."""
+    source_files: dict[str, list[int]] = field(default_factory=dict)
+    """The size in bytes and the time of the last change, in nanoseconds, of each file of the model."""
     data_type: str = "auto"
     quantization: Any = "auto"
     config_overrides: dict[str, Any] = field(default_factory=dict)
@@ -89,17 +96,11 @@ class ModelGraph:
         return graph
 
     def write(self, path: Path) -> None:
-        """Write a file, or nothing if that fails."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump({"format": _FORMAT, **asdict(self)}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        """Write a file."""
+        with path.open("w", encoding="utf-8") as file:
+            json.dump({"format": _FORMAT, **asdict(self)}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @dataclass(frozen=True)
@@ -148,30 +149,63 @@ class ModelFiles:
     def write(self, model: str, conversion: Conversion) -> None:
         """Convert `model` to these files.
 
-        Existing files are replaced. A failure or a crash leaves no `.asgraph`. Raises `PenstockError` and
-        `OSError`.
+        Existing files are replaced. A failure or a crash leaves the former files, or no `.asgraph`. Both
+        files are those of one writer, also if there are several. Raises `PenstockError` and `OSError`.
         """
-        directory = self.weights.parent
-        for parent in (directory, self.graph.parent):
-            parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory, prefix=f".{self.weights.name}.") as temporary:
+        with _temporary_directory(self.weights) as for_weights, _temporary_directory(self.graph) as for_graph:
             archive = penstock.convert(
                 model,
-                Path(temporary) / "model.tar",
+                for_weights / "model.tar",
                 quantization=conversion.quantization,
                 dtype=cast("Any", conversion.data_type),  # checked by `convert`
             )
-            self.graph.unlink(missing_ok=True)
-            archive.replace(self.weights)
-        architectures = penstock.describe(self.weights)["config"].get("architectures") or [""]
-        graph = ModelGraph(
-            penstock.__version__,
-            str(architectures[0]),
-            self.weights.name,
-            self.weights.stat().st_size,
-            conversion,
-        )
-        graph.write(self.graph)
+            architectures = penstock.describe(archive)["config"].get("architectures") or [""]
+            graph = ModelGraph(
+                penstock.__version__,
+                str(architectures[0]),
+                self.weights.name,
+                archive.stat().st_size,
+                conversion,
+            )
+            graph.write(for_graph / "graph.json")
+            with _locked(self.weights.parent):
+                self.graph.unlink(missing_ok=True)
+                archive.replace(self.weights)
+                (for_graph / "graph.json").replace(self.graph)
+
+
+def source_files(metadata: dict[str, Any]) -> dict[str, list[int]]:
+    """The files that a conversion of a model reads, as in `Conversion`. Raises `OSError`."""
+    path = Path(metadata["path"])
+    files: Iterable[Path] = (Path(file) for file in metadata["files"])
+    if path.is_dir():
+        files = {*files, *(file for pattern in _TEXT_FILES for file in path.glob(pattern))}
+    return {os.path.relpath(file, path): _size_and_time(file) for file in files}
+
+
+def _size_and_time(file: Path) -> list[int]:
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+@contextmanager
+def _temporary_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory on the file system of `path`, whose directory is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
+        yield Path(directory)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Exclude other threads and processes that lock the directory."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks of directories
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class TemporaryFiles:

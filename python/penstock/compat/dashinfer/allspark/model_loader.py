@@ -11,7 +11,13 @@ import penstock
 from penstock.compat.dashinfer.allspark.dashinfer_model import DashInferModel
 from penstock.compat.dashinfer.allspark.enums import RoPEScaleMethod
 from penstock.compat.dashinfer.allspark.llm import LLM, ModelSerializerException
-from penstock.compat.dashinfer.allspark.model_files import DATA_TYPES, Conversion, ModelFiles, TemporaryFiles
+from penstock.compat.dashinfer.allspark.model_files import (
+    DATA_TYPES,
+    Conversion,
+    ModelFiles,
+    TemporaryFiles,
+    source_files,
+)
 from penstock.compat.dashinfer.allspark.quantization import QuantizationSettings, read_settings
 from penstock.compat.dashinfer.allspark.values import read_mapping
 
@@ -185,7 +191,8 @@ class HuggingFaceModel(LLM):
         the same unchanged files and with the same settings. The files fit any number of NUMA nodes
         (`multinode_mode`). `lora_cfg` is refused.
 
-        A failure leaves no `.asgraph`. Raises `ModelSerializerException` and `ValueError`.
+        A failure leaves the former files, or no `.asgraph`. Threads and processes may write the same name:
+        both files are then those of one of them. Raises `ModelSerializerException` and `ValueError`.
         """
         if not os.fspath(model_output_dir):
             raise ValueError("model_output_dir is empty; it must be a directory")
@@ -250,10 +257,10 @@ class HuggingFaceModel(LLM):
         quantization = self._settings.quantization if enable_quant and self._settings else "auto"
         metadata = self._loaded()
         with self._errors():
-            modified = max((Path(file).stat().st_mtime_ns for file in metadata["files"]), default=0)
+            files = source_files(metadata)
         return Conversion(
             source=str(Path(metadata["path"]).resolve()),
-            source_modified=modified,
+            source_files=files,
             data_type=self._data_type,
             quantization=quantization,
             config_overrides=self._overrides,
