@@ -18,6 +18,7 @@ from penstock.compat.dashinfer.allspark.engine import Engine
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
 from penstock.compat.dashinfer.allspark.generation_config import ASGenerationConfigBuilder
+from penstock.compat.dashinfer.allspark.model_loader import HuggingFaceModel
 from penstock.compat.dashinfer.allspark.multimedia import MultiMediaInfo
 from support.checkpoints import END_OF_TURN, make_config, write_checkpoint
 from support.dashinfer import GREEDY, NAME, PROMPT, SUCCESS, generate, install, native, refusal, start
@@ -165,6 +166,9 @@ make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
         ({"ndim": 3}, "the tensor has 3 dimensions"),
         ({"ndim": 2}, "the shape of the array is"),
         ({"shape": (ctypes.c_int64 * 1)(-4)}, "the shape of the array is"),
+        ({"shape": (ctypes.c_int64 * 1)(2**62)}, "it may have at most 2147483647 values"),
+        ({"shape": None}, "the tensor has dimensions but no shape"),
+        ({"byte_offset": 2**64 - 1}, "input_ids must be a list of token ids, or an array"),
         ({"data": None}, "the tensor has values but no data"),
     ],
     ids=str,
@@ -195,6 +199,17 @@ def test_capsule_of_another_kind_or_version_is_refused(
         capsule = make_capsule(address, name, None)
         assert engine.start_request(NAME, {"input_ids": capsule}, GREEDY)[0] is PARAM_ERROR
     assert "the DLPack version of the tensor is 2.5; it must be 1.x" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError, BufferError, OverflowError, NotImplementedError])
+def test_tensor_that_is_not_exported_is_refused(engine: Engine, error: type[Exception]) -> None:
+    class Unreadable:
+        def __dlpack__(self, **_options: object) -> object:
+            raise error("no export")
+
+    assert engine.start_request(NAME, {"input_ids": Unreadable()}, GREEDY) == (PARAM_ERROR, None, None)
+    with pytest.raises(ValueError, match=r"the array cannot be exported: .*: no export"):
+        engine.start_request_ids(NAME, None, Unreadable(), GREEDY)
 
 
 @pytest.mark.parametrize("inputs", [None, {}, {"ids": [1]}, [1, 2]])
@@ -261,6 +276,21 @@ def test_text_of_a_wrong_kind_is_refused(engine: Engine, text: Any) -> None:
 def test_text_without_a_loader_is_refused(engine: Engine) -> None:
     assert engine.start_request_text(NAME, None, "text", GREEDY) == (PARAM_ERROR, None, None)
     assert engine.start_request_text("other", None, "text", GREEDY) == (PARAM_ERROR, None, None)
+
+
+def test_text_is_refused_if_the_tokenizer_cannot_be_read(engine: Engine, tmp_path: Path) -> None:
+    loader = HuggingFaceModel(str(tmp_path / "missing"), "missing")
+    status = AsStatus.ALLSPARK_IO_ERROR
+    assert engine.start_request_text(NAME, loader, "text", GREEDY) == (status, None, None)
+
+
+def test_defect_of_a_tokenizer_is_not_hidden(engine: Engine) -> None:
+    class Defective(Loader):
+        def get_tokenizer(self) -> Any:
+            raise AttributeError("defect")
+
+    with pytest.raises(AttributeError, match="defect"):
+        engine.start_request_text(NAME, Defective(engine), "text", GREEDY)
 
 
 # ---- generation parameters

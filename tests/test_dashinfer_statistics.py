@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -139,3 +140,8 @@ def test_profile_is_a_table_if_profiling_is_on(
 def test_profile_is_empty_if_profiling_is_off(engine: Engine) -> None:
     generate(engine)
     assert engine.get_op_profiling_info(NAME) == ""
+
+
+def test_profile_without_measured_time_has_shares_of_zero() -> None:
+    row = SimpleNamespace(operation="linear", calls=2, seconds=0.0, min_seconds=0.0, max_seconds=0.0)
+    assert "0.00%" in profile_text([row])  # type: ignore[list-item]

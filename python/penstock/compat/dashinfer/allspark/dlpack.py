@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -16,6 +17,7 @@ _SIGNED = 0
 #: Major version of DLPack whose structures these are.
 _MAJOR_VERSION = 1
 _MAX_DIMENSIONS = 2
+_MAX_VALUES = 2**31 - 1
 
 
 class _Tensor(ctypes.Structure):
@@ -73,6 +75,15 @@ _set_capsule_name = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, c_char_p)(
 _lock = threading.Lock()
 
 
+def _replace_lock() -> None:
+    """In the child of a fork: a thread of the parent may have held the lock."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_replace_lock)
+
+
 def integers(array: Any) -> list[int]:
     """The values of an array of int32 or int64 in CPU memory, of shape `(n,)` or `(1, n)`.
 
@@ -89,7 +100,11 @@ def integers(array: Any) -> list[int]:
         if not hasattr(array, "__dlpack__"):
             message = f"expected an array of integers or a DLPack capsule, got {type(array).__name__}"
             raise TypeError(message)
-        array = array.__dlpack__()
+        try:
+            array = array.__dlpack__()
+        except Exception as error:
+            message = f"the array cannot be exported: {type(error).__name__}: {error}"
+            raise ValueError(message) from error
     return _of_capsule(array)
 
 
@@ -147,11 +162,17 @@ def _values(tensor: _Tensor) -> list[int]:
     if not 0 < tensor.ndim <= _MAX_DIMENSIONS:
         message = f"the tensor has {tensor.ndim} dimensions; its shape must be (n,) or (1, n)"
         raise ValueError(message)
+    if not tensor.shape:
+        message = "the tensor has dimensions but no shape"
+        raise ValueError(message)
     shape = tuple(tensor.shape[: tensor.ndim])
     _check_shape(shape)
     count = shape[-1]
     if count == 0:
         return []
+    if count > _MAX_VALUES:
+        message = f"the shape of the array is {shape}; it may have at most {_MAX_VALUES} values"
+        raise ValueError(message)
     if not tensor.data:
         message = "the tensor has values but no data"
         raise ValueError(message)

@@ -26,7 +26,7 @@ from penstock.compat.dashinfer.allspark.enums import (
 )
 from penstock.compat.dashinfer.allspark.errors import AsError, as_error
 from penstock.compat.dashinfer.allspark.generation_config import ASGenerationConfigBuilder, sampling_options
-from penstock.compat.dashinfer.allspark.inputs import text_of, token_ids_of, token_ids_of_inputs
+from penstock.compat.dashinfer.allspark.inputs import encode, text_of, token_ids_of, token_ids_of_inputs
 from penstock.compat.dashinfer.allspark.installed_model import InstalledModel, ModelState, RequestHandle
 from penstock.compat.dashinfer.allspark.model_files import AsFileInfo, get_file_information
 from penstock.compat.dashinfer.allspark.multimedia import MultiMediaInfo
@@ -266,13 +266,7 @@ class Engine:
         try:
             text = text_of(input_str_or_array)
             self._model(model_name)
-            try:
-                token_ids = model.init_tokenizer().get_tokenizer().encode(text)
-            except AttributeError as error:
-                raise AsError(PARAM_ERROR, f"model must be a loader with a tokenizer: {error}") from error
-            except PenstockError as error:
-                raise as_error(error) from error
-            return self._start(model_name, token_ids, generate_config_builder)
+            return self._start(model_name, encode(model, text), generate_config_builder)
         except AsError as error:
             return _log(error), None, None
 

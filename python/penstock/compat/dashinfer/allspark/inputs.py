@@ -6,11 +6,13 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from penstock import PenstockError
 from penstock.compat.dashinfer.allspark import dlpack
 from penstock.compat.dashinfer.allspark.enums import AsStatus
-from penstock.compat.dashinfer.allspark.errors import AsError
+from penstock.compat.dashinfer.allspark.errors import AsError, as_error
+from penstock.compat.dashinfer.allspark.llm import ModelSerializerException
 
-__all__ = ["text_of", "token_ids_of", "token_ids_of_inputs"]
+__all__ = ["encode", "text_of", "token_ids_of", "token_ids_of_inputs"]
 
 
 def token_ids_of(value: Any) -> list[int]:
@@ -19,7 +21,7 @@ def token_ids_of(value: Any) -> list[int]:
         if isinstance(value, (list, tuple, range)):
             return [operator.index(item) for item in value]
         return dlpack.integers(value)
-    except (TypeError, BufferError) as error:
+    except (TypeError, BufferError, OverflowError) as error:
         message = "input_ids must be a list of token ids, or an array of shape (n,) or (1, n)"
         raise ValueError(f"{message}: {error}") from error
 
@@ -43,3 +45,17 @@ def text_of(value: object) -> str:
         reason = f"input_str_or_array has {kind}; it must be one text: one request per call"
         raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason)
     return value
+
+
+def encode(loader: Any, text: str) -> list[int]:
+    """The token ids of a text, by the tokenizer of a loader. Raises `AsError`."""
+    if not hasattr(loader, "init_tokenizer"):
+        reason = f"model is of the type {type(loader).__name__}; it must be a loader with a tokenizer"
+        raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason)
+    try:
+        token_ids: list[int] = loader.init_tokenizer().get_tokenizer().encode(text)
+    except ModelSerializerException as error:
+        raise AsError(AsStatus.ALLSPARK_IO_ERROR, str(error)) from error
+    except PenstockError as error:
+        raise as_error(error) from error
+    return token_ids

@@ -196,7 +196,7 @@ def profile_text(rows: Sequence[ProfileRow]) -> str:
     for row in rows:
         seconds = row.min_seconds, row.max_seconds, row.seconds / row.calls
         times = "".join(f"{value * 1e3:>12.4f}" for value in seconds)
-        share = 100 * row.seconds / total
+        share = 100 * row.seconds / total if total else 0.0
         lines.append(
             f"{0:4} {row.operation:<20}{row.calls:>7}{times}{row.seconds * 1e3:>12.3f}{share:>10.2f}%"
         )
