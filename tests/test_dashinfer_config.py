@@ -112,6 +112,11 @@ def test_update_with_a_bad_value_changes_nothing() -> None:
         assert builder.build() == before
 
 
+def test_update_with_a_key_that_is_no_text_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="unknown keys in the runtime configuration: 1, None;"):
+        AsModelRuntimeConfigBuilder().update_from_dict({1: 2, None: 3})  # type: ignore[dict-item]
+
+
 def test_setters_are_fluent_and_accept_numeric_strings() -> None:
     config = (
         AsModelRuntimeConfigBuilder()
@@ -163,6 +168,10 @@ def test_compute_unit_has_the_documented_text(device: Any, ids: list[int] | None
         lambda builder: builder.compute_unit("tpu"),
         lambda builder: builder.compute_unit("cuda", [-1]),
         lambda builder: builder.compute_unit("cuda", []),
+        lambda builder: builder.compute_unit("CUDA", 5),
+        lambda builder: builder.update_from_dict({"compute_unit": {"device_type": "cuda", "device_ids": 5}}),
+        lambda builder: builder.update_from_dict([1]),
+        lambda builder: builder.from_dict(5),
         lambda builder: builder.max_length("long"),
         lambda builder: builder.max_length("9" * 5000),
         lambda builder: builder.max_batch(""),
@@ -198,6 +207,9 @@ def test_device_type_is_parsed_to_device_and_ids() -> None:
         ("cache_mode", None),
         ("compute_unit", "TPU:0"),
         ("enable_sparsity_matmul", True),
+        ("lora_names", ["adapter"]),
+        ("cache_span_num_init", -1),
+        ("cache_span_num_grow", -1),
     ],
 )
 def test_bad_field_is_a_param_error_that_names_it(name: str, value: object, model: AsModelConfig) -> None:
@@ -277,7 +289,16 @@ def test_configuration_is_read_from_json_and_yaml(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.json", "{"), ("b.yaml", "a: ["), ("c.json", "[1]"), ("d.json", "[" * 100_000)]
+    ("name", "text"),
+    [
+        ("a.json", "{"),
+        ("b.yaml", "a: ["),
+        ("c.json", "[1]"),
+        ("d.json", "[" * 100_000),
+        ("e.yaml", "[" * 2000 + "]" * 2000),
+        ("f.yaml", "a: 2020-13-45"),
+        ("g.yaml", "a: !!int ''"),
+    ],
 )
 def test_invalid_configuration_file_is_a_value_error(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -141,9 +141,10 @@ class AsModelRuntimeConfigBuilder:
         it. `compute_thread_in_device` is the number of threads, for `CPU_NUMA` of each node; 0 chooses.
         """
         device = to_enum("target_device", TargetDevice, target_device)
-        ids = [0] if device_id_array is None or device is TargetDevice.CPU else list(device_id_array)
+        given = [0] if device_id_array is None or device is TargetDevice.CPU else device_id_array
+        ids = list(given) if isinstance(given, Iterable) else []
         if not ids or any(type(item) is not int or item < 0 for item in ids):
-            message = f"device_id_array is {device_id_array!r}; it must be a list of numbers from 0"
+            message = f"device_id_array is {shown(given)}; it must be a list of numbers from 0"
             raise ValueError(message)
         self._set("compute_unit", f"{device.name}:{','.join(map(str, ids))}")
         return self._set("num_threads", compute_thread_in_device)
@@ -214,6 +215,7 @@ class AsModelRuntimeConfigBuilder:
         `compute_thread_in_device`), `engine_max_length` and `engine_max_batch` are required; a missing one
         raises `KeyError`. The others are those of `update_from_dict`.
         """
+        _require_mapping(rfield)
         missing = [key for key in _REQUIRED if key not in rfield]
         if missing:
             message = f"the runtime configuration has no {', '.join(missing)}"
@@ -225,10 +227,11 @@ class AsModelRuntimeConfigBuilder:
 
         Enumerations may be given by name. An unknown key raises `ValueError`, and nothing is changed.
         """
+        _require_mapping(rfield)
         unknown = [key for key in rfield if _KEYS.get(key, key) not in _FIELDS]
         if unknown:
-            names = ", ".join(sorted([*_FIELDS, *_KEYS]))
-            message = f"unknown keys in the runtime configuration: {', '.join(unknown)}; the keys are {names}"
+            keys, names = ", ".join(map(shown, unknown)), ", ".join(sorted([*_FIELDS, *_KEYS]))
+            message = f"unknown keys in the runtime configuration: {keys}; the keys are {names}"
             raise ValueError(message)
         previous, self._config = self._config, dataclasses.replace(self._config)
         try:
@@ -273,6 +276,12 @@ class AsModelRuntimeConfigBuilder:
         return self
 
 
+def _require_mapping(rfield: object) -> None:
+    if not isinstance(rfield, Mapping):
+        message = f"the runtime configuration is {shown(rfield)}; it must be a mapping"
+        raise ValueError(message)
+
+
 def _converted(name: str, value: object) -> object:
     """`value` in the type of the field `name`. Raises `ValueError`."""
     default = _FIELDS[name]
@@ -313,6 +322,8 @@ _RANGES = {
     "engine_max_prefill_length": (0, 1048576),
     "num_threads": (0, 1024),
     "prefix_cache_ttl": (1, 1000000000),
+    "cache_span_num_init": (0, 2**31 - 1),
+    "cache_span_num_grow": (0, 2**31 - 1),
     "lora_max_rank": (0, 2**31 - 1),
     "lora_max_num": (0, 2**31 - 1),
 }
@@ -382,6 +393,10 @@ def _check(config: AsModelConfig) -> None:
     if config.matmul_precision not in _PRECISIONS:
         raise _param_error(
             f"matmul_precision is {config.matmul_precision!r}; it must be one of {', '.join(_PRECISIONS)}"
+        )
+    if config.lora_names:
+        raise _param_error(
+            f"lora_names is {shown(config.lora_names)}; it must be empty: LoRA adapters are not supported yet"
         )
     if config.enable_sparsity_matmul:
         raise _param_error("enable_sparsity_matmul is True; 2:4 sparse weights are not supported")

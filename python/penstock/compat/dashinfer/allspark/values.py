@@ -46,7 +46,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
             raise ImportError(message, name="yaml") from error
         try:
             content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except Exception as error:  # values of a wrong type, and deep nesting, raise errors of all kinds
             message = f"{path}: invalid YAML: {error}"
             raise ValueError(message) from error
     else:
