@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.compat.dashinfer.allspark.llm import ModelSerializerException, SerializerErrors
 from penstock.compat.dashinfer.allspark.model_files import DATA_TYPES, Conversion, ModelFiles
 from penstock.compat.dashinfer.allspark.quantization import read_settings
+from penstock.compat.dashinfer.allspark.values import shown
 
 if TYPE_CHECKING:
     import os
@@ -49,9 +50,9 @@ def serialize_model_from_torch(
     `torch_model` is a module, or its state dict: a mapping of Hugging Face names to tensors of torch or
     arrays of NumPy. `model_config` is the model's configuration: a mapping with the keys of `config.json`, or
     an object with `to_dict()`. The files are `<model_name>.asgraph` and `<model_name>.asparam` in `save_dir`,
-    or have the given paths. `quant_config` is that of `serialize` and requires
-    `do_dynamic_quantize_convert`. The model has no tokenizer. While the files are written, a copy of the
-    weights is in the system's directory of temporary files.
+    or have the paths `as_model_path` and `as_weight_path`. `quant_config` is that of `serialize`; it and
+    `do_dynamic_quantize_convert` are given together. The model has no tokenizer. While the files are written,
+    a copy of the weights is in the system's directory of temporary files.
 
     `model_type`, `multigpu_mode`, `do_binary_add_fused` and `model_sequence_length` have no effect: the
     configuration describes the model. The other parameters must have their defaults: the scaling of the
@@ -79,7 +80,13 @@ def serialize_model_from_torch(
         message = f"data_type is {data_type!r}; it must be one of {', '.join(DATA_TYPES)}"
         raise ValueError(message)
     quantization: Any = "auto"
-    if do_dynamic_quantize_convert and quant_config:
+    if bool(do_dynamic_quantize_convert) != bool(quant_config):
+        message = (
+            f"do_dynamic_quantize_convert is {do_dynamic_quantize_convert!r} and quant_config is "
+            f"{shown(quant_config)}; both must be given, or neither"
+        )
+        raise ValueError(message)
+    if quant_config:
         quantization = read_settings(quant_config).quantization
     files = _files(model_name, save_dir, as_model_path, as_weight_path)
     config = _configuration(model_config)
@@ -96,6 +103,11 @@ def _files(
     graph: str | os.PathLike[str] | None,
     weights: str | os.PathLike[str] | None,
 ) -> ModelFiles:
+    if (graph is None) != (weights is None):
+        message = (
+            f"as_model_path is {graph!r} and as_weight_path is {weights!r}; both must be given, or neither"
+        )
+        raise ValueError(message)
     if graph is not None and weights is not None:
         return ModelFiles(Path(graph), Path(weights))
     if save_dir is None:
