@@ -389,6 +389,45 @@ def test_tokenizer_has_the_methods_that_the_documents_call(tiny_model: Path) -> 
     assert len(tokenizer) == tokenizer.vocab_size
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("return_tensors", "pt"),
+        ("return_dict", True),
+        ("padding", True),
+        ("truncation", True),
+        ("max_length", 3),
+        ("return_assistant_tokens_mask", True),
+        ("tokenizer_kwargs", {"padding": True}),
+    ],
+)
+def test_chat_template_refuses_keywords_of_tensors_by_name(
+    name: str, value: object, tiny_model: Path
+) -> None:
+    tokenizer = HuggingFaceModel(tiny_model, "m").init_tokenizer().get_tokenizer()
+    assert tokenizer is not None
+    apply: Callable[..., Any] = tokenizer.apply_chat_template
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(ValueError, match=f"{name} is .* None or False"):
+        apply(messages, **{name: value})
+    template = f"{{{{ {name} is defined }}}}"
+    for harmless in (None, False):
+        assert apply(messages, **{name: harmless}) == apply(messages)
+    assert apply(messages, tokenize=False, chat_template=template, **{name: value}) == "False"
+
+
+def test_decoding_refuses_to_clean_up_spaces(tiny_model: Path) -> None:
+    tokenizer = HuggingFaceModel(tiny_model, "m").init_tokenizer().get_tokenizer()
+    assert tokenizer is not None
+    ids = tokenizer.encode("hi")
+    for flag in (None, False):
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=flag) == tokenizer.decode(ids)
+        assert tokenizer.batch_decode([ids], clean_up_tokenization_spaces=flag) == [tokenizer.decode(ids)]
+    for call in (tokenizer.decode, tokenizer.batch_decode):
+        with pytest.raises(ValueError, match="clean_up_tokenization_spaces is True"):
+            call([ids[0]], clean_up_tokenization_spaces=True)
+
+
 def test_chatml_template_has_the_default_system_prompt() -> None:
     assert allspark.PromptTemplate.apply_chatml_template("hi") == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -476,6 +515,10 @@ def test_state_dict_of_arrays_has_the_bits_of_the_checkpoint(tmp_path: Path) -> 
         ({"torch_model": 5}, "torch_model"),
         ({"torch_model": {}}, "torch_model"),
         ({"model_config": None}, "model_config"),
+        ({"quant_config": {"quant_method": "gptq"}}, "do_dynamic_quantize_convert is False and quant_config"),
+        ({"do_dynamic_quantize_convert": True}, "do_dynamic_quantize_convert is True and quant_config"),
+        ({"as_model_path": "x.asgraph"}, "as_weight_path is None"),
+        ({"as_weight_path": "x.asparam"}, "as_model_path is None"),
     ],
 )
 def test_bad_argument_of_a_state_dict_is_a_value_error(

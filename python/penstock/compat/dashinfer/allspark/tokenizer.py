@@ -5,12 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import penstock
+from penstock.compat.dashinfer.allspark.values import shown
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["LoaderTokenizer"]
+
+#: Keywords of Hugging Face's `apply_chat_template` that change the token ids it returns.
+_TOKEN_KEYWORDS = (
+    "return_tensors",
+    "return_dict",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+)
 
 
 class _Tensor(Protocol):
@@ -64,15 +76,30 @@ class LoaderTokenizer:
         self,
         token_ids: int | Iterable[int] | _Tensor,
         skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
     ) -> str:
-        """The text of token ids: one id, a sequence, or a tensor of one dimension."""
+        """The text of token ids: one id, a sequence, or a tensor of one dimension.
+
+        `clean_up_tokenization_spaces=True` raises `ValueError`: the text is that of the tokens.
+        """
+        if clean_up_tokenization_spaces:
+            message = (
+                f"clean_up_tokenization_spaces is {shown(clean_up_tokenization_spaces)}; "
+                "it must be False or None: the text is that of the tokens"
+            )
+            raise ValueError(message)
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         ids = [ids] if isinstance(ids, int) else list(ids)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def batch_decode(self, sequences: Iterable[Any], skip_special_tokens: bool = False) -> list[str]:
-        """The text of each sequence."""
-        return [self.decode(sequence, skip_special_tokens) for sequence in sequences]
+    def batch_decode(
+        self,
+        sequences: Iterable[Any],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> list[str]:
+        """The text of each sequence, as `decode` returns it."""
+        return [self.decode(ids, skip_special_tokens, clean_up_tokenization_spaces) for ids in sequences]
 
     @overload
     def apply_chat_template(
@@ -112,8 +139,18 @@ class LoaderTokenizer:
         """The text of a chat with the model's template, or its token ids with `tokenize`.
 
         `chat_template` is the name of one of the model's templates, or a template. Other keywords are
-        variables of the template.
+        variables of the template, except `return_tensors`, `return_dict`, `padding`, `truncation`,
+        `max_length`, `return_assistant_tokens_mask` and `tokenizer_kwargs`: with `tokenize` they must be
+        `None` or `False`, else `ValueError` is raised; without it they have no effect.
         """
+        for name in _TOKEN_KEYWORDS:
+            value = kwargs.pop(name, None)
+            if tokenize and value is not None and value is not False:
+                message = (
+                    f"{name} is {shown(value)}; it must be None or False: "
+                    "the token ids are a list without padding and truncation"
+                )
+                raise ValueError(message)
         text = self._tokenizer.apply_chat_template(
             conversation,
             tools=tools,
