@@ -8,35 +8,50 @@ import re
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from penstock._core import Port
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import MutableMapping
+
+
+class FileSet(NamedTuple):
+    """Files that are downloaded from a repository of the hub."""
+
+    patterns: tuple[str, ...]
+    required: tuple[str, ...]
+    """A repository must have one of these."""
+
 
 #: The files of a tokenizer and of chat templates, also those in a converted model.
-TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-    "model.penstock",
+TOKENIZER_FILES = FileSet(
+    patterns=(
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates/*.jinja",
+        "model.penstock",
+    ),
+    required=("config.json", "model.penstock", "tokenizer.json"),
 )
 #: The files of a model; weights in other formats or precisions are not downloaded.
-FILES = (
-    *TEXT_FILES,
-    "quantize_config.json",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    "weights.safetensors",
+MODEL_FILES = FileSet(
+    patterns=(
+        *TOKENIZER_FILES.patterns,
+        "quantize_config.json",
+        "model.safetensors",
+        "model-*-of-*.safetensors",
+        "model.safetensors.index.json",
+        "weights.safetensors",
+    ),
+    required=("config.json", "model.penstock"),
 )
 
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
@@ -60,13 +75,13 @@ class Lookup:
     threads of pools to be joined at exit: an abandoned lookup removes those.
     """
 
-    def __init__(self, model: str | bytes, port: Port, files: Sequence[str] = FILES) -> None:
+    def __init__(self, model: str | bytes, port: Port, files: FileSet = MODEL_FILES) -> None:
         self._port = port
         self._outcome: str | bytes | BaseException = ""
         self._other_threads = set(_pool_threads())
         threading.Thread(target=self._run, name="penstock download", args=(model, files), daemon=True).start()
 
-    def _run(self, model: str | bytes, files: Sequence[str]) -> None:
+    def _run(self, model: str | bytes, files: FileSet) -> None:
         try:
             self._outcome = resolve(model, files) if isinstance(model, str) else model
         except BaseException as error:  # noqa: BLE001 - raised by `result`
@@ -94,10 +109,10 @@ class Lookup:
 
 
 @overload
-def find(model: str, files: Sequence[str] = FILES) -> str: ...
+def find(model: str, files: FileSet = MODEL_FILES) -> str: ...
 @overload
-def find(model: str | bytes, files: Sequence[str] = FILES) -> str | bytes: ...
-def find(model: str | bytes, files: Sequence[str] = FILES) -> str | bytes:
+def find(model: str | bytes, files: FileSet = MODEL_FILES) -> str | bytes: ...
+def find(model: str | bytes, files: FileSet = MODEL_FILES) -> str | bytes:
     """The same as `resolve`; Ctrl-C interrupts a download at once."""
     port = Port(blocking=True)
     lookup = Lookup(model, port, files)
@@ -114,7 +129,7 @@ def _pool_threads() -> MutableMapping[threading.Thread, object]:
     return getattr(concurrent.futures.thread, "_threads_queues", {})
 
 
-def resolve(model: str, files: Sequence[str] = FILES) -> str:
+def resolve(model: str, files: FileSet = MODEL_FILES) -> str:
     """The local directory or file of `model`. Raises `ModelLoadError`.
 
     Of a model on the hub, `files` are downloaded if necessary. A hub id can name a revision:
@@ -130,7 +145,7 @@ def resolve(model: str, files: Sequence[str] = FILES) -> str:
     return _fetch(hub_id["id"], hub_id["revision"], files)
 
 
-def _fetch(hub_id: str, revision: str | None, files: Sequence[str]) -> str:
+def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -142,7 +157,9 @@ def _fetch(hub_id: str, revision: str | None, files: Sequence[str]) -> str:
         raise ModelLoadError(message) from None
     name = hub_id if revision is None else f"{hub_id}@{revision}"
     try:
-        folder = huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=list(files))
+        folder = huggingface_hub.snapshot_download(
+            hub_id, revision=revision, allow_patterns=list(files.patterns)
+        )
     except errors.GatedRepoError as error:
         message = (
             f"{name}: access is restricted; accept the terms on the model's hub page and run: hf auth login"
@@ -165,8 +182,7 @@ def _fetch(hub_id: str, revision: str | None, files: Sequence[str]) -> str:
             reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
             message = f"{name}: download from the hub failed: {reason}"
         raise ModelLoadError(message) from error
-    needed = ("config.json", "model.penstock", *(["tokenizer.json"] if files is TEXT_FILES else []))
-    if not any((Path(folder) / name).exists() for name in needed):
+    if not any((Path(folder) / name).exists() for name in files.required):
         message = (
             f"{name}: no config.json; to use a GGUF file, download it with hf download and open its path"
         )

@@ -36,7 +36,7 @@ class Tokenizer:
 
     def __init__(self, model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> None:
         self._model = _hub.model_argument(model)
-        self._native = _core.Tokenizer.open(_hub.find(self._model, _hub.TEXT_FILES))
+        self._native = _core.Tokenizer.open(_hub.find(self._model, _hub.TOKENIZER_FILES))
         self._chat_templates: dict[str, ChatTemplate] = {}
 
     @classmethod
