@@ -180,6 +180,25 @@ def test_stop_waits_for_the_requests_of_a_later_stop(engine: Engine) -> None:
     assert state(engine) == "stopped"
 
 
+def test_wait_for_requests_that_ended_builds_no_result(engine: Engine) -> None:
+    handles = [start(engine)[0] for _ in range(3)]
+    assert engine.sync_request(NAME, None) is SUCCESS
+    with mock.patch.object(penstock.BlockingRequest, "result", side_effect=AssertionError):
+        assert engine.sync_request(NAME, None) is SUCCESS
+        assert engine.sync_request(NAME, handles[0]) is SUCCESS
+        assert engine.stop_model(NAME) is SUCCESS
+
+
+def test_numbers_of_an_engine_that_stopped_are_a_typed_error(engine: Engine) -> None:
+    stopped = mock.PropertyMock(side_effect=penstock.EngineStoppedError("stopped"))
+    with mock.patch.object(penstock.Engine, "info", stopped):
+        for question in (engine.get_as_engine_stat, engine.get_model_info):
+            with pytest.raises(AsError, match="stopped") as raised:
+                question(NAME)
+            assert raised.value.status is DENIED
+    assert engine.get_as_engine_stat(NAME).model_name == NAME
+
+
 def state(engine: Engine) -> str:
     model = engine._models[NAME]
     assert model is not None
@@ -210,7 +229,8 @@ def test_dropped_engine_releases_its_models(tiny_model: Path) -> None:
     wait_until(lambda: not engine_threads())
     while queue.Get() is not None:
         pass
-    assert queue.GenerateStatus() is GenerateRequestStatus.GenerateFinished
+    assert queue.GenerateStatus() is GenerateRequestStatus.GenerateInterrupted
+    assert queue.error == "the model was closed before the request ended"
 
 
 def test_process_ends_cleanly_without_releasing_a_model(tiny_model: Path) -> None:

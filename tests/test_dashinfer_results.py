@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -103,15 +106,16 @@ def test_empty_queue_gives_none_without_waiting(engine: Engine) -> None:
 
 def test_get_with_timeout_waits_for_tokens(engine: Engine) -> None:
     ids = generate(engine)
-    for timeout in (100_000, 0, -1, math.inf, 1e300):
+    numbers = (np.int64(100_000), np.float32(100_000), Fraction(10**9, 3), 10**400)
+    for timeout in (100_000, 0, -1, math.inf, 1e300, *numbers):
         _handle, queue = start(engine)
         read = []
-        while elements := queue.GetWithTimeout(timeout):
+        while elements := queue.GetWithTimeout(timeout):  # type: ignore[arg-type]
             read += elements.ids_from_generate
         assert read == ids
 
 
-@pytest.mark.parametrize("timeout", [math.nan, "1", None, True])
+@pytest.mark.parametrize("timeout", [math.nan, np.float64("nan"), "1", None, True, 1j])
 def test_timeout_of_a_wrong_kind_is_a_typed_error(engine: Engine, timeout: Any) -> None:
     _handle, queue = start(engine)
     with pytest.raises(AsError, match=r"timeout_ms is .*; it must be a number") as raised:
@@ -198,6 +202,51 @@ def test_status_calls_of_another_thread_lose_no_token(engine: Engine) -> None:
             pool.submit(queue.GenerateStatus).result()
         assert pool.submit(engine.sync_request, NAME, handle).result() is SUCCESS
     assert len(read_all(queue)) == queue.GeneratedLength()
+
+
+def test_end_is_reported_to_a_reader_once_all_is_read(engine: Engine) -> None:
+    handle, queue = start(engine, config=LONG)
+    first = ids_of(queue.Get())
+    handle._request.result()
+    are_all_read = len(first) == queue.GeneratedLength()
+    for _ in range(5):  # as another task of this thread polls
+        assert (queue.GenerateStatus() in ENDS) == are_all_read
+    assert len(first) + len(read_all(queue)) == 500 - len(PROMPT)
+
+
+def test_new_thread_is_not_taken_for_one_that_polled(engine: Engine) -> None:
+    handle, queue = start(engine)
+    handle._request.result()
+    statuses: list[GenerateRequestStatus] = []
+    for _ in range(20):
+        thread = threading.Thread(target=lambda: statuses.append(queue.GenerateStatus()))
+        thread.start()
+        thread.join()
+    assert statuses == [GenerateRequestStatus.Generating] * 20
+
+
+def test_tasks_that_read_and_poll_one_thread_lose_no_token(engine: Engine) -> None:
+    async def read(queue: ResultQueue) -> int:
+        num_read = 0
+        while True:
+            num_read += len(ids_of(await asyncio.to_thread(queue.GetWithTimeout, 1)))
+            await asyncio.sleep(0)
+            if queue.GenerateStatus() in ENDS:
+                return num_read
+
+    async def poll(queue: ResultQueue) -> None:
+        while True:
+            queue.GenerateStatus()
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        for _ in range(10):
+            _handle, queue = start(engine)
+            polling = asyncio.create_task(poll(queue))
+            assert await read(queue) == 40
+            polling.cancel()
+
+    asyncio.run(run())
 
 
 # ---- stopping and releasing

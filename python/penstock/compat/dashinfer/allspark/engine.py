@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import penstock
 from penstock import PenstockError
@@ -24,7 +25,7 @@ from penstock.compat.dashinfer.allspark.enums import (
     GenerateRequestStatus,
     TargetDevice,
 )
-from penstock.compat.dashinfer.allspark.errors import AsError, as_error
+from penstock.compat.dashinfer.allspark.errors import AsError, as_error, check_process
 from penstock.compat.dashinfer.allspark.generation_config import ASGenerationConfigBuilder, sampling_options
 from penstock.compat.dashinfer.allspark.inputs import encode, text_of, token_ids_of, token_ids_of_inputs
 from penstock.compat.dashinfer.allspark.installed_model import InstalledModel, ModelState, RequestHandle
@@ -39,9 +40,6 @@ from penstock.compat.dashinfer.allspark.runtime_config import (
 )
 from penstock.compat.dashinfer.allspark.statistics import AsEngineStat, RequestStatInfo, profile_text
 from penstock.compat.dashinfer.allspark.torch_models import serialize_model_from_torch
-
-if TYPE_CHECKING:
-    import os
 
 __all__ = [
     "ASGenerationConfigBuilder",
@@ -90,12 +88,15 @@ class Engine:
     A model is installed, then running, stopped, perhaps running again, and released. Methods that return an
     `AsStatus` do not raise: they return `ALLSPARK_PARAM_ERROR` for a model that is not installed,
     `ALLSPARK_INVALID_CALL_ERROR` for a call that the state of the model does not allow, and the reason is
-    logged to the Python logger `penstock.dashinfer`. All methods can be called from any thread; none waits
-    for another call. Models are released when the engine is garbage-collected and when the process ends.
+    logged to the Python logger `penstock.dashinfer`. All methods can be called from any thread; none blocks
+    calls for other requests. Models are released when the engine is garbage-collected, which interrupts their
+    requests, and when the process ends. In the child of a fork, methods return `ALLSPARK_REQUEST_DENIED` or
+    raise `AsError`; a new engine can be created there.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._mutex = threading.Lock()
+        self._process = os.getpid()
         self._models: dict[str, InstalledModel | None] = {}  # None while a model is being installed
         self._finalizer = weakref.finalize(self, _close_models, self._models)
         logger.info("AllSpark Init with Version: %s", self.get_version_full())
@@ -158,12 +159,14 @@ class Engine:
             model = self._change_state(model_name, ("running", "stopping"), "stopping")
         except AsError as error:
             return _log(error)
+        ended: set[RequestHandle] = set()
         while model.state == "stopping":
-            for handle in self._handles(model):
+            for handle in self._handles(model) - ended:
                 handle.wait()
+                ended.add(handle)
             with self._lock:
                 # Another thread may have stopped it, started it again, and be stopping it once more.
-                if model.state == "stopping" and all(handle.has_ended for handle in model.handles):
+                if model.state == "stopping" and model.handles <= ended:
                     model.state = "stopped"
         return SUCCESS
 
@@ -306,7 +309,7 @@ class Engine:
             if request_handle is None:
                 handles = self._handles(self._model(model_name))
             else:
-                handles = [self._request(model_name, request_handle)]
+                handles = {self._request(model_name, request_handle)}
         except AsError as error:
             return _log(error)
         succeeded = [handle.wait() for handle in handles]
@@ -339,7 +342,10 @@ class Engine:
     def get_as_engine_stat(self, model_name: str) -> AsEngineStat:
         """A snapshot of the numbers of a model. Raises `AsError` if it is not installed."""
         model = self._model(model_name)
-        return model.recorder.snapshot(model.engine.info, model.engine.stats())
+        try:
+            return model.recorder.snapshot(model.engine.info, model.engine.stats())
+        except PenstockError as error:
+            raise as_error(error) from error
 
     def get_op_profiling_info(self, model_name: str) -> str:
         """A table of the time in each operation of a model, in milliseconds.
@@ -348,11 +354,17 @@ class Engine:
         is not installed.
         """
         engine = self._model(model_name).engine
-        return profile_text(engine.profile()) if engine.config.profile else ""
+        try:
+            return profile_text(engine.profile()) if engine.config.profile else ""
+        except PenstockError as error:
+            raise as_error(error) from error
 
     def get_model_info(self, model_name: str) -> str:
         """The architecture, inputs and outputs of a model. Raises `AsError` if it is not installed."""
-        info = self._model(model_name).engine.info
+        try:
+            info = self._model(model_name).engine.info
+        except PenstockError as error:
+            raise as_error(error) from error
         return (
             f"model_type: {info.architecture}\n"
             f"inputs:\n  input_ids: int64, shape [1, n], n from 1 to {info.max_model_len - 2}\n"
@@ -384,6 +396,12 @@ class Engine:
 
     # ---- internals
 
+    @property
+    def _lock(self) -> threading.Lock:
+        """Guards the models and their state; never held during a wait. Raises `AsError` after a fork."""
+        check_process(self._process)
+        return self._mutex
+
     def _find(self, model_name: str) -> InstalledModel:
         """The model of this name. Raises `AsError`."""
         model = self._models.get(model_name) if isinstance(model_name, str) else None
@@ -397,10 +415,10 @@ class Engine:
         with self._lock:
             return self._find(model_name)
 
-    def _handles(self, model: InstalledModel) -> list[RequestHandle]:
+    def _handles(self, model: InstalledModel) -> set[RequestHandle]:
         """The requests that were not released."""
         with self._lock:
-            return list(model.handles)
+            return set(model.handles)
 
     def _change_state(self, model_name: str, old: tuple[ModelState, ...], new: ModelState) -> InstalledModel:
         """Change the state of a model, which must be one of `old`. Raises `AsError`."""

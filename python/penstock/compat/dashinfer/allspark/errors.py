@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from penstock import (
     ConfigError,
     EngineStoppedError,
@@ -13,7 +15,7 @@ from penstock import (
 )
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 
-__all__ = ["AsError", "as_error"]
+__all__ = ["AsError", "as_error", "check_process"]
 
 #: The first class that matches an error determines its status; others are runtime errors.
 _STATUSES: tuple[tuple[type[PenstockError], AsStatus], ...] = (
@@ -45,3 +47,10 @@ def as_error(error: PenstockError) -> AsError:
     """The `AsError` for an error of Penstock; raise it `from` that error."""
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), None)
     return AsError(AsStatus.ALLSPARK_RUNTIME_ERROR if status is None else status, str(error))
+
+
+def check_process(process: int) -> None:
+    """Raise `AsError` unless this process has this id; the child of a fork has copies of held locks."""
+    if os.getpid() != process:
+        reason = f"the engine was created before a fork, in process {process}; create one in this process"
+        raise AsError(AsStatus.ALLSPARK_REQUEST_DENIED, reason)

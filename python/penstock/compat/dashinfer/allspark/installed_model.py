@@ -27,14 +27,9 @@ class RequestHandle:
         self._request = request
         self._queue = queue
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the request has ended."""
-        return self._request.finish_reason is not None
-
     def cancel(self) -> None:
         """Cancel the request."""
-        self._request.cancel()
+        self._queue.cancel()
 
     def wait(self) -> bool:
         """Wait for the end of the request; false if it failed."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
+import numbers
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from penstock import PenstockError
 from penstock.compat.dashinfer.allspark.enums import AsStatus, GenerateRequestStatus
-from penstock.compat.dashinfer.allspark.errors import AsError
+from penstock.compat.dashinfer.allspark.errors import AsError, as_error, check_process
 from penstock.compat.dashinfer.allspark.statistics import request_stat_info
 from penstock.compat.dashinfer.allspark.step_tensors import tensors_of
 
 if TYPE_CHECKING:
-    from penstock import BlockingRequest, Chunk
+    from penstock import BlockingRequest, Chunk, Usage
 
 __all__ = ["GeneratedElements", "ResultQueue"]
 
@@ -28,6 +31,7 @@ _PROGRESS = (
 )
 #: Finish reasons of a request that did not end by itself or by `stop_request`.
 _INTERRUPTIONS = ("interrupted", "error")
+_CLOSED = "the model was closed before the request ended"
 
 
 class GeneratedElements:
@@ -69,18 +73,18 @@ class GeneratedElements:
     @property
     def prefix_cache_len(self) -> int:
         """Prompt tokens that the prefix cache had."""
-        return self._request.usage.cached_tokens
+        return _usage(self._request).cached_tokens
 
     @property
     def prefix_len_gpu(self) -> int:
         """Those of `prefix_cache_len` that were in the KV cache of the device."""
-        usage = self._request.usage
+        usage = _usage(self._request)
         return usage.cached_tokens - usage.cached_host_tokens
 
     @property
     def prefix_len_cpu(self) -> int:
         """Those of `prefix_cache_len` that were in the host tier (`CPU_CACHE_RATIO`)."""
-        return self._request.usage.cached_host_tokens
+        return _usage(self._request).cached_host_tokens
 
     def __repr__(self) -> str:
         return f"<GeneratedElements of {len(self.ids_from_generate)} tokens>"
@@ -98,20 +102,25 @@ class ResultQueue:
                 break
 
     Each token is returned once. All methods can be called from any thread; if several threads read, each gets
-    a part of the tokens. Ctrl-C interrupts a wait in the main thread.
+    a part of the tokens. Ctrl-C interrupts a wait in the main thread. In the child of a fork, all methods
+    raise `AsError`.
     """
 
     def __init__(self, request: BlockingRequest, arrival: float) -> None:
         self._request = request
         self._arrival = arrival  # in seconds of the monotonic clock
         self._num_read = 0
-        self._has_failed = False
-        self._reading = threading.Lock()
-        self._informed: set[int] = set()  # threads that the end is reported to before all is read
+        self._is_drained = False  # the request has ended, and all is read
+        self._is_cancelled = False
+        self._is_failure_logged = False
+        self._process = os.getpid()
+        self._reader = threading.Lock()
+        self._thread = threading.local()  # whether this thread polled after the end, or called sync_request
 
     def Get(self) -> GeneratedElements | None:  # noqa: N802 - DashInfer's names
         """Wait for new tokens, and return all of them; `None` if the request has ended and all are read."""
-        with self._reading:
+        check_process(self._process)
+        with self._reader:
             return self._read(None)
 
     def GetWithTimeout(self, timeout_ms: float) -> GeneratedElements | None:  # noqa: N802
@@ -119,56 +128,52 @@ class ResultQueue:
 
         Returns `None` if no token came in time. Raises `AsError` unless `timeout_ms` is a number.
         """
-        is_number = isinstance(timeout_ms, (int, float)) and not isinstance(timeout_ms, bool)
-        if not is_number or timeout_ms != timeout_ms:  # noqa: PLR0124 - not a number
-            reason = f"timeout_ms is {timeout_ms!r}; it must be a number of milliseconds"
-            raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason)
-        if timeout_ms <= 0:
+        seconds = min(_milliseconds(timeout_ms) / 1000, threading.TIMEOUT_MAX)
+        if seconds <= 0:
             return self.Get()
-        seconds = min(timeout_ms / 1000, threading.TIMEOUT_MAX)
+        check_process(self._process)
         deadline = time.monotonic() + seconds
-        if not self._reading.acquire(timeout=seconds):
+        if not self._reader.acquire(timeout=seconds):
             return None
         try:
             return self._read(deadline)
         finally:
-            self._reading.release()
+            self._reader.release()
 
     def GetNoWait(self) -> GeneratedElements | None:  # noqa: N802
         """The tokens that have arrived; `None` if there are none, or while another thread waits for them."""
-        if not self._reading.acquire(blocking=False):
+        check_process(self._process)
+        if not self._reader.acquire(blocking=False):
             return None
         try:
             return self._read(0.0)
         finally:
-            self._reading.release()
+            self._reader.release()
 
     def GenerateStatus(self) -> GenerateRequestStatus:  # noqa: N802
         """The current status; never waits.
 
-        `GenerateFinished` or `GenerateInterrupted` is reported once all tokens are read. While some are not,
-        it is reported to a thread at its second call in a row, so that a loop of `Get` and `GenerateStatus`
-        reads all tokens and a loop of `GenerateStatus` ends; and after `sync_request` in the same thread.
+        Once a token was read, `GenerateFinished` or `GenerateInterrupted` is reported when all tokens are, so
+        that a loop of `Get` and `GenerateStatus` reads all of them. While none was read, it is reported to
+        each thread at its second call after the end, so that a loop of `GenerateStatus` alone ends. A thread
+        that called `sync_request` is told at once.
         """
-        request = self._request
-        reason = request.finish_reason
+        reason = self._end()
         num_read = self._num_read
         if reason is None:
-            num_tokens = num_read if num_read > 1 else request.usage.completion_tokens
+            num_tokens = num_read if num_read > 1 else _usage(self._request).completion_tokens
             return _PROGRESS[min(num_tokens, 2)]
-        num_tokens = request.usage.completion_tokens
-        if num_tokens > num_read:
-            thread = threading.get_ident()
-            if thread not in self._informed:
-                self._informed.add(thread)
+        if not self._is_drained:
+            num_tokens = _usage(self._request).completion_tokens
+            if num_tokens > num_read and not self._may_skip_tokens(num_read):
                 return _PROGRESS[min(num_tokens, 2)]
-        if reason in _INTERRUPTIONS:
+        if reason in _INTERRUPTIONS or self._was_closed(reason):
             return GenerateRequestStatus.GenerateInterrupted
         return GenerateRequestStatus.GenerateFinished
 
     def GeneratedLength(self) -> int:  # noqa: N802
         """The number of tokens generated so far, whether they are read or not."""
-        return self._request.usage.completion_tokens
+        return _usage(self._request).completion_tokens
 
     def RequestStatInfo(self) -> dict[str, int]:  # noqa: N802
         """Times, durations, lengths and rates of the request.
@@ -178,14 +183,16 @@ class ResultQueue:
         `generated_token_length`, `context_cached_length` (tokens), `context_tps` and `generate_tps` (tokens
         per second). `last_token_time` and `finished_time` are 0 until the end.
         """
-        request = self._request
-        has_ended = request.finish_reason is not None
-        return request_stat_info(self._arrival, request.usage, request.timings, has_ended=has_ended)
+        request, has_ended = self._request, self._end() is not None
+        return request_stat_info(self._arrival, _usage(request), request.timings, has_ended=has_ended)
 
     @property
     def error(self) -> str | None:
         """The reason for which the request failed; `None` if it did not. Failed requests are interrupted."""
-        if self._request.finish_reason != "error":
+        reason = self._end()
+        if self._was_closed(reason):
+            return _CLOSED
+        if reason != "error":
             return None
         try:
             self._request.result()
@@ -193,22 +200,52 @@ class ResultQueue:
             return str(error)
         return None
 
+    def cancel(self) -> None:
+        """Cancel the request; never waits."""
+        if self._request.finish_reason is None:
+            self._is_cancelled = True
+            self._request.cancel()
+
     def wait(self) -> bool:
         """Wait for the end of the request without reading; false if it failed."""
-        try:
-            self._request.result()
-        except PenstockError as error:
-            self._log(error)
-            return False
-        return True
+        check_process(self._process)
+        reason = self._request.finish_reason
+        if reason is None or reason == "error":
+            try:
+                self._request.result()
+            except PenstockError as error:
+                self._log(error)
+                return False
+        return not self._was_closed(self._request.finish_reason)
 
     def report_end(self) -> None:
         """Let `GenerateStatus` report the end to this thread while tokens are unread."""
-        self._informed.add(threading.get_ident())
+        self._thread.has_synced = True
+
+    def _may_skip_tokens(self, num_read: int) -> bool:
+        """Whether this thread is told the end while tokens are unread; called after the end."""
+        thread = self._thread
+        if hasattr(thread, "has_synced") or (num_read == 0 and hasattr(thread, "has_polled")):
+            return True
+        thread.has_polled = True
+        return False
+
+    def _end(self) -> str | None:
+        """The finish reason of the request. Raises `AsError` in the child of a fork."""
+        try:
+            return self._request.finish_reason
+        except PenstockError as error:
+            raise as_error(error) from error
+
+    def _was_closed(self, reason: str | None) -> bool:
+        """Whether the request was cancelled by neither `stop_request` nor `release_request`."""
+        return reason == "cancelled" and not self._is_cancelled
 
     def _read(self, deadline: float | None) -> GeneratedElements | None:
         """The new tokens; the caller holds the lock. With a deadline in the past, those that have arrived."""
         request = self._request
+        if deadline is not None and request.finish_reason is not None:
+            deadline = None  # nothing to wait for
         try:
             while True:
                 if deadline is None:
@@ -218,12 +255,14 @@ class ResultQueue:
                 else:
                     chunk = request.poll()
                 if chunk is None:
+                    self._is_drained = deadline is None
                     return None
                 if chunk.token_ids:  # else it completes a text, or is the last one
                     break
         except TimeoutError:
             return None
         except PenstockError as error:
+            self._is_drained = True
             self._log(error)
             return None
         elements = GeneratedElements(request, chunk)
@@ -232,9 +271,30 @@ class ResultQueue:
 
     def _log(self, error: PenstockError) -> None:
         """Log the failure of the request once."""
-        if not self._has_failed:
-            self._has_failed = True
+        if not self._is_failure_logged:
+            self._is_failure_logged = True
             logger.error("request %s failed: %s", self._request.id, error)
 
     def __repr__(self) -> str:
         return f"<ResultQueue of {self._request!r}>"
+
+
+def _usage(request: BlockingRequest) -> Usage:
+    """The token counts of a request. Raises `AsError` in the child of a fork."""
+    try:
+        return request.usage
+    except PenstockError as error:
+        raise as_error(error) from error
+
+
+def _milliseconds(value: object) -> float:
+    """A time that may be infinite. Raises `AsError`."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            milliseconds = float(value)
+        except OverflowError:
+            return math.inf
+        if not math.isnan(milliseconds):
+            return milliseconds
+    reason = f"timeout_ms is {value!r}; it must be a number of milliseconds"
+    raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason)
