@@ -198,6 +198,8 @@ def test_device_type_is_parsed_to_device_and_ids() -> None:
     [
         ("engine_max_length", 2),
         ("engine_max_batch", 0),
+        pytest.param("engine_max_length", 10**5000, id="length of 5001 digits"),
+        pytest.param("cache_span_size", 10**5000, id="span size of 5001 digits"),
         ("cache_span_size", 48),
         ("matmul_precision", "low"),
         ("model_name", ""),

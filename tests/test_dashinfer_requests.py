@@ -237,8 +237,9 @@ def test_prompt_without_room_for_two_tokens_exceeds_the_limit(engine: Engine) ->
     assert len(generate(engine, [1] * 510, {**SAMPLED, "max_length": 512})) == 2
 
 
-def test_max_length_above_that_of_the_engine_exceeds_the_limit(engine: Engine) -> None:
-    assert refusal(engine, {"max_length": 513}) is EXCEED_LIMIT
+@pytest.mark.parametrize("length", [513, 10**5000], ids=["513", "5001 digits"])
+def test_max_length_above_that_of_the_engine_exceeds_the_limit(engine: Engine, length: int) -> None:
+    assert refusal(engine, {"max_length": length}) is EXCEED_LIMIT
 
 
 class Loader:
@@ -304,6 +305,10 @@ def test_defect_of_a_tokenizer_is_not_hidden(engine: Engine) -> None:
         {"presence_penalty": -3},
         {"frequency_penalty": 3},
         {"top_k": -1},
+        pytest.param({"top_k": -(10**5000)}, id="top_k of 5001 digits"),
+        pytest.param({"seed": 10**5000}, id="seed of 5001 digits"),
+        pytest.param({"top_k": 10**5000}, id="top_k of 5001 digits above 0"),
+        pytest.param({"eos_token_id": 10**5000}, id="eos_token_id of 5001 digits"),
         {"top_k": 1.5},
         {"top_k": True},
         {"top_p": -0.1},

@@ -7,13 +7,13 @@ import logging
 import math
 import operator
 import random
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
+from penstock.compat.dashinfer.allspark.values import shown
 
 if TYPE_CHECKING:
     from typing import Self
@@ -264,7 +264,7 @@ def _lengths(values: Mapping[str, Any], num_prompt_tokens: int, max_model_len: i
         raise AsError(AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR, reason)
     max_length = values["max_length"]
     if max_length > max_model_len:
-        reason = f"max_length is {max_length}; it must be at most engine_max_length, {max_model_len}"
+        reason = f"max_length is {shown(max_length)}; it must be at most engine_max_length, {max_model_len}"
         raise AsError(AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR, reason)
     max_tokens = max(1, max_length - num_prompt_tokens)
     return max_tokens, min(max(0, values["min_length"] - num_prompt_tokens), max_tokens)
@@ -316,7 +316,7 @@ def _neutral(key: str, value: Any) -> Any:
 
 def _no_adapter(key: str, value: Any) -> str:
     if not isinstance(value, str) or value:
-        reason = f"{key} is {reprlib.repr(value)}; LoRA adapters are not supported yet"
+        reason = f"{key} is {shown(value)}; LoRA adapters are not supported yet"
         raise AsError(AsStatus.ALLSPARK_LORA_NOT_FOUND, reason)
     return value
 
@@ -358,7 +358,7 @@ def _flag(key: str, value: Any) -> bool:
 
 
 def _refuse(key: str, value: object, limit: str) -> NoReturn:
-    raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, f"{key} is {reprlib.repr(value)}; it must be {limit}")
+    raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, f"{key} is {shown(value)}; it must be {limit}")
 
 
 #: The keys of a generation configuration: the value of a key that is not set, and the check of one that is.

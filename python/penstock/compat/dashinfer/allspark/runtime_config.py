@@ -387,9 +387,10 @@ def _check(config: AsModelConfig) -> None:
     for name, (least, most) in _RANGES.items():
         value = getattr(config, name)
         if not least <= value <= most:
-            raise _param_error(f"{name} is {value}; it must be from {least} to {most}")
+            raise _param_error(f"{name} is {shown(value)}; it must be from {least} to {most}")
     if config.cache_span_size not in (0, *BLOCK_SIZES):
-        raise _param_error(f"cache_span_size is {config.cache_span_size}; it must be 0, 16, 32, 64 or 128")
+        size = shown(config.cache_span_size)
+        raise _param_error(f"cache_span_size is {size}; it must be 0, 16, 32, 64 or 128")
     if config.matmul_precision not in _PRECISIONS:
         raise _param_error(
             f"matmul_precision is {config.matmul_precision!r}; it must be one of {', '.join(_PRECISIONS)}"

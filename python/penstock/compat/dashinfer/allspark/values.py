@@ -20,7 +20,10 @@ AnyEnum = TypeVar("AnyEnum", bound=Enum)
 
 def shown(value: object) -> str:
     """A value in an error message, which is shortened if it is long."""
-    return reprlib.repr(value)
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python limits the digits of an integer in a text
+        return "a number with too many digits"
 
 
 def parse_compute_unit(text: str) -> tuple[TargetDevice, list[int]]:
