@@ -26,6 +26,7 @@ from penstock.compat.dashinfer.allspark.values import (
     shown,
     to_enum,
     to_integer,
+    to_path,
 )
 
 if TYPE_CHECKING:
@@ -119,15 +120,16 @@ class AsModelRuntimeConfigBuilder:
 
     def model_dir(self, model_dir: str | os.PathLike[str], file_name_prefix: str) -> Self:
         """Set the files of a serialised model: `<prefix>.asgraph` and `<prefix>.asparam` in `model_dir`."""
-        path = os.path.join(os.fspath(model_dir), file_name_prefix)  # noqa: PTH118 - the parts are kept
+        directory, prefix = to_path("model_dir", model_dir), to_path("file_name_prefix", file_name_prefix)
+        path = os.path.join(directory, prefix)  # noqa: PTH118 - the parts are kept
         return self.model_file_path(f"{path}.asgraph", f"{path}.asparam")
 
     def model_file_path(
         self, model_file_name: str | os.PathLike[str], weight_file_path: str | os.PathLike[str]
     ) -> Self:
         """Set the two files of a serialised model; prefer `model_dir`."""
-        self._set("model_path", os.fspath(model_file_name))
-        return self._set("weights_path", os.fspath(weight_file_path))
+        self._set("model_path", to_path("model_file_name", model_file_name))
+        return self._set("weights_path", to_path("weight_file_path", weight_file_path))
 
     def compute_unit(
         self,

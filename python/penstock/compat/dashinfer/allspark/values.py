@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import reprlib
 from enum import Enum
@@ -62,6 +63,15 @@ def read_mapping(path: Path) -> dict[str, Any]:
         message = f"{path}: the content must be a mapping"
         raise ValueError(message)
     return content
+
+
+def to_path(name: str, value: object) -> str:
+    """A path as text."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        message = f"{name} is {shown(value)}; it must be a path"
+        raise ValueError(message)
+    return path
 
 
 def to_integer(name: str, value: object) -> int:
