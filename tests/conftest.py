@@ -43,5 +43,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The length of the soak test."""
+    """The lengths of the soak test and of the storm."""
     parser.addoption("--soak-waves", type=int, default=60, help="bursts of requests in the soak test")
+    parser.addoption(
+        "--storm-operations", type=int, default=200, help="operations of each thread in the storm"
+    )

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.compat.dashinfer.allspark.engine import Engine
 from penstock.compat.dashinfer.allspark.statistics import profile_text
-from support.dashinfer import NAME, PROMPT, generate, held, install, native, start
+from support.dashinfer import GREEDY, NAME, PROMPT, SUCCESS, generate, held, install, native, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,3 +145,27 @@ def test_profile_is_empty_if_profiling_is_off(engine: Engine) -> None:
 def test_profile_without_measured_time_has_shares_of_zero() -> None:
     row = SimpleNamespace(operation="linear", calls=2, seconds=0.0, min_seconds=0.0, max_seconds=0.0)
     assert "0.00%" in profile_text([row])  # type: ignore[list-item]
+
+
+def test_requests_at_the_limits_take_no_more_memory(tiny_model: Path) -> None:
+    engine = Engine()
+    install(engine, tiny_model, max_num_seqs=4, max_model_len=128, kv_cache_blocks=32)
+    reserved = native(engine).info.memory
+    idle = engine.get_as_engine_stat(NAME)
+    total = idle.total_device_memory_pool_size
+    assert total == reserved.weights + reserved.workspace + reserved.inputs + reserved.kv_cache
+    for burst in range(10):
+        started = [
+            start(engine, [1 + (burst + index) % 500] * (120, 1)[index % 2], {**GREEDY, "max_length": 128})
+            for index in range(10)
+        ]
+        busy = engine.get_as_engine_stat(NAME)
+        assert idle.used_device_memory_pool_size <= busy.used_device_memory_pool_size <= total
+        assert engine.sync_request(NAME, None) is SUCCESS
+        assert [queue.GeneratedLength() for _handle, queue in started] == [8, 127] * 5
+        for handle, _queue in started:
+            assert engine.release_request(NAME, handle) is SUCCESS
+        after = engine.get_as_engine_stat(NAME)
+        assert after.used_device_memory_pool_size == idle.used_device_memory_pool_size
+        assert after.total_device_memory_pool_size == total
+    assert native(engine).info.memory == reserved

@@ -1,4 +1,8 @@
-"""64 threads start, read, stop, release and sync requests of two models, which stop and start again."""
+"""64 threads start, read, stop, release and sync requests of two models, which stop, unload and start again.
+
+Meanwhile other models are installed, released and serialised. For longer:
+`pytest tests/test_dashinfer_storm.py --storm-operations 2000`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ import pytest
 from api_support import check_stats, resources, run_in_threads
 from penstock.compat.dashinfer.allspark.engine import Engine
 from penstock.compat.dashinfer.allspark.enums import AsStatus, GenerateRequestStatus
+from penstock.compat.dashinfer.allspark.errors import AsError
+from penstock.compat.dashinfer.allspark.model_loader import HuggingFaceModel
 from support.checkpoints import make_config, write_checkpoint
 from support.dashinfer import SUCCESS, generate, install, native
 
@@ -22,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.compat.dashinfer.allspark.result_queue import ResultQueue
 
 NUM_THREADS = 64
-NUM_OPERATIONS = 200
 NAMES = ("first", "second")
 #: Requests of different lengths: prompt and generation configuration.
 REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
@@ -44,8 +49,12 @@ REFUSED = {
 class Storm:
     """The operations of the threads, and what they found."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, model: Path, output: Path, num_operations: int) -> None:
         self.engine = engine
+        self.model = model  # that of the first name
+        self.output = output  # the directory of its serialised files
+        self.num_operations = num_operations
+        self.installing = threading.Lock()  # `install` replaces a function of the module
         self.expected = {name: [generate(engine, *request, name) for request in REQUESTS] for name in NAMES}
         self.done: Counter[str] = Counter()
         self.errors: list[BaseException] = []
@@ -63,10 +72,13 @@ class Storm:
             self.share,
             self.restart,
             self.look,
+            self.reload,
+            self.install,
+            self.serialise,
         ]
         try:
-            for _ in range(NUM_OPERATIONS):
-                operation = chance.choices(operations, [12, 12, 8, 8, 8, 8, 1, 4])[0]
+            for _ in range(self.num_operations):
+                operation = chance.choices(operations, [12, 12, 8, 8, 8, 8, 1, 4, 0.2, 0.2, 0.2])[0]
                 operation(chance)
                 self.done[operation.__name__] += 1
         except BaseException as error:  # noqa: BLE001 - reported by the test
@@ -158,20 +170,58 @@ class Storm:
         assert self.engine.stop_model("third") is AsStatus.ALLSPARK_PARAM_ERROR
         assert self.engine.start_request_ids(NAMES[0], None, [], {})[0] is not SUCCESS
 
+    def reload(self, chance: random.Random) -> None:
+        """Unload a model and load it again."""
+        name = chance.choice(NAMES)
+        for call in (self.engine.unload_device_mem, self.engine.load_device_mem):
+            try:
+                status = call(name)
+            except AsError as error:
+                status = error.status
+            assert status in {SUCCESS, *REFUSED}  # another thread may load it
+
+    def install(self, chance: random.Random) -> None:
+        """Install another model, use and release it."""
+        name, index = f"of thread {threading.get_ident()}", chance.randrange(len(REQUESTS))
+        with self.installing:
+            install(self.engine, self.model, name, max_num_seqs=2, max_model_len=128, kv_cache_blocks=9)
+        assert generate(self.engine, *REQUESTS[index], name) == self.expected[NAMES[0]][index]
+        assert self.engine.release_model(name) is AsStatus.ALLSPARK_INVALID_CALL_ERROR
+        assert self.engine.stop_model(name) is SUCCESS
+        assert self.engine.release_model(name) is SUCCESS
+
+    def serialise(self, chance: random.Random) -> None:
+        """Write the files of a model, which all threads write."""
+        loader = HuggingFaceModel(str(self.model), "model").load_model()
+        loader.serialize_to_path(None, self.output, skip_if_exists=chance.random() < 0.5)
+
 
 @pytest.mark.timeout(600)
-def test_storm_of_threads_on_two_models_leaks_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_storm_of_threads_on_two_models_leaks_nothing(
+    tiny_model: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     before = resources()
     num_threads = threading.active_count()
     engine = Engine()
-    models = (tiny_model, write_checkpoint(tmp_path, make_config("qwen3"), seed=1))
+    models = (tiny_model, write_checkpoint(tmp_path / "model", make_config("qwen3"), seed=1))
     for name, model in zip(NAMES, models, strict=True):
         install(engine, model, name, max_num_seqs=16, max_model_len=128, kv_cache_blocks=9)
-    storm = Storm(engine)
+    num_operations = pytestconfig.getoption("--storm-operations")
+    storm = Storm(engine, tiny_model, tmp_path / "serialised", num_operations)
+    for name in NAMES:
+        assert engine.stop_model(name) is SUCCESS
+    assert storm.start(random.Random(0)) is None
+    for name in NAMES:
+        assert engine.start_model(name) is SUCCESS
+    started = storm.start(random.Random(0))
+    assert started is not None
+    storm.finish(*started)
     run_in_threads(storm.run, range(NUM_THREADS))
     assert storm.errors == []
-    assert min(storm.done["started"], storm.done["denied"]) > 0
+    assert min(storm.done.pop("started"), storm.done.pop("denied")) > 0
+    assert storm.done.total() == NUM_THREADS * num_operations
     for name in NAMES:
+        assert engine.load_device_mem(name) is SUCCESS
         engine.start_model(name)
         for index, request in enumerate(REQUESTS):
             assert generate(engine, *request, name) == storm.expected[name][index]
