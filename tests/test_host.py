@@ -80,6 +80,30 @@ async def test_short_request_ends_before_long_ones_of_another_engine(demo_model:
             request.cancel()
 
 
+def test_processor_can_wait_for_another_engine(tiny_model: Path) -> None:
+    is_called, other_is_done = threading.Event(), threading.Event()
+    waits = []
+
+    def wait(_token_ids: list[int], _logits: penstock.Tensor) -> None:
+        is_called.set()
+        waits.append(other_is_done.wait(20))
+
+    def use(engine: penstock.Engine) -> None:
+        is_called.wait(20)
+        engine.blocking.generate(PROMPT, max_tokens=3, **GREEDY)
+        other_is_done.set()
+
+    with (
+        make_engine(tiny_model, threads=ALL_THREADS) as engine,
+        make_engine(tiny_model, threads=ALL_THREADS) as other,
+    ):
+        user = threading.Thread(target=use, args=(other,))
+        user.start()
+        engine.blocking.generate(PROMPT, max_tokens=2, logits_processors=[wait], **GREEDY)
+        user.join()
+    assert waits == [True, True]
+
+
 def test_memory_counts_when_it_is_reserved(tiny_model: Path) -> None:
     host = penstock.Host()
     with make_engine(tiny_model, host=host, kv_cache_bytes=8 << 20) as engine:

@@ -1,9 +1,10 @@
 //! Model files on disk: safetensors, GGUF, configuration, tokenizer and chat templates.
 //!
-//! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file, [`TextFiles::open`] only its tokenizer and templates. Both have the same interface, with Hugging
-//! Face's names, shapes and configuration keys. Converted models have the same, but their matrices are packed for a
-//! backend ([`Checkpoint::packed_matrix`]); [`ConvertedWriter`] writes them. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of
-//! rows to `f32`, [`Tensor::read_grid`] reads the integer codes and the scales of quantised rows.
+//! [`Checkpoint::open`] opens a Hugging Face directory or a `.gguf` file, [`TextFiles::open`] only its tokenizer and
+//! templates. Directories and files have the same interface, with Hugging Face's names, shapes and configuration keys.
+//! Converted models have it, too, but their matrices are packed for a backend ([`Checkpoint::packed_matrix`]);
+//! [`ConvertedWriter`] writes them. Weights are memory-mapped; [`Tensor::read_rows`] converts a range of rows to `f32`,
+//! [`Tensor::read_grid`] reads the integer codes and the scales of quantised rows.
 //!
 //! Files are untrusted input. Every count, length, offset and name is checked against the actual bytes before it is
 //! used or memory is allocated for it. A violation is a [`CheckpointError`] that names the file, the field, the value

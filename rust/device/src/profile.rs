@@ -1,6 +1,9 @@
 //! [`Profile`]: time and work of each operation of a device.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::time::Instant;
 
 pub(crate) const FLOAT: u64 = size_of::<f32>() as u64;
@@ -85,9 +88,10 @@ impl Profile {
     /// The totals of each operation that was called, in the order of a step.
     pub fn rows(&self) -> Vec<ProfileRow> {
         let seconds = |nanoseconds: &AtomicU64| nanoseconds.load(Relaxed) as f64 * 1e-9;
+        // `calls` is read first: the other numbers are at least those of these calls.
         let row = |(operation, counter): (&&'static str, &Counter)| ProfileRow {
             operation: (*operation).to_owned(),
-            calls: counter.calls.load(Relaxed),
+            calls: counter.calls.load(Acquire),
             seconds: seconds(&counter.nanoseconds),
             min_seconds: seconds(&counter.shortest),
             max_seconds: seconds(&counter.longest),
@@ -109,13 +113,13 @@ impl Profile {
 
     pub(crate) fn add(&self, operation: Operation, started: Instant, work: Work) {
         let counter = &self.counters[operation as usize];
-        counter.calls.fetch_add(1, Relaxed);
         let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         counter.nanoseconds.fetch_add(nanoseconds, Relaxed);
         counter.shortest.fetch_min(nanoseconds, Relaxed);
         counter.longest.fetch_max(nanoseconds, Relaxed);
         counter.bytes.fetch_add(work.bytes, Relaxed);
         counter.flops.fetch_add(work.flops, Relaxed);
+        counter.calls.fetch_add(1, Release); // publishes the numbers of this call
     }
 }
 

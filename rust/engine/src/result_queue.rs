@@ -332,7 +332,7 @@ impl Reader {
         let reason = FinishReason::EngineStopped(StopCause::Crashed);
         Event::Finished(Finish {
             reason,
-            cached: CachedTokens::default(),
+            cached: self.cached(),
             queued: Default::default(),
             first_token: None,
             total: Default::default(),

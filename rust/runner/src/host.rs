@@ -6,9 +6,8 @@ use crate::backend::DefaultHost;
 
 /// The compute threads and the memory that engines share.
 ///
-/// Engines whose threads do not fit the CPUs together take turns, a step each, in the order in which the steps are ready, if
-/// they have the same number of threads. The memory of an
-/// engine is counted in full when it is opened, also the part that was not used yet.
+/// Engines whose threads do not fit the CPUs together take turns, a step each, in the order in which the steps are
+/// ready. The memory of an engine is counted in full when it is opened, also the part that was not used yet.
 #[derive(Debug, Default)]
 pub struct Host {
     device: Arc<DefaultHost>,

@@ -113,14 +113,14 @@ impl<B: Backend> Runner<B> {
         output: &mut StepOutput,
         is_behind: bool,
     ) -> Result<Flight<B>, DeviceError> {
-        let _turn = self.turn();
+        let mut turn = Some(self.turn());
         // First, because the rows of the next plan rely on it even if this one fails.
         self.change_slots(plan)?;
         if !plan.copies.is_empty() {
             self.copy(&mut plan.copies.iter().copied())?;
         }
         output.copies_done = true;
-        self.compute(plan, is_behind, Depth::AllLayers)
+        self.compute(plan, is_behind, Depth::AllLayers, &mut turn)
     }
 
     /// Makes copies between the cache and the host tier.
@@ -161,16 +161,18 @@ impl<B: Backend> Runner<B> {
         changed
     }
 
-    /// Submits the rows of a plan, as far as they do not wait for the host.
+    /// Submits the rows of a plan, as far as they do not wait for the host. The caller has a turn, which is given up while
+    /// processors run.
     pub(crate) fn compute(
         &mut self,
         plan: &StepPlan,
         is_behind: bool,
         depth: Depth,
+        turn: &mut Option<B::Turn>,
     ) -> Result<Flight<B>, DeviceError> {
         // A panic in a step loses its flight.
         let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.spec.tokens));
-        match self.submit(plan, is_behind, depth, &mut flight) {
+        match self.submit(plan, is_behind, depth, turn, &mut flight) {
             Ok(()) => Ok(flight),
             Err(error) => {
                 self.recycle(flight);
@@ -190,6 +192,7 @@ impl<B: Backend> Runner<B> {
         plan: &StepPlan,
         is_behind: bool,
         depth: Depth,
+        turn: &mut Option<B::Turn>,
         flight: &mut Flight<B>,
     ) -> Result<(), DeviceError> {
         inputs::build(&self.decoder, plan, self.spec.block_size, &mut self.inputs);
@@ -210,16 +213,16 @@ impl<B: Backend> Runner<B> {
             Depth::Layers(count) => decoder.forward_through_some(count, backend, inputs, cache, workspace)?,
         }
         if !must_wait {
-            self.sample(flight)?;
+            self.sample(flight, turn)?;
         }
         Ok(())
     }
 
     /// Submits the sampling of a step whose earlier steps are finished now.
     pub(crate) fn resume(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
-        let _turn = self.turn();
+        let mut turn = Some(self.turn());
         self.start_masks(&flight.rows);
-        self.sample(flight)
+        self.sample(flight, &mut turn)
     }
 
     /// Ready if [`finish`](Self::finish) does not wait for the device. Otherwise `waker` is woken when it may have become so.
@@ -284,7 +287,7 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Submits the head and the sampling of a step, tile by tile.
-    fn sample(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
+    fn sample(&mut self, flight: &mut Flight<B>, turn: &mut Option<B::Turn>) -> Result<(), DeviceError> {
         self.collect_masks();
         let mut start = 0;
         while let Some((tile, has_logits)) = flight.rows.tile(start, self.spec.logits_rows, &self.slots) {
@@ -292,7 +295,11 @@ impl<B: Backend> Runner<B> {
             if has_logits {
                 self.decoder.logits(&mut self.backend, tile.clone(), &mut self.workspace)?;
             }
+            if self.has_processors(tile.clone(), &flight.rows) {
+                *turn = None; // they may wait for another engine
+            }
             self.build_batch(tile.clone(), &mut flight.rows)?;
+            turn.get_or_insert_with(|| self.backend.turn());
             let Self { backend, batch, workspace, .. } = self;
             if !batch.is_empty() {
                 let Workspace { logits, slots, scratch, .. } = workspace;
@@ -344,6 +351,14 @@ impl<B: Backend> Runner<B> {
             rows.push_entry(index);
         }
         Ok(())
+    }
+
+    /// Whether processors run for a row of the tile.
+    fn has_processors(&self, mut tile: Range<usize>, rows: &LogitsRows) -> bool {
+        tile.any(|index| {
+            let row = rows.row(index);
+            matches!(row.kind, Kind::Sample { .. }) && self.slots[row.slot].has_processors()
+        })
     }
 
     /// Whether a row of the tile reports logits or hidden states.

@@ -97,8 +97,12 @@ impl HostSlot {
 
     /// Whether sampling depends on the host: on a grammar's mask or on processors.
     pub fn needs_host(&self) -> bool {
-        let request = self.request();
-        request.grammar.is_some() || !request.processors.is_empty()
+        self.request().grammar.is_some() || self.has_processors()
+    }
+
+    /// Whether the request has processors.
+    pub fn has_processors(&self) -> bool {
+        !self.request().processors.is_empty()
     }
 
     /// The reason why the request failed.
@@ -156,7 +160,7 @@ impl HostSlot {
             }
             inputs.mask = Some(batch.push_mask(grammar.mask(position)));
         }
-        if !self.request().processors.is_empty() {
+        if self.has_processors() {
             self.history.truncate(self.num_generated + position.saturating_sub(1));
             self.history.extend(draft);
             let mut read_error = None;
@@ -196,7 +200,7 @@ impl HostSlot {
         let failing = self.failing_position.take();
         let Some(&last) = tokens.last() else { return };
         self.last_token = Some(last);
-        if !self.request().processors.is_empty() {
+        if self.has_processors() {
             self.history.truncate(self.num_generated);
             self.history.extend_from_slice(tokens);
         }

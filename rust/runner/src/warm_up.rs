@@ -94,9 +94,9 @@ impl<B: Backend> Runner<B> {
                 generated: 0..0,
             });
         }
-        let _turn = self.turn();
+        let mut turn = Some(self.turn());
         self.change_slots(&plan)?;
-        let flight = self.compute(&plan, false, Depth::Layers(num_layers))?;
+        let flight = self.compute(&plan, false, Depth::Layers(num_layers), &mut turn)?;
         self.finish(flight, &plan, &mut StepOutput::default())?;
         self.synchronize()
     }

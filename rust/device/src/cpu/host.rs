@@ -39,8 +39,9 @@ impl CpuHost {
         Self { memory_limit, ..Self::default() }
     }
 
-    /// A pool with this number of threads on these nodes. Backends share one if the CPUs have no room for more. A pool ends
-    /// with the last backend that uses it.
+    /// A pool with this number of threads on these nodes. If the CPUs have no room for its threads beside those of the
+    /// other pools on these nodes, it takes turns with one of them, or is the same pool. A pool ends with the last backend
+    /// that uses it.
     pub(super) fn pool(&self, threads: usize, nodes: &[NumaNode]) -> io::Result<Arc<Pool>> {
         let num_cpus = match nodes {
             [] => available_parallelism().map_or(1, usize::from),
@@ -48,16 +49,19 @@ impl CpuHost {
         };
         let mut pools = lock(&self.pools);
         pools.retain(|shared| shared.pool.strong_count() > 0);
-        let same = pools.iter().filter(|shared| shared.nodes == nodes);
-        let same = same.filter_map(|shared| shared.pool.upgrade().filter(|pool| pool.threads() == threads));
-        let same: Vec<_> = same.collect();
-        if (same.len() + 1) * threads > num_cpus
-            && let Some(pool) = same.into_iter().min_by_key(Arc::strong_count)
-        {
-            return Ok(pool);
-        }
-        let cpus = nodes.iter().map(|node| node.cpus.clone()).collect();
-        let pool = Arc::new(Pool::on_nodes(threads, cpus)?);
+        let existing = pools.iter().filter(|shared| shared.nodes == nodes);
+        let groups = grouped(existing.filter_map(|shared| shared.pool.upgrade()));
+        let num_used: usize = groups.iter().map(|group| width(group)).sum();
+        let pool = match groups.iter().min_by_key(|group| num_users(group)) {
+            Some(group) if num_used + threads > num_cpus => {
+                if let Some(pool) = group.iter().find(|pool| pool.threads() == threads) {
+                    return Ok(Arc::clone(pool));
+                }
+                group[0].with_other_threads(threads)?
+            }
+            _ => Pool::on_nodes(threads, nodes.iter().map(|node| node.cpus.clone()).collect())?,
+        };
+        let pool = Arc::new(pool);
         pools.push(SharedPool { pool: Arc::downgrade(&pool), nodes: nodes.to_vec() });
         Ok(pool)
     }
@@ -88,6 +92,27 @@ impl CpuHost {
     fn reservations(&self) -> Vec<Arc<Reservation>> {
         lock(&self.reservations).iter().filter_map(Weak::upgrade).collect()
     }
+}
+
+/// The pools, those that take turns together.
+fn grouped(pools: impl Iterator<Item = Arc<Pool>>) -> Vec<Vec<Arc<Pool>>> {
+    let mut groups: Vec<Vec<Arc<Pool>>> = Vec::new();
+    for pool in pools {
+        match groups.iter_mut().find(|group| group[0].shares_turns_with(&pool)) {
+            Some(group) => group.push(pool),
+            None => groups.push(vec![pool]),
+        }
+    }
+    groups
+}
+
+/// The most threads that compute at a time.
+fn width(group: &[Arc<Pool>]) -> usize {
+    group.iter().map(|pool| pool.threads()).max().unwrap_or(0)
+}
+
+fn num_users(group: &[Arc<Pool>]) -> usize {
+    group.iter().map(Arc::strong_count).sum()
 }
 
 fn reserved(reservations: &[Arc<Reservation>]) -> u64 {
@@ -161,17 +186,21 @@ mod tests {
     }
 
     #[test]
-    fn pools_are_shared_when_the_cpus_are_in_use() {
+    fn pools_take_turns_when_the_cpus_are_in_use() {
         let host = CpuHost::default();
         let nodes = [NumaNode { id: 0, cpus: vec![0, 1, 2, 3], cores: 4 }];
-        let mut pools: Vec<_> = (0..4).map(|_| host.pool(2, &nodes).expect("threads")).collect();
-        assert!(!Arc::ptr_eq(&pools[0], &pools[1]), "two pools of two threads fit");
+        let pool = |threads| host.pool(threads, &nodes).expect("threads");
+        let mut pools: Vec<_> = (0..4).map(|_| pool(2)).collect();
+        assert!(!pools[0].shares_turns_with(&pools[1]), "two pools of two threads fit");
         assert_eq!(pools.iter().map(Arc::strong_count).collect::<Vec<_>>(), [2; 4]);
-        for threads in [3, 5] {
-            let pools = [0, 1].map(|_| host.pool(threads, &nodes).expect("threads"));
-            assert!(Arc::ptr_eq(&pools[0], &pools[1]) && pools[0].threads() == threads);
+        for threads in [1, 3, 5] {
+            let [first, second] = [0, 1].map(|_| pool(threads));
+            assert_eq!((first.threads(), second.threads()), (threads, threads));
+            for pool in [&first, &second] {
+                assert!(pools[..2].iter().any(|other| other.shares_turns_with(pool)), "{threads} threads");
+            }
         }
-        assert!(!Arc::ptr_eq(&host.pool(2, &[]).expect("threads"), &pools[0]), "other nodes");
+        assert!(!host.pool(2, &[]).expect("threads").shares_turns_with(&pools[0]), "other nodes");
         let ended = Arc::downgrade(&pools[0]);
         pools.clear();
         assert!(ended.upgrade().is_none(), "the host does not keep a pool");

@@ -1,5 +1,6 @@
 //! The CPU backend: weights as packed panels, activations as float32 or as the 8-bit codes that a matrix reads, every
-//! operation a call into `penstock-kernels` on a worker pool that several backends may share. Only sampling has arithmetic of its own (`sampling/`).
+//! operation a call into `penstock-kernels` on a worker pool that several backends may share. Only sampling has
+//! arithmetic of its own (`sampling/`).
 //!
 //! Every operation is complete when its call returns. No region of the arena is freed before the backend is dropped, so
 //! fresh memory is zero. The system provides a page when it is first written.

@@ -49,6 +49,8 @@ pub struct ChoiceOutput {
     pub embeddings: PositionTensors,
     /// `None` after the end.
     consumer: Option<Consumer>,
+    /// After the end: the prompt tokens that the prefix cache had.
+    cached: CachedTokens,
     stops: StopChecker,
     text: OutputText,
     /// The stop string that ended the text; the engine has not confirmed the cancellation yet.
@@ -72,6 +74,7 @@ impl ChoiceOutput {
             hidden_states: PositionTensors::new(outputs.hidden_states, request.prompt.len()),
             embeddings: PositionTensors::new(outputs.embeddings, request.prompt.len()),
             consumer: Some(consumer),
+            cached: CachedTokens::default(),
             stops: StopChecker::new(Arc::clone(request), text.includes_stops()),
             text,
             stopped_by: None,
@@ -265,12 +268,13 @@ impl ChoiceOutput {
 
     /// The prompt tokens that the prefix cache had, as far as they are known.
     pub fn cached(&self) -> CachedTokens {
-        self.consumer.as_ref().map_or_else(CachedTokens::default, Consumer::cached)
+        self.consumer.as_ref().map_or(self.cached, Consumer::cached)
     }
 
     /// Dropping the consumer cancels what the engine still computes.
     fn end_as(&mut self, end: ChoiceEnd) {
         self.end = Some(end);
+        self.cached = self.cached();
         self.consumer = None;
     }
 }

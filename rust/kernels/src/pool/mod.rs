@@ -112,6 +112,10 @@ impl Pool {
 
     /// The same, with an equal number of workers on the CPUs of each of `nodes`.
     pub fn on_nodes(threads: usize, nodes: Vec<Vec<usize>>) -> io::Result<Pool> {
+        Self::with_turns(threads, nodes, Arc::default())
+    }
+
+    fn with_turns(threads: usize, nodes: Vec<Vec<usize>>, turns: Arc<Turns>) -> io::Result<Pool> {
         assert!(
             threads < JoinState::OPEN,
             "{threads} workers; at most {} are supported",
@@ -137,7 +141,7 @@ impl Pool {
         let pin_error = nodes.iter().find_map(|cpus| try_pin(cpus).err());
         // From here on, dropping `pool` ends the started threads.
         let workers = Vec::with_capacity(threads.saturating_sub(1));
-        let mut pool = Pool { state, workers, turns: Arc::default(), nodes, pin_error };
+        let mut pool = Pool { state, workers, turns, nodes, pin_error };
         let per_node = threads / pool.num_nodes();
         for worker in 1..threads {
             let state = Arc::clone(&pool.state);
@@ -183,6 +187,16 @@ impl Pool {
     /// The number of sleeping workers: `threads() - 1` once an idle pool has stopped spinning.
     pub fn sleeping(&self) -> usize {
         self.state.generation.sleepers()
+    }
+
+    /// A pool with the turns of `self`: the workers of one of the two run at a time, if their users take turns.
+    pub fn with_other_threads(&self, threads: usize) -> io::Result<Pool> {
+        Self::with_turns(threads, self.nodes.clone(), Arc::clone(&self.turns))
+    }
+
+    /// Whether the two pools have the same turns.
+    pub fn shares_turns_with(&self, other: &Pool) -> bool {
+        Arc::ptr_eq(&self.turns, &other.turns)
     }
 
     /// Waits until no other thread has a turn and those that asked before have had theirs. A thread that shares the pool
