@@ -158,15 +158,15 @@ class ResultQueue:
         each thread at its second call after the end, so that a loop of `GenerateStatus` alone ends. A thread
         that called `sync_request` is told at once.
         """
-        reason = self._end()
-        num_read = self._num_read
-        if reason is None:
-            num_tokens = num_read if num_read > 1 else _usage(self._request).completion_tokens
+        request = self._request
+        try:
+            reason, num_read = request.finish_reason, self._num_read
+            num_tokens = num_read if reason is None and num_read > 1 else request.usage.completion_tokens
+        except PenstockError as error:
+            raise as_error(error) from error
+        is_unread = num_tokens > num_read and not self._is_drained
+        if reason is None or (is_unread and not self._may_skip_tokens(num_read)):
             return _PROGRESS[min(num_tokens, 2)]
-        if not self._is_drained:
-            num_tokens = _usage(self._request).completion_tokens
-            if num_tokens > num_read and not self._may_skip_tokens(num_read):
-                return _PROGRESS[min(num_tokens, 2)]
         if reason in _INTERRUPTIONS or self._was_closed(reason):
             return GenerateRequestStatus.GenerateInterrupted
         return GenerateRequestStatus.GenerateFinished
