@@ -591,15 +591,16 @@ def test_prefix_length_is_zero_without_the_prefix_cache(tiny_model: Path) -> Non
     assert [lengths_of_prefix(engine, [5] * 200) for _ in range(2)] == [(0, 0, 0)] * 2
 
 
-def test_repeated_long_prompt_computes_only_its_last_span(tiny_model: Path) -> None:
+def test_repeated_long_prompt_computes_only_its_last_span(tmp_path: Path) -> None:
     engine = Engine()
-    install(engine, tiny_model, block_size=32)
-    ids = [3 + index % 450 for index in range(470)]
+    model = write_checkpoint(tmp_path, make_config("llama", max_position_embeddings=4096))
+    install(engine, model, block_size=128)
+    ids = [3 + index % 450 for index in range(4000)]
     assert lengths_of_prefix(engine, ids) == (0, 0, 0)
     before = engine.get_as_engine_stat(NAME)
     total, device, host = lengths_of_prefix(engine, ids)
     after = engine.get_as_engine_stat(NAME)
-    assert (total, device, host) == (448, 448, 0)
+    assert (total, device, host) == (3968, 3968, 0)
     assert total % after.span_size == 0
     assert total > 0.9 * len(ids)
     assert after.total_prefill_token - before.total_prefill_token == len(ids) - total
