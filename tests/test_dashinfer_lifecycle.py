@@ -233,6 +233,21 @@ def test_dropped_engine_releases_its_models(tiny_model: Path) -> None:
     assert queue.error == "the model was closed before the request ended"
 
 
+def test_request_of_a_closed_model_has_failed(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine()
+    install(engine, tiny_model, max_num_seqs=1)
+    started = [start(engine, config={**GREEDY, "max_length": 500}) for _ in range(20)]
+    native(engine).close()
+    handle, queue = started[-1]
+    assert engine.sync_request(NAME, handle) is AsStatus.ALLSPARK_RUNTIME_ERROR
+    assert queue.GenerateStatus() is GenerateRequestStatus.GenerateInterrupted
+    assert queue.error == "the model was closed before the request ended"
+    assert caplog.messages == [f"request {handle._request.id} failed: {queue.error}"]
+    assert engine.stop_request(NAME, handle) is SUCCESS  # too late to change the status
+    assert queue.GenerateStatus() is GenerateRequestStatus.GenerateInterrupted
+    assert engine.stop_model(NAME) is SUCCESS
+
+
 def test_process_ends_cleanly_without_releasing_a_model(tiny_model: Path) -> None:
     code = f"""
 import sys

@@ -216,7 +216,10 @@ class ResultQueue:
             except PenstockError as error:
                 self._log(error)
                 return False
-        return not self._was_closed(self._request.finish_reason)
+        if self._was_closed(self._request.finish_reason):
+            self._log(_CLOSED)
+            return False
+        return True
 
     def report_end(self) -> None:
         """Let `GenerateStatus` report the end to this thread while tokens are unread."""
@@ -269,7 +272,7 @@ class ResultQueue:
         self._num_read += len(elements.ids_from_generate)
         return elements
 
-    def _log(self, error: PenstockError) -> None:
+    def _log(self, error: PenstockError | str) -> None:
         """Log the failure of the request once."""
         if not self._is_failure_logged:
             self._is_failure_logged = True
