@@ -17,6 +17,7 @@ import pytest
 
 import penstock
 from api_support import bytes_of_blocks, start_python, wait_until
+from penstock.compat.dashinfer.allspark import result_queue
 from penstock.compat.dashinfer.allspark.engine import Engine, RequestStatInfo
 from penstock.compat.dashinfer.allspark.enums import AsStatus, GenerateRequestStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
@@ -209,7 +210,10 @@ def test_status_after_sync_is_the_end(engine: Engine) -> None:
     assert len(ids_of(queue.Get())) == queue.GeneratedLength()
 
 
-def test_status_calls_of_another_thread_lose_no_token(engine: Engine) -> None:
+def test_status_calls_of_another_thread_lose_no_token(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_queue, "_clock", lambda: 0.0)
     handle, queue = start(engine)
     handle._request.result()
     with ThreadPoolExecutor(1) as pool:
@@ -219,7 +223,10 @@ def test_status_calls_of_another_thread_lose_no_token(engine: Engine) -> None:
     assert len(read_all(queue)) == queue.GeneratedLength()
 
 
-def test_end_is_reported_to_a_reader_once_all_is_read(engine: Engine) -> None:
+def test_end_is_reported_to_a_reader_once_all_is_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_queue, "_clock", lambda: 0.0)
     handle, queue = start(engine, config=LONG)
     first = ids_of(queue.Get())
     handle._request.result()
@@ -229,7 +236,26 @@ def test_end_is_reported_to_a_reader_once_all_is_read(engine: Engine) -> None:
     assert len(first) + len(read_all(queue)) == 500 - len(PROMPT)
 
 
-def test_new_thread_is_not_taken_for_one_that_polled(engine: Engine) -> None:
+def test_end_is_reported_to_all_a_second_after_the_last_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10.0]
+    monkeypatch.setattr(result_queue, "_clock", lambda: now[0])
+    handle, queue = start(engine, config=LONG)
+    num_read = len(ids_of(queue.Get()))
+    handle._request.result()
+    assert num_read < queue.GeneratedLength()
+    reports = []
+    for seconds in (0.0, 0.9, 0.2):
+        now[0] += seconds
+        with ThreadPoolExecutor(1) as thread:
+            reports.append(thread.submit(queue.GenerateStatus).result() in ENDS)
+    assert reports == [False, False, True]
+    assert num_read + len(ids_of(queue.Get())) == 500 - len(PROMPT)
+
+
+def test_new_thread_is_not_taken_for_one_that_polled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_queue, "_clock", lambda: 0.0)
     handle, queue = start(engine)
     handle._request.result()
     statuses: list[GenerateRequestStatus] = []

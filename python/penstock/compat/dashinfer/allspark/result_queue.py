@@ -29,6 +29,9 @@ _PROGRESS = (
     GenerateRequestStatus.ContextFinished,
     GenerateRequestStatus.Generating,
 )
+#: Seconds without a read after which a program no longer reads, and only polls the status.
+_READING_PAUSE = 1.0
+_clock = time.monotonic
 #: Finish reasons of a request that did not end by itself or by `stop_request`.
 _INTERRUPTIONS = ("interrupted", "error")
 _CLOSED = "the model was closed before the request ended"
@@ -115,6 +118,7 @@ class ResultQueue:
         self._is_failure_logged = False
         self._process = os.getpid()
         self._reader = threading.Lock()
+        self._unread_since: float | None = None  # the first status call after the end and after the last read
         self._thread = threading.local()  # whether this thread polled after the end, or called sync_request
 
     def Get(self) -> GeneratedElements | None:  # noqa: N802 - DashInfer's names
@@ -156,7 +160,8 @@ class ResultQueue:
         Once a token was read, `GenerateFinished` or `GenerateInterrupted` is reported when all tokens are, so
         that a loop of `Get` and `GenerateStatus` reads all of them. While none was read, it is reported to
         each thread at its second call after the end, so that a loop of `GenerateStatus` alone ends. A thread
-        that called `sync_request` is told at once.
+        that called `sync_request` is told at once, and every thread if no token was read for a second after
+        the first call after the end.
         """
         request = self._request
         try:
@@ -227,11 +232,15 @@ class ResultQueue:
 
     def _may_skip_tokens(self, num_read: int) -> bool:
         """Whether this thread is told the end while tokens are unread; called after the end."""
-        thread = self._thread
+        thread, now = self._thread, _clock()
         if hasattr(thread, "has_synced") or (num_read == 0 and hasattr(thread, "has_polled")):
             return True
         thread.has_polled = True
-        return False
+        since = self._unread_since
+        if since is None:
+            self._unread_since = now
+            return False
+        return now - since >= _READING_PAUSE
 
     def _end(self) -> str | None:
         """The finish reason of the request. Raises `AsError` in the child of a fork."""
@@ -270,6 +279,7 @@ class ResultQueue:
             return None
         elements = GeneratedElements(request, chunk)
         self._num_read += len(elements.ids_from_generate)
+        self._unread_since = None
         return elements
 
     def _log(self, error: PenstockError | str) -> None:
