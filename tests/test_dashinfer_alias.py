@@ -36,6 +36,9 @@ def run(code: str, *paths: Path) -> str:
         "import dashinfer.allspark.model_loader",
         "from dashinfer.allspark.model_loader import HuggingFaceModel",
         "from dashinfer.allspark.prompt_utils import PromptTemplate",
+        "from dashinfer.allspark._allspark import AsStatus, GenerateRequestStatus, AsCacheMode",
+        "from dashinfer.allspark.engine import TargetDevice, RequestStatInfo, RoPEScaleMethod",
+        "from dashinfer import __version__",
         "help(__import__('dashinfer').allspark.ResultQueue)",
     ],
 )

@@ -381,5 +381,5 @@ def test_bfc_mem_ratio_bounds_the_memory(model: AsModelConfig, monkeypatch: pyte
 
 
 def test_length_beyond_the_models_is_a_param_error(model: AsModelConfig) -> None:
-    with pytest.raises(RuntimeError, match="ALLSPARK_PARAM_ERROR: max_model_len"):
+    with pytest.raises(RuntimeError, match="ALLSPARK_PARAM_ERROR: engine_max_length"):
         allspark.Engine().install_model(AsModelConfig(**{**vars(model), "engine_max_length": 100_000}))

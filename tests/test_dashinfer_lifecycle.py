@@ -336,6 +336,11 @@ def test_each_error_of_penstock_has_a_status(error: penstock.PenstockError, stat
     assert str(as_error(error)) == f"{status.name}: a"
 
 
+def test_error_names_the_field_of_the_documents() -> None:
+    error = as_error(penstock.ConfigError("max_model_len=9 is not allowed; or memory_ratio=0.5"))
+    assert error.reason == "engine_max_length=9 is not allowed; or BFC_MEM_RATIO=0.5"
+
+
 # ---- unloading
 
 

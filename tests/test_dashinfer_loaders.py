@@ -77,18 +77,19 @@ def test_calls_out_of_order_are_serializer_exceptions(tiny_model: Path, tmp_path
         loader.serialize_to_path(None, tmp_path)
 
 
-def test_remote_code_and_bad_arguments_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        HuggingFaceModel(tiny_model, "m", trust_remote_code=True)
+def test_bad_arguments_are_refused_and_neutral_ones_accepted(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="user_set_data_type is 'int8'"):
         HuggingFaceModel(tiny_model, "m", user_set_data_type="int8")
-    loader = HuggingFaceModel(tiny_model, "m").load_model()
+    loader = HuggingFaceModel(tiny_model, "m", trust_remote_code=True).load_model(trust_remote_code=True)
     with pytest.raises(ValueError, match="load_format"):
         loader.load_model(load_format="pt")
     with pytest.raises(ValueError, match="model_output_dir"):
         loader.serialize(None)
     with pytest.raises(ValueError, match="lora_cfg"):
-        loader.serialize(None, tmp_path, lora_cfg={})
+        loader.serialize(None, tmp_path, lora_cfg={"lora_names": ["a"]})
+    with pytest.raises(ValueError, match="customized_quant_config is given without enable_quant"):
+        loader.serialize(None, tmp_path, customized_quant_config={"quant_method": "instant_quant"})
+    assert loader.serialize(None, tmp_path, lora_cfg={}, customized_quant_config=None) is loader
 
 
 def test_serialised_files_have_the_documented_names_and_bits(tiny_model: Path, tmp_path: Path) -> None:
@@ -401,15 +402,16 @@ def test_tokenizer_has_the_methods_that_the_documents_call(tiny_model: Path) -> 
         ("tokenizer_kwargs", {"padding": True}),
     ],
 )
-def test_chat_template_refuses_keywords_of_tensors_by_name(
-    name: str, value: object, tiny_model: Path
-) -> None:
+def test_tokenizer_refuses_keywords_of_tensors_by_name(name: str, value: object, tiny_model: Path) -> None:
     tokenizer = HuggingFaceModel(tiny_model, "m").init_tokenizer().get_tokenizer()
     assert tokenizer is not None
     apply: Callable[..., Any] = tokenizer.apply_chat_template
     messages = [{"role": "user", "content": "hi"}]
-    with pytest.raises(ValueError, match=f"{name} is .* None or False"):
-        apply(messages, **{name: value})
+    encoding: list[Callable[..., Any]] = [tokenizer, tokenizer.encode]
+    for call, argument in ((apply, messages), *((call, "hi") for call in encoding)):
+        with pytest.raises(ValueError, match=f"{name} is .* None or False"):
+            call(argument, **{name: value})
+    assert tokenizer("hi", return_tensors=None, padding=False) == tokenizer("hi")
     template = f"{{{{ {name} is defined }}}}"
     for harmless in (None, False):
         assert apply(messages, **{name: harmless}) == apply(messages)

@@ -100,6 +100,7 @@ def test_regular_expression_becomes_a_pattern(expression: str, pattern: str) -> 
         (instant(weight_format="int3"), "weight_format"),
         (instant(weight_format="int8", group_size=256), "group_size is 256"),
         (instant(weight_format="int8", group_size=True), "group_size"),
+        (instant(weight_format="int8", groupsize=32), "unknown keys of the quantisation: groupsize"),
         (instant(weight_format="int8", compute_method="both"), "compute_method"),
         (instant(weight_format="uint4", compute_method="activate_quant"), "weight_format is 'uint4'"),
         (instant(weight_format="fp8_e4m3", group_size=64), "group_size"),

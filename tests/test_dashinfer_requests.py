@@ -340,6 +340,7 @@ def test_defect_of_a_tokenizer_is_not_hidden(engine: Engine) -> None:
         {"mm_info": MultiMediaInfo()},
         {"response_format": "json"},
         {"response_format": {"type": "xml"}},
+        {"response_format": {"type": "json_object", "schema": "{}"}},
         {"response_format": {"json_schema": "{}"}},
         {"response_format": {"type": "json_object", "json_schema": "{"}},
         {"response_format": {"type": "json_object", "json_schema": "[1]"}},

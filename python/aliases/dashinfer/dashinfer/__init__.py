@@ -3,10 +3,11 @@
 import importlib as _importlib
 import sys as _sys
 
-from penstock.compat.dashinfer import allspark
+from penstock.compat.dashinfer import __version__, allspark
 
-__all__ = ["allspark"]
+__all__ = ["__version__", "allspark"]
 
 # `import dashinfer.allspark.engine` finds these, so no module is loaded twice.
-for _name in ("allspark", "allspark.engine", "allspark.model_loader", "allspark.prompt_utils"):
+_modules = ("", "._allspark", ".engine", ".model_loader", ".prompt_utils")
+for _name in [f"allspark{_module}" for _module in _modules]:
     _sys.modules[f"{__name__}.{_name}"] = _importlib.import_module(f"penstock.compat.dashinfer.{_name}")

@@ -16,3 +16,8 @@
 `pip install ./python/aliases/dashinfer` in Penstock's repository adds the package `dashinfer` with the same
 names. docs/dashinfer.md lists the options and the differences.
 """
+
+from penstock import __version__
+from penstock.compat.dashinfer import allspark
+
+__all__ = ["__version__", "allspark"]

@@ -5,6 +5,7 @@
 - `AsModelRuntimeConfigBuilder` configures a model, `ASGenerationConfigBuilder` a request.
 """
 
+from penstock.compat.dashinfer.allspark import _allspark as _allspark
 from penstock.compat.dashinfer.allspark import engine, model_loader, prompt_utils
 from penstock.compat.dashinfer.allspark.engine import Engine
 from penstock.compat.dashinfer.allspark.enums import (

@@ -23,6 +23,7 @@ from penstock.compat.dashinfer.allspark.enums import (
     AsSchedulingStrategy,
     AsStatus,
     GenerateRequestStatus,
+    RoPEScaleMethod,
     TargetDevice,
 )
 from penstock.compat.dashinfer.allspark.errors import AsError, as_error, check_process
@@ -59,6 +60,7 @@ __all__ = [
     "RequestHandle",
     "RequestStatInfo",
     "ResultQueue",
+    "RoPEScaleMethod",
     "RuntimeConfig",
     "TargetDevice",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from penstock import (
     ConfigError,
@@ -26,6 +27,15 @@ _STATUSES: tuple[tuple[type[PenstockError], AsStatus], ...] = (
     (OverloadedError, AsStatus.ALLSPARK_REQUEST_DENIED),
     (EngineStoppedError, AsStatus.ALLSPARK_REQUEST_DENIED),
 )
+#: The fields of DashInfer's API that Penstock's options are made of.
+_FIELDS = {
+    "max_model_len": "engine_max_length",
+    "max_num_seqs": "engine_max_batch",
+    "max_num_batched_tokens": "engine_max_prefill_length",
+    "numa_nodes": "compute_unit",
+    "memory_ratio": "BFC_MEM_RATIO",
+}
+_OPTION = re.compile(rf"\b({'|'.join(_FIELDS)})\b")
 
 
 class AsError(RuntimeError):
@@ -46,7 +56,8 @@ class AsError(RuntimeError):
 def as_error(error: PenstockError) -> AsError:
     """The `AsError` for an error of Penstock; raise it `from` that error."""
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), None)
-    return AsError(AsStatus.ALLSPARK_RUNTIME_ERROR if status is None else status, str(error))
+    reason = _OPTION.sub(lambda match: _FIELDS[match[0]], str(error))
+    return AsError(AsStatus.ALLSPARK_RUNTIME_ERROR if status is None else status, reason)
 
 
 def check_process(process: int) -> None:

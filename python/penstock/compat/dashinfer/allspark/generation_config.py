@@ -266,6 +266,9 @@ def _lengths(values: Mapping[str, Any], num_prompt_tokens: int, max_model_len: i
     if max_length > max_model_len:
         reason = f"max_length is {shown(max_length)}; it must be at most engine_max_length, {max_model_len}"
         raise AsError(AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR, reason)
+    if max_length <= num_prompt_tokens:
+        message = "max_length is %s, and the prompt has %s tokens: one token is generated"
+        logger.warning(message, max_length, num_prompt_tokens)
     max_tokens = max(1, max_length - num_prompt_tokens)
     return max_tokens, min(max(0, values["min_length"] - num_prompt_tokens), max_tokens)
 
@@ -291,6 +294,9 @@ def _seed(key: str, value: Any) -> int:
 def _response_format(key: str, value: Any) -> Mapping[str, Any] | None:
     if not isinstance(value, Mapping):
         _refuse(key, value, "a mapping")
+    unknown = [str(name) for name in value if name not in ("type", "json_schema")]
+    if unknown:
+        _refuse(f"{key} with the keys {', '.join(unknown)}", value, "a mapping with type and json_schema")
     kind = value.get("type", "text" if not value else None)
     if kind == "text":
         return None

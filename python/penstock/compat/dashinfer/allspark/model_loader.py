@@ -30,6 +30,7 @@ __all__ = [
     "HuggingFaceModel",
     "ModelScope",
     "ModelSerializerException",
+    "RoPEScaleMethod",
     "snapshot_download",
 ]
 
@@ -48,7 +49,7 @@ class HuggingFaceModel(LLM):
 
     `user_set_data_type` is `float32`, `float16` or `bfloat16`, by default that of the files.
     `in_memory_serialize` makes `serialize` write temporary files. No code of a model is executed:
-    `trust_remote_code` raises `ValueError`.
+    `trust_remote_code` has no effect.
     """
 
     def __init__(
@@ -60,7 +61,6 @@ class HuggingFaceModel(LLM):
         trust_remote_code: bool = False,
     ) -> None:
         super().__init__(name)
-        _refuse_remote_code(trust_remote_code)
         self.hf_model_path = os.fspath(hf_model_path)
         self.in_memory_serialize = in_memory_serialize
         self._data_type = _data_type("user_set_data_type", user_set_data_type)
@@ -81,7 +81,6 @@ class HuggingFaceModel(LLM):
         The weights are read when the model is serialised, so `direct_load` has no effect. `load_format` is
         `auto` or `safetensors`. Raises `ModelSerializerException`.
         """
-        _refuse_remote_code(trust_remote_code)
         if load_format not in ("auto", "safetensors"):
             message = f"load_format is {load_format!r}; it must be 'auto' or 'safetensors'"
             raise ValueError(message)
@@ -250,8 +249,10 @@ class HuggingFaceModel(LLM):
     ) -> Conversion:
         if not self._is_loaded:
             raise ModelSerializerException("the model is not loaded; call load_model first", 1, self.name)
-        if lora_cfg is not None:
+        if lora_cfg:
             raise ValueError("lora_cfg is given; LoRA adapters are not supported")
+        if customized_quant_config and not enable_quant:
+            raise ValueError("customized_quant_config is given without enable_quant=True")
         if enable_quant and (customized_quant_config or self._settings is None):
             self.init_quantization(customized_quant_config=customized_quant_config)
         quantization = self._settings.quantization if enable_quant and self._settings else "auto"
@@ -303,8 +304,3 @@ def _data_type(name: str, value: str | None) -> str:
         message = f"{name} is {value!r}; it must be one of {', '.join(DATA_TYPES)}"
         raise ValueError(message)
     return value
-
-
-def _refuse_remote_code(trust_remote_code: bool) -> None:
-    if trust_remote_code:
-        raise ValueError("trust_remote_code is True; it must be False: no code of a model is executed")

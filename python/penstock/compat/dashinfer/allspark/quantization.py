@@ -23,6 +23,14 @@ _WEIGHT_ONLY = {
     "uint4": "w4a16",
     "fp8_e4m3": "fp8",
 }
+_IQ_KEYS = (
+    "quant_method",
+    "weight_format",
+    "group_size",
+    "compute_method",
+    "activate_format",
+    "group_settings",
+)
 _SPECIAL = set(r"[](){}+?^$|\*")
 
 
@@ -75,13 +83,19 @@ class IQSettings(QuantizationSettings):
     - `group_settings`: group sizes by regular expression. An expression is searched in the Hugging Face name
       of a module, such as `model.layers.0.mlp.down_proj`, and consists of text, `.`, `.*`, `^` and `$`.
 
-    Other values raise `ValueError`.
+    Other keys and values raise `ValueError`.
     """
 
     quant_method = "instant_quant"
 
     def __init__(self, quant_config: Mapping[str, Any]) -> None:
         super().__init__(quant_config)
+        unknown = [str(key) for key in quant_config if key not in _IQ_KEYS]
+        if unknown:
+            message = (
+                f"unknown keys of the quantisation: {', '.join(unknown)}; the keys are {', '.join(_IQ_KEYS)}"
+            )
+            raise ValueError(message)
         self.weight_format = _choice(quant_config, "weight_format", None, tuple(_WEIGHT_ONLY))
         self.compute_method = _choice(
             quant_config, "compute_method", "weight_only", ("weight_only", "activate_quant")

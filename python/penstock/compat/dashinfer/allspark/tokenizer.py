@@ -59,8 +59,15 @@ class LoaderTokenizer:
     def __len__(self) -> int:
         return self.vocab_size
 
-    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        """`input_ids` and `attention_mask` of a text, or lists of them for several texts, without padding."""
+    def __call__(
+        self, text: str | Sequence[str], add_special_tokens: bool = True, **kwargs: Any
+    ) -> dict[str, Any]:
+        """`input_ids` and `attention_mask` of a text, or lists of them for several texts.
+
+        Other keywords, such as `return_tensors` and `padding`, must be `None` or `False`, else `ValueError`
+        is raised: token ids are lists without padding and truncation.
+        """
+        _refuse_token_keywords(kwargs)
         ids: Any
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens)
@@ -68,8 +75,12 @@ class LoaderTokenizer:
         ids = [self.encode(item, add_special_tokens) for item in text]
         return {"input_ids": ids, "attention_mask": [[1] * len(item) for item in ids]}
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt."""
+    def encode(self, text: str, add_special_tokens: bool = True, **kwargs: Any) -> list[int]:
+        """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
+
+        Other keywords must be `None` or `False`.
+        """
+        _refuse_token_keywords(kwargs)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(
@@ -143,14 +154,9 @@ class LoaderTokenizer:
         `max_length`, `return_assistant_tokens_mask` and `tokenizer_kwargs`: with `tokenize` they must be
         `None` or `False`, else `ValueError` is raised; without it they have no effect.
         """
-        for name in _TOKEN_KEYWORDS:
-            value = kwargs.pop(name, None)
-            if tokenize and value is not None and value is not False:
-                message = (
-                    f"{name} is {shown(value)}; it must be None or False: "
-                    "the token ids are a list without padding and truncation"
-                )
-                raise ValueError(message)
+        token_options = {name: kwargs.pop(name) for name in _TOKEN_KEYWORDS if name in kwargs}
+        if tokenize:
+            _refuse_token_keywords(token_options)
         text = self._tokenizer.apply_chat_template(
             conversation,
             tools=tools,
@@ -160,3 +166,14 @@ class LoaderTokenizer:
             chat_template_kwargs=kwargs or None,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
+
+
+def _refuse_token_keywords(options: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for keywords that would change the token ids, and for unknown ones."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            message = (
+                f"{name} is {shown(value)}; it must be None or False: "
+                "the token ids are a list without padding and truncation"
+            )
+            raise ValueError(message)
