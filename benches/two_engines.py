@@ -3,8 +3,9 @@
     python benches/two_engines.py [--model PATH] [--streams 4] [--tokens 64] [--rounds 5]
 
 Each round runs one engine; two engines that share a host, and so take turns; two engines on separate hosts,
-whose threads compete. Each engine serves the same number of streams. The table has tokens per second, and the
-ratio to one engine: median and range of the rounds. The goal with a shared host is a ratio of at least 0.95.
+with threads that compete. Each engine serves the same number of streams. The table has tokens per second,
+and the ratio to one engine: median and range of the rounds. The goal with a shared host is a ratio of at
+least 0.95.
 """
 
 from __future__ import annotations

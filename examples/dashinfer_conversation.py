@@ -9,7 +9,7 @@ QUESTIONS = ("Name a river in Africa.", "Which sea does it flow into?", "Name a 
 
 
 def main(model: str) -> None:
-    """Every prompt repeats all earlier turns, whose blocks come from the prefix cache."""
+    """Each prompt repeats the earlier turns; the prefix cache has their blocks."""
     engine = allspark.Engine()
     loader = allspark.HuggingFaceModel(model, "model").load_model().serialize_to_memory(engine)
     builder = loader.create_reference_runtime_config_builder("model", TargetDevice.CPU, [0], max_batch=1)

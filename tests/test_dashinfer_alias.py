@@ -1,4 +1,4 @@
-"""The distribution `penstock-dashinfer`, whose package `dashinfer` has the objects of `penstock.compat`."""
+"""The distribution `penstock-dashinfer`: its package `dashinfer` has the objects of `penstock.compat`."""
 
 from __future__ import annotations
 

@@ -406,3 +406,9 @@ def test_deprecated_names_work_with_a_warning(tiny_model: Path) -> None:
         assert len(engine.get_wait(NAME, queue)) == 40
     with pytest.warns(DeprecationWarning, match="use ResultQueue.GetNoWait"):
         assert engine.get_no_wait(NAME, queue) == []
+    for read in (engine.get_request_status, engine.get_wait, engine.get_no_wait):
+        with (
+            pytest.warns(DeprecationWarning, match="deprecated"),
+            pytest.raises(AsError, match="must be a ResultQueue"),
+        ):
+            read(NAME, None)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def weight_formats(model: Path, output: Path, **arguments: Any) -> tuple[set[Any
 
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose matrices have groups of 128 columns."""
+    """A checkpoint with matrices of a multiple of 128 columns."""
     config = make_config("llama", hidden_size=256, intermediate_size=256)
     return write_checkpoint(tmp_path_factory.mktemp("wide"), config)
 

@@ -243,7 +243,7 @@ def test_max_length_above_that_of_the_engine_exceeds_the_limit(engine: Engine, l
 
 
 class Loader:
-    """A loader whose tokenizer is that of the engine."""
+    """A loader with the tokenizer of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.encode = native(engine).encode
@@ -510,7 +510,7 @@ def test_multimedia_content_is_refused_by_name() -> None:
 
 # ---- structured output
 
-#: A schema whose outputs are short.
+#: A schema with short outputs.
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -266,19 +266,28 @@ def test_new_thread_is_not_taken_for_one_that_polled(engine: Engine, monkeypatch
     assert statuses == [GenerateRequestStatus.Generating] * 20
 
 
-def test_tasks_that_read_and_poll_one_thread_lose_no_token(engine: Engine) -> None:
+def test_tasks_that_read_and_poll_one_thread_lose_no_token(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_queue, "_clock", lambda: 0.0)
+    has_read, has_polled = asyncio.Event(), asyncio.Event()
+
     async def read(queue: ResultQueue) -> int:
         num_read = 0
         while True:
             num_read += len(ids_of(await asyncio.to_thread(queue.GetWithTimeout, 1)))
-            await asyncio.sleep(0)
+            has_read.set()
+            await has_polled.wait()
+            has_polled.clear()
             if queue.GenerateStatus() in ENDS:
                 return num_read
 
     async def poll(queue: ResultQueue) -> None:
         while True:
+            await has_read.wait()
+            has_read.clear()
             queue.GenerateStatus()
-            await asyncio.sleep(0)
+            has_polled.set()
 
     async def run() -> None:
         for _ in range(10):

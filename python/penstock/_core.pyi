@@ -1327,9 +1327,9 @@ class Host:
 
     Engines that are given no host share that of the process, so several models can be open in it.
 
-    - Engines whose threads do not fit the CPUs together take turns: a step has all its threads, and waits for
-      at most one step of each other engine. Engines with the same number of `threads` share a worker pool.
-      Engines on different `numa_nodes` run at the same time.
+    - Engines take turns if the CPUs have no room for the threads of both: a step has all its threads, and
+      waits for at most one step of each other engine. Engines with the same number of `threads` share a
+      worker pool. Engines on different `numa_nodes` run at the same time.
     - The memory of an engine counts in full from the moment it is opened, also blocks of its KV cache that
       were not used yet. `memory_ratio` is the share of what the other engines leave.
 

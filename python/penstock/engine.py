@@ -407,24 +407,15 @@ class Engine:
         self._session.check_open().reset_prefix_cache(cache_salt=cache_salt)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
-
-        Runs in the calling thread, without the GIL: about one second per million characters. Raises
-        `InvalidRequestError` if the text contains a lone surrogate.
-        """
+        """The token ids of a text; see `Tokenizer.encode`."""
         return self._session.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
+        """The text of token ids; see `Tokenizer.decode`."""
         return self._session.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each token, such as for the entries of `top_logprobs`.
-
-        A token can be a part of a character, so only the joined bytes are UTF-8. Special tokens have the
-        bytes of their names; ids outside the vocabulary have none. Raises `InvalidRequestError` if the
-        tokenizer has words, which it joins with spaces, instead of bytes.
-        """
+        """The bytes of each token; see `Tokenizer.token_bytes`."""
         return self._session.tokenizer.token_bytes(token_ids)
 
     def apply_chat_template(
@@ -438,19 +429,7 @@ class Engine:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """Render messages and tools as the text of a prompt. Requests do the same, with the same keywords.
-
-        `chat_template` is the name of a template of the model (some have several, such as `tool_use`), or a
-        Jinja template. `chat_template_kwargs` are variables of the template, such as `enable_thinking`. The
-        text ends with the generation prompt, unless `add_generation_prompt=False`; with
-        `continue_final_message=True` it ends with the last message, which the model continues.
-
-        Encode the text with `add_special_tokens=False`: templates write special tokens themselves.
-
-        Runs in the calling thread and can take up to ten seconds; requests render in a worker thread.
-
-        Raises `InvalidRequestError` if the model has no such template or the template rejects the messages.
-        """
+        """Render messages and tools as the text of a prompt; see `Tokenizer.apply_chat_template`."""
         return self._session.tokenizer.apply_chat_template(
             messages,
             chat_template=chat_template,

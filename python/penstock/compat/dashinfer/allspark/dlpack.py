@@ -14,7 +14,7 @@ __all__ = ["integers"]
 _CPU_DEVICES = (1, 3)
 #: `DLDataTypeCode` of signed integers.
 _SIGNED = 0
-#: Major version of DLPack whose structures these are.
+#: Major version of DLPack that has these structures.
 _MAJOR_VERSION = 1
 _MAX_DIMENSIONS = 2
 _MAX_VALUES = 2**31 - 1

@@ -320,24 +320,24 @@ class Engine:
         return SUCCESS if all(succeeded) else AsStatus.ALLSPARK_RUNTIME_ERROR
 
     def get_no_wait(self, model_name: str, result_queue: ResultQueue) -> list[int]:
-        """Deprecated: use `ResultQueue.GetNoWait`."""
+        """Deprecated: use `ResultQueue.GetNoWait`. Raises `AsError` for another type than a queue."""
         del model_name
         _warn("get_no_wait", "ResultQueue.GetNoWait")
-        elements = result_queue.GetNoWait()
+        elements = _queue(result_queue).GetNoWait()
         return [] if elements is None else elements.ids_from_generate
 
     def get_wait(self, model_name: str, result_queue: ResultQueue) -> list[int]:
-        """Deprecated: use `ResultQueue.Get`."""
+        """Deprecated: use `ResultQueue.Get`. Raises `AsError` for another type than a queue."""
         del model_name
         _warn("get_wait", "ResultQueue.Get")
-        elements = result_queue.Get()
+        elements = _queue(result_queue).Get()
         return [] if elements is None else elements.ids_from_generate
 
     def get_request_status(self, model_name: str, result_queue: ResultQueue) -> GenerateRequestStatus:
-        """Deprecated: use `ResultQueue.GenerateStatus`."""
+        """Deprecated: use `ResultQueue.GenerateStatus`. Raises `AsError` for another type than a queue."""
         del model_name
         _warn("get_request_status", "ResultQueue.GenerateStatus")
-        return result_queue.GenerateStatus()
+        return _queue(result_queue).GenerateStatus()
 
     # ---- information
 
@@ -499,6 +499,15 @@ def _log(error: AsError) -> AsStatus:
     """Log a refusal, and return its status."""
     logger.warning("%s", error)
     return error.status
+
+
+def _queue(value: object) -> ResultQueue:
+    """`value`, which must be a queue. Raises `AsError`."""
+    if not isinstance(value, ResultQueue):
+        raise AsError(
+            PARAM_ERROR, f"result_queue is of type {type(value).__name__}; it must be a ResultQueue"
+        )
+    return value
 
 
 def _warn(name: str, replacement: str) -> None:

@@ -25,7 +25,7 @@ __all__ = ["ASGenerationConfigBuilder", "sampling_options"]
 
 logger = logging.getLogger("penstock.dashinfer")
 
-#: End token of a request whose configuration has none.
+#: End token if the configuration has none.
 _DEFAULT_EOS_TOKEN = 102
 #: Temperatures below this select the most likely token.
 _MIN_TEMPERATURE = 1e-5
@@ -87,7 +87,7 @@ class ASGenerationConfigBuilder:
         return self._set("top_k", value)
 
     def top_p(self, value: float) -> Self:
-        """Sample among the most likely tokens whose probabilities sum to this; 0 and 1 disable the filter."""
+        """Sample among the most likely tokens, up to this total probability; 0 and 1 disable the filter."""
         return self._set("top_p", value)
 
     def max_length(self, value: int) -> Self:

@@ -190,7 +190,7 @@ def _size_and_time(file: Path) -> list[int]:
 
 @contextmanager
 def _temporary_directory(path: Path) -> Iterator[Path]:
-    """A temporary directory on the file system of `path`, whose directory is created."""
+    """A temporary directory beside `path`, so on its file system. Creates the directory of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
         yield Path(directory)

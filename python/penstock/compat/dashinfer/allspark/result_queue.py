@@ -159,9 +159,9 @@ class ResultQueue:
 
         Once a token was read, `GenerateFinished` or `GenerateInterrupted` is reported when all tokens are, so
         that a loop of `Get` and `GenerateStatus` reads all of them. While none was read, it is reported to
-        each thread at its second call after the end, so that a loop of `GenerateStatus` alone ends. A thread
-        that called `sync_request` is told at once, and every thread if no token was read for a second after
-        the first call after the end.
+        each thread at its second call after the end, so that a loop of `GenerateStatus` alone ends. To a
+        thread that called `sync_request` it is reported at once; to every thread, if no token was read for a
+        second since the first call after the end.
         """
         request = self._request
         try:
@@ -231,7 +231,7 @@ class ResultQueue:
         self._thread.has_synced = True
 
     def _may_skip_tokens(self, num_read: int) -> bool:
-        """Whether this thread is told the end while tokens are unread; called after the end."""
+        """Whether to report the end to this thread while tokens are unread; called after the end."""
         thread, now = self._thread, _clock()
         if hasattr(thread, "has_synced") or (num_read == 0 and hasattr(thread, "has_polled")):
             return True

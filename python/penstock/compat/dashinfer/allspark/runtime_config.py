@@ -84,7 +84,7 @@ class AsModelConfig:
 
 RuntimeConfig = AsModelConfig
 
-#: Keys of `update_from_dict` whose name is not that of the field.
+#: Keys of `update_from_dict` that differ from the name of the field.
 _KEYS = {
     "kv_cache_mode": "cache_mode",
     "kv_cache_span_size": "cache_span_size",
