@@ -1,0 +1,1 @@
+"""LMDeploy's Python API on Penstock: `from penstock.compat import lmdeploy`."""

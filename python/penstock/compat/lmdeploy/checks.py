@@ -1,0 +1,67 @@
+"""Checks of the values of configurations. They raise `ArgumentError`."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from penstock.compat.lmdeploy.errors import ArgumentError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["check_choice", "check_flags", "check_integer", "check_number", "refuse"]
+
+
+def check_integer(
+    config: object, *names: str, low: int = 0, high: int | None = None, optional: bool = False
+) -> None:
+    """Require that these fields are integers in this range, or also `None` if they are `optional`."""
+    for name in names:
+        value = getattr(config, name)
+        if value is None and optional:
+            continue
+        try:
+            number = low - 1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = low - 1
+        if number < low or (high is not None and number > high):
+            limit = f"an integer from {low}" if high is None else f"an integer from {low} to {high}"
+            refuse(name, value, f"None or {limit}" if optional else limit)
+
+
+def check_number(
+    config: object, *names: str, low: float, high: float = math.inf, above_low: bool = False
+) -> None:
+    """Require that these fields are numbers in this range, or above its lower end."""
+    for name in names:
+        value = getattr(config, name)
+        try:
+            number = math.nan if isinstance(value, (bool, str)) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not low <= number <= high or (above_low and number == low):
+            start = f"a number above {low:g}" if above_low else f"a number from {low:g}"
+            refuse(name, value, start if high == math.inf else f"{start} to {high:g}")
+
+
+def check_choice(config: object, name: str, choices: Iterable[Any]) -> None:
+    """Require that a field is one of these values."""
+    value = getattr(config, name)
+    choices = list(choices)
+    if not any(value == choice and isinstance(value, type(choice)) for choice in choices):
+        refuse(name, value, f"one of {', '.join(map(repr, choices))}")
+
+
+def check_flags(config: object, *names: str) -> None:
+    """Require that these fields are `True` or `False`."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or value not in (0, 1):
+            refuse(name, value, "True or False")
+
+
+def refuse(name: str, value: object, limit: str) -> NoReturn:
+    """Raise the error for a value of a field that must be `limit`."""
+    raise ArgumentError(f"{name} is {shown(value)}; it must be {limit}")

@@ -1,0 +1,63 @@
+"""`ArgumentError`, `ErrorCode`, and the names of LMDeploy's fields in Penstock's messages."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock import PenstockError
+
+__all__ = ["ArgumentError", "ErrorCode", "message_of", "shown"]
+
+#: The fields of LMDeploy's API that Penstock's options are made of.
+_FIELDS = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "random_seed",
+    "stop": "stop_words",
+    "top_logprobs": "logprobs",
+    "max_model_len": "session_len",
+    "max_num_seqs": "max_batch_size",
+    "max_num_batched_tokens": "max_prefill_token_num",
+    "kv_cache_ratio": "cache_max_entry_count",
+    "output_hidden_states": "output_last_hidden_state",
+}
+_OPTION = re.compile(rf"(?<![\w.-])({'|'.join(_FIELDS)})(?= is | must |[=,;]|$)")
+
+
+class ErrorCode(StrEnum):
+    """The `error_code` of a request that failed."""
+
+    INVALID_REQUEST = "invalid_request"
+    REQUEST_CONFLICT = "request_conflict"
+    SESSION_NOT_EXIST = "session_not_exist"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    UNSUPPORTED_FEATURE = "unsupported_feature"
+    PREPROCESS_FAILED = "preprocess_failed"
+    REQUEST_CANCELLED = "request_cancelled"
+    OUT_OF_MEMORY = "out_of_memory"
+    ENGINE_UNAVAILABLE = "engine_unavailable"
+    INTERNAL_ERROR = "internal_error"
+
+
+class ArgumentError(AssertionError, ValueError):
+    """A value that is refused. The message names the field, the value and the limit.
+
+    LMDeploy raises an `AssertionError` for some fields and a `ValueError` for others; this class is both.
+    """
+
+
+def message_of(error: PenstockError) -> str:
+    """The message of an error of Penstock, with LMDeploy's names of the fields."""
+    return _OPTION.sub(lambda match: _FIELDS[match[0]], str(error))
+
+
+def shown(value: object) -> str:
+    """A value in an error message, which is shortened if it is long."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python limits the digits of an integer in a text
+        return "a number with too many digits"

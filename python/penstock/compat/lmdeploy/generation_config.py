@@ -1,0 +1,82 @@
+"""`GenerationConfig`: the parameters of a request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from penstock.compat.lmdeploy.checks import check_integer, check_number
+
+__all__ = ["EngineGenerationConfig", "GenerationConfig", "LogitsProcessor"]
+
+#: Called with the token ids so far and the logits of the next token, two tensors of torch; returns logits.
+LogitsProcessor = Callable[[Any, Any], Any]
+#: `top_k` if it is not set and `do_sample` is.
+_SAMPLING_TOP_K = 50
+
+
+@dataclasses.dataclass
+class GenerationConfig:
+    """The parameters of a request; docs/lmdeploy.md describes each of them.
+
+    Raises `ArgumentError`, which is an `AssertionError` and a `ValueError`, for a value of the wrong type or
+    out of range.
+    """
+
+    n: int = 1
+    max_new_tokens: int | None = 512
+    do_sample: bool | None = None
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    temperature: float = 0.8
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+    random_seed: int | None = None
+    stop_words: list[str] | None = None
+    bad_words: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_token_ids: list[int] | None = None
+    min_new_tokens: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logprobs: int | None = None
+    response_format: Mapping[str, Any] | None = None
+    logits_processors: list[LogitsProcessor] | None = None
+    output_logits: Literal["all", "generation"] | None = None
+    output_last_hidden_state: Literal["all", "generation"] | None = None
+    include_stop_str_in_output: bool = False
+    return_ppl: bool = False
+    with_cache: bool = False
+    preserve_cache: bool = False
+    migration_request: object = None
+    return_routed_experts: bool = False
+    repetition_ngram_size: int = 0
+    repetition_ngram_threshold: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer(self, "n", low=1)
+        check_integer(self, "max_new_tokens", "min_new_tokens", optional=True)
+        check_number(self, "top_p", "min_p", low=0, high=1)
+        check_integer(self, "top_k", optional=True)
+        check_number(self, "temperature", low=0, high=2)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the most likely one."""
+        if self.do_sample is False or not self.temperature or not self.top_p:
+            return True
+        return self.resolved_top_k == 1
+
+    @property
+    def resolved_top_k(self) -> int:
+        """`top_k`, or its default: 50 with `do_sample=True`, else 1."""
+        if self.top_k is None:
+            return _SAMPLING_TOP_K if self.do_sample else 1
+        return self.top_k
+
+
+@dataclasses.dataclass
+class EngineGenerationConfig(GenerationConfig):
+    """A `GenerationConfig` whose stop words and bad words are token ids."""
