@@ -62,6 +62,50 @@ async def test_batch_returns_results_in_the_order_of_the_prompts(engine: penstoc
     await assert_at_rest(engine)
 
 
+async def test_batch_takes_parameters_with_each_prompt(engine: penstock.Engine) -> None:
+    num_taken = 0
+
+    def params() -> Iterator[penstock.SamplingParams]:
+        nonlocal num_taken
+        for number in range(60):
+            num_taken += 1
+            yield SHORT.replace(max_tokens=1 + number % 7)
+
+    prompts = [prompt(number) for number in range(60)]
+    for ordered in (True, False):
+        async with engine.generate_many(prompts, list(params()), ordered=ordered) as many:
+            lengths = {item.index: len(item.result.token_ids) async for item in many if item.result}
+        assert lengths == {number: 1 + number % 7 for number in range(60)}
+    num_taken = 0
+    with engine.blocking.generate_many(iter(prompts), params(), concurrency=2, max_tokens=3) as items:
+        assert [len(text.token_ids) for text in (next(items).result,) if text] == [3]
+        assert num_taken <= 8
+        assert [item.index for item in items] == list(range(1, 60))
+    await assert_at_rest(engine)
+
+
+async def test_invalid_parameters_of_a_prompt_are_its_error(engine: penstock.Engine) -> None:
+    params = [SHORT, SHORT.replace(n=3), SHORT]
+    items = [item async for item in engine.generate_many([PROMPT] * 3, params, best_of=2)]
+    assert [item.error is None for item in items] == [True, False, True]
+    with pytest.raises(penstock.InvalidRequestError, match="best_of=2"):
+        raise items[1].error or AssertionError
+
+
+@pytest.mark.parametrize(("num_prompts", "num_params"), [(3, 2), (2, 3), (0, 1), (1, 0)])
+async def test_unequal_numbers_of_prompts_and_parameters_raise(
+    engine: penstock.Engine, num_prompts: int, num_params: int
+) -> None:
+    prompts, params = [PROMPT] * num_prompts, [SHORT] * num_params
+    counts = rf"{num_params} parameters for {num_prompts} prompts"
+    for call in (engine.generate_many, engine.stream_many):
+        with pytest.raises(penstock.InvalidRequestError, match=counts):
+            call(prompts, params)
+        with pytest.raises(penstock.InvalidRequestError, match=r"params has .* parameters for .* prompts"):
+            _ = [item async for item in call(iter(prompts), params)]
+    await assert_at_rest(engine)
+
+
 async def test_unordered_batch_returns_short_results_first(engine: penstock.Engine) -> None:
     prompts = [PROMPT, [1] * 508, PROMPT, [2] * 508]  # up to 512 tokens
     items = [item async for item in engine.generate_many(prompts, LONG, ordered=False)]
@@ -274,6 +318,9 @@ async def test_invalid_arguments_of_a_batch_are_refused_at_once(engine: penstock
     for concurrency in (0, True, 1.5):
         with pytest.raises(penstock.InvalidRequestError, match="concurrency"):
             engine.generate_many([PROMPT], SHORT, concurrency=concurrency)  # type: ignore[arg-type]
+    for params in ("greedy", {"max_tokens": 3}, 1):
+        with pytest.raises(TypeError, match="expected SamplingParams"):
+            engine.generate_many([PROMPT], params)  # type: ignore[arg-type]
     for prompts in ("one text", None, {"role": "user"}):
         with pytest.raises(penstock.InvalidRequestError, match="iterable of prompts"):
             engine.generate_many(prompts, SHORT)  # type: ignore[arg-type]

@@ -15,9 +15,12 @@ import penstock
 
 PUBLIC = {
     "Batch",
+    "BatchChunk",
     "BatchItem",
+    "BatchStream",
     "Blocking",
     "BlockingBatch",
+    "BlockingBatchStream",
     "BlockingRequest",
     "BlockingStream",
     "Choice",

@@ -40,7 +40,7 @@ from penstock._core import (
 )
 from penstock._describe import describe
 from penstock._options import EngineOptions, LogitsProcessor, Prompt, RequestOptions, SamplingOptions
-from penstock.batch import Batch, BatchItem, BlockingBatch
+from penstock.batch import Batch, BatchChunk, BatchItem, BatchStream, BlockingBatch, BlockingBatchStream
 from penstock.blocking import Blocking
 from penstock.engine import Engine
 from penstock.errors import (
@@ -59,9 +59,12 @@ from penstock.tokenizer import Tokenizer
 
 __all__ = [
     "Batch",
+    "BatchChunk",
     "BatchItem",
+    "BatchStream",
     "Blocking",
     "BlockingBatch",
+    "BlockingBatchStream",
     "BlockingRequest",
     "BlockingStream",
     "Choice",

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import reprlib
 from collections import deque
-from collections.abc import AsyncIterable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, Iterable, Mapping, Sized
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from penstock import _core
+from penstock._options import merge
 from penstock._pump import Watch
+from penstock.chat import Chat
 from penstock.errors import GenerationError, InvalidRequestError, OverloadedError
 from penstock.request import result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any, TypeAlias
 
     from penstock._core import Port, Result, SamplingParams
@@ -24,34 +25,15 @@ if TYPE_CHECKING:
 
     #: Starts a request, or prepares a beam search; given a callable that raises once the caller is cancelled.
     Submit: TypeAlias = Callable[[Callable[[], None]], _core.Request | _core.BeamSearch]
+    #: The errors of a job that do not end the batch; an `OverloadedError` starts it again later.
+    Refusal: TypeAlias = InvalidRequestError | GenerationError | OverloadedError
 
-#: With `ordered`, this many times `concurrency` results are kept while an earlier one is missing.
+#: This many times `concurrency` items are kept while an earlier one is missing, or is not read.
 _WINDOW = 4
 #: The errors of a job that do not end the batch.
 REFUSALS = (InvalidRequestError, GenerationError, OverloadedError)
 
-
-@dataclass(frozen=True)
-class BatchItem:
-    """The outcome of one prompt of `generate_many`: either `result` or `error` is set."""
-
-    index: int
-    result: Result | None
-    error: InvalidRequestError | GenerationError | None
-
-    __slots__ = {  # noqa: RUF023 - in the order of the fields
-        "index": "The position of the prompt, from 0.",
-        "result": "The result; `None` if the prompt is invalid or the request failed.",
-        "error": "The `InvalidRequestError` or `GenerationError`; `None` if there is a result.",
-    }
-
-    def to_dict(self) -> dict[str, Any]:
-        """The item for `json.dumps`; the error is its message."""
-        return {
-            "index": self.index,
-            "result": None if self.result is None else self.result.to_dict(),
-            "error": None if self.error is None else str(self.error),
-        }
+Item = TypeVar("Item")
 
 
 class Job:
@@ -61,6 +43,7 @@ class Job:
         self.index = index
         self.prompt = prompt
         self.params = params
+        self.num_unfinished = params.n  # choices of which the last chunk was not taken
         self.requests: list[_core.Request] = []
         self._search: _core.BeamSearch | None = None
 
@@ -98,26 +81,35 @@ class Job:
             self._search = None
 
 
-class BatchBase:
-    """The state of a batch, and its loop. The subclasses wait."""
+class BatchBase(Generic[Item]):
+    """The state of a batch, and its loop. Some subclasses wait, others make the items."""
 
     def __init__(
         self,
         session: Session,
         prompts: Iterable[Prompt] | AsyncIterable[Prompt],
-        params: SamplingParams,
-        chat_options: dict[str, Any],
+        params: SamplingParams | Iterable[SamplingParams] | None,
+        options: dict[str, Any],
         *,
         concurrency: int | None,
-        ordered: bool,
     ) -> None:
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, (Iterable, AsyncIterable)):
             limit = "an iterable of prompts"
             message = f"prompts={reprlib.repr(prompts)} is not allowed: it must be {limit}"
             raise InvalidRequestError(message, "prompts", prompts, limit)
+        self._params: SamplingParams | Iterator[SamplingParams]
+        if isinstance(params, Iterable) and not isinstance(params, (str, bytes, Mapping)):
+            if isinstance(params, Sized) and isinstance(prompts, Sized) and len(params) != len(prompts):
+                raise _unequal(f"{len(params)} parameters for {len(prompts)} prompts", params)
+            self._params, self._options, width = iter(params), options, 1
+        else:
+            shared: Any = params
+            self._options = Chat.take_options(options)
+            self._params = shared = merge(_core.SamplingParams, shared, options)
+            self._check_params(shared)
+            width = max(shared.n, shared.best_of or 1, shared.num_beams)
         info = session.check_open().info
         if concurrency is None:
-            width = max(params.n, params.best_of or 1, params.num_beams)
             most = info.max_num_seqs + (info.max_waiting or info.max_num_seqs)
             concurrency = min(-(-(info.max_num_seqs * 5 // 4 + 1) // width) + 1, most)
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
@@ -125,13 +117,9 @@ class BatchBase:
             message = f"concurrency={concurrency!r} is not allowed: it must be {limit}"
             raise InvalidRequestError(message, "concurrency", concurrency, limit)
         self._session = session
-        self._params = params
-        self._chat_options = chat_options
         self._concurrency = concurrency
         self._limit = concurrency  # less after the engine has refused a request
-        self._ordered = ordered
         self._num_taken = 0
-        self._num_returned = 0
         self._is_exhausted = False
         self._is_active = False
         self._rejected: deque[Job] = deque()
@@ -139,10 +127,9 @@ class BatchBase:
         self._jobs: dict[int, Job] = {}  # the running ones, by the ids of their requests
         self._watch = Watch()
         self._watches: dict[int, Watch] = {}
-        self._finished: dict[int, BatchItem] = {}
 
     def __del__(self) -> None:
-        if hasattr(self, "_finished"):
+        if hasattr(self, "_watches"):
             self._close()
 
     def _leave(self) -> None:
@@ -158,7 +145,6 @@ class BatchBase:
             job.cancel()
         self._rejected.clear()
         self._running.clear()
-        self._finished.clear()
 
     def _enter(self) -> None:
         if self._is_active:
@@ -166,40 +152,75 @@ class BatchBase:
             raise RuntimeError(message)
         self._is_active = True
 
-    def _next_item(self) -> BatchItem | None:
+    # ---- the items
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """Raise `InvalidRequestError` for parameters that no prompt can have."""
+
+    def _num_kept(self) -> int:
+        """The number of items that were not returned."""
+        raise NotImplementedError
+
+    def _next_item(self) -> Item | None:
         """The next item that can be returned."""
-        index = self._num_returned if self._ordered else next(iter(self._finished), None)
-        item = None if index is None else self._finished.pop(index, None)
-        self._num_returned += item is not None
-        return item
+        raise NotImplementedError
+
+    def _fail(self, job_index: int, error: InvalidRequestError | GenerationError) -> None:
+        """Keep the item of a prompt that failed."""
+        raise NotImplementedError
+
+    def _collect(self, port: Port) -> bool:
+        """Keep the items that have arrived; true if there is a reason to stop waiting."""
+        raise NotImplementedError
+
+    # ---- the jobs
 
     def _has_room(self) -> bool:
-        num_unreturned = len(self._running) + len(self._finished)
+        num_unreturned = len(self._running) + self._num_kept()
         return len(self._running) < self._limit and num_unreturned < _WINDOW * self._concurrency
 
     def _is_over(self) -> bool:
-        return self._is_exhausted and not (self._running or self._finished or self._rejected)
+        return self._is_exhausted and not (self._running or self._rejected or self._num_kept())
+
+    def _next_params(self) -> SamplingParams:
+        """The parameters of the prompt that was just taken."""
+        if isinstance(self._params, _core.SamplingParams):
+            return self._params
+        try:
+            return next(self._params)
+        except StopIteration:
+            num_given = self._num_taken - 1
+            raise _unequal(f"{num_given} parameters for at least {self._num_taken} prompts", None) from None
+
+    def _exhaust(self) -> None:
+        """There is no other prompt."""
+        self._is_exhausted = True
+        if not isinstance(self._params, _core.SamplingParams):
+            for _ in self._params:
+                message = f"at least {self._num_taken + 1} parameters for {self._num_taken} prompts"
+                raise _unequal(message, None)
 
     def _job(self, prompt: Prompt) -> Job | None:
-        """The job of the next prompt; `None` if the prompt is not valid."""
+        """The job of the next prompt; `None` if the prompt or its parameters are not valid."""
         index = self._num_taken
         self._num_taken += 1
+        given = self._next_params()
         try:
-            return Job(index, self._prepare(prompt), self._params)
+            prepared, params = self._session.prepare(prompt, given, dict(self._options))
+            if given is not self._params:
+                self._check_params(params)
         except InvalidRequestError as error:
-            self._finished[index] = BatchItem(index, None, error)
+            self._fail(index, error)
             return None
-
-    def _prepare(self, prompt: Prompt) -> PreparedPrompt:
-        return self._session.prepare(prompt, self._params, dict(self._chat_options))[0]
+        return Job(index, prepared, params)
 
     def _begin(self, job: Job, started: _core.Request | _core.BeamSearch, port: Port) -> None:
         job.begin(started, port)
         self._running[job.index] = job
         self._follow(job)
 
-    def _refuse(self, job: Job, error: InvalidRequestError | GenerationError | OverloadedError) -> bool:
-        """Record the error of a job; false if the engine has no room for it, so that it is started later.
+    def _refuse(self, job: Job, error: Refusal) -> bool:
+        """Keep the error of a job; false if the engine has no room for it, so that it is started later.
 
         The job holds nothing: an open beam search would delay `aclose(drain=...)`.
         """
@@ -208,7 +229,7 @@ class BatchBase:
             self._rejected.appendleft(job)
             self._limit = max(1, len(self._running))
             return False
-        self._finished[job.index] = BatchItem(job.index, None, error)
+        self._fail(job.index, error)
         return True
 
     def _follow(self, job: Job) -> None:
@@ -223,39 +244,19 @@ class BatchBase:
             self._jobs.pop(request.id, None)
             self._watches.pop(request.id, None)
 
-    def _collect(self, port: Port) -> bool:
-        """Move finished jobs to the finished items; true if there is a reason to stop waiting."""
-        num_finished = len(self._finished)
-        while self._watch.reached:
-            job = self._jobs.get(self._watch.reached.pop())
-            if job is not None:
-                self._poll(job, port)
-        return len(self._finished) > num_finished or not self._running
-
-    def _poll(self, job: Job, port: Port) -> None:
-        requests = job.requests
-        try:
-            result = job.poll(port)
-        except REFUSALS as error:
-            self._end(job, requests)
-            self._refuse(job, error)
-            return
-        if result is not None:
-            self._end(job, requests)
-            self._finished[job.index] = BatchItem(job.index, result, None)
-            self._limit = min(self._limit + 1, self._concurrency)
-        elif job.requests is not requests:  # the next step of a beam search
-            self._forget(requests)
-            self._follow(job)
-
     def _end(self, job: Job, requests: Sequence[_core.Request]) -> None:
         self._forget(requests)
         job.cancel()
         del self._running[job.index]
 
+    def _succeed(self, job: Job, requests: Sequence[_core.Request]) -> None:
+        """End a job that the engine had room for."""
+        self._end(job, requests)
+        self._limit = min(self._limit + 1, self._concurrency)
+
     # ---- the loop; the coroutines of a blocking batch never suspend
 
-    async def _wait_for_item(self, port: Port) -> BatchItem | None:
+    async def _wait_for_item(self, port: Port) -> Item | None:
         while True:
             await self._start_jobs(port)
             if (item := self._next_item()) is not None or self._is_over():
@@ -270,7 +271,7 @@ class BatchBase:
                 try:
                     prompt = await self._next_prompt()
                 except StopAsyncIteration:
-                    self._is_exhausted = True
+                    self._exhaust()
                     return
                 job = self._job(prompt)
             if job is not None and not await self._start(job, port):
@@ -285,5 +286,10 @@ class BatchBase:
         raise NotImplementedError
 
     async def _wait(self, port: Port) -> None:
-        """Wait until a job has finished, or until an attempt to start one is due."""
+        """Wait until an item has arrived, or until an attempt to start a job is due."""
         raise NotImplementedError
+
+
+def _unequal(counts: str, params: object) -> InvalidRequestError:
+    limit = "a SamplingParams, or one for each prompt"
+    return InvalidRequestError(f"params has {counts}; it must be {limit}", "params", params, limit)

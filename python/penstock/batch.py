@@ -1,8 +1,8 @@
-"""`generate_many`: the results of any number of prompts, with a bounded number of requests at a time.
+"""`generate_many` and `stream_many`: any number of prompts, with a bounded number of requests at a time.
 
 There is no background task. The iterating task, or thread, starts requests until `concurrency` of them are
-unfinished, waits until some have finished, and returns their results. Only the prompts and results of these
-requests are in memory.
+unfinished, waits until output has arrived, and returns it. Only the prompts and the output of these requests
+are in memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
+from penstock._batch_items import BatchChunk, BatchItem, Chunks, Results
 from penstock._core import Port
-from penstock._jobs import REFUSALS, BatchBase, BatchItem, Job
+from penstock._jobs import REFUSALS, BatchBase, Item, Job
 from penstock._session import should_offload
 
 if TYPE_CHECKING:
@@ -28,49 +29,35 @@ if TYPE_CHECKING:
     from penstock._pump import Pump
     from penstock._session import Session
 
-__all__ = ["Batch", "BatchItem", "BlockingBatch"]
+__all__ = ["Batch", "BatchChunk", "BatchItem", "BatchStream", "BlockingBatch", "BlockingBatchStream"]
 
-BatchItem.__module__ = __name__  # its public module, also for pickle
+BatchChunk.__module__ = BatchItem.__module__ = __name__  # their public module, also for pickle
 
 #: Time between two attempts while requests of other callers fill the waiting queue, in seconds. The ends of
 #: those requests are events of their own listeners only.
 _RETRY_INTERVAL = 0.02
 
 
-class Batch(BatchBase):
-    """The return value of `Engine.generate_many`: an async iterator of `BatchItem`s.
+class _AsyncBatch(BatchBase[Item]):
+    """A batch that an event loop reads."""
 
-        async with engine.generate_many(prompts, max_tokens=64) as items:
-            async for item in items:
-                print(item.index, item.result.text if item.result else item.error)
-
-    Leaving the block, `aclose()`, dropping the batch and an exception inside of it, such as a cancellation,
-    cancel the requests that run. `async for item in engine.generate_many(...)` works without the block.
-    """
-
-    def __init__(
+    def _connect(
         self,
-        session: Session,
         prompts: Iterable[Prompt] | AsyncIterable[Prompt],
-        params: SamplingParams,
-        chat_options: dict[str, Any],
-        *,
-        concurrency: int | None,
-        ordered: bool,
         pump: Callable[[], Pump],
         call: Callable[..., Awaitable[Any]],
     ) -> None:
-        super().__init__(session, prompts, params, chat_options, concurrency=concurrency, ordered=ordered)
+        """Set where the prompts come from, and the engine's methods for waiting and for slow calls."""
         self._async_prompts = aiter(prompts) if isinstance(prompts, AsyncIterable) else None
         self._prompts = iter(()) if isinstance(prompts, AsyncIterable) else iter(prompts)
         self._find_pump = pump
         self._pump: Pump | None = None
         self._call = call
 
-    def __aiter__(self) -> AsyncIterator[BatchItem]:
+    def __aiter__(self) -> AsyncIterator[Item]:
         return self
 
-    async def __anext__(self) -> BatchItem:
+    async def __anext__(self) -> Item:
         """The next item. Raises `EngineStoppedError` if the engine is closed, and what the prompts raise."""
         self._enter()
         try:
@@ -88,7 +75,7 @@ class Batch(BatchBase):
         return item
 
     async def _start_jobs(self, port: Port) -> None:
-        if self._async_prompts is None or not self._finished:  # its next prompt may take long
+        if self._async_prompts is None or not self._num_kept():  # its next prompt may take long
             await super()._start_jobs(port)
 
     async def _next_prompt(self) -> Prompt:
@@ -133,28 +120,19 @@ class Batch(BatchBase):
         self._leave()
 
 
-class BlockingBatch(BatchBase):
-    """The return value of `Blocking.generate_many`, an iterator of `BatchItem`s: `Batch` without `await`."""
+class _BlockingBatch(BatchBase[Item]):
+    """A batch that a thread without an event loop reads."""
 
-    def __init__(
-        self,
-        session: Session,
-        prompts: Iterable[Prompt],
-        params: SamplingParams,
-        chat_options: dict[str, Any],
-        *,
-        concurrency: int | None,
-        ordered: bool,
-    ) -> None:
-        super().__init__(session, prompts, params, chat_options, concurrency=concurrency, ordered=ordered)
+    def _connect(self, prompts: Iterable[Prompt]) -> None:
+        """Set where the prompts come from."""
         self._prompts = iter(prompts)
         self._port = Port(blocking=True)
 
-    def __iter__(self) -> Iterator[BatchItem]:
+    def __iter__(self) -> Iterator[Item]:
         return self
 
-    def __next__(self) -> BatchItem:
-        """The next item; raises as `Batch` does."""
+    def __next__(self) -> Item:
+        """The next item; raises as the asynchronous batch does."""
         self._enter()
         try:
             item = _run(self._wait_for_item(self._port))
@@ -203,12 +181,97 @@ class BlockingBatch(BatchBase):
         self._leave()
 
 
-def _run(coroutine: Coroutine[Any, Any, BatchItem | None]) -> BatchItem | None:
+class Batch(Results, _AsyncBatch[BatchItem]):
+    """The return value of `Engine.generate_many`: an async iterator of `BatchItem`s.
+
+        async with engine.generate_many(prompts, max_tokens=64) as items:
+            async for item in items:
+                print(item.index, item.result.text if item.result else item.error)
+
+    Leaving the block, `aclose()`, dropping the batch and an exception inside of it, such as a cancellation,
+    cancel the requests that run. `async for item in engine.generate_many(...)` works without the block.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None,
+        options: dict[str, Any],
+        *,
+        concurrency: int | None,
+        ordered: bool,
+        pump: Callable[[], Pump],
+        call: Callable[..., Awaitable[Any]],
+    ) -> None:
+        super().__init__(session, prompts, params, options, concurrency=concurrency, ordered=ordered)
+        self._connect(prompts, pump, call)
+
+
+class BatchStream(Chunks, _AsyncBatch[BatchChunk]):
+    """The return value of `Engine.stream_many`: an async iterator of `BatchChunk`s.
+
+        async with engine.stream_many(prompts, max_tokens=64) as chunks:
+            async for item in chunks:
+                print(item.index, item.chunk.text if item.chunk else item.error)
+
+    Ends as `Batch` does: leaving the block, `aclose()`, dropping it and an exception cancel what runs.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None,
+        options: dict[str, Any],
+        *,
+        concurrency: int | None,
+        pump: Callable[[], Pump],
+        call: Callable[..., Awaitable[Any]],
+    ) -> None:
+        super().__init__(session, prompts, params, options, concurrency=concurrency)
+        self._connect(prompts, pump, call)
+
+
+class BlockingBatch(Results, _BlockingBatch[BatchItem]):
+    """The return value of `Blocking.generate_many`, an iterator of `BatchItem`s: `Batch` without `await`."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None,
+        options: dict[str, Any],
+        *,
+        concurrency: int | None,
+        ordered: bool,
+    ) -> None:
+        super().__init__(session, prompts, params, options, concurrency=concurrency, ordered=ordered)
+        self._connect(prompts)
+
+
+class BlockingBatchStream(Chunks, _BlockingBatch[BatchChunk]):
+    """The return value of `Blocking.stream_many`, an iterator of `BatchChunk`s, without `await`."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None,
+        options: dict[str, Any],
+        *,
+        concurrency: int | None,
+    ) -> None:
+        super().__init__(session, prompts, params, options, concurrency=concurrency)
+        self._connect(prompts)
+
+
+def _run(coroutine: Coroutine[Any, Any, Item | None]) -> Item | None:
     """Run a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as end:
-        item: BatchItem | None = end.value
+        item: Item | None = end.value
         return item
     message = "a blocking batch was suspended; this is a bug in penstock"
     raise AssertionError(message)

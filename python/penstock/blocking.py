@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
-from penstock._options import merge
 from penstock._session import check_seconds
-from penstock.batch import BlockingBatch
-from penstock.chat import Chat
+from penstock.batch import BlockingBatch, BlockingBatchStream
 from penstock.request import BlockingRequest, BlockingStream
 
 if TYPE_CHECKING:
@@ -122,19 +120,27 @@ class Blocking:
     def generate_many(
         self,
         prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
         ordered: bool = True,
         **options: Unpack[RequestOptions],
     ) -> BlockingBatch:
         """The results of any number of prompts, as an iterator; see `Engine.generate_many`."""
-        sampling: dict[str, Any] = dict(options)
-        chat_options = Chat.take_options(sampling)
-        params = merge(_core.SamplingParams, params, sampling)
         return BlockingBatch(
-            self._session, prompts, params, chat_options, concurrency=concurrency, ordered=ordered
+            self._session, prompts, params, dict(options), concurrency=concurrency, ordered=ordered
         )
+
+    def stream_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        concurrency: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> BlockingBatchStream:
+        """The chunks of any number of prompts, as an iterator; see `Engine.stream_many`."""
+        return BlockingBatchStream(self._session, prompts, params, dict(options), concurrency=concurrency)
 
     def score(self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0) -> Score:
         """Log probabilities and perplexity of a text or of token ids; see `Engine.score`."""

@@ -12,13 +12,11 @@ from anyio.lowlevel import RunVar
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
-from penstock._options import merge
 from penstock._pump import Pump
 from penstock._session import Session, check_seconds, should_offload
 from penstock._workers import run_in_thread, run_slow
-from penstock.batch import Batch
+from penstock.batch import Batch, BatchStream
 from penstock.blocking import Blocking
-from penstock.chat import Chat
 from penstock.request import Request, Stream
 
 if TYPE_CHECKING:
@@ -287,7 +285,7 @@ class Engine:
     def generate_many(
         self,
         prompts: Iterable[Prompt] | AsyncIterable[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
         ordered: bool = True,
@@ -298,27 +296,56 @@ class Engine:
             async for item in engine.generate_many(prompts, max_tokens=64):
                 print(item.index, item.result.text if item.result else item.error)
 
-        Prompts are taken one by one, so a generator of 100,000 prompts needs no more memory than one of 100.
-        While the next prompt of an async iterable is awaited, no result is returned. `concurrency` is the
-        number of unfinished requests, by default slightly more than the engine computes together. Items come
-        in the order of the prompts, or with `ordered=False` as they finish.
+        `params` are the parameters of all prompts, or an iterable with those of each prompt, such as a list.
+        Prompts and their parameters are taken one by one, so generators of 100,000 need no more memory than
+        those of 100. While the next prompt of an async iterable is awaited, no result is returned.
+        `concurrency` is the number of unfinished requests, by default slightly more than the engine computes
+        together. Items come in the order of the prompts, or with `ordered=False` as they finish.
 
         An invalid prompt or a failed request is the `error` of its item. The engine is not overloaded: a
         request that `max_waiting` refuses is started again later. Raises `InvalidRequestError` at once for
-        invalid parameters; while iterating, `EngineStoppedError` and what `prompts` raises.
+        invalid parameters of all prompts; while iterating, `EngineStoppedError`, what `prompts` and `params`
+        raise, and `InvalidRequestError` if their numbers differ, at once if both have a length.
 
         Cancelling the task, leaving `async with`, `aclose()` or dropping the iterator cancels what runs.
         """
-        sampling: dict[str, Any] = dict(options)
-        chat_options = Chat.take_options(sampling)
-        params = merge(_core.SamplingParams, params, sampling)
         return Batch(
             self._session,
             prompts,
             params,
-            chat_options,
+            dict(options),
             concurrency=concurrency,
             ordered=ordered,
+            pump=self._pump,
+            call=self._call,
+        )
+
+    def stream_many(
+        self,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        concurrency: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> BatchStream:
+        """The chunks of any number of prompts as they arrive, as an async iterator of `BatchChunk`s.
+
+            async for item in engine.stream_many(prompts, max_tokens=64):
+                print(item.index, item.chunk.text if item.chunk else item.error)
+
+        The chunks of all running requests are interleaved; each request has its turn. The last item of a
+        prompt has an `error`, or a chunk with a `finish_reason`, with `n` above 1 that of the last choice.
+        Requests pause while the iterator is not read, unless they have `unread="keep"`.
+
+        Takes the arguments of `generate_many` except `ordered`, `best_of` and `num_beams`. Raises and ends as
+        it does.
+        """
+        return BatchStream(
+            self._session,
+            prompts,
+            params,
+            dict(options),
+            concurrency=concurrency,
             pump=self._pump,
             call=self._call,
         )
