@@ -26,7 +26,7 @@ _DEFAULT_INSTANCES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a pipeline itself needs of its arguments.
+    """The arguments that concern the pipeline itself, not the engine.
 
     - `config`: the engine's configuration.
     - `returns_text`: calls return text instead of `Response` objects, as LMDeploy did first.

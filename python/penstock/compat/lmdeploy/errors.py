@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock import PenstockError
 
-__all__ = ["ArgumentError", "ErrorCode", "message_of", "shown"]
+__all__ = ["ArgumentError", "ErrorCode", "UnsupportedError", "message_of", "shown"]
 
 #: The fields of LMDeploy's API that Penstock's options are made of.
 _FIELDS = {
@@ -48,6 +48,10 @@ class ArgumentError(AssertionError, ValueError):
 
     LMDeploy raises an `AssertionError` for some fields and a `ValueError` for others; this class is both.
     """
+
+
+class UnsupportedError(ArgumentError):
+    """A value that Penstock does not support. The message names the field, the value and the reason."""
 
 
 def message_of(error: PenstockError) -> str:

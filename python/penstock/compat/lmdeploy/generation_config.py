@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.compat.lmdeploy.checks import check_integer, check_number
+from penstock.compat.lmdeploy.checks import check_choice, check_flags, check_integer, check_number, refuse
+
+if TYPE_CHECKING:
+    from penstock.compat.lmdeploy.tokenizer import Tokenizer
 
 __all__ = ["EngineGenerationConfig", "GenerationConfig", "LogitsProcessor"]
+
+logger = logging.getLogger("penstock.lmdeploy")
 
 #: Called with the token ids so far and the logits of the next token, two tensors of torch; returns logits.
 LogitsProcessor = Callable[[Any, Any], Any]
 #: `top_k` if it is not set and `do_sample` is.
 _SAMPLING_TOP_K = 50
+_MAX_LOGPROBS = 1024
 
 
 @dataclasses.dataclass
@@ -61,6 +68,16 @@ class GenerationConfig:
         check_number(self, "top_p", "min_p", low=0, high=1)
         check_integer(self, "top_k", optional=True)
         check_number(self, "temperature", low=0, high=2)
+        check_number(self, "repetition_penalty", low=0, above_low=True)
+        check_integer(self, "random_seed", low=-(2**63), high=2**64 - 1, optional=True)
+        check_integer(self, "logprobs", high=_MAX_LOGPROBS, optional=True)
+        check_integer(self, "repetition_ngram_size", "repetition_ngram_threshold", low=-(2**63))
+        check_flags(self, "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens")
+        check_flags(self, "include_stop_str_in_output")
+        for name in ("output_logits", "output_last_hidden_state"):
+            check_choice(self, name, (None, "all", "generation"))
+        if self.repetition_ngram_size <= 0 or self.repetition_ngram_threshold <= 0:
+            self.repetition_ngram_size = self.repetition_ngram_threshold = 0
 
     @property
     def is_greedy(self) -> bool:
@@ -80,3 +97,30 @@ class GenerationConfig:
 @dataclasses.dataclass
 class EngineGenerationConfig(GenerationConfig):
     """A `GenerationConfig` whose stop words and bad words are token ids."""
+
+    stop_words: list[int] | None = None  # type: ignore[assignment]
+    bad_words: list[int] | None = None  # type: ignore[assignment]
+
+    @staticmethod
+    def From(gen_config: GenerationConfig, tokenizer: Tokenizer) -> EngineGenerationConfig:  # noqa: N802
+        """The configuration with the token ids of its words.
+
+        A list with a word of several tokens is dropped with a warning: a `GenerationConfig` with the words
+        themselves stops at them and forbids them.
+        """
+        values = {field.name: getattr(gen_config, field.name) for field in dataclasses.fields(gen_config)}
+        for name in ("stop_words", "bad_words"):
+            values[name] = _token_ids(name, values[name], tokenizer)
+        return EngineGenerationConfig(**values)
+
+
+def _token_ids(name: str, words: list[str] | None, tokenizer: Tokenizer) -> list[int] | None:
+    if words is None:
+        return None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        refuse(name, words, "a list of texts")
+    encoded = [tokenizer.model.encode(word, add_special_tokens=False) for word in words]
+    if any(len(ids) != 1 for ids in encoded):
+        logger.warning("%s has a word of several tokens and is dropped: %r", name, words)
+        return None
+    return [ids[0] for ids in encoded]

@@ -1,23 +1,75 @@
-"""`ChatTemplateConfig`, and the chat templates of a pipeline."""
+"""`lmdeploy.model`: `ChatTemplateConfig`, and the chat template of a pipeline.
+
+A template has `messages2prompt(messages, sequence_start)`, `get_prompt(prompt, sequence_start)` and
+`stop_words`. With `sequence_start=False` the text continues a session: it begins with the end of the
+assistant's last message, which the session's tokens do not contain, and has no system part.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import inspect
+import json
+import logging
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import penstock
+from penstock.compat.lmdeploy.checks import refuse
+from penstock.compat.lmdeploy.errors import ArgumentError, shown
+from penstock.compat.lmdeploy.template_classes import MODELS, BaseChatTemplate, BaseModel, ChatTemplate
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
 
     from penstock.compat.lmdeploy.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplateConfig", "ModelTemplate", "best_template"]
+__all__ = [
+    "MODELS",
+    "BaseChatTemplate",
+    "BaseModel",
+    "ChatTemplate",
+    "ChatTemplateConfig",
+    "ModelTemplate",
+    "best_template",
+]
+
+logger = logging.getLogger("penstock.lmdeploy")
+
+#: An answer in the text of a chat template.
+_SENTINEL = "penstock-sentinel"
+#: The name of the model's own template.
+_OWN = "hf"
+#: Texts that select a template by the name of a model that has none of its own.
+_MATCHES = {
+    "codellama": "codellama",
+    "llama-2": "llama2",
+    "llama2": "llama2",
+    "vicuna": "vicuna",
+    "wizardlm": "wizardlm",
+    "chatglm2": "chatglm",
+    "mistral": "mistral",
+    "mixtral": "mixtral",
+    "internlm-chat": "internlm-chat",
+    "baichuan2": "baichuan2-7b",
+    "qwen": "qwen",
+    "solar": "solar",
+    "ultralm": "ultralm",
+    "ultracm": "ultracm",
+}
 
 
 @dataclasses.dataclass
 class ChatTemplateConfig:
-    """The chat template of a pipeline."""
+    """The chat template of a pipeline: a built-in or registered one by its name, with other texts.
 
-    model_name: str | None = None
+    Fields that are `None` keep the texts of the template; see `BaseChatTemplate`. `model_name="hf"` is the
+    model's own template.
+    """
+
+    model_name: str
     model_path: str | None = None
     system: str | None = None
     meta_instruction: str | None = None
@@ -29,16 +81,55 @@ class ChatTemplateConfig:
     tool: str | None = None
     eotool: str | None = None
     separator: str | None = None
-    capability: str | None = None
+    capability: Literal["completion", "infilling", "chat", "python"] | None = None
     stop_words: list[str] | None = None
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template; that of a name that is not registered has these texts only."""
+        changes = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        del changes["model_name"]
+        kind = MODELS.get(self.model_name)
+        if kind is None:
+            if self.model_name == _OWN:
+                refuse("model_name", _OWN, "another name: the model's own template needs a pipeline")
+            logger.warning("model_name %r is not a registered chat template", self.model_name)
+            kind = BaseChatTemplate
+        return _with_sequence_start(kind(**changes))
+
+    def to_json(self, file_path: str | os.PathLike[str] | None = None) -> str:
+        """The fields as JSON, which is also written to a file."""
+        text = json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=4)
+        if file_path is not None:
+            Path(file_path).write_text(text, encoding="utf-8")
+        return text
+
+    @classmethod
+    def from_json(cls, file_or_string: str | os.PathLike[str]) -> ChatTemplateConfig:
+        """The configuration in a JSON file or a JSON text.
+
+        A name that is not registered becomes that of a new template. Raises `ArgumentError` if the text is
+        not valid JSON or has unknown fields.
+        """
+        values = _read_json(file_or_string)
+        unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            names = ", ".join(field.name for field in dataclasses.fields(cls))
+            refuse("the fields of a chat template", unknown, f"fields of ChatTemplateConfig: {names}")
+        name = values.get("model_name") or uuid.uuid4().hex
+        if name not in MODELS and name != _OWN:
+            MODELS.register_module(name, module=BaseChatTemplate)
+        return cls(**{**values, "model_name": name})
 
 
 class ModelTemplate:
     """The model's own chat template."""
 
+    #: The model's end tokens end an output without stop words.
+    stop_words: Sequence[str] | None = None
+
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer.model
-        self.stop_words: list[str] | None = None
 
     def get_prompt(self, prompt: str, sequence_start: bool = True) -> str:
         """The text of a prompt for one message of the user."""
@@ -47,21 +138,93 @@ class ModelTemplate:
     def messages2prompt(
         self, messages: str | Sequence[Mapping[str, Any]], sequence_start: bool = True, **kwargs: Any
     ) -> str:
-        """The text of a prompt for a chat; a last message of the assistant is continued."""
+        """The text of a prompt for a chat; a last message of the assistant is continued.
+
+        Other keywords are variables of the template. Raises `penstock.InvalidRequestError` if the template
+        rejects the messages.
+        """
         if isinstance(messages, str):
             return self.get_prompt(messages, sequence_start)
-        continues = bool(messages) and messages[-1].get("role") == "assistant"
-        return self._tokenizer.apply_chat_template(
-            messages, continue_final_message=continues, chat_template_kwargs=kwargs or None
+        before = [] if sequence_start else _TURN
+        text = self._tokenizer.apply_chat_template(
+            [*before, *messages],
+            chat_template_kwargs=kwargs or None,
+            continue_final_message=bool(messages) and messages[-1].get("role") == "assistant",
         )
+        return text if sequence_start else text.partition(_SENTINEL)[2]
+
+
+#: A turn before the messages that continue a session.
+_TURN: list[Mapping[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": _SENTINEL},
+]
+
+
+class _WithoutSequenceStart:
+    """A registered template whose methods have no `sequence_start`."""
+
+    def __init__(self, template: Any) -> None:
+        self._template = template
+        self.stop_words: Sequence[str] | None = getattr(template, "stop_words", None)
+
+    def get_prompt(self, prompt: str, sequence_start: bool = True) -> str:
+        return str(self._template.get_prompt(prompt))
+
+    def messages2prompt(
+        self, messages: str | Sequence[Mapping[str, Any]], sequence_start: bool = True, **kwargs: Any
+    ) -> str:
+        return str(self._template.messages2prompt(messages, **kwargs))
 
 
 def best_template(
     tokenizer: Tokenizer,
     *,
-    model_path: str = "",
+    model_path: str | os.PathLike[str] = "",
     model_name: str | None = None,
     config: ChatTemplateConfig | None = None,
-) -> ModelTemplate:
-    """The chat template of a pipeline."""
-    return ModelTemplate(tokenizer)
+) -> ChatTemplate:
+    """The chat template of a pipeline.
+
+    That of `config`; else the one that `model_name` names; else the model's own; else a built-in one for the
+    name of the model's directory; else `base`, which leaves a prompt unchanged.
+    """
+    if config is not None and config.model_name != _OWN:
+        return config.chat_template
+    if config is not None:
+        own = ChatTemplateConfig(_OWN, model_path=config.model_path)
+        if config != own:
+            refuse("chat_template_config", config, "without other fields: model_name is 'hf'")
+    elif model_name in MODELS:
+        return ChatTemplateConfig(str(model_name)).chat_template
+    template = ModelTemplate(tokenizer)
+    try:
+        template.get_prompt("hi")
+    except penstock.InvalidRequestError as error:
+        if config is not None:
+            raise ArgumentError(f"model_name is 'hf'; {error}") from error
+        name = Path(model_path).name.lower()
+        match = next((match for text, match in _MATCHES.items() if text in name), "base")
+        logger.warning("the model has no chat template of its own; %r is used", match)
+        return ChatTemplateConfig(match).chat_template
+    return template
+
+
+def _with_sequence_start(template: Any) -> ChatTemplate:
+    parameters = inspect.signature(template.messages2prompt).parameters
+    if "sequence_start" in parameters:
+        return template  # type: ignore[no-any-return]
+    return _WithoutSequenceStart(template)
+
+
+def _read_json(file_or_string: str | os.PathLike[str]) -> dict[str, Any]:
+    text = file_or_string
+    try:
+        if not isinstance(text, str) or not text.lstrip().startswith("{"):
+            text = Path(text).read_text(encoding="utf-8")
+        values = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"{shown(file_or_string)} is neither a JSON file nor JSON: {error}") from error
+    if not isinstance(values, dict):
+        refuse("the JSON of a chat template", values, "an object")
+    return values
