@@ -1,0 +1,394 @@
+"""One request: from the arguments of a call to token ids and parameters, and from chunks to items."""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import secrets
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import penstock
+from penstock.compat.lmdeploy import sampling
+from penstock.compat.lmdeploy.errors import ErrorCode, message_of, shown
+from penstock.compat.lmdeploy.sessions import RequestFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.compat.lmdeploy.messages import GenerationConfig
+    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
+    from penstock.compat.lmdeploy.sessions import Lease
+
+__all__ = ["Ask", "GenOut", "Turn"]
+
+#: Longer messages, in characters, are prepared in a worker thread by `generate`.
+LONG_TEXT = 2048
+
+_REASONS: dict[str, Literal["stop", "length", "abort"]] = {
+    "stop": "stop",
+    "tool_calls": "stop",
+    "length": "length",
+    "cancelled": "abort",
+    "interrupted": "abort",
+    "unread": "abort",
+}
+
+
+@dataclass(slots=True)
+class GenOut:
+    """A part of an output. The last item has a `finish_reason`.
+
+    - `response`: The text since the previous item.
+    - `history_token_len`: Number of tokens that the session had before.
+    - `input_token_len`: Number of tokens of the messages.
+    - `generate_token_len`: Number of tokens that were generated, up to and including this item.
+    - `finish_reason`: `stop`, `length`, `abort` (cancelled) or `error`; `None` before the end.
+    - `token_ids`: The ids since the previous item.
+    - `logprobs`: For each of `token_ids`, log probabilities by token id; `None` unless requested.
+    - `logits`, `last_hidden_state`: The rows of `token_ids`, and in the first item those of the prompt, as a
+      `torch.Tensor`; `None` unless requested.
+    - `cached_tokens`: Number of tokens of history and messages that were not computed again.
+    - `error_code`, `error_message`: Of an output with the reason `error`.
+    """
+
+    response: str
+    history_token_len: int
+    input_token_len: int
+    generate_token_len: int
+    finish_reason: Literal["stop", "length", "abort", "error"] | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[dict[int, float]] | None = None
+    logits: Any = None
+    last_hidden_state: Any = None
+    cached_tokens: int = 0
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+@dataclass(slots=True)
+class Ask:
+    """The arguments of a call that concern one prompt."""
+
+    messages: Any
+    config: GenerationConfig
+    input_ids: Sequence[int] | None = None
+    template: Any = None  # in place of the engine's
+    do_preprocess: bool = True
+    adapter_name: str | None = None
+    start: bool = True
+    end: bool = True
+    step: int = 0
+    streams: bool = True
+
+    def is_long(self) -> bool:
+        """Whether to prepare the request in a worker thread."""
+        if isinstance(self.messages, str):
+            return len(self.messages) > LONG_TEXT
+        return self.input_ids is None
+
+
+def prepare(engine: AsyncEngine, ask: Ask, lease: Lease | None) -> tuple[Any, penstock.SamplingParams, int]:
+    """The token ids and the parameters of a request, and the number of new ids. Raises `RequestFailed`."""
+    if ask.adapter_name is not None:
+        message = f"adapter_name={shown(ask.adapter_name)} is unknown: adapters are not supported yet"
+        raise RequestFailed(ErrorCode.UNSUPPORTED_FEATURE, message)
+    template = ask.template or engine.chat_template
+    new = _input_ids(engine, ask, template)
+    past = array("i") if lease is None else lease.past
+    total = len(past) + len(new)
+    if total >= engine.session_len:
+        message = (
+            f"history and input have {total} tokens; session_len is {engine.session_len}, "
+            "and at least one token is generated"
+        )
+        raise RequestFailed(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)
+    room = engine.session_len - total
+    wanted = ask.config.max_new_tokens
+    if wanted is not None and wanted < 1:
+        message = f"max_new_tokens={wanted} is not allowed: it must be at least 1, or None"
+        raise RequestFailed(ErrorCode.INVALID_REQUEST, message)
+    try:
+        options = sampling.options(
+            ask.config,
+            max_tokens=room if wanted is None else min(wanted, room),
+            tokenizer=engine.tokenizer,
+            template_stop_words=template.stop_words if ask.do_preprocess else None,
+            seed=_seed(ask.config, lease),
+        )
+        if lease is not None and not lease.is_stateless:
+            options["cache_salt"] = lease.salt
+        elif not engine.settings.enable_prefix_caching:
+            options["use_prefix_cache"] = False
+        params = penstock.SamplingParams(**options)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise RequestFailed(*failure(error)) from error
+    if not past:
+        return new, params, len(new)
+    ids = past[:]
+    ids.extend(new)
+    return ids, params, len(new)
+
+
+def _seed(config: GenerationConfig, lease: Lease | None) -> int:
+    if config.random_seed is not None:
+        return config.random_seed
+    return secrets.randbits(63) if lease is None else lease.seed
+
+
+def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
+    """The ids of the messages. Raises `RequestFailed`."""
+    if (ask.messages is None) == (ask.input_ids is None):
+        message = "exactly one of messages and input_ids must be given"
+        raise RequestFailed(ErrorCode.INVALID_REQUEST, message)
+    try:
+        if ask.input_ids is not None:
+            ids = [int(token) for token in ask.input_ids]
+        else:
+            if ask.do_preprocess:
+                text = template.messages2prompt(ask.messages, ask.start)
+            elif isinstance(ask.messages, str):
+                text = ask.messages
+            else:
+                text = "".join(message["content"] for message in ask.messages)
+            ids = engine.tokenizer.encode(text, add_bos=ask.start)
+            bos = engine.tokenizer.bos_token_id
+            if bos is not None and ids[:2] == [bos, bos]:  # the template writes it, too
+                del ids[0]
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, OverflowError) as error:
+        message = f"messages are not allowed: {error}"
+        raise RequestFailed(ErrorCode.PREPROCESS_FAILED, message) from error
+    if not ids:
+        raise RequestFailed(ErrorCode.INVALID_REQUEST, "the prompt has no tokens")
+    return ids
+
+
+class Turn:
+    """The state of a request that runs: it makes items of chunks, and ends the use of its session."""
+
+    def __init__(self, engine: AsyncEngine, ask: Ask) -> None:
+        self._engine = engine
+        self.ask = ask
+        self.lease: Lease | None = None
+        self.request: Any = None
+        self.is_cancelled = False
+        self.is_over = False
+        self.history_len = self.input_len = self.count = self.cached = 0
+        self.ids: list[int] = []  # those that items had
+        self._new: Sequence[int] = ()
+        self._is_started = False
+
+    def cancel(self) -> None:
+        """Cancel the request, in any phase and thread."""
+        self.is_cancelled = True
+        request = self.request
+        if request is not None:
+            request.cancel()
+
+    def prepare(self) -> tuple[Any, penstock.SamplingParams]:
+        """The prompt and the parameters; raises `RequestFailed`."""
+        lease = self.lease
+        if lease is not None:
+            self.history_len = len(lease.past)
+        prompt, params, self.input_len = prepare(self._engine, self.ask, lease)
+        self._new = prompt[self.history_len :] if self.history_len else prompt
+        self._reader = Reader(self._engine, self.ask.config, params)
+        return prompt, params
+
+    def begin(self, request: Any) -> None:
+        """The engine has accepted the request."""
+        self.request = request
+        self._is_started = True
+        if self.is_cancelled:
+            request.cancel()
+
+    def read(self, chunk: penstock.Chunk) -> GenOut:
+        """The item of a chunk that is not the last one."""
+        if not self.cached and not self.count:
+            self.cached = self.request.usage.cached_tokens
+        text, ids, logprobs, logits, states = self._reader.read(chunk)
+        self.ids += ids
+        self.count += len(ids)
+        return self._item(text, None, ids, logprobs, logits, states)
+
+    def read_last(self, chunk: penstock.Chunk | penstock.Result) -> list[GenOut]:
+        """The items of the last chunk, or of the complete result. Ends the use of the session."""
+        self.cached = self.request.usage.cached_tokens
+        text, ids, logprobs, logits, states = self._reader.read_last(chunk, self.ids)
+        self.ids += ids
+        self.count += len(ids)
+        self.release()
+        reason = _REASONS[chunk.finish_reason or "cancelled"]
+        if self.ask.config.include_stop_str_in_output and self.ask.streams and reason == "stop":
+            return [self._item(text, reason, ids, logprobs, logits, states)]
+        last = self._item("", reason, [], None if logprobs is None else [], None, None)
+        if text or ids or logits is not None or states is not None:
+            return [self._item(text, None, ids, logprobs, logits, states), last]
+        return [last]
+
+    def _item(
+        self, text: str, reason: Any, ids: list[int], logprobs: Any, logits: Any, states: Any
+    ) -> GenOut:
+        return GenOut(
+            text,
+            self.history_len,
+            self.input_len,
+            self.count,
+            reason,
+            ids,
+            logprobs,
+            logits,
+            states,
+            self.cached,
+        )
+
+    def aborted(self) -> GenOut:
+        """The item of a request that was cancelled before it started."""
+        self.release()
+        return self._item("", "abort", [], None, None, None)
+
+    def failed(self, error: BaseException) -> GenOut:
+        """The item of a request that failed; raises an error that is not one of the request."""
+        code, message = failure(error)
+        self._is_started = False  # the session stays as it was
+        self.release()
+        item = self._item("", "error", [], None, None, None)
+        item.error_code, item.error_message = code, message
+        return item
+
+    def release(self) -> None:
+        """End the use of the session and cancel what runs."""
+        self.is_over = True
+        lease, self.lease = self.lease, None
+        if self.request is not None:
+            self.request.cancel()
+        if lease is not None:
+            lease.release([*self._new, *self.ids] if self._is_started else None)
+
+
+def failure(error: BaseException) -> tuple[str, str]:
+    """The code and the message of a failed request; raises an error that is not one of a request."""
+    if isinstance(error, RequestFailed):
+        return error.code, error.message
+    if isinstance(error, (penstock.EngineStoppedError, penstock.OverloadedError)):
+        return ErrorCode.ENGINE_UNAVAILABLE, message_of(error)
+    if isinstance(error, penstock.GenerationError):
+        return ErrorCode.INTERNAL_ERROR, message_of(error)
+    if isinstance(error, penstock.InvalidRequestError):
+        return ErrorCode.INVALID_REQUEST, message_of(error)
+    if isinstance(error, (ValueError, TypeError, AssertionError)):
+        return ErrorCode.INVALID_REQUEST, str(error)
+    raise error
+
+
+class Reader:
+    """Makes LMDeploy's outputs of chunks: without the stop token and without a part of a character."""
+
+    def __init__(
+        self, engine: AsyncEngine, config: GenerationConfig, params: penstock.SamplingParams
+    ) -> None:
+        self._native = engine.engine
+        self._keeps_stop = config.include_stop_str_in_output
+        self._skips_special = params.skip_special_tokens
+        self._has_stop_strings = bool(params.stop) and not self._keeps_stop
+        self._has_tensors = params.output_logits is not None or params.output_hidden_states is not None
+        self._held: list[int] = []  # ids whose text may belong to a stop string
+        self._held_logprobs: list[dict[int, float]] = []
+        self._num_chars = 0
+        #: Whether a chunk that is not the last one is an item as it is.
+        self.is_plain = not (self._has_stop_strings or self._has_tensors or params.logprobs)
+
+    def read(self, chunk: penstock.Chunk) -> tuple[str, list[int], Any, Any, Any]:
+        """Text, ids, log probabilities, logits and hidden states of a chunk that is not the last one."""
+        ids, logprobs = [*self._held, *chunk.token_ids], _logprobs(chunk)
+        if logprobs is not None:
+            logprobs = [*self._held_logprobs, *logprobs]
+        self._held, self._held_logprobs = [], []
+        if self._has_stop_strings:
+            self._num_chars += len(chunk.text)
+            if not chunk.text:
+                self._held, self._held_logprobs, ids = ids, logprobs or [], []
+                logprobs = None if logprobs is None else []
+        return chunk.text, ids, logprobs, _rows(chunk.logits, 0), _rows(chunk.hidden_states, 0)
+
+    def read_last(
+        self, chunk: penstock.Chunk | penstock.Result, before: list[int]
+    ) -> tuple[str, list[int], Any, Any, Any]:
+        """The same for the last chunk or a complete result; `before` are the ids that were returned."""
+        text, stop = chunk.text, chunk.stop_reason
+        ids, logprobs = [*self._held, *chunk.token_ids], _logprobs(chunk)
+        if logprobs is not None:
+            logprobs = [*self._held_logprobs, *logprobs]
+        num_ids = len(ids)
+        if isinstance(stop, int) and not self._keeps_stop:
+            del ids[-1:]
+        elif isinstance(stop, str) and not self._keeps_stop:
+            num_chars = self._num_chars + len(text)
+            while ids and len(self._decode([*before, *ids[:-1]])) >= num_chars:
+                del ids[-1]
+        dropped = num_ids - len(ids)
+        if text.endswith("\ufffd") and self._is_partial([*before[-4:], *ids]):
+            text = text[:-1]
+        if logprobs is not None:
+            del logprobs[len(ids) :]
+        return text, ids, logprobs, _rows(chunk.logits, dropped), _rows(chunk.hidden_states, dropped)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._native.decode(ids, skip_special_tokens=self._skips_special)
+
+    def _is_partial(self, ids: Sequence[int]) -> bool:
+        """Whether the bytes of these tokens end within a character."""
+        try:
+            data = b"".join(self._native.token_bytes(ids[-4:]))
+        except penstock.InvalidRequestError:  # tokens are words, not bytes
+            return False
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(data)
+        return bool(decoder.getstate()[0])
+
+
+def _logprobs(chunk: penstock.Chunk | penstock.Result) -> list[dict[int, float]] | None:
+    """For each token the log probabilities of the most likely ones and its own."""
+    if chunk.logprobs is None:
+        return None
+    most = chunk.top_logprobs or ((),) * len(chunk.logprobs)
+    return [
+        {**dict(top), token: logprob}
+        for token, logprob, top in zip(chunk.token_ids, chunk.logprobs, most, strict=True)
+    ]
+
+
+def _rows(tensor: penstock.Tensor | None, dropped: int) -> Any:
+    """The rows as a tensor of torch, without the last ones."""
+    if tensor is None:
+        return None
+    rows = to_torch(tensor)
+    return rows[: len(rows) - dropped] if dropped else rows
+
+
+def to_torch(tensor: penstock.Tensor) -> Any:
+    """The values as a float32 tensor of torch, which has memory of its own."""
+    return torch().from_dlpack(_Copied(tensor))
+
+
+class _Copied:
+    """A tensor that is exported as a copy, which can be written to."""
+
+    def __init__(self, tensor: penstock.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self._tensor.__dlpack__(copy=True)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._tensor.__dlpack_device__()
+
+
+def torch() -> Any:
+    """The package torch; raises `ImportError` with the command that installs it."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        message = "logits and hidden states are tensors of torch; pip install 'penstock[lmdeploy]'"
+        raise ImportError(message) from error

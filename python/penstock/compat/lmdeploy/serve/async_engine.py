@@ -1,0 +1,315 @@
+"""`AsyncEngine`: an engine with sessions, for event loops, threads and plain scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import penstock
+from penstock.compat.lmdeploy import batches
+from penstock.compat.lmdeploy import prompts as forms
+from penstock.compat.lmdeploy.checks import refuse
+from penstock.compat.lmdeploy.engine_options import resolve
+from penstock.compat.lmdeploy.generation import Ask, GenOut
+from penstock.compat.lmdeploy.model import best_template
+from penstock.compat.lmdeploy.sessions import Session, SessionTable, forgetter
+from penstock.compat.lmdeploy.streams import AsyncStream
+from penstock.compat.lmdeploy.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Generator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from penstock.compat.lmdeploy.engine_configs import AnyEngineConfig
+    from penstock.compat.lmdeploy.generation_config import GenerationConfig
+    from penstock.compat.lmdeploy.model import ChatTemplateConfig
+
+__all__ = ["AsyncEngine", "GenOut", "Session"]
+
+
+class AsyncEngine:
+    """A model, its sessions and its requests.
+
+        engine = AsyncEngine("internlm/internlm-chat-7b", backend_config=EngineConfig(session_len=1024))
+        async for item in engine.generate("Hi", session_id=1):
+            print(item.response, end="", flush=True)
+
+    `model_path` is a model as `penstock.Engine` takes it. The arguments after it are described in
+    docs/lmdeploy.md. The constructor loads the model; `close`, leaving a `with` block or dropping the engine
+    frees it.
+
+    All methods can be called from any thread. Those that are not asynchronous need no event loop, and also
+    work where one runs, which they block. `generate` runs on any event loop of asyncio or trio.
+
+    Raises `ArgumentError` for a value that is refused, and what `penstock.Engine` raises.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        model_name: str | None = None,
+        backend: Literal["turbomind", "pytorch"] | None = "turbomind",
+        backend_config: AnyEngineConfig | None = None,
+        chat_template_config: ChatTemplateConfig | None = None,
+        instance_num: int | None = 32,
+        tp: int | None = 1,
+        **kwargs: Any,
+    ) -> None:
+        self._is_closed = False
+        forms.check_template(chat_template_config)
+        model, options, self.settings = resolve(
+            model_path,
+            backend,
+            backend_config,
+            model_name=model_name,
+            instance_num=instance_num,
+            tp=tp,
+            **kwargs,
+        )
+        engine = penstock.Engine(model, **options)
+        engine.blocking.start()
+        self.engine = engine
+        self.backend_config = self.settings.config
+        self.sessions = SessionTable(forgetter(engine))
+        self.session_len = engine.info.max_model_len
+        try:
+            self.tokenizer = Tokenizer(model)
+            self._template_arguments: Any = {"model_path": str(model), "model_name": self.settings.model_name}
+            self.chat_template = best_template(
+                self.tokenizer, config=chat_template_config, **self._template_arguments
+            )
+        except BaseException:
+            engine.close()
+            raise
+
+    # ---- many prompts
+
+    def __call__(
+        self,
+        prompts: Any,
+        gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        chat_template_config: ChatTemplateConfig | None = None,
+        request_output_len: int | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float | None = None,
+        repetition_penalty: float | None = None,
+        ignore_eos: bool | None = None,
+        do_preprocess: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """The outputs of a prompt or of a list of prompts; see `infer`."""
+        return self.infer(
+            prompts,
+            gen_config,
+            do_preprocess,
+            chat_template_config=chat_template_config,
+            request_output_len=request_output_len,
+            top_k=top_k,
+            top_p=top_p,
+            temperature=temperature,
+            repetition_penalty=repetition_penalty,
+            ignore_eos=ignore_eos,
+            **kwargs,
+        )
+
+    batch_infer = __call__
+
+    def infer(
+        self,
+        prompts: Any,
+        gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        use_tqdm: bool = False,
+        *,
+        chat_template_config: ChatTemplateConfig | None = None,
+        request_output_len: int | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float | None = None,
+        repetition_penalty: float | None = None,
+        ignore_eos: bool | None = None,
+        stop_words: list[str] | None = None,
+    ) -> Any:
+        """The outputs of a prompt or of a list of prompts, in the order of the prompts.
+
+        A prompt is text or a list of messages. `gen_config` is one for all prompts, or a list with one for
+        each. The parameters from `request_output_len` on apply only without it.
+
+        Returns text if the engine or the call has arguments of LMDeploy's first pipeline, else `Response`
+        objects. A request that fails has the reason `error`, and its text is empty; the others continue.
+
+        Raises `ArgumentError` for wrong arguments, before anything is computed, and
+        `penstock.EngineStoppedError` if the engine is closed.
+        """
+        early = {
+            "request_output_len": request_output_len,
+            "top_k": top_k,
+            "top_p": top_p,
+            "temperature": temperature,
+            "repetition_penalty": repetition_penalty,
+            "ignore_eos": ignore_eos,
+            "stop_words": stop_words,
+        }
+        self.check_open()
+        asked, is_single = forms.split(prompts)
+        configs = forms.configs_of(gen_config, len(asked), early)
+        template = self.template_of(chat_template_config)
+        asks = (
+            Ask(prompt, config, None, template, do_preprocess, adapter_name, streams=False)
+            for prompt, config in zip(asked, configs, strict=True)
+        )
+        responses = batches.run(self, asks, len(asked), use_tqdm=use_tqdm)
+        outputs: list[Any] = list(responses)
+        if self.settings.returns_text or (gen_config is None and forms.takes_early(early)):
+            outputs = [response.text for response in responses]
+        return outputs[0] if is_single else outputs
+
+    # ---- one request
+
+    def generate(
+        self,
+        messages: Any = None,
+        session_id: int | Session | None = None,
+        gen_config: GenerationConfig | None = None,
+        chat_template_config: ChatTemplateConfig | None = None,
+        stream_response: bool = True,
+        sequence_start: bool = True,
+        sequence_end: bool = True,
+        step: int = 0,
+        request_output_len: int | None = None,
+        stop: bool = False,
+        stop_words: list[str] | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float | None = None,
+        repetition_penalty: float | None = None,
+        ignore_eos: bool | None = None,
+        *,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        input_ids: Sequence[int] | None = None,
+    ) -> AsyncStream:
+        """The output of one request, as an async generator of `GenOut`.
+
+        `messages` is text or a list of messages; `input_ids` are token ids in place of it.
+
+        `sequence_start` begins a session, `sequence_end` ends it when the request has ended. With
+        `sequence_start=False` the messages follow the session's tokens, or with `step` above 0 its first
+        `step` tokens. A session continues after a cancelled request, with the tokens that were read.
+        `stop=True` cancels the session's request instead.
+
+        A request that fails has one item, with the reason `error`: the session is unknown
+        (`session_not_exist`) or has an unfinished request (`request_conflict`), or the prompt is not valid.
+        A prompt that does not fit into the session has one item, without text and with the reason `length`.
+
+        Dropping or closing the generator, and cancelling the task that reads it, cancel the request. Raises
+        `ArgumentError` for wrong arguments, `penstock.EngineStoppedError` if the engine is closed.
+        """
+        early = {
+            "request_output_len": request_output_len,
+            "top_k": top_k,
+            "top_p": top_p,
+            "temperature": temperature,
+            "repetition_penalty": repetition_penalty,
+            "ignore_eos": ignore_eos,
+            "stop_words": stop_words,
+        }
+        self.check_open()
+        ask = Ask(
+            messages,
+            forms.config_of(gen_config, early),
+            input_ids,
+            self.template_of(chat_template_config),
+            do_preprocess,
+            adapter_name,
+            start=sequence_start,
+            end=sequence_end,
+            step=step,
+            streams=stream_response,
+        )
+        session_id = self._session_id(session_id)
+        stream = AsyncStream(self, session_id, ask)
+        if stop:
+            history = self.sessions.length(session_id)
+            self.sessions.stop(session_id)
+            stream.set_items([GenOut("", history, 0, 0)])
+        return stream
+
+    # ---- sessions
+
+    def stop_session(self, session_id: int | Session) -> Done:
+        """Cancel the session's request, if there is one; the session can be continued. Never waits."""
+        self.sessions.stop(self._session_id(session_id))
+        return Done()
+
+    def end_session(self, session_id: int | Session) -> Done:
+        """Forget the session and its cached blocks; its request is cancelled. Never waits."""
+        self.sessions.end(self._session_id(session_id))
+        return Done()
+
+    def session(self) -> Session:
+        """A new session, for `chat`."""
+        return Session(self.sessions.new_id(), self)
+
+    def _session_id(self, session: int | Session | None) -> int:
+        if session is None:
+            return self.sessions.new_id()
+        if isinstance(session, Session):
+            return session.session_id
+        if isinstance(session, bool) or not isinstance(session, int):
+            refuse("session_id", session, "an integer or a Session")
+        return session
+
+    def template_of(self, config: ChatTemplateConfig | None) -> Any:
+        """The chat template of one call; `None` for the engine's."""
+        forms.check_template(config)
+        if config is None:
+            return None
+        return best_template(self.tokenizer, config=config, **self._template_arguments)
+
+    # ---- the end
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def check_open(self) -> None:
+        """Raise `penstock.EngineStoppedError` if the engine is closed."""
+        if self._is_closed:
+            message = "the engine was closed; create a new one"
+            raise penstock.EngineStoppedError(message)
+
+    def close(self) -> None:
+        """Cancel all requests, stop the engine's threads and free the model. Can be called repeatedly."""
+        if not self._is_closed:
+            self._is_closed = True
+            engine = getattr(self, "engine", None)
+            if engine is not None:
+                engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_closed"):
+            self.close()
+
+
+class Done:
+    """The return value of a method that has finished and that LMDeploy's later versions await."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
