@@ -270,3 +270,28 @@ async def test_streams_of_batches_share_an_event_loop(engine: penstock.Engine) -
             group.start_soon(engine.generate, PROMPT, LONG)
     assert threading.active_count() < 50
     await assert_at_rest(engine)
+
+
+async def test_cancel_of_a_batch_ends_its_requests(engine: penstock.Engine) -> None:
+    batch = engine.stream_many([PROMPT] * 40, LONG, concurrency=4)
+    ends: dict[int, str] = {}
+    async for item in batch:
+        if not ends:
+            batch.cancel()
+        assert item.chunk is not None
+        if item.chunk.finish_reason is not None:
+            ends[item.index] = item.chunk.finish_reason
+    assert ends == dict.fromkeys(range(4), "cancelled")
+    await assert_at_rest(engine)
+
+
+def test_cancel_of_one_prompt_leaves_the_others(engine: penstock.Engine) -> None:
+    batch = engine.blocking.generate_many([PROMPT] * 3, [LONG, LONG.replace(max_tokens=9), LONG])
+    threads = [threading.Thread(target=batch.cancel, args=(index,)) for index in (0, 2)]
+    for thread in threads:
+        thread.start()
+    results = [item.result for item in batch]
+    for thread in threads:
+        thread.join()
+    assert [result and result.finish_reason for result in results] == ["cancelled", "length", "cancelled"]
+    assert_at_rest_blocking(engine)

@@ -45,6 +45,7 @@ class Job:
         self.params = params
         self.num_unfinished = params.n  # choices of which the last chunk was not taken
         self.requests: list[_core.Request] = []
+        self.is_cancelled = False  # by `BatchBase.cancel`
         self._search: _core.BeamSearch | None = None
 
     def submit(self, session: Session, port: Port) -> Submit:
@@ -64,6 +65,11 @@ class Job:
         """The result, if there is one yet; raises the error of a failed request."""
         while all(request.has_ended() for request in self.requests):
             results = [result_of(request) for request in self.requests]
+            if self.is_cancelled and self._search is None:
+                return results[0]
+            if self.is_cancelled:
+                message = "the beam search was cancelled"
+                raise GenerationError(message)
             if self._search is None:
                 return _core.best_of(results[0], self.params)
             self._search.advance(results)
@@ -122,6 +128,7 @@ class BatchBase(Generic[Item]):
         self._num_taken = 0
         self._is_exhausted = False
         self._is_active = False
+        self._cancelled: set[int | None] = set()  # indices; `None` for all prompts
         self._rejected: deque[Job] = deque()
         self._running: dict[int, Job] = {}
         self._jobs: dict[int, Job] = {}  # the running ones, by the ids of their requests
@@ -131,6 +138,24 @@ class BatchBase(Generic[Item]):
     def __del__(self) -> None:
         if hasattr(self, "_watches"):
             self._close()
+
+    def cancel(self, index: int | None = None) -> None:
+        """Cancel the request of the prompt at this position; without `index` all, and start no other prompt.
+
+        Never waits. Can be called from any thread, also while another one reads: the output so far is
+        returned, with the finish reason `cancelled`. A beam search has a `GenerationError` instead.
+        """
+        self._cancelled.add(index)
+        if index is None:
+            self._is_exhausted = True
+        for job in list(self._running.values()):
+            self._cancel_if_asked(job)
+
+    def _cancel_if_asked(self, job: Job) -> None:
+        if job.index in self._cancelled or None in self._cancelled:
+            job.is_cancelled = True
+            for request in job.requests:
+                request.cancel()
 
     def _leave(self) -> None:
         self._enter()
@@ -217,6 +242,7 @@ class BatchBase(Generic[Item]):
     def _begin(self, job: Job, started: _core.Request | _core.BeamSearch, port: Port) -> None:
         job.begin(started, port)
         self._running[job.index] = job
+        self._cancel_if_asked(job)  # after `cancel` can see it: it is called in any thread
         self._follow(job)
 
     def _refuse(self, job: Job, error: Refusal) -> bool:

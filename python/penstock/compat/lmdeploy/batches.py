@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
+import penstock
 from penstock.compat.lmdeploy.generation import GenOut, Turn
 from penstock.compat.lmdeploy.response import Response
-from penstock.compat.lmdeploy.streams import FAILURES
+from penstock.compat.lmdeploy.streams import FAILURES, acquire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
 
     from penstock.compat.lmdeploy.generation import Ask
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
-__all__ = ["response_of", "run"]
+__all__ = ["infer", "read", "response_of"]
 
 
-def response_of(item: GenOut, index: int) -> Response:
+def response_of(item: GenOut, index: int = 0) -> Response:
     """The `Response` of an item."""
     return Response(
         text=item.response,
@@ -35,19 +37,132 @@ def response_of(item: GenOut, index: int) -> Response:
     )
 
 
-def run(engine: AsyncEngine, asks: Iterable[Ask], count: int, *, use_tqdm: bool) -> list[Response]:
+class _Request:
+    """The request of one prompt of a batch, as `Turn` uses it."""
+
+    def __init__(self, batches: list[Any], index: int) -> None:
+        self._batches = batches
+        self._index = index
+        self.usage: penstock.Usage
+
+    def cancel(self) -> None:
+        for batch in self._batches:
+            batch.cancel(self._index)
+
+
+class _Prompts:
+    """Prepares the prompts of a batch, each when the batch takes it."""
+
+    def __init__(self, engine: AsyncEngine, asks: Iterator[Ask], session_ids: Sequence[int] | None) -> None:
+        self._engine = engine
+        self._asks = asks
+        self._session_ids = session_ids
+        self._params: deque[penstock.SamplingParams] = deque()
+        self.batches: list[Any] = []  # the batch, once it exists
+        self.running: dict[int, tuple[int, Turn]] = {}  # by the index in the batch
+        self.failed: deque[Response] = deque()
+        self.num_taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        num_started = 0
+        for index, ask in enumerate(self._asks):
+            self.num_taken = index + 1
+            turn = Turn(self._engine, ask)
+            try:
+                if self._session_ids is not None:
+                    acquire(self._engine, turn, self._session_ids[index])
+                prompt, params = turn.prepare()
+            except FAILURES as error:
+                self.failed.append(response_of(turn.failed(error), index))
+                continue
+            except BaseException:
+                turn.release()
+                raise
+            self.running[num_started] = index, turn
+            turn.begin(_Request(self.batches, num_started))
+            self._params.append(params)
+            num_started += 1
+            yield prompt
+
+    def params(self) -> Iterator[penstock.SamplingParams]:
+        """The parameters of the prompts that were taken."""
+        while self._params:
+            yield self._params.popleft()
+
+    def read(self, item: Any) -> Iterator[Response]:
+        """The responses of an item of the batch."""
+        index, turn = self.running[item.index]
+        if item.error is not None:
+            del self.running[item.index]
+            yield response_of(turn.failed(item.error), index)
+            return
+        chunk: Any = item.result if isinstance(item, penstock.BatchItem) else item.chunk
+        usage = chunk.usage if isinstance(chunk, penstock.Result) else item.usage
+        turn.request.usage = usage
+        if chunk.finish_reason is None:
+            yield response_of(turn.read(chunk), index)
+            return
+        del self.running[item.index]
+        for part in turn.read_last(chunk):
+            yield response_of(part, index)
+
+    def take_failed(self) -> Iterator[Response]:
+        """The responses of prompts that were not started."""
+        while self.failed:
+            yield self.failed.popleft()
+
+    def end(self, error: penstock.EngineStoppedError | None) -> Iterator[Response]:
+        """The responses of the prompts that the batch has no items for: the engine or the batch has ended."""
+        for index, turn in self.running.values():
+            yield response_of(turn.failed(error) if error else turn.aborted(), index)
+        for index, ask in enumerate(self._asks, self.num_taken):
+            turn = Turn(self._engine, ask)
+            yield response_of(turn.failed(error) if error else turn.aborted(), index)
+
+    def release(self) -> None:
+        """End the use of the sessions of what runs."""
+        for _index, turn in self.running.values():
+            turn.release()
+
+
+def read(
+    engine: AsyncEngine, asks: Iterator[Ask], *, streams: bool, session_ids: Sequence[int] | None = None
+) -> Iterator[Response]:
+    """The parts of the outputs of all prompts, as they arrive. Closing the iterator cancels what runs."""
+    prompts = _Prompts(engine, asks, session_ids)
+    blocking = engine.engine.blocking
+    limit = engine.max_concurrency
+    batch: Any
+    if streams:
+        batch = blocking.stream_many(prompts, prompts.params(), concurrency=limit)
+    else:
+        batch = blocking.generate_many(prompts, prompts.params(), concurrency=limit, ordered=False)
+    prompts.batches.append(batch)
+    engine.batches.add(batch)
+    stopped = None
+    try:
+        with batch:
+            try:
+                for item in batch:
+                    yield from prompts.take_failed()
+                    yield from prompts.read(item)
+            except penstock.EngineStoppedError as error:
+                stopped = error
+        yield from prompts.take_failed()
+        yield from prompts.end(stopped)
+    finally:
+        engine.batches.discard(batch)
+        prompts.release()
+
+
+def infer(engine: AsyncEngine, asks: Iterator[Ask], num_asks: int, *, use_tqdm: bool) -> list[Response]:
     """The outputs of all prompts, in their order."""
-    responses = []
-    for index, ask in enumerate(asks):
-        turn = Turn(engine, ask)
-        try:
-            prompt, params = turn.prepare()
-            turn.begin(engine.engine.blocking.start_request(prompt, params))
-            first, *rest = turn.read_last(turn.request.result())
-            response = response_of(first, index)
-            for item in rest:
-                response.extend(response_of(item, index))
-        except FAILURES as error:
-            response = response_of(turn.failed(error), index)
-        responses.append(response)
+    import tqdm
+
+    responses: list[Any] = [None] * num_asks
+    with tqdm.tqdm(total=num_asks, disable=not use_tqdm) as progress:
+        for part in read(engine, asks, streams=False):
+            known = responses[part.index]
+            responses[part.index] = part if known is None else known.extend(part)
+            progress.update(part.finish_reason is not None)
     return responses

@@ -9,7 +9,7 @@ from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.generation_config import GenerationConfig
 from penstock.compat.lmdeploy.model import ChatTemplateConfig
 
-__all__ = ["config_of", "configs_of", "split"]
+__all__ = ["check_template", "config_of", "configs_of", "early_of", "split", "takes_early"]
 
 #: The parameters of a call without `gen_config`, and their values if one of them is given.
 _EARLY = {
@@ -41,6 +41,15 @@ def split(prompts: Any) -> tuple[list[Any], bool]:
 
 def _is_chat(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def early_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a call that apply without `gen_config`. Raises `TypeError` for others."""
+    for name in given:
+        if name not in _EARLY:
+            message = f"unexpected keyword argument {name!r}"
+            raise TypeError(message)
+    return given
 
 
 def takes_early(given: Mapping[str, Any]) -> bool:

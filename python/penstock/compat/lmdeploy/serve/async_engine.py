@@ -10,6 +10,7 @@ from penstock.compat.lmdeploy import prompts as forms
 from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.engine_options import resolve
 from penstock.compat.lmdeploy.generation import Ask, GenOut
+from penstock.compat.lmdeploy.generation_config import GenerationConfig
 from penstock.compat.lmdeploy.model import best_template
 from penstock.compat.lmdeploy.sessions import Session, SessionTable, forgetter
 from penstock.compat.lmdeploy.streams import AsyncStream
@@ -17,13 +18,13 @@ from penstock.compat.lmdeploy.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
     from penstock.compat.lmdeploy.engine_configs import AnyEngineConfig
-    from penstock.compat.lmdeploy.generation_config import GenerationConfig
     from penstock.compat.lmdeploy.model import ChatTemplateConfig
+    from penstock.compat.lmdeploy.response import Response
 
 __all__ = ["AsyncEngine", "GenOut", "Session"]
 
@@ -73,6 +74,9 @@ class AsyncEngine:
         self.backend_config = self.settings.config
         self.sessions = SessionTable(forgetter(engine))
         self.session_len = engine.info.max_model_len
+        width = engine.info.max_num_seqs
+        self.max_concurrency = min(self.settings.max_concurrency or width, width)
+        self.batches: set[Any] = set()  # the calls with many prompts that run
         try:
             self.tokenizer = Tokenizer(model)
             self._template_arguments: Any = {"model_path": str(model), "model_name": self.settings.model_name}
@@ -125,18 +129,13 @@ class AsyncEngine:
         use_tqdm: bool = False,
         *,
         chat_template_config: ChatTemplateConfig | None = None,
-        request_output_len: int | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        temperature: float | None = None,
-        repetition_penalty: float | None = None,
-        ignore_eos: bool | None = None,
-        stop_words: list[str] | None = None,
+        **early: Any,
     ) -> Any:
         """The outputs of a prompt or of a list of prompts, in the order of the prompts.
 
         A prompt is text or a list of messages. `gen_config` is one for all prompts, or a list with one for
-        each. The parameters from `request_output_len` on apply only without it.
+        each. Without it, the keywords `request_output_len`, `top_k`, `top_p`, `temperature`,
+        `repetition_penalty`, `ignore_eos` and `stop_words` apply.
 
         Returns text if the engine or the call has arguments of LMDeploy's first pipeline, else `Response`
         objects. A request that fails has the reason `error`, and its text is empty; the others continue.
@@ -144,28 +143,70 @@ class AsyncEngine:
         Raises `ArgumentError` for wrong arguments, before anything is computed, and
         `penstock.EngineStoppedError` if the engine is closed.
         """
-        early = {
-            "request_output_len": request_output_len,
-            "top_k": top_k,
-            "top_p": top_p,
-            "temperature": temperature,
-            "repetition_penalty": repetition_penalty,
-            "ignore_eos": ignore_eos,
-            "stop_words": stop_words,
-        }
+        given = forms.early_of(early)
         self.check_open()
         asked, is_single = forms.split(prompts)
-        configs = forms.configs_of(gen_config, len(asked), early)
+        configs = forms.configs_of(gen_config, len(asked), given)
         template = self.template_of(chat_template_config)
         asks = (
             Ask(prompt, config, None, template, do_preprocess, adapter_name, streams=False)
             for prompt, config in zip(asked, configs, strict=True)
         )
-        responses = batches.run(self, asks, len(asked), use_tqdm=use_tqdm)
+        responses = batches.infer(self, asks, len(asked), use_tqdm=use_tqdm)
         outputs: list[Any] = list(responses)
-        if self.settings.returns_text or (gen_config is None and forms.takes_early(early)):
+        if self.settings.returns_text or (gen_config is None and forms.takes_early(given)):
             outputs = [response.text for response in responses]
         return outputs[0] if is_single else outputs
+
+    def stream_infer(
+        self,
+        prompts: Any,
+        sessions: Session | Sequence[Session] | None = None,
+        gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        stream_response: bool = True,
+        *,
+        sequence_start: bool = True,
+        sequence_end: bool = True,
+        step: int = 0,
+        **early: Any,
+    ) -> Iterator[Response]:
+        """The outputs of a prompt or of a list of prompts, as an iterator of parts.
+
+        Parts of different prompts are interleaved: `index` is the position of the prompt. The last part of a
+        prompt has a `finish_reason`. With `stream_response=False` a prompt has one part with its complete
+        output, and the last one.
+
+        `sessions` has one session for each prompt; `Session.abort` cancels its request. `sequence_start`,
+        `sequence_end` and `step` are those of `generate`.
+
+        The requests run while the iterator is read; dropping or closing it cancels them. Takes the other
+        arguments of `infer` and raises as it does.
+        """
+        if sessions is not None and _has_configs(sessions):  # the order of earlier versions
+            sessions, gen_config = None, sessions
+        given = forms.early_of(early)
+        self.check_open()
+        asked, _is_single = forms.split(prompts)
+        configs = forms.configs_of(gen_config, len(asked), given)
+        ids = self._session_ids(sessions, len(asked))
+        if ids is None and not (sequence_start and sequence_end):
+            refuse("sessions", None, "given with sequence_start=False or sequence_end=False")
+        asks = (
+            Ask(
+                prompt,
+                config,
+                do_preprocess=do_preprocess,
+                adapter_name=adapter_name,
+                start=sequence_start,
+                end=sequence_end,
+                step=step,
+                streams=stream_response,
+            )
+            for prompt, config in zip(asked, configs, strict=True)
+        )
+        return batches.read(self, asks, streams=stream_response, session_ids=ids)
 
     # ---- one request
 
@@ -250,9 +291,26 @@ class AsyncEngine:
         self.sessions.end(self._session_id(session_id))
         return Done()
 
+    def stop_all_session(self) -> Done:
+        """Cancel all requests, those that wait included; their last items have the reason `abort`."""
+        for batch in list(self.batches):
+            batch.cancel()
+        self.sessions.stop_all()
+        return Done()
+
+    stop_all = stop_all_session
+
     def session(self) -> Session:
         """A new session, for `chat`."""
         return Session(self.sessions.new_id(), self)
+
+    def _session_ids(self, sessions: Any, num_prompts: int) -> list[int] | None:
+        if sessions is None:
+            return None
+        given = list(sessions) if isinstance(sessions, (list, tuple)) else [sessions]
+        if len(given) != num_prompts:
+            refuse("sessions", given, f"one session for each of {num_prompts} prompts, not {len(given)}")
+        return [self._session_id(session) for session in given]
 
     def _session_id(self, session: int | Session | None) -> int:
         if session is None:
@@ -305,6 +363,11 @@ class AsyncEngine:
     def __del__(self) -> None:
         if hasattr(self, "_is_closed"):
             self.close()
+
+
+def _has_configs(values: object) -> bool:
+    first = values[0] if isinstance(values, (list, tuple)) and values else values
+    return isinstance(first, GenerationConfig)
 
 
 class Done:
