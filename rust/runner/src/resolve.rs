@@ -42,7 +42,7 @@ impl ResolvedConfig {
         let budget = MemoryBudget::new(config, available)?;
         let longest = longest_sequence(model);
         if let Some(max_model_len) = config.max_model_len.filter(|len| *len > longest) {
-            let limit = format!("at most {longest}, the maximum of the model");
+            let limit = format!("at most {longest}, the maximum of the model{}", scaling_text(model));
             return Err(FieldError::new("max_model_len", max_model_len, limit).into());
         }
         let request_of = |max_model_len| MemoryRequest::new(config, dtype, weights, max_model_len);
@@ -174,6 +174,18 @@ fn longest_sequence(model: &ModelConfig) -> usize {
         RopeScaling::Yarn { factor, original, .. } => factor * *original as f64,
     };
     longest.max(scaled as usize).min(MAX_MODEL_LEN)
+}
+
+/// The share of the rope scaling in the longest sequence, for errors.
+fn scaling_text(model: &ModelConfig) -> String {
+    match model.rope.scaling() {
+        RopeScaling::Default | RopeScaling::Llama3 { .. } => String::new(),
+        RopeScaling::Linear { factor }
+        | RopeScaling::Dynamic { factor }
+        | RopeScaling::Yarn { factor, .. } => {
+            format!(" with its rope scaling of factor={factor}")
+        }
+    }
 }
 
 #[cfg(test)]
