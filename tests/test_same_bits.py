@@ -35,6 +35,7 @@ CHECKPOINTS = {
         max_position_embeddings=100,
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
     ),
+    "llama with log-n attention": make_config("llama", use_logn_attn=True, seq_length=40),
 }
 
 

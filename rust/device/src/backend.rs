@@ -310,7 +310,8 @@ pub trait Backend: Send + 'static {
     ) -> Result<(), DeviceError>;
 
     /// Rows of `qkv` hold query, key and value heads side by side. Normalises the heads of q and k if `norms` (of q, of
-    /// k, epsilon) are given, rotates them in place, and writes k and v into the layer's cache.
+    /// k, epsilon) are given, rotates them in place, multiplies q by [`StepInputs::query_scales`], and writes k and v into the
+    /// layer's cache.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn rope_write_kv(
         &mut self,

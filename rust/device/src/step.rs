@@ -51,6 +51,8 @@ pub struct StepInputs {
     pub write_offsets: Vec<u32>,
     /// Rotations of rows whose frequencies depend on more than the position, as rows of a rope table.
     pub extra_rotations: Vec<f32>,
+    /// Factor on the query of each row, or empty.
+    pub query_scales: Vec<f32>,
     /// The sequences, in row order.
     pub sequences: Vec<AttentionRow>,
     /// Block tables of all sequences.
@@ -86,6 +88,7 @@ impl StepInputs {
             write_blocks: room(tokens)?,
             write_offsets: room(tokens)?,
             extra_rotations: Vec::new(),
+            query_scales: Vec::new(),
             sequences: room(sequences)?,
             blocks: room(spec.blocks())?,
             output_rows: room(tokens)?,
@@ -109,6 +112,7 @@ impl StepInputs {
             write_blocks,
             write_offsets,
             extra_rotations,
+            query_scales,
             sequences,
             blocks,
             output_rows,
@@ -117,6 +121,7 @@ impl StepInputs {
             .into_iter()
             .for_each(Vec::clear);
         extra_rotations.clear();
+        query_scales.clear();
         sequences.clear();
     }
 
@@ -140,6 +145,8 @@ impl StepInputs {
         check(self.tokens.iter().all(token_is_valid), "a token or a slot is out of range")?;
         check(self.positions.len() == rows, "each row has one position")?;
         check(self.positions.iter().all(position_is_valid), "a position is out of range")?;
+        let has_scales = self.query_scales.is_empty() || self.query_scales.len() == rows;
+        check(has_scales, "each row has one factor, or none has")?;
         check(
             self.write_blocks.len() == rows && self.write_offsets.len() == rows,
             "each row is written once",

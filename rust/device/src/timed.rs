@@ -278,7 +278,8 @@ impl<B: Backend> Backend for Timed<B> {
         slots: &B::Slots,
         cache: &Self::Cache,
     ) -> Result<Self::Step<'a>, DeviceError> {
-        let words = 5 * inputs.tokens.len() + inputs.blocks.len() + inputs.extra_rotations.len();
+        let floats = inputs.extra_rotations.len() + inputs.query_scales.len();
+        let words = 5 * inputs.tokens.len() + inputs.blocks.len() + floats;
         let inner = self.measure(Operation::Upload, bytes(4 * words as u64), |inner| {
             inner.upload(inputs, rope, slots, &cache.inner)
         })?;

@@ -166,6 +166,7 @@ fn step(tokens: Range<u32>, blocks: &[u32]) -> StepInputs {
         write_offsets: (0..count).map(|row| (row % BLOCK_SIZE) as u32).collect(),
         positions: (0..count as u32).collect(),
         extra_rotations: Vec::new(),
+        query_scales: Vec::new(),
         sequences: vec![AttentionRow {
             first_query: 0,
             num_queries: count,
@@ -286,12 +287,13 @@ fn upload_refuses_every_index_out_of_range() {
     };
     assert_eq!(upload(|_| {}), Ok(()));
     assert_eq!(upload(|inputs| inputs.tokens[3] = FOLLOWS | 2), Ok(()));
-    let changes: [fn(&mut StepInputs); 13] = [
+    let changes: [fn(&mut StepInputs); 14] = [
         |inputs| inputs.tokens[3] = STEP.vocabulary as u32,
         |inputs| inputs.tokens[3] = FOLLOWS | 3,
         |inputs| inputs.positions[19] = 40,
         |inputs| inputs.positions[19] = EXTRA,
         |inputs| inputs.positions.truncate(19),
+        |inputs| inputs.query_scales = vec![1.0; 19],
         |inputs| inputs.write_blocks[0] = 4,
         |inputs| inputs.write_offsets[0] = 16,
         |inputs| inputs.blocks[1] = 4,

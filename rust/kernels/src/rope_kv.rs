@@ -23,6 +23,8 @@ pub struct RopeWriteKv<'a> {
     /// The rotation of each row, as for [`Kernels::rope`].
     pub cos: Rows<'a>,
     pub sin: Rows<'a>,
+    /// Factors on the rotated queries, if any.
+    pub query_scales: Option<&'a [f32]>,
     pub layout: &'a KvLayout,
     /// The block and the position inside it to which the keys and values of a row are written.
     pub blocks: &'a [u32],
@@ -30,15 +32,15 @@ pub struct RopeWriteKv<'a> {
 }
 
 impl Kernels {
-    /// Normalises the query and key heads of every row of `qkv` if `call` has norms, rotates them in place, and writes
-    /// keys and values to `cache`, which has all blocks of the layer. The same as [`rms_norm_in_place`], [`rope`] and
-    /// [`write_kv`], one after the other.
+    /// Normalises the query and key heads of every row of `qkv` if `call` has norms, rotates them in place, multiplies
+    /// the queries by the row's factor, and writes keys and values to `cache`, which has all blocks of the layer. The same
+    /// as [`rms_norm_in_place`], [`rope`], the products and [`write_kv`], one after the other.
     ///
     /// [`rms_norm_in_place`]: Kernels::rms_norm_in_place
     /// [`rope`]: Kernels::rope
     /// [`write_kv`]: Kernels::write_kv
     pub fn rope_write_kv(&self, pool: &Pool, call: &RopeWriteKv<'_>, qkv: &mut [f32], cache: &mut [u8]) {
-        let &RopeWriteKv { heads, norms, cos, sin, layout, blocks, offsets } = call;
+        let &RopeWriteKv { heads, norms, cos, sin, query_scales, layout, blocks, offsets } = call;
         let (stride, count, head_dim) = (heads.qkv_width(), blocks.len(), heads.head_dim);
         let (query, kv) = (heads.query_width(), heads.kv_width());
         assert_eq!((qkv.len(), offsets.len()), (count * stride, count), "floats of qkv, and offsets");
@@ -52,6 +54,10 @@ impl Kernels {
         if let Some((query_norm, key_norm, _)) = norms {
             assert_eq!((query_norm.len(), key_norm.len()), (head_dim, head_dim), "weights of the head norms");
         }
+        assert!(
+            query_scales.is_none_or(|scales| scales.len() == count),
+            "one factor for each of {count} rows"
+        );
         let block_bytes = layout.block_bytes();
         let (rows, cache) = (SharedMut::new(qkv), SharedMut::new(cache));
         let parts = match num_shares(pool, count, stride) {
@@ -77,6 +83,9 @@ impl Kernels {
                         (self.table.rms_norm)(at.add(query), kv, key_norm, epsilon, at.add(query));
                     }
                     (self.table.rope)(at, query + kv, head_dim, cos.row(row), sin.row(row));
+                }
+                if let Some(scales) = query_scales {
+                    qkv[..query].iter_mut().for_each(|value| *value *= scales[row]);
                 }
                 let (keys, values) = qkv[query..].split_at(kv);
                 layout.write_to_block(cache, *offset as usize, keys, values);

@@ -148,6 +148,7 @@ proptest! {
                 norms: Some((&norm, &norm, 1e-6)),
                 cos: Rows::dense(&cos, half),
                 sin: Rows::dense(&sin, half),
+                query_scales: Some(&Guarded::new(&[1.5; 5], side)),
                 layout: &layout,
                 blocks: &Guarded::new(&[0, 1, 1, 0, 0], side),
                 offsets: &Guarded::new(&[0, 15, 2, 1, 7], side),

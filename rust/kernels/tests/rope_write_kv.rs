@@ -23,6 +23,9 @@ fn separately(kernels: Kernels, call: &RopeWriteKv<'_>, qkv: &mut [f32], cache: 
         kernels.rms_norm_in_place(&pool, RowsMut::columns(qkv, stride, query..query + kv), key_norm, epsilon);
     }
     kernels.rope(&pool, RowsMut::columns(qkv, stride, 0..query + kv), head_dim, call.cos, call.sin);
+    for (row, scale) in qkv.chunks_exact_mut(stride).zip(call.query_scales.into_iter().flatten()) {
+        row[..query].iter_mut().for_each(|value| *value *= scale);
+    }
     for (row, (block, offset)) in qkv.chunks_exact(stride).zip(call.blocks.iter().zip(call.offsets)) {
         let (k, v) = row[query..].split_at(kv);
         kernels.write_kv(call.layout, cache, *block, *offset as usize, k, v);
@@ -36,7 +39,7 @@ proptest! {
     #[test]
     fn fused_rope_and_write_have_the_bits_of_separate_ones(
         rows in 0usize..200, kv_heads in 1usize..4, group in 1usize..3, half in 1usize..20, rest in 0usize..5,
-        has_norms: bool, threads in 1usize..5, dtype in 0..TYPES.len(), seed in 0u64..1000,
+        has_norms: bool, has_scales: bool, threads in 1usize..5, dtype in 0..TYPES.len(), seed in 0u64..1000,
     ) {
         let heads = HeadShape { heads: kv_heads * group, kv_heads, head_dim: 2 * half + rest };
         let layout = KvLayout { block_size: BLOCK, kv_heads, head_dim: heads.head_dim, dtype: TYPES[dtype] };
@@ -46,11 +49,13 @@ proptest! {
         let places = random_floats(seed + 2, 2 * rows);
         let blocks: Vec<_> = places[..rows].iter().map(|value| place(*value, BLOCKS)).collect();
         let offsets: Vec<_> = places[rows..].iter().map(|value| place(*value, BLOCK as u32)).collect();
+        let scales = random_floats(seed + 4, rows);
         let call = RopeWriteKv {
             heads,
             norms: has_norms.then_some((query_norm, key_norm, 1e-6)),
             cos: Rows::columns(&rotation, 2 * half, 0..half),
             sin: Rows::columns(&rotation, 2 * half, half..2 * half),
+            query_scales: has_scales.then_some(&scales),
             layout: &layout,
             blocks: &blocks,
             offsets: &offsets,
@@ -96,6 +101,15 @@ fn write_to_a_block_outside_the_cache_panics() {
     let layout = KvLayout { block_size: BLOCK, kv_heads: 1, head_dim: 2, dtype: KvDtype::F32 };
     let mut cache = vec![0; 2 * layout.block_bytes()];
     let (cos, sin) = (Rows::dense(&[1.0], 1), Rows::dense(&[0.0], 1));
-    let call = RopeWriteKv { heads, norms: None, cos, sin, layout: &layout, blocks: &[2], offsets: &[0] };
+    let call = RopeWriteKv {
+        heads,
+        norms: None,
+        cos,
+        sin,
+        query_scales: None,
+        layout: &layout,
+        blocks: &[2],
+        offsets: &[0],
+    };
     Kernels::best().rope_write_kv(&Pool::new(1).unwrap(), &call, &mut [0.0; 6], &mut cache);
 }

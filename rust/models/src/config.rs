@@ -22,6 +22,8 @@ pub struct ModelConfig {
     /// Maximum sequence length of the model, in tokens.
     pub max_position_embeddings: usize,
     pub rope: Rope,
+    /// With log-n attention, the trained length: queries at positions from it are scaled.
+    pub logn_len: Option<usize>,
     /// Biases on q, k, v.
     pub qkv_bias: bool,
     /// Bias on the output projection of the attention.

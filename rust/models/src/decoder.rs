@@ -9,7 +9,7 @@ use penstock_device::{Backend, DeviceError, StepInputs, StepSpec};
 use penstock_types::{AttentionParams, AttentionRow, Epilogue};
 
 use crate::config::ModelConfig;
-use crate::rotations::{ExtraRotations, RopeTable};
+use crate::rotations::{ExtraRotations, RopeTable, logn_scale};
 
 /// A weight and its bias.
 pub(crate) struct Linear<B: Backend> {
@@ -130,8 +130,8 @@ impl<B: Backend> Decoder<B> {
         &self.config
     }
 
-    /// Appends one sequence's rows to a step: its tokens at positions from `start`, their rotations, and where their
-    /// keys and values are written. The sequence's block table must already be the last `num_blocks` entries of
+    /// Appends one sequence's rows to a step: its tokens at positions from `start`, their rotations, the scales of
+    /// their queries, and where their keys and values are written. The sequence's block table must already be the last `num_blocks` entries of
     /// `inputs.blocks`.
     pub fn push_sequence(
         &self,
@@ -146,6 +146,10 @@ impl<B: Backend> Decoder<B> {
         let blocks = inputs.blocks.len() - num_blocks..inputs.blocks.len();
         inputs.tokens.extend(tokens);
         let mut extra = ExtraRotations::new(&self.config.rope);
+        if let Some(logn_len) = self.config.logn_len {
+            let scales = (start..start + num_tokens).map(|position| logn_scale(position, logn_len));
+            inputs.query_scales.extend(scales);
+        }
         for position in start..start + num_tokens {
             inputs.positions.push(extra.rotation(position, prompt_len, &mut inputs.extra_rotations));
             inputs.write_blocks.push(inputs.blocks[blocks.start + position / block_size]);

@@ -95,13 +95,8 @@ fn find_family(fields: Fields<'_>) -> Result<&'static Family, ModelError> {
 }
 
 /// Fields that change the result of the model and are not supported: they must be missing, null or false.
-const UNSUPPORTED: [&str; 5] = [
-    "use_logn_attn",
-    "use_dynamic_ntk",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "quantization_config",
-];
+const UNSUPPORTED: [&str; 4] =
+    ["use_dynamic_ntk", "attn_logit_softcapping", "final_logit_softcapping", "quantization_config"];
 
 /// Reads the fields that all families share.
 fn read_common_fields(family: &Family, fields: Fields<'_>) -> Result<ModelConfig, ModelError> {
@@ -132,6 +127,7 @@ fn read_common_fields(family: &Family, fields: Fields<'_>) -> Result<ModelConfig
         return Err(fields.error("head_dim", &head_dim.into(), "even"));
     }
     let max_position_embeddings = fields.count("max_position_embeddings", MAX_POSITIONS)?;
+    let rope = Rope::from_fields(fields, head_dim, max_position_embeddings)?;
     Ok(ModelConfig {
         architecture: family.architecture.to_owned(),
         vocabulary_size: fields.count("vocab_size", MAX_VOCABULARY)?,
@@ -141,13 +137,26 @@ fn read_common_fields(family: &Family, fields: Fields<'_>) -> Result<ModelConfig
         norm_epsilon: fields.positive_or("rms_norm_eps", 1e-6)? as f32,
         tied_head: fields.flag_or("tie_word_embeddings", false)?,
         max_position_embeddings,
-        rope: Rope::from_fields(fields, head_dim, max_position_embeddings)?,
+        logn_len: read_logn_len(fields, &rope)?,
+        rope,
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,
         qk_norm: false,
         windows: vec![None; fields.count("num_hidden_layers", MAX_LAYERS)?],
     })
+}
+
+/// The trained length of a model with log-n attention: Qwen 1 names it `seq_length`.
+fn read_logn_len(fields: Fields<'_>, rope: &Rope) -> Result<Option<usize>, ModelError> {
+    if !fields.flag_or("use_logn_attn", false)? {
+        return Ok(None);
+    }
+    let trained = fields.count_or("seq_length", MAX_POSITIONS, rope.trained_len())?;
+    if trained < 2 {
+        return Err(fields.error("seq_length", &trained.into(), "at least 2 with use_logn_attn"));
+    }
+    Ok(Some(trained))
 }
 
 #[cfg(test)]
@@ -236,6 +245,30 @@ mod tests {
     }
 
     #[test]
+    fn logn_attention_starts_at_the_trained_length() {
+        let len = |changes: Value| {
+            let mut overrides = json!({"use_logn_attn": true});
+            merge(overrides.as_object_mut().expect("object"), changes.as_object().expect("object"));
+            overridden(&llama(), overrides).map(|model| model.logn_len)
+        };
+        assert_eq!(ModelConfig::from_json(&llama()).expect("plain").logn_len, None);
+        assert_eq!(len(json!({})).expect("default"), Some(64));
+        assert_eq!(len(json!({"seq_length": 16})).expect("named"), Some(16));
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
+        assert_eq!(len(json!({"rope_scaling": yarn})).expect("yarn"), Some(32));
+        let dynamic = json!({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}});
+        assert_eq!(len(dynamic).expect("dynamic"), Some(64));
+        assert_eq!(len(json!({"use_logn_attn": false})).expect("off"), None);
+        for (changes, field) in [
+            (json!({"seq_length": 1}), "seq_length"),
+            (json!({"use_logn_attn": 1}), "use_logn_attn"),
+            (json!({"use_logn_attn": false, "seq_length": 8}), "seq_length"),
+        ] {
+            assert_eq!(len(changes).expect_err(field).field(), Some(field));
+        }
+    }
+
+    #[test]
     fn unsupported_fields_may_be_null_or_false() {
         for value in [Value::Null, json!(false)] {
             for name in UNSUPPORTED {
@@ -265,7 +298,7 @@ mod tests {
             ("rms_norm_eps", json!(-1e-6)),
             ("hidden_act", json!("gelu")),
             ("tie_word_embeddings", json!(1)),
-            ("use_logn_attn", json!(true)),
+            ("use_logn_attn", json!(1)),
             ("use_dynamic_ntk", json!(true)),
             ("attn_logit_softcapping", json!(50.0)),
             ("final_logit_softcapping", json!(30.0)),

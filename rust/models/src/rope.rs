@@ -114,6 +114,14 @@ impl Rope {
         &self.scaling
     }
 
+    /// The length that the model was trained with, before any scaling.
+    pub(crate) fn trained_len(&self) -> usize {
+        match self.scaling {
+            RopeScaling::Yarn { original, .. } | RopeScaling::Llama3 { original, .. } => original,
+            _ => self.max_position_embeddings,
+        }
+    }
+
     /// Below this position, in requests with prompts up to this length, the angles depend on the position alone.
     pub fn shared_len(&self) -> usize {
         match self.scaling {

@@ -1,4 +1,5 @@
-//! Rotations: the cosines and sines of the angles of a position, in the rope table or for one row.
+//! Rotations: the cosines and sines of the angles of a position, in the rope table or for one row; and the scales of
+//! queries.
 
 use std::ops::Range;
 
@@ -78,6 +79,12 @@ impl<'a> ExtraRotations<'a> {
     }
 }
 
+/// The factor on the query of `position` with log-n attention (Su 2021, as in Qwen 1): the logarithm of the number of
+/// keys to the base of the trained length, at least 1.
+pub(crate) fn logn_scale(position: usize, trained_len: usize) -> f32 {
+    (((position + 1) as f64).ln() / (trained_len as f64).ln()).max(1.0) as f32
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -88,6 +95,14 @@ mod tests {
 
     fn rope(config: &Value) -> Result<Rope, ModelError> {
         Rope::from_fields(Fields::new(config), 8, 64)
+    }
+
+    #[test]
+    fn logn_scale_is_one_up_to_the_trained_length() {
+        let scales = [0, 30, 63, 64, 4095].map(|position| logn_scale(position, 64));
+        assert_eq!(scales[..3], [1.0; 3]);
+        assert!(scales[3] > 1.0 && scales[3] < 1.01, "{scales:?}");
+        assert_eq!(scales[4], 2.0);
     }
 
     #[test]

@@ -446,6 +446,7 @@ impl Backend for Cpu {
             norms,
             cos,
             sin,
+            query_scales: (!step.query_scales.is_empty()).then_some(&step.query_scales),
             layout: &cache.layout,
             blocks: &step.write_blocks,
             offsets: &step.write_offsets,
