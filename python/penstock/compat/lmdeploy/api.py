@@ -38,11 +38,6 @@ def pipeline(
     instance_num: int | None = None,
     tp: int | None = None,
     log_level: str | int | None = None,
-    max_log_len: int | None = None,
-    trust_remote_code: bool = False,
-    speculative_config: Any = None,
-    allowed_media_domains: list[str] | None = None,
-    vision_config: Any = None,
     **kwargs: Any,
 ) -> Pipeline:
     """Open a model.
@@ -77,9 +72,6 @@ def pipeline(
             raise TypeError(message)
         given[name] = value
     level = given.pop("log_level")
-    for name, value in (("speculative_config", speculative_config), ("vision_config", vision_config)):
-        if value is not None:
-            refuse(name, value, "None: it is not supported yet")
     if level is not None:
         _set_level(level)
     return Pipeline(model_path, **given, **kwargs)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock.compat.lmdeploy import sampling
-from penstock.compat.lmdeploy.errors import ErrorCode, message_of, shown
+from penstock.compat.lmdeploy.errors import ErrorCode, UnsupportedError, message_of, shown
 from penstock.compat.lmdeploy.sessions import RequestFailed
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Ask:
     def is_long(self) -> bool:
         """Whether to prepare the request in a worker thread."""
         if isinstance(self.messages, str):
-            return len(self.messages) > LONG_TEXT
+            return len(self.messages) > LONG_TEXT or bool(self.config.bad_words)
         return self.input_ids is None
 
 
@@ -153,9 +153,6 @@ def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
             else:
                 text = "".join(message["content"] for message in ask.messages)
             ids = engine.tokenizer.encode(text, add_bos=ask.start)
-            bos = engine.tokenizer.bos_token_id
-            if bos is not None and ids[:2] == [bos, bos]:  # the template writes it, too
-                del ids[0]
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, OverflowError) as error:
         message = f"messages are not allowed: {error}"
         raise RequestFailed(ErrorCode.PREPROCESS_FAILED, message) from error
@@ -277,6 +274,8 @@ def failure(error: BaseException) -> tuple[str, str]:
         return ErrorCode.INTERNAL_ERROR, message_of(error)
     if isinstance(error, penstock.InvalidRequestError):
         return ErrorCode.INVALID_REQUEST, message_of(error)
+    if isinstance(error, UnsupportedError):
+        return ErrorCode.UNSUPPORTED_FEATURE, str(error)
     if isinstance(error, (ValueError, TypeError, AssertionError)):
         return ErrorCode.INVALID_REQUEST, str(error)
     raise error
@@ -291,7 +290,7 @@ class Reader:
         self._native = engine.engine
         self._keeps_stop = config.include_stop_str_in_output
         self._skips_special = params.skip_special_tokens
-        self._has_stop_strings = bool(params.stop) and not self._keeps_stop
+        self._has_stop_strings = bool(params.stop or params.stop_token_sequences) and not self._keeps_stop
         self._has_tensors = params.output_logits is not None or params.output_hidden_states is not None
         self._held: list[int] = []  # ids whose text may belong to a stop string
         self._held_logprobs: list[dict[int, float]] = []
@@ -321,8 +320,9 @@ class Reader:
         if logprobs is not None:
             logprobs = [*self._held_logprobs, *logprobs]
         num_ids = len(ids)
-        if isinstance(stop, int) and not self._keeps_stop:
-            del ids[-1:]
+        if isinstance(stop, (int, tuple)) and not self._keeps_stop:
+            num_stop = 1 if isinstance(stop, int) else len(stop)
+            del ids[max(len(ids) - num_stop, 0) :]
         elif isinstance(stop, str) and not self._keeps_stop:
             num_chars = self._num_chars + len(text)
             while ids and len(self._decode([*before, *ids[:-1]])) >= num_chars:

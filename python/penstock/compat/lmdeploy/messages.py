@@ -8,6 +8,7 @@ from penstock.compat.lmdeploy.generation_config import (
     GenerationConfig,
     LogitsProcessor,
 )
+from penstock.compat.lmdeploy.instances import ResponseType
 from penstock.compat.lmdeploy.response import Response
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "PytorchEngineConfig",
     "QuantPolicy",
     "Response",
+    "ResponseType",
     "SpeculativeConfig",
     "TurbomindEngineConfig",
     "VisionConfig",

@@ -16,6 +16,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -142,12 +143,13 @@ class SessionTable:
         if cancel is not None:
             cancel()
 
-    def end(self, session_id: int) -> None:
-        """Forget a session; its request is cancelled."""
+    def end(self, session_id: int, *, only_idle: bool = False) -> None:
+        """Forget a session; its request is cancelled, or with `only_idle` nothing is done."""
         with self._lock:
-            state = self._states.pop(session_id, None)
-            if state is None:
+            state = self._states.get(session_id)
+            if state is None or (only_idle and state.cancel is not None):
                 return
+            del self._states[session_id]
             state.is_ended = True
             cancel = state.cancel
         if cancel is not None:
@@ -193,6 +195,12 @@ class Session:
         self._computed: list[tuple[Any, str]] = []  # the turns that the first `step` tokens are
         self.update(**values)
 
+    def bind(self, engine: AsyncEngine) -> None:
+        """Use the session with this engine. Raises `ArgumentError` if it belongs to another one."""
+        if self._engine is not None and self._engine is not engine:
+            refuse("session", self, "a session of this engine")
+        self._engine = engine
+
     def update(self, **values: Any) -> None:
         """Set `prompt`, `response`, `gen_config` or `step`."""
         for name in ("prompt", "response", "gen_config", "step"):
@@ -224,6 +232,15 @@ class Session:
         self.history, self._computed = [], []
         self.step = 0
 
+    def is_changed(self) -> bool:
+        """Whether the program has changed `history` since the last turn."""
+        return self.history != self._computed
+
+    def set_computed(self, step: int) -> None:
+        """The first `step` tokens of the session are the turns in `history`."""
+        self.step = step
+        self._computed = [*self.history]
+
     def __repr__(self) -> str:
         return (
             f"Session(session_id={self.session_id}, step={self.step}, history_len={len(self.history)}, "
@@ -231,10 +248,11 @@ class Session:
         )
 
     def __str__(self) -> str:
-        turns = [f"USER: \n{prompt}\nASSISTANT: \n{answer}\n" for prompt, answer in self.history]
-        return "\n".join(
-            [f"Session(id={self.session_id}, step={self.step})", "History:", *turns][: 2 + len(turns)]
-        )
+        lines = [f"Session(id={self.session_id}, step={self.step})"]
+        if self.history:
+            lines.append("History:")
+        lines += [f"USER: \n{prompt}\nASSISTANT: \n{answer}\n" for prompt, answer in self.history]
+        return "\n".join(lines)
 
 
 def forgetter(engine: penstock.Engine) -> Callable[[str], None]:

@@ -71,7 +71,7 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
         except FAILURES as error:
             return self._failed(error)
         except BaseException:
-            self._close()
+            self.close()
             raise
         finally:
             self._is_reading = False
@@ -99,7 +99,7 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
         except FAILURES as error:
             return self._failed(error)
         except BaseException:
-            self._close()
+            self.close()
             raise
         finally:
             self._is_reading = False
@@ -140,9 +140,10 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
 
     async def aclose(self) -> None:
         """Cancel the request. Does nothing once it has ended."""
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """The same as `aclose`, in any thread and without an event loop."""
         self._request = None
         self._items = []
         self._turn.release()
@@ -150,7 +151,7 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
     def __del__(self) -> None:
         turn = getattr(self, "_turn", None)
         if turn is not None and not turn.is_over:
-            self._close()
+            self.close()
 
 
 def read_blocking(engine: AsyncEngine, session_id: int, ask: Ask) -> Iterator[GenOut]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
-from penstock.compat.lmdeploy import batches
+from penstock.compat.lmdeploy import batches, chats, scores
 from penstock.compat.lmdeploy import prompts as forms
 from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.engine_options import resolve
 from penstock.compat.lmdeploy.generation import Ask, GenOut
 from penstock.compat.lmdeploy.generation_config import GenerationConfig
+from penstock.compat.lmdeploy.instances import Instance
 from penstock.compat.lmdeploy.model import best_template
 from penstock.compat.lmdeploy.sessions import Session, SessionTable, forgetter
 from penstock.compat.lmdeploy.streams import AsyncStream
@@ -208,6 +209,74 @@ class AsyncEngine:
         )
         return batches.read(self, asks, streams=stream_response, session_ids=ids)
 
+    def chat(
+        self,
+        prompt: Any,
+        session: Session | None = None,
+        gen_config: GenerationConfig | None = None,
+        stream_response: bool = False,
+        adapter_name: str | None = None,
+        *,
+        do_preprocess: bool = True,
+        **early: Any,
+    ) -> Any:
+        """Add a turn to a session, by default a new one.
+
+        Returns the session, whose `response` is the answer; with `stream_response` an iterator of the parts
+        of the answer. A turn that fails or is cancelled, also by leaving the loop, changes neither `history`
+        nor `step`. Only the new messages are computed. Raises as `infer` does.
+        """
+        given = forms.early_of(early)
+        self.check_open()
+        forms.split(prompt)
+        if session is None:
+            session = self.session()
+        elif not isinstance(session, Session):
+            refuse("session", session, "a Session or None")
+        session.bind(self)
+        has_none = gen_config is None and not forms.takes_early(given)
+        config = forms.config_of(session.gen_config if has_none else gen_config, given)
+        session.update(prompt=prompt, response=None)
+        parts = chats.turn(
+            self,
+            session,
+            prompt,
+            config,
+            streams=stream_response,
+            do_preprocess=do_preprocess,
+            adapter_name=adapter_name,
+        )
+        if stream_response:
+            return parts
+        for _ in parts:
+            pass
+        return session
+
+    # ---- scores
+
+    def get_ppl(self, input_ids: Any) -> list[float]:
+        """The mean cross entropy of each text: the logarithm of its perplexity.
+
+        `input_ids` are the token ids of one text or a list of them, at least two tokens each. A text longer
+        than `session_len` is computed in overlapping windows. Raises as `penstock.Engine.score` does.
+        """
+        self.check_open()
+        texts = scores.token_lists(input_ids, 2)
+        return [scores.mean_cross_entropy(self.engine, ids, self.session_len) for ids in texts]
+
+    def get_logits(self, input_ids: Any) -> Any:
+        """The logits of all tokens of one text or of several, as a `torch.Tensor` of float32.
+
+        Its shape is `(texts, tokens of the longest text, vocabulary)`; shorter texts end with zeros. Raises
+        `penstock.InvalidRequestError` for a text of `session_len` tokens or more, or of logits above 1 GiB.
+        """
+        self.check_open()
+        return scores.logits(self.engine, scores.token_lists(input_ids, 1))
+
+    def get_reward_score(self, input_ids: Any) -> list[float]:
+        """Raises `ArgumentError`: models with a reward head are not supported yet."""
+        refuse("the model", self.engine.info.architecture, "a reward model, which is not supported yet")
+
     # ---- one request
 
     def generate(
@@ -278,6 +347,11 @@ class AsyncEngine:
             self.sessions.stop(session_id)
             stream.set_items([GenOut("", history, 0, 0)])
         return stream
+
+    async def get_generator(self, stop: bool, session_id: int | Session) -> Instance:
+        """An object for requests of token ids. Never waits: it can be used by any number of sessions."""
+        self.check_open()
+        return Instance(self)
 
     # ---- sessions
 

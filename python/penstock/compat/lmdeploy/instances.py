@@ -1,0 +1,184 @@
+"""`Instance`: what `AsyncEngine.get_generator` returns, with requests of token ids."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any
+
+from penstock.compat.lmdeploy.errors import ErrorCode
+from penstock.compat.lmdeploy.generation import Ask, GenOut
+from penstock.compat.lmdeploy.generation_config import GenerationConfig
+from penstock.compat.lmdeploy.streams import AsyncStream, read_blocking
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
+
+__all__ = ["Instance", "ResponseType"]
+
+
+class ResponseType(enum.Enum):
+    """The state of a request."""
+
+    SUCCESS = enum.auto()
+    FINISH = enum.auto()
+    ENGINE_STOP_ERROR = enum.auto()
+    SESSION_REPEAT = enum.auto()
+    SESSION_NOT_EXIST = enum.auto()
+    HANDLER_NOT_EXIST = enum.auto()
+    INPUT_LENGTH_ERROR = enum.auto()
+    INTERNAL_ENGINE_ERROR = enum.auto()
+    CANCEL = enum.auto()
+    PREFIX_CACHE_CONFLICT = enum.auto()
+    NO_QUEUE = enum.auto()
+    NOT_SUPPORTED = enum.auto()
+    OUT_OF_MEMORY = enum.auto()
+
+
+_ERRORS: dict[str | None, ResponseType] = {
+    ErrorCode.REQUEST_CONFLICT: ResponseType.SESSION_REPEAT,
+    ErrorCode.SESSION_NOT_EXIST: ResponseType.SESSION_NOT_EXIST,
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: ResponseType.INPUT_LENGTH_ERROR,
+    ErrorCode.ENGINE_UNAVAILABLE: ResponseType.ENGINE_STOP_ERROR,
+    ErrorCode.UNSUPPORTED_FEATURE: ResponseType.NOT_SUPPORTED,
+    ErrorCode.OUT_OF_MEMORY: ResponseType.OUT_OF_MEMORY,
+}
+
+#: A state, the ids of the output so far, and their number.
+Output = tuple[ResponseType, list[int], int]
+
+
+class Instance:
+    """Requests of token ids, for any number of sessions at the same time.
+
+    `async_stream_infer` and `stream_infer` return tuples of a `ResponseType`, the token ids so far and their
+    number. The last tuple has another type than `SUCCESS`: `FINISH`, `CANCEL`, or an error. `sequence_start`,
+    `sequence_end`, `step` and `stop` are those of `AsyncEngine.generate`.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def async_stream_infer(
+        self,
+        session_id: int,
+        input_ids: Sequence[int],
+        gen_config: GenerationConfig | None = None,
+        *,
+        sequence_start: bool = True,
+        sequence_end: bool = False,
+        step: int = 0,
+        stop: bool = False,
+        stream_output: bool = True,
+        adapter_name: str | None = None,
+    ) -> AsyncIterator[Output]:
+        """The output of a request, as an async generator."""
+        if stop:
+            self.cancel(session_id)
+            yield ResponseType.CANCEL, [], 0
+            return
+        ask = self._ask(
+            input_ids, gen_config, sequence_start, sequence_end, step, stream_output, adapter_name
+        )
+        ids: list[int] = []
+        stream = AsyncStream(self._engine, session_id, ask)
+        try:
+            async for item in stream:
+                yield _output(item, ids)
+        finally:
+            stream.close()
+
+    def stream_infer(
+        self,
+        session_id: int,
+        input_ids: Sequence[int],
+        gen_config: GenerationConfig | None = None,
+        *,
+        sequence_start: bool = True,
+        sequence_end: bool = False,
+        step: int = 0,
+        stop: bool = False,
+        stream_output: bool = True,
+        adapter_name: str | None = None,
+    ) -> Iterator[Output]:
+        """The output of a request, without an event loop."""
+        if stop:
+            self.cancel(session_id)
+            yield ResponseType.CANCEL, [], 0
+            return
+        ask = self._ask(
+            input_ids, gen_config, sequence_start, sequence_end, step, stream_output, adapter_name
+        )
+        ids: list[int] = []
+        for item in read_blocking(self._engine, session_id, ask):
+            yield _output(item, ids)
+
+    def infer(
+        self,
+        session_id: int,
+        prompt_token_ids: Sequence[int],
+        gen_config: GenerationConfig | None = None,
+        **options: Any,
+    ) -> Output:
+        """The last output of `stream_infer`."""
+        *_, last = self.stream_infer(session_id, prompt_token_ids, gen_config, **options)
+        return last
+
+    def _ask(
+        self,
+        input_ids: Sequence[int],
+        gen_config: GenerationConfig | None,
+        start: bool,
+        end: bool,
+        step: int,
+        streams: bool,
+        adapter_name: str | None,
+    ) -> Ask:
+        self._engine.check_open()
+        return Ask(
+            None,
+            gen_config or GenerationConfig(),
+            [int(token) for token in input_ids],
+            adapter_name=adapter_name,
+            start=start,
+            end=end,
+            step=step,
+            streams=streams,
+        )
+
+    def decode(self, input_ids: Any) -> Any:
+        """The logits of all positions; see `AsyncEngine.get_logits`."""
+        return self._engine.get_logits(input_ids)
+
+    def get_ppl(self, input_ids: Any) -> list[float]:
+        """The mean cross entropy of each text; see `AsyncEngine.get_ppl`."""
+        return self._engine.get_ppl(input_ids)
+
+    def cancel(self, session_id: int) -> None:
+        """Cancel the session's request, if there is one."""
+        self._engine.stop_session(session_id)
+
+    def end(self, session_id: int) -> None:
+        """Forget the session."""
+        self._engine.end_session(session_id)
+
+    async def async_cancel(self, session_id: int) -> None:
+        """The same as `cancel`."""
+        self.cancel(session_id)
+
+    async def async_end(self, session_id: int) -> None:
+        """The same as `end`."""
+        self.end(session_id)
+
+
+def _output(item: GenOut, ids: list[int]) -> Output:
+    """The output after this item, which is added to `ids`."""
+    ids += item.token_ids or []
+    if item.finish_reason is None:
+        state = ResponseType.SUCCESS
+    elif item.finish_reason == "error":
+        state = _ERRORS.get(item.error_code, ResponseType.INTERNAL_ENGINE_ERROR)
+    else:
+        state = ResponseType.CANCEL if item.finish_reason == "abort" else ResponseType.FINISH
+    return state, [*ids], len(ids)
