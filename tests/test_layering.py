@@ -146,8 +146,9 @@ def test_no_module_imports_a_heavy_library_at_import_time() -> None:
             assert not HEAVY & {name.partition(".")[0] for name in names}, f"{source}:{node.lineno}"
 
 
-def test_compatibility_modules_use_only_public_names() -> None:
-    for source in (PACKAGE / "compat").rglob("*.py"):
+@pytest.mark.parametrize("folder", ["compat", "server"])
+def test_compatibility_modules_use_only_public_names(folder: str) -> None:
+    for source in (PACKAGE / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(source.read_text())):
             used: set[str] = set()
             if isinstance(node, ast.Import):
@@ -159,5 +160,5 @@ def test_compatibility_modules_use_only_public_names() -> None:
                 used = {node.module or ""}
             elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "penstock":
                 used = {node.attr} - set(penstock.__all__)
-            others = {name for name in used if not name.startswith("penstock.compat")}
+            others = {name for name in used if not name.startswith(f"penstock.{folder}")}
             assert others == set(), f"{source}:{node.lineno}"  # type: ignore[attr-defined]

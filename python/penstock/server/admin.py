@@ -1,0 +1,65 @@
+"""The routes about the server and its models, which generate nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import penstock
+
+if TYPE_CHECKING:
+    from penstock.server.http import Exchange
+    from penstock.server.state import Model, State
+
+__all__ = ["health", "models", "ping"]
+
+
+def _state_of(model: Model, state: State) -> dict[str, Any]:
+    """The state of a model, as `/health` shows it."""
+    try:
+        found = model.engine.health()
+    except penstock.EngineStoppedError:
+        if model.progress is not None:
+            done, total = model.progress
+            return {"status": "loading", "bytes_loaded": done, "bytes": total}
+        return {"status": "stopped"}
+    if found.step_age is not None and found.step_age > state.settings.stall_timeout:
+        return {"status": "stuck"}
+    return {"status": "ok" if found.state == "open" else found.state}
+
+
+async def health(state: State, exchange: Exchange) -> None:
+    """Whether requests can be answered: 200 if all models are open and compute."""
+    states = {name: _state_of(model, state) for name, model in state.models.items()}
+    is_ready = not state.is_draining and all(found["status"] == "ok" for found in states.values())
+    status = "draining" if state.is_draining else "ok" if is_ready else "unavailable"
+    await exchange.send_json({"status": status, "models": states}, 200 if is_ready else 503)
+
+
+async def ping(state: State, exchange: Exchange) -> None:
+    """Whether the process works: 200 unless a model has crashed or is stuck."""
+    broken = [found for model in state.models.values() for found in [_state_of(model, state)["status"]]]
+    is_alive = not {"stopped", "stuck"} & set(broken)
+    await exchange.send_json({"status": "ok" if is_alive else "broken"}, 200 if is_alive else 503)
+
+
+async def models(state: State, exchange: Exchange) -> None:
+    """The list of models."""
+    rows = [_row(name, model) for name, model in state.models.items()]
+    await exchange.send_json({"object": "list", "data": rows})
+
+
+def _row(name: str, model: Model) -> dict[str, Any]:
+    try:
+        max_model_len = model.engine.info.max_model_len
+    except penstock.EngineStoppedError:
+        max_model_len = None
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "penstock",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": max_model_len,
+        "permission": [],
+    }

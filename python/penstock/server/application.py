@@ -1,0 +1,60 @@
+"""`app`: the routes of the server as one ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from starlette.routing import Route, Router
+
+from penstock.server.admin import health, models, ping
+from penstock.server.chat import chat_completions
+from penstock.server.completions import completions
+from penstock.server.limits import Access, Endpoint, Handler, not_found
+from penstock.server.settings import ServerSettings
+from penstock.server.state import State
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    import penstock
+
+__all__ = ["Application", "app"]
+
+_ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
+    ("POST", "/v1/chat/completions", chat_completions, "key"),
+    ("POST", "/v1/completions", completions, "key"),
+    ("GET", "/v1/models", models, "key"),
+    ("GET", "/health", health, "open"),
+    ("GET", "/ping", ping, "open"),
+)
+
+
+class Application:
+    """The server as an ASGI application; made by `app`."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        routes = [
+            Route(path, Endpoint(state, method, handler, access)) for method, path, handler, access in _ROUTES
+        ]
+        self._router: ASGIApp = Router(
+            routes, redirect_slashes=False, default=Endpoint(state, None, not_found)
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._router(scope, receive, send)
+
+
+def app(
+    engines: penstock.Engine | Mapping[str, penstock.Engine], settings: ServerSettings | None = None
+) -> Application:
+    """The ASGI application of one or more engines, to run with an ASGI server or to mount in an application.
+
+    The keys of a mapping are the names of the models; several names can have one engine. An engine without a
+    name is `"default"`. The application neither opens nor closes the engines: until an engine is open, its
+    requests get status 503.
+    """
+    engines = dict(engines) if isinstance(engines, Mapping) else {"default": engines}
+    return Application(State(engines, settings or ServerSettings()))

@@ -1,0 +1,200 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from penstock.server.errors import ApiError, invalid
+from penstock.server.events import Events
+from penstock.server.generation import generate, stream
+from penstock.server.http import converted
+from penstock.server.logprobs import Tokens, chat_logprobs, prompt_logprobs
+from penstock.server.protocol.openai_chat import ChatRequest
+from penstock.server.sampling import fields_named, sampling_options, warn_unknown
+from penstock.server.state import Generation
+from penstock.server.usage import finish_reason, usage_of
+
+if TYPE_CHECKING:
+    from penstock.server.http import Exchange
+    from penstock.server.settings import ServerSettings
+    from penstock.server.state import State
+
+__all__ = ["chat_completions"]
+
+#: The sampling parameter that has another name in a request.
+_NAMES = {"max_tokens": "max_completion_tokens"}
+_FIELDS = frozenset(ChatRequest.__struct_fields__)
+
+
+async def chat_completions(state: State, exchange: Exchange) -> None:
+    """Answer a chat."""
+    fields = await exchange.read_object()
+    warn_unknown(fields, _FIELDS)
+    request = converted(fields, ChatRequest)
+    model, name = state.model(request.model)
+    options = _chat_options(request, state.settings)
+    with fields_named(_NAMES if request.max_completion_tokens is not None else {}):
+        await _answer(state, exchange, request, fields, options, Generation("chatcmpl", model, name))
+
+
+async def _answer(
+    state: State,
+    exchange: Exchange,
+    request: ChatRequest,
+    fields: dict[str, Any],
+    options: dict[str, Any],
+    generation: Generation,
+) -> None:
+    params = _params(request, fields)
+    if request.stream:
+        if params.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", params.prompt_logprobs, "left out when stream is true")
+        events = _ChatEvents(generation, request)
+        await stream(state, generation, [request.messages], params, options, events, exchange)
+        return
+    results = await generate(state, generation, [request.messages], params, options, exchange)
+    if results is not None:
+        await exchange.send_json(_completion(generation, request, results[0]))
+
+
+def _chat_options(request: ChatRequest, settings: ServerSettings) -> dict[str, Any]:
+    """The keywords of the request that concern the chat template."""
+    if request.chat_template is not None and not settings.request_templates:
+        raise ApiError(
+            400, "chat_template is not allowed: this server accepts none in requests", param="chat_template"
+        )
+    if request.modalities not in (None, ["text"]):
+        raise invalid("modalities", request.modalities, '["text"]')
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(request, name):
+            raise invalid(name, getattr(request, name), "left out: it is for /v1/completions")
+    names = ("chat_template", "documents", "add_generation_prompt", "continue_final_message")
+    options = {name: getattr(request, name) for name in names if getattr(request, name) not in (None, False)}
+    if request.add_generation_prompt is False:
+        options["add_generation_prompt"] = False
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+    if variables:
+        options["chat_template_kwargs"] = variables
+    return options
+
+
+def _params(request: ChatRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
+    options = sampling_options(fields)
+    if request.max_completion_tokens is not None:
+        options["max_tokens"] = request.max_completion_tokens
+    if request.logprobs or request.top_logprobs is not None:
+        options["logprobs"] = request.logprobs
+        options["top_logprobs"] = request.top_logprobs
+    return penstock.SamplingParams(**options)
+
+
+def _completion(generation: Generation, request: ChatRequest, result: penstock.Result) -> dict[str, Any]:
+    """The response to a request that is not streamed."""
+    tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
+    choices = []
+    for choice in result.choices:
+        calls = [call.to_dict() for call in choice.tool_calls]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": choice.content if choice.content or not calls else None,
+            "refusal": None,
+        }
+        if request.include_reasoning and choice.reasoning:
+            message |= _reasoning(choice.reasoning)
+        if calls:
+            message["tool_calls"] = calls
+        logprobs = choice.logprobs
+        found: dict[str, Any] = {
+            "index": choice.index,
+            "message": message,
+            "logprobs": None
+            if logprobs is None
+            else chat_logprobs(tokens, choice.token_ids, logprobs, choice.top_logprobs),
+            "finish_reason": finish_reason(choice.finish_reason),
+            "stop_reason": choice.stop_reason,
+        }
+        if request.return_token_ids:
+            found["token_ids"] = choice.token_ids
+        choices.append(found)
+    answer: dict[str, Any] = {
+        "id": generation.id,
+        "object": "chat.completion",
+        "created": generation.created,
+        "model": generation.name,
+        "choices": choices,
+        "usage": usage_of(result.usage),
+        "system_fingerprint": None,
+    }
+    if (positions := prompt_logprobs(tokens, result)) is not None:
+        answer["prompt_logprobs"] = positions
+    if request.return_token_ids:
+        answer["prompt_token_ids"] = result.prompt_token_ids
+    return answer
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """The reasoning under vLLM's name and under its former one, which other servers and clients use."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+class _ChatEvents(Events):
+    """The events of a streamed chat."""
+
+    def __init__(self, generation: Generation, request: ChatRequest) -> None:
+        super().__init__(
+            generation,
+            "chat.completion.chunk",
+            request.stream_options,
+            before=b',"delta":{"content":',
+            after=b'},"logprobs":null,"finish_reason":null',
+        )
+        self._request = request
+        self._tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
+        self._is_plain = not (self.has_continuous_usage or request.return_token_ids or request.logprobs)
+
+    def of(self, chunk: penstock.Chunk, prompt: int, request: penstock.Request) -> bytes:
+        """The events of a chunk; the first one of a choice has the role."""
+        index = chunk.index
+        if self.is_first(index):
+            return self._role(index, request) + self.of(chunk, prompt, request)
+        if self._is_plain and chunk.finish_reason is None and not chunk.reasoning and not chunk.tool_calls:
+            return self.text(index, chunk.content)
+        return self.chunk(self._choice(chunk), request)
+
+    def _role(self, index: int, request: penstock.Request) -> bytes:
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if self._request.return_token_ids:
+            choice["prompt_token_ids"] = request.prompt_token_ids
+        return self.chunk(choice, request)
+
+    def _choice(self, chunk: penstock.Chunk) -> dict[str, Any]:
+        """The choice of an event that has not only text."""
+        delta: dict[str, Any] = {}
+        if self._request.include_reasoning and chunk.reasoning:
+            delta |= _reasoning(chunk.reasoning)
+        if chunk.tool_calls:
+            delta["tool_calls"] = [call.to_dict() for call in chunk.tool_calls]
+        if chunk.content or not delta:
+            delta["content"] = chunk.content
+        logprobs = chunk.logprobs
+        choice: dict[str, Any] = {
+            "index": chunk.index,
+            "delta": delta,
+            "logprobs": None
+            if logprobs is None
+            else chat_logprobs(self._tokens, chunk.token_ids, logprobs, chunk.top_logprobs),
+            "finish_reason": finish_reason(chunk.finish_reason),
+        }
+        if chunk.finish_reason is not None:
+            choice["stop_reason"] = chunk.stop_reason
+        if self._request.return_token_ids:
+            choice["token_ids"] = chunk.token_ids
+        return choice

@@ -1,0 +1,92 @@
+"""Exceptions as responses in the form of OpenAI's API.
+
+A message has no path and no address, because it goes to clients; the log has the exception as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from http import HTTPStatus
+from typing import Any
+
+import penstock
+
+__all__ = ["ApiError", "api_error", "invalid"]
+
+logger = logging.getLogger("penstock.server")
+
+_PRIVATE = re.compile(r"(?<![\w.])(?:/[\w.+@~-]+){2,}/?|\b0x[0-9a-fA-F]{4,}\b")
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+#: Statuses of requests whose body was perhaps not read to its end.
+_UNREAD = frozenset({401, 403, 408, 413, 415, 431})
+
+
+class ApiError(Exception):
+    """An error response."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the response."""
+        other = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else _TYPES[400]
+        kind = _TYPES.get(self.status, other)
+        message = _PRIVATE.sub("...", str(self))
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers that belong to the error."""
+        found = [(b"content-type", b"application/json")]
+        if self.retry_after is not None:
+            found.append((b"retry-after", str(self.retry_after).encode()))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            found.append((b"www-authenticate", b"Bearer"))
+        if self.status in _UNREAD:
+            found.append((b"connection", b"close"))
+        return found
+
+
+def invalid(field: str, value: object, limit: str) -> ApiError:
+    """The error of an invalid field."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 64 else shown[:60] + " ..."  # noqa: PLR2004
+    return ApiError(400, f"{field}={shown} is not allowed: it must be {limit}", param=field)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """The response for an exception."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, penstock.InvalidRequestError):
+        return ApiError(400, str(error), param=error.field)
+    if isinstance(error, penstock.OverloadedError):
+        return ApiError(429, str(error), code="overloaded", retry_after=1)
+    if isinstance(error, penstock.EngineStoppedError):
+        logger.warning("request refused: %s", error)
+        return ApiError(503, "the model is not available now", code="unavailable", retry_after=5)
+    if isinstance(error, penstock.GenerationError):
+        logger.warning("request failed: %s", error)
+        return ApiError(500, str(error), code="generation_failed")
+    logger.error("request failed", exc_info=error)
+    return ApiError(500, "internal error", code="internal_error")

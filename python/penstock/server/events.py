@@ -1,0 +1,73 @@
+"""The common part of the streams of chats and completions: constant parts of their events, and usage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.sse import event, json_bytes
+from penstock.server.usage import usage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import penstock
+    from penstock.server.protocol.openai_chat import StreamOptions
+    from penstock.server.state import Generation
+
+__all__ = ["Events"]
+
+
+class Events:
+    """Makes the events of one stream.
+
+    `before` and `after` enclose the text in the JSON of a choice. An event that has only text is made of
+    constant parts; `chunk` makes the others.
+    """
+
+    def __init__(
+        self, generation: Generation, kind: str, options: StreamOptions | None, *, before: bytes, after: bytes
+    ) -> None:
+        self._common = {
+            "id": generation.id,
+            "object": kind,
+            "created": generation.created,
+            "model": generation.name,
+        }
+        self.has_usage = options is not None and bool(options.include_usage)
+        self.has_continuous_usage = options is not None and bool(options.continuous_usage_stats)
+        self._begin = b"data: " + json_bytes(self._common)[:-1] + b',"choices":[{"index":'
+        self._before = before
+        self._end = after + b"}]" + (b',"usage":null' if self.has_usage else b"") + b"}\n\n"
+        #: The part of an event before the text, for each index that had an event.
+        self._heads: dict[int, bytes] = {}
+
+    def of(self, chunk: penstock.Chunk, prompt: int, request: penstock.Request) -> bytes:
+        """The events of a chunk of the request of this prompt."""
+        raise NotImplementedError
+
+    def is_first(self, index: int) -> bool:
+        """Whether no event of this index was made; one follows."""
+        if index in self._heads:
+            return False
+        self._heads[index] = self._begin + str(index).encode() + self._before
+        return True
+
+    def text(self, index: int, text: str) -> bytes:
+        """An event that has only text."""
+        return self._heads[index] + json_bytes(text) + self._end
+
+    def chunk(self, choice: dict[str, Any], request: penstock.Request) -> bytes:
+        """An event of a choice."""
+        value = {**self._common, "choices": [choice]}
+        if self.has_continuous_usage:
+            value["usage"] = usage_of(request.usage)
+        elif self.has_usage:
+            value["usage"] = None
+        return event(value)
+
+    def end(self, requests: Sequence[penstock.Request]) -> bytes:
+        """The events after the last chunk: the usage, if it is wanted."""
+        if not self.has_usage:
+            return b""
+        usage = usage_of(*(request.usage for request in requests))
+        return event({**self._common, "choices": [], "usage": usage})

@@ -1,0 +1,40 @@
+"""`/v1/chat/completions`: the fields that are not sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+__all__ = ["ChatRequest", "StreamOptions"]
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`, with vLLM's `continuous_usage_stats`."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class ChatRequest(msgspec.Struct):
+    """A chat request; `null` equals an omitted field."""
+
+    messages: Annotated[list[Any], msgspec.Meta(min_length=1, max_length=65536)]
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Any = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    modalities: list[str] | None = None
+    echo: bool = False
+    truncate_prompt_tokens: Any = None

@@ -1,0 +1,25 @@
+"""`/v1/completions`: the fields that are not sampling parameters."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.server.protocol.openai_chat import StreamOptions  # noqa: TC001 - read at run time
+
+__all__ = ["CompletionRequest"]
+
+
+class CompletionRequest(msgspec.Struct):
+    """A completion request; `null` equals an omitted field."""
+
+    prompt: str | list[str | int | list[int]]
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    echo: bool = False
+    logprobs: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False

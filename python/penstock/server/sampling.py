@@ -1,0 +1,129 @@
+"""Request fields as sampling parameters: OpenAI's names, vLLM's names, and those of `SamplingParams`."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import penstock
+from penstock.server.errors import ApiError, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["SAMPLING_FIELDS", "fields_named", "sampling_options", "warn_unknown"]
+
+logger = logging.getLogger("penstock.server")
+
+#: Fields with the name and the meaning of a sampling parameter. The others have a meaning of their own in
+#: the API, are set by the server, or cannot be sent as JSON.
+_PLAIN = penstock.SamplingOptions.__annotations__.keys() - {
+    "choice",
+    "echo",
+    "grammar",
+    "logits_processors",
+    "logprobs",
+    "output_embeddings",
+    "output_hidden_states",
+    "output_logits",
+    "regex",
+    "top_logprobs",
+    "unread",
+}
+#: vLLM's constraints of structured output, and the sampling parameters that they become.
+_CONSTRAINTS = {"json": "response_format", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+#: The former names of the constraints.
+_GUIDED = {f"guided_{name}": name for name in _CONSTRAINTS}
+
+SAMPLING_FIELDS = frozenset(_PLAIN | _GUIDED.keys() | {"structured_outputs", "use_beam_search"})
+
+#: Fields that are accepted and have no effect, because they only describe the request.
+_LABELS = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+_MAX_WARNED = 256
+_warned: set[str] = set()
+
+
+def sampling_options(fields: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of `SamplingParams` for the fields of a request, which are not `None`."""
+    options = {name: value for name, value in fields.items() if name in _PLAIN}
+    constraints = dict(_constraints(fields))
+    if len(constraints) > 1 or (constraints and "response_format" in options):
+        names = [*constraints, *(["response_format"] if "response_format" in options else [])]
+        raise invalid("structured_outputs", sorted(names), "one constraint: an output has one format")
+    for name, value in constraints.items():
+        options[_CONSTRAINTS[name]] = _json_schema(value) if name == "json" else value
+    if "seed" in options and type(options["seed"]) is int and -(2**63) <= options["seed"] < 0:
+        options["seed"] %= 2**64
+    if not options.get("tools"):
+        # Clients send these without tools, too.
+        options.pop("tools", None)
+        options.pop("parallel_tool_calls", None)
+        if options.get("tool_choice") in ("none", "auto"):
+            del options["tool_choice"]
+    if fields.get("use_beam_search"):
+        options["num_beams"] = options.get("num_beams", options.get("n", 1))
+    return options
+
+
+def _constraints(fields: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The constraints of structured output, in vLLM's spellings."""
+    found = [(name, fields[guided]) for guided, name in _GUIDED.items() if guided in fields]
+    given = fields.get("structured_outputs")
+    if given is None:
+        return found
+    if not isinstance(given, dict):
+        raise invalid("structured_outputs", given, "an object")
+    for name, value in given.items():
+        if value is None or value is False:
+            continue
+        if name == "json_object":
+            found.append(("json", {"type": "object"}))
+        elif name in _CONSTRAINTS:
+            found.append((name, value))
+        else:
+            raise invalid(f"structured_outputs.{name}", value, f"left out; use {', '.join(_CONSTRAINTS)}")
+    return found
+
+
+def _json_schema(schema: object) -> dict[str, Any]:
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid("structured_outputs.json", schema, "a JSON schema") from error
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Report errors of these sampling parameters under the names that the request has for them."""
+    try:
+        yield
+    except penstock.InvalidRequestError as error:
+        name = names.get(error.field or "")
+        if name is None:
+            raise
+        message = str(error).replace(error.field or "", name, 1)
+        raise ApiError(400, message, param=name) from error
+
+
+def warn_unknown(fields: dict[str, Any], known: frozenset[str]) -> None:
+    """Log each unknown field once, by name."""
+    for name in fields.keys() - known - SAMPLING_FIELDS - _LABELS - _warned:
+        if len(_warned) < _MAX_WARNED:
+            _warned.add(name)
+            logger.warning("request field %s is unknown and ignored", name[:64].encode("unicode_escape"))

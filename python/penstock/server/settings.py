@@ -1,0 +1,36 @@
+"""`ServerSettings`: the limits and options of the server, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+__all__ = ["ServerSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Limits and options of the server. Times are in seconds, sizes in bytes.
+
+    The string of each field is its help text on the command line of `penstock serve`.
+    """
+
+    api_keys: Annotated[tuple[str, ...], "Key that requests need; repeat the option for several."] = field(
+        default=(), repr=False
+    )
+    admin_api_keys: Annotated[
+        tuple[str, ...],
+        "Key of the administrative routes, which are closed without one; repeat the option for several.",
+    ] = field(default=(), repr=False)
+    max_requests_per_key: Annotated[
+        int | None, "Maximum number of unfinished requests with the same key. Default: no bound."
+    ] = None
+    max_body_bytes: Annotated[int, "Maximum size of a request's body."] = 32 << 20
+    max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
+    receive_timeout: Annotated[float, "Time within which a client must send a request."] = 30.0
+    send_timeout: Annotated[float, "Time for which a client may leave a stream unread before it ends."] = 60.0
+    keep_alive_interval: Annotated[float, "Interval of the comments that keep an idle stream open."] = 15.0
+    stall_timeout: Annotated[float, "Age of a step after which the engine counts as stuck."] = 60.0
+    max_prompts: Annotated[int, "Maximum number of prompts of a completion request."] = 1024
+    max_outputs: Annotated[int, "Maximum number of outputs of a request: prompts times n."] = 1024
+    request_templates: Annotated[bool, "Accept chat templates in requests."] = False

@@ -1,0 +1,20 @@
+"""The bytes of server-sent events. The constant parts of a stream are encoded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["DONE", "KEEP_ALIVE", "event", "json_bytes"]
+
+#: The JSON text of a value.
+json_bytes = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def event(value: Any) -> bytes:
+    """One event."""
+    return b"data: " + json_bytes(value) + b"\n\n"

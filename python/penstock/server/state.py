@@ -1,0 +1,124 @@
+"""The state of a server: its models and its unfinished requests."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import anyio
+
+from penstock.server.errors import ApiError
+from penstock.server.keys import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import penstock
+    from penstock.server.settings import ServerSettings
+
+__all__ = ["Generation", "Model", "State"]
+
+
+class Model:
+    """An engine under a name, which a client gives as `model`."""
+
+    def __init__(self, name: str, engine: penstock.Engine) -> None:
+        self.name = name
+        self.engine = engine
+        self.created = int(time.time())
+        #: Bytes loaded and bytes in all, while the model is loaded.
+        self.progress: tuple[int, int] | None = None
+
+
+class Generation:
+    """One generating HTTP request, which can have several requests of the engine."""
+
+    def __init__(self, prefix: str, model: Model, name: str) -> None:
+        #: Unpredictable, because it allows to abort the request.
+        self.id = f"{prefix}-{secrets.token_hex(16)}"
+        self.created = int(time.time())
+        self.model = model
+        #: The name by which the client called the model.
+        self.name = name
+        self.is_aborted = False
+        #: Called by `abort`, if the requests of the engine are not listed.
+        self.on_abort: Callable[[], object] | None = None
+        self.requests: list[penstock.Request] = []
+
+    def add(self, request: penstock.Request) -> None:
+        """List a request of the engine."""
+        self.requests.append(request)
+        if self.is_aborted:
+            request.cancel()
+
+    def abort(self) -> None:
+        """Cancel all requests; their output ends with the finish reason `abort`."""
+        self.is_aborted = True
+        for request in self.requests:
+            request.cancel()
+        if self.on_abort is not None:
+            self.on_abort()
+
+
+class State:
+    """Everything that the routes of a server share."""
+
+    def __init__(self, engines: Mapping[str, penstock.Engine], settings: ServerSettings) -> None:
+        if not engines:
+            raise ValueError("engines is empty: at least one engine is required")
+        models: dict[int, Model] = {}
+        self.settings = settings
+        self.keys = Keys(settings.api_keys)
+        self.admin_keys = Keys(settings.admin_api_keys)
+        self._num_active_by_key: Counter[bytes] = Counter()
+        #: By name; several names can have one engine.
+        self.models = {
+            name: models.setdefault(id(engine), Model(name, engine)) for name, engine in engines.items()
+        }
+        #: Threads that tokenise outside of the engine.
+        self.tokenizer_threads = anyio.CapacityLimiter(2)
+        self.generations: dict[str, Generation] = {}
+        #: Unfinished HTTP requests, without those that need no key.
+        self.num_active = 0
+        #: Whether new requests are refused, because the server ends.
+        self.is_draining = False
+
+    def enter(self, key: bytes) -> None:
+        """Count a request of this key; raises if there are too many, or none is accepted any more."""
+        if self.is_draining:
+            raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
+        limit = self.settings.max_requests_per_key
+        if limit is not None and self._num_active_by_key[key] >= limit:
+            message = f"this API key has {limit} unfinished requests, which is the limit"
+            raise ApiError(429, message, code="too_many_requests", retry_after=1)
+        self.num_active += 1
+        self._num_active_by_key[key] += 1
+
+    def leave(self, key: bytes) -> None:
+        """The request has ended."""
+        self.num_active -= 1
+        self._num_active_by_key[key] -= 1
+        if not self._num_active_by_key[key]:
+            del self._num_active_by_key[key]
+
+    def model(self, name: object) -> tuple[Model, str]:
+        """The model that a request names, and that name."""
+        if name is None or name == "":
+            if len({id(model) for model in self.models.values()}) > 1:
+                raise ApiError(400, f"model is missing: it must be {self._names()}", param="model")
+            return next((model, name) for name, model in self.models.items())
+        model = self.models.get(name) if isinstance(name, str) else None
+        if model is None or not isinstance(name, str):
+            message = f"the model {str(name)[:64]!r} does not exist: model must be {self._names()}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return model, name
+
+    def _names(self) -> str:
+        return "one of " + ", ".join(map(repr, self.models))
+
+    def abort_all(self) -> None:
+        """Abort all generating requests."""
+        for generation in list(self.generations.values()):
+            generation.abort()

@@ -1,0 +1,106 @@
+"""A server on a real socket, in a thread of the test process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+import penstock.server
+from api_support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import penstock
+
+
+class Served:
+    """An application that uvicorn serves, and requests to it."""
+
+    def __init__(self, application: Any, port: int) -> None:
+        self.application = application
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def ask(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        method: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, Any, dict[str, str]]:
+        """The status, the decoded body and the headers of a response; the names are in lower case."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        content = body if isinstance(body, bytes) else None if body is None else json.dumps(body)
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(
+            method or ("GET" if body is None else "POST"), path, content, {**kind, **(headers or {})}
+        )
+        response = connection.getresponse()
+        text = response.read()
+        connection.close()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        is_json = found.get("content-type") == "application/json"
+        return response.status, json.loads(text) if is_json else text, found
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a stream; `[DONE]` is the string, a comment begins with a colon."""
+        status, text, headers = self.ask(path, {**body, "stream": True})
+        assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        parts = text.decode().split("\n\n")
+        assert parts.pop() == ""
+        return [_event(part) for part in parts]
+
+    def send(self, data: bytes) -> socket.socket:
+        """A new connection, on which these bytes were sent."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        connection.sendall(data)
+        return connection
+
+
+def _event(part: str) -> Any:
+    if part.startswith(":"):
+        return part
+    assert part.startswith("data: ")
+    data = part.removeprefix("data: ")
+    return data if data == "[DONE]" else json.loads(data)
+
+
+def post(path: str, body: object, length: int | None = None) -> bytes:
+    """The bytes of a request; `length` is another content length than that of the body."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(content) if length is None else length}",
+    )
+    return "\r\n".join((*lines, "", "")).encode() + content
+
+
+@contextmanager
+def serving(application: Any, **config: Any) -> Iterator[Served]:
+    """Serve an application until the block is left."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(application, log_level="error", lifespan="off", **config))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started)
+            yield Served(application, listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def at_rest(engine: penstock.Engine) -> bool:
+    """Whether the engine has no request and no block in use."""
+    stats = engine.stats()
+    return (stats.running, stats.waiting, stats.paused, stats.blocks_used) == (0, 0, 0, 0)
