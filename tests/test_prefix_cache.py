@@ -143,6 +143,45 @@ def test_reset_of_a_closed_engine_raises(tiny_model: Path) -> None:
         engine.reset_prefix_cache()
 
 
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_later_turn_computes_at_most_a_block_before_its_tokens(tiny_model: Path, block_size: int) -> None:
+    """Also if the earlier turn was cancelled; its last token is never computed."""
+    with make_engine(tiny_model, block_size=block_size, kv_cache_blocks=256) as engine:
+        for length in (1, block_size - 1, block_size, block_size + 1, 150):
+            for num_read in (None, 1, 40):
+                salt = f"{length} {num_read}"
+                prompt = random_prompt(length, seed=length)
+                with engine.blocking.stream(prompt, PARAMS, max_tokens=150, cache_salt=salt) as request:
+                    history = [*prompt]
+                    while (chunk := next(request, None)) is not None:
+                        history += chunk.token_ids
+                        if num_read is not None and len(history) >= length + num_read:
+                            request.cancel()
+                    assert num_read is None or request.finish_reason in ("cancelled", "length")
+                message = random_prompt(5, seed=length + 1)
+                result = engine.blocking.generate([*history, *message], PARAMS, cache_salt=salt)
+                assert result.usage.cached_tokens == (len(history) - 1) // block_size * block_size
+                assert len(history) + 5 - result.usage.cached_tokens <= 5 + block_size
+
+
+@pytest.mark.anyio
+async def test_many_salts_are_reset_one_by_one(tiny_model: Path) -> None:
+    async with make_engine(tiny_model, kv_cache_blocks=4000) as engine:
+        salts = [f"session {number}" for number in range(1000)]
+        params = [penstock.SamplingParams(max_tokens=1, cache_salt=salt) for salt in salts]
+        prompt = random_prompt(40)
+        async for item in engine.generate_many([prompt] * 1000, params):
+            assert item.error is None
+        assert engine.stats().blocks_cached == 2000
+        for number, salt in enumerate(salts):
+            if number % 100 != 0:
+                engine.reset_prefix_cache(cache_salt=salt)
+        cached = [item async for item in engine.generate_many([prompt] * 10, params[::100])]
+        assert [item.result.usage.cached_tokens for item in cached if item.result] == [32] * 10
+        assert engine.stats().blocks_cached == 20
+        check_stats(engine)
+
+
 @pytest.mark.anyio
 async def test_ten_turn_chat_computes_only_new_tokens(tiny_model: Path) -> None:
     """Each turn adds a message; everything before it was cached in earlier turns, up to a full block."""

@@ -1,6 +1,5 @@
 //! [`PrefixCache`]: the tree of cached blocks, its hash table and its LRU lists.
 
-use std::iter;
 use std::time::{Duration, Instant};
 
 use penstock_types::{BlockId, HostBlockId};
@@ -8,7 +7,7 @@ use penstock_types::{BlockId, HostBlockId};
 use super::chain::{Chain, Tokens};
 use super::hash::BlockHasher;
 use super::lru::LruList;
-use super::namespace::{Namespace, NamespaceId, Namespaces};
+use super::namespace::{Namespace, Namespaces};
 use super::node::{Location, NONE, Node, NodeId, Parent};
 
 /// See the module `prefix_cache`.
@@ -115,14 +114,20 @@ impl PrefixCache {
             self.tokens.truncate(start);
             return (node, false);
         }
-        let parent = match parent {
-            Some(node) => Parent::Node(node),
-            None => Parent::Namespace(self.namespaces.add_root(chain.namespace())),
+        let (parent, namespace) = match parent {
+            Some(node) => (Parent::Node(node), self.nodes[node.0 as usize].namespace),
+            None => {
+                let namespace = self.namespaces.find_or_add(chain.namespace());
+                (Parent::Namespace(namespace), namespace)
+            }
         };
         let bucket = self.bucket(hash);
         let node = Node {
             hash,
             parent,
+            namespace,
+            previous_in_namespace: NONE,
+            next_in_namespace: NONE,
             location: Location::Device(block),
             loaded_in: 0,
             last_used: now,
@@ -144,6 +149,7 @@ impl PrefixCache {
             }
         };
         self.buckets[bucket] = index;
+        self.namespaces.push(&mut self.nodes, index);
         self.node_of[block.0 as usize] = index;
         (NodeId(index), true)
     }
@@ -225,13 +231,11 @@ impl PrefixCache {
     }
 
     fn detach(&mut self, node: NodeId) {
-        let Node { hash, parent, location, next_in_bucket, .. } = self.nodes[node.0 as usize];
+        let Node { hash, location, next_in_bucket, .. } = self.nodes[node.0 as usize];
         if let Location::Device(block) = location {
             self.node_of[block.0 as usize] = NONE;
         }
-        if let Parent::Namespace(namespace) = parent {
-            self.namespaces.remove_root(namespace);
-        }
+        self.namespaces.remove(&mut self.nodes, node.0);
         let bucket = self.bucket(hash);
         let mut before = self.buckets[bucket];
         if before == node.0 {
@@ -248,39 +252,14 @@ impl PrefixCache {
     /// Removes all blocks of a namespace. `on_unreferenced` is called for each unreferenced block of either tier.
     pub fn clear_namespace(&mut self, namespace: &Namespace, mut on_unreferenced: impl FnMut(Location)) {
         let Some(namespace) = self.namespaces.find(namespace) else { return };
-        for node in self.nodes_in(namespace) {
+        let nodes: Vec<_> = self.namespaces.nodes(&self.nodes, namespace).collect();
+        for node in nodes {
             if self.nodes[node.0 as usize].is_listed {
                 on_unreferenced(self.location(node));
                 self.unlist(node);
             }
             self.detach(node);
         }
-    }
-
-    /// The nodes of a namespace. The way from a node to the root is followed once.
-    fn nodes_in(&self, namespace: NamespaceId) -> Vec<NodeId> {
-        let follow = |index: u32| (index != NONE).then_some(index);
-        let in_bucket = |head: &u32| {
-            iter::successors(follow(*head), |index| follow(self.nodes[*index as usize].next_in_bucket))
-        };
-        let nodes: Vec<u32> = self.buckets.iter().flat_map(in_bucket).collect();
-        let mut known = vec![None; self.nodes.len()];
-        let mut path = Vec::new();
-        for node in &nodes {
-            let mut next = *node;
-            let found = loop {
-                if let Some(found) = known[next as usize] {
-                    break found;
-                }
-                path.push(next);
-                match self.nodes[next as usize].parent {
-                    Parent::Namespace(found) => break found,
-                    Parent::Node(parent) => next = parent.0,
-                }
-            };
-            path.drain(..).for_each(|node| known[node as usize] = Some(found));
-        }
-        nodes.into_iter().filter(|node| known[*node as usize] == Some(namespace)).map(NodeId).collect()
     }
 
     /// Removes everything. `on_unreferenced` is called for each unreferenced block of either tier.

@@ -57,6 +57,7 @@ impl PrefixCache {
             let Parent::Node(NodeId(parent)) = node.parent else { continue };
             assert!(is_known[parent as usize], "{node:?} has no parent; this is a bug");
             let parent = &self.nodes[parent as usize];
+            assert_eq!(node.namespace, parent.namespace, "{node:?} has a parent of another; this is a bug");
             let is_parent_on_device = matches!(parent.location, Location::Device(_));
             assert!(
                 is_parent_on_device || !is_on_device,
@@ -94,11 +95,6 @@ impl PrefixCache {
             let Parent::Node(NodeId(parent)) = node.parent else { continue };
             assert!(!is_passed[parent as usize], "{node:?} would outlive its parent; this is a bug");
         }
-        self.namespaces.check_integrity(nodes.iter().filter_map(|index| {
-            match self.nodes[*index as usize].parent {
-                Parent::Namespace(namespace) => Some(namespace),
-                Parent::Node(_) => None,
-            }
-        }));
+        self.namespaces.check_integrity(&self.nodes, nodes.len());
     }
 }

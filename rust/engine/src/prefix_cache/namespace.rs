@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::node::{NONE, Node, NodeId};
+
 /// Two sequences share a block only if their tokens and their namespaces are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
@@ -14,9 +16,9 @@ pub struct Namespace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NamespaceId(u32);
 
-/// The namespaces that have blocks.
+/// The namespaces that have blocks, each with the list of its nodes: a doubly linked list through the nodes.
 ///
-/// Invariants: `ids` names exactly the occupied `entries`; an entry counts the root blocks of its namespace.
+/// Invariants: `ids` names exactly the occupied `entries`; their lists are not empty.
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
     /// Hashed by the standard library's keyed function: clients choose salts.
@@ -28,7 +30,7 @@ pub(super) struct Namespaces {
 #[derive(Debug)]
 struct NamespaceEntry {
     namespace: Namespace,
-    num_roots: usize,
+    first: u32,
 }
 
 impl Namespaces {
@@ -36,10 +38,9 @@ impl Namespaces {
         self.ids.get(namespace).map(|id| NamespaceId(*id))
     }
 
-    /// Counts a new root block.
-    pub(super) fn add_root(&mut self, namespace: &Namespace) -> NamespaceId {
+    /// The id of a namespace to which a node is about to be added.
+    pub(super) fn find_or_add(&mut self, namespace: &Namespace) -> NamespaceId {
         if let Some(id) = self.find(namespace) {
-            self.entry(id).num_roots += 1;
             return id;
         }
         let id = self.free.pop().unwrap_or_else(|| {
@@ -47,37 +48,73 @@ impl Namespaces {
             (self.entries.len() - 1) as u32
         });
         self.ids.insert(namespace.clone(), id);
-        self.entries[id as usize] = Some(NamespaceEntry { namespace: namespace.clone(), num_roots: 1 });
+        self.entries[id as usize] = Some(NamespaceEntry { namespace: namespace.clone(), first: NONE });
         NamespaceId(id)
     }
 
-    /// Discounts a root block. A namespace without root blocks is removed.
-    pub(super) fn remove_root(&mut self, id: NamespaceId) {
-        let entry = self.entry(id);
-        entry.num_roots -= 1;
-        if entry.num_roots == 0 {
-            let NamespaceEntry { namespace, .. } =
-                self.entries[id.0 as usize].take().expect("seen just now; this is a bug");
-            self.ids.remove(&namespace);
-            self.free.push(id.0);
+    /// Adds a node to the list of its namespace.
+    pub(super) fn push(&mut self, nodes: &mut [Node], index: u32) {
+        let node = &mut nodes[index as usize];
+        let first = std::mem::replace(&mut self.entry(node.namespace).first, index);
+        (node.previous_in_namespace, node.next_in_namespace) = (NONE, first);
+        if first != NONE {
+            nodes[first as usize].previous_in_namespace = index;
         }
+    }
+
+    /// Removes a node from the list of its namespace, and the namespace with its last node.
+    pub(super) fn remove(&mut self, nodes: &mut [Node], index: u32) {
+        let Node { namespace, previous_in_namespace, next_in_namespace, .. } = nodes[index as usize];
+        if next_in_namespace != NONE {
+            nodes[next_in_namespace as usize].previous_in_namespace = previous_in_namespace;
+        }
+        match (previous_in_namespace, next_in_namespace) {
+            (NONE, NONE) => {
+                let id = namespace.0;
+                let entry = self.entries[id as usize].take().expect("it had a node; this is a bug");
+                self.ids.remove(&entry.namespace);
+                self.free.push(id);
+            }
+            (NONE, next) => self.entry(namespace).first = next,
+            (previous, next) => nodes[previous as usize].next_in_namespace = next,
+        }
+    }
+
+    /// The nodes of a namespace, the latest first.
+    pub(super) fn nodes<'a>(
+        &self,
+        nodes: &'a [Node],
+        id: NamespaceId,
+    ) -> impl Iterator<Item = NodeId> + use<'a> {
+        let follow = |index: u32| (index != NONE).then_some(NodeId(index));
+        let first = self.entries[id.0 as usize].as_ref().map_or(NONE, |entry| entry.first);
+        std::iter::successors(follow(first), move |node| follow(nodes[node.0 as usize].next_in_namespace))
     }
 
     fn entry(&mut self, id: NamespaceId) -> &mut NamespaceEntry {
         self.entries[id.0 as usize].as_mut().expect("a namespace with blocks has an entry; this is a bug")
     }
 
-    /// Panics unless the counts agree with `roots`.
-    pub(super) fn check_integrity(&self, roots: impl Iterator<Item = NamespaceId>) {
-        let mut counts = vec![0; self.entries.len()];
-        roots.for_each(|id| counts[id.0 as usize] += 1);
+    /// Panics unless the lists have exactly `num_nodes` nodes, each that of its namespace.
+    pub(super) fn check_integrity(&self, nodes: &[Node], num_nodes: usize) {
+        let mut num_listed = 0;
         for (id, entry) in self.entries.iter().enumerate() {
-            let num_roots = entry.as_ref().map_or(0, |entry| entry.num_roots);
-            assert_eq!(counts[id], num_roots, "root blocks miscounted; this is a bug: {self:?}");
-            let named =
-                entry.as_ref().is_none_or(|entry| self.ids.get(&entry.namespace) == Some(&(id as u32)));
-            assert!(named, "a namespace has another's entry; this is a bug: {self:?}");
+            let Some(NamespaceEntry { namespace, first }) = entry else { continue };
+            assert_eq!(
+                self.ids.get(namespace),
+                Some(&(id as u32)),
+                "a namespace has another's entry; this is a bug: {self:?}"
+            );
+            assert_ne!(*first, NONE, "a namespace without nodes; this is a bug: {self:?}");
+            let mut previous = NONE;
+            for NodeId(index) in self.nodes(nodes, NamespaceId(id as u32)) {
+                let node = &nodes[index as usize];
+                let place = (node.namespace.0 as usize, node.previous_in_namespace);
+                assert_eq!(place, (id, previous), "{node:?} is in a wrong list; this is a bug");
+                (previous, num_listed) = (index, num_listed + 1);
+            }
         }
+        assert_eq!(num_listed, num_nodes, "nodes in no namespace; this is a bug");
         let num_used = self.entries.len() - self.free.len();
         assert_eq!(self.ids.len(), num_used, "namespaces lost or duplicated; this is a bug: {self:?}");
     }

@@ -35,6 +35,10 @@ pub(super) enum Parent {
 pub(super) struct Node {
     pub hash: u128,
     pub parent: Parent,
+    pub namespace: NamespaceId,
+    /// Neighbours in the list of the namespace.
+    pub previous_in_namespace: u32,
+    pub next_in_namespace: u32,
     pub location: Location,
     /// The step whose plan loads it from the host; 0 if it was computed where it is.
     pub loaded_in: u64,
