@@ -228,7 +228,7 @@ def _check_supported(name: str, value: Any) -> None:
         _unsupported(name, value, _ONE_DEVICE)
     if name in _SUPPORTED:
         supported, reason = _SUPPORTED[name]
-        if value not in supported and getattr(value, "name", None) not in supported:
+        if getattr(value, "name", value) not in supported:  # `role` can be a member of an enumeration
             _unsupported(name, value, reason)
 
 

@@ -151,7 +151,8 @@ class ModelTemplate:
             chat_template_kwargs=kwargs or None,
             continue_final_message=bool(messages) and messages[-1].get("role") == "assistant",
         )
-        return text if sequence_start else text.partition(_SENTINEL)[2]
+        _turn, found, continuation = text.partition(_SENTINEL)
+        return continuation if found and not sequence_start else text
 
 
 #: A turn before the messages that continue a session.
