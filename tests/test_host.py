@@ -124,12 +124,47 @@ def test_memory_beyond_that_of_other_engines_is_refused(tiny_model: Path) -> Non
         needed = engine.host.reserved_bytes
     host = penstock.Host(memory_bytes=3 * needed // 2)
     with make_engine(tiny_model, host=host, kv_cache_bytes=4 << 20, memory_ratio=1.0) as first:
-        with pytest.raises(penstock.OutOfMemoryError, match="other engines have reserved"):
+        with pytest.raises(penstock.OutOfMemoryError, match="other engines have reserved") as caught:
             make_engine(tiny_model, host=host, kv_cache_bytes=4 << 20, memory_ratio=1.0).blocking.start()
+        assert f"memory_bytes={3 * needed // 2}" in str(caught.value)
         assert (host.reserved_bytes, host.memory_bytes) == (needed, 3 * needed // 2)
         assert len(first.blocking.generate(PROMPT, max_tokens=3, **GREEDY).token_ids) == 3
     with make_engine(tiny_model, host=host, kv_cache_bytes=4 << 20, memory_ratio=1.0) as second:
         assert len(second.blocking.generate(PROMPT, max_tokens=3, **GREEDY).token_ids) == 3
+
+
+def test_available_memory_is_what_another_engine_may_take(tiny_model: Path) -> None:
+    assert (
+        1 << 20 < penstock.Host().available_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+    host = penstock.Host(memory_bytes=64 << 20)
+    assert host.available_bytes == 64 << 20
+    with make_engine(tiny_model, host=host, kv_cache_bytes=4 << 20):
+        assert host.available_bytes == (64 << 20) - host.reserved_bytes
+    assert host.available_bytes == 64 << 20
+
+
+def test_second_engine_is_shorter_or_refused_in_a_small_host(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_engine(tiny_model, host=penstock.Host(), kv_cache_bytes=4 << 20) as engine:
+        needed, cache = engine.host.reserved_bytes, engine.info.memory.kv_cache
+    full = engine.info.max_model_len * cache // engine.info.num_blocks // engine.info.block_size
+    host = penstock.Host(memory_bytes=2 * needed - cache + full // 2)
+    options: dict[str, Any] = {"host": host, "memory_ratio": 1.0}
+    with make_engine(tiny_model, kv_cache_bytes=4 << 20, **options):
+        length = engine.info.max_model_len
+        with pytest.raises(penstock.OutOfMemoryError, match=f"max_model_len={length} .*memory_bytes="):
+            make_engine(tiny_model, max_model_len=length, **options).blocking.start()
+        with make_engine(tiny_model, **options) as second:
+            assert 0 < second.info.max_model_len < length
+            assert second.blocking.generate(PROMPT, max_tokens=3, **GREEDY).finish_reason == "length"
+    (record,) = (record for record in caplog.records if "max_model_len" in record.getMessage())
+    assert record.getMessage().startswith(f"max_model_len reduced from {length} to ")
+    assert record.getMessage().endswith(" to fit the KV cache, which has all memory that remains")
+    with pytest.raises(penstock.OutOfMemoryError, match="memory_bytes=4096") as caught:
+        make_engine(tiny_model, host=penstock.Host(memory_bytes=4096)).blocking.start()
+    assert "other engines" not in str(caught.value)
 
 
 def test_engines_that_open_together_do_not_share_bytes(tiny_model: Path) -> None:

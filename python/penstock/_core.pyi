@@ -1353,6 +1353,14 @@ class Host:
         Raises `ConfigError` if the host was created before a fork.
         """
 
+    @property
+    def available_bytes(self) -> int:
+        """Memory that another engine may take, in bytes; it changes with the system's other processes.
+
+        What the system and its control groups have left, without what open engines have reserved, and at most
+        what `memory_bytes` leaves. Raises `ConfigError` if the host was created before a fork.
+        """
+
 @final
 class Tensor:
     """An array of float32 numbers in C order, which other libraries can read without a copy.

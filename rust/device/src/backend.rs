@@ -149,9 +149,6 @@ pub trait Backend: Send + 'static {
     /// Bytes of memory that are available: neither in use nor reserved by a backend that shares the device.
     fn available_memory(&self) -> u64;
 
-    /// Bytes that the other backends that share the device have reserved.
-    fn reserved_by_others(&self) -> u64;
-
     /// Reserves `bytes` for all later allocations and releases the former reservation. Called before the first
     /// allocation.
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;

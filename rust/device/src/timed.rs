@@ -122,10 +122,6 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.available_memory()
     }
 
-    fn reserved_by_others(&self) -> u64 {
-        self.inner.reserved_by_others()
-    }
-
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         self.inner.reserve(bytes)
     }

@@ -47,6 +47,13 @@ impl Host {
         Ok(self.inner()?.reserved_bytes())
     }
 
+    /// Memory that another engine may take, in bytes: what the system and its control groups have left, without what
+    /// open engines have reserved, and at most what `memory_bytes` leaves. Changes with the system's other processes.
+    #[getter]
+    fn available_bytes(&self) -> Result<u64, Error> {
+        Ok(self.inner()?.available_bytes())
+    }
+
     fn __repr__(&self) -> String {
         match self.memory_bytes {
             Some(bytes) => format!("Host(memory_bytes={bytes})"),

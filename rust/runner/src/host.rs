@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::LaunchError;
 use crate::backend::DefaultHost;
+use crate::budget::display_bytes;
 
 /// The compute threads and the memory that engines share.
 ///
@@ -23,6 +25,26 @@ impl Host {
     /// Bytes that the engines have reserved.
     pub fn reserved_bytes(&self) -> u64 {
         self.device.reserved_memory()
+    }
+
+    /// Bytes that another engine may reserve.
+    pub fn available_bytes(&self) -> u64 {
+        self.device.available_memory()
+    }
+
+    /// The error of an engine that did not fit beside the others of the host, which are open.
+    pub(crate) fn explain(&self, error: LaunchError, available: u64) -> LaunchError {
+        let LaunchError::OutOfMemory(reason) = error else { return error };
+        let (limit, reserved) = (self.device.memory_limit(), self.reserved_bytes());
+        let others = match reserved {
+            0 => String::new(),
+            bytes => format!("; other engines have reserved {}", display_bytes(bytes)),
+        };
+        let limit = match limit.filter(|limit| limit.saturating_sub(reserved) == available) {
+            None => String::new(),
+            Some(limit) => format!("; the limit of the host is memory_bytes={limit}"),
+        };
+        LaunchError::OutOfMemory(format!("{reason}{others}{limit}"))
     }
 
     pub(crate) fn device(&self) -> &Arc<DefaultHost> {

@@ -96,10 +96,14 @@ pub(crate) fn open<B: Backend>(
     let formats = Arc::new(formats);
     let planning = host.plan_memory();
     let available = backend.available_memory();
-    let resolved = ResolvedConfig::new(&backend, &model, config, dtype, &formats, available)?;
-    let ResolvedConfig { dtype, memory_limit, memory_request, memory_plan, mut limits } = resolved;
-    let inputs = reserve(&mut backend, &model, &memory_request, &memory_plan)?;
+    let planned =
+        ResolvedConfig::new(&backend, &model, config, dtype, &formats, available).and_then(|plan| {
+            let inputs = reserve(&mut backend, &model, &plan.memory_request, &plan.memory_plan)?;
+            Ok((plan, inputs))
+        });
+    let (resolved, inputs) = planned.map_err(|error| host.explain(error, available))?;
     drop(planning);
+    let ResolvedConfig { dtype, memory_limit, memory_plan, mut limits, .. } = resolved;
     let weight_formats = penstock_models::module_formats(&backend, &model, &formats);
     // After a conversion the counts stay those of its end.
     let mut after = |done, of| if total > 0 { progress(total, total) } else { progress(done, of) };

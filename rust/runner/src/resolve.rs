@@ -51,19 +51,20 @@ impl ResolvedConfig {
             .max_model_len
             .unwrap_or_else(|| longest_fitting(backend, model, &request_of(longest), budget.limit));
         let memory_request = request_of(max_model_len);
-        let memory_plan =
-            MemoryPlan::new(backend, model, &memory_request, budget.limit).map_err(|error| {
-                out_of_memory(backend, &error, &suggestions(backend, model, &memory_request, budget))
-            })?;
+        let memory_plan = MemoryPlan::new(backend, model, &memory_request, budget.limit)
+            .map_err(|error| out_of_memory(&error, &suggestions(backend, model, &memory_request, budget)))?;
         if config.max_model_len.is_none() && max_model_len < longest {
-            let size = match memory_request.kv_cache {
-                KvCacheSize::Requested(CacheSize::Blocks(_)) => "kv_cache_blocks",
-                KvCacheSize::Ratio(_) if config.kv_cache_ratio.is_some() => "kv_cache_ratio",
-                _ => "kv_cache_bytes",
+            let advice = match memory_request.kv_cache {
+                KvCacheSize::Requested(CacheSize::Blocks(_)) => "; raise kv_cache_blocks to get more",
+                KvCacheSize::Ratio(_) if config.kv_cache_ratio.is_some() => {
+                    "; raise kv_cache_ratio to get more"
+                }
+                KvCacheSize::Ratio(_) => ", which has all memory that remains",
+                KvCacheSize::Requested(CacheSize::Bytes(_)) | KvCacheSize::DefaultFraction => {
+                    "; raise kv_cache_bytes to get more"
+                }
             };
-            log::warn!(
-                "max_model_len reduced from {longest} to {max_model_len} to fit the KV cache; raise {size} to get more"
-            );
+            log::warn!("max_model_len reduced from {longest} to {max_model_len} to fit the KV cache{advice}");
         }
         let limits = limits(&memory_plan, config, model.rope.shared_len());
         Ok(Self { dtype, memory_limit: budget.limit, memory_request, memory_plan, limits })
@@ -119,26 +120,18 @@ pub(crate) fn reserve<B: Backend>(
             largest_fitting(1, plan.arena() >> 20, |mebibytes| backend.reserve(mebibytes << 20).is_ok());
         let limit = provided.unwrap_or(0) << 20;
         let error = format!("{error}; the system provides {}", display_bytes(limit));
-        out_of_memory(
-            backend,
-            &error,
-            &suggestions(backend, model, request, MemoryBudget { usable: limit, limit }),
-        )
+        out_of_memory(&error, &suggestions(backend, model, request, MemoryBudget { usable: limit, limit }))
     })?;
     backend.reserve_mapped(plan.weights.mapped);
     Ok(inputs)
 }
 
-fn out_of_memory<B: Backend>(backend: &B, error: &dyn Display, suggestions: &[String]) -> LaunchError {
+fn out_of_memory(error: &dyn Display, suggestions: &[String]) -> LaunchError {
     let fitting = match suggestions {
         [] => "no other max_model_len, dtype or memory_ratio alone would fit".to_owned(),
         _ => format!("settings that fit: {}", suggestions.join(", or ")),
     };
-    let others = match backend.reserved_by_others() {
-        0 => String::new(),
-        bytes => format!("; other engines have reserved {}", display_bytes(bytes)),
-    };
-    LaunchError::OutOfMemory(format!("{error}{others}; {fitting}"))
+    LaunchError::OutOfMemory(format!("{error}; {fitting}"))
 }
 
 fn limits(plan: &MemoryPlan, config: &EngineConfig, max_shared_len: usize) -> Limits {

@@ -104,10 +104,6 @@ impl Backend for Cpu {
         reservation.add_mapped(bytes);
     }
 
-    fn reserved_by_others(&self) -> u64 {
-        self.host.reserved_memory() - self.reservation.as_ref().map_or(0, |own| own.bytes())
-    }
-
     fn memory(&self) -> MemoryUse {
         let stats = self.arena.bfc().stats();
         MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }

@@ -7,6 +7,7 @@ use std::thread::available_parallelism;
 
 use penstock_kernels::{Pool, resident_bytes};
 
+use super::memory;
 use super::numa::NumaNode;
 
 /// Worker pools and memory that backends share.
@@ -64,6 +65,16 @@ impl CpuHost {
         let pool = Arc::new(pool);
         pools.push(SharedPool { pool: Arc::downgrade(&pool), nodes: nodes.to_vec() });
         Ok(pool)
+    }
+
+    /// The most bytes that the backends may reserve together.
+    pub fn memory_limit(&self) -> Option<u64> {
+        self.memory_limit
+    }
+
+    /// Bytes that another backend may reserve, on any NUMA node.
+    pub fn available_memory(&self) -> u64 {
+        self.remaining(memory::available())
     }
 
     /// The part of `available` bytes, which the system reports, that is not reserved.
@@ -179,8 +190,8 @@ mod tests {
         cpus[0].reserve(6 * MIB).expect("memory");
         cpus[0].reserve_mapped(MIB);
         let [first, second] = &cpus;
-        assert_eq!((second.available_memory(), second.reserved_by_others()), (3 * MIB, 7 * MIB));
-        assert_eq!(first.reserved_by_others(), 0);
+        assert_eq!((first.available_memory(), second.available_memory()), (3 * MIB, 3 * MIB));
+        assert_eq!((host.available_memory(), host.reserved_memory()), (3 * MIB, 7 * MIB));
         cpus[0].reserve(2 * MIB).expect("memory");
         assert_eq!(cpus[1].available_memory(), 8 * MIB, "a second reservation replaces the first");
     }

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import suppress
-from pathlib import Path
+
+from penstock import Host
 
 #: `cpu` lets models with a compute unit of CUDA run on the CPU.
 DEVICE = "PENSTOCK_DASHINFER_DEVICE"
 CPU_CACHE_RATIO = "CPU_CACHE_RATIO"
 PROFILE = "AS_PROFILE"
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def replaces_cuda() -> bool:
@@ -50,13 +48,4 @@ def host_cache_bytes() -> int:
 
 def _available_memory() -> int:
     """The bytes of memory that this process may still allocate."""
-    available = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable"))
-        available.append(int(line.split()[1]) * 1024)
-    with suppress(OSError, ValueError):  # no control group, or one without a limit ("max")
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii")
-        used = (_CGROUP / "memory.current").read_text(encoding="ascii")
-        available.append(int(limit) - int(used))
-    return max(0, min(available))
+    return Host().available_bytes

@@ -102,10 +102,6 @@ impl Backend for AsyncCpu {
         lock(&self.cpu).available_memory()
     }
 
-    fn reserved_by_others(&self) -> u64 {
-        lock(&self.cpu).reserved_by_others()
-    }
-
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         self.idle()?.reserve(bytes)
     }
