@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.compat.lmdeploy import pytorch, turbomind
-from penstock.compat.lmdeploy.engine_options import NO_EFFECT, resolve
+from penstock.compat.lmdeploy.engine_options import NO_EFFECT, open_engine, resolve
 from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError
 from penstock.compat.lmdeploy.messages import (
     PytorchEngineConfig,
@@ -401,11 +401,25 @@ def test_quantised_cache_has_more_blocks(configs: Any, least: float, demo_model:
 
 def test_rope_factor_raises_the_maximum_length(tiny_model: Path) -> None:
     config = TurbomindEngineConfig(session_len=1024, cache_max_entry_count=64)
-    with pytest.raises(penstock.ConfigError, match="max_model_len=1024"):
-        penstock.Engine(tiny_model, **resolve(tiny_model, backend_config=config).options).__enter__()
+    with pytest.raises(ArgumentError, match="session_len=1024 is not allowed: it must be at most 512"):
+        open_engine(str(tiny_model), resolve(tiny_model, backend_config=config).options)
     config.rope_scaling_factor = 2.0
     with penstock.Engine(tiny_model, **resolve(tiny_model, backend_config=config).options) as engine:
         assert engine.info.max_model_len == 1024
+
+
+def test_log_n_attention_scales_queries_beyond_the_trained_length(tiny_model: Path) -> None:
+    prompt = [index % 500 for index in range(600)]
+
+    def logprobs(*, use_logn_attn: bool, length: int) -> object:
+        values: dict[str, Any] = {"rope_scaling_factor": 2.0, "session_len": 1024, "cache_max_entry_count": 64}
+        model, options, _settings = resolve(tiny_model, use_logn_attn=use_logn_attn, **values)
+        with penstock.Engine(model, **options) as engine:
+            score = engine.blocking.score(prompt[:length])
+        return score.logprobs
+
+    assert logprobs(use_logn_attn=True, length=500) == logprobs(use_logn_attn=False, length=500)
+    assert logprobs(use_logn_attn=True, length=600) != logprobs(use_logn_attn=False, length=600)
 
 
 def test_rope_factor_does_not_replace_another_scaling(tiny_model: Path, tmp_path: Path) -> None:

@@ -18,14 +18,14 @@ from penstock.compat.lmdeploy.engine_configs import (
     QuantPolicy,
     TurbomindEngineConfig,
 )
-from penstock.compat.lmdeploy.errors import UnsupportedError, shown
+from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, message_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock import EngineOptions
 
-__all__ = ["NO_EFFECT", "Resolved", "Settings", "resolve"]
+__all__ = ["NO_EFFECT", "Resolved", "Settings", "open_engine", "resolve"]
 
 _BACKENDS = ("turbomind", "pytorch")
 _DEFAULT_GROUP_SIZE = 128
@@ -193,6 +193,19 @@ def resolve(
     _add_overrides(options, values, model)
     _check_format(options, values, model, config)
     return Resolved(model, options, settings)
+
+
+def open_engine(model: str, options: EngineOptions) -> penstock.Engine:
+    """An engine whose blocking calls can be used.
+
+    Raises `ArgumentError` for options that the model does not allow, with LMDeploy's names of the fields.
+    """
+    try:
+        engine = penstock.Engine(model, **options)
+        engine.blocking.start()
+    except penstock.ConfigError as error:
+        raise ArgumentError(message_of(error)) from error
+    return engine
 
 
 def _with_arguments(

@@ -23,9 +23,11 @@ _FIELDS = {
     "max_num_seqs": "max_batch_size",
     "max_num_batched_tokens": "max_prefill_token_num",
     "kv_cache_ratio": "cache_max_entry_count",
+    "config_overrides": "hf_overrides",
+    "regex": "regex_schema",
     "output_hidden_states": "output_last_hidden_state",
 }
-_OPTION = re.compile(rf"(?<![\w.-])({'|'.join(_FIELDS)})(?= is | must |[=,;]|$)")
+_OPTION = re.compile(rf"(?<![\w.-])({'|'.join(_FIELDS)})(?= is | must |[=,;\[]|$)")
 
 
 class ErrorCode(StrEnum):

@@ -8,7 +8,7 @@ import penstock
 from penstock.compat.lmdeploy import batches, chats, scores
 from penstock.compat.lmdeploy import prompts as forms
 from penstock.compat.lmdeploy.checks import refuse
-from penstock.compat.lmdeploy.engine_options import resolve
+from penstock.compat.lmdeploy.engine_options import open_engine, resolve
 from penstock.compat.lmdeploy.generation import Ask, GenOut
 from penstock.compat.lmdeploy.generation_config import GenerationConfig
 from penstock.compat.lmdeploy.instances import Instance
@@ -69,9 +69,7 @@ class AsyncEngine:
             tp=tp,
             **kwargs,
         )
-        engine = penstock.Engine(model, **options)
-        engine.blocking.start()
-        self.engine = engine
+        self.engine = engine = open_engine(model, options)
         self.backend_config = self.settings.config
         self.sessions = SessionTable(forgetter(engine))
         self.session_len = engine.info.max_model_len
