@@ -11,6 +11,7 @@ from penstock.compat.lmdeploy.messages import (
 from penstock.compat.lmdeploy.model import ChatTemplateConfig
 from penstock.compat.lmdeploy.pipeline import Pipeline
 from penstock.compat.lmdeploy.tokenizer import Tokenizer
+from penstock.compat.lmdeploy.version import __version__, version_info
 
 __all__ = [
     "ChatTemplateConfig",
@@ -20,10 +21,12 @@ __all__ = [
     "Tokenizer",
     "TurbomindEngineConfig",
     "VisionConfig",
+    "__version__",
     "messages",
     "model",
     "pipeline",
     "pytorch",
     "serve",
     "turbomind",
+    "version_info",
 ]

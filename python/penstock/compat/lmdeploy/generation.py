@@ -191,6 +191,7 @@ class Turn:
         prompt, params, self.input_len = prepare(self._engine, self.ask, lease)
         self._new = prompt[self.history_len :] if self.history_len else prompt
         self._reader = Reader(self._engine, self.ask.config, params)
+        self._is_plain = self._reader.is_plain
         return prompt, params
 
     def begin(self, request: Any) -> None:
@@ -202,12 +203,29 @@ class Turn:
 
     def read(self, chunk: penstock.Chunk) -> GenOut:
         """The item of a chunk that is not the last one."""
-        if not self.cached and not self.count:
+        # Runs once per token and stream.
+        if not self.count:
             self.cached = self.request.usage.cached_tokens
-        text, ids, logprobs, logits, states = self._reader.read(chunk)
+        if not self._is_plain:
+            text, ids, logprobs, logits, states = self._reader.read(chunk)
+            self.ids += ids
+            self.count += len(ids)
+            return self._item(text, None, ids, logprobs, logits, states)
+        ids = [*chunk.token_ids]
         self.ids += ids
         self.count += len(ids)
-        return self._item(text, None, ids, logprobs, logits, states)
+        return GenOut(
+            chunk.text,
+            self.history_len,
+            self.input_len,
+            self.count,
+            None,
+            ids,
+            None,
+            None,
+            None,
+            self.cached,
+        )
 
     def read_last(self, chunk: penstock.Chunk | penstock.Result) -> list[GenOut]:
         """The items of the last chunk, or of the complete result. Ends the use of the session."""
