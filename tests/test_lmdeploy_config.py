@@ -412,7 +412,11 @@ def test_log_n_attention_scales_queries_beyond_the_trained_length(tiny_model: Pa
     prompt = [index % 500 for index in range(600)]
 
     def logprobs(*, use_logn_attn: bool, length: int) -> object:
-        values: dict[str, Any] = {"rope_scaling_factor": 2.0, "session_len": 1024, "cache_max_entry_count": 64}
+        values: dict[str, Any] = {
+            "rope_scaling_factor": 2.0,
+            "session_len": 1024,
+            "cache_max_entry_count": 64,
+        }
         model, options, _settings = resolve(tiny_model, use_logn_attn=use_logn_attn, **values)
         with penstock.Engine(model, **options) as engine:
             score = engine.blocking.score(prompt[:length])
