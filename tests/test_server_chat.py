@@ -11,7 +11,7 @@ import pytest
 
 import penstock.server
 from api_support import make_engine, wait_until
-from support.serving import Served, at_rest, post, serving
+from support.serving import Served, at_rest, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,8 @@ SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
-    with make_engine(tiny_model, tool_parser="hermes") as engine:
+    longer = {"max_position_embeddings": 8192}
+    with make_engine(tiny_model, tool_parser="hermes", config_overrides=longer) as engine:
         yield engine
 
 
@@ -321,22 +322,28 @@ def test_asynchronous_client_streams(server: Served) -> None:
 
 
 def test_disconnect_in_a_stream_frees_the_blocks(server: Served, engine: penstock.Engine) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = {"messages": MESSAGES, "max_tokens": 8000, "ignore_eos": True, "stream": True}
     tokens = engine.stats().generation_tokens
     connection = server.send(post(PATH, body))
     assert b" 200 " in connection.recv(1000)
     connection.close()
-    wait_until(lambda: at_rest(engine))
-    assert engine.stats().generation_tokens < tokens + 400
-
-
-def test_disconnect_before_the_response_frees_the_blocks(server: Served, engine: penstock.Engine) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True, "n": 4}
-    requests = engine.stats().requests_admitted
-    connection = server.send(post(PATH, body))
-    wait_until(lambda: engine.stats().requests_admitted > requests)
-    connection.close()
     wait_until(lambda: at_rest(engine) and not server.application.state.generations)
+    assert engine.stats().generation_tokens < tokens + 8000
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"n": 4}, {"best_of": 2}])
+def test_disconnect_before_a_token_frees_the_blocks(
+    server: Served, engine: penstock.Engine, fields: dict[str, Any]
+) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 8000, "ignore_eos": True, **fields}
+    with held(engine):
+        tokens = engine.stats().generation_tokens
+        connection = server.send(post(PATH, body))
+        wait_until(lambda: engine.stats().running > 1)
+        connection.close()
+        wait_until(lambda: not server.application.state.generations)
+    wait_until(lambda: at_rest(engine))
+    assert engine.stats().generation_tokens < tokens + 16
 
 
 def test_disconnect_in_the_body_leaves_no_request(server: Served, engine: penstock.Engine) -> None:

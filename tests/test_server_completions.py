@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -10,7 +9,7 @@ import pytest
 
 import penstock.server
 from api_support import make_engine, wait_until
-from support.serving import Served, at_rest, post, serving
+from support.serving import Served, at_rest, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,15 +181,14 @@ def test_invalid_field_is_status_400_with_its_name(
     assert len(answer["error"]["message"]) < 500
 
 
-def has_admitted(engine: penstock.Engine, count: int) -> bool:
-    return engine.stats().requests_admitted >= count
-
-
-def test_disconnect_in_a_batch_frees_the_blocks(server: Served, engine: penstock.Engine) -> None:
-    for stream in (True, False):
-        requests = engine.stats().requests_admitted
+@pytest.mark.parametrize("stream", [True, False])
+def test_disconnect_in_a_batch_frees_the_blocks(
+    server: Served, engine: penstock.Engine, *, stream: bool
+) -> None:
+    with held(engine):
         body = {"prompt": [[1], [2], [3]], "max_tokens": 400, "ignore_eos": True, "stream": stream}
         connection = server.send(post(PATH, body))
-        wait_until(partial(has_admitted, engine, requests + 3))
+        wait_until(lambda: engine.stats().running == 4)
         connection.close()
-        wait_until(lambda: at_rest(engine) and not server.application.state.generations)
+        wait_until(lambda: not server.application.state.generations)
+    wait_until(lambda: at_rest(engine))

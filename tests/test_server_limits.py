@@ -6,7 +6,6 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +15,7 @@ from starlette.routing import Mount
 import penstock.server
 from api_support import make_engine, wait_until
 from penstock.server.errors import ApiError
-from support.serving import Served, at_rest, post, serving
+from support.serving import Served, at_rest, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,13 +97,19 @@ def test_health_needs_no_key(server: Served) -> None:
 def test_key_has_a_bound_of_unfinished_requests(engine: penstock.Engine) -> None:
     settings = penstock.server.ServerSettings(api_keys=("a", "b"), max_requests_per_key=1)
     with serving(penstock.server.app(engine, settings)) as server:
-        body = json.dumps({**LONG, "stream": True})
+        body = json.dumps(SHORT)
         head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nX-Api-Key: a\r\nContent-Type: application/json\r\n"
-        running = server.send(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        wait_until(lambda: server.application.state.num_active == 1)
-        status, answer, headers = server.ask(PATH, SHORT, headers={"X-Api-Key": "a"})
-        assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "too_many_requests", "1")
-        assert server.ask(PATH, SHORT, headers={"X-Api-Key": "b"})[0] == 200
+        with held(engine):
+            running = server.send(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            wait_until(lambda: server.application.state.num_active == 1)
+            status, answer, headers = server.ask(PATH, SHORT, headers={"X-Api-Key": "a"})
+            assert (status, answer["error"]["code"], headers["retry-after"]) == (
+                429,
+                "too_many_requests",
+                "1",
+            )
+            assert server.ask("/v1/models", headers={"X-Api-Key": "b"})[0] == 200
+        assert b" 200 " in running.recv(1000)
         running.close()
         wait_until(lambda: server.application.state.num_active == 0)
         assert server.ask(PATH, SHORT, headers={"X-Api-Key": "a"})[0] == 200
@@ -184,11 +189,16 @@ def test_other_method_is_status_405(open_server: Served) -> None:
     assert open_server.ask("/v1/models", SHORT)[0] == 405
 
 
-def test_half_closed_connection_ends_the_request(open_server: Served, engine: penstock.Engine) -> None:
-    connection = open_server.send(post(PATH, {**LONG, "stream": True}))
-    assert connection.recv(100)
-    connection.close()
-    wait_until(lambda: at_rest(engine))
+def test_connection_closed_without_a_request_leaves_nothing(open_server: Served) -> None:
+    for data in (b"", b"POST /v1", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n"):
+        open_server.send(data).close()
+    assert open_server.ask(PATH, SHORT)[0] == 200
+    wait_until(lambda: open_server.application.state.num_active == 0)
+
+
+def test_garbage_is_status_400(open_server: Served) -> None:
+    with open_server.send(b"\x16\x03\x01 garbage\r\n\r\n") as connection:
+        assert b" 400 " in connection.recv(1000)
 
 
 def test_unknown_field_is_ignored_with_one_warning(
@@ -225,14 +235,15 @@ def test_error_has_no_path_and_no_address() -> None:
 
 
 def test_full_engine_is_status_429(open_server: Served, engine: penstock.Engine) -> None:
-    running = [open_server.send(post(PATH, {**LONG, "stream": True})) for _ in range(2)]
-    wait_until(lambda: engine.stats().running == 2)
-    waiting = open_server.send(post(PATH, LONG))
-    wait_until(lambda: engine.stats().waiting == 1)
-    status, answer, headers = open_server.ask(PATH, SHORT)
-    assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "overloaded", "1")
-    for connection in (*running, waiting):
-        connection.close()
+    with held(engine):
+        running = open_server.send(post(PATH, LONG))
+        wait_until(lambda: engine.stats().running == 2)
+        waiting = open_server.send(post(PATH, LONG))
+        wait_until(lambda: engine.stats().waiting == 1)
+        status, answer, headers = open_server.ask(PATH, SHORT)
+        assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "overloaded", "1")
+        running.close()
+        waiting.close()
     wait_until(lambda: at_rest(engine))
     assert open_server.ask(PATH, SHORT)[0] == 200
 
@@ -249,27 +260,17 @@ def test_engine_that_is_not_open_is_status_503(tiny_model: Path) -> None:
         assert server.ask(PATH, SHORT)[0] == 503
 
 
-def test_idle_stream_has_comments(tiny_model: Path) -> None:
-    may_continue = threading.Event()
-
-    def block(_token_ids: list[int], _logits: penstock.Tensor) -> None:
-        may_continue.wait(60)
-
+def test_idle_stream_has_comments(engine: penstock.Engine) -> None:
     settings = penstock.server.ServerSettings(keep_alive_interval=0.02)
-    with (
-        make_engine(tiny_model) as engine,
-        serving(penstock.server.app(engine, settings)) as server,
-        engine.blocking.stream([1], max_tokens=1, logits_processors=[block]),
-        server.send(post(PATH, {**SHORT, "stream": True})) as connection,
-    ):
+    with serving(penstock.server.app(engine, settings)) as server:
         received = b""
-        try:
+        with held(engine):
+            connection = server.send(post(PATH, {**SHORT, "stream": True}))
             while b": keep-alive\n\n" not in received:
                 received += connection.recv(1000)
-        finally:
-            may_continue.set()
         while b"[DONE]" not in received:
             received += connection.recv(1000)
+        connection.close()
 
 
 # ---- several models, mounting

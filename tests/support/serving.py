@@ -100,6 +100,24 @@ def serving(application: Any, **config: Any) -> Iterator[Served]:
             thread.join()
 
 
+@contextmanager
+def held(engine: penstock.Engine) -> Iterator[None]:
+    """Hold the engine in a step: no request gets a token until the block is left."""
+    is_held, may_continue = threading.Event(), threading.Event()
+
+    def wait(_token_ids: list[int], _logits: penstock.Tensor) -> None:
+        is_held.set()
+        may_continue.wait(60)
+
+    with engine.blocking.stream([1], max_tokens=1, logits_processors=[wait]) as request:
+        assert is_held.wait(60)
+        try:
+            yield
+        finally:
+            may_continue.set()
+        request.result()
+
+
 def at_rest(engine: penstock.Engine) -> bool:
     """Whether the engine has no request and no block in use."""
     stats = engine.stats()

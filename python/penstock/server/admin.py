@@ -1,16 +1,18 @@
-"""The routes about the server and its models, which generate nothing."""
+"""The routes about the server, its models and its requests, which generate nothing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.server.http import converted
+from penstock.server.protocol.tokens import AbortRequest, CacheRequest, ModelRequest, SleepRequest
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
     from penstock.server.state import Model, State
 
-__all__ = ["health", "models", "ping"]
+__all__ = ["abort", "health", "models", "ping", "reset_prefix_cache", "sleep", "version", "wake_up"]
 
 
 def _state_of(model: Model, state: State) -> dict[str, Any]:
@@ -63,3 +65,42 @@ def _row(name: str, model: Model) -> dict[str, Any]:
         "max_model_len": max_model_len,
         "permission": [],
     }
+
+
+async def version(_state: State, exchange: Exchange) -> None:
+    """The version of Penstock."""
+    await exchange.send_json({"version": penstock.__version__})
+
+
+async def abort(state: State, exchange: Exchange) -> None:
+    """End requests by the `id` of their responses; their output so far is returned to their clients."""
+    request = converted(await exchange.read_object(), AbortRequest)
+    ids = [request.request_id] if isinstance(request.request_id, str) else request.request_id
+    found = [state.generations[name] for name in dict.fromkeys(ids) if name in state.generations]
+    for generation in found:
+        generation.abort()
+    await exchange.send_json({"aborted": len(found)})
+
+
+async def reset_prefix_cache(state: State, exchange: Exchange) -> None:
+    """Empty the prefix cache, or remove the entries of a salt."""
+    request = converted(await exchange.read_options(), CacheRequest)
+    for model in state.selected(request.model):
+        model.engine.reset_prefix_cache(cache_salt=request.cache_salt)
+    await exchange.send_json({})
+
+
+async def sleep(state: State, exchange: Exchange) -> None:
+    """Free the weights and the KV cache."""
+    request = converted(await exchange.read_options(), SleepRequest)
+    for model in state.selected(request.model):
+        await model.engine.sleep(drain=request.drain)
+    await exchange.send_json({})
+
+
+async def wake_up(state: State, exchange: Exchange) -> None:
+    """Load the weights again."""
+    request = converted(await exchange.read_options(), ModelRequest)
+    for model in state.selected(request.model):
+        await model.engine.wake()
+    await exchange.send_json({})

@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route, Router
 
-from penstock.server.admin import health, models, ping
+from penstock.server.admin import (
+    abort,
+    health,
+    models,
+    ping,
+    reset_prefix_cache,
+    sleep,
+    version,
+    wake_up,
+)
 from penstock.server.chat import chat_completions
 from penstock.server.completions import completions
 from penstock.server.limits import Access, Endpoint, Handler, not_found
 from penstock.server.settings import ServerSettings
 from penstock.server.state import State
+from penstock.server.tokens import detokenize, tokenize
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,6 +34,13 @@ __all__ = ["Application", "app"]
 _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("POST", "/v1/chat/completions", chat_completions, "key"),
     ("POST", "/v1/completions", completions, "key"),
+    ("POST", "/tokenize", tokenize, "key"),
+    ("POST", "/detokenize", detokenize, "key"),
+    ("POST", "/abort", abort, "key"),
+    ("POST", "/reset_prefix_cache", reset_prefix_cache, "admin"),
+    ("POST", "/sleep", sleep, "admin"),
+    ("POST", "/wake_up", wake_up, "admin"),
+    ("GET", "/version", version, "key"),
     ("GET", "/v1/models", models, "key"),
     ("GET", "/health", health, "open"),
     ("GET", "/ping", ping, "open"),

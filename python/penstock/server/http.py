@@ -56,6 +56,14 @@ class Exchange:
             raise ApiError(415, "the content type must be application/json")
         return parsed(await self._read_body())
 
+    async def read_options(self) -> dict[str, Any]:
+        """The JSON object of the body, which may be empty."""
+        if self.request_headers.get("content-length", "0") == "0" and not self.request_headers.get(
+            "transfer-encoding"
+        ):
+            return {}
+        return await self.read_object()
+
     async def _read_body(self) -> bytes:
         limit, length = self._settings.max_body_bytes, self.request_headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > limit:

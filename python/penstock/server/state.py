@@ -106,7 +106,7 @@ class State:
     def model(self, name: object) -> tuple[Model, str]:
         """The model that a request names, and that name."""
         if name is None or name == "":
-            if len({id(model) for model in self.models.values()}) > 1:
+            if len(self.selected(None)) > 1:
                 raise ApiError(400, f"model is missing: it must be {self._names()}", param="model")
             return next((model, name) for name, model in self.models.items())
         model = self.models.get(name) if isinstance(name, str) else None
@@ -114,6 +114,12 @@ class State:
             message = f"the model {str(name)[:64]!r} does not exist: model must be {self._names()}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return model, name
+
+    def selected(self, name: str | None) -> list[Model]:
+        """The model of this name, or all models."""
+        if name is not None:
+            return [self.model(name)[0]]
+        return list(dict.fromkeys(self.models.values()))
 
     def _names(self) -> str:
         return "one of " + ", ".join(map(repr, self.models))

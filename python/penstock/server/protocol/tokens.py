@@ -1,0 +1,62 @@
+"""`/tokenize`, `/detokenize` and the administrative routes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+__all__ = [
+    "AbortRequest",
+    "CacheRequest",
+    "DetokenizeRequest",
+    "ModelRequest",
+    "SleepRequest",
+    "TokenizeRequest",
+]
+
+
+class TokenizeRequest(msgspec.Struct):
+    """A text, or messages for the chat template."""
+
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """Token ids."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+    model: str | None = None
+
+
+class AbortRequest(msgspec.Struct):
+    """The `id` of a response, or several."""
+
+    request_id: str | list[str]
+
+
+class ModelRequest(msgspec.Struct):
+    """The model that an administrative route is for; all models without one."""
+
+    model: str | None = None
+
+
+class CacheRequest(ModelRequest):
+    """The entries of the prefix cache to remove: those of a salt, or all."""
+
+    cache_salt: str | None = None
+
+
+class SleepRequest(ModelRequest):
+    """The time for which open requests may finish, in seconds."""
+
+    drain: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
