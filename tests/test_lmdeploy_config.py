@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
 from penstock.compat.lmdeploy import pytorch, turbomind
+from penstock.compat.lmdeploy.chat_templates import TEMPLATES
 from penstock.compat.lmdeploy.engine_options import NO_EFFECT, open_engine, resolve
 from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError
 from penstock.compat.lmdeploy.messages import (
+    GenerationConfig,
     PytorchEngineConfig,
     SpeculativeConfig,
     TurbomindEngineConfig,
     VisionConfig,
 )
 from support.quantised import METHODS, write_quantised
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLASSES = (TurbomindEngineConfig, PytorchEngineConfig, turbomind.EngineConfig, pytorch.EngineConfig)
 #: Another valid value of a field, and the options that change with it; `None` if it is refused later.
@@ -408,7 +408,7 @@ def test_rope_factor_raises_the_maximum_length(tiny_model: Path) -> None:
         assert engine.info.max_model_len == 1024
 
 
-def test_log_n_attention_scales_queries_beyond_the_trained_length(tiny_model: Path) -> None:
+def test_log_n_attention_applies_beyond_the_trained_length(tiny_model: Path) -> None:
     prompt = [index % 500 for index in range(600)]
 
     def logprobs(*, use_logn_attn: bool, length: int) -> object:
@@ -436,3 +436,11 @@ def test_rope_factor_does_not_replace_another_scaling(tiny_model: Path, tmp_path
             (tmp_path / file.name).symlink_to(file)
     with pytest.raises(UnsupportedError, match=r"rope_scaling_factor is 2.0; .* of type yarn"):
         resolve(tmp_path, rope_scaling_factor=2.0)
+
+
+def test_every_field_and_template_is_documented() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "lmdeploy.md").read_text(encoding="utf-8")
+    names = {field.name for kind in (*CLASSES, GenerationConfig) for field in dataclasses.fields(kind)}
+    sizes = ("attn_", "mlp_", "moe_", "outer_")
+    names = {name for name in names | NO_EFFECT | set(TEMPLATES) if not name.startswith(sizes)}
+    assert {name for name in names if f"`{name}`" not in page} == set()

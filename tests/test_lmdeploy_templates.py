@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.compat.lmdeploy.chat_templates import TEMPLATES
 from penstock.compat.lmdeploy.errors import ArgumentError
 from penstock.compat.lmdeploy.model import (
     MODELS,
@@ -144,8 +145,8 @@ def test_built_in_template_renders_a_prompt(name: str) -> None:
 
 
 def test_every_built_in_template_has_an_expected_text() -> None:
-    built_in = {name for name in MODELS.module_dict if not name.startswith("template-")}
-    assert built_in == set(itertools.chain(*PROMPTS))
+    assert set(TEMPLATES) == set(itertools.chain(*PROMPTS))
+    assert set(TEMPLATES) <= set(MODELS.module_dict)
 
 
 @pytest.mark.parametrize(("name", "words"), STOP_WORDS.items())
