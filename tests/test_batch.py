@@ -92,6 +92,13 @@ async def test_invalid_parameters_of_a_prompt_are_its_error(engine: penstock.Eng
         raise items[1].error or AssertionError
 
 
+async def test_parameters_of_another_type_raise(engine: penstock.Engine) -> None:
+    params: list[Any] = [SHORT, {"max_tokens": 3}]
+    with pytest.raises(TypeError, match="expected SamplingParams, got dict"):
+        _ = [item async for item in engine.generate_many([PROMPT] * 2, params)]
+    await assert_at_rest(engine)
+
+
 @pytest.mark.parametrize(("num_prompts", "num_params"), [(3, 2), (2, 3), (0, 1), (1, 0)])
 async def test_unequal_numbers_of_prompts_and_parameters_raise(
     engine: penstock.Engine, num_prompts: int, num_params: int

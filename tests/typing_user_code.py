@@ -68,6 +68,22 @@ async def batch(engine: penstock.Engine, prompts: list[str]) -> list[dict[str, A
     return [result.to_dict() for result in results]
 
 
+async def stream_batch(engine: penstock.Engine, prompts: list[str]) -> dict[int, str]:
+    texts = dict.fromkeys(range(len(prompts)), "")
+    params = (penstock.SamplingParams(max_tokens=8, seed=seed) for seed in range(len(prompts)))
+    async with engine.stream_many(prompts, params, concurrency=4, unread="keep") as items:
+        async for item in items:
+            if item.chunk is None:
+                raise item.error or ValueError
+            texts[item.index] += item.chunk.text
+    for chunk in engine.blocking.stream_many(iter(prompts), [penstock.SamplingParams()] * len(prompts)):
+        texts[chunk.index] += chunk.chunk.text if chunk.chunk else ""
+    results = engine.blocking.generate_many(
+        prompts, [penstock.SamplingParams()] * len(prompts), ordered=False
+    )
+    return texts | {item.index: item.result.text for item in results if item.result is not None}
+
+
 def last_logits(engine: penstock.Engine, token_ids: list[int]) -> memoryview:
     result = engine.blocking.generate(token_ids, max_tokens=1, output_logits="generation")
     assert result.logits is not None

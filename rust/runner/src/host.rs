@@ -32,18 +32,18 @@ impl Host {
         self.device.available_memory()
     }
 
-    /// The error of an engine that did not fit beside the others of the host, which are open.
-    pub(crate) fn explain(&self, error: LaunchError, available: u64) -> LaunchError {
+    /// The error of an engine that did not fit the `available` bytes beside the `reserved` ones of other engines.
+    pub(crate) fn explain(&self, error: LaunchError, available: u64, reserved: u64) -> LaunchError {
         let LaunchError::OutOfMemory(reason) = error else { return error };
-        let (limit, reserved) = (self.device.memory_limit(), self.reserved_bytes());
         let others = match reserved {
             0 => String::new(),
             bytes => format!("; other engines have reserved {}", display_bytes(bytes)),
         };
-        let limit = match limit.filter(|limit| limit.saturating_sub(reserved) == available) {
-            None => String::new(),
-            Some(limit) => format!("; the limit of the host is memory_bytes={limit}"),
-        };
+        let limit =
+            match self.device.memory_limit().filter(|limit| limit.saturating_sub(reserved) == available) {
+                None => String::new(),
+                Some(limit) => format!("; the limit of the host is memory_bytes={limit}"),
+            };
         LaunchError::OutOfMemory(format!("{reason}{others}{limit}"))
     }
 

@@ -95,13 +95,13 @@ pub(crate) fn open<B: Backend>(
     }
     let formats = Arc::new(formats);
     let planning = host.plan_memory();
-    let available = backend.available_memory();
+    let (available, reserved) = (backend.available_memory(), host.reserved_bytes());
     let planned =
         ResolvedConfig::new(&backend, &model, config, dtype, &formats, available).and_then(|plan| {
             let inputs = reserve(&mut backend, &model, &plan.memory_request, &plan.memory_plan)?;
             Ok((plan, inputs))
         });
-    let (resolved, inputs) = planned.map_err(|error| host.explain(error, available))?;
+    let (resolved, inputs) = planned.map_err(|error| host.explain(error, available, reserved))?;
     drop(planning);
     let ResolvedConfig { dtype, memory_limit, memory_plan, mut limits, .. } = resolved;
     let weight_formats = penstock_models::module_formats(&backend, &model, &formats);
