@@ -507,6 +507,22 @@ def test_state_dict_of_arrays_has_the_bits_of_the_checkpoint(tmp_path: Path) -> 
     assert engine.get_file_information(graph, weights).create_version_param
 
 
+def test_logn_attention_of_a_state_dict_is_in_its_configuration(tmp_path: Path) -> None:
+    config = make_config("llama")
+    expected = write_checkpoint(tmp_path / "model", config | {"use_logn_attn": True, "seq_length": 2})
+    torch_models.serialize_model_from_torch(
+        "m",
+        "",
+        dict(make_weights(config, 0)),
+        config,
+        tmp_path,
+        use_logn_attn=True,
+        model_sequence_length=2,
+    )
+    assert logits(tmp_path / "m.asparam") == logits(expected)
+    assert logits(expected) != logits(write_checkpoint(tmp_path / "plain", config))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

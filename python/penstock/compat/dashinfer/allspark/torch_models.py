@@ -54,10 +54,10 @@ def serialize_model_from_torch(
     `do_dynamic_quantize_convert` are given together. The model has no tokenizer. While the files are written,
     a copy of the weights is in the system's directory of temporary files.
 
-    `model_type`, `multigpu_mode`, `do_binary_add_fused` and `model_sequence_length` have no effect: the
-    configuration describes the model. The other parameters must have their defaults: the scaling of the
-    rotary embedding and its base are values of `model_config`, the type of the KV cache is one of the runtime
-    configuration.
+    `use_logn_attn` scales the queries beyond `model_sequence_length`. `model_type`, `multigpu_mode` and
+    `do_binary_add_fused` have no effect: the configuration describes the model. The other parameters must
+    have their defaults: the scaling of the rotary embedding and its base are values of `model_config`, the
+    type of the KV cache is one of the runtime configuration.
 
     Requires `pip install 'penstock[dashinfer]'`. Raises `ValueError` for invalid parameters and
     `ModelSerializerException` for weights that are no model.
@@ -67,7 +67,6 @@ def serialize_model_from_torch(
         "enable_i8cache_mha": (enable_i8cache_mha, False),
         "mha_kv_cache_config": (mha_kv_cache_config or None, None),
         "use_dynamic_ntk": (use_dynamic_ntk, False),
-        "use_logn_attn": (use_logn_attn, False),
         "seqlen_extrapolation": (seqlen_extrapolation, 1.0),
         "lora_cfg": (lora_cfg, None),
         "rotary_base": (rotary_base, _ROTARY_BASE),
@@ -90,6 +89,8 @@ def serialize_model_from_torch(
         quantization = read_settings(quant_config).quantization
     files = _files(model_name, save_dir, as_model_path, as_weight_path)
     config = _configuration(model_config)
+    if use_logn_attn:
+        config |= {"use_logn_attn": True, "seq_length": model_sequence_length}
     tensors = _state_dict(torch_model)
     with SerializerErrors(model_name), tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
