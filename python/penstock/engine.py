@@ -298,7 +298,7 @@ class Engine:
 
         `params` are the parameters of all prompts, or an iterable with those of each prompt, such as a list.
         Prompts and their parameters are taken one by one, so generators of 100,000 need no more memory than
-        those of 100. While the next prompt of an async iterable is awaited, no result is returned.
+        those of 100. While the next prompt of an async iterable is awaited, no item is returned.
         `concurrency` is the number of unfinished requests, by default slightly more than the engine computes
         together. Items come in the order of the prompts, or with `ordered=False` as they finish.
 
