@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 BLOCKS = Path(__file__).parent / "data" / "lmdeploy"
 ALIAS = Path(__file__).parent.parent / "python" / "aliases" / "lmdeploy"
 MODEL = "internlm/internlm-chat-7b"
+EARLY = "top_k top_p temperature repetition_penalty ignore_eos"
+SESSION = "stream_response sequence_start sequence_end step request_output_len"
+ARGUMENTS = "model_name backend backend_config chat_template_config instance_num tp"
 
 
 @pytest.fixture(autouse=True)
@@ -65,25 +68,21 @@ def test_every_block_of_the_document_is_run() -> None:
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [
-        ("__init__", "model_path model_name backend backend_config chat_template_config instance_num tp"),
+        ("__init__", f"model_path {ARGUMENTS}"),
         (
             "__call__",
-            "prompts gen_config chat_template_config request_output_len top_k top_p temperature "
-            "repetition_penalty ignore_eos",
+            f"prompts gen_config chat_template_config request_output_len {EARLY}",
         ),
         ("stop_session", "session_id"),
         ("end_session", "session_id"),
         ("get_generator", "stop session_id"),
         (
             "batch_infer",
-            "prompts gen_config chat_template_config request_output_len top_k top_p temperature "
-            "repetition_penalty ignore_eos",
+            f"prompts gen_config chat_template_config request_output_len {EARLY}",
         ),
         (
             "generate",
-            "messages session_id gen_config chat_template_config stream_response sequence_start "
-            "sequence_end step request_output_len stop stop_words top_k top_p temperature "
-            "repetition_penalty ignore_eos",
+            f"messages session_id gen_config chat_template_config {SESSION} stop stop_words {EARLY}",
         ),
     ],
 )
@@ -93,13 +92,5 @@ def test_methods_have_the_documented_parameters(method: str, parameters: str) ->
 
 
 def test_pipeline_takes_the_documented_arguments() -> None:
-    names = [
-        "model_name",
-        "backend",
-        "backend_config",
-        "chat_template_config",
-        "instance_num",
-        "tp",
-        "log_level",
-    ]
+    names = [*ARGUMENTS.split(), "log_level"]
     assert set(names) <= inspect.signature(lmdeploy.pipeline).parameters.keys()

@@ -1,4 +1,4 @@
-"""LMDeploy's streams: no request outlives its reader, on any event loop and in any thread; no reader hangs."""
+"""LMDeploy's streams, on event loops and in threads: no request outlives its reader, and no reader hangs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 
 import penstock
 from api_support import BACKENDS, assert_at_rest, assert_at_rest_blocking, run_in_threads, wait_until
-from penstock.compat.lmdeploy import Pipeline
 from support.hooks import failing_engine, losing_engine
 from support.lmdeploy import GREEDY, LONG, PROMPT, config, expected_ids, open_pipeline, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from penstock.compat.lmdeploy import Pipeline
 
 pytestmark = pytest.mark.anyio
 PROMPTS = ["ab", "cd", "ef"]
