@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.compat.lmdeploy import pytorch, turbomind
+from penstock.compat.lmdeploy import pipeline, pytorch, turbomind
 from penstock.compat.lmdeploy.chat_templates import TEMPLATES
 from penstock.compat.lmdeploy.engine_options import NO_EFFECT, open_engine, resolve
 from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError
@@ -279,6 +279,7 @@ def test_settings_have_the_values_of_the_pipeline(tiny_model: Path) -> None:
 def test_arguments_can_be_fields_of_the_configuration(tiny_model: Path) -> None:
     options = resolve(tiny_model, session_len=64, cache_max_entry_count=20, trust_remote_code=True).options
     assert (options["max_model_len"], options["kv_cache_blocks"]) == (64, 20)
+    assert resolve(tiny_model, "pytorch", block_size=32).options["block_size"] == 32
     with pytest.raises(ArgumentError, match="session_len is 0"):
         resolve(tiny_model, session_len=0)
     with pytest.raises(TypeError, match="unexpected argument 'session_length'"):
@@ -289,6 +290,7 @@ def test_arguments_can_be_fields_of_the_configuration(tiny_model: Path) -> None:
     ("arguments", "reason"),
     [
         ({"backend": "foo"}, "backend is 'foo'; it must be 'turbomind' or 'pytorch'"),
+        ({"devices": 1}, "devices is 1; it must be None or a list"),
         ({"tp": 2}, "tp is 2; it is not supported"),
         ({"tp": 0}, "tp is 0"),
         ({"instance_num": 0}, "instance_num is 0"),
@@ -372,6 +374,28 @@ def test_early_configuration_opens_a_tiered_engine(tiny_model: Path) -> None:
         assert engine.info.num_blocks == 16
         assert engine.info.host_tier is not None
         assert engine.config.preemption_mode == "swap"
+
+
+@pytest.mark.parametrize("eviction_type", ["recompute", "copy"])
+def test_preempted_requests_have_the_same_outputs(eviction_type: str, tiny_model: Path) -> None:
+    """Eight requests of 4 blocks each compete for 16 blocks."""
+    prompts = [f"{index}" * 100 for index in range(8)]
+    gen_config = GenerationConfig(max_new_tokens=100, ignore_eos=True)
+
+    def outputs(num_gpu_blocks: int) -> list[list[int]]:
+        config = pytorch.EngineConfig(
+            block_size=64, num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=32, eviction_type=eviction_type
+        )
+        with pipeline(tiny_model, backend_config=config) as pipe:
+            responses = [part for part in pipe.stream_infer(prompts, gen_config=gen_config) if part.token_ids]
+            preemptions = pipe.engine.stats().preemptions
+        assert bool(preemptions) == (num_gpu_blocks == 16)
+        tokens: list[list[int]] = [[] for _ in prompts]
+        for part in responses:
+            tokens[part.index] += part.token_ids
+        return tokens
+
+    assert outputs(16) == outputs(64)
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,8 @@ def _with_arguments(
         limit = "a TurbomindEngineConfig, a PytorchEngineConfig or an EngineConfig"
         refuse("backend_config", config, limit)
     changes = {name: arguments.pop(name) for name in _fields(config) if name in arguments}
+    if isinstance(config, PytorchEngineConfig):
+        changes.setdefault("kernel_block_size", -1)  # the former one was checked with another block size
     for name in arguments:
         if name not in NO_EFFECT and name not in _SUPPORTED:
             message = f"pipeline() got an unexpected argument {name!r}"
@@ -237,8 +239,11 @@ class _Values:
 
 
 def _check_supported(name: str, value: Any) -> None:
-    if name == "devices" and value is not None and len(value) > 1:
-        _unsupported(name, value, _ONE_DEVICE)
+    if name == "devices" and value is not None:
+        if not isinstance(value, (list, tuple)):
+            refuse(name, value, "None or a list")
+        if len(value) > 1:
+            _unsupported(name, value, _ONE_DEVICE)
     if name in _SUPPORTED:
         supported, reason = _SUPPORTED[name]
         if getattr(value, "name", value) not in supported:  # `role` can be a member of an enumeration

@@ -74,7 +74,7 @@ class BaseChatTemplate:
     `system`, `user`, `assistant` and `tool` are the texts before a message of this role, `eosys`, `eoh`,
     `eoa` and `eotool` those after it. `separator` follows `eoa`. `meta_instruction` is the system message of
     a chat without one; with `None` there is no system part. `capability="completion"` leaves a prompt
-    unchanged.
+    unchanged. Other keywords have no effect: subclasses pass those that they do not know.
     """
 
     def __init__(
