@@ -122,6 +122,10 @@ def prepare(engine: AsyncEngine, ask: Ask, lease: Lease | None) -> tuple[Any, pe
         elif not engine.settings.enable_prefix_caching:
             options["use_prefix_cache"] = False
         params = penstock.SamplingParams(**options)
+        if params.output_logits or params.output_hidden_states:
+            torch()  # before anything is computed
+    except ImportError as error:
+        raise RequestFailed(ErrorCode.UNSUPPORTED_FEATURE, str(error)) from error
     except (ValueError, TypeError, AssertionError) as error:
         raise RequestFailed(*failure(error)) from error
     if not past:

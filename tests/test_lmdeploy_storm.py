@@ -1,0 +1,87 @@
+"""Many sessions on one engine at the same time, with cancels, rewinding and evictions."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from api_support import assert_at_rest
+from support.lmdeploy import config, open_pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.compat.lmdeploy import Pipeline
+
+SESSIONS, TURNS, TOKENS = 256, 3, 6
+
+#: The prompt of a turn and what followed it, for each turn of a session.
+Log = list[tuple[list[int], list[int]]]
+
+
+async def converse(pipe: Pipeline, number: int, log: Log) -> None:
+    """The turns of one session; some are cancelled, some rewind."""
+    chance = random.Random(number)
+    history: list[int] = []
+    for turn in range(TURNS):
+        prompt = [chance.randrange(4, 500) for _ in range(chance.randint(1, 20))]
+        step = chance.randint(1, len(history)) if history and chance.random() < 0.3 else 0
+        stop_after = chance.randint(1, TOKENS) if chance.random() < 0.3 else TOKENS + 1
+        options: dict[str, Any] = {"sequence_start": turn == 0, "sequence_end": False, "step": step}
+        stream = pipe.generate(None, number, config(TOKENS), input_ids=prompt, **options)
+        output: list[int] = []
+        async for item in stream:
+            output += item.token_ids or []
+            if item.generate_token_len >= stop_after and item.finish_reason is None:
+                if chance.random() < 0.5:
+                    pipe.stop_session(number)
+                else:
+                    break
+        await stream.aclose()
+        history = history[: step or None] + prompt
+        log.append((list(history), output))
+        history += output
+        assert pipe.sessions.length(number) == len(history)
+    pipe.end_session(number)
+
+
+@pytest.mark.anyio
+async def test_interleaved_sessions_equal_single_requests(tiny_model: Path) -> None:
+    with open_pipeline(
+        tiny_model, max_batch_size=64, cache_max_entry_count=96, cache_block_seq_len=16
+    ) as pipe:
+        logs: list[Log] = [[] for _ in range(SESSIONS)]
+        async with anyio.create_task_group() as group:
+            for number, log in enumerate(logs):
+                group.start_soon(converse, pipe, number, log)
+        turns = [turn for log in logs for turn in log]
+        prompts = [prompt for prompt, _ in turns]
+        batch = pipe.engine.blocking.generate_many(
+            prompts, max_tokens=TOKENS, temperature=0.0, ignore_eos=True, use_prefix_cache=False
+        )
+        for (_, output), item in zip(turns, batch, strict=True):
+            assert item.result is not None
+            assert output == list(item.result.token_ids)[: len(output)]
+        assert sum(len(output) == TOKENS for _, output in turns) > len(turns) // 2
+        stats = pipe.engine.stats()
+        assert stats.finished_cancelled > SESSIONS // 4
+        assert sum(len(log[-1][0]) for log in logs) > 2 * 16 * stats.blocks_total  # most were evicted
+        assert [pipe.sessions.length(number) for number in range(SESSIONS)] == [0] * SESSIONS
+        await assert_at_rest(pipe.engine)
+
+
+def test_list_of_prompts_keeps_the_memory_flat(tiny_model: Path) -> None:
+    """Each prompt is prepared when the request before it has ended."""
+    num_running = 0
+
+    def prepared(pipe: Pipeline) -> int:
+        return sum(len(batch._running) + batch._num_kept() for batch in pipe.batches)
+
+    with open_pipeline(tiny_model, max_batch_size=8) as pipe:
+        for _ in pipe.stream_infer(["ab"] * 400, gen_config=config(1), do_preprocess=False):
+            num_running = max(num_running, prepared(pipe))
+        assert num_running <= 16
+        assert len(pipe(["ab"] * 2000, config(1), do_preprocess=False)) == 2000
