@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import Popen
 
-COMMANDS = ("bench", "chat", "convert", "demo", "generate", "info")
+COMMANDS = ("bench", "chat", "convert", "demo", "generate", "info", "serve")
 MAIN = "from penstock.cli import main; main()"
 
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
 from fractions import Fraction
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
+from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     Function = Callable[..., None]
     Decorator = Callable[[Function], Function]
 
-__all__ = ["Command", "convert_options", "engine_options", "given", "json_option", "sampling_options"]
+__all__ = [
+    "Command",
+    "convert_options",
+    "engine_options",
+    "given",
+    "json_option",
+    "sampling_options",
+    "server_options",
+]
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -149,6 +159,31 @@ def _options_of(fields: type, groups: Mapping[str, Sequence[str]]) -> Decorator:
 engine_options = _options_of(EngineOptions, ENGINE_GROUPS)
 convert_options = _options_of(EngineOptions, {"Options": ("quantization", "dtype", "threads")})
 sampling_options = _options_of(SamplingOptions, SAMPLING_GROUPS)
+
+
+def _server_option(field: Field[Any], hint: Any) -> Decorator:
+    kind, help_text = get_args(hint)
+    if get_origin(kind) is tuple:
+        flag = field.name.removesuffix("s").replace("_", "-")
+        return click.option(
+            f"--{flag}", field.name, multiple=True, cls=Option, group="Server", help=help_text
+        )
+    default: Any = field.default
+    if default is not None:
+        kind = kind | None
+        value = f"{default >> 10}K" if field.name.endswith("_bytes") else f"{default:g}"
+        help_text += "" if default is False else f" Default: {value}."
+    return _option(field.name, Annotated[kind, help_text], "Server")
+
+
+def _server_options(function: Function) -> Function:
+    hints = get_type_hints(ServerSettings, include_extras=True)
+    for field in reversed(fields(ServerSettings)):
+        function = _server_option(field, hints[field.name])(function)
+    return function
+
+
+server_options: Decorator = _server_options
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 
 

@@ -28,6 +28,7 @@ from penstock._cli_options import (
     json_option,
     sampling_options,
 )
+from penstock._cli_serve import serve
 from penstock._options import FILTERS, EngineOptions, Prompt, SamplingOptions
 
 if TYPE_CHECKING:
@@ -301,6 +302,9 @@ def _info(model: str, *, as_json: bool) -> None:
     }
     for name, value in lines.items():
         click.echo(f"{name:14} {value}".replace("\n", "\n" + " " * 15))
+
+
+main.add_command(serve)
 
 
 @main.command("bench")

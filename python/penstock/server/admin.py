@@ -21,8 +21,11 @@ def _state_of(model: Model, state: State) -> dict[str, Any]:
         found = model.engine.health()
     except penstock.EngineStoppedError:
         if model.progress is not None:
-            done, total = model.progress
-            return {"status": "loading", "bytes_loaded": done, "bytes": total}
+            return {
+                "status": "loading",
+                "bytes_loaded": model.progress.done,
+                "bytes": model.progress.total,
+            }
         return {"status": "stopped"}
     if found.step_age is not None and found.step_age > state.settings.stall_timeout:
         return {"status": "stuck"}

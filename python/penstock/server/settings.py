@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated
+
+import penstock
 
 __all__ = ["ServerSettings"]
 
@@ -12,7 +15,8 @@ __all__ = ["ServerSettings"]
 class ServerSettings:
     """Limits and options of the server. Times are in seconds, sizes in bytes.
 
-    The string of each field is its help text on the command line of `penstock serve`.
+    The string of each field is its help text on the command line of `penstock serve`. Raises `ConfigError`
+    for a number that is not above 0.
     """
 
     api_keys: Annotated[tuple[str, ...], "Key that requests need; repeat the option for several."] = field(
@@ -27,6 +31,7 @@ class ServerSettings:
     ] = None
     max_body_bytes: Annotated[int, "Maximum size of a request's body."] = 32 << 20
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
+    max_connections: Annotated[int, "Maximum number of open connections, of `penstock serve`."] = 4096
     receive_timeout: Annotated[float, "Time within which a client must send a request."] = 30.0
     send_timeout: Annotated[float, "Time for which a client may leave a stream unread before it ends."] = 60.0
     keep_alive_interval: Annotated[float, "Interval of the comments that keep an idle stream open."] = 15.0
@@ -34,3 +39,9 @@ class ServerSettings:
     max_prompts: Annotated[int, "Maximum number of prompts of a completion request."] = 1024
     max_outputs: Annotated[int, "Maximum number of outputs of a request: prompts times n."] = 1024
     request_templates: Annotated[bool, "Accept chat templates in requests."] = False
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < math.inf:
+                message = f"{name}={value!r} is not allowed: it must be a finite number above 0"
+                raise penstock.ConfigError(message, name, value, "a finite number above 0")

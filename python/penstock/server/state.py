@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     import penstock
     from penstock.server.settings import ServerSettings
 
-__all__ = ["Generation", "Model", "State"]
+__all__ = ["Generation", "Model", "Progress", "State"]
+
+
+class Progress:
+    """Bytes of a model that were loaded, and bytes in all."""
+
+    def __init__(self) -> None:
+        self.done = self.total = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Called by the engine while it loads."""
+        self.done, self.total = done, total
 
 
 class Model:
@@ -28,8 +39,8 @@ class Model:
         self.name = name
         self.engine = engine
         self.created = int(time.time())
-        #: Bytes loaded and bytes in all, while the model is loaded.
-        self.progress: tuple[int, int] | None = None
+        #: While the server loads the model.
+        self.progress: Progress | None = None
 
 
 class Generation:

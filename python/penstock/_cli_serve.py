@@ -1,0 +1,103 @@
+"""`penstock serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import penstock
+from penstock._cli_options import Command, engine_options, given, server_options
+from penstock._options import EngineOptions
+from penstock.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["serve"]
+
+#: The engine's default is no bound.
+_MAX_WAITING = 1024
+
+
+@click.command("serve", cls=Command)
+@click.argument("model", required=False)
+@click.option(
+    "--model", "named", multiple=True, metavar="NAME=MODEL", help="A model and its name; repeatable."
+)
+@click.option(
+    "--served-model-name", "names", multiple=True, help="Name of MODEL; repeatable. Default: MODEL."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on."
+)
+@click.option(
+    "--drain-timeout",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0, 86400),
+    help="Seconds for unfinished requests after SIGTERM.",
+)
+@click.option(
+    "--api-key-file", type=click.Path(exists=True, dir_okay=False), help="File of keys, one per line."
+)
+@click.option(
+    "--admin-api-key-file", type=click.Path(exists=True, dir_okay=False), help="File of administrators' keys."
+)
+@server_options
+@engine_options
+def serve(model: str | None, named: Sequence[str], names: Sequence[str], **options: Any) -> None:
+    """Serve MODEL with OpenAI's API.
+
+    The server listens before the model is loaded; /health reports the progress. SIGTERM or Ctrl-C lets
+    unfinished requests finish; a second one exits at once. PENSTOCK_API_KEY is a key that requests need.
+
+    Several models: --model NAME=MODEL, repeated. Engine options apply to each.
+    """
+    paths = {}
+    for item in named:
+        name, equals, path = item.partition("=")
+        if not (name and equals and path):
+            raise click.UsageError(f"--model {item!r}: NAME=MODEL is expected.")
+        paths[name] = path
+    aliases = {}
+    if model is not None:
+        first, *others = names or [model]
+        paths[first] = model
+        aliases = dict.fromkeys(others, first)
+    if not paths or (model is None and names):
+        raise click.UsageError("Missing argument 'MODEL'.")
+    keys = [os.environ.get("PENSTOCK_API_KEY", ""), *options.pop("api_keys")]
+    keys += _lines(options["api_key_file"])
+    admin_keys = [*options.pop("admin_api_keys"), *_lines(options["admin_api_key_file"])]
+    chosen = {field.name: options[field.name] for field in fields(ServerSettings) if field.name in options}
+    settings = ServerSettings(
+        api_keys=tuple(filter(None, keys)),
+        admin_api_keys=tuple(filter(None, admin_keys)),
+        **{name: value for name, value in chosen.items() if value is not None},
+    )
+    engine_settings: dict[str, Any] = {"max_waiting": _MAX_WAITING, **given(EngineOptions, options)}
+
+    def maker(path: str) -> Callable[[Callable[[int, int], object]], penstock.Engine]:
+        return lambda progress: penstock.Engine(path, progress=progress, **engine_settings)
+
+    try:
+        from penstock.server.serve import serve as run
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"the server needs {error.name}: pip install 'penstock[server]'"
+        ) from error
+    run(
+        {name: maker(path) for name, path in paths.items()},
+        aliases,
+        settings,
+        **{name: options[name] for name in ("host", "port", "drain_timeout")},
+    )
+
+
+def _lines(file: str | None) -> list[str]:
+    return [] if file is None else [line.strip() for line in Path(file).read_text().splitlines()]

@@ -1,0 +1,207 @@
+"""`penstock serve` as a process: listening, draining on signals, keys, errors; limits of its connections."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+import penstock.server
+from api_support import make_engine, start_python, wait_until
+from penstock.cli import main
+from penstock.server.connection import limited_protocol
+from penstock.server.state import Progress
+from support.serving import Served, post, serving
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATH = "/v1/completions"
+LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+LONGER = '{"max_position_embeddings": 8192}'
+
+
+class Process(Served):
+    """A server in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        super().__init__(None, port)
+        self.process = process
+
+    def end(self) -> int:
+        """Wait for the end of the process; returns its exit status."""
+        _, log = self.process.communicate()
+        assert b"Traceback" not in log, log
+        return self.process.returncode
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[Process]:
+    """`penstock serve` with a model that is loaded."""
+    code = "from penstock.cli import main; main()"
+    process = start_python(code, "serve", *arguments, "--port", 0, "--threads", 1)
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, b"")
+        port = next(int(found[1]) for line in lines if (found := re.search(rb"http://.*:(\d+)", line)))
+        server = Process(process, port)
+        wait_until(lambda: server.ask("/health")[0] == 200)
+        yield server
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the server closes the connection or ends the response."""
+    received = b""
+    while not received.endswith(b"0\r\n\r\n") and (data := connection.recv(1 << 16)):
+        received += data
+    return received
+
+
+def test_served_model_answers_under_its_names(tiny_model: Path) -> None:
+    names = ("--served-model-name", "a", "--served-model-name", "b", "--model", f"other={tiny_model}")
+    with started(tiny_model, *names) as server:
+        rows = server.ask("/v1/models")[1]["data"]
+        assert {(row["id"], row["root"]) for row in rows} == {("a", "a"), ("b", "a"), ("other", "other")}
+        for name in ("a", "b", "other"):
+            status, answer, _ = server.ask(PATH, {"model": name, "prompt": "Hi", "max_tokens": 1})
+            assert (status, answer["model"]) == (200, name)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
+def test_termination_lets_a_stream_finish(tiny_model: Path) -> None:
+    with started(tiny_model, "--config-overrides", LONGER) as server:
+        with server.send(post(PATH, LONG)) as connection:
+            received = connection.recv(1000)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: is_refused(server))
+            received += read_all(connection)
+        assert b'"finish_reason":"length"' in received
+        assert b"data: [DONE]" in received
+        assert server.end() == 0
+
+
+def is_refused(server: Process) -> bool:
+    """Whether new requests get status 503, or the server has ended."""
+    try:
+        return server.ask(PATH, {"prompt": "Hi", "max_tokens": 1})[0] == 503
+    except OSError:
+        return True
+
+
+def test_deadline_ends_a_stream_with_an_error(tiny_model: Path) -> None:
+    with started(tiny_model, "--config-overrides", LONGER, "--drain-timeout", 0) as server:
+        with server.send(post(PATH, {**LONG, "n": 32})) as connection:
+            received = connection.recv(1000)
+            server.process.send_signal(signal.SIGTERM)
+            received += read_all(connection)
+        assert b'data: {"error":{"message":"the server is stopping"' in received
+        assert b"[DONE]" not in received
+        assert server.end() == 0
+
+
+def test_second_signal_ends_the_process_at_once(tiny_model: Path) -> None:
+    with (
+        started(tiny_model, "--config-overrides", LONGER) as server,
+        server.send(post(PATH, {**LONG, "n": 32})) as connection,
+    ):
+        connection.recv(1000)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: is_refused(server))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
+def test_keys_come_from_files(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\n\ntwo\n")
+    with started(tiny_model, "--api-key-file", tmp_path / "keys", "--admin-api-key", "boss") as server:
+        assert server.ask("/v1/models")[0] == 401
+        for key in ("one", "two", "boss"):
+            assert server.ask("/v1/models", headers={"X-Api-Key": key})[0] == 200
+        assert server.ask("/sleep", method="POST", headers={"X-Api-Key": "one"})[0] == 401
+
+
+def test_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["serve", str(tmp_path), "--port", "0"])
+    assert result.exit_code == 1
+    assert "Error: " in result.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model", "a"], ["--model", "a=b", "--served-model-name", "c"]])
+def test_missing_model_is_invalid_usage(arguments: list[str]) -> None:
+    assert CliRunner().invoke(main, ["serve", *arguments]).exit_code == 2
+
+
+def test_setting_out_of_range_is_invalid_usage(tiny_model: Path) -> None:
+    for option in ("--max-body-bytes=0", "--receive-timeout=nan", "--keep-alive-interval=-1"):
+        result = CliRunner().invoke(main, ["serve", str(tiny_model), option])
+        assert result.exit_code == 2, result.output
+        assert "finite number above 0" in result.output
+
+
+def test_loading_is_status_503_with_progress(tiny_model: Path) -> None:
+    application = penstock.server.app({"tiny": make_engine(tiny_model)})
+    progress = application.state.models["tiny"].progress = Progress()
+    progress(5, 10)
+    with serving(application) as server:
+        status, answer, _ = server.ask("/health")
+        expected = {"status": "loading", "bytes_loaded": 5, "bytes": 10}
+        assert (status, answer["models"]["tiny"]) == (503, expected)
+        assert server.ask("/ping")[0] == 200
+        assert server.ask("/v1/models")[1]["data"][0]["max_model_len"] is None
+        assert server.ask("/tokenize", {"prompt": "a"})[0] == 503
+
+
+# ---- connections
+
+
+@pytest.fixture(params=[H11Protocol, HttpToolsProtocol], ids=["h11", "httptools"])
+def limited(tiny_model: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A server with narrow limits, with each HTTP parser."""
+    settings = penstock.server.ServerSettings(max_header_bytes=4096, receive_timeout=0.2, max_connections=20)
+    application = penstock.server.app(make_engine(tiny_model), settings)
+    with serving(application, http=limited_protocol(settings, request.param)) as server:
+        yield server
+
+
+def test_endless_head_is_status_431(limited: Served) -> None:
+    with limited.send(b"GET /ping HTTP/1.1\r\nX-Long: " + b"a" * 5000) as connection:
+        assert b" 431 " in connection.recv(1000)
+        assert connection.recv(1000) == b""
+
+
+def test_slow_head_closes_the_connection(limited: Served) -> None:
+    for data in (b"", b"GET /ping HTTP/1.1\r\n"):
+        with limited.send(data) as connection, suppress(ConnectionResetError):
+            assert connection.recv(1000) == b""
+
+
+def test_second_request_of_a_connection_has_the_same_limits(limited: Served) -> None:
+    ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+    with limited.send(ping + ping) as connection:
+        received = b""
+        while received.count(b"}") < 2:
+            received += connection.recv(10_000)
+        connection.sendall(b"GET /ping HTTP/1.1\r\nX-Long: " + b"a" * 5000)
+        while data := connection.recv(10_000):
+            received += data
+        assert b" 431 " in received
+
+
+def test_connections_beyond_the_limit_are_closed(limited: Served) -> None:
+    connections = [limited.send(b"") for _ in range(60)]
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: limited.ask("/ping")[0] == 503)
