@@ -147,8 +147,7 @@ def _grammar_without(words: Iterable[str], tokenizer: Tokenizer) -> str:
     """The grammar of the texts that contain none of these words; special tokens can be between texts."""
     alternatives = "|".join(map(_pattern, words))
     text = rf"TEXT: /(?s:.+)/ & ~/(?s:.*)({alternatives})(?s:.*)/"
-    ends = tokenizer.model.eos_token_ids
-    special = [token for token in tokenizer.special_token_ids if token not in ends]
+    special = tokenizer.special_token_ids
     if not special:
         return f"start: TEXT?\n{text}"
     return f"start: TEXT? (special+ TEXT?)*\nspecial: <[{_ranges(special)}]>\n{text}"
