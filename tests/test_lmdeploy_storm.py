@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.compat.lmdeploy import Pipeline
 
 SESSIONS, TURNS, TOKENS = 256, 3, 6
+#: Tokens of a request that is cancelled.
+LONG = 100
 
 #: The prompt of a turn and what followed it, for each turn of a session.
 Log = list[tuple[list[int], list[int]]]
@@ -29,13 +31,15 @@ async def converse(pipe: Pipeline, number: int, log: Log) -> None:
     for turn in range(TURNS):
         prompt = [chance.randrange(4, 500) for _ in range(chance.randint(1, 20))]
         step = chance.randint(1, len(history)) if history and chance.random() < 0.3 else 0
-        stop_after = chance.randint(1, TOKENS) if chance.random() < 0.3 else TOKENS + 1
+        is_cancelled, stop_after = chance.random() < 0.3, chance.randint(1, TOKENS)
         options: dict[str, Any] = {"sequence_start": turn == 0, "sequence_end": False, "step": step}
-        stream = pipe.generate(None, number, config(TOKENS), input_ids=prompt, **options)
+        stream = pipe.generate(
+            None, number, config(LONG if is_cancelled else TOKENS), input_ids=prompt, **options
+        )
         output: list[int] = []
         async for item in stream:
             output += item.token_ids or []
-            if item.generate_token_len >= stop_after and item.finish_reason is None:
+            if is_cancelled and item.generate_token_len >= stop_after and item.finish_reason is None:
                 if chance.random() < 0.5:
                     pipe.stop_session(number)
                 else:
@@ -64,10 +68,9 @@ async def test_interleaved_sessions_equal_single_requests(tiny_model: Path) -> N
         )
         for (_, output), item in zip(turns, batch, strict=True):
             assert item.result is not None
-            assert output == list(item.result.token_ids)[: len(output)]
-        assert sum(len(output) == TOKENS for _, output in turns) > len(turns) // 2
+            assert output[:TOKENS] == list(item.result.token_ids)[: len(output)]
         stats = pipe.engine.stats()
-        assert stats.finished_cancelled > SESSIONS // 4
+        assert stats.finished_cancelled > SESSIONS // 8
         assert sum(len(log[-1][0]) for log in logs) > 2 * 16 * stats.blocks_total  # most were evicted
         assert [pipe.sessions.length(number) for number in range(SESSIONS)] == [0] * SESSIONS
         await assert_at_rest(pipe.engine)
