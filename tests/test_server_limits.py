@@ -290,6 +290,8 @@ def test_models_are_chosen_by_name(tiny_model: Path) -> None:
         ]
         assert server.ask(PATH, {**SHORT, "model": "alias"})[1]["model"] == "alias"
         assert server.ask(PATH, {**SHORT, "model": "b", "prompt": "a" * 100})[0] == 400
+        assert server.ask("/v1/models/b")[1] == rows[2]
+        assert server.ask("/v1/models/c")[0] == 404
         status, answer, _ = server.ask(PATH, {**SHORT, "model": "c"})
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
         assert server.ask(PATH, SHORT)[1]["error"]["param"] == "model"

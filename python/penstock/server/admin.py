@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.server.errors import ApiError
 from penstock.server.http import converted
 from penstock.server.protocol.tokens import AbortRequest, CacheRequest, ModelRequest, SleepRequest
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.server.http import Exchange
     from penstock.server.state import Model, State
 
-__all__ = ["abort", "health", "models", "ping", "reset_prefix_cache", "sleep", "version", "wake_up"]
+__all__ = ["abort", "health", "model", "models", "ping", "reset_prefix_cache", "sleep", "version", "wake_up"]
 
 
 def _state_of(model: Model, state: State) -> dict[str, Any]:
@@ -51,6 +52,15 @@ async def models(state: State, exchange: Exchange) -> None:
     """The list of models."""
     rows = [_row(name, model) for name, model in state.models.items()]
     await exchange.send_json({"object": "list", "data": rows})
+
+
+async def model(state: State, exchange: Exchange) -> None:
+    """One row of the list of models."""
+    path = exchange.scope["path_params"]["name"]
+    if not path:
+        raise ApiError(404, "there is no such path", code="not_found")
+    found, name = state.model(path)
+    await exchange.send_json(_row(name, found))
 
 
 def _row(name: str, model: Model) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from starlette.routing import Route, Router
 from penstock.server.admin import (
     abort,
     health,
+    model,
     models,
     ping,
     reset_prefix_cache,
@@ -42,6 +43,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("POST", "/wake_up", wake_up, "admin"),
     ("GET", "/version", version, "key"),
     ("GET", "/v1/models", models, "key"),
+    ("GET", "/v1/models/{name:path}", model, "key"),
     ("GET", "/health", health, "open"),
     ("GET", "/ping", ping, "open"),
 )

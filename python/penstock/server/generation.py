@@ -8,19 +8,19 @@ so the request, and writes comments while the stream is idle.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from penstock.server.errors import ApiError, api_error
-from penstock.server.http import watch_connection
+from penstock.server.http import DisconnectedError, watch_connection
 from penstock.server.sse import DONE, KEEP_ALIVE, event
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 
-    from anyio.abc import TaskGroup
-    from starlette.types import Receive, Send
+    from anyio import CancelScope
 
     import penstock
     from penstock.server.events import Events
@@ -40,17 +40,16 @@ def _listed(state: State, generation: Generation) -> Iterator[None]:
         del state.generations[generation.id]
 
 
-async def _while_connected(receive: Receive, work: Callable[[TaskGroup], Awaitable[None]]) -> bool:
-    """Run `work` unless the client disconnects, which cancels it; returns whether it was run to its end.
-
-    Its task group is cancelled when it returns.
-    """
+async def _while_connected(
+    work: Callable[[], Awaitable[None]], watch: Callable[[CancelScope], Coroutine[Any, Any, None]]
+) -> bool:
+    """Run `work` unless `watch` cancels it; returns whether it was run to its end."""
     errors: list[Exception] = []
     is_complete = False
     async with anyio.create_task_group() as group:
-        group.start_soon(watch_connection, receive, group.cancel_scope)
+        group.start_soon(watch, group.cancel_scope)
         try:
-            await work(group)
+            await work()
         except Exception as error:  # noqa: BLE001 - raised below, outside the task group
             errors.append(error)
         is_complete = True
@@ -72,7 +71,7 @@ async def generate(
     results: dict[int, penstock.Result] = {}
     engine = generation.model.engine
 
-    async def run(_group: TaskGroup) -> None:
+    async def run() -> None:
         if len(prompts) == 1 and params.num_beams == 1 and params.best_of is None:
             async with engine.stream(prompts[0], params, **options) as request:
                 generation.add(request)
@@ -92,38 +91,42 @@ async def generate(
             raise ApiError(503, "the request was aborted", code="aborted")
 
     with _listed(state, generation):
-        is_complete = await _while_connected(exchange.receive, run)
+        is_complete = await _while_connected(run, partial(watch_connection, exchange.receive))
     return [results[index] for index in range(len(prompts))] if is_complete else None
 
 
 class _Writer:
-    """Counts the events of a stream, so that another task knows whether it is idle."""
+    """Writes a stream, and counts its events, so that the task that watches knows whether it is idle."""
 
-    def __init__(self, send: Send) -> None:
-        self.send = send
+    def __init__(self, exchange: Exchange, settings: ServerSettings) -> None:
+        self._exchange = exchange
+        self._settings = settings
         self.is_started = False
-        self.count = 0
+        self._count = 0
 
     async def write(self, request: penstock.Request, prompt: int, events: Events) -> None:
         """Write the output of one request. Runs once per token and stream: no layer, few calls."""
-        send, of = self.send, events.of
+        send, of = self._exchange.send, events.of
         async for chunk in request:
             body = of(chunk, prompt, request)
             await send({"type": "http.response.body", "body": body, "more_body": True})
-            self.count += 1
+            self._count += 1
 
-    async def keep_open(self, scope: anyio.CancelScope, settings: ServerSettings) -> None:
-        """Write a comment if there was no event for a while; end the stream if the client does not read."""
-        count = -1
+    async def watch(self, scope: CancelScope) -> None:
+        """Cancel the scope when the client disconnects or does not read; write comments while it is idle."""
+        count = 0
         while True:
-            await anyio.sleep(settings.keep_alive_interval)
-            if self.is_started and self.count == count:
-                with anyio.move_on_after(settings.send_timeout) as wait:
-                    await self.send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            with anyio.move_on_after(self._settings.keep_alive_interval):
+                await watch_connection(self._exchange.receive, scope)
+                return
+            if self.is_started and self._count == count:
+                with anyio.move_on_after(self._settings.send_timeout) as wait:
+                    comment = {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
+                    await self._exchange.send(comment)
                 if wait.cancelled_caught:
                     scope.cancel()
                     return
-            count = self.count
+            count = self._count
 
 
 async def stream(
@@ -136,9 +139,9 @@ async def stream(
     exchange: Exchange,
 ) -> None:
     """Stream the output for all prompts. Raises errors before the first byte; a later one is an event."""
-    writer = _Writer(exchange.send)
+    writer = _Writer(exchange, state.settings)
 
-    async def run(group: TaskGroup) -> None:
+    async def run() -> None:
         async with AsyncExitStack() as stack:
             for prompt in prompts:
                 request = await stack.enter_async_context(
@@ -147,12 +150,13 @@ async def stream(
                 generation.add(request)
             await exchange.start_stream()
             writer.is_started = True
-            group.start_soon(writer.keep_open, group.cancel_scope, state.settings)
             try:
                 await write()
-                if generation.is_aborted and state.is_draining:
-                    raise ApiError(503, "the server is stopping", code="unavailable")  # noqa: TRY301
                 last = events.end(generation.requests) + DONE
+                if generation.is_aborted and state.is_draining:
+                    last = event(ApiError(503, "the server is stopping", code="unavailable").body())
+            except OSError as error:  # some servers raise it after a disconnect
+                raise DisconnectedError from error
             except Exception as error:  # noqa: BLE001 - the status has been sent
                 last = event(api_error(error).body())
             await exchange.send({"type": "http.response.body", "body": last})
@@ -168,6 +172,7 @@ async def stream(
                 await writer.write(request, prompt, events)
             except Exception as error:  # noqa: BLE001 - raised below, outside the task group
                 errors.append(error)
+                group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
             for prompt, request in enumerate(generation.requests):
@@ -176,4 +181,4 @@ async def stream(
             raise errors[0]
 
     with _listed(state, generation):
-        await _while_connected(exchange.receive, run)
+        await _while_connected(run, writer.watch)
