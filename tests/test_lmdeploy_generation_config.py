@@ -211,11 +211,11 @@ def test_bad_word_cannot_appear_across_token_borders(model: Model) -> None:
     texts = [model.engine.decode([token]) for token in whole.token_ids]
     words = [f"{left[-2:]}{right[:3]}" for left, right in itertools.pairwise(texts)]
     assert len(words) > 20
-    for word in words[::8]:
+    for word in words[::10]:
         assert word in whole.text
         assert word not in model.answer(bad_words=[word]).text
-    for seed in range(3):
-        values: dict[str, Any] = {"top_k": 0, "temperature": 1.5, "random_seed": seed, "max_new_tokens": 64}
+    for seed in range(2):
+        values: dict[str, Any] = {"top_k": 0, "temperature": 1.5, "random_seed": seed, "max_new_tokens": 40}
         assert "e" not in model.answer(bad_words=["zebra", "e"], **values).text
 
 
@@ -234,7 +234,7 @@ def test_bad_words_leave_special_tokens_possible(model: Model) -> None:
     options = model.options(config) | {"logits_processors": [force]}
     result = model.engine.blocking.generate(PROMPT, **options)
     assert result.token_ids.count(SPECIAL_ID) == 4
-    assert "city" in model.generate().text
+    assert "city" in model.generate(max_new_tokens=16).text
 
 
 def test_bad_words_allow_the_end_of_an_answer(model: Model) -> None:
@@ -297,7 +297,7 @@ def test_special_tokens_are_in_the_text_if_they_are_not_skipped(model: Model) ->
 @pytest.mark.parametrize("ignore_eos", ["ignored", ""])
 def test_output_ends_at_a_repeated_ngram(model: Model, ignore_eos: str) -> None:
     size, threshold = 2, 4
-    values = {"max_new_tokens": 100, "ignore_eos": bool(ignore_eos)}
+    values = {"max_new_tokens": 48, "ignore_eos": bool(ignore_eos)}
     whole = model.generate("one one one one one one", **values).token_ids
     rule = {"repetition_ngram_size": size, "repetition_ngram_threshold": threshold}
     result = model.generate("one one one one one one", **values, **rule)
