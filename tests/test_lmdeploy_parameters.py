@@ -10,6 +10,7 @@ import pytest
 
 from penstock.compat.lmdeploy import ChatTemplateConfig, GenerationConfig, pipeline
 from penstock.compat.lmdeploy.messages import Response
+from support import oracle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,6 +109,21 @@ def test_parts_of_a_response_are_joined() -> None:
         "Hello", 2, 5, "stop", [1, 2], [{1: -0.5}, {2: -0.25}], index=3, cached_tokens=4
     )
     assert first.extend(Response("", 1, 5, "length")).logprobs == [{1: -0.5}]
+
+
+@pytest.mark.oracle
+def test_rows_of_joined_parts_are_those_of_the_whole(pipe: Pipeline) -> None:
+    oracle.import_torch()
+    config = GenerationConfig(max_new_tokens=6, output_logits="all", output_last_hidden_state="generation")
+    whole = pipe(QUESTION, gen_config=config)
+    parts = list(pipe.stream_infer(QUESTION, gen_config=config))
+    joined = parts[0]
+    for part in parts[1:]:
+        joined.extend(part)
+    assert joined.token_ids == whole.token_ids
+    assert joined.logits.equal(whole.logits)
+    assert joined.last_hidden_state.equal(whole.last_hidden_state)
+    assert len(whole.last_hidden_state) == 6
 
 
 def test_text_of_a_response_has_its_fields() -> None:

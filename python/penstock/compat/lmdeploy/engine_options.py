@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import penstock
@@ -170,8 +171,8 @@ def resolve(
     if backend is not None and backend not in _BACKENDS:
         refuse("backend", backend, "'turbomind' or 'pytorch'")
     config = _with_arguments(backend_config, backend, arguments)
-    values = {**arguments, **_fields(config), "instance_num": instance_num}
-    check_integer(_Values(values), "instance_num", low=1, optional=True)
+    values = {**arguments, **_fields(config)}
+    check_integer(SimpleNamespace(instance_num=instance_num), "instance_num", low=1, optional=True)
     for name, value in (*values.items(), ("tp", 1 if tp is None else tp)):
         _check_supported(name, value)
     settings = Settings(
@@ -229,13 +230,6 @@ def _with_arguments(
 
 def _fields(config: AnyEngineConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-
-
-class _Values:
-    """Values as attributes, for `check_integer`."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update(values)
 
 
 def _check_supported(name: str, value: Any) -> None:

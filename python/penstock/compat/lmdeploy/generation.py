@@ -151,7 +151,7 @@ def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
             ids = [int(token) for token in ask.input_ids]
         else:
             if ask.do_preprocess:
-                text = template.messages2prompt(ask.messages, ask.start)
+                text = template.messages2prompt(ask.messages, sequence_start=ask.start)
             elif isinstance(ask.messages, str):
                 text = ask.messages
             else:

@@ -42,14 +42,13 @@ class Response:
         return f"text={self.text!r}\n{self._other_fields()}"
 
     def extend(self, other: Response) -> Self:
-        """Append the next part of the same result: text, tokens and log probabilities; return `self`."""
+        """Append the next part of the same result, with its tokens and their rows; return `self`."""
         self.text += other.text
         self.token_ids += other.token_ids
         if other.logprobs:
             self.logprobs = (self.logprobs or []) + other.logprobs
-        for name in ("logits", "last_hidden_state", "routed_experts"):
-            if getattr(other, name) is not None:
-                setattr(self, name, getattr(other, name))
+        self.logits = _joined(self.logits, other.logits)
+        self.last_hidden_state = _joined(self.last_hidden_state, other.last_hidden_state)
         for name in _OF_THE_LAST_PART:
             setattr(self, name, getattr(other, name))
         return self
@@ -81,3 +80,12 @@ _OF_THE_LAST_PART = (
     "error_code",
     "error_message",
 )
+
+
+def _joined(rows: Any, others: Any) -> Any:
+    """The rows of two tensors, each of which can be `None`."""
+    if rows is None or others is None:
+        return others if rows is None else rows
+    import torch
+
+    return torch.cat([rows, others])

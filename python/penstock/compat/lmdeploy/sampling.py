@@ -64,7 +64,7 @@ def options(
         "top_p": config.top_p or 1.0,
         "min_p": config.min_p,
         "typical_p": 1.0,
-        "seed": seed % 2**64,
+        "seed": int(seed) % 2**64,
         "repetition_penalty": config.repetition_penalty,
         "no_repeat_ngram_size": 0,
         "skip_special_tokens": config.skip_special_tokens,
