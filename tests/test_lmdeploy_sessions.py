@@ -197,6 +197,8 @@ async def test_failed_request_leaves_the_session_as_it_was(pipe: Pipeline) -> No
     bad = config(response_format={"type": "regex_schema", "regex_schema": "("}, ignore_eos=False)
     for request, reason in (
         (read(pipe, [100_000], 15, **options), "error"),
+        (read(pipe, [-1], 15, **options), "error"),
+        (read(pipe, [1 << 40], 15, **options), "error"),
         (read(pipe, PROMPT, 15, bad, **options), "error"),
         (read(pipe, [1] * 600, 15, **options), "length"),
     ):
@@ -234,3 +236,15 @@ async def test_sampled_session_without_a_seed_has_its_own(pipe: Pipeline) -> Non
 def test_session_id_of_a_wrong_type_is_refused(session_id: object, pipe: Pipeline) -> None:
     with pytest.raises(ValueError, match="session_id is "):
         pipe.generate("a", session_id)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [True, 1.0, None, "1"])
+def test_step_of_a_wrong_type_is_refused(step: Any, pipe: Pipeline) -> None:
+    with pytest.raises(ValueError, match="step is "):
+        pipe.generate("a", 1, step=step)
+
+
+def test_prompt_must_be_given_once(pipe: Pipeline) -> None:
+    for arguments in ({}, {"messages": "a", "input_ids": [1]}):
+        with pytest.raises(ValueError, match="messages is "):
+            pipe.generate(session_id=1, **arguments)  # type: ignore[arg-type]

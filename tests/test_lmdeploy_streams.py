@@ -276,3 +276,39 @@ async def test_stream_keeps_a_dropped_pipeline_open(tiny_model: Path) -> None:
     stream = open_pipeline(tiny_model).generate(None, 1, GREEDY, input_ids=PROMPT)
     gc.collect()
     assert [item.finish_reason async for item in stream][-1] == "length"
+
+
+async def test_close_while_the_request_starts_cancels_it(pipe: Pipeline) -> None:
+    stream = pipe.generate("ab", 1, config(400, bad_words=["xyz"]), **RAW)  # prepared in a worker thread
+    items: list[Any] = []
+
+    async def drain() -> None:
+        items.extend([item async for item in stream])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(drain)
+        while 1 not in pipe.sessions._states:
+            await anyio.lowlevel.checkpoint()
+        stream.close()
+    assert items[-1].finish_reason == "abort"
+    assert pipe.sessions.length(1) == 0
+    await assert_at_rest(pipe.engine)
+
+
+async def test_template_of_the_program_that_raises_fails_its_prompt(tiny_model: Path) -> None:
+    class Broken:
+        stop_words = None
+
+        def messages2prompt(self, messages: object, sequence_start: bool = True) -> str:  # noqa: ARG002, FBT001, FBT002
+            if messages == "bad":
+                message = "no such role"
+                raise RuntimeError(message)
+            return str(messages)
+
+    with open_pipeline(tiny_model) as pipe:
+        pipe.chat_template = Broken()  # type: ignore[assignment]
+        responses = pipe(["ab", "bad", "cd"], GREEDY)
+        assert [response.error_code for response in responses] == [None, "preprocess_failed", None]
+        assert "no such role" in str(responses[1].error_message)
+        items = [item async for item in pipe.generate("bad", 1, GREEDY)]
+        assert [item.error_code for item in items] == ["preprocess_failed"]

@@ -143,12 +143,9 @@ def _seed(config: GenerationConfig, lease: Lease | None) -> int:
 
 def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
     """The ids of the messages. Raises `RequestFailed`."""
-    if (ask.messages is None) == (ask.input_ids is None):
-        message = "exactly one of messages and input_ids must be given"
-        raise RequestFailed(ErrorCode.INVALID_REQUEST, message)
     try:
         if ask.input_ids is not None:
-            ids = [int(token) for token in ask.input_ids]
+            ids = array("i", map(int, ask.input_ids)).tolist()
         else:
             if ask.do_preprocess:
                 text = template.messages2prompt(ask.messages, sequence_start=ask.start)
@@ -157,7 +154,7 @@ def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
             else:
                 text = "".join(message["content"] for message in ask.messages)
             ids = engine.tokenizer.encode(text, add_bos=ask.start)
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, OverflowError) as error:
+    except Exception as error:  # templates can be code of the program
         message = f"messages are not allowed: {error}"
         raise RequestFailed(ErrorCode.PREPROCESS_FAILED, message) from error
     if not ids:
@@ -178,7 +175,7 @@ class Turn:
         self.history_len = self.input_len = self.count = self.cached = 0
         self.ids: list[int] = []  # those that items had
         self._new: Sequence[int] = ()
-        self._is_started = False
+        self._is_started = self._is_finished = False
 
     def cancel(self) -> None:
         """Cancel the request, in any phase and thread."""
@@ -202,7 +199,7 @@ class Turn:
         """The engine has accepted the request."""
         self.request = request
         self._is_started = True
-        if self.is_cancelled:
+        if self.is_cancelled or self.is_over:
             request.cancel()
 
     def read(self, chunk: penstock.Chunk) -> GenOut:
@@ -237,6 +234,7 @@ class Turn:
         text, ids, logprobs, logits, states = self._reader.read_last(chunk, self.ids)
         self.ids += ids
         self.count += len(ids)
+        self._is_finished = True
         self.release()
         reason = _REASONS[chunk.finish_reason or "cancelled"]
         if self.ask.config.include_stop_str_in_output and self.ask.streams and reason == "stop":
@@ -280,7 +278,7 @@ class Turn:
         """End the use of the session and cancel what runs."""
         self.is_over = True
         lease, self.lease = self.lease, None
-        if self.request is not None:
+        if self.request is not None and not self._is_finished:
             self.request.cancel()
         if lease is not None:
             lease.release([*self._new, *self.ids] if self._is_started else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from penstock.compat.lmdeploy.errors import ErrorCode
@@ -11,7 +12,7 @@ from penstock.compat.lmdeploy.generation_config import GenerationConfig
 from penstock.compat.lmdeploy.streams import AsyncStream, read_blocking
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
@@ -60,7 +61,7 @@ class Instance:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def async_stream_infer(
+    def async_stream_infer(
         self,
         session_id: int,
         input_ids: Sequence[int],
@@ -72,22 +73,16 @@ class Instance:
         stop: bool = False,
         stream_output: bool = True,
         adapter_name: str | None = None,
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output, None]:
         """The output of a request, as an async generator."""
-        if stop:
-            self.cancel(session_id)
-            yield ResponseType.CANCEL, [], 0
-            return
         ask = self._ask(
             input_ids, gen_config, sequence_start, sequence_end, step, stream_output, adapter_name
         )
-        ids: list[int] = []
         stream = AsyncStream(self._engine, session_id, ask)
-        try:
-            async for item in stream:
-                yield _output(item, ids)
-        finally:
-            stream.close()
+        if stop:
+            self.cancel(session_id)
+            stream.set_items([GenOut("", 0, 0, 0, "abort")])
+        return _Outputs(stream)
 
     def stream_infer(
         self,
@@ -172,12 +167,33 @@ class Instance:
         self.end(session_id)
 
 
+class _Outputs(AsyncGenerator[Output, None]):
+    """The outputs of a stream. Dropping it drops the stream, which cancels the request."""
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._stream = stream
+        self._ids: list[int] = []
+
+    async def __anext__(self) -> Output:
+        return _output(await anext(self._stream), self._ids)
+
+    async def asend(self, value: None) -> Output:
+        return await anext(self)
+
+    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> Output:
+        await self.aclose()
+        return await super().athrow(typ, val, tb)
+
+    async def aclose(self) -> None:
+        self._stream.close()
+
+
 def _output(item: GenOut, ids: list[int]) -> Output:
     """The output after this item, which is added to `ids`."""
     ids += item.token_ids or []
     if item.finish_reason is None:
         state = ResponseType.SUCCESS
-    elif item.finish_reason == "error":
+    elif item.error_code is not None:
         state = _ERRORS.get(item.error_code, ResponseType.INTERNAL_ENGINE_ERROR)
     else:
         state = ResponseType.CANCEL if item.finish_reason == "abort" else ResponseType.FINISH

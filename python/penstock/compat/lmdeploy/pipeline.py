@@ -33,3 +33,8 @@ class Pipeline(AsyncEngine):
         super().__init__(
             model_path, backend_config=backend_config, chat_template_config=chat_template_config, **kwargs
         )
+
+    @property
+    def async_engine(self) -> AsyncEngine:
+        """The pipeline itself."""
+        return self

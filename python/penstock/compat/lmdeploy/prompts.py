@@ -9,7 +9,7 @@ from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.generation_config import GenerationConfig
 from penstock.compat.lmdeploy.model import ChatTemplateConfig
 
-__all__ = ["check_template", "config_of", "configs_of", "early_of", "split", "takes_early"]
+__all__ = ["check_step", "check_template", "config_of", "configs_of", "early_of", "split", "takes_early"]
 
 #: The parameters of a call without `gen_config`, and their values if one of them is given.
 _EARLY = {
@@ -77,6 +77,12 @@ def configs_of(gen_config: Any, num_prompts: int, given: Mapping[str, Any]) -> S
             refuse("gen_config", gen_config, message)
         return [config_of(config, given) for config in gen_config]
     return [config_of(gen_config, given)] * num_prompts
+
+
+def check_step(step: object) -> None:
+    """Raise `ArgumentError` if this is not an integer."""
+    if isinstance(step, bool) or not isinstance(step, int):
+        refuse("step", step, "an integer")
 
 
 def check_template(config: object) -> None:

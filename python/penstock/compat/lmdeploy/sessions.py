@@ -106,14 +106,14 @@ class SessionTable:
                 raise RequestFailed(ErrorCode.REQUEST_CONFLICT, message)
             if start:
                 dropped = state
-                salt = f"{self._salt}:{session_id}:{next(self._epochs)}"
+                salt = f"{self._salt}:{next(self._epochs)}"
                 state = self._states[session_id] = _State(salt, secrets.randbits(63))
             elif state is None:
                 message = f"session {session_id} does not exist; start it with sequence_start=True"
                 raise RequestFailed(ErrorCode.SESSION_NOT_EXIST, message)
-            state.cancel = cancel
             length = len(state.ids)
             past = state.ids[: step if 0 < step < length else length]
+            state.cancel = cancel
         if dropped is not None:
             _log.warning(
                 "session %d is started again: its %d tokens are dropped", session_id, len(dropped.ids)

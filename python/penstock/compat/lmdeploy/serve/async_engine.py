@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.compat.lmdeploy.response import Response
 
 __all__ = ["AsyncEngine", "GenOut", "Session"]
+
+_log = logging.getLogger("penstock.lmdeploy")
 
 
 class AsyncEngine:
@@ -155,6 +158,9 @@ class AsyncEngine:
         outputs: list[Any] = list(responses)
         if self.settings.returns_text or (gen_config is None and forms.takes_early(given)):
             outputs = [response.text for response in responses]
+            for response in responses:
+                if response.error_code is not None:
+                    _log.error("prompt %d failed: %s", response.index, response.error_message)
         return outputs[0] if is_single else outputs
 
     def stream_infer(
@@ -189,6 +195,7 @@ class AsyncEngine:
         self.check_open()
         asked, _is_single = forms.split(prompts)
         configs = forms.configs_of(gen_config, len(asked), given)
+        forms.check_step(step)
         ids = self._session_ids(sessions, len(asked))
         if ids is None and not (sequence_start and sequence_end):
             refuse("sessions", None, "given with sequence_start=False or sequence_end=False")
@@ -226,7 +233,8 @@ class AsyncEngine:
         """
         given = forms.early_of(early)
         self.check_open()
-        forms.split(prompt)
+        if not forms.split(prompt)[1]:
+            refuse("prompt", prompt, "text or a list of messages")
         if session is None:
             session = self.session()
         elif not isinstance(session, Session):
@@ -326,6 +334,9 @@ class AsyncEngine:
             "stop_words": stop_words,
         }
         self.check_open()
+        forms.check_step(step)
+        if not stop and (messages is None) == (input_ids is None):
+            refuse("messages", messages, "given, or else input_ids")
         ask = Ask(
             messages,
             forms.config_of(gen_config, early),
