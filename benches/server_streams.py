@@ -3,7 +3,7 @@
     .venv/bin/python benches/server_streams.py [--streams 64 256] [--rounds 5] [--http h11] [PATH]
 
 PATH is a checkpoint; without one, the demo model. The server runs in this process, the clients in another.
-They parse nothing: they count events. For each number of streams it prints the medians of the rounds: tokens
+They count events, with plain sockets. For each number of streams it prints the medians of the rounds: tokens
 per second, the time to the first token, the 99th percentile of the time between two events of a stream, and
 the CPU time per token of each kind of thread. `python` is the event loop with the server.
 """
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import select
 import socket
 import statistics
 import subprocess
@@ -29,35 +30,6 @@ import penstock
 import penstock.server
 
 
-class Client(asyncio.Protocol):
-    """One stream; `times` has the arrival of each event."""
-
-    def __init__(self, request: bytes) -> None:
-        self.request = request
-        self.times: list[float] = []
-        self.received = b""
-        self.done = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: Any) -> None:
-        """Send the request."""
-        self.transport = transport
-        self.start = time.perf_counter()
-        transport.write(self.request)
-
-    def data_received(self, data: bytes) -> None:
-        """Count the events."""
-        now = time.perf_counter()
-        self.times += [now] * data.count(b"data: {")
-        self.received = self.received[-16:] + data
-        if b"[DONE]" in self.received:
-            self.transport.close()
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        """The stream has ended, or the connection is broken."""
-        if not self.done.done():
-            self.done.set_result(b"[DONE]" in self.received)
-
-
 def request_bytes(prompt: list[int], port: int) -> bytes:
     """A streaming completion."""
     fields = {"temperature": 0.0, "ignore_eos": True, "max_tokens": streams.TOKENS, "stream": True}
@@ -66,28 +38,36 @@ def request_bytes(prompt: list[int], port: int) -> bytes:
     return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def send_round(port: int, count: int, number: int, vocabulary: int) -> dict[str, float]:
-    """One round of streams, in the process of the clients."""
+def send_round(port: int, count: int, number: int, vocabulary: int) -> dict[str, float]:
+    """One round of streams, in the process of the clients: one thread with plain sockets."""
     chance = random.Random(1000 + number)  # noqa: S311 - prompts
     requests = [
         request_bytes(chance.choices(range(vocabulary), k=streams.PROMPT), port) for _ in range(count)
     ]
-    loop = asyncio.get_running_loop()
-    start = time.perf_counter()
-
-    async def send(request: bytes) -> Client:
-        _, client = await loop.create_connection(lambda: Client(request), "127.0.0.1", port)
-        if not await client.done:
-            raise SystemExit("a stream broke")
-        return client
-
-    clients = await asyncio.gather(*map(send, requests))
-    seconds = time.perf_counter() - start
-    gaps = sorted(after - before for client in clients for before, after in pairwise(client.times))
+    times: dict[int, list[float]] = {}
+    start, cpu = time.perf_counter(), time.thread_time()
+    with select.epoll() as poll:
+        sockets = {}
+        for request in requests:
+            connection = socket.create_connection(("127.0.0.1", port))
+            connection.sendall(request)
+            sockets[connection.fileno()] = connection
+            times[connection.fileno()] = []
+            poll.register(connection.fileno(), select.EPOLLIN)
+        while sockets:
+            for descriptor, _ in poll.poll():
+                data = sockets[descriptor].recv(1 << 16)
+                times[descriptor] += [time.perf_counter()] * data.count(b"data: {")
+                if not data:
+                    poll.unregister(descriptor)
+                    sockets.pop(descriptor).close()
+    seconds, cpu = time.perf_counter() - start, time.thread_time() - cpu
+    gaps = sorted(after - before for stamps in times.values() for before, after in pairwise(stamps))
     return {
         "tokens/s": count * streams.TOKENS / seconds,
-        "first token, ms": statistics.median(client.times[0] - client.start for client in clients) * 1e3,
+        "first token, ms": statistics.median(stamps[0] - start for stamps in times.values()) * 1e3,
         "p99 gap, ms": gaps[len(gaps) * 99 // 100] * 1e3,
+        "clients, us": cpu / (count * streams.TOKENS) * 1e6,
     }
 
 
@@ -95,11 +75,14 @@ def clients(port: int, count: int, rounds: int, vocabulary: int) -> None:
     """The process of the clients: a line for each round, when a line comes in."""
     for number in range(rounds):
         sys.stdin.readline()
-        print(json.dumps(asyncio.run(send_round(port, count, number, vocabulary))), flush=True)
+        print(json.dumps(send_round(port, count, number, vocabulary)), flush=True)
 
 
-async def measure(engine: penstock.Engine, count: int, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Run all rounds over HTTP."""
+async def measure(
+    engine: penstock.Engine, count: int, options: argparse.Namespace
+) -> tuple[list[Any], list[Any]]:
+    """Rounds in the process and over HTTP, in turns, after a warm-up of each."""
+    direct, served = [], []
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         application = penstock.server.app(engine)
         config = uvicorn.Config(application, log_level="error", http=options.http, access_log=False)
@@ -108,23 +91,21 @@ async def measure(engine: penstock.Engine, count: int, options: argparse.Namespa
         arguments = (listener.getsockname()[1], count, 1 + options.rounds, engine.info.vocabulary_size)
         command = [sys.executable, __file__, "--clients", *map(str, arguments)]
         child = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        found = []
-        for _ in range(1 + options.rounds):
+        for number in range(1 + options.rounds):
+            direct.append(await streams.measure(engine, count, number))
             before = streams.cpu_seconds()
             child.stdin.write(b"\n")  # type: ignore[union-attr]
             line = await child.stdout.readline()  # type: ignore[union-attr]
             tokens = count * streams.TOKENS
             cpu = {
-                name: (after - before.get(name, 0.0)) / tokens
+                f"{name}, us": (after - before.get(name, 0.0)) / tokens * 1e6
                 for name, after in streams.cpu_seconds().items()
             }
-            found.append(
-                json.loads(line) | {f"{name}, us": used * 1e6 for name, used in cpu.items() if used > 0}
-            )
+            served.append(json.loads(line) | {name: used for name, used in cpu.items() if used > 0})
         server.should_exit = True
         await task
         await child.wait()
-    return found[1:]
+    return direct[1:], served[1:]
 
 
 def show(title: str, rounds: list[Any]) -> float:
@@ -144,10 +125,7 @@ async def run(options: argparse.Namespace) -> None:
             "kv_cache_bytes": 1 << 28,
         }
         async with penstock.Engine(options.path, **config) as engine:
-            direct = [await streams.measure(engine, count, number) for number in range(1 + options.rounds)][
-                1:
-            ]
-            served = await measure(engine, count, options)
+            direct, served = await measure(engine, count, options)
         ratio = show(f"{count:4} streams over HTTP", served) / show(f"{count:4} streams in process", direct)
         print(f"{count:4} streams: ratio {ratio:.2f}")
 
