@@ -127,6 +127,45 @@ def test_chat_has_n_choices_with_logprobs(client: openai.OpenAI) -> None:
         assert joined.decode(errors="replace").startswith(choice.message.content or "")
 
 
+def test_zero_top_logprobs_need_no_logprobs(server: Served) -> None:
+    status, answer, _ = server.ask(PATH, {**CHAT, "logprobs": False, "top_logprobs": 0})
+    assert (status, answer["choices"][0]["logprobs"]) == (200, None)
+    status, answer, _ = server.ask(PATH, {**CHAT, "top_logprobs": 1})
+    assert (status, answer["error"]["param"]) == (400, "top_logprobs")
+
+
+def test_max_completion_tokens_is_named_in_its_error(server: Served) -> None:
+    fields = {"messages": MESSAGES, "max_completion_tokens": 0}
+    status, answer, _ = server.ask(PATH, fields)
+    assert (status, answer["error"]["param"]) == (400, "max_completion_tokens")
+    assert answer["error"]["message"].startswith("max_completion_tokens=0 ")
+
+
+def test_template_variables_reach_the_template(engine: penstock.Engine) -> None:
+    settings = penstock.server.ServerSettings(request_templates=True)
+    variables = {"reasoning_effort": "low", "chat_template_kwargs": {"a": 1}}
+    body = {**CHAT, **variables, "chat_template": "{{ reasoning_effort }}{{ a }}", "return_token_ids": True}
+    with serving(penstock.server.app(engine, settings)) as server:
+        _, answer, _ = server.ask(PATH, body)
+        assert answer["prompt_token_ids"] == engine.encode("low1")
+        status, _, _ = server.ask(PATH, {**body, "chat_template_kwargs": {"messages": []}})
+        assert status == 400
+
+
+def test_last_message_is_continued(server: Served, engine: penstock.Engine) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "Hi"}]
+    fields = {"messages": messages, "continue_final_message": True, "return_token_ids": True}
+    _, answer, _ = server.ask(PATH, {**CHAT, **fields})
+    text = engine.apply_chat_template(messages, continue_final_message=True)
+    assert answer["prompt_token_ids"] == engine.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("fields", [{"echo": True}, {"truncate_prompt_tokens": 1}, {"modalities": ["audio"]}])
+def test_field_that_chats_do_not_have_is_status_400(server: Served, fields: dict[str, Any]) -> None:
+    status, answer, _ = server.ask(PATH, {**CHAT, **fields})
+    assert (status, [answer["error"]["param"]]) == (400, list(fields))
+
+
 def test_required_tool_call_has_valid_arguments(client: openai.OpenAI, calling: dict[str, Any]) -> None:
     answer = client.chat.completions.create(**calling, tool_choice="required")
     [choice] = answer.choices

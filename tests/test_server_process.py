@@ -17,7 +17,7 @@ from api_support import make_engine, start_python, wait_until
 from penstock.cli import main
 from penstock.server.connection import limited_protocol
 from penstock.server.state import Progress
-from support.serving import Served, post, serving
+from support.serving import Served, at_rest, post, serving
 
 if TYPE_CHECKING:
     import socket
@@ -198,6 +198,20 @@ def test_second_request_of_a_connection_has_the_same_limits(limited: Served) -> 
         while data := connection.recv(10_000):
             received += data
         assert b" 431 " in received
+
+
+def test_client_that_does_not_read_loses_its_stream(tiny_model: Path) -> None:
+    settings = penstock.server.ServerSettings(send_timeout=0.2, keep_alive_interval=0.1)
+    longer = {"max_position_embeddings": 8192}
+    with make_engine(tiny_model, config_overrides=longer) as engine:
+        application = penstock.server.app(engine, settings)
+        with (
+            serving(application, http=limited_protocol(settings)) as server,
+            server.send(post(PATH, {**LONG, "max_tokens": 8000, "n": 32})),
+        ):
+            wait_until(lambda: application.state.num_active == 1)
+            wait_until(lambda: application.state.num_active == 0 and at_rest(engine))
+            assert engine.stats().generation_tokens < 32 * 8000
 
 
 def test_connections_beyond_the_limit_are_closed(limited: Served) -> None:

@@ -115,5 +115,8 @@ async def wake_up(state: State, exchange: Exchange) -> None:
     """Load the weights again."""
     request = converted(await exchange.read_options(), ModelRequest)
     for model in state.selected(request.model):
-        await model.engine.wake()
+        try:
+            await model.engine.wake()
+        except RuntimeError as error:  # another request wakes it
+            raise ApiError(409, "the model is being loaded already", code="loading") from error
     await exchange.send_json({})

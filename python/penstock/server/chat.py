@@ -85,7 +85,7 @@ def _params(request: ChatRequest, fields: dict[str, Any]) -> penstock.SamplingPa
     options = sampling_options(fields)
     if request.max_completion_tokens is not None:
         options["max_tokens"] = request.max_completion_tokens
-    if request.logprobs or request.top_logprobs is not None:
+    if request.logprobs or request.top_logprobs:
         options["logprobs"] = request.logprobs
         options["top_logprobs"] = request.top_logprobs
     return penstock.SamplingParams(**options)

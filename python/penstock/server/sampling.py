@@ -126,4 +126,5 @@ def warn_unknown(fields: dict[str, Any], known: frozenset[str]) -> None:
     for name in fields.keys() - known - SAMPLING_FIELDS - _LABELS - _warned:
         if len(_warned) < _MAX_WARNED:
             _warned.add(name)
-            logger.warning("request field %s is unknown and ignored", name[:64].encode("unicode_escape"))
+            shown = name[:64].encode("unicode_escape").decode()
+            logger.warning("request field %r is unknown and ignored", shown)
