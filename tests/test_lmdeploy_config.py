@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -396,6 +397,34 @@ def test_preempted_requests_have_the_same_outputs(eviction_type: str, tiny_model
         return tokens
 
     assert outputs(16) == outputs(64)
+
+
+@pytest.mark.parametrize("prefill_interval", [1, 4])
+def test_new_request_joins_within_the_prefill_interval(prefill_interval: int, tiny_model: Path) -> None:
+    config = pytorch.EngineConfig(prefill_interval=prefill_interval, num_gpu_blocks=16)
+    is_decoding, has_started = threading.Event(), threading.Event()
+    steps: list[str] = []
+
+    def hold(_ids: list[int], _logits: penstock.Tensor) -> None:
+        steps.append("first")
+        if len(steps) == 5:
+            is_decoding.set()
+            has_started.wait(60)
+
+    def record(_ids: list[int], _logits: penstock.Tensor) -> None:
+        steps.append("second")
+
+    with pipeline(tiny_model, backend_config=config) as pipe:
+        blocking = pipe.engine.blocking
+        options: Any = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+        first = blocking.start_request("abc", logits_processors=[hold], **options)
+        assert is_decoding.wait(60)
+        second = blocking.start_request("xyz", logits_processors=[record], **options)
+        has_started.set()
+        second.result()
+        first.result()
+    # The step with the second request also computes a token of the first one.
+    assert steps[5:].index("second") - 1 <= prefill_interval
 
 
 @pytest.mark.parametrize(
