@@ -239,6 +239,19 @@ def test_positional_arguments_have_both_orders(
         lmdeploy.pipeline(str(tiny_model), *[None] * 8)
 
 
+def test_cache_that_is_too_small_names_session_len(tiny_model: Path) -> None:
+    cache = {"cache_max_entry_count": 4, "cache_block_seq_len": 16}
+    with pytest.raises(
+        penstock.OutOfMemoryError, match=r"session_len=512 .* settings that fit: session_len=64"
+    ):
+        open_pipeline(tiny_model, session_len=512, **cache)
+    with open_pipeline(tiny_model, **cache) as pipe:
+        assert pipe.session_len == 64
+        responses = pipe(["a" * 30, "b" * 100, "c"], config(100), **RAW)
+    assert [response.generate_token_len for response in responses] == [34, 0, 63]
+    assert responses[1].error_code == "context_length_exceeded"
+
+
 def test_log_level_is_that_of_the_logger(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="log_level is 'LOUD'"):
         lmdeploy.pipeline(tiny_model, log_level="LOUD")

@@ -206,6 +206,8 @@ def open_engine(model: str, options: EngineOptions) -> penstock.Engine:
         engine.blocking.start()
     except penstock.ConfigError as error:
         raise ArgumentError(message_of(error)) from error
+    except penstock.OutOfMemoryError as error:
+        raise penstock.OutOfMemoryError(message_of(error)) from error
     return engine
 
 
