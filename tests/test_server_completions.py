@@ -121,6 +121,11 @@ def test_streamed_logprobs_join_to_those_of_the_response(server: Served) -> None
     assert joined == answer["choices"][0]["logprobs"]
 
 
+def test_negative_seed_is_taken_modulo_the_range(server: Served) -> None:
+    answers = [server.ask(PATH, {**FIELDS, "prompt": "A", "seed": seed})[1] for seed in (-1, 2**64 - 1)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
 def test_prompt_is_truncated_from_the_left(server: Served, engine: penstock.Engine) -> None:
     fields = {**FIELDS, "return_token_ids": True, "truncate_prompt_tokens": 2}
     for prompt in ("ABCD", engine.encode("ABCD")):

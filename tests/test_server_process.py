@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -170,7 +171,7 @@ def test_loading_is_status_503_with_progress(tiny_model: Path) -> None:
 @pytest.fixture(params=[H11Protocol, HttpToolsProtocol], ids=["h11", "httptools"])
 def limited(tiny_model: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """A server with narrow limits, with each HTTP parser."""
-    settings = penstock.server.ServerSettings(max_header_bytes=4096, receive_timeout=0.2, max_connections=20)
+    settings = penstock.server.ServerSettings(max_header_bytes=4096, receive_timeout=0.2)
     application = penstock.server.app(make_engine(tiny_model), settings)
     with serving(application, http=limited_protocol(settings, request.param)) as server:
         yield server
@@ -200,13 +201,15 @@ def test_second_request_of_a_connection_has_the_same_limits(limited: Served) -> 
         assert b" 431 " in received
 
 
-def test_client_that_does_not_read_loses_its_stream(tiny_model: Path) -> None:
-    settings = penstock.server.ServerSettings(send_timeout=0.2, keep_alive_interval=0.1)
+@pytest.mark.parametrize("is_limited", [False, True], ids=["application", "connection"])
+def test_client_that_does_not_read_loses_its_stream(tiny_model: Path, *, is_limited: bool) -> None:
+    interval = 1000 if is_limited else 0.1
+    settings = penstock.server.ServerSettings(send_timeout=0.2, keep_alive_interval=interval)
     longer = {"max_position_embeddings": 8192}
     with make_engine(tiny_model, config_overrides=longer) as engine:
         application = penstock.server.app(engine, settings)
         with (
-            serving(application, http=limited_protocol(settings)) as server,
+            serving(application, http=limited_protocol(settings) if is_limited else "auto") as server,
             server.send(post(PATH, {**LONG, "max_tokens": 8000, "n": 32})),
         ):
             wait_until(lambda: application.state.num_active == 1)
@@ -214,8 +217,20 @@ def test_client_that_does_not_read_loses_its_stream(tiny_model: Path) -> None:
             assert engine.stats().generation_tokens < 32 * 8000
 
 
-def test_connections_beyond_the_limit_are_closed(limited: Served) -> None:
-    connections = [limited.send(b"") for _ in range(60)]
-    for connection in connections:
-        connection.close()
-    wait_until(lambda: limited.ask("/ping")[0] == 503)
+def test_connection_beyond_the_limit_is_closed(tiny_model: Path) -> None:
+    settings = penstock.server.ServerSettings(max_connections=3)
+    application = penstock.server.app(make_engine(tiny_model), settings)
+    with serving(application, http=limited_protocol(settings)) as server:
+        connections = [server.send(b"") for _ in range(3)]
+        with server.send(b"") as refused, suppress(ConnectionResetError):
+            assert refused.recv(1000) == b""
+        for connection in connections:
+            connection.close()
+        wait_until(partial(answers, server))
+
+
+def answers(server: Served) -> bool:
+    try:
+        return server.ask("/ping")[0] == 503
+    except OSError:
+        return False
