@@ -45,9 +45,7 @@ def server(engine: penstock.Engine) -> Iterator[Served]:
 @pytest.fixture(scope="module", params=["h11", "httptools"])
 def open_server(engine: penstock.Engine, request: pytest.FixtureRequest) -> Iterator[Served]:
     """A server without keys, with each HTTP parser."""
-    settings = penstock.server.ServerSettings(
-        max_body_bytes=100_000, max_header_bytes=8192, receive_timeout=0.2
-    )
+    settings = penstock.server.ServerSettings(max_body_bytes=100_000, max_header_bytes=8192)
     with serving(penstock.server.app({"tiny": engine}, settings), http=request.param) as server:
         yield server
 
@@ -173,10 +171,13 @@ def test_headers_beyond_the_limit_are_refused(open_server: Served) -> None:
     assert (status, answer["error"]["type"]) == (431, "invalid_request_error")
 
 
-def test_body_that_does_not_arrive_is_status_408(open_server: Served) -> None:
-    connection = open_server.send(post(PATH, b"{", length=100))
-    assert b" 408 " in connection.recv(1000)
-    connection.close()
+def test_body_that_does_not_arrive_is_status_408(engine: penstock.Engine) -> None:
+    settings = penstock.server.ServerSettings(receive_timeout=0.1)
+    with (
+        serving(penstock.server.app(engine, settings)) as server,
+        server.send(post(PATH, b"{", length=100)) as connection,
+    ):
+        assert b" 408 " in connection.recv(1000)
 
 
 def test_other_content_type_is_status_415(open_server: Served) -> None:
