@@ -113,6 +113,15 @@ def test_key_has_a_bound_of_unfinished_requests(engine: penstock.Engine) -> None
         assert server.ask(PATH, SHORT, headers={"X-Api-Key": "a"})[0] == 200
 
 
+def test_requests_without_keys_share_one_bound(engine: penstock.Engine) -> None:
+    settings = penstock.server.ServerSettings(max_requests_per_key=1)
+    with serving(penstock.server.app(engine, settings)) as server, held(engine):
+        with server.send(post(PATH, SHORT)):
+            wait_until(lambda: server.application.state.num_active == 1)
+            assert server.ask(PATH, SHORT, headers={"X-Api-Key": "other"})[0] == 429
+        wait_until(lambda: server.application.state.num_active == 0)
+
+
 # ---- malformed requests
 
 

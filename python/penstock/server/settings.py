@@ -27,7 +27,9 @@ class ServerSettings:
         "Key of the administrative routes, which are closed without one; repeat the option for several.",
     ] = field(default=(), repr=False)
     max_requests_per_key: Annotated[
-        int | None, "Maximum number of unfinished requests with the same key. Default: no bound."
+        int | None,
+        "Maximum number of unfinished requests with the same key, or of all if there are no keys. "
+        "Default: no bound.",
     ] = None
     max_body_bytes: Annotated[int, "Maximum size of a request's body."] = 32 << 20
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
