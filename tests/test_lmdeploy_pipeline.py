@@ -157,6 +157,12 @@ def test_failing_prompts_leave_the_others_intact(pipe: Pipeline) -> None:
     assert reasons == {0: "length", 1: "error", 2: "length"}
 
 
+def test_error_of_a_text_is_logged(pipe: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
+    found = pipe(["ab", "x" * 600], request_output_len=4, ignore_eos=True, **RAW)
+    assert [bool(text) for text in found] == [True, False]
+    assert "prompt 1 failed: history and input have 600 tokens" in caplog.text
+
+
 def test_list_never_exceeds_the_batch_size(pipe: Pipeline) -> None:
     most = 0
     for _ in pipe.stream_infer(["ab"] * 20, gen_config=config(5), **RAW):
