@@ -93,7 +93,7 @@ def test_logits_are_those_of_all_positions(
 
         from_dlpack = staticmethod(np.from_dlpack)
 
-    for module in ("generation", "scores"):
+    for module in ("outputs", "scores"):
         monkeypatch.setattr(f"penstock.compat.lmdeploy.{module}.torch", lambda: Torch)
     texts = [random_prompt(20), random_prompt(7)]
     pipe.get_logits(texts)

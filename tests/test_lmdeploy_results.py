@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.compat.lmdeploy import GenerationConfig, Pipeline
-from penstock.compat.lmdeploy.generation import Reader
+from penstock.compat.lmdeploy.outputs import Reader
 from support.lmdeploy import GREEDY, config, open_pipeline
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ class _Torch(ModuleType):
 
 @pytest.fixture
 def _torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.compat.lmdeploy.generation.torch", lambda: _Torch("torch"))
+    for module in ("generation", "outputs"):
+        monkeypatch.setattr(f"penstock.compat.lmdeploy.{module}.torch", lambda: _Torch("torch"))
 
 
 @pytest.mark.usefixtures("_torch")

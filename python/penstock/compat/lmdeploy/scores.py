@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.compat.lmdeploy.checks import refuse
-from penstock.compat.lmdeploy.generation import to_torch, torch
+from penstock.compat.lmdeploy.outputs import to_torch, torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
