@@ -316,6 +316,17 @@ def test_application_is_mounted_in_another(engine: penstock.Engine) -> None:
         assert server.ask(PATH, SHORT, headers=KEY)[0] == 404
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["import penstock.server; penstock.server.app", "from penstock.cli import main; main(['serve', 'x'])"],
+)
+def test_missing_extra_is_named(code: str) -> None:
+    setup = "import sys; sys.modules |= dict.fromkeys(['starlette', 'uvicorn', 'msgspec']); "
+    result = subprocess.run([sys.executable, "-c", setup + code], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "penstock[server]" in result.stderr
+
+
 def test_importing_penstock_imports_no_part_of_the_server() -> None:
     code = "import sys, penstock.cli; print(*{'starlette', 'uvicorn', 'msgspec'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == ""
