@@ -13,11 +13,22 @@ if TYPE_CHECKING:
     from penstock.server.http import Exchange
     from penstock.server.state import Model, State
 
-__all__ = ["abort", "health", "model", "models", "ping", "reset_prefix_cache", "sleep", "version", "wake_up"]
+__all__ = [
+    "abort",
+    "health",
+    "model",
+    "models",
+    "ping",
+    "reset_prefix_cache",
+    "sleep",
+    "state_of",
+    "version",
+    "wake_up",
+]
 
 
-def _state_of(model: Model, state: State) -> dict[str, Any]:
-    """The state of a model, as `/health` shows it."""
+def state_of(model: Model, state: State) -> dict[str, Any]:
+    """The state of a model, as `/health` and `/metrics` show it."""
     try:
         found = model.engine.health()
     except penstock.EngineStoppedError:
@@ -35,7 +46,7 @@ def _state_of(model: Model, state: State) -> dict[str, Any]:
 
 async def health(state: State, exchange: Exchange) -> None:
     """Whether requests can be answered: 200 if all models are open and compute."""
-    states = {name: _state_of(model, state) for name, model in state.models.items()}
+    states = {name: state_of(model, state) for name, model in state.models.items()}
     is_ready = not state.is_draining and all(found["status"] == "ok" for found in states.values())
     status = "draining" if state.is_draining else "ok" if is_ready else "unavailable"
     await exchange.send_json({"status": status, "models": states}, 200 if is_ready else 503)
@@ -43,7 +54,7 @@ async def health(state: State, exchange: Exchange) -> None:
 
 async def ping(state: State, exchange: Exchange) -> None:
     """Whether the process works: 200 unless a model has crashed or is stuck."""
-    broken = [found for model in state.models.values() for found in [_state_of(model, state)["status"]]]
+    broken = [found for model in state.models.values() for found in [state_of(model, state)["status"]]]
     is_alive = not {"stopped", "stuck"} & set(broken)
     await exchange.send_json({"status": "ok" if is_alive else "broken"}, 200 if is_alive else 503)
 

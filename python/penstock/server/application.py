@@ -21,6 +21,7 @@ from penstock.server.admin import (
 from penstock.server.chat import chat_completions
 from penstock.server.completions import completions
 from penstock.server.limits import Access, Endpoint, Handler, not_found
+from penstock.server.metrics import metrics
 from penstock.server.settings import ServerSettings
 from penstock.server.state import State
 from penstock.server.tokens import detokenize, tokenize
@@ -44,6 +45,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("GET", "/version", version, "key"),
     ("GET", "/v1/models", models, "key"),
     ("GET", "/v1/models/{name:path}", model, "key"),
+    ("GET", "/metrics", metrics, "monitor"),
     ("GET", "/health", health, "open"),
     ("GET", "/ping", ping, "open"),
 )
@@ -55,10 +57,11 @@ class Application:
     def __init__(self, state: State) -> None:
         self.state = state
         routes = [
-            Route(path, Endpoint(state, method, handler, access)) for method, path, handler, access in _ROUTES
+            Route(path, Endpoint(state, path, method, handler, access))
+            for method, path, handler, access in _ROUTES
         ]
         self._router: ASGIApp = Router(
-            routes, redirect_slashes=False, default=Endpoint(state, None, not_found)
+            routes, redirect_slashes=False, default=Endpoint(state, None, None, not_found)
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

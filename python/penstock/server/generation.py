@@ -92,7 +92,11 @@ async def generate(
 
     with _listed(state, generation):
         is_complete = await _while_connected(run, partial(watch_connection, exchange.receive))
-    return [results[index] for index in range(len(prompts))] if is_complete else None
+    if not is_complete:
+        return None
+    for result in results.values():
+        generation.model.measures.add(result, params)
+    return [results[index] for index in range(len(prompts))]
 
 
 class _Writer:
@@ -152,6 +156,8 @@ async def stream(
             writer.is_started = True
             try:
                 await write()
+                for request in generation.requests:
+                    generation.model.measures.add(request, params)
                 last = events.end(generation.requests) + DONE
                 if generation.is_aborted and state.is_draining:
                     last = event(ApiError(503, "the server is stopping", code="unavailable").body())

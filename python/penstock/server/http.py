@@ -47,6 +47,8 @@ class Exchange:
         self.request_headers = Headers(scope=scope)
         #: Headers of every response, such as the request id.
         self.headers: list[tuple[bytes, bytes]] = []
+        #: The status of the response, once it has begun.
+        self.status: int | None = None
 
     async def read_object(self) -> dict[str, Any]:
         """The JSON object of the body, without the fields that are null."""
@@ -88,6 +90,10 @@ class Exchange:
         """Send a JSON response."""
         await self._send(status, [(b"content-type", b"application/json")], json_bytes(value))
 
+    async def send_bytes(self, body: bytes, kind: str) -> None:
+        """Send a response of another content type."""
+        await self._send(200, [(b"content-type", kind.encode())], body)
+
     async def send_error(self, error: ApiError) -> None:
         """Send an error response, which ends the connection if the body may be unread."""
         await self._send(error.status, error.headers(), json_bytes(error.body()))
@@ -95,9 +101,11 @@ class Exchange:
     async def start_stream(self) -> None:
         """Send the status and the headers of a stream of events."""
         headers = [*self.headers, *_STREAM_HEADERS]
+        self.status = 200
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self.status = status
         headers = [*self.headers, *headers, (b"content-length", str(len(body)).encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})

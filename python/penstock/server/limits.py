@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from penstock.server.errors import ApiError, api_error
@@ -22,8 +23,9 @@ __all__ = ["Access", "Endpoint", "Handler", "not_found"]
 
 #: Answers the requests of a route.
 Handler: TypeAlias = "Callable[[State, Exchange], Awaitable[None]]"
-#: The key that a route needs: none, any, or an administrator's.
-Access: TypeAlias = Literal["open", "key", "admin"]
+#: The key that a route needs: none, any, or an administrator's. "monitor" needs any, and its requests are
+#: neither counted nor refused while the server drains.
+Access: TypeAlias = Literal["open", "monitor", "key", "admin"]
 
 logger = logging.getLogger("penstock.server")
 
@@ -40,11 +42,13 @@ class Endpoint:
     def __init__(
         self,
         state: State,
+        path: str | None,
         method: str | None,
         handler: Handler,
         access: Access = "key",
     ) -> None:
         self._state = state
+        self._path = path
         self._method = method
         self._handler = handler
         self._access = access
@@ -54,15 +58,23 @@ class Endpoint:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000})
             return
+        begin = time.perf_counter()
+        exchange = Exchange(scope, receive, send, self._state.settings)
+        try:
+            await self._answer(exchange)
+        finally:
+            seconds = time.perf_counter() - begin
+            self._state.http.add(self._path, scope["method"], exchange.status, seconds)
+
+    async def _answer(self, exchange: Exchange) -> None:
         state = self._state
-        exchange = Exchange(scope, receive, send, state.settings)
         label = exchange.request_headers.get("x-request-id", "")
         label = label if _LABEL.fullmatch(label) else secrets.token_hex(16)
         exchange.headers.append((b"x-request-id", label.encode()))
         key = None
         try:
             key = self._check(exchange)
-            if self._access == "open":
+            if self._access in ("open", "monitor"):
                 await self._handler(state, exchange)
                 return
             state.enter(key)

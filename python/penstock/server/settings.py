@@ -41,6 +41,7 @@ class ServerSettings:
     max_prompts: Annotated[int, "Maximum number of prompts of a completion request."] = 1024
     max_outputs: Annotated[int, "Maximum number of outputs of a request: prompts times n."] = 1024
     request_templates: Annotated[bool, "Accept chat templates in requests."] = False
+    legacy_metrics: Annotated[bool, "Add former names of vLLM's metrics to /metrics."] = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

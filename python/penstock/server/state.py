@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import anyio
 
 from penstock.server.errors import ApiError
 from penstock.server.keys import Keys
+from penstock.server.measures import HttpMeasures, RequestMeasures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,6 +43,11 @@ class Model:
         self.created = int(time.time())
         #: While the server loads the model.
         self.progress: Progress | None = None
+
+    @cached_property
+    def measures(self) -> RequestMeasures:
+        """Distributions of the requests that have ended; the engine has been opened."""
+        return RequestMeasures(self.engine.info.max_model_len)
 
 
 class Generation:
@@ -91,6 +98,7 @@ class State:
         #: Threads that tokenise outside of the engine.
         self.tokenizer_threads = anyio.CapacityLimiter(2)
         self.generations: dict[str, Generation] = {}
+        self.http = HttpMeasures()
         #: Unfinished HTTP requests, without those that need no key.
         self.num_active = 0
         #: Whether new requests are refused, because the server ends.
