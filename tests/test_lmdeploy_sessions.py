@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_support import wait_until
+from penstock.compat.lmdeploy.sessions import SessionTable
 from support.lmdeploy import LONG, PROMPT, config, expected_ids, finished, open_pipeline, read
 
 if TYPE_CHECKING:
@@ -97,15 +98,15 @@ async def test_unknown_session_has_an_error_item(is_ended: bool, pipe: Pipeline)
 
 
 async def test_busy_session_refuses_a_second_request(pipe: Pipeline) -> None:
-    stream = pipe.generate(None, 7, config(20), input_ids=PROMPT, sequence_end=False)
+    stream = pipe.generate(None, 7, config(200), input_ids=PROMPT, sequence_end=False)
     output = (await anext(stream)).token_ids or []
     for start in (True, False):
         ids, last = await read(pipe, PROMPT, 7, sequence_start=start)
         assert (ids, last.finish_reason, last.error_code) == ([], "error", "request_conflict")
     async for item in stream:
         output += item.token_ids or []
-    assert output == expected_ids(pipe, PROMPT, 20)
-    assert pipe.sessions.length(7) == 24
+    assert output == expected_ids(pipe, PROMPT, 200)
+    assert pipe.sessions.length(7) == 204
     pipe.end_session(7)
 
 
@@ -242,6 +243,38 @@ def test_session_id_of_a_wrong_type_is_refused(session_id: object, pipe: Pipelin
 def test_step_of_a_wrong_type_is_refused(step: Any, pipe: Pipeline) -> None:
     with pytest.raises(ValueError, match="step is "):
         pipe.generate("a", 1, step=step)
+
+
+def test_release_while_the_table_is_locked_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the garbage collector drops a stream in the thread that uses the table."""
+    forgotten: list[str] = []
+    table = SessionTable(forgotten.append)
+    first = table.acquire(1, lambda: None, start=True, end=False, step=0)
+
+    def release(bits: int) -> int:
+        first.release([5, 6])
+        return bits
+
+    monkeypatch.setattr("penstock.compat.lmdeploy.sessions.secrets.randbits", release)
+    second = table.acquire(2, lambda: None, start=True, end=False, step=0)
+    assert (table.length(1), table.length(2)) == (2, 0)
+    second.release(None)
+    assert forgotten == [second.salt]
+
+
+async def test_failed_request_with_sequence_end_keeps_the_session(pipe: Pipeline) -> None:
+    history = await begin(pipe, 20)
+    for ids in ([-1], [100_000], [2**31]):
+        _, last = await read(pipe, ids, 20, sequence_start=False)
+        assert (last.finish_reason, pipe.sessions.length(20)) == ("error", len(history))
+    output, _ = await read(pipe, PROMPT, 20, sequence_start=False)
+    assert output == expected_ids(pipe, [*history, *PROMPT])
+    assert pipe.sessions.length(20) == 0
+
+
+def test_session_that_nothing_can_name_is_refused(pipe: Pipeline) -> None:
+    with pytest.raises(ValueError, match="session_id is None"):
+        pipe.generate("a", sequence_end=False)
 
 
 def test_prompt_must_be_given_once(pipe: Pipeline) -> None:

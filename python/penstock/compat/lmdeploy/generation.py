@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
 from array import array
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
     """The ids of the messages. Raises `RequestFailed`."""
     try:
         if ask.input_ids is not None:
-            ids = array("i", map(int, ask.input_ids)).tolist()
+            ids = _checked(ask.input_ids, engine.engine.info.vocabulary_size)
         else:
             if ask.do_preprocess:
                 text = template.messages2prompt(ask.messages, sequence_start=ask.start)
@@ -153,11 +154,22 @@ def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
             else:
                 text = "".join(message["content"] for message in ask.messages)
             ids = engine.tokenizer.encode(text, add_bos=ask.start)
+    except RequestFailed:
+        raise
     except Exception as error:  # templates can be code of the program
         message = f"messages are not allowed: {error}"
         raise RequestFailed(ErrorCode.PREPROCESS_FAILED, message) from error
     if not ids:
         raise RequestFailed(ErrorCode.INVALID_REQUEST, "the prompt has no tokens")
+    return ids
+
+
+def _checked(token_ids: Sequence[int], vocabulary_size: int) -> list[int]:
+    ids = list(map(operator.index, token_ids))
+    for token in ids:
+        if not 0 <= token < vocabulary_size:
+            message = f"input_ids has {shown(token)}; a token id is below {vocabulary_size}"
+            raise RequestFailed(ErrorCode.INVALID_REQUEST, message)
     return ids
 
 

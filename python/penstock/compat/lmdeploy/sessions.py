@@ -13,6 +13,7 @@ import logging
 import secrets
 import threading
 from array import array
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import penstock
@@ -20,7 +21,7 @@ from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.compat.lmdeploy.messages import GenerationConfig, Response
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
@@ -58,7 +59,7 @@ class _State:
 class Lease:
     """The use of a session by one request."""
 
-    __slots__ = ("_state", "_table", "ends", "is_stateless", "past", "salt", "seed", "session_id")
+    __slots__ = ("_state", "_table", "ends", "is_new", "is_stateless", "past", "salt", "seed", "session_id")
 
     def __init__(
         self, table: SessionTable, session_id: int, state: _State, past: array[int], *, start: bool, end: bool
@@ -68,6 +69,7 @@ class Lease:
         self.session_id = session_id
         self.past = past
         self.ends = end
+        self.is_new = start
         self.is_stateless = start and end
         self.salt = state.salt
         self.seed = state.seed + len(past)
@@ -80,11 +82,16 @@ class Lease:
 
 
 class SessionTable:
-    """The sessions of one engine, for any number of threads. Its lock is held for moments only."""
+    """The sessions of one engine, for any number of threads. Its lock is held for moments only.
+
+    The garbage collector can drop a stream in a thread that holds the lock. A release therefore never waits
+    for it: releases are queued, and every holder of the lock applies them first.
+    """
 
     def __init__(self, forget: Callable[[str], None]) -> None:
         self._forget = forget
         self._lock = threading.Lock()
+        self._released: deque[tuple[Lease, _State, Sequence[int] | None]] = deque()
         self._states: dict[int, _State] = {}
         self._salt = secrets.token_hex(8)
         self._epochs = itertools.count()
@@ -99,15 +106,15 @@ class SessionTable:
     ) -> Lease:
         """Begin the use of a session; raises `RequestFailed`. `cancel` is called by `stop`, in any thread."""
         dropped = None
-        with self._lock:
-            state = self._states.get(session_id)
+        with self._locked() as states:
+            state = states.get(session_id)
             if state is not None and state.cancel is not None:
                 message = f"session {session_id} has an unfinished request"
                 raise RequestFailed(ErrorCode.REQUEST_CONFLICT, message)
             if start:
                 dropped = state
                 salt = f"{self._salt}:{next(self._epochs)}"
-                state = self._states[session_id] = _State(salt, secrets.randbits(63))
+                state = states[session_id] = _State(salt, secrets.randbits(63))
             elif state is None:
                 message = f"session {session_id} does not exist; start it with sequence_start=True"
                 raise RequestFailed(ErrorCode.SESSION_NOT_EXIST, message)
@@ -124,32 +131,62 @@ class SessionTable:
         return Lease(self, session_id, state, past, start=start, end=end)
 
     def _release(self, lease: Lease, state: _State, new: Sequence[int] | None) -> None:
-        with self._lock:
+        self._released.append((lease, state, new))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Apply the queued releases, unless the lock is held: its holder then does."""
+        while self._released and self._lock.acquire(blocking=False):
+            forgotten: list[str] = []
+            try:
+                self._apply(forgotten)
+            finally:
+                self._lock.release()
+            for salt in forgotten:
+                self._forget(salt)
+
+    def _apply(self, forgotten: list[str]) -> None:
+        """Apply the queued releases; adds the salts of the sessions that are over."""
+        while self._released:
+            lease, state, new = self._released.popleft()
             state.cancel = None
             if new is not None and not lease.ends:
                 state.ids = lease.past
                 state.ids.extend(new)
-            is_over = lease.ends or state.is_ended or not state.ids
+            is_over = (lease.ends and (new is not None or lease.is_new)) or state.is_ended or not state.ids
             if is_over and self._states.get(lease.session_id) is state:
                 del self._states[lease.session_id]
-        if is_over and not lease.is_stateless:
-            self._forget(state.salt)
+            if is_over and not lease.is_stateless:
+                forgotten.append(state.salt)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[dict[int, _State]]:
+        """The sessions, with the lock held and all releases applied."""
+        forgotten: list[str] = []
+        try:
+            with self._lock:
+                self._apply(forgotten)
+                yield self._states
+        finally:
+            for salt in forgotten:
+                self._forget(salt)
+            self._settle()  # what was released meanwhile
 
     def stop(self, session_id: int) -> None:
         """Cancel the request of a session, if there is one."""
-        with self._lock:
-            state = self._states.get(session_id)
+        with self._locked() as states:
+            state = states.get(session_id)
             cancel = None if state is None else state.cancel
         if cancel is not None:
             cancel()
 
     def end(self, session_id: int, *, only_idle: bool = False) -> None:
         """Forget a session; its request is cancelled, or with `only_idle` nothing is done."""
-        with self._lock:
-            state = self._states.get(session_id)
+        with self._locked() as states:
+            state = states.get(session_id)
             if state is None or (only_idle and state.cancel is not None):
                 return
-            del self._states[session_id]
+            del states[session_id]
             state.is_ended = True
             cancel = state.cancel
         if cancel is not None:
@@ -159,15 +196,15 @@ class SessionTable:
 
     def stop_all(self) -> None:
         """Cancel all requests."""
-        with self._lock:
-            cancels = [state.cancel for state in self._states.values() if state.cancel is not None]
+        with self._locked() as states:
+            cancels = [state.cancel for state in states.values() if state.cancel is not None]
         for cancel in cancels:
             cancel()
 
     def length(self, session_id: int) -> int:
         """Number of tokens of a session; 0 if there is none."""
-        with self._lock:
-            state = self._states.get(session_id)
+        with self._locked() as states:
+            state = states.get(session_id)
             return 0 if state is None else len(state.ids)
 
 
@@ -259,7 +296,7 @@ def forgetter(engine: penstock.Engine) -> Callable[[str], None]:
     """Removes the blocks of a salt from the engine's prefix cache; does nothing once it is closed."""
 
     def forget(salt: str) -> None:
-        with contextlib.suppress(penstock.PenstockError):
+        with contextlib.suppress(penstock.PenstockError, RuntimeError):  # also in a logits processor
             engine.reset_prefix_cache(cache_salt=salt)
 
     return forget

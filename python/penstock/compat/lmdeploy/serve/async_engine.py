@@ -349,6 +349,8 @@ class AsyncEngine:
             step=step,
             streams=stream_response,
         )
+        if session_id is None and not sequence_end:
+            refuse("session_id", session_id, "given with sequence_end=False")
         session_id = self._session_id(session_id)
         stream = AsyncStream(self, session_id, ask)
         if stop:
