@@ -18,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 import penstock.server
 from api_support import make_engine, wait_until
 from penstock.server.metrics import _GAUGES
+from penstock.server.state import Progress
+from support import hooks
 from support.serving import Served, at_rest, held, post, serving
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5"
 PATH = "/v1/completions"
+#: The token of which an engine fails.
+TOKEN = 78
 KEY = {"Authorization": "Bearer secret"}
 #: The labels of an engine's metrics.
 MODEL = {"engine": "0", "model_name": "tiny"}
@@ -200,13 +204,35 @@ def test_batches_and_choices_are_counted(server: Served) -> None:
     assert found("vllm:request_time_per_output_token_seconds_count") == 2
 
 
-def test_failed_request_counts_as_error(server: Served, engine: penstock.Engine) -> None:
-    def fail(_token_ids: list[int], _logits: penstock.Tensor) -> None:
-        raise ValueError
+def test_failed_request_counts_as_error(server: Served, engine: penstock.Engine, tiny_model: Path) -> None:
+    engine._session.adopt(hooks.failing_engine(tiny_model, engine.config, TOKEN))
+    assert server.ask(PATH, {"prompt": [TOKEN], "max_tokens": 1})[0] == 500
+    assert server.events(PATH, {"prompt": [TOKEN], "max_tokens": 1})[-1] != "[DONE]"
+    wait_until(lambda: Scrape(server).http(PATH, "POST", "2xx") == 1)
+    found = Scrape(server)
+    assert found("vllm:request_success_total", finished_reason="error") == 2
+    assert found("vllm:request_params_n_count") == 0  # none had a result
+    assert found.http(PATH, "POST", "5xx") == 1
 
-    with pytest.raises(penstock.PenstockError):
-        engine.blocking.generate([1], max_tokens=1, logits_processors=[fail])
-    assert Scrape(server)("vllm:request_success_total", finished_reason="error") == 1
+
+def test_scrape_works_after_the_device_is_lost(
+    server: Served, engine: penstock.Engine, tiny_model: Path
+) -> None:
+    engine._session.adopt(hooks.losing_engine(tiny_model, engine.config, TOKEN))
+    server.ask(PATH, {"prompt": [1], "max_tokens": 3, "ignore_eos": True, "bad_token_ids": [TOKEN]})
+    assert server.ask(PATH, {"prompt": [TOKEN], "max_tokens": 1})[0] == 503
+    found = Scrape(server)
+    assert found("penstock:engine_state", state="stopped") == 1
+    assert found("vllm:generation_tokens_total") == 3
+
+
+def test_loading_model_has_only_its_state(tiny_model: Path) -> None:
+    application = penstock.server.app({"tiny": penstock.Engine(tiny_model)})
+    application.state.models["tiny"].progress = Progress()
+    with serving(application) as server:
+        assert Scrape(server)("penstock:engine_state", state="loading") == 1
+        names = {name for name in families_of(server) if not name.startswith("process_")}
+    assert names == {"penstock:engine_state"}
 
 
 def test_sleep_and_end_are_states(server: Served, engine: penstock.Engine) -> None:
