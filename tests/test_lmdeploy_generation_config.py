@@ -88,6 +88,11 @@ def model(engine: penstock.Engine, tokenizer: Tokenizer) -> Model:
         ("random_seed", 0.5),
         ("logprobs", 1025),
         ("ignore_eos", "no"),
+        ("ignore_eos", 1),
+        ("do_sample", 0),
+        ("do_sample", "no"),
+        ("do_sample", 0.8),
+        *((name, 0) for name in ("return_ppl", "with_cache", "preserve_cache", "return_routed_experts")),
         ("output_logits", "prompt"),
     ],
 )
@@ -97,6 +102,24 @@ def test_invalid_value_is_refused_by_the_constructor(field: str, value: Any) -> 
     assert repr(value) in str(error.value)
     assert isinstance(error.value, ArgumentError)
     assert isinstance(error.value, ValueError)
+
+
+def test_positional_values_have_the_documented_order() -> None:
+    config = GenerationConfig(1, 64, 0.7, 5, 0.9, 1.1, True, 3, ["a"], ["b"])  # noqa: FBT003
+    assert config == GenerationConfig(
+        n=1,
+        max_new_tokens=64,
+        top_p=0.7,
+        top_k=5,
+        temperature=0.9,
+        repetition_penalty=1.1,
+        ignore_eos=True,
+        random_seed=3,
+        stop_words=["a"],
+        bad_words=["b"],
+    )
+    with pytest.raises(ArgumentError, match="top_p is True"):
+        GenerationConfig(1, 64, True)  # noqa: FBT003 - the order of later versions
 
 
 @pytest.mark.parametrize(("size", "threshold"), [(-1, -2), (3, 0), (0, 3), (-1, 3), (3, -1)])

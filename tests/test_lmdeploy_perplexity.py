@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,6 +114,16 @@ def test_reward_score_is_refused(pipe: Pipeline) -> None:
 
 
 @pytest.mark.anyio
+async def test_scores_are_computed_beside_the_event_loop(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await pipe.async_get_ppl([PROMPT]) == pipe.get_ppl([PROMPT])
+    monkeypatch.setattr(pipe, "get_logits", lambda ids: (threading.current_thread(), ids))
+    thread, ids = await pipe.async_get_logits(PROMPT)
+    assert (thread is threading.current_thread(), ids) == (False, PROMPT)
+
+
+@pytest.mark.anyio
 async def test_generator_returns_all_ids_so_far(pipe: Pipeline) -> None:
     generator = await pipe.get_generator(stop=False, session_id=1)
     assert await pipe.get_generator(stop=True, session_id=1) is not None
@@ -132,6 +143,10 @@ async def test_generator_returns_all_ids_so_far(pipe: Pipeline) -> None:
         pipe, [*PROMPT, *expected, 5]
     )
     generator.end(2)
+    with pytest.raises(ValueError, match="gen_config is "):
+        generator.infer(2, PROMPT, {"top_k": 1})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="gen_config is "):
+        generator.async_stream_infer(2, PROMPT, {"top_k": 1})  # type: ignore[arg-type]
     assert generator.infer(2, [5], sequence_start=False) == (ResponseType.SESSION_NOT_EXIST, [], 0)
     last = None
     for output in generator.stream_infer(3, PROMPT, LONG):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +14,9 @@ import penstock
 from api_support import assert_at_rest_blocking, resources, wait_until
 from penstock.compat import lmdeploy
 from penstock.compat.lmdeploy import ChatTemplateConfig, GenerationConfig, Pipeline
+from penstock.compat.lmdeploy.engine_configs import AnyEngineConfig
 from penstock.compat.lmdeploy.messages import PytorchEngineConfig, Response, TurbomindEngineConfig
+from penstock.compat.lmdeploy.model import BaseChatTemplate
 from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine, Session
 from support.lmdeploy import GREEDY, LONG, config, open_pipeline
 
@@ -186,6 +190,58 @@ def test_adapter_is_an_error_of_its_request(pipe: Pipeline) -> None:
     assert pipe("ab", GREEDY, **RAW).finish_reason == "length"
 
 
+def test_list_starts_no_thread_without_a_progress_bar(tiny_model: Path) -> None:
+    code = f"""
+import sys
+import threading
+from penstock.compat.lmdeploy import GenerationConfig, pipeline
+with pipeline({str(tiny_model)!r}) as pipe:
+    names = {{*threading.enumerate()}}
+    pipe(["ab"], GenerationConfig(max_new_tokens=1), do_preprocess=False)
+    assert names == {{*threading.enumerate()}} and "tqdm" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ([config(2), config(3)], False, None, False),
+        (None, [config(2), config(3)], False, None, False),
+    ],
+)
+def test_stream_infer_takes_both_orders(arguments: Any, pipe: Pipeline) -> None:
+    parts = list(pipe.stream_infer(["ab", "cd"], *arguments))
+    assert {part.input_token_len for part in parts} == {len(pipe.tokenizer.encode("ab"))}
+    assert sorted(part.generate_token_len for part in parts) == [2, 2, 3, 3]
+    raw = list(pipe.stream_infer(["ab", "cd"], *arguments[:-2]))
+    assert {part.input_token_len for part in raw} == {len(pipe.tokenizer.encode("ab"))}
+    with pytest.raises(TypeError, match="multiple values for argument 'gen_config'"):
+        pipe.stream_infer("ab", *arguments, gen_config=GREEDY)
+    with pytest.raises(TypeError, match="at most"):
+        pipe.stream_infer("ab", *arguments, True, 3)  # noqa: FBT003
+
+
+def test_names_of_earlier_versions_are_attributes(pipe: Pipeline, tiny_model: Path) -> None:
+    assert (pipe.backend, pipe.tp, pipe.instance_num, pipe.model_name) == ("turbomind", 1, 4, None)
+    with open_pipeline(tiny_model, backend="pytorch", model_name="base", instance_num=2) as other:
+        assert (other.backend, other.instance_num, other.model_name) == ("pytorch", 2, "base")
+    responses = pipe(["ab", "cd"], GREEDY, **RAW)
+    assert [response.session_id for response in responses] == [0, 1]
+
+
+def test_values_of_a_session_are_checked(pipe: Pipeline) -> None:
+    session = pipe.session()
+    with pytest.raises(ValueError, match="gen_config is 3; it must be"):
+        session.update(gen_config=3)
+    with pytest.raises(ValueError, match="step is 'a'; it must be"):
+        session.update(step="a")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gen_cfg'"):
+        session.update(gen_cfg=3)
+    with pytest.raises(ValueError, match="prompt is "):
+        pipe.chat(["a", "b"])
+
+
 def test_progress_is_shown_on_request(pipe: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     pipe.infer(["ab"] * 3, GREEDY, use_tqdm=True, **RAW)
     assert "3/3" in capsys.readouterr().err
@@ -223,9 +279,14 @@ def test_backend_of_another_name_is_refused(tiny_model: Path) -> None:
         ((None, "turbomind", lmdeploy.turbomind.EngineConfig()), True),
         (("base", "pytorch", None, None, 8, 1, "ERROR"), True),
         ((TurbomindEngineConfig(), ChatTemplateConfig("base"), "INFO"), False),
+        ((None, ChatTemplateConfig("base")), False),
+        ((None, TurbomindEngineConfig()), False),
+        (("base", PytorchEngineConfig(), ChatTemplateConfig("base"), "ERROR"), False),
+        ((None, None, ChatTemplateConfig("base")), False),
+        ((None, None, None, "ERROR"), False),
     ],
 )
-def test_positional_arguments_have_both_orders(
+def test_positional_arguments_have_the_orders_of_all_versions(
     arguments: Any,
     returns_text: bool,  # noqa: FBT001
     tiny_model: Path,
@@ -237,6 +298,10 @@ def test_positional_arguments_have_both_orders(
         with lmdeploy.pipeline(str(tiny_model), *arguments) as pipe:
             assert isinstance(pipe, Pipeline)
             assert pipe.settings.returns_text == returns_text
+            configs = [value for value in arguments if isinstance(value, AnyEngineConfig)]
+            assert [pipe.backend_config] == (configs or [TurbomindEngineConfig()]) or returns_text
+            has_template = any(isinstance(value, ChatTemplateConfig) for value in arguments)
+            assert isinstance(pipe.chat_template, BaseChatTemplate) or not has_template
     finally:
         logging.getLogger("penstock").setLevel(level)
     with pytest.raises(TypeError, match="multiple values"):

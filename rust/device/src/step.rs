@@ -49,9 +49,10 @@ pub struct StepInputs {
     pub write_blocks: Vec<u32>,
     /// Offset inside that block.
     pub write_offsets: Vec<u32>,
-    /// Rotations of rows whose frequencies depend on more than the position, as rows of a rope table.
+    /// Rotations of rows whose frequencies depend on more than the position, as rows of a rope table. Not reserved:
+    /// most models have none.
     pub extra_rotations: Vec<f32>,
-    /// Factor on the query of each row, or empty.
+    /// Factor on the query of each row, or empty. Not reserved: most models have none.
     pub query_scales: Vec<f32>,
     /// The sequences, in row order.
     pub sequences: Vec<AttentionRow>,

@@ -131,8 +131,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Appends one sequence's rows to a step: its tokens at positions from `start`, their rotations, the scales of
-    /// their queries, and where their keys and values are written. The sequence's block table must already be the last `num_blocks` entries of
-    /// `inputs.blocks`.
+    /// their queries, and where their keys and values are written. The sequence's block table must already be the last
+    /// `num_blocks` entries of `inputs.blocks`.
     pub fn push_sequence(
         &self,
         inputs: &mut StepInputs,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.compat.lmdeploy.checks import refuse
+from penstock.compat.lmdeploy.checks import place, refuse
+from penstock.compat.lmdeploy.engine_configs import AnyEngineConfig
+from penstock.compat.lmdeploy.model import ChatTemplateConfig
 from penstock.compat.lmdeploy.pipeline import Pipeline
 
 if TYPE_CHECKING:
     import os
-
-    from penstock.compat.lmdeploy.engine_configs import AnyEngineConfig
-    from penstock.compat.lmdeploy.model import ChatTemplateConfig
+    from collections.abc import Sequence
 
 __all__ = ["pipeline"]
 
@@ -47,16 +47,13 @@ def pipeline(
 
     `model_path` is a model as `penstock.Engine` takes it: a directory, a `.gguf` file, or the id of a model
     on the Hugging Face hub. Positional arguments after it are those of LMDeploy's first pipeline
-    (`model_name`, `backend`, `backend_config`) or of its present one (`backend_config`,
-    `chat_template_config`). Other keywords are fields of the configuration, as in `session_len=4096`.
+    (`model_name`, `backend`, `backend_config`), of later ones (`model_name`, `backend_config`,
+    `chat_template_config`) or of its present one (`backend_config`, `chat_template_config`); their types
+    select the order. Other keywords are fields of the configuration, as in `session_len=4096`.
 
     `log_level` is that of the Python logger `penstock`. Raises `ArgumentError` for a value that is refused,
     and what `penstock.Engine` raises.
     """
-    names = _EARLY_ORDER if args and (args[0] is None or isinstance(args[0], str)) else _PRESENT_ORDER
-    if len(args) > len(names):
-        message = f"pipeline() takes at most {len(names) + 1} positional arguments"
-        raise TypeError(message)
     given: dict[str, Any] = {
         "model_name": model_name,
         "backend": backend,
@@ -66,11 +63,7 @@ def pipeline(
         "tp": tp,
         "log_level": log_level,
     }
-    for name, value in zip(names, args, strict=False):
-        if given[name] is not None:
-            message = f"pipeline() got multiple values for argument {name!r}"
-            raise TypeError(message)
-        given[name] = value
+    place("pipeline", args, _order_of(args), given)
     level = given.pop("log_level")
     if level is not None:
         _set_level(level)
@@ -86,7 +79,21 @@ _EARLY_ORDER = (
     "tp",
     "log_level",
 )
+_MIDDLE_ORDER = ("model_name", "backend_config", "chat_template_config", "log_level")
 _PRESENT_ORDER = ("backend_config", "chat_template_config", "log_level")
+
+
+def _order_of(args: Sequence[Any]) -> Sequence[str]:
+    """The names of positional arguments, by the types of their values."""
+    if _fits_present(args) or not isinstance(next(iter(args), None), str | None):
+        return _PRESENT_ORDER
+    return _MIDDLE_ORDER if _fits_present(args[1:]) else _EARLY_ORDER
+
+
+def _fits_present(args: Sequence[Any]) -> bool:
+    """Whether a value is where the present order has one of its type."""
+    kinds = (AnyEngineConfig, ChatTemplateConfig, str | int)
+    return any(isinstance(value, kind) for value, kind in zip(args, kinds, strict=False))
 
 
 def _set_level(level: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -157,12 +158,18 @@ def read(
 
 def infer(engine: AsyncEngine, asks: Iterator[Ask], num_asks: int, *, use_tqdm: bool) -> list[Response]:
     """The outputs of all prompts, in their order."""
-    import tqdm
-
     responses: list[Any] = [None] * num_asks
-    with tqdm.tqdm(total=num_asks, disable=not use_tqdm) as progress:
+    with _progress(num_asks) if use_tqdm else contextlib.nullcontext() as progress:
         for part in read(engine, asks, streams=False):
             known = responses[part.index]
             responses[part.index] = part if known is None else known.extend(part)
-            progress.update(part.finish_reason is not None)
+            if progress is not None:
+                progress.update(part.finish_reason is not None)
     return responses
+
+
+def _progress(total: int) -> Any:
+    """A progress bar. tqdm starts a thread with the first one."""
+    import tqdm
+
+    return tqdm.tqdm(total=total)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock.compat.lmdeploy.errors import ArgumentError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["check_choice", "check_flags", "check_integer", "check_number", "refuse"]
+__all__ = ["check_choice", "check_flags", "check_integer", "check_number", "place", "refuse"]
 
 
 def check_integer(
@@ -54,12 +54,24 @@ def check_choice(config: object, name: str, choices: Iterable[Any]) -> None:
         refuse(name, value, f"one of {', '.join(map(repr, choices))}")
 
 
-def check_flags(config: object, *names: str) -> None:
-    """Require that these fields are `True` or `False`."""
+def check_flags(config: object, *names: str, is_strict: bool = False) -> None:
+    """Require that these fields are `True` or `False`, or also 1 or 0 unless `is_strict`."""
     for name in names:
         value = getattr(config, name)
-        if not isinstance(value, int) or value not in (0, 1):
+        if not isinstance(value, bool if is_strict else int) or value not in (0, 1):
             refuse(name, value, "True or False")
+
+
+def place(function: str, args: Sequence[Any], names: Sequence[str], given: dict[str, Any]) -> None:
+    """Set the keywords with these names to positional arguments; `given` has those that the call has."""
+    if len(args) > len(names):
+        message = f"{function}() takes at most {len(names) + 1} positional arguments"
+        raise TypeError(message)
+    for name, value in zip(names, args, strict=False):
+        if given[name] is not None and given[name] is not True:
+            message = f"{function}() got multiple values for argument {name!r}"
+            raise TypeError(message)
+        given[name] = value
 
 
 def refuse(name: str, value: object, limit: str) -> NoReturn:

@@ -253,6 +253,7 @@ class EarlyPytorchConfig:
         check_choice(self, "eviction_type", ("recompute", "copy"))
 
 
+PYTORCH_CONFIGS = (PytorchEngineConfig, EarlyPytorchConfig)
 AnyEngineConfig = TurbomindEngineConfig | PytorchEngineConfig | EarlyTurbomindConfig | EarlyPytorchConfig
 
 _PARALLEL_SIZES = (

@@ -21,6 +21,16 @@ LogitsProcessor = Callable[[Any, Any], Any]
 #: `top_k` if it is not set and `do_sample` is.
 _SAMPLING_TOP_K = 50
 _MAX_LOGPROBS = 1024
+_FLAGS = (
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "return_ppl",
+    "with_cache",
+    "preserve_cache",
+    "return_routed_experts",
+)
 
 
 @dataclasses.dataclass
@@ -33,16 +43,17 @@ class GenerationConfig:
 
     n: int = 1
     max_new_tokens: int | None = 512
-    do_sample: bool | None = None
     top_p: float = 1.0
     top_k: int | None = None
-    min_p: float = 0.0
     temperature: float = 0.8
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
     random_seed: int | None = None
     stop_words: list[str] | None = None
     bad_words: list[str] | None = None
+    # The fields above have the order of LMDeploy's first version.
+    do_sample: bool | None = None
+    min_p: float = 0.0
     stop_token_ids: list[int] | None = None
     bad_token_ids: list[int] | None = None
     min_new_tokens: int | None = None
@@ -72,8 +83,9 @@ class GenerationConfig:
         check_integer(self, "random_seed", low=-(2**63), high=2**64 - 1, optional=True)
         check_integer(self, "logprobs", high=_MAX_LOGPROBS, optional=True)
         check_integer(self, "repetition_ngram_size", "repetition_ngram_threshold", low=-(2**63))
-        check_flags(self, "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens")
-        check_flags(self, "include_stop_str_in_output")
+        check_flags(self, *_FLAGS, is_strict=True)
+        if self.do_sample is not None:
+            check_flags(self, "do_sample", is_strict=True)
         for name in ("output_logits", "output_last_hidden_state"):
             check_choice(self, name, (None, "all", "generation"))
         if self.repetition_ngram_size <= 0 or self.repetition_ngram_threshold <= 0:

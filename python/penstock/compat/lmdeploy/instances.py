@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.compat.lmdeploy.errors import ErrorCode
 from penstock.compat.lmdeploy.generation import Ask, GenOut
-from penstock.compat.lmdeploy.generation_config import GenerationConfig
+from penstock.compat.lmdeploy.prompts import config_of
 from penstock.compat.lmdeploy.streams import AsyncStream, read_blocking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.compat.lmdeploy.generation_config import GenerationConfig
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
 __all__ = ["Instance", "ResponseType"]
@@ -133,7 +134,7 @@ class Instance:
         self._engine.check_open()
         return Ask(
             None,
-            gen_config or GenerationConfig(),
+            config_of(gen_config, {}),
             [int(token) for token in input_ids],
             adapter_name=adapter_name,
             start=start,

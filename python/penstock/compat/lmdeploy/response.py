@@ -35,6 +35,11 @@ class Response:
     error_code: str | None = None
     error_message: str | None = None
 
+    @property
+    def session_id(self) -> int:
+        """The same as `index`, by its name in earlier versions."""
+        return self.index
+
     def __str__(self) -> str:
         return f"text={self.text}\n{self._other_fields()}"
 

@@ -14,16 +14,18 @@ import secrets
 import threading
 from array import array
 from collections import deque
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.compat.lmdeploy.checks import refuse
+from penstock.compat.lmdeploy.checks import check_integer, refuse
 from penstock.compat.lmdeploy.errors import ErrorCode
+from penstock.compat.lmdeploy.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.compat.lmdeploy.messages import GenerationConfig, Response
+    from penstock.compat.lmdeploy.messages import Response
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
 __all__ = ["Session", "SessionTable"]
@@ -239,10 +241,19 @@ class Session:
         self._engine = engine
 
     def update(self, **values: Any) -> None:
-        """Set `prompt`, `response`, `gen_config` or `step`."""
-        for name in ("prompt", "response", "gen_config", "step"):
-            if name in values:
-                setattr(self, name, values[name])
+        """Set `prompt`, `response`, `gen_config` or `step`.
+
+        Raises `ArgumentError` for a value of a wrong type, `TypeError` for another name.
+        """
+        config = values.get("gen_config")
+        if not isinstance(config, GenerationConfig | None):
+            refuse("gen_config", config, "a GenerationConfig or None")
+        check_integer(SimpleNamespace(step=values.get("step", 0)), "step")
+        for name, value in values.items():
+            if name not in ("prompt", "response", "gen_config", "step"):
+                message = f"unexpected keyword argument {name!r}"
+                raise TypeError(message)
+            setattr(self, name, value)
 
     def abort(self) -> None:
         """Cancel the turn that runs, if there is one."""

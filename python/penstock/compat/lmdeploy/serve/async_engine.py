@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
+import anyio.to_thread
+
 import penstock
 from penstock.compat.lmdeploy import batches, chats, scores
 from penstock.compat.lmdeploy import prompts as forms
-from penstock.compat.lmdeploy.checks import refuse
+from penstock.compat.lmdeploy.checks import place, refuse
+from penstock.compat.lmdeploy.engine_configs import PYTORCH_CONFIGS
 from penstock.compat.lmdeploy.engine_options import open_engine, resolve
 from penstock.compat.lmdeploy.generation import Ask, GenOut
 from penstock.compat.lmdeploy.generation_config import GenerationConfig
@@ -73,11 +76,14 @@ class AsyncEngine:
             **kwargs,
         )
         self.engine = engine = open_engine(model, options)
-        self.backend_config = self.settings.config
+        self.backend_config = config = self.settings.config
+        self.backend = "pytorch" if isinstance(config, PYTORCH_CONFIGS) else "turbomind"
+        self.model_name = self.settings.model_name
+        self.tp = 1
         self.sessions = SessionTable(forgetter(engine))
         self.session_len = engine.info.max_model_len
         width = engine.info.max_num_seqs
-        self.max_concurrency = min(self.settings.max_concurrency or width, width)
+        self.instance_num = self.max_concurrency = min(self.settings.max_concurrency or width, width)
         self.batches: set[Any] = set()  # the calls with many prompts that run
         try:
             self.tokenizer = Tokenizer(model)
@@ -166,12 +172,12 @@ class AsyncEngine:
     def stream_infer(
         self,
         prompts: Any,
+        *args: Any,
         sessions: Session | Sequence[Session] | None = None,
         gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
         do_preprocess: bool = True,
         adapter_name: str | None = None,
         stream_response: bool = True,
-        *,
         sequence_start: bool = True,
         sequence_end: bool = True,
         step: int = 0,
@@ -186,11 +192,21 @@ class AsyncEngine:
         `sessions` has one session for each prompt; `Session.abort` cancels its request. `sequence_start`,
         `sequence_end` and `step` are those of `generate`.
 
+        Positional arguments after the prompts are `sessions`, `gen_config`, `do_preprocess`, `adapter_name`
+        and `stream_response`, or these without `sessions`, as in earlier versions.
+
         The requests run while the iterator is read; dropping or closing it cancels them. Takes the other
         arguments of `infer` and raises as it does.
         """
-        if sessions is not None and _has_configs(sessions):  # the order of earlier versions
-            sessions, gen_config = None, sessions
+        values: dict[str, Any] = {
+            "sessions": sessions,
+            "gen_config": gen_config,
+            "do_preprocess": do_preprocess,
+            "adapter_name": adapter_name,
+            "stream_response": stream_response,
+        }
+        place("stream_infer", args, [*values][_is_early_order(args) :], values)
+        sessions, gen_config, do_preprocess, adapter_name, stream_response = values.values()
         given = forms.early_of(early)
         self.check_open()
         asked, _is_single = forms.split(prompts)
@@ -278,6 +294,14 @@ class AsyncEngine:
         """
         self.check_open()
         return scores.logits(self.engine, scores.token_lists(input_ids, 1))
+
+    async def async_get_ppl(self, input_ids: Any) -> list[float]:
+        """The same as `get_ppl`, in a worker thread."""
+        return await anyio.to_thread.run_sync(self.get_ppl, input_ids, abandon_on_cancel=True)
+
+    async def async_get_logits(self, input_ids: Any) -> Any:
+        """The same as `get_logits`, in a worker thread."""
+        return await anyio.to_thread.run_sync(self.get_logits, input_ids, abandon_on_cancel=True)
 
     def get_reward_score(self, input_ids: Any) -> list[float]:
         """Raises `ArgumentError`: models with a reward head are not supported yet."""
@@ -450,9 +474,12 @@ class AsyncEngine:
             self.close()
 
 
-def _has_configs(values: object) -> bool:
-    first = values[0] if isinstance(values, (list, tuple)) and values else values
-    return isinstance(first, GenerationConfig)
+def _is_early_order(args: Sequence[Any]) -> bool:
+    """Whether positional arguments of `stream_infer` begin with `gen_config`, not with `sessions`."""
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return isinstance(first, GenerationConfig) or isinstance(next(iter(args[1:]), None), bool)
 
 
 class Done:
