@@ -271,7 +271,32 @@ def test_bad_special_token_is_not_generated(model: Model) -> None:
     assert model.options(GenerationConfig(bad_words=[END], bad_token_ids=[7]))["bad_token_ids"] == [7, END_ID]
 
 
-@pytest.mark.parametrize("values", [{"ignore_eos": True}, {"response_format": CALL_ME}])
+def test_bad_word_across_tokens_is_forbidden_without_an_end(model: Model) -> None:
+    """The word is no token sequence of the model: its letters begin in one token and end in the next."""
+    whole = model.answer(ignore_eos=True, max_new_tokens=12)
+    texts = [model.engine.decode([token]) for token in whole.token_ids]
+    words = [f"{left[-2:]}{right[:3]}" for left, right in itertools.pairwise(texts)]
+    for word in words[2:10:3]:
+        assert word in whole.text
+        result = model.answer(bad_words=[word], ignore_eos=True, max_new_tokens=12)
+        assert word not in result.text
+        assert (len(result.token_ids), result.finish_reason) == (12, "length")
+
+
+def test_bad_words_with_ignore_eos_keep_the_rules_of_the_end(model: Model) -> None:
+    ignored = {"bad_words": ["zebra"], "ignore_eos": True, "max_new_tokens": 24}
+    result = model.answer("Say hi.", **ignored)
+    assert END_ID not in result.token_ids
+    assert (len(result.token_ids), result.finish_reason) == (24, "length")
+    stopped = model.answer("Say hi.", stop_token_ids=[END_ID], **ignored)
+    assert stopped.finish_reason == "stop"
+    rule = {"repetition_ngram_size": 1, "repetition_ngram_threshold": 2}
+    repeated = model.generate("one one one one one one", **ignored, **rule)
+    assert repeated.finish_reason == "stop"
+    assert len(repeated.token_ids) < 24
+
+
+@pytest.mark.parametrize("values", [{"response_format": CALL_ME}])
 def test_bad_words_beside_another_format_are_token_sequences(model: Model, values: dict[str, Any]) -> None:
     options = model.options(GenerationConfig(bad_words=["Paris"], **values))
     assert options["bad_words"] == ["Paris"]

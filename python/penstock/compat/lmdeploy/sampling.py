@@ -131,16 +131,20 @@ def _add_stop_words(
 def _add_bad_words(values: SamplingOptions, config: GenerationConfig, tokenizer: Tokenizer) -> None:
     """Add what forbids words: a grammar of all texts without them, where there is no other format."""
     words = _Words("bad_words", config.bad_words, tokenizer)
-    if bad_ids := [*(config.bad_token_ids or ()), *words.ids]:
+    bad_ids = [*(config.bad_token_ids or ()), *words.ids]
+    ends = tokenizer.model.eos_token_ids
+    if words.texts and (not ends or "regex" in values or "response_format" in values):
+        values["bad_words"] = list(words.texts)
+    elif words.texts:
+        values["grammar"] = _grammar_without(words.texts, tokenizer)
+        if config.ignore_eos:  # a grammar needs end tokens: they are never generated, unless asked for
+            values["ignore_eos"] = False
+            kept = {*(values["stop_token_ids"] or ()), *(ends[:1] if config.repetition_ngram_size else ())}
+            bad_ids += [token for token in ends if token not in kept]
+    if bad_ids:
         values["bad_token_ids"] = bad_ids
     if words.sequences:
         values["bad_token_sequences"] = words.sequences
-    if not words.texts:
-        return
-    if config.ignore_eos or "regex" in values or "response_format" in values:
-        values["bad_words"] = list(words.texts)
-    else:
-        values["grammar"] = _grammar_without(words.texts, tokenizer)
 
 
 def _grammar_without(words: Iterable[str], tokenizer: Tokenizer) -> str:
