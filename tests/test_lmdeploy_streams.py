@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from api_support import BACKENDS, assert_at_rest, assert_at_rest_blocking, run_in_threads, wait_until
+from penstock.compat.lmdeploy import sampling
 from support.hooks import failing_engine, losing_engine
 from support.lmdeploy import GREEDY, LONG, PROMPT, config, expected_ids, open_pipeline, read
 
@@ -312,3 +313,19 @@ async def test_template_of_the_program_that_raises_fails_its_prompt(tiny_model: 
         assert "no such role" in str(responses[1].error_message)
         items = [item async for item in pipe.generate("bad", 1, GREEDY)]
         assert [item.error_code for item in items] == ["preprocess_failed"]
+
+
+async def test_bad_words_are_prepared_beside_the_event_loop(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def options(*args: Any, **values: Any) -> Any:
+        threads.append(threading.current_thread())
+        return made(*args, **values)
+
+    made = sampling.options
+    monkeypatch.setattr(sampling, "options", options)
+    await read(pipe, PROMPT, gen_config=config(1, bad_words=["zebra"]))
+    assert threads
+    assert threading.current_thread() not in threads

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.compat.lmdeploy.chat_templates import TEMPLATES
-from penstock.compat.lmdeploy.errors import ArgumentError
+from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError
 from penstock.compat.lmdeploy.model import (
     MODELS,
     BaseChatTemplate,
@@ -284,7 +284,9 @@ def test_registered_class_renders_prompts(tokenizer: Tokenizer) -> None:
     assert ChatTemplateConfig(name).chat_template.get_prompt("Hi") == "Hi"
 
 
-def test_class_with_the_methods_of_another_version_is_used(tokenizer: Tokenizer) -> None:
+def test_class_with_the_methods_of_another_version_is_used(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     decorated, without_start = unused_name(), unused_name()
 
     @MODELS.register_module(name=decorated)
@@ -309,6 +311,22 @@ def test_class_with_the_methods_of_another_version_is_used(tokenizer: Tokenizer)
     assert template.messages2prompt("Hi", sequence_start=True) == template.get_prompt("Hi") == "<Hi>"
     assert template.messages2prompt(CHAT) == "<Bye>"
     assert template.stop_words is None
+    assert not caplog.records
+    for _ in range(2):
+        assert template.messages2prompt("Hi", sequence_start=False) == "<Hi>"
+    (record,) = caplog.records
+    assert "WithoutStart has no parameter sequence_start" in record.getMessage()
+
+
+def test_template_that_drops_answers_cannot_continue_a_session(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "model", make_config("llama"))
+    file = path / "tokenizer_config.json"
+    last = "{{ messages[-1]['content'] if messages else '' }}"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": last}))
+    template = best_template(Tokenizer(path))
+    assert template.get_prompt("Hi") == "Hi"
+    with pytest.raises(UnsupportedError, match="sequence_start is False; it is not supported"):
+        template.get_prompt("Hi", sequence_start=False)
 
 
 def test_name_that_is_not_registered_has_its_own_texts_only(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,8 +84,10 @@ class Ask:
 
     def is_long(self) -> bool:
         """Whether to prepare the request in a worker thread."""
+        if self.config.bad_words:  # the first grammar reads the whole vocabulary
+            return True
         if isinstance(self.messages, str):
-            return len(self.messages) > LONG_TEXT or bool(self.config.bad_words)
+            return len(self.messages) > LONG_TEXT
         return self.input_ids is None
 
 

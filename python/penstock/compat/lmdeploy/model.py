@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock.compat.lmdeploy.checks import refuse
-from penstock.compat.lmdeploy.errors import ArgumentError, shown
+from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, shown
 from penstock.compat.lmdeploy.template_classes import MODELS, BaseChatTemplate, BaseModel, ChatTemplate
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ModelTemplate:
         """The text of a prompt for a chat; a last message of the assistant is continued.
 
         Other keywords are variables of the template. Raises `penstock.InvalidRequestError` if the template
-        rejects the messages.
+        rejects the messages, `UnsupportedError` for `sequence_start=False` if it does not keep answers.
         """
         if isinstance(messages, str):
             return self.get_prompt(messages, sequence_start)
@@ -151,8 +151,16 @@ class ModelTemplate:
             chat_template_kwargs=kwargs or None,
             continue_final_message=bool(messages) and messages[-1].get("role") == "assistant",
         )
+        if sequence_start:
+            return text
         _turn, found, continuation = text.partition(_SENTINEL)
-        return continuation if found and not sequence_start else text
+        if not found:
+            message = (
+                "sequence_start is False; it is not supported: the model's chat template changes or leaves "
+                "out earlier answers; send all messages with sequence_start=True"
+            )
+            raise UnsupportedError(message)
+        return continuation
 
 
 #: A turn before the messages that continue a session.
@@ -167,15 +175,28 @@ class _WithoutSequenceStart:
 
     def __init__(self, template: Any) -> None:
         self._template = template
+        self._has_warned = False
         self.stop_words: Sequence[str] | None = getattr(template, "stop_words", None)
 
     def get_prompt(self, prompt: str, sequence_start: bool = True) -> str:
+        self._check(sequence_start)
         return str(self._template.get_prompt(prompt))
 
     def messages2prompt(
         self, messages: str | Sequence[Mapping[str, Any]], sequence_start: bool = True, **kwargs: Any
     ) -> str:
+        self._check(sequence_start)
         return str(self._template.messages2prompt(messages, **kwargs))
+
+    def _check(self, sequence_start: bool) -> None:
+        """Warn once about a prompt that continues a session."""
+        if not sequence_start and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the chat template %s has no parameter sequence_start: each prompt of a session has its "
+                "system part again",
+                type(self._template).__name__,
+            )
 
 
 def best_template(
