@@ -29,6 +29,9 @@ def test_documented_imports_have_the_objects_of_the_modules() -> None:
 import lmdeploy
 from lmdeploy import pipeline, Pipeline, Tokenizer, GenerationConfig, ChatTemplateConfig, VisionConfig
 from lmdeploy import TurbomindEngineConfig, PytorchEngineConfig, __version__, version_info
+from lmdeploy import EngineGenerationConfig
+from lmdeploy.messages import EngineOutput
+from lmdeploy.utils import get_logger
 from lmdeploy.messages import GenerationConfig, EngineGenerationConfig, Response, ResponseType
 from lmdeploy.messages import TurbomindEngineConfig, PytorchEngineConfig
 from lmdeploy.pytorch import EngineConfig as PytorchConfig
@@ -51,6 +54,25 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules
 print(len(original.__all__))
 """
     assert run(statements + checks, ALIAS) == f"{len(lmdeploy.__all__)}\n"
+
+
+def test_version_is_that_of_the_api() -> None:
+    assert lmdeploy.__version__ == "0.14.0"
+    assert (0, 6, 0) <= lmdeploy.version_info == (0, 14, 0)
+
+
+def test_logger_writes_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    logger = lmdeploy.utils.get_logger("penstock.test_lmdeploy", str(path), "INFO")
+    try:
+        logger.info("loaded")
+    finally:
+        while logger.handlers:
+            handler = logger.handlers[0]
+            logger.removeHandler(handler)
+            handler.close()
+    assert path.read_text() == "loaded\n"
+    assert lmdeploy.utils.get_logger("lmdeploy").name == "penstock"
 
 
 def test_star_import_has_the_listed_names() -> None:

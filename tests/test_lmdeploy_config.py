@@ -342,6 +342,15 @@ def _early(values: dict[str, Any]) -> dict[str, Any]:
     return {"backend_config": turbomind.EngineConfig(**values)} if "group_size" in values else values
 
 
+def test_value_of_another_kind_is_refused_with_its_reason() -> None:
+    with pytest.raises(ArgumentError, match=r"model_format is 'awq'; it must be None for a GGUF file"):
+        resolve("model.gguf", model_format="awq")
+    with pytest.raises(ArgumentError, match="model_path is 123; it must be a directory"):
+        resolve(123)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="quant_policy is 5; it must be 0, 4 or 8"):
+        PytorchEngineConfig(quant_policy=5)
+
+
 def test_format_of_plain_files_is_hf(tiny_model: Path) -> None:
     assert "quantization" not in resolve(tiny_model, model_format="hf").options
     with pytest.raises(ArgumentError, match=r"model_format is 'awq'; .* files, which are not quantised"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,12 @@ def model(engine: penstock.Engine, tokenizer: Tokenizer) -> Model:
         ("do_sample", 0.8),
         *((name, 0) for name in ("return_ppl", "with_cache", "preserve_cache", "return_routed_experts")),
         ("output_logits", "prompt"),
+        ("stop_words", "abc"),
+        ("stop_words", {"abc"}),
+        ("stop_token_ids", 3),
+        ("bad_words", 3),
+        ("logits_processors", len),
+        ("response_format", "json_object"),
     ],
 )
 def test_invalid_value_is_refused_by_the_constructor(field: str, value: Any) -> None:
@@ -120,6 +127,24 @@ def test_positional_values_have_the_documented_order() -> None:
     )
     with pytest.raises(ArgumentError, match="top_p is True"):
         GenerationConfig(1, 64, True)  # noqa: FBT003 - the order of later versions
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "part"),
+    [
+        (GenerationConfig, "bad_words", ["a", ""], "bad_words[1] is ''"),
+        (GenerationConfig, "stop_words", [3], "stop_words[0] is 3"),
+        (EngineGenerationConfig, "stop_words", ["a"], "stop_words[0] is 'a'"),
+        (GenerationConfig, "stop_token_ids", [1, "2"], "stop_token_ids[1] is '2'"),
+        (GenerationConfig, "bad_token_ids", [-1], "bad_token_ids[0] is -1"),
+        (GenerationConfig, "logits_processors", [len, None], "logits_processors[1] is None"),
+        (GenerationConfig, "response_format", {"type": "xml"}, "the type of response_format is 'xml'"),
+        (GenerationConfig, "response_format", {}, "the type of response_format is None"),
+    ],
+)
+def test_invalid_item_is_refused_by_the_constructor(kind: Any, field: str, value: Any, part: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{re.escape(part)}; it must be "):
+        kind(**{field: value})
 
 
 @pytest.mark.parametrize(("size", "threshold"), [(-1, -2), (3, 0), (0, 3), (-1, 3), (3, -1)])

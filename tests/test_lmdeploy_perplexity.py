@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from api_support import assert_at_rest
-from penstock.compat.lmdeploy.messages import ResponseType
+from penstock.compat.lmdeploy.errors import ArgumentError
+from penstock.compat.lmdeploy.messages import EngineOutput, ResponseType
 from support.lmdeploy import GREEDY, LONG, PROMPT, config, expected_ids, open_pipeline
 from support.oracle import import_torch, load_oracle
 from support.running import compute_logits, random_prompt
@@ -102,14 +105,42 @@ def test_logits_are_those_of_all_positions(
         assert np.allclose(found, compute_logits(tiny_model, ids), atol=1e-4)
 
 
-@pytest.mark.parametrize("ids", [[], [1], [[1, 2], [3]], "ab", None, [1.5, 2.0], [[1, 2], 3]])
-def test_perplexity_of_other_values_is_refused(ids: object, pipe: Pipeline) -> None:
-    with pytest.raises(ValueError, match="input_ids is "):
+@pytest.mark.parametrize(
+    ("ids", "part"),
+    [
+        ([], ""),
+        ([1], ""),
+        ([[1, 2], [3]], "[1]"),
+        ("ab", ""),
+        (None, ""),
+        ([1.5, 2.0], "[0]"),
+        ([[1, 2], 3], "[1]"),
+        ([1, True], "[1]"),
+        ([[1, 2], [3, -1]], "[1][1]"),
+        ([1, 512], "[1]"),
+        ([1, 2**70], "[1]"),
+    ],
+)
+def test_perplexity_of_other_values_is_refused(ids: object, part: str, pipe: Pipeline) -> None:
+    with pytest.raises(ArgumentError, match=f"^{re.escape('input_ids' + part)} is "):
         pipe.get_ppl(ids)
 
 
+@pytest.mark.parametrize("name", ["get_ppl", "get_logits"])
+def test_texts_are_computed_together(name: str, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.compat.lmdeploy.scores.torch", mock.MagicMock)
+    monkeypatch.setattr("penstock.compat.lmdeploy.scores.to_torch", lambda tensor: tensor)
+    texts = [random_prompt(20, seed=seed) for seed in range(12)]
+    expected = [-sum(pipe.engine.blocking.score(ids).logprobs[1:]) / 19 for ids in texts]  # type: ignore[arg-type]
+    before = pipe.engine.stats().steps
+    values = getattr(pipe, name)(texts)
+    assert pipe.engine.stats().steps - before < len(texts)
+    if name == "get_ppl":
+        assert values == expected
+
+
 def test_reward_score_is_refused(pipe: Pipeline) -> None:
-    with pytest.raises(ValueError, match="reward model"):
+    with pytest.raises(ValueError, match="is not a reward model"):
         pipe.get_reward_score([1, 2])
 
 
@@ -138,6 +169,8 @@ async def test_generator_returns_all_ids_so_far(pipe: Pipeline) -> None:
         assert outputs[-1] == (ResponseType.FINISH, expected, 8)
         assert all(state is ResponseType.SUCCESS for state, _, _ in outputs[:-1])
         assert all(ids == expected[:count] for _, ids, count in outputs)
+    assert isinstance(outputs[-1], EngineOutput)
+    assert (outputs[-1].status, outputs[-1].num_token) == (ResponseType.FINISH, 8)
     assert generator.infer(2, PROMPT, GREEDY) == outputs[-1]
     assert generator.infer(2, [5], GREEDY, sequence_start=False)[1] == expected_ids(
         pipe, [*PROMPT, *expected, 5]

@@ -364,5 +364,28 @@ def test_model_without_a_template_is_matched_by_its_name(
 
 
 def test_own_template_of_a_model_has_no_other_texts(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ArgumentError, match="without other fields"):
+    with pytest.raises(ArgumentError, match=r"^user is 'U:'; it must be None, without other fields"):
         best_template(tokenizer, config=ChatTemplateConfig("hf", user="U:"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_name", 3),
+        ("model_name", None),
+        ("capability", "foo"),
+        ("meta_instruction", 5),
+        ("eoa", ["a"]),
+        ("stop_words", "abc"),
+        ("stop_words", [""]),
+    ],
+)
+def test_invalid_field_is_refused_by_the_constructor(field: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"^{field} is .*; it must be "):
+        ChatTemplateConfig(**{"model_name": "base", field: value})
+
+
+def test_name_of_no_template_is_logged(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    best_template(tokenizer, model_name="intern")
+    assert "model_name 'intern' is not the name of a chat template" in caplog.text

@@ -15,6 +15,7 @@ _modules = (
     "serve.async_engine",
     "tokenizer",
     "turbomind",
+    "utils",
     "version",
 )
 for _name in (*_modules, "api", "pipeline"):

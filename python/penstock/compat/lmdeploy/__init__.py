@@ -1,8 +1,9 @@
 """LMDeploy's Python API on Penstock: `from penstock.compat import lmdeploy`."""
 
-from penstock.compat.lmdeploy import messages, model, pytorch, serve, turbomind
+from penstock.compat.lmdeploy import messages, model, pytorch, serve, turbomind, utils
 from penstock.compat.lmdeploy.api import pipeline
 from penstock.compat.lmdeploy.messages import (
+    EngineGenerationConfig,
     GenerationConfig,
     PytorchEngineConfig,
     TurbomindEngineConfig,
@@ -15,6 +16,7 @@ from penstock.compat.lmdeploy.version import __version__, version_info
 
 __all__ = [
     "ChatTemplateConfig",
+    "EngineGenerationConfig",
     "GenerationConfig",
     "Pipeline",
     "PytorchEngineConfig",
@@ -28,5 +30,6 @@ __all__ = [
     "pytorch",
     "serve",
     "turbomind",
+    "utils",
     "version_info",
 ]

@@ -274,5 +274,5 @@ for _kind, _package in ((EarlyTurbomindConfig, "turbomind"), (EarlyPytorchConfig
 def _quant_policy(value: int, without: tuple[QuantPolicy, ...] = ()) -> QuantPolicy:
     choices = [policy for policy in QuantPolicy if policy not in without]
     if isinstance(value, bool) or value not in choices:
-        refuse("quant_policy", value, f"one of {', '.join(str(int(policy)) for policy in choices)}")
+        refuse("quant_policy", value, "0, 4 or 8")
     return QuantPolicy(value)

@@ -252,6 +252,8 @@ def _unsupported(name: str, value: object, reason: str) -> NoReturn:
 
 def _model(model_path: str | os.PathLike[str], values: Mapping[str, Any]) -> str:
     """The model, with its revision on the Hugging Face hub."""
+    if not isinstance(model_path, (str, os.PathLike)):
+        refuse("model_path", model_path, "a directory, a .gguf file, or the id of a model on the hub")
     model = os.fspath(model_path)
     if os.path.exists(model):  # noqa: PTH110
         return model
@@ -354,6 +356,8 @@ def _check_format(
     if name is not None and name not in _FORMATS:
         reason = "files in Meta's format are not read" if name == "llama" else f"use {_names(_FORMATS)}"
         _unsupported("model_format", name, reason)
+    if name is not None and model.endswith(".gguf"):
+        refuse("model_format", name, "None for a GGUF file, which describes its format")
     found = penstock.describe(model)["quantization"] or ""
     if name == "fp8" and not found and isinstance(config, PytorchEngineConfig):
         options["quantization"] = "fp8"

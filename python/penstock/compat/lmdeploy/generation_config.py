@@ -90,6 +90,14 @@ class GenerationConfig:
             check_choice(self, name, (None, "all", "generation"))
         if self.repetition_ngram_size <= 0 or self.repetition_ngram_threshold <= 0:
             self.repetition_ngram_size = self.repetition_ngram_threshold = 0
+        _check_contents(self)
+
+    @property
+    def lacks_sampling(self) -> bool:
+        """Whether parameters of sampling have no effect because `do_sample` and `top_k` are not set."""
+        is_unset = self.do_sample is None and self.top_k is None
+        is_changed = (self.temperature, self.top_p, self.min_p) != (0.8, 1.0, 0.0)
+        return is_unset and is_changed and bool(self.temperature and self.top_p)
 
     @property
     def is_greedy(self) -> bool:
@@ -124,6 +132,49 @@ class EngineGenerationConfig(GenerationConfig):
         for name in ("stop_words", "bad_words"):
             values[name] = _token_ids(name, values[name], tokenizer)
         return EngineGenerationConfig(**values)
+
+
+_FORMATS = ("json_schema", "regex_schema", "json_object", "text")
+
+
+def _check_contents(config: GenerationConfig) -> None:
+    """Check the items of lists and the type of `response_format`."""
+    if isinstance(config, EngineGenerationConfig):
+        words, limit = _is_token_id, "token ids"
+    else:
+        words, limit = _is_word, "texts of at least one character"
+    for name in ("stop_words", "bad_words"):
+        _check_list(config, name, words, limit)
+    for name in ("stop_token_ids", "bad_token_ids"):
+        _check_list(config, name, _is_token_id, "token ids")
+    _check_list(config, "logits_processors", callable, "callables")
+    value = config.response_format
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        refuse("response_format", value, "a mapping with type")
+    if value.get("type") not in _FORMATS:
+        names = ", ".join(map(repr, _FORMATS))
+        refuse("the type of response_format", value.get("type"), f"one of {names}")
+
+
+def _check_list(config: GenerationConfig, name: str, is_valid: Callable[[Any], bool], limit: str) -> None:
+    values = getattr(config, name)
+    if values is None:
+        return
+    if not isinstance(values, (list, tuple)):
+        refuse(name, values, f"None or a list of {limit}")
+    for index, value in enumerate(values):
+        if not is_valid(value):
+            refuse(f"{name}[{index}]", value, f"one of a list of {limit}")
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _token_ids(name: str, words: list[str] | None, tokenizer: Tokenizer) -> list[int] | None:

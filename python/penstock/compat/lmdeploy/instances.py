@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.compat.lmdeploy.errors import ErrorCode
 from penstock.compat.lmdeploy.generation import Ask, GenOut
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.compat.lmdeploy.generation_config import GenerationConfig
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
-__all__ = ["Instance", "ResponseType"]
+__all__ = ["EngineOutput", "Instance", "ResponseType"]
 
 
 class ResponseType(enum.Enum):
@@ -47,16 +47,25 @@ _ERRORS: dict[str | None, ResponseType] = {
     ErrorCode.OUT_OF_MEMORY: ResponseType.OUT_OF_MEMORY,
 }
 
-#: A state, the ids of the output so far, and their number.
-Output = tuple[ResponseType, list[int], int]
+
+class EngineOutput(NamedTuple):
+    """The output of a request of `Instance` so far.
+
+    - `status`: `SUCCESS` before the last one, then `FINISH`, `CANCEL` or an error.
+    - `token_ids`: All ids so far.
+    - `num_token`: Their number.
+    """
+
+    status: ResponseType
+    token_ids: list[int]
+    num_token: int
 
 
 class Instance:
     """Requests of token ids, for any number of sessions at the same time.
 
-    `async_stream_infer` and `stream_infer` return tuples of a `ResponseType`, the token ids so far and their
-    number. The last tuple has another type than `SUCCESS`: `FINISH`, `CANCEL`, or an error. `sequence_start`,
-    `sequence_end`, `step` and `stop` are those of `AsyncEngine.generate`.
+    `async_stream_infer` and `stream_infer` return tuples, `EngineOutput`. `sequence_start`, `sequence_end`,
+    `step` and `stop` are those of `AsyncEngine.generate`.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -74,7 +83,7 @@ class Instance:
         stop: bool = False,
         stream_output: bool = True,
         adapter_name: str | None = None,
-    ) -> AsyncGenerator[Output, None]:
+    ) -> AsyncGenerator[EngineOutput, None]:
         """The output of a request, as an async generator."""
         ask = self._ask(
             input_ids, gen_config, sequence_start, sequence_end, step, stream_output, adapter_name
@@ -97,11 +106,11 @@ class Instance:
         stop: bool = False,
         stream_output: bool = True,
         adapter_name: str | None = None,
-    ) -> Iterator[Output]:
+    ) -> Iterator[EngineOutput]:
         """The output of a request, without an event loop."""
         if stop:
             self.cancel(session_id)
-            yield ResponseType.CANCEL, [], 0
+            yield EngineOutput(ResponseType.CANCEL, [], 0)
             return
         ask = self._ask(
             input_ids, gen_config, sequence_start, sequence_end, step, stream_output, adapter_name
@@ -116,7 +125,7 @@ class Instance:
         prompt_token_ids: Sequence[int],
         gen_config: GenerationConfig | None = None,
         **options: Any,
-    ) -> Output:
+    ) -> EngineOutput:
         """The last output of `stream_infer`."""
         *_, last = self.stream_infer(session_id, prompt_token_ids, gen_config, **options)
         return last
@@ -168,20 +177,20 @@ class Instance:
         self.end(session_id)
 
 
-class _Outputs(AsyncGenerator[Output, None]):
+class _Outputs(AsyncGenerator[EngineOutput, None]):
     """The outputs of a stream. Dropping it drops the stream, which cancels the request."""
 
     def __init__(self, stream: AsyncStream) -> None:
         self._stream = stream
         self._ids: list[int] = []
 
-    async def __anext__(self) -> Output:
+    async def __anext__(self) -> EngineOutput:
         return _output(await anext(self._stream), self._ids)
 
-    async def asend(self, value: None) -> Output:
+    async def asend(self, value: None) -> EngineOutput:
         return await anext(self)
 
-    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> Output:
+    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> EngineOutput:
         await self.aclose()
         return await super().athrow(typ, val, tb)
 
@@ -189,7 +198,7 @@ class _Outputs(AsyncGenerator[Output, None]):
         self._stream.close()
 
 
-def _output(item: GenOut, ids: list[int]) -> Output:
+def _output(item: GenOut, ids: list[int]) -> EngineOutput:
     """The output after this item, which is added to `ids`."""
     ids += item.token_ids or []
     if item.finish_reason is None:
@@ -198,4 +207,4 @@ def _output(item: GenOut, ids: list[int]) -> Output:
         state = _ERRORS.get(item.error_code, ResponseType.INTERNAL_ENGINE_ERROR)
     else:
         state = ResponseType.CANCEL if item.finish_reason == "abort" else ResponseType.FINISH
-    return state, [*ids], len(ids)
+    return EngineOutput(state, [*ids], len(ids))

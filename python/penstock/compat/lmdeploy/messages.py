@@ -8,11 +8,12 @@ from penstock.compat.lmdeploy.generation_config import (
     GenerationConfig,
     LogitsProcessor,
 )
-from penstock.compat.lmdeploy.instances import ResponseType
+from penstock.compat.lmdeploy.instances import EngineOutput, ResponseType
 from penstock.compat.lmdeploy.response import Response
 
 __all__ = [
     "EngineGenerationConfig",
+    "EngineOutput",
     "GenerationConfig",
     "LogitsProcessor",
     "PytorchEngineConfig",

@@ -16,9 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
-from penstock.compat.lmdeploy.checks import refuse
+from penstock.compat.lmdeploy.checks import check_choice, refuse
 from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, shown
-from penstock.compat.lmdeploy.template_classes import MODELS, BaseChatTemplate, BaseModel, ChatTemplate
+from penstock.compat.lmdeploy.template_classes import (
+    CAPABILITIES,
+    MODELS,
+    BaseChatTemplate,
+    BaseModel,
+    ChatTemplate,
+)
 
 if TYPE_CHECKING:
     import os
@@ -66,7 +72,7 @@ class ChatTemplateConfig:
     """The chat template of a pipeline: a built-in or registered one by its name, with other texts.
 
     Fields that are `None` keep the texts of the template; see `BaseChatTemplate`. `model_name="hf"` is the
-    model's own template.
+    model's own template. Raises `ArgumentError` for a value of the wrong type.
     """
 
     model_name: str
@@ -83,6 +89,19 @@ class ChatTemplateConfig:
     separator: str | None = None
     capability: Literal["completion", "infilling", "chat", "python"] | None = None
     stop_words: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_name, str):
+            refuse("model_name", self.model_name, "the name of a chat template")
+        check_choice(self, "capability", (None, *CAPABILITIES))
+        for name in _TEXTS:
+            if not isinstance(getattr(self, name), str | None):
+                refuse(name, getattr(self, name), "None or a text")
+        words = self.stop_words
+        if words is not None and not (
+            isinstance(words, (list, tuple)) and all(isinstance(word, str) and word for word in words)
+        ):
+            refuse("stop_words", words, "None or a list of texts of at least one character")
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -120,6 +139,21 @@ class ChatTemplateConfig:
         if name not in MODELS and name != _OWN:
             MODELS.register_module(name, module=BaseChatTemplate)
         return cls(**{**values, "model_name": name})
+
+
+#: The fields of a `ChatTemplateConfig` that are texts.
+_TEXTS = (
+    "system",
+    "meta_instruction",
+    "eosys",
+    "user",
+    "eoh",
+    "assistant",
+    "eoa",
+    "tool",
+    "eotool",
+    "separator",
+)
 
 
 class ModelTemplate:
@@ -214,11 +248,13 @@ def best_template(
     if config is not None and config.model_name != _OWN:
         return config.chat_template
     if config is not None:
-        own = ChatTemplateConfig(_OWN, model_path=config.model_path)
-        if config != own:
-            refuse("chat_template_config", config, "without other fields: model_name is 'hf'")
+        for name in (*_TEXTS, "capability", "stop_words"):
+            if getattr(config, name) is not None:
+                refuse(name, getattr(config, name), "None, without other fields: model_name is 'hf'")
     elif model_name in MODELS:
         return ChatTemplateConfig(str(model_name)).chat_template
+    elif model_name is not None and model_name != _OWN:
+        logger.info("model_name %r is not the name of a chat template; the model's own is used", model_name)
     template = ModelTemplate(tokenizer)
     try:
         template.get_prompt("hi")

@@ -9,43 +9,74 @@ from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.outputs import to_torch, torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["logits", "mean_cross_entropy", "token_lists"]
+__all__ = ["logits", "mean_cross_entropies", "token_lists"]
 
 
-def token_lists(input_ids: Any, min_tokens: int) -> list[list[int]]:
+def token_lists(input_ids: Any, min_tokens: int, vocab_size: int) -> list[list[int]]:
     """The token ids of each text; `input_ids` are those of one text or of several."""
     given = input_ids.tolist() if hasattr(input_ids, "tolist") else input_ids
     if not isinstance(given, (list, tuple)) or not given:
         refuse("input_ids", input_ids, "a list of token ids, or a list of such lists")
-    lists = given if isinstance(given[0], (list, tuple)) or hasattr(given[0], "tolist") else [given]
+    is_single = not isinstance(given[0], (list, tuple)) and not hasattr(given[0], "tolist")
     texts = []
-    for ids in lists:
+    for index, ids in enumerate([given] if is_single else given):
+        name = "input_ids" if is_single else f"input_ids[{index}]"
         tokens = ids.tolist() if hasattr(ids, "tolist") else ids
-        is_list = isinstance(tokens, (list, tuple))
-        if not is_list or not all(isinstance(token, int) for token in tokens):
-            refuse("input_ids", ids, "a list of token ids, or a list of such lists")
+        if not isinstance(tokens, (list, tuple)):
+            refuse(name, ids, "a list of token ids")
+        for position, token in enumerate(tokens):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                refuse(f"{name}[{position}]", token, f"a token id from 0 to {vocab_size - 1}")
         if len(tokens) < min_tokens:
-            refuse("input_ids", ids, f"lists of at least {min_tokens} token ids")
+            refuse(name, ids, f"a list of at least {min_tokens} token ids")
         texts.append(list(tokens))
     return texts
 
 
-def mean_cross_entropy(engine: penstock.Engine, ids: Sequence[int], width: int) -> float:
-    """The mean of the negative log probabilities of all tokens but the first.
+def mean_cross_entropies(engine: penstock.Engine, texts: Sequence[Sequence[int]], width: int) -> list[float]:
+    """For each text the mean of the negative log probabilities of all tokens but the first.
 
     A text longer than `width` is computed in windows of `width` tokens. Each begins half of `width` after the
     one before, and counts the tokens that no window before it had.
     """
-    total, end = 0.0, 0
-    for begin in range(0, len(ids), max(width // 2, 1)):
-        num_counted, end = min(begin + width, len(ids)) - end, min(begin + width, len(ids))
-        score = engine.blocking.score(ids[begin:end])
-        total -= sum(logprob for logprob in score.logprobs[-num_counted:] if logprob is not None)
-        if end == len(ids):
+    windows = [
+        (index, num_counted, ids[begin:end])
+        for index, ids in enumerate(texts)
+        for begin, end, num_counted in _windows(len(ids), width)
+    ]
+    totals = [0.0] * len(texts)
+    for (index, num_counted, _), logprobs in zip(
+        windows, _scores(engine, [ids for *_, ids in windows], width), strict=True
+    ):
+        totals[index] -= sum(logprob for logprob in logprobs[-num_counted:] if logprob is not None)
+    return [total / (len(ids) - 1) for total, ids in zip(totals, texts, strict=True)]
+
+
+def _windows(length: int, width: int) -> Iterator[tuple[int, int, int]]:
+    """The begin, the end and the number of counted tokens of each window."""
+    end = 0
+    for begin in range(0, length, max(width // 2, 1)):
+        num_counted, end = min(begin + width, length) - end, min(begin + width, length)
+        yield begin, end, num_counted
+        if end == length:
             break
-    return total / (len(ids) - 1)
+
+
+def _scores(
+    engine: penstock.Engine, texts: Sequence[Sequence[int]], width: int
+) -> list[Sequence[float | None]]:
+    """The log probabilities of the tokens of each text. Texts below `width` are computed together."""
+    found: list[Any] = [None] * len(texts)
+    short = [index for index, ids in enumerate(texts) if len(ids) < width]
+    params = penstock.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    for index, result in zip(short, _results(engine, [texts[index] for index in short], params), strict=True):
+        found[index] = result.prompt_logprobs
+    for index, ids in enumerate(texts):
+        if found[index] is None:  # no token can be generated after a text of `width` tokens
+            found[index] = engine.blocking.score(ids).logprobs
+    return found
 
 
 def logits(engine: penstock.Engine, texts: Sequence[Sequence[int]]) -> Any:
@@ -55,10 +86,20 @@ def logits(engine: penstock.Engine, texts: Sequence[Sequence[int]]) -> Any:
         max_tokens=1, temperature=0.0, output_logits="prompt", use_prefix_cache=False
     )
     rows = []
-    for ids in texts:
-        tensor = engine.blocking.generate(ids, params).logits
-        if tensor is None:
+    for result in _results(engine, texts, params):
+        if result.logits is None:
             message = "a result has no logits; this is a bug in penstock"
             raise AssertionError(message)
-        rows.append(to_torch(tensor))
+        rows.append(to_torch(result.logits))
     return package.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _results(
+    engine: penstock.Engine, texts: Sequence[Sequence[int]], params: penstock.SamplingParams
+) -> Iterator[penstock.Result]:
+    """The results of all texts, which are computed together. Raises the error of the first that fails."""
+    with engine.blocking.generate_many(texts, params) as batch:
+        for item in batch:
+            if item.result is None:
+                raise item.error or AssertionError("a prompt has no result; this is a bug in penstock")
+            yield item.result

@@ -12,7 +12,8 @@ __all__ = ["MODELS", "BaseChatTemplate", "BaseModel", "ChatTemplate"]
 
 Kind = TypeVar("Kind", bound=Callable[..., Any])
 
-_CAPABILITIES = ("completion", "infilling", "chat", "python")
+#: The values of `capability`.
+CAPABILITIES = ("completion", "infilling", "chat", "python")
 
 
 class ChatTemplate(Protocol):
@@ -93,8 +94,8 @@ class BaseChatTemplate:
         stop_words: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        if capability not in _CAPABILITIES:
-            refuse("capability", capability, f"one of {', '.join(map(repr, _CAPABILITIES))}")
+        if capability not in CAPABILITIES:
+            refuse("capability", capability, f"one of {', '.join(map(repr, CAPABILITIES))}")
         self.system, self.meta_instruction, self.eosys = system, meta_instruction, eosys
         self.user, self.eoh = user, eoh
         self.assistant, self.eoa, self.separator = assistant, eoa, separator

@@ -1,8 +1,7 @@
-"""`lmdeploy.version`: the version of Penstock."""
-
-from penstock import __version__
+"""`lmdeploy.version`: the version of LMDeploy whose API this is; Penstock's own is `penstock.__version__`."""
 
 __all__ = ["__version__", "version_info"]
 
+__version__ = "0.14.0"
 #: The numbers of `__version__`.
-version_info = tuple(int(number) for number in __version__.split(".")[:3] if number.isdigit())
+version_info = (0, 14, 0)

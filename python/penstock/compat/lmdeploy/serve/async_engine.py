@@ -13,6 +13,7 @@ from penstock.compat.lmdeploy import prompts as forms
 from penstock.compat.lmdeploy.checks import place, refuse
 from penstock.compat.lmdeploy.engine_configs import PYTORCH_CONFIGS
 from penstock.compat.lmdeploy.engine_options import open_engine, resolve
+from penstock.compat.lmdeploy.errors import UnsupportedError
 from penstock.compat.lmdeploy.generation import Ask, GenOut
 from penstock.compat.lmdeploy.generation_config import GenerationConfig
 from penstock.compat.lmdeploy.instances import Instance
@@ -280,11 +281,12 @@ class AsyncEngine:
         """The mean cross entropy of each text: the logarithm of its perplexity.
 
         `input_ids` are the token ids of one text or a list of them, at least two tokens each. A text longer
-        than `session_len` is computed in overlapping windows. Raises as `penstock.Engine.score` does.
+        than `session_len` is computed in overlapping windows. Raises `ArgumentError` for other values, and
+        what `penstock.Engine.score` raises.
         """
         self.check_open()
-        texts = scores.token_lists(input_ids, 2)
-        return [scores.mean_cross_entropy(self.engine, ids, self.session_len) for ids in texts]
+        texts = scores.token_lists(input_ids, 2, self.engine.info.vocabulary_size)
+        return scores.mean_cross_entropies(self.engine, texts, self.session_len)
 
     def get_logits(self, input_ids: Any) -> Any:
         """The logits of all tokens of one text or of several, as a `torch.Tensor` of float32.
@@ -293,7 +295,7 @@ class AsyncEngine:
         `penstock.InvalidRequestError` for a text of `session_len` tokens or more, or of logits above 1 GiB.
         """
         self.check_open()
-        return scores.logits(self.engine, scores.token_lists(input_ids, 1))
+        return scores.logits(self.engine, scores.token_lists(input_ids, 1, self.engine.info.vocabulary_size))
 
     async def async_get_ppl(self, input_ids: Any) -> list[float]:
         """The same as `get_ppl`, in a worker thread."""
@@ -304,8 +306,9 @@ class AsyncEngine:
         return await anyio.to_thread.run_sync(self.get_logits, input_ids, abandon_on_cancel=True)
 
     def get_reward_score(self, input_ids: Any) -> list[float]:
-        """Raises `ArgumentError`: models with a reward head are not supported yet."""
-        refuse("the model", self.engine.info.architecture, "a reward model, which is not supported yet")
+        """Raises `UnsupportedError`: models with a reward head are not supported yet."""
+        message = f"{self.engine.info.architecture} is not a reward model; these are not supported yet"
+        raise UnsupportedError(message)
 
     # ---- one request
 
