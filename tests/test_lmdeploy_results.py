@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import tokenizers
 
+import penstock
+from api_support import wait_until
+from penstock import Chunk
 from penstock.compat.lmdeploy import GenerationConfig, Pipeline
+from penstock.compat.lmdeploy.generation import Ask, prepare
 from penstock.compat.lmdeploy.outputs import Reader
+from penstock.compat.lmdeploy.tokenizer import Tokenizer
 from support.lmdeploy import GREEDY, config, open_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from penstock import SamplingParams
     from penstock.compat.lmdeploy.messages import Response
 
 RAW: dict[str, Any] = {"do_preprocess": False}
@@ -87,8 +96,154 @@ def test_stop_word_over_tokens_is_in_no_part(streams: bool, demo: Pipeline) -> N
         found, ids = last.text, last.token_ids
     assert (found, last.finish_reason) == ("The quick br", "stop")
     assert last.generate_token_len == len(ids)
-    # The ids are those of the text, and of the token that the stop word begins in.
-    assert demo.tokenizer.decode(ids) in ("The quick br", "The quick brown")
+    assert demo.tokenizer.decode(ids) == "The quick"  # the stop word begins in the next token
+
+
+def partitions(count: int) -> Iterator[list[int]]:
+    """The lengths of chunks: one token each, all at once, two halves at each place, and random ones."""
+    yield [1] * count
+    yield [count]
+    yield from ([place, count - place] for place in range(1, count))
+    chance = random.Random(5)
+    for _ in range(20):
+        lengths: list[int] = []
+        while sum(lengths) < count:
+            lengths.append(min(chance.randint(1, 6), count - sum(lengths)))
+        yield lengths
+
+
+def chunk_of(text: str, **fields: Any) -> Chunk:
+    values: dict[str, Any] = {"content": text, "reasoning": "", "tool_calls": (), "index": 0}
+    values |= dict.fromkeys(("finish_reason", "stop_reason", "logits", "hidden_states", "embeddings"))
+    return Chunk(text=text, **values | fields)
+
+
+def chunks_of_tokens(pipe: Pipeline, prompt: str, params: SamplingParams) -> list[Chunk]:
+    """One chunk for each token, as a reader that waits for every token gets them."""
+    result = pipe.engine.blocking.generate(prompt, params)
+    chunks, start = [], 0
+    for count in range(1, len(result.token_ids) + 1):
+        text = pipe.tokenizer.decode(result.token_ids[:count]).rstrip("\ufffd")
+        held = 0
+        for stop in () if params.include_stop_str_in_output else params.stop or ():
+            held = max(held, *(size for size in range(len(stop)) if text.endswith(stop[:size])))
+        end, fields = len(text) - held, {}
+        if count == len(result.token_ids):
+            text, end = result.text, len(result.text)
+            fields = {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
+        chunk = chunk_of(
+            text[start:end],
+            token_ids=[result.token_ids[count - 1]],
+            logprobs=(result.logprobs or ())[count - 1 : count],
+            top_logprobs=(result.top_logprobs or ())[count - 1 : count],
+            **fields,
+        )
+        chunks.append(chunk)
+        start = end
+    return chunks
+
+
+def merged(parts: list[Chunk]) -> Chunk:
+    """The chunk that a slower reader gets."""
+    fields: dict[str, Any] = {
+        name: [one for part in parts for one in getattr(part, name)]
+        for name in ("token_ids", "logprobs", "top_logprobs")
+    }
+    fields |= {name: getattr(parts[-1], name) for name in ("finish_reason", "stop_reason")}
+    return chunk_of("".join(part.text for part in parts), **fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "kept"),
+    [
+        ("The quick brown fox jumps", {"stop_words": ["own fox"]}, "The quick"),
+        ("one two three four five six", {"stop_words": ["three four five si"]}, "one two"),
+        ("\u4f60\u597d\u4e16\u754c", {"stop_words": ["\u4e16\u754c"]}, "\u4f60\u597d"),
+        ("a " * 30 + "b c", {"stop_words": ["a b c"]}, ("a " * 29)[:-1]),
+        ("The quick brown", {"stop_words": ["quick"], "include_stop_str_in_output": True}, "The"),
+        ("no such word", {"stop_words": ["such worlds"]}, "no such word"),
+        ("Hello", {"stop_words": ["zzz"], "max_new_tokens": 3}, None),
+    ],
+)
+def test_ids_do_not_depend_on_the_chunks(text: str, fields: Any, kept: str | None, demo: Pipeline) -> None:
+    gen_config = regex(text, logprobs=1, **fields)
+    _, params, _ = prepare(demo, Ask("a", gen_config, do_preprocess=False), None)
+    tokens = chunks_of_tokens(demo, "a", params)
+    whole, session = None, None
+    for lengths in partitions(len(tokens)):
+        reader, places = Reader(demo, gen_config, params), iter(tokens)
+        *head, tail = [merged(list(itertools.islice(places, length))) for length in lengths]
+        parts = [part for chunk in head if (part := reader.read(chunk)) is not None]
+        assert all(part.text or part.ids for part in parts)
+        last, num_stored = reader.read_last(tail)
+        parts.append(last)
+        ids = [token for part in parts for token in part.ids]
+        assert [
+            token in one for part in parts for token, one in zip(part.ids, part.logprobs or (), strict=True)
+        ]
+        whole, session = whole or ids, session or reader.ids[:num_stored]
+        assert (ids, reader.ids[:num_stored]) == (whole, session)
+        assert reader.num_returned == len(ids)
+    response = demo.infer("a", gen_config, **RAW)
+    assert response.token_ids == whole
+    if kept is not None:
+        assert session is not None
+        assert demo.tokenizer.decode(session) == kept
+
+
+def test_slow_reader_gets_the_ids_of_a_fast_one(demo: Pipeline) -> None:
+    gen_config = regex("one two three four five", stop_words=["three four fi"])
+    whole = demo.infer("a", gen_config, **RAW)
+    parts = demo.stream_infer("a", gen_config=gen_config, **RAW)
+    received = []
+    for part in parts:
+        received.append(part)
+        wait_until(lambda: demo.engine.stats().running == 0)  # the other tokens are one chunk
+    assert joined(received) == (whole.text, whole.token_ids)
+    assert all(part.text or part.token_ids for part in received[:-1])
+
+
+@pytest.mark.parametrize("stop", [None, "brown"])
+def test_session_is_stored_without_a_stop_that_is_returned(stop: str | None, demo: Pipeline) -> None:
+    fields: dict[str, Any] = {"include_stop_str_in_output": True, "skip_special_tokens": False}
+    gen_config = regex("The quick brown", stop_words=[stop] if stop else None, **fields)
+    session = demo.session()
+    answer: Any = demo.chat("a", session, gen_config).response
+    assert answer.text.startswith("The quick brown")
+    stored = demo.sessions._states[session.session_id].ids
+    assert demo.tokenizer.decode(stored, skip_special_tokens=False).endswith(
+        "The quick" if stop else "The quick brown"
+    )
+    assert session.step == len(stored) < answer.input_token_len + answer.generate_token_len
+    demo.chat("b", session, gen_config)
+    assert session.step > len(stored) + 2
+    session.close()
+
+
+@pytest.mark.parametrize("text", ["\u4f60\u597d", "a\u4f60", "\U0001f600"])
+def test_part_of_a_character_by_byte_fallback_is_left_out(text: str, tmp_path: Path) -> None:
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"]
+    vocabulary = {name: token for token, name in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True)  # noqa: S106
+    )
+    tokenizer.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    engine: Any = SimpleNamespace(tokenizer=Tokenizer(penstock.Tokenizer(tmp_path)))
+    ids = engine.tokenizer.encode(text)
+    for length in range(1, len(ids) + 1):
+        reader = Reader(engine, GREEDY, penstock.SamplingParams())
+        chunk = chunk_of(
+            engine.tokenizer.decode(ids[:length]),
+            token_ids=ids[:length],
+            finish_reason="length",
+            logprobs=None,
+            top_logprobs=None,
+        )
+        data = b"".join(engine.tokenizer.model.token_bytes(ids[:length]))
+        assert reader.read_last(chunk)[0].text == data.decode(errors="ignore")
 
 
 def test_stop_token_is_left_out_unless_asked_for(demo: Pipeline) -> None:
@@ -132,6 +287,9 @@ class _Torch(ModuleType):
     def from_dlpack(self, tensor: Any) -> Any:
         return np.from_dlpack(tensor).copy()
 
+    def cat(self, tensors: Any) -> Any:
+        return np.concatenate(tensors)
+
 
 @pytest.fixture
 def _torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +314,21 @@ def test_logits_have_a_row_for_each_position(scope: Any, streams: bool, pipe: Pi
     assert logits.shape == (rows, 512)
     assert states.shape == (rows, 128)
     assert logits[-8:].argmax(axis=1).tolist() == whole.token_ids
+
+
+@pytest.mark.usefixtures("_torch")
+@pytest.mark.parametrize("scope", ["generation", "all"])
+def test_logits_have_the_rows_of_the_ids_beside_stop_words(scope: Any, demo: Pipeline) -> None:
+    gen_config = regex("one two three four five", stop_words=["three four fi"], output_logits=scope)
+    whole = demo.infer("ab", gen_config, **RAW)
+    parts = streamed(demo, "ab", gen_config)
+    num_before = 0 if scope == "generation" else whole.input_token_len - 1
+    assert len(whole.logits) == num_before + len(whole.token_ids)
+    num_rows = [0 if part.logits is None else len(part.logits) for part in parts]
+    num_rows[0] -= num_before
+    assert num_rows == [len(part.token_ids) for part in parts]
+    rows = np.concatenate([part.logits for part in parts if part.logits is not None])
+    assert np.array_equal(rows, whole.logits)
 
 
 @pytest.mark.usefixtures("_torch")

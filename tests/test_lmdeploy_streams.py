@@ -177,6 +177,15 @@ def test_parts_of_prompts_are_interleaved(pipe: Pipeline) -> None:
         assert [token for part in own for token in part.token_ids] == whole.token_ids
 
 
+def test_finished_prompts_of_a_list_are_not_cancelled(pipe: Pipeline) -> None:
+    parts = pipe.stream_infer(["ab", "cd"] * 10, gen_config=config(1), **RAW)
+    for _ in zip(range(30), parts, strict=False):
+        pass
+    (batch,) = pipe.batches
+    assert batch._cancelled == set()
+    parts.close()  # type: ignore[attr-defined]
+
+
 def test_stream_without_parts_has_text_and_end(pipe: Pipeline) -> None:
     parts = list(pipe.stream_infer(PROMPTS, gen_config=GREEDY, stream_response=False, **RAW))
     for index, whole in enumerate(pipe.infer(PROMPTS, GREEDY, **RAW)):

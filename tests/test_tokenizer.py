@@ -22,6 +22,13 @@ MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 TEXTS = (*HOSTILE.values(), any_code_points(100, 0), "a<|im_end|>b")
 
 
+def test_spaces_between_special_tokens_are_those_of_a_request(demo_model: Path) -> None:
+    tokenizer = penstock.Tokenizer(demo_model)
+    options = {"skip_special_tokens": False, "spaces_between_special_tokens": True}
+    assert tokenizer.decode(tokenizer.encode("a<|im_end|>b"), **options) == "a <|im_end|> b"
+    assert tokenizer.decode(tokenizer.encode("a<|im_end|>b"), skip_special_tokens=False) == "a<|im_end|>b"
+
+
 def test_results_are_those_of_the_engine(demo_model: Path) -> None:
     tokenizer = penstock.Tokenizer(demo_model)
     with make_engine(demo_model, kv_cache_blocks=8) as engine:

@@ -69,9 +69,22 @@ class Tokenizer:
         """
         return self._native.encode(text, add_special_tokens=add_special_tokens)
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD."""
-        return self._native.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = False,
+    ) -> str:
+        """The text of token ids. Ids outside the vocabulary are ignored; invalid bytes become U+FFFD.
+
+        `spaces_between_special_tokens` is that of `SamplingParams`; it has no effect on omitted tokens.
+        """
+        return self._native.decode(
+            token_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
 
     def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """The bytes of each token, such as for the entries of `top_logprobs`.

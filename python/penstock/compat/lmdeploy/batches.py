@@ -101,11 +101,12 @@ class _Prompts:
         usage = chunk.usage if isinstance(chunk, penstock.Result) else item.usage
         turn.request.usage = usage
         if chunk.finish_reason is None:
-            yield response_of(turn.read(chunk), index)
+            if (part := turn.read(chunk)) is not None:
+                yield response_of(part, index)
             return
         del self.running[item.index]
-        for part in turn.read_last(chunk):
-            yield response_of(part, index)
+        for last in turn.read_last(chunk):
+            yield response_of(last, index)
 
     def take_failed(self) -> Iterator[Response]:
         """The responses of prompts that were not started."""

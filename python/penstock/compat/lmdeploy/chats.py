@@ -12,7 +12,6 @@ from penstock.compat.lmdeploy.streams import read_blocking
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.compat.lmdeploy.generation import GenOut
     from penstock.compat.lmdeploy.generation_config import GenerationConfig
     from penstock.compat.lmdeploy.response import Response
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
@@ -58,7 +57,7 @@ def turn(
         else:
             answer.extend(part)
         if part.finish_reason is not None:
-            _end(session, prompt, answer, item)
+            _end(engine, session, prompt, answer)
         yield part
 
 
@@ -77,8 +76,8 @@ def _messages(prompt: Any) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def _end(session: Session, prompt: Any, answer: Response, item: GenOut) -> None:
+def _end(engine: AsyncEngine, session: Session, prompt: Any, answer: Response) -> None:
     session.response = answer
     if answer.finish_reason in ("stop", "length"):
         session.history.append((prompt, answer.text))
-        session.set_computed(item.history_token_len + item.input_token_len + item.generate_token_len)
+        session.set_computed(engine.sessions.length(session.session_id))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import penstock
 from penstock.compat.lmdeploy import sampling
 from penstock.compat.lmdeploy.errors import ErrorCode, UnsupportedError, message_of, shown
-from penstock.compat.lmdeploy.outputs import Reader, torch
+from penstock.compat.lmdeploy.outputs import Part, Reader, torch
 from penstock.compat.lmdeploy.sessions import RequestFailed
 
 if TYPE_CHECKING:
@@ -175,6 +175,9 @@ def _checked(token_ids: Sequence[int], vocabulary_size: int) -> list[int]:
     return ids
 
 
+_NOTHING = Part("", [], None, None, None)
+
+
 class Turn:
     """The state of a request that runs: it makes items of chunks, and ends the use of its session."""
 
@@ -185,9 +188,10 @@ class Turn:
         self.request: Any = None
         self.is_cancelled = False
         self.is_over = False
-        self.history_len = self.input_len = self.count = self.cached = 0
-        self.ids: list[int] = []  # those that items had
+        self.history_len = self.input_len = self.cached = 0
         self._new: Sequence[int] = ()
+        self._reader: Any = None  # the `Reader`, once the request is prepared
+        self._num_stored: int | None = None  # ids of the output that the session gets; all that were returned
         self._is_started = self._is_finished = False
 
     def cancel(self) -> None:
@@ -205,7 +209,6 @@ class Turn:
         prompt, params, self.input_len = prepare(self._engine, self.ask, lease)
         self._new = prompt[self.history_len :] if self.history_len else prompt
         self._reader = Reader(self._engine, self.ask.config, params)
-        self._is_plain = self._reader.is_plain
         return prompt, params
 
     def begin(self, request: Any) -> None:
@@ -215,75 +218,62 @@ class Turn:
         if self.is_cancelled or self.is_over:
             request.cancel()
 
-    def read(self, chunk: penstock.Chunk) -> GenOut:
-        """The item of a chunk that is not the last one."""
+    def read(self, chunk: penstock.Chunk) -> GenOut | None:
+        """The item of a chunk that is not the last one; `None` if the chunk is held for the next item."""
         # Runs once per token and stream.
-        if not self.count:
+        reader = self._reader
+        if not reader.ids:
             self.cached = self.request.usage.cached_tokens
-        if not self._is_plain:
-            text, ids, logprobs, logits, states = self._reader.read(chunk)
-            self.ids += ids
-            self.count += len(ids)
-            return self._item(text, None, ids, logprobs, logits, states)
+        if not reader.is_plain:
+            part = reader.read(chunk)
+            return None if part is None else self._item(None, part)
         ids = [*chunk.token_ids]
-        self.ids += ids
-        self.count += len(ids)
+        reader.ids += ids
+        reader.num_returned = count = len(reader.ids)
         return GenOut(
-            chunk.text,
-            self.history_len,
-            self.input_len,
-            self.count,
-            None,
-            ids,
-            None,
-            None,
-            None,
-            self.cached,
+            chunk.text, self.history_len, self.input_len, count, None, ids, None, None, None, self.cached
         )
 
     def read_last(self, chunk: penstock.Chunk | penstock.Result) -> list[GenOut]:
         """The items of the last chunk, or of the complete result. Ends the use of the session."""
         self.cached = self.request.usage.cached_tokens
-        text, ids, logprobs, logits, states = self._reader.read_last(chunk, self.ids)
-        self.ids += ids
-        self.count += len(ids)
+        part, self._num_stored = self._reader.read_last(chunk)
         self._is_finished = True
         self.release()
         reason = _REASONS[chunk.finish_reason or "cancelled"]
         if self.ask.config.include_stop_str_in_output and self.ask.streams and reason == "stop":
-            return [self._item(text, reason, ids, logprobs, logits, states)]
-        last = self._item("", reason, [], None if logprobs is None else [], None, None)
-        if text or ids or logits is not None or states is not None:
-            return [self._item(text, None, ids, logprobs, logits, states), last]
+            return [self._item(reason, part)]
+        last = self._item(reason, Part("", [], None if part.logprobs is None else [], None, None))
+        if part.text or part.ids or part.logits is not None or part.hidden_states is not None:
+            return [self._item(None, part), last]
         return [last]
 
-    def _item(
-        self, text: str, reason: Any, ids: list[int], logprobs: Any, logits: Any, states: Any
-    ) -> GenOut:
+    def _item(self, reason: Any, part: Part = _NOTHING) -> GenOut:
         return GenOut(
-            text,
+            part.text,
             self.history_len,
             self.input_len,
-            self.count,
+            0 if self._reader is None else self._reader.num_returned,
             reason,
-            ids,
-            logprobs,
-            logits,
-            states,
+            part.ids,
+            part.logprobs,
+            part.logits,
+            part.hidden_states,
             self.cached,
         )
 
     def aborted(self) -> GenOut:
         """The item of a request that was cancelled before it started."""
         self.release()
-        return self._item("", "abort", [], None, None, None)
+        return self._item("abort")
 
     def failed(self, error: BaseException) -> GenOut:
         """The item of a request that failed; raises an error that is not one of the request."""
         code, message = failure(error)
         self._is_started = False  # the session stays as it was
+        self._is_finished = True
         self.release()
-        item = self._item("", "error", [], None, None, None)
+        item = self._item("error")
         item.error_code, item.error_message = code, message
         return item
 
@@ -294,7 +284,15 @@ class Turn:
         if self.request is not None and not self._is_finished:
             self.request.cancel()
         if lease is not None:
-            lease.release([*self._new, *self.ids] if self._is_started else None)
+            lease.release([*self._new, *self._stored()] if self._is_started else None)
+
+    def _stored(self) -> Sequence[int]:
+        """The ids of the output that the session gets: without the stop, which templates write themselves."""
+        reader = self._reader
+        if reader is None:
+            return []
+        ids: list[int] = reader.ids
+        return ids[: reader.num_returned if self._num_stored is None else self._num_stored]
 
 
 def failure(error: BaseException) -> tuple[str, str]:

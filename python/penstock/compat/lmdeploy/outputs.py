@@ -4,103 +4,189 @@ from __future__ import annotations
 
 import codecs
 import importlib
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.compat.lmdeploy.messages import GenerationConfig
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
-__all__ = ["Reader", "to_torch", "torch"]
+__all__ = ["Part", "Reader", "joined", "to_torch", "torch"]
+
+#: Number of ids after which `Reader` begins to decode at a later one.
+_WINDOW = 16
+
+
+class Part(NamedTuple):
+    """A part of an output, for an item."""
+
+    text: str
+    ids: list[int]
+    logprobs: list[dict[int, float]] | None
+    logits: Any
+    hidden_states: Any
 
 
 class Reader:
-    """Makes LMDeploy's outputs of chunks: without the stop token and without a part of a character."""
+    """Makes LMDeploy's outputs of chunks: without the stop token and without a part of a character.
+
+    The parts do not depend on how the tokens are divided into chunks: beside stop strings, a token is held
+    until its text is returned. A token in which the stop string begins is left out.
+    """
 
     def __init__(
         self, engine: AsyncEngine, config: GenerationConfig, params: penstock.SamplingParams
     ) -> None:
-        self._native = engine.engine
+        self._tokenizer = engine.tokenizer.model
+        self._decode = partial(
+            self._tokenizer.decode,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
         self._keeps_stop = config.include_stop_str_in_output
-        self._skips_special = params.skip_special_tokens
         self._has_stop_strings = bool(params.stop or params.stop_token_sequences) and not self._keeps_stop
-        self._has_tensors = params.output_logits is not None or params.output_hidden_states is not None
-        self._held: list[int] = []  # ids whose text may belong to a stop string
-        self._held_logprobs: list[dict[int, float]] = []
-        self._num_chars = 0
+        self._logprobs: list[dict[int, float]] | None = [] if params.logprobs else None
+        self._logits: Any = None  # rows that were not returned
+        self._hidden_states: Any = None
+        self.ids: list[int] = []  # those that have arrived
+        self.num_returned = 0
+        self._num_chars = 0  # of the returned text
+        self._first = 0  # where `_num_within` begins to decode
+        self._num_chars_before = 0  # `_first`
+        self._next_first = 0
         #: Whether a chunk that is not the last one is an item as it is.
-        self.is_plain = not (self._has_stop_strings or self._has_tensors or params.logprobs)
+        self.is_plain = not (
+            self._has_stop_strings
+            or params.logprobs
+            or params.output_logits is not None
+            or params.output_hidden_states is not None
+        )
 
-    def read(self, chunk: penstock.Chunk) -> tuple[str, list[int], Any, Any, Any]:
-        """Text, ids, log probabilities, logits and hidden states of a chunk that is not the last one."""
-        ids, logprobs = [*self._held, *chunk.token_ids], _logprobs(chunk)
+    def read(self, chunk: penstock.Chunk) -> Part | None:
+        """The part of a chunk that is not the last one; `None` if all of it is held."""
+        self._add(chunk)
+        if not self._has_stop_strings:
+            return self._part(chunk.text, len(self.ids))
+        return self._part(chunk.text, self._num_within()) if chunk.text else None
+
+    def read_last(self, chunk: penstock.Chunk | penstock.Result) -> tuple[Part, int]:
+        """The part of the last chunk or of a complete result, and the number of ids before the stop."""
+        self._add(chunk)
+        text, stop, end = chunk.text, chunk.stop_reason, len(self.ids)
+        if isinstance(stop, str):
+            end = self._num_before(stop) if self._keeps_stop else self._num_within()
+        else:
+            end -= 0 if stop is None else 1 if isinstance(stop, int) else len(stop)
+            end = max(end, self.num_returned)
+            text = self._without_partial(text, end)
+        return self._part(text, len(self.ids) if self._keeps_stop else end, is_last=True), end
+
+    def _add(self, chunk: penstock.Chunk | penstock.Result) -> None:
+        self.ids += chunk.token_ids
+        self._num_chars += len(chunk.text)
+        if self._logprobs is not None:
+            self._logprobs += _logprobs(chunk)
+        if chunk.logits is not None:
+            self._logits = joined(self._logits, to_torch(chunk.logits))
+        if chunk.hidden_states is not None:
+            self._hidden_states = joined(self._hidden_states, to_torch(chunk.hidden_states))
+
+    def _part(self, text: str, end: int, *, is_last: bool = False) -> Part:
+        """The part with the ids up to `end`."""
+        ids, num_held = self.ids[self.num_returned : end], len(self.ids) - end
+        self.num_returned = end
+        logprobs = self._logprobs
         if logprobs is not None:
-            logprobs = [*self._held_logprobs, *logprobs]
-        self._held, self._held_logprobs = [], []
-        if self._has_stop_strings:
-            self._num_chars += len(chunk.text)
-            if not chunk.text:
-                self._held, self._held_logprobs, ids = ids, logprobs or [], []
-                logprobs = None if logprobs is None else []
-        return chunk.text, ids, logprobs, _rows(chunk.logits, 0), _rows(chunk.hidden_states, 0)
+            logprobs, self._logprobs = logprobs[: len(ids)], logprobs[len(ids) :]
+        logits, self._logits = _split(self._logits, num_held)
+        states, self._hidden_states = _split(self._hidden_states, num_held)
+        if is_last:
+            self._logits = self._hidden_states = None
+        return Part(text, ids, logprobs, logits, states)
 
-    def read_last(
-        self, chunk: penstock.Chunk | penstock.Result, before: list[int]
-    ) -> tuple[str, list[int], Any, Any, Any]:
-        """The same for the last chunk or a complete result; `before` are the ids that were returned."""
-        text, stop = chunk.text, chunk.stop_reason
-        ids, logprobs = [*self._held, *chunk.token_ids], _logprobs(chunk)
-        if logprobs is not None:
-            logprobs = [*self._held_logprobs, *logprobs]
-        num_ids = len(ids)
-        if isinstance(stop, (int, tuple)) and not self._keeps_stop:
-            num_stop = 1 if isinstance(stop, int) else len(stop)
-            del ids[max(len(ids) - num_stop, 0) :]
-        elif isinstance(stop, str) and not self._keeps_stop:
-            num_chars = self._num_chars + len(text)
-            while ids and len(self._decode([*before, *ids[:-1]])) >= num_chars:
-                del ids[-1]
-        dropped = num_ids - len(ids)
-        if text.endswith("\ufffd") and self._is_partial([*before[-4:], *ids]):
-            text = text[:-1]
-        if logprobs is not None:
-            del logprobs[len(ids) :]
-        return text, ids, logprobs, _rows(chunk.logits, dropped), _rows(chunk.hidden_states, dropped)
+    def _num_within(self) -> int:
+        """The number of ids whose text lies within the text that has arrived."""
+        num_chars = self._num_chars - self._num_chars_before
+        end = _num_within(self._decode, self.ids, self._first, num_chars, self.num_returned)
+        if end >= self._next_first + _WINDOW:
+            self._move(end)
+        return end
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._native.decode(ids, skip_special_tokens=self._skips_special)
+    def _move(self, end: int) -> None:
+        """Decode later ids from `_next_first` on."""
+        text = self._decode(self.ids[self._next_first : end])
+        if text and not text.endswith("\ufffd"):
+            num_chars = self._num_chars_before + len(self._decode(self.ids[self._first : end]))
+            self._first, self._num_chars_before = self._next_first, num_chars - len(text)
+            self._next_first = end
 
-    def _is_partial(self, ids: Sequence[int]) -> bool:
-        """Whether the bytes of these tokens end within a character."""
+    def _num_before(self, stop: str) -> int:
+        """The number of ids before a stop string that is a part of the output, as without it."""
+        first = len(self._decode(self.ids[:-1])) - len(stop) + 1  # the last token completes it
+        start = self._decode(self.ids).find(stop, max(first, 0))
+        return len(self.ids) if start < 0 else _num_within(self._decode, self.ids, 0, start, 0)
+
+    def _without_partial(self, text: str, end: int) -> str:
+        """The text without what stands for a part of a character that the first `end` ids end with."""
+        if not text.endswith("\ufffd"):
+            return text
         try:
-            data = b"".join(self._native.token_bytes(ids[-4:]))
+            tokens = self._tokenizer.token_bytes(self.ids[max(end - 4, 0) : end])
         except penstock.InvalidRequestError:  # tokens are words, not bytes
-            return False
+            return text
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        decoder.decode(data)
-        return bool(decoder.getstate()[0])
+        decoder.decode(b"".join(tokens))
+        num_bytes = len(decoder.getstate()[0])
+        if not num_bytes:
+            return text
+        if any(len(token) != 1 for token in tokens[-num_bytes:]):
+            return text[:-1]
+        # With byte fallback, complete characters before the part can be U+FFFD, too.
+        start = len(self._decode(self.ids[:end])) - len(text)
+        return self._decode(self.ids[: end - num_bytes])[start:]
 
 
-def _logprobs(chunk: penstock.Chunk | penstock.Result) -> list[dict[int, float]] | None:
+def _num_within(
+    decode: Callable[[Sequence[int]], str], ids: list[int], first: int, num_chars: int, low: int
+) -> int:
+    """The number of ids whose text from `first` on lies within so many characters; at least `low`."""
+    text = decode(ids[first:])
+    wanted, end = text[:num_chars], len(ids)
+    while end > low:
+        shorter = decode(ids[first : end - 1])
+        if not shorter.startswith(wanted):
+            return end if text == wanted else end - 1
+        end, text = end - 1, shorter
+    return end
+
+
+def _logprobs(chunk: penstock.Chunk | penstock.Result) -> list[dict[int, float]]:
     """For each token the log probabilities of the most likely ones and its own."""
-    if chunk.logprobs is None:
-        return None
-    most = chunk.top_logprobs or ((),) * len(chunk.logprobs)
+    logprobs = chunk.logprobs or ()
+    most = chunk.top_logprobs or ((),) * len(logprobs)
     return [
         {**dict(top), token: logprob}
-        for token, logprob, top in zip(chunk.token_ids, chunk.logprobs, most, strict=True)
+        for token, logprob, top in zip(chunk.token_ids, logprobs, most, strict=True)
     ]
 
 
-def _rows(tensor: penstock.Tensor | None, dropped: int) -> Any:
-    """The rows as a tensor of torch, without the last ones."""
-    if tensor is None:
-        return None
-    rows = to_torch(tensor)
-    return rows[: len(rows) - dropped] if dropped else rows
+def _split(rows: Any, num_held: int) -> tuple[Any, Any]:
+    """The rows without the last ones, and these; `None` for no rows."""
+    if rows is None or not num_held:
+        return rows, None
+    num_rows = max(len(rows) - num_held, 0)
+    return (rows[:num_rows] if num_rows else None), rows[num_rows:]
+
+
+def joined(rows: Any, others: Any) -> Any:
+    """The rows of two tensors, each of which can be `None`."""
+    if rows is None or others is None:
+        return others if rows is None else rows
+    return torch().cat([rows, others])
 
 
 def to_torch(tensor: penstock.Tensor) -> Any:

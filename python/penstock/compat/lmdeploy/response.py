@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.compat.lmdeploy.outputs import joined
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -52,8 +54,8 @@ class Response:
         self.token_ids += other.token_ids
         if other.logprobs:
             self.logprobs = (self.logprobs or []) + other.logprobs
-        self.logits = _joined(self.logits, other.logits)
-        self.last_hidden_state = _joined(self.last_hidden_state, other.last_hidden_state)
+        self.logits = joined(self.logits, other.logits)
+        self.last_hidden_state = joined(self.last_hidden_state, other.last_hidden_state)
         for name in _OF_THE_LAST_PART:
             setattr(self, name, getattr(other, name))
         return self
@@ -85,12 +87,3 @@ _OF_THE_LAST_PART = (
     "error_code",
     "error_message",
 )
-
-
-def _joined(rows: Any, others: Any) -> Any:
-    """The rows of two tensors, each of which can be `None`."""
-    if rows is None or others is None:
-        return others if rows is None else rows
-    import torch
-
-    return torch.cat([rows, others])

@@ -68,6 +68,11 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
         self._is_reading = True
         try:
             chunk = await request.__anext__()
+            while chunk.finish_reason is None:
+                item = self._turn.read(chunk)
+                if item is not None:
+                    return item
+                chunk = await request.__anext__()
         except FAILURES as error:
             return self._failed(error)
         except BaseException:
@@ -75,8 +80,6 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
             raise
         finally:
             self._is_reading = False
-        if chunk.finish_reason is None:
-            return self._turn.read(chunk)
         return self._last(chunk)
 
     async def _next(self) -> GenOut:
@@ -173,7 +176,8 @@ def read_blocking(engine: AsyncEngine, session_id: int, ask: Ask) -> Iterator[Ge
                 if chunk.finish_reason is not None:
                     yield from turn.read_last(chunk)
                     return
-                yield turn.read(chunk)
+                if (item := turn.read(chunk)) is not None:
+                    yield item
         except FAILURES as error:
             yield turn.failed(error)
     finally:
