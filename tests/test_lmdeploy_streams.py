@@ -163,7 +163,7 @@ async def test_calls_work_in_a_running_event_loop(pipe: Pipeline) -> None:
 
 
 def test_parts_of_prompts_are_interleaved(pipe: Pipeline) -> None:
-    parts = list(pipe.stream_infer(PROMPTS, gen_config=config(20), **RAW))
+    parts = list(pipe.stream_infer(PROMPTS, gen_config=LONG, **RAW))
     indexes = [part.index for part in parts]
     assert indexes != sorted(indexes)
     for index, prompt in enumerate(PROMPTS):
@@ -172,7 +172,7 @@ def test_parts_of_prompts_are_interleaved(pipe: Pipeline) -> None:
         assert reasons == [None] * (len(own) - 1) + ["length"]
         counts = [part.generate_token_len for part in own]
         assert counts == sorted(counts)
-        whole = pipe.infer(prompt, config(20), **RAW)
+        whole = pipe.infer(prompt, LONG, **RAW)
         assert "".join(part.text for part in own) == whole.text
         assert [token for part in own for token in part.token_ids] == whole.token_ids
 
