@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import threading
 from pathlib import Path
@@ -448,17 +449,18 @@ def test_new_request_joins_within_the_prefill_interval(prefill_interval: int, ti
 )
 def test_quantised_cache_has_more_blocks(configs: Any, least: float, demo_model: Path) -> None:
     kind, values = configs
-
-    def blocks(**changes: Any) -> int:
-        options = options_of(
-            kind(dtype="float16", **changes) if kind is TurbomindEngineConfig else kind(**changes), demo_model
-        )
-        with penstock.Engine(demo_model, **options | {"kv_cache_ratio": 0.01, "dtype": "float16"}) as engine:
-            return engine.info.num_blocks
-
-    plain, quantised = blocks(), blocks(**values)
+    plain, quantised = num_blocks(kind, demo_model), num_blocks(kind, demo_model, **values)
     assert quantised >= least * plain
     assert quantised <= (1.05 * plain if not least else 4.5 * plain)
+
+
+@functools.cache
+def num_blocks(kind: Any, model: Path, **values: Any) -> int:
+    """The number of blocks of a KV cache of 64 MiB."""
+    options = options_of(kind(**values), model) | {"dtype": "float16", "kv_cache_bytes": 2**26}
+    del options["kv_cache_ratio"]
+    with penstock.Engine(model, **options) as engine:
+        return engine.info.num_blocks
 
 
 def test_rope_factor_raises_the_maximum_length(tiny_model: Path) -> None:

@@ -208,7 +208,7 @@ def test_repetition_penalty_applies_to_greedy_outputs(model: Model) -> None:
             "repetition_penalty": penalty,
             "do_sample": False,
             "ignore_eos": True,
-            "max_new_tokens": 64,
+            "max_new_tokens": 32,
         }
         return len(set(model.generate(**values).token_ids))
 
