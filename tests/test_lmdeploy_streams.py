@@ -228,15 +228,32 @@ async def test_stop_all_ends_what_runs_and_what_waits(pipe: Pipeline) -> None:
 
 
 async def test_close_ends_streams_lists_and_iterators(tiny_model: Path) -> None:
-    pipe = open_pipeline(tiny_model)
+    pipe = open_pipeline(tiny_model, max_batch_size=8)
     stream = pipe.generate(None, 1, LONG, input_ids=PROMPT, sequence_end=False)
-    await anext(stream)
+    first = await anext(stream)
     parts = pipe.stream_infer(PROMPTS, gen_config=LONG, **RAW)
-    next(parts)
-    pipe.close()
-    pipe.close()
-    assert [item.finish_reason async for item in stream][-1] in ("abort", "error")
-    assert {part.finish_reason for part in parts} - {None} <= {"abort", "error"}
+    begun = next(parts)
+    responses: list[Any] = []
+
+    def run_list() -> None:
+        responses.extend(pipe(["ab"] * 30, LONG, **RAW))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.to_thread.run_sync, run_list)
+        while len(pipe.batches) < 2 or pipe.engine.stats().running < 8:
+            await anyio.lowlevel.checkpoint()
+        num_tokens = pipe.engine.stats().generation_tokens
+        while pipe.engine.stats().generation_tokens < num_tokens + 40:
+            await anyio.lowlevel.checkpoint()
+        pipe.close()
+        pipe.close()
+    items = [first, *[item async for item in stream]]
+    assert items[-1].finish_reason == "abort"
+    assert items[-1].generate_token_len == sum(len(item.token_ids or ()) for item in items)
+    rest = [begun, *parts]
+    assert {part.index: part.finish_reason for part in rest} == dict.fromkeys(range(3), "abort")
+    assert [response.finish_reason for response in responses] == ["abort"] * 30
+    assert sum(response.generate_token_len > 0 for response in responses) >= 4  # those that ran
     for call in (pipe, pipe.stream_infer, pipe.chat, pipe.get_ppl, pipe.get_logits):
         with pytest.raises(penstock.EngineStoppedError, match="closed"):
             call("a")

@@ -36,6 +36,9 @@ __all__ = ["AsyncEngine", "GenOut", "Session"]
 
 _log = logging.getLogger("penstock.lmdeploy")
 
+#: Time for the step that runs to end when the engine is closed, in seconds.
+_DRAIN = 5.0
+
 
 class AsyncEngine:
     """A model, its sessions and its requests.
@@ -454,12 +457,16 @@ class AsyncEngine:
             raise penstock.EngineStoppedError(message)
 
     def close(self) -> None:
-        """Cancel all requests, stop the engine's threads and free the model. Can be called repeatedly."""
+        """Cancel all requests, stop the engine's threads and free the model. Can be called repeatedly.
+
+        Readers get the output so far, and the reason `abort`.
+        """
         if not self._is_closed:
             self._is_closed = True
             engine = getattr(self, "engine", None)
             if engine is not None:
-                engine.close()
+                self.stop_all_session()
+                engine.close(drain=_DRAIN)
 
     def __enter__(self) -> Self:
         return self
