@@ -15,6 +15,7 @@ from api_support import assert_at_rest_blocking, resources, wait_until
 from penstock.compat import lmdeploy
 from penstock.compat.lmdeploy import ChatTemplateConfig, GenerationConfig, Pipeline
 from penstock.compat.lmdeploy.engine_configs import AnyEngineConfig
+from penstock.compat.lmdeploy.errors import ArgumentError
 from penstock.compat.lmdeploy.messages import PytorchEngineConfig, Response, TurbomindEngineConfig
 from penstock.compat.lmdeploy.model import BaseChatTemplate
 from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine, Session
@@ -128,7 +129,7 @@ def test_lists_of_a_wrong_length_are_refused_at_once(pipe: Pipeline) -> None:
             call(["ab", "cd"], gen_config=[GREEDY])
     with pytest.raises(ValueError, match="one GenerationConfig for each prompt"):
         pipe.stream_infer(["ab", "cd"], gen_config=[GREEDY] * 3)
-    with pytest.raises(ValueError, match=r"sessions is .* one session for each of 2 prompts"):
+    with pytest.raises(ValueError, match=r"sessions is a list of 1; .* one session for each prompt: 2"):
         pipe.stream_infer(["ab", "cd"], sessions=[pipe.session()])
 
 
@@ -137,8 +138,60 @@ def test_lists_of_a_wrong_length_are_refused_at_once(pipe: Pipeline) -> None:
 )
 def test_prompts_of_other_forms_are_refused(prompts: object, pipe: Pipeline) -> None:
     for call in (pipe, pipe.stream_infer):
-        with pytest.raises(ValueError, match="prompts is "):
+        with pytest.raises(ValueError, match=r"^prompts(\[\d\])? is "):
             call(prompts)
+
+
+def test_prompt_of_another_form_is_named(pipe: Pipeline) -> None:
+    with pytest.raises(ArgumentError, match=r"^prompts\[1\] is 3; it must be text or a list of messages"):
+        pipe(["ab", 3])
+    with pytest.raises(ArgumentError, match=r"^prompts is \('hi', 'you'\); it must be text, or a list"):
+        pipe(("hi", "you"))
+    with pytest.raises(ArgumentError, match=r"^messages is \['hi'\]; it must be text or a list of messages"):
+        pipe.generate(["hi"])
+    with pytest.raises(ArgumentError, match=r"^gen_config\[1\] is 3; it must be a GenerationConfig"):
+        pipe(["ab", "cd"], [GREEDY, 3])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("call", ["__call__", "infer", "stream_infer", "chat", "generate"])
+def test_keywords_are_checked_in_every_call(
+    call: str, pipe: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = getattr(pipe, call)
+    with pytest.raises(TypeError, match=r"(infer|chat|generate)\(\) got an unexpected keyword argument"):
+        method("ab", max_new_tokens=3)
+    for arguments in ({}, {"gen_config": GREEDY}):
+        with pytest.raises(ArgumentError, match="temperature is 9; it must be "):
+            method("ab", temperature=9, **arguments)
+        with pytest.raises(ArgumentError, match="request_output_len is 'x'; it must be "):
+            method("ab", request_output_len="x", **arguments)
+    assert caplog.text == ""
+    method("ab", gen_config=GREEDY, top_p=0.5, top_k=3)
+    assert "no effect beside gen_config" in caplog.text
+
+
+def test_unknown_keyword_names_the_configuration(pipe: Pipeline, tiny_model: Path) -> None:
+    with pytest.raises(TypeError, match=r"; use gen_config=GenerationConfig\(max_new_tokens=...\)"):
+        pipe("ab", max_new_tokens=3)
+    with pytest.raises(TypeError, match=r"; use gen_config=GenerationConfig\(max_new_tokens=...\)"):
+        lmdeploy.pipeline(tiny_model, max_new_tokens=3)
+
+
+def test_third_argument_has_the_meanings_of_all_versions(pipe: Pipeline) -> None:
+    raw = pipe("ab", GREEDY, **RAW)
+    assert pipe("ab", GREEDY, False).token_ids == raw.token_ids  # noqa: FBT003
+    assert pipe("ab", GREEDY, True).input_token_len == pipe("ab", GREEDY).input_token_len  # noqa: FBT003
+    assert pipe("ab", None, 3, top_k=1) == pipe("ab", request_output_len=3, top_k=1)
+    assert pipe("ab", GREEDY, ChatTemplateConfig("base")).token_ids == raw.token_ids
+
+
+def test_sampling_without_effect_is_logged_once(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_pipeline(tiny_model) as pipe:
+        pipe(["ab"] * 2, [config(1), config(1, temperature=0.0)], **RAW)
+        pipe("ab", config(1, do_sample=False, top_p=0.5), **RAW)
+        assert caplog.text == ""
+        pipe(["ab"] * 2, config(1, temperature=0.7), **RAW)
+        assert ["temperature=0.7" in message for message in caplog.messages] == [True]
 
 
 def test_failing_prompts_leave_the_others_intact(pipe: Pipeline) -> None:
@@ -159,6 +212,14 @@ def test_failing_prompts_leave_the_others_intact(pipe: Pipeline) -> None:
     for part in pipe.stream_infer(["ab", "x" * 600, "ef"], gen_config=GREEDY, **RAW):
         reasons[part.index] = part.finish_reason
     assert reasons == {0: "length", 1: "error", 2: "length"}
+
+
+def test_failed_prompts_are_logged_once(pipe: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
+    for count, name in enumerate(("infer", "stream_infer"), 1):
+        list(getattr(pipe, name)(["ab", "x" * 600], gen_config=GREEDY, do_preprocess=False))
+        assert len(caplog.messages) == count
+        assert caplog.messages[-1].startswith("prompt 1 failed: history and input have 600 tokens")
+        assert caplog.messages[-1].endswith("(context_length_exceeded)")
 
 
 def test_error_of_a_text_is_logged(pipe: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
@@ -403,6 +464,19 @@ def test_changed_history_is_sent_again(chatty: Pipeline) -> None:
     assert len(session.history) == 2
     chatty.end_session(session)
     assert chatty.chat("And?", session, answer).response.finish_reason == "length"
+
+
+def test_conflicting_turn_leaves_the_session(chatty: Pipeline) -> None:
+    session = chatty.session()
+    parts = chatty.chat("Count to ten.", session, LONG, stream_response=True)
+    next(parts)
+    chatty.chat("Stop.", session, GREEDY)
+    assert (session.prompt, session.response, session.history) == ("Count to ten.", None, [])
+    parts.close()
+    chatty.chat("Who?", session, GREEDY, adapter_name="lora")
+    assert session.response is not None
+    assert session.response.error_code == "unsupported_feature"
+    assert session.history == []
 
 
 def test_session_of_another_pipeline_is_refused(pipe: Pipeline, chatty: Pipeline) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.compat.lmdeploy.errors import ErrorCode
 from penstock.compat.lmdeploy.generation import GenOut, Turn
 from penstock.compat.lmdeploy.response import Response
 from penstock.compat.lmdeploy.streams import FAILURES, acquire
@@ -19,9 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["infer", "read", "response_of"]
 
+_log = logging.getLogger("penstock.lmdeploy")
+
 
 def response_of(item: GenOut, index: int = 0) -> Response:
-    """The `Response` of an item."""
+    """The `Response` of an item; an error is logged, unless the engine has ended."""
+    if item.error_code not in (None, ErrorCode.ENGINE_UNAVAILABLE):
+        _log.warning("prompt %d failed: %s (%s)", index, item.error_message, item.error_code)
     return Response(
         text=item.response,
         generate_token_len=item.generate_token_len,
@@ -150,6 +156,7 @@ def read(
                     yield from prompts.read(item)
             except penstock.EngineStoppedError as error:
                 stopped = error
+                _log.warning("the engine has ended before its prompts: %s", error)
         yield from prompts.take_failed()
         yield from prompts.end(stopped)
     finally:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from penstock.compat.lmdeploy.batches import response_of
+from penstock.compat.lmdeploy.errors import ErrorCode
 from penstock.compat.lmdeploy.generation import Ask
 from penstock.compat.lmdeploy.streams import read_blocking
 
@@ -31,6 +32,8 @@ def turn(
     adapter_name: str | None,
 ) -> Iterator[Response]:
     """The parts of the answer. The session has the turn before its last part is returned."""
+    if not engine.sessions.is_busy(session.session_id):
+        session.update(prompt=prompt, response=None)
     messages, is_new = (
         prompt,
         session.is_changed() or engine.sessions.length(session.session_id) < session.step,
@@ -56,7 +59,7 @@ def turn(
             answer = dataclasses.replace(part, token_ids=[*part.token_ids])
         else:
             answer.extend(part)
-        if part.finish_reason is not None:
+        if part.finish_reason is not None and part.error_code != ErrorCode.REQUEST_CONFLICT:
             _end(engine, session, prompt, answer)
         yield part
 

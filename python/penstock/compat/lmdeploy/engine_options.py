@@ -20,6 +20,7 @@ from penstock.compat.lmdeploy.engine_configs import (
     TurbomindEngineConfig,
 )
 from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, message_of, shown
+from penstock.compat.lmdeploy.prompts import hint_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -225,7 +226,7 @@ def _with_arguments(
         changes.setdefault("kernel_block_size", -1)  # the former one was checked with another block size
     for name in arguments:
         if name not in NO_EFFECT and name not in _SUPPORTED:
-            message = f"pipeline() got an unexpected argument {name!r}"
+            message = f"pipeline() got an unexpected argument {name!r}{hint_of(name)}"
             raise TypeError(message)
     return dataclasses.replace(config, **changes)
 

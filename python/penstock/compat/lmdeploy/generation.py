@@ -96,6 +96,7 @@ def prepare(engine: AsyncEngine, ask: Ask, lease: Lease | None) -> tuple[Any, pe
     if ask.adapter_name is not None:
         message = f"adapter_name={shown(ask.adapter_name)} is unknown: adapters are not supported yet"
         raise RequestFailed(ErrorCode.UNSUPPORTED_FEATURE, message)
+    engine.check_sampling(ask.config)
     template = ask.template or engine.chat_template
     new = _input_ids(engine, ask, template)
     past = array("i") if lease is None else lease.past

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from penstock.compat.lmdeploy.checks import refuse
+from penstock.compat.lmdeploy.checks import check_integer, refuse
+from penstock.compat.lmdeploy.errors import ArgumentError
 from penstock.compat.lmdeploy.generation_config import GenerationConfig
 from penstock.compat.lmdeploy.model import ChatTemplateConfig
 
-__all__ = ["check_step", "check_template", "config_of", "configs_of", "early_of", "split", "takes_early"]
+__all__ = [
+    "check_count",
+    "check_prompt",
+    "check_step",
+    "check_template",
+    "config_of",
+    "configs_of",
+    "early_of",
+    "hint_of",
+    "split",
+    "takes_early",
+]
+
+_log = logging.getLogger("penstock.lmdeploy")
 
 #: The parameters of a call without `gen_config`, and their values if one of them is given.
 _EARLY = {
@@ -28,28 +45,40 @@ def split(prompts: Any) -> tuple[list[Any], bool]:
     if isinstance(prompts, str) or _is_chat(prompts):
         return [prompts], True
     if isinstance(prompts, tuple):
-        refuse("prompts", prompts, "text or messages; images are not supported yet")
+        refuse("prompts", prompts, "text, or a list; a tuple has images, which are not supported yet")
     if not isinstance(prompts, list):
-        refuse("prompts", prompts, "a string, a list of messages, or a list of these")
-    for prompt in prompts:
-        if isinstance(prompt, tuple):
-            refuse("prompts", prompt, "text or messages; images are not supported yet")
-        if not isinstance(prompt, str) and not _is_chat(prompt):
-            refuse("prompts", prompt, "a list of strings, or of lists of messages")
+        refuse("prompts", prompts, "text, a list of messages, or a list of these")
+    for index, prompt in enumerate(prompts):
+        check_prompt(f"prompts[{index}]", prompt)
     return prompts, False
+
+
+def check_prompt(name: str, prompt: object) -> None:
+    """Raise `ArgumentError` if this is not one prompt."""
+    if isinstance(prompt, tuple):
+        refuse(name, prompt, "text or a list of messages; images are not supported yet")
+    if not isinstance(prompt, str) and not _is_chat(prompt):
+        refuse(name, prompt, "text or a list of messages")
 
 
 def _is_chat(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
-def early_of(given: dict[str, Any]) -> dict[str, Any]:
+def early_of(function: str, given: dict[str, Any]) -> dict[str, Any]:
     """The keywords of a call that apply without `gen_config`. Raises `TypeError` for others."""
     for name in given:
         if name not in _EARLY:
-            message = f"unexpected keyword argument {name!r}"
+            message = f"{function}() got an unexpected keyword argument {name!r}{hint_of(name)}"
             raise TypeError(message)
     return given
+
+
+def hint_of(name: str) -> str:
+    """The end of the error for an unknown argument: where it belongs, if it is known."""
+    if any(field.name == name for field in dataclasses.fields(GenerationConfig)):
+        return f"; use gen_config=GenerationConfig({name}=...)"
+    return ""
 
 
 def takes_early(given: Mapping[str, Any]) -> bool:
@@ -59,24 +88,48 @@ def takes_early(given: Mapping[str, Any]) -> bool:
 
 def config_of(gen_config: GenerationConfig | None, given: Mapping[str, Any]) -> GenerationConfig:
     """The parameters of a call; `given` has those that apply without `gen_config`, by name."""
-    if gen_config is not None:
-        if not isinstance(gen_config, GenerationConfig):
-            refuse("gen_config", gen_config, "a GenerationConfig")
-        return gen_config
+    early = _early_config(given)
+    if gen_config is None:
+        return early or GenerationConfig()
+    _check_config("gen_config", gen_config)
+    if early is not None:
+        names = ", ".join(name for name in given if given[name] is not None)
+        _log.warning("%s: no effect beside gen_config", names)
+    return gen_config
+
+
+def _early_config(given: Mapping[str, Any]) -> GenerationConfig | None:
+    """The parameters that replace a `GenerationConfig`; `None` if none of them is given."""
     if not takes_early(given):
-        return GenerationConfig()
+        return None
     values = _EARLY | {name: value for name, value in given.items() if value is not None}
-    return GenerationConfig(max_new_tokens=values.pop("request_output_len"), **values)
+    length = SimpleNamespace(request_output_len=values.pop("request_output_len"))
+    check_integer(length, "request_output_len")
+    return GenerationConfig(max_new_tokens=length.request_output_len, **values)
+
+
+def _check_config(name: str, value: object) -> None:
+    if not isinstance(value, GenerationConfig):
+        refuse(name, value, "a GenerationConfig")
 
 
 def configs_of(gen_config: Any, num_prompts: int, given: Mapping[str, Any]) -> Sequence[GenerationConfig]:
     """The parameters of each prompt. Raises `ArgumentError`."""
     if isinstance(gen_config, (list, tuple)):
-        if len(gen_config) != num_prompts:
-            message = f"one GenerationConfig for each prompt: {num_prompts}, not {len(gen_config)}"
-            refuse("gen_config", gen_config, message)
-        return [config_of(config, given) for config in gen_config]
+        check_count("gen_config", len(gen_config), "GenerationConfig", num_prompts)
+        for index, config in enumerate(gen_config):
+            _check_config(f"gen_config[{index}]", config)
+        for config in gen_config[:1]:
+            config_of(config, given)
+        return gen_config
     return [config_of(gen_config, given)] * num_prompts
+
+
+def check_count(name: str, count: int, kind: str, num_prompts: int) -> None:
+    """Raise `ArgumentError` if a list does not have an item for each prompt."""
+    if count != num_prompts:
+        message = f"{name} is a list of {count}; it must be one {kind} for each prompt: {num_prompts}"
+        raise ArgumentError(message)
 
 
 def check_step(step: object) -> None:

@@ -203,6 +203,12 @@ class SessionTable:
         for cancel in cancels:
             cancel()
 
+    def is_busy(self, session_id: int) -> bool:
+        """Whether a request of a session runs."""
+        with self._locked() as states:
+            state = states.get(session_id)
+            return state is not None and state.cancel is not None
+
     def length(self, session_id: int) -> int:
         """Number of tokens of a session; 0 if there is none."""
         with self._locked() as states:

@@ -68,7 +68,7 @@ class AsyncEngine:
         tp: int | None = 1,
         **kwargs: Any,
     ) -> None:
-        self._is_closed = False
+        self._is_closed = self._has_warned = False
         forms.check_template(chat_template_config)
         model, options, self.settings = resolve(
             model_path,
@@ -105,7 +105,7 @@ class AsyncEngine:
         self,
         prompts: Any,
         gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
-        chat_template_config: ChatTemplateConfig | None = None,
+        chat_template_config: ChatTemplateConfig | bool | int | None = None,
         request_output_len: int | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -115,7 +115,15 @@ class AsyncEngine:
         do_preprocess: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """The outputs of a prompt or of a list of prompts; see `infer`."""
+        """The outputs of a prompt or of a list of prompts; see `infer`.
+
+        The third positional argument can also be `do_preprocess`, or `request_output_len`, as in other
+        versions.
+        """
+        if isinstance(chat_template_config, bool):
+            do_preprocess, chat_template_config = chat_template_config, None
+        elif isinstance(chat_template_config, int):
+            request_output_len, chat_template_config = chat_template_config, None
         return self.infer(
             prompts,
             gen_config,
@@ -150,12 +158,13 @@ class AsyncEngine:
         `repetition_penalty`, `ignore_eos` and `stop_words` apply.
 
         Returns text if the engine or the call has arguments of LMDeploy's first pipeline, else `Response`
-        objects. A request that fails has the reason `error`, and its text is empty; the others continue.
+        objects. A request that fails has the reason `error`, and its text is empty; the others continue, and
+        the reason is logged.
 
         Raises `ArgumentError` for wrong arguments, before anything is computed, and
         `penstock.EngineStoppedError` if the engine is closed.
         """
-        given = forms.early_of(early)
+        given = forms.early_of("infer", early)
         self.check_open()
         asked, is_single = forms.split(prompts)
         configs = forms.configs_of(gen_config, len(asked), given)
@@ -168,9 +177,6 @@ class AsyncEngine:
         outputs: list[Any] = list(responses)
         if self.settings.returns_text or (gen_config is None and forms.takes_early(given)):
             outputs = [response.text for response in responses]
-            for response in responses:
-                if response.error_code is not None:
-                    _log.error("prompt %d failed: %s", response.index, response.error_message)
         return outputs[0] if is_single else outputs
 
     def stream_infer(
@@ -211,7 +217,7 @@ class AsyncEngine:
         }
         place("stream_infer", args, [*values][_is_early_order(args) :], values)
         sessions, gen_config, do_preprocess, adapter_name, stream_response = values.values()
-        given = forms.early_of(early)
+        given = forms.early_of("stream_infer", early)
         self.check_open()
         asked, _is_single = forms.split(prompts)
         configs = forms.configs_of(gen_config, len(asked), given)
@@ -249,12 +255,12 @@ class AsyncEngine:
 
         Returns the session, whose `response` is the answer; with `stream_response` an iterator of the parts
         of the answer. A turn that fails or is cancelled, also by leaving the loop, changes neither `history`
-        nor `step`. Only the new messages are computed. Raises as `infer` does.
+        nor `step`; a turn of a session whose turn runs changes nothing and is logged. Only the new messages
+        are computed. Raises as `infer` does.
         """
-        given = forms.early_of(early)
+        given = forms.early_of("chat", early)
         self.check_open()
-        if not forms.split(prompt)[1]:
-            refuse("prompt", prompt, "text or a list of messages")
+        forms.check_prompt("prompt", prompt)
         if session is None:
             session = self.session()
         elif not isinstance(session, Session):
@@ -262,7 +268,6 @@ class AsyncEngine:
         session.bind(self)
         has_none = gen_config is None and not forms.takes_early(given)
         config = forms.config_of(session.gen_config if has_none else gen_config, given)
-        session.update(prompt=prompt, response=None)
         parts = chats.turn(
             self,
             session,
@@ -367,6 +372,8 @@ class AsyncEngine:
         forms.check_step(step)
         if not stop and (messages is None) == (input_ids is None):
             refuse("messages", messages, "given, or else input_ids")
+        if not stop and messages is not None:
+            forms.check_prompt("messages", messages)
         ask = Ask(
             messages,
             forms.config_of(gen_config, early),
@@ -423,8 +430,7 @@ class AsyncEngine:
         if sessions is None:
             return None
         given = list(sessions) if isinstance(sessions, (list, tuple)) else [sessions]
-        if len(given) != num_prompts:
-            refuse("sessions", given, f"one session for each of {num_prompts} prompts, not {len(given)}")
+        forms.check_count("sessions", len(given), "session", num_prompts)
         return [self._session_id(session) for session in given]
 
     def _session_id(self, session: int | Session | None) -> int:
@@ -442,6 +448,18 @@ class AsyncEngine:
         if config is None:
             return None
         return best_template(self.tokenizer, config=config, **self._template_arguments)
+
+    def check_sampling(self, config: GenerationConfig) -> None:
+        """Log once that parameters of sampling have no effect."""
+        if config.lacks_sampling and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "temperature=%s, top_p=%s and min_p=%s have no effect: the most likely token is selected; "
+                "set do_sample=True, or top_k",
+                config.temperature,
+                config.top_p,
+                config.min_p,
+            )
 
     # ---- the end
 
