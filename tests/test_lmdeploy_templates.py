@@ -20,6 +20,7 @@ from penstock.compat.lmdeploy.model import (
 )
 from penstock.compat.lmdeploy.tokenizer import Tokenizer
 from support.checkpoints import make_config, write_checkpoint
+from support.lmdeploy import GREEDY, open_pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -327,6 +328,11 @@ def test_template_that_drops_answers_cannot_continue_a_session(tmp_path: Path) -
     assert template.get_prompt("Hi") == "Hi"
     with pytest.raises(UnsupportedError, match="sequence_start is False; it is not supported"):
         template.get_prompt("Hi", sequence_start=False)
+    with open_pipeline(path) as pipe:
+        session = pipe.chat("ab", gen_config=GREEDY)
+        pipe.chat("cdef", session, GREEDY)
+        assert (session.response.finish_reason, len(session.history)) == ("length", 2)
+        assert session.response.input_token_len == len(pipe.tokenizer.encode("cdef"))
 
 
 def test_name_that_is_not_registered_has_its_own_texts_only(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,7 +38,7 @@ def turn(
         prompt,
         session.is_changed() or engine.sessions.length(session.session_id) < session.step,
     )
-    if is_new or session.step == 0:
+    if is_new or session.step == 0 or not getattr(engine.chat_template, "can_continue", True):
         is_new = True
         engine.sessions.end(session.session_id, only_idle=True)
         messages = _transcript(session.history, prompt)

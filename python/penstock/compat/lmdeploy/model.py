@@ -8,6 +8,7 @@ assistant's last message, which the session's tokens do not contain, and has no 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import logging
@@ -164,6 +165,15 @@ class ModelTemplate:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer.model
+
+    @functools.cached_property
+    def can_continue(self) -> bool:
+        """Whether `sequence_start=False` is possible: the template keeps earlier answers."""
+        try:
+            self.get_prompt("hi", sequence_start=False)
+        except (UnsupportedError, penstock.InvalidRequestError):
+            return False
+        return True
 
     def get_prompt(self, prompt: str, sequence_start: bool = True) -> str:
         """The text of a prompt for one message of the user."""
