@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock
 from api_support import make_engine
-from support.scripted import UNKNOWN, write_tokenizer
+from support.scripted import DRAWN, MESSAGES, TOOLS, Script, find_script, showing_tools, write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-MESSAGES = [{"role": "user", "content": "What is the weather?"}]
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-DRAWN = penstock.SamplingParams(temperature=2.0, ignore_eos=True, tools=TOOLS)
 THINKING = ["<think>", "Let me ", "see.", "</think>", "\n\n"]
 CALLING = [
     "<tool_call>",
@@ -36,33 +31,15 @@ CALLING = [
 TAGS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 
-class Script(NamedTuple):
-    """A seed, and the ids that the tiny model generates with it."""
-
-    seed: int
-    token_ids: tuple[int, ...]
-
-
 @pytest.fixture(scope="module")
 def tiny_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same weights with a chat template that renders tools."""
-    model = shutil.copytree(tiny_model, tmp_path_factory.mktemp("showing") / "model")
-    file = model / "tokenizer_config.json"
-    config = json.loads(file.read_text())
-    config["chat_template"] += "{% if tools %} {% endif %}"
-    file.write_text(json.dumps(config))
-    return model
+    return showing_tools(tiny_model, tmp_path_factory.mktemp("showing") / "model")
 
 
 @pytest.fixture(scope="module")
 def script(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Script:
-    tokenizer = write_tokenizer(tmp_path_factory.mktemp("script") / "tokenizer.json", 512, {})
-    with make_engine(tiny_model, tokenizer=tokenizer, tool_parser="hermes") as engine:
-        choices = engine.blocking.generate(MESSAGES, DRAWN, max_tokens=16, seed=0, n=128).choices
-    for choice in choices:
-        if len({UNKNOWN, *choice.token_ids}) == 17:
-            return Script(choice.seed, choice.token_ids)
-    pytest.fail("no seed draws different tokens alone")
+    return find_script(tiny_model, tmp_path_factory.mktemp("script") / "tokenizer.json")
 
 
 @pytest.fixture

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import shutil
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+import penstock
+from api_support import make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -12,6 +17,38 @@ if TYPE_CHECKING:
 
 #: The token of every word of a prompt.
 UNKNOWN = 0
+
+MESSAGES = [{"role": "user", "content": "What is the weather?"}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+DRAWN = penstock.SamplingParams(temperature=2.0, ignore_eos=True, tools=TOOLS)
+
+
+class Script(NamedTuple):
+    """A seed, and the ids that the tiny model generates with it for `MESSAGES` and `DRAWN`."""
+
+    seed: int
+    token_ids: tuple[int, ...]
+
+
+def showing_tools(model: Path, folder: Path) -> Path:
+    """A copy of a model in this folder, with a chat template that renders tools."""
+    copy = shutil.copytree(model, folder)
+    file = copy / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"] += "{% if tools %} {% endif %}"
+    file.write_text(json.dumps(config))
+    return copy
+
+
+def find_script(model: Path, file: Path) -> Script:
+    """A script of different ids for a model of `showing_tools`; `file` is for a tokenizer."""
+    tokenizer = write_tokenizer(file, 512, {})
+    with make_engine(model, tokenizer=tokenizer, tool_parser="hermes") as engine:
+        choices = engine.blocking.generate(MESSAGES, DRAWN, max_tokens=16, seed=0, n=128).choices
+    for choice in choices:
+        if len({UNKNOWN, *choice.token_ids}) == 17:
+            return Script(choice.seed, choice.token_ids)
+    raise AssertionError("no seed draws different tokens alone")
 
 
 def write_tokenizer(

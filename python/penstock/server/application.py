@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route, Router
 
@@ -18,8 +18,10 @@ from penstock.server.admin import (
     version,
     wake_up,
 )
+from penstock.server.anthropic import count_tokens, messages
 from penstock.server.chat import chat_completions
 from penstock.server.completions import completions
+from penstock.server.errors import ApiError
 from penstock.server.limits import Access, Endpoint, Handler, not_found
 from penstock.server.metrics import metrics
 from penstock.server.settings import ServerSettings
@@ -36,6 +38,8 @@ __all__ = ["Application", "app"]
 _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("POST", "/v1/chat/completions", chat_completions, "key"),
     ("POST", "/v1/completions", completions, "key"),
+    ("POST", "/v1/messages", messages, "key"),
+    ("POST", "/v1/messages/count_tokens", count_tokens, "key"),
     ("POST", "/tokenize", tokenize, "key"),
     ("POST", "/detokenize", detokenize, "key"),
     ("POST", "/abort", abort, "key"),
@@ -51,13 +55,18 @@ _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
 )
 
 
+def _error_body(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    """The form of the errors of a route."""
+    return ApiError.anthropic_body if path.startswith("/v1/messages") else ApiError.body
+
+
 class Application:
     """The server as an ASGI application; made by `app`."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         routes = [
-            Route(path, Endpoint(state, path, method, handler, access))
+            Route(path, Endpoint(state, path, method, handler, access, _error_body(path)))
             for method, path, handler, access in _ROUTES
         ]
         self._router: ASGIApp = Router(

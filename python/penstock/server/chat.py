@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.server.errors import ApiError, invalid
-from penstock.server.events import Events
+from penstock.server.events import OpenAIEvents
 from penstock.server.generation import generate, stream
 from penstock.server.http import converted
 from penstock.server.logprobs import Tokens, chat_logprobs, prompt_logprobs
@@ -140,7 +140,7 @@ def _reasoning(text: str) -> dict[str, str]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-class _ChatEvents(Events):
+class _ChatEvents(OpenAIEvents):
     """The events of a streamed chat."""
 
     def __init__(self, generation: Generation, request: ChatRequest) -> None:

@@ -9,7 +9,7 @@ import anyio.to_thread
 
 import penstock
 from penstock.server.errors import invalid
-from penstock.server.events import Events
+from penstock.server.events import OpenAIEvents
 from penstock.server.generation import generate, stream
 from penstock.server.http import converted
 from penstock.server.logprobs import Tokens, completion_logprobs, prompt_logprobs
@@ -187,7 +187,7 @@ def _logprobs(
     return completion_logprobs(tokens, token_ids, logprobs, tops)
 
 
-class _CompletionEvents(Events):
+class _CompletionEvents(OpenAIEvents):
     """The events of streamed completions."""
 
     def __init__(self, generation: Generation, request: CompletionRequest, n: int) -> None:

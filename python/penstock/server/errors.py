@@ -1,4 +1,4 @@
-"""Exceptions as responses in the form of OpenAI's API.
+"""Exceptions as responses in the forms of OpenAI's and Anthropic's APIs.
 
 A message has no path and no address, because it goes to clients; the log has the exception as it is.
 """
@@ -26,6 +26,14 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 #: Statuses of requests whose body was perhaps not read to its end.
 _UNREAD = frozenset({401, 403, 408, 413, 415, 431})
 
@@ -49,11 +57,19 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
-        """The JSON object of the response."""
+        """The JSON object of the response in the form of OpenAI's API."""
         other = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else _TYPES[400]
         kind = _TYPES.get(self.status, other)
-        message = _PRIVATE.sub("...", str(self))
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self._message(), "type": kind, "param": self.param, "code": self.code}}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """The JSON object of the response in the form of Anthropic's API."""
+        other = "api_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, other)
+        return {"type": "error", "error": {"type": kind, "message": self._message()}}
+
+    def _message(self) -> str:
+        return _PRIVATE.sub("...", str(self))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers that belong to the error."""

@@ -1,24 +1,41 @@
-"""The common part of the streams of chats and completions: constant parts of their events, and usage."""
+"""The events of a stream: what all APIs have, and the common part of chats and completions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.sse import event, json_bytes
+from penstock.server.sse import DONE, event, json_bytes
 from penstock.server.usage import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import penstock
+    from penstock.server.errors import ApiError
     from penstock.server.protocol.openai_chat import StreamOptions
     from penstock.server.state import Generation
 
-__all__ = ["Events"]
+__all__ = ["Events", "OpenAIEvents"]
 
 
 class Events:
-    """Makes the events of one stream.
+    """Makes the events of one stream."""
+
+    def of(self, chunk: penstock.Chunk, prompt: int, request: penstock.Request) -> bytes:
+        """The events of a chunk of the request of this prompt."""
+        raise NotImplementedError
+
+    def end(self, requests: Sequence[penstock.Request]) -> bytes:
+        """The events after the last chunk."""
+        raise NotImplementedError
+
+    def error(self, error: ApiError) -> bytes:
+        """The event of an error, which ends the stream."""
+        raise NotImplementedError
+
+
+class OpenAIEvents(Events):
+    """Makes the events of a stream of OpenAI's chats or completions.
 
     `before` and `after` enclose the text in the JSON of a choice. An event that has only text is made of
     constant parts; `chunk` makes the others.
@@ -41,10 +58,6 @@ class Events:
         #: The part of an event before the text, for each index that had an event.
         self._heads: dict[int, bytes] = {}
 
-    def of(self, chunk: penstock.Chunk, prompt: int, request: penstock.Request) -> bytes:
-        """The events of a chunk of the request of this prompt."""
-        raise NotImplementedError
-
     def is_first(self, index: int) -> bool:
         """Whether no event of this index was made; one follows."""
         if index in self._heads:
@@ -66,8 +79,12 @@ class Events:
         return event(value)
 
     def end(self, requests: Sequence[penstock.Request]) -> bytes:
-        """The events after the last chunk: the usage, if it is wanted."""
+        """The events after the last chunk, with the usage if it is wanted."""
         if not self.has_usage:
-            return b""
+            return DONE
         usage = usage_of(*(request.usage for request in requests))
-        return event({**self._common, "choices": [], "usage": usage})
+        return event({**self._common, "choices": [], "usage": usage}) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """The event of an error, which ends the stream."""
+        return event(error.body())

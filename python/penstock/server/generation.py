@@ -15,7 +15,7 @@ import anyio
 
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import DisconnectedError, watch_connection
-from penstock.server.sse import DONE, KEEP_ALIVE, event
+from penstock.server.sse import KEEP_ALIVE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -158,13 +158,13 @@ async def stream(
                 await write()
                 for request in generation.requests:
                     generation.model.measures.add(request, params)
-                last = events.end(generation.requests) + DONE
+                last = events.end(generation.requests)
                 if generation.is_aborted and state.is_draining:
-                    last = event(ApiError(503, "the server is stopping", code="unavailable").body())
+                    last = events.error(ApiError(503, "the server is stopping", code="unavailable"))
             except OSError as error:  # some servers raise it after a disconnect
                 raise DisconnectedError from error
             except Exception as error:  # noqa: BLE001 - the status has been sent
-                last = event(api_error(error).body())
+                last = events.error(api_error(error))
             await exchange.send({"type": "http.response.body", "body": last})
 
     async def write() -> None:

@@ -14,6 +14,8 @@ from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Receive, Scope, Send
 
     from penstock.server.settings import ServerSettings
@@ -47,6 +49,8 @@ class Exchange:
         self.request_headers = Headers(scope=scope)
         #: Headers of every response, such as the request id.
         self.headers: list[tuple[bytes, bytes]] = []
+        #: The JSON object of an error, in the form of the route's API.
+        self.error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
         #: The status of the response, once it has begun.
         self.status: int | None = None
 
@@ -96,7 +100,7 @@ class Exchange:
 
     async def send_error(self, error: ApiError) -> None:
         """Send an error response, which ends the connection if the body may be unread."""
-        await self._send(error.status, error.headers(), json_bytes(error.body()))
+        await self._send(error.status, error.headers(), json_bytes(self.error_body(error)))
 
     async def start_stream(self) -> None:
         """Send the status and the headers of a stream of events."""

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import DisconnectedError, Exchange
@@ -46,12 +46,14 @@ class Endpoint:
         method: str | None,
         handler: Handler,
         access: Access = "key",
+        error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body,
     ) -> None:
         self._state = state
         self._path = path
         self._method = method
         self._handler = handler
         self._access = access
+        self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -60,6 +62,7 @@ class Endpoint:
             return
         begin = time.perf_counter()
         exchange = Exchange(scope, receive, send, self._state.settings)
+        exchange.error_body = self._error_body
         try:
             await self._answer(exchange)
         finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["DONE", "KEEP_ALIVE", "event", "json_bytes"]
+__all__ = ["DONE", "KEEP_ALIVE", "event", "json_bytes", "named_event"]
 
 #: The JSON text of a value.
 json_bytes = msgspec.json.Encoder().encode
@@ -18,3 +18,9 @@ KEEP_ALIVE = b": keep-alive\n\n"
 def event(value: Any) -> bytes:
     """One event."""
     return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def named_event(value: dict[str, Any]) -> bytes:
+    """One event under the name of its type."""
+    name: str = value["type"]
+    return b"event: " + name.encode() + b"\n" + event(value)
