@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -50,6 +52,12 @@ assert lmdeploy.serve.async_engine.AsyncEngine is AsyncEngine
 assert PytorchConfig is original.pytorch.EngineConfig
 assert TurbomindConfig is original.turbomind.EngineConfig
 assert issubclass(Pipeline, AsyncEngine)
+try:
+    from lmdeploy import client
+except ImportError as error:
+    assert "penstock serve" in str(error)
+else:
+    raise AssertionError
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 print(len(original.__all__))
 """
@@ -73,6 +81,17 @@ def test_logger_writes_to_a_file(tmp_path: Path) -> None:
             handler.close()
     assert path.read_text() == "loaded\n"
     assert lmdeploy.utils.get_logger("lmdeploy").name == "penstock"
+
+
+@pytest.mark.parametrize(
+    "name", ["client", "vl", "turbomind.TurboMind", "serve.openai", "pytorch.engine", "serve.vl_async_engine"]
+)
+def test_missing_name_has_an_alternative(name: str) -> None:
+    module, _, attribute = f"penstock.compat.lmdeploy.{name}".rpartition(".")
+    with pytest.raises(ImportError, match=rf"^lmdeploy\.{re.escape(name)} is not provided: "):
+        getattr(importlib.import_module(module), attribute)
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        importlib.import_module(module).other  # noqa: B018
 
 
 def test_star_import_has_the_listed_names() -> None:

@@ -4,7 +4,7 @@ import importlib as _importlib
 import sys as _sys
 
 from penstock.compat.lmdeploy import *  # noqa: F403
-from penstock.compat.lmdeploy import __all__, __version__, version_info  # noqa: F401
+from penstock.compat.lmdeploy import __all__, __getattr__, __version__, version_info  # noqa: F401
 
 # `import lmdeploy.serve.async_engine` finds these, so no module is loaded twice. `pipeline` is the function.
 _modules = (

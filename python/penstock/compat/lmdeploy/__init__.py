@@ -2,6 +2,7 @@
 
 from penstock.compat.lmdeploy import messages, model, pytorch, serve, turbomind, utils
 from penstock.compat.lmdeploy.api import pipeline
+from penstock.compat.lmdeploy.errors import not_provided
 from penstock.compat.lmdeploy.messages import (
     EngineGenerationConfig,
     GenerationConfig,
@@ -33,3 +34,12 @@ __all__ = [
     "utils",
     "version_info",
 ]
+
+__getattr__ = not_provided(
+    "lmdeploy",
+    {
+        "client": "use a client of OpenAI's API; `penstock serve MODEL` is the server",
+        "lite": "models are quantised when they are loaded: penstock.Engine(quantization=...)",
+        "vl": "images are not supported yet",
+    },
+)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import reprlib
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from penstock import PenstockError
 
-__all__ = ["ArgumentError", "ErrorCode", "UnsupportedError", "message_of", "shown"]
+__all__ = ["ArgumentError", "ErrorCode", "UnsupportedError", "message_of", "not_provided", "shown"]
 
 #: The fields of LMDeploy's API that Penstock's options are made of.
 _FIELDS = {
@@ -58,6 +60,19 @@ class UnsupportedError(ArgumentError):
 def message_of(error: PenstockError) -> str:
     """The message of an error of Penstock, with LMDeploy's names of the fields."""
     return _OPTION.sub(lambda match: _FIELDS[match[0]], str(error))
+
+
+def not_provided(module: str, alternatives: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """The `__getattr__` of a module that lacks names of LMDeploy: an `ImportError` with the alternative."""
+
+    def find(name: str) -> NoReturn:
+        if name in alternatives:
+            message = f"{module}.{name} is not provided: {alternatives[name]}"
+            raise ImportError(message, name=module)
+        message = f"module {module!r} has no attribute {name!r}"
+        raise AttributeError(message, name=name)
+
+    return find
 
 
 def shown(value: object) -> str:
