@@ -22,6 +22,7 @@ __all__ = [
     "configs_of",
     "early_of",
     "hint_of",
+    "is_early_order",
     "split",
     "takes_early",
 ]
@@ -142,3 +143,11 @@ def check_template(config: object) -> None:
     """Raise `ArgumentError` if this is not a `ChatTemplateConfig` or `None`."""
     if config is not None and not isinstance(config, ChatTemplateConfig):
         refuse("chat_template_config", config, "a ChatTemplateConfig")
+
+
+def is_early_order(args: Sequence[Any]) -> bool:
+    """Whether positional arguments of `stream_infer` begin with `gen_config`, not with `sessions`."""
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return isinstance(first, GenerationConfig) or isinstance(next(iter(args[1:]), None), bool)

@@ -25,8 +25,8 @@ from penstock.compat.lmdeploy.generation_config import GenerationConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from penstock.compat.lmdeploy.engine_base import EngineBase
     from penstock.compat.lmdeploy.messages import Response
-    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
 __all__ = ["Session", "SessionTable"]
 
@@ -228,7 +228,7 @@ class Session:
     A program can change `history`; the next turn then begins with it.
     """
 
-    def __init__(self, session_id: int, engine: AsyncEngine | None = None, **values: Any) -> None:
+    def __init__(self, session_id: int, engine: EngineBase | None = None, **values: Any) -> None:
         self._engine = engine
         self.session_id = session_id
         self.prompt: Any = None
@@ -240,7 +240,7 @@ class Session:
         self._computed: list[tuple[Any, str]] = []  # the turns that the first `step` tokens are
         self.update(**values)
 
-    def bind(self, engine: AsyncEngine) -> None:
+    def bind(self, engine: EngineBase) -> None:
         """Use the session with this engine. Raises `ArgumentError` if it belongs to another one."""
         if self._engine is not None and self._engine is not engine:
             refuse("session", self, "a session of this engine")

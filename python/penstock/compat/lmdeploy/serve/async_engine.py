@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio.to_thread
 
-import penstock
 from penstock.compat.lmdeploy import batches, chats, scores
 from penstock.compat.lmdeploy import prompts as forms
 from penstock.compat.lmdeploy.checks import place, refuse
+from penstock.compat.lmdeploy.engine_base import EngineBase
 from penstock.compat.lmdeploy.engine_configs import PYTORCH_CONFIGS
 from penstock.compat.lmdeploy.engine_options import open_engine, resolve
 from penstock.compat.lmdeploy.errors import UnsupportedError
 from penstock.compat.lmdeploy.generation import Ask, GenOut
-from penstock.compat.lmdeploy.generation_config import GenerationConfig
 from penstock.compat.lmdeploy.instances import Instance
 from penstock.compat.lmdeploy.model import best_template
 from penstock.compat.lmdeploy.sessions import Session, SessionTable, forgetter
@@ -24,11 +23,10 @@ from penstock.compat.lmdeploy.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Generator, Iterator, Sequence
-    from types import TracebackType
-    from typing import Self
+    from collections.abc import Iterator, Sequence
 
     from penstock.compat.lmdeploy.engine_configs import AnyEngineConfig
+    from penstock.compat.lmdeploy.generation_config import GenerationConfig
     from penstock.compat.lmdeploy.model import ChatTemplateConfig
     from penstock.compat.lmdeploy.response import Response
 
@@ -36,11 +34,8 @@ __all__ = ["AsyncEngine", "GenOut", "Session"]
 
 _log = logging.getLogger("penstock.lmdeploy")
 
-#: Time for the step that runs to end when the engine is closed, in seconds.
-_DRAIN = 5.0
 
-
-class AsyncEngine:
+class AsyncEngine(EngineBase):
     """A model, its sessions and its requests.
 
         engine = AsyncEngine("internlm/internlm-chat-7b", backend_config=EngineConfig(session_len=1024))
@@ -68,7 +63,8 @@ class AsyncEngine:
         tp: int | None = 1,
         **kwargs: Any,
     ) -> None:
-        self._is_closed = self._has_warned = False
+        super().__init__()
+        self._has_warned = False
         forms.check_template(chat_template_config)
         model, options, self.settings = resolve(
             model_path,
@@ -88,7 +84,6 @@ class AsyncEngine:
         self.session_len = engine.info.max_model_len
         width = engine.info.max_num_seqs
         self.instance_num = self.max_concurrency = min(self.settings.max_concurrency or width, width)
-        self.batches: set[Any] = set()  # the calls with many prompts that run
         try:
             self.tokenizer = Tokenizer(model)
             self._template_arguments: Any = {"model_path": str(model), "model_name": self.settings.model_name}
@@ -215,7 +210,7 @@ class AsyncEngine:
             "adapter_name": adapter_name,
             "stream_response": stream_response,
         }
-        place("stream_infer", args, [*values][_is_early_order(args) :], values)
+        place("stream_infer", args, [*values][forms.is_early_order(args) :], values)
         sessions, gen_config, do_preprocess, adapter_name, stream_response = values.values()
         given = forms.early_of("stream_infer", early)
         self.check_open()
@@ -401,47 +396,6 @@ class AsyncEngine:
         self.check_open()
         return Instance(self)
 
-    # ---- sessions
-
-    def stop_session(self, session_id: int | Session) -> Done:
-        """Cancel the session's request, if there is one; the session can be continued. Never waits."""
-        self.sessions.stop(self._session_id(session_id))
-        return Done()
-
-    def end_session(self, session_id: int | Session) -> Done:
-        """Forget the session and its cached blocks; its request is cancelled. Never waits."""
-        self.sessions.end(self._session_id(session_id))
-        return Done()
-
-    def stop_all_session(self) -> Done:
-        """Cancel all requests, those that wait included; their last items have the reason `abort`."""
-        for batch in list(self.batches):
-            batch.cancel()
-        self.sessions.stop_all()
-        return Done()
-
-    stop_all = stop_all_session
-
-    def session(self) -> Session:
-        """A new session, for `chat`."""
-        return Session(self.sessions.new_id(), self)
-
-    def _session_ids(self, sessions: Any, num_prompts: int) -> list[int] | None:
-        if sessions is None:
-            return None
-        given = list(sessions) if isinstance(sessions, (list, tuple)) else [sessions]
-        forms.check_count("sessions", len(given), "session", num_prompts)
-        return [self._session_id(session) for session in given]
-
-    def _session_id(self, session: int | Session | None) -> int:
-        if session is None:
-            return self.sessions.new_id()
-        if isinstance(session, Session):
-            return session.session_id
-        if isinstance(session, bool) or not isinstance(session, int):
-            refuse("session_id", session, "an integer or a Session")
-        return session
-
     def template_of(self, config: ChatTemplateConfig | None) -> Any:
         """The chat template of one call; `None` for the engine's."""
         forms.check_template(config)
@@ -460,59 +414,3 @@ class AsyncEngine:
                 config.top_p,
                 config.min_p,
             )
-
-    # ---- the end
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._is_closed
-
-    def check_open(self) -> None:
-        """Raise `penstock.EngineStoppedError` if the engine is closed."""
-        if self._is_closed:
-            message = "the engine was closed; create a new one"
-            raise penstock.EngineStoppedError(message)
-
-    def close(self) -> None:
-        """Cancel all requests, stop the engine's threads and free the model. Can be called repeatedly.
-
-        Readers get the output so far, and the reason `abort`.
-        """
-        if not self._is_closed:
-            self._is_closed = True
-            engine = getattr(self, "engine", None)
-            if engine is not None:
-                self.stop_all_session()
-                engine.close(drain=_DRAIN)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_is_closed"):
-            self.close()
-
-
-def _is_early_order(args: Sequence[Any]) -> bool:
-    """Whether positional arguments of `stream_infer` begin with `gen_config`, not with `sessions`."""
-    first = args[0] if args else None
-    if isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    return isinstance(first, GenerationConfig) or isinstance(next(iter(args[1:]), None), bool)
-
-
-class Done:
-    """The return value of a method that has finished and that LMDeploy's later versions await."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        return
-        yield
