@@ -90,6 +90,8 @@ class _Prompts:
             self._params.append(params)
             num_started += 1
             yield prompt
+            if self._engine.is_closed:  # `end` has the other prompts
+                return
 
     def params(self) -> Iterator[penstock.SamplingParams]:
         """The parameters of the prompts that were taken."""
@@ -155,8 +157,9 @@ def read(
                     yield from prompts.take_failed()
                     yield from prompts.read(item)
             except penstock.EngineStoppedError as error:
-                stopped = error
-                _log.warning("the engine has ended before its prompts: %s", error)
+                if not engine.is_closed:  # else the prompts were cancelled
+                    stopped = error
+                    _log.warning("the engine has ended before its prompts: %s", error)
         yield from prompts.take_failed()
         yield from prompts.end(stopped)
     finally:
