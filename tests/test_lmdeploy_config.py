@@ -348,6 +348,8 @@ def test_value_of_another_kind_is_refused_with_its_reason() -> None:
         resolve("model.gguf", model_format="awq")
     with pytest.raises(ArgumentError, match="model_path is 123; it must be a directory"):
         resolve(123)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="model_name is 3; it must be None or a text"):
+        resolve("model", model_name=3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="quant_policy is 5; it must be 0, 4 or 8"):
         PytorchEngineConfig(quant_policy=5)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import penstock
@@ -168,6 +170,48 @@ def test_keywords_are_checked_in_every_call(
     assert caplog.text == ""
     method("ab", gen_config=GREEDY, top_p=0.5, top_k=3)
     assert "no effect beside gen_config" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("infer", "do_preprocess"),
+        ("infer", "use_tqdm"),
+        ("stream_infer", "sequence_start"),
+        ("stream_infer", "stream_response"),
+        ("chat", "stream_response"),
+        ("generate", "sequence_start"),
+        ("generate", "sequence_end"),
+        ("generate", "stream_response"),
+        ("generate", "do_preprocess"),
+        ("generate", "stop"),
+    ],
+)
+def test_flag_of_another_type_is_refused(call: str, name: str, pipe: Pipeline) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name} is 'no'; it must be True or False"):
+        getattr(pipe, call)("ab", **{name: "no"})
+
+
+@pytest.mark.parametrize(
+    ("ids", "name"),
+    [(["a"], "input_ids[0]"), ([1, True], "input_ids[1]"), (3, "input_ids"), ("a", "input_ids")],
+)
+@pytest.mark.anyio
+async def test_token_ids_of_another_type_are_refused(ids: Any, name: str, pipe: Pipeline) -> None:
+    instance: Any = await pipe.get_generator(stop=False, session_id=1)
+    for call in (instance.infer, instance.async_stream_infer):
+        with pytest.raises(ArgumentError, match=rf"^{re.escape(name)} is .*; it must be a "):
+            call(1, ids)
+        with pytest.raises(ArgumentError, match=r"^step is '3'"):
+            call(1, [1], step="3")
+    with pytest.raises(ArgumentError, match=rf"^{re.escape(name)} is .*; it must be a "):
+        pipe.generate(None, 1, input_ids=ids)
+    with pytest.raises(
+        ArgumentError, match=r"^session_id is None; it must be given with sequence_start=False"
+    ):
+        pipe.generate("ab", sequence_start=False)
+    assert not pipe.sessions.is_busy(1)
+    assert instance.infer(1, np.array([10, 20]), GREEDY, sequence_end=True).num_token == 8
 
 
 def test_unknown_keyword_names_the_configuration(pipe: Pipeline, tiny_model: Path) -> None:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.compat.lmdeploy.errors import ArgumentError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-__all__ = ["check_choice", "check_flags", "check_integer", "check_number", "place", "refuse"]
+__all__ = [
+    "check_arguments",
+    "check_choice",
+    "check_flags",
+    "check_integer",
+    "check_number",
+    "place",
+    "refuse",
+    "token_ids",
+]
 
 
 def check_integer(
@@ -60,6 +71,26 @@ def check_flags(config: object, *names: str, is_strict: bool = False) -> None:
         value = getattr(config, name)
         if not isinstance(value, bool if is_strict else int) or value not in (0, 1):
             refuse(name, value, "True or False")
+
+
+def check_arguments(**flags: object) -> None:
+    """Require that these arguments are `True` or `False`."""
+    check_flags(SimpleNamespace(**flags), *flags)
+
+
+def token_ids(name: str, values: Any) -> list[int]:
+    """The token ids of a sequence, an array or a tensor."""
+    given = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        refuse(name, values, "a list of token ids")
+    if all(type(token) is int for token in given):
+        return list(given)
+    ids = []
+    for position, token in enumerate(given):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            refuse(f"{name}[{position}]", token, "a token id")
+        ids.append(operator.index(token))
+    return ids
 
 
 def place(function: str, args: Sequence[Any], names: Sequence[str], given: dict[str, Any]) -> None:

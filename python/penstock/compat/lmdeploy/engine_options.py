@@ -171,6 +171,8 @@ def resolve(
     """
     if backend is not None and backend not in _BACKENDS:
         refuse("backend", backend, "'turbomind' or 'pytorch'")
+    if not isinstance(model_name, str | None):
+        refuse("model_name", model_name, "None or a text")
     config = _with_arguments(backend_config, backend, arguments)
     values = {**arguments, **_fields(config)}
     check_integer(SimpleNamespace(instance_num=instance_num), "instance_num", low=1, optional=True)

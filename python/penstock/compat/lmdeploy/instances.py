@@ -6,9 +6,10 @@ import enum
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.compat.lmdeploy.checks import check_arguments, token_ids
 from penstock.compat.lmdeploy.errors import ErrorCode
 from penstock.compat.lmdeploy.generation import Ask, GenOut
-from penstock.compat.lmdeploy.prompts import config_of
+from penstock.compat.lmdeploy.prompts import check_step, config_of
 from penstock.compat.lmdeploy.streams import AsyncStream, read_blocking
 
 if TYPE_CHECKING:
@@ -141,10 +142,12 @@ class Instance:
         adapter_name: str | None,
     ) -> Ask:
         self._engine.check_open()
+        check_arguments(sequence_start=start, sequence_end=end, stream_output=streams)
+        check_step(step)
         return Ask(
             None,
             config_of(gen_config, {}),
-            [int(token) for token in input_ids],
+            token_ids("input_ids", input_ids),
             adapter_name=adapter_name,
             start=start,
             end=end,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.compat.lmdeploy.checks import refuse
+from penstock.compat.lmdeploy.checks import refuse, token_ids
 from penstock.compat.lmdeploy.outputs import to_torch, torch
 
 if TYPE_CHECKING:
@@ -23,15 +23,13 @@ def token_lists(input_ids: Any, min_tokens: int, vocab_size: int) -> list[list[i
     texts = []
     for index, ids in enumerate([given] if is_single else given):
         name = "input_ids" if is_single else f"input_ids[{index}]"
-        tokens = ids.tolist() if hasattr(ids, "tolist") else ids
-        if not isinstance(tokens, (list, tuple)):
-            refuse(name, ids, "a list of token ids")
+        tokens = token_ids(name, ids)
         for position, token in enumerate(tokens):
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            if not 0 <= token < vocab_size:
                 refuse(f"{name}[{position}]", token, f"a token id from 0 to {vocab_size - 1}")
         if len(tokens) < min_tokens:
             refuse(name, ids, f"a list of at least {min_tokens} token ids")
-        texts.append(list(tokens))
+        texts.append(tokens)
     return texts
 
 

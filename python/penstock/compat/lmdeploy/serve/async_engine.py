@@ -9,7 +9,7 @@ import anyio.to_thread
 
 from penstock.compat.lmdeploy import batches, chats, scores
 from penstock.compat.lmdeploy import prompts as forms
-from penstock.compat.lmdeploy.checks import place, refuse
+from penstock.compat.lmdeploy.checks import check_arguments, place, refuse, token_ids
 from penstock.compat.lmdeploy.engine_base import EngineBase
 from penstock.compat.lmdeploy.engine_configs import PYTORCH_CONFIGS
 from penstock.compat.lmdeploy.engine_options import open_engine, resolve
@@ -161,6 +161,7 @@ class AsyncEngine(EngineBase):
         """
         given = forms.early_of("infer", early)
         self.check_open()
+        check_arguments(do_preprocess=do_preprocess, use_tqdm=use_tqdm)
         asked, is_single = forms.split(prompts)
         configs = forms.configs_of(gen_config, len(asked), given)
         template = self.template_of(chat_template_config)
@@ -214,6 +215,8 @@ class AsyncEngine(EngineBase):
         sessions, gen_config, do_preprocess, adapter_name, stream_response = values.values()
         given = forms.early_of("stream_infer", early)
         self.check_open()
+        flags = {"do_preprocess": do_preprocess, "stream_response": stream_response}
+        check_arguments(**flags, sequence_start=sequence_start, sequence_end=sequence_end)
         asked, _is_single = forms.split(prompts)
         configs = forms.configs_of(gen_config, len(asked), given)
         forms.check_step(step)
@@ -255,6 +258,7 @@ class AsyncEngine(EngineBase):
         """
         given = forms.early_of("chat", early)
         self.check_open()
+        check_arguments(stream_response=stream_response, do_preprocess=do_preprocess)
         forms.check_prompt("prompt", prompt)
         if session is None:
             session = self.session()
@@ -367,6 +371,13 @@ class AsyncEngine(EngineBase):
         forms.check_step(step)
         if not stop and (messages is None) == (input_ids is None):
             refuse("messages", messages, "given, or else input_ids")
+        flags = {"stream_response": stream_response, "stop": stop, "do_preprocess": do_preprocess}
+        check_arguments(**flags, sequence_start=sequence_start, sequence_end=sequence_end)
+        if session_id is None and not (sequence_start and sequence_end):
+            name = "sequence_end" if sequence_start else "sequence_start"
+            refuse("session_id", session_id, f"given with {name}=False")
+        if input_ids is not None:
+            input_ids = token_ids("input_ids", input_ids)
         if not stop and messages is not None:
             forms.check_prompt("messages", messages)
         ask = Ask(
@@ -381,8 +392,6 @@ class AsyncEngine(EngineBase):
             step=step,
             streams=stream_response,
         )
-        if session_id is None and not sequence_end:
-            refuse("session_id", session_id, "given with sequence_end=False")
         session_id = self._session_id(session_id)
         stream = AsyncStream(self, session_id, ask)
         if stop:
