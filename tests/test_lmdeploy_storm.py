@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from api_support import assert_at_rest
+from api_support import assert_at_rest, assert_at_rest_blocking, run_in_threads
+from penstock.compat.lmdeploy.instances import Instance, ResponseType
 from support.lmdeploy import config, open_pipeline
 
 if TYPE_CHECKING:
@@ -88,3 +89,34 @@ def test_list_of_prompts_keeps_the_memory_flat(tiny_model: Path) -> None:
             num_running = max(num_running, prepared(pipe))
         assert num_running <= 16
         assert len(pipe(["ab"] * 2000, config(1), do_preprocess=False)) == 2000
+
+
+def test_threads_share_sessions_and_lists(tiny_model: Path) -> None:
+    """Threads with blocking streams, lists, stop words and sessions that end; one drops its streams."""
+    with open_pipeline(tiny_model, max_batch_size=8) as pipe:
+        word = pipe.infer("ab", config(24), do_preprocess=False).text[8:11]
+        text_config = config(24, stop_words=[word])
+        expected = [pipe.infer(prompt, text_config, do_preprocess=False) for prompt in ("ab", "cd")]
+        assert expected[0].finish_reason == "stop"
+
+        def use(number: int) -> None:
+            instance = Instance(pipe)
+            for turn in range(4):
+                if number % 3 == 0:
+                    responses = pipe(["ab", "cd"], text_config, do_preprocess=False)
+                    for response, alone in zip(responses, expected, strict=True):
+                        assert (response.text, response.token_ids) == (alone.text, alone.token_ids)
+                elif number % 3 == 1:
+                    options: dict[str, Any] = {"sequence_start": turn == 0, "sequence_end": turn == 3}
+                    state, ids, count = instance.infer(number, [5 + number, 6], config(4), **options)
+                    assert (state, len(ids), count) == (ResponseType.FINISH, 4, 4)
+                    assert pipe.sessions.length(number) == (turn + 1) * 6 * (turn < 3)
+                else:
+                    parts = pipe.stream_infer("ab", gen_config=config(LONG), do_preprocess=False)
+                    assert next(parts).finish_reason is None
+                    pipe.end_session(number)
+
+        run_in_threads(use, range(12))
+        assert pipe.sessions._states == {}
+        assert pipe.batches == set()
+        assert_at_rest_blocking(pipe.engine)

@@ -12,6 +12,7 @@ import pytest
 import penstock
 from api_support import BACKENDS, assert_at_rest, assert_at_rest_blocking, run_in_threads, wait_until
 from penstock.compat.lmdeploy import sampling
+from penstock.compat.lmdeploy.generation import LONG_TEXT, prepare
 from support.hooks import failing_engine, losing_engine
 from support.lmdeploy import GREEDY, LONG, PROMPT, config, expected_ids, open_pipeline, read
 
@@ -96,6 +97,35 @@ async def test_cancelled_task_leaves_nothing_in_any_phase(pipe: Pipeline) -> Non
         for stream in running:
             await stream.aclose()
         first.cancel_scope.cancel()
+    await assert_at_rest(pipe.engine)
+
+
+async def test_task_cancelled_while_a_thread_prepares_starts_nothing(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        has_begun.set()
+        may_end.wait()
+        try:
+            return prepare(*arguments)
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr("penstock.compat.lmdeploy.generation.prepare", slow)
+    admitted = pipe.engine.stats().requests_admitted
+    async with anyio.create_task_group() as group:
+        stream = pipe.generate("a " * LONG_TEXT, 1, LONG, **RAW)
+        group.start_soon(anext, stream)
+        while not has_begun.is_set():
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    assert 1 not in pipe.sessions._states
+    may_end.set()
+    await anyio.to_thread.run_sync(has_ended.wait)
+    assert [item async for item in stream] == []
+    assert pipe.engine.stats().requests_admitted == admitted
     await assert_at_rest(pipe.engine)
 
 
