@@ -140,6 +140,18 @@ def test_positional_values_have_the_documented_order() -> None:
         (GenerationConfig, "logits_processors", [len, None], "logits_processors[1] is None"),
         (GenerationConfig, "response_format", {"type": "xml"}, "the type of response_format is 'xml'"),
         (GenerationConfig, "response_format", {}, "the type of response_format is None"),
+        (
+            GenerationConfig,
+            "response_format",
+            {"type": "json_schema", "json_schema": "city"},
+            "json_schema of response_format is 'city'",
+        ),
+        (
+            GenerationConfig,
+            "response_format",
+            {"type": "regex_schema"},
+            "regex_schema of response_format is None",
+        ),
     ],
 )
 def test_invalid_item_is_refused_by_the_constructor(kind: Any, field: str, value: Any, part: str) -> None:

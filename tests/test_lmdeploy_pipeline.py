@@ -258,6 +258,14 @@ def test_failing_prompts_leave_the_others_intact(pipe: Pipeline) -> None:
     assert reasons == {0: "length", 1: "error", 2: "length"}
 
 
+def test_changed_parameters_are_checked_by_the_request(pipe: Pipeline) -> None:
+    changed = config(4)
+    changed.response_format = {"type": "json_schema"}
+    assert [response.error_message for response in pipe(["ab"], changed, **RAW)] == [
+        "json_schema of response_format is None; it must be a mapping"
+    ]
+
+
 def test_failed_prompts_are_logged_once(pipe: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
     for count, name in enumerate(("infer", "stream_infer"), 1):
         list(getattr(pipe, name)(["ab", "x" * 600], gen_config=GREEDY, do_preprocess=False))

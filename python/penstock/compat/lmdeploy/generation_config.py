@@ -74,6 +74,10 @@ class GenerationConfig:
     repetition_ngram_threshold: int = 0
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise `ArgumentError` for a value that is not valid; requests check values that were changed."""
         check_integer(self, "n", low=1)
         check_integer(self, "max_new_tokens", "min_new_tokens", optional=True)
         check_number(self, "top_p", "min_p", low=0, high=1)
@@ -156,6 +160,10 @@ def _check_contents(config: GenerationConfig) -> None:
     if value.get("type") not in _FORMATS:
         names = ", ".join(map(repr, _FORMATS))
         refuse("the type of response_format", value.get("type"), f"one of {names}")
+    if value["type"] == "json_schema" and not isinstance(value.get("json_schema"), Mapping):
+        refuse("json_schema of response_format", value.get("json_schema"), "a mapping")
+    if value["type"] == "regex_schema" and not _is_word(value.get("regex_schema")):
+        refuse("regex_schema of response_format", value.get("regex_schema"), "a regular expression")
 
 
 def _check_list(config: GenerationConfig, name: str, is_valid: Callable[[Any], bool], limit: str) -> None:

@@ -47,6 +47,7 @@ def options(
 
     Raises `UnsupportedError` for a value that is not supported, `ArgumentError` for one that is invalid.
     """
+    config.check()
     for name, reason in _UNSUPPORTED.items():
         if getattr(config, name):
             message = f"{name} is {shown(getattr(config, name))}; it is not supported: {reason}"
@@ -90,22 +91,15 @@ def options(
 
 def _add_format(values: SamplingOptions, response_format: Mapping[str, Any] | None) -> None:
     """Add `response_format` or `regex`."""
-    if response_format is None:
-        return
-    kind = response_format.get("type")
-    if kind == "text":
+    kind = None if response_format is None else response_format["type"]
+    if response_format is None or kind == "text":
         return
     if kind == "regex_schema":
-        values["regex"] = response_format.get("regex_schema") or refuse(
-            "response_format", response_format, "a mapping with regex_schema, a regular expression"
-        )
+        values["regex"] = response_format["regex_schema"]
     elif kind == "json_object":
         values["response_format"] = {"type": "json_object"}
     else:
-        schema = response_format.get("json_schema")
-        if schema is None:
-            refuse("response_format", response_format, "a mapping with json_schema")
-        values["response_format"] = {"type": "json_schema", "json_schema": schema}
+        values["response_format"] = {"type": "json_schema", "json_schema": response_format["json_schema"]}
 
 
 def _add_stop_words(
