@@ -346,9 +346,22 @@ def test_logits_without_torch_are_a_typed_error(pipe: Pipeline, monkeypatch: pyt
     assert "penstock[lmdeploy]" in str(response.error_message)
 
 
-def test_reader_of_plain_outputs_makes_no_copies(pipe: Pipeline) -> None:
+def test_reader_of_plain_outputs_makes_no_copies(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hot path of a stream takes the chunks of these parameters as they are."""
     from penstock import SamplingParams
 
     for fields, is_plain in (({}, True), ({"stop": ["a"]}, False), ({"logprobs": True}, False)):
         assert Reader(pipe, GREEDY, SamplingParams(**fields)).is_plain == is_plain
+    num_read = 0
+    read = Reader.read
+
+    def counted(reader: Reader, chunk: Chunk) -> Any:
+        nonlocal num_read
+        num_read += 1
+        return read(reader, chunk)
+
+    monkeypatch.setattr(Reader, "read", counted)
+    plain = streamed(pipe, "ab", config(64))
+    assert num_read == 0
+    assert joined(streamed(pipe, "ab", config(64, logprobs=1))) == joined(plain)
+    assert num_read > 0
