@@ -92,6 +92,16 @@ def test_health_needs_no_key(server: Served) -> None:
     assert server.ask("/ping")[0] == 200
 
 
+@pytest.mark.parametrize(
+    "keys", ["secret", ["secret"], ("",), ("a b",), ("schl\u00fcssel",), ("a\n",), (None,)]
+)
+def test_key_that_no_request_can_have_is_refused(keys: object) -> None:
+    for name in ("api_keys", "admin_api_keys"):
+        with pytest.raises(penstock.ConfigError, match=name) as caught:
+            penstock.server.ServerSettings(**{name: keys})  # type: ignore[arg-type]
+        assert "secret" not in str(caught.value)
+
+
 def test_key_has_a_bound_of_unfinished_requests(engine: penstock.Engine) -> None:
     settings = penstock.server.ServerSettings(api_keys=("a", "b"), max_requests_per_key=1)
     with serving(penstock.server.app(engine, settings)) as server:

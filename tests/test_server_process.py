@@ -122,7 +122,10 @@ def test_second_signal_ends_the_process_at_once(tiny_model: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: is_refused(server))
         server.process.send_signal(signal.SIGTERM)
+        received = read_all(connection)
         assert server.end() == 0
+        assert b"[DONE]" not in received
+        assert b"the server is stopping" not in received  # the deadline of the drain would end it with this
 
 
 def test_keys_come_from_files(tiny_model: Path, tmp_path: Path) -> None:
@@ -132,6 +135,17 @@ def test_keys_come_from_files(tiny_model: Path, tmp_path: Path) -> None:
         for key in ("one", "two", "boss"):
             assert server.ask("/v1/models", headers={"X-Api-Key": key})[0] == 200
         assert server.ask("/sleep", method="POST", headers={"X-Api-Key": "one"})[0] == 401
+
+
+def test_key_file_or_variable_without_a_key_is_invalid_usage(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\n \n")
+    for option in ("--api-key-file", "--admin-api-key-file"):
+        result = CliRunner().invoke(main, ["serve", str(tiny_model), option, str(tmp_path / "keys")])
+        assert result.exit_code == 2, result.output
+        assert "has no key" in result.output
+    result = CliRunner().invoke(main, ["serve", str(tiny_model)], env={"PENSTOCK_API_KEY": ""})
+    assert result.exit_code == 2, result.output
+    assert "api_keys" in result.output
 
 
 def test_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:

@@ -71,13 +71,14 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         aliases = dict.fromkeys(others, first)
     if not paths or (model is None and names):
         raise click.UsageError("Missing argument 'MODEL'.")
-    keys = [os.environ.get("PENSTOCK_API_KEY", ""), *options.pop("api_keys")]
-    keys += _lines(options["api_key_file"])
+    keys = [*options.pop("api_keys"), *_lines(options["api_key_file"])]
+    if "PENSTOCK_API_KEY" in os.environ:
+        keys.append(os.environ["PENSTOCK_API_KEY"])
     admin_keys = [*options.pop("admin_api_keys"), *_lines(options["admin_api_key_file"])]
     chosen = {field.name: options[field.name] for field in fields(ServerSettings) if field.name in options}
     settings = ServerSettings(
-        api_keys=tuple(filter(None, keys)),
-        admin_api_keys=tuple(filter(None, admin_keys)),
+        api_keys=tuple(keys),
+        admin_api_keys=tuple(admin_keys),
         **{name: value for name, value in chosen.items() if value is not None},
     )
     engine_settings: dict[str, Any] = {"max_waiting": _MAX_WAITING, **given(EngineOptions, options)}
@@ -100,4 +101,11 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
 
 
 def _lines(file: str | None) -> list[str]:
-    return [] if file is None else [line.strip() for line in Path(file).read_text().splitlines()]
+    """The keys in a file: its lines that are not blank."""
+    if file is None:
+        return []
+    lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    keys = [line for line in lines if line]
+    if not keys:
+        raise click.UsageError(f"{file} has no key.")
+    return keys

@@ -16,7 +16,7 @@ class ServerSettings:
     """Limits and options of the server. Times are in seconds, sizes in bytes.
 
     The string of each field is its help text on the command line of `penstock serve`. Raises `ConfigError`
-    for a number that is not above 0.
+    for a number that is not above 0, and for a key that no request can have.
     """
 
     api_keys: Annotated[tuple[str, ...], "Key that requests need; repeat the option for several."] = field(
@@ -44,7 +44,17 @@ class ServerSettings:
     legacy_metrics: Annotated[bool, "Add former names of vLLM's metrics to /metrics."] = False
 
     def __post_init__(self) -> None:
+        for name in ("api_keys", "admin_api_keys"):
+            keys = getattr(self, name)
+            limit = "a tuple of keys: printable ASCII characters without blanks"
+            if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
+                message = f"{name} is not allowed: it must be {limit}"
+                raise penstock.ConfigError(message, name, None, limit)
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < math.inf:
                 message = f"{name}={value!r} is not allowed: it must be a finite number above 0"
                 raise penstock.ConfigError(message, name, value, "a finite number above 0")
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isprintable() and key != "" and " " not in key
