@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from penstock.compat.dashinfer import allspark
+from support.aliases import ALIASES, assert_is_installed, assert_methods_have_docstrings, run
 
-ROOT = Path(__file__).parent.parent
-ALIAS = ROOT / "python" / "aliases" / "dashinfer"
-
-
-def run(code: str, *paths: Path) -> str:
-    code = f"import sys\nsys.path[:0] = {[str(path) for path in paths]}\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True, timeout=60
-    )
-    return done.stdout
+ALIAS = ALIASES / "dashinfer"
 
 
 @pytest.mark.parametrize(
@@ -74,27 +62,8 @@ def test_every_listed_name_exists_and_has_a_docstring() -> None:
 
 
 def test_every_public_method_has_a_docstring() -> None:
-    for source in Path(allspark.__file__).parent.glob("*.py"):
-        for item in ast.walk(ast.parse(source.read_text())):
-            if not isinstance(item, ast.ClassDef) or item.name.startswith("_"):
-                continue
-            methods = [part for part in item.body if isinstance(part, ast.FunctionDef)]
-            missing = [
-                method.name
-                for method in methods
-                if not method.name.startswith("_")
-                and not ast.get_docstring(method)
-                and "overload" not in map(ast.unparse, method.decorator_list)
-            ]
-            assert missing == [], f"{source.name}: {item.name}"
+    assert_methods_have_docstrings(Path(allspark.__file__).parent)
 
 
 def test_distribution_is_built_and_installed(tmp_path: Path) -> None:
-    project = tomllib.loads((ALIAS / "pyproject.toml").read_text())["project"]
-    assert (project["name"], project["dependencies"]) == ("penstock-dashinfer", ["penstock"])
-    pytest.importorskip("setuptools", "70.1")
-    source = tmp_path / "source"
-    subprocess.run(["cp", "-r", ALIAS, source], check=True)  # noqa: S607 - the build writes beside the source
-    command = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target"]
-    subprocess.run([sys.executable, *command, tmp_path / "site", source], check=True, timeout=100)
-    assert run("import dashinfer; print(dashinfer.__file__)", tmp_path / "site").startswith(str(tmp_path))
+    assert_is_installed("dashinfer", tmp_path)

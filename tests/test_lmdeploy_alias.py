@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from penstock.compat import lmdeploy
+from support.aliases import ALIASES, assert_is_installed, assert_methods_have_docstrings, run
 
-ROOT = Path(__file__).parent.parent
-ALIAS = ROOT / "python" / "aliases" / "lmdeploy"
-
-
-def run(code: str, *paths: Path) -> str:
-    code = f"import sys\nsys.path[:0] = {[str(path) for path in paths]}\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True, timeout=60
-    )
-    return done.stdout
+ALIAS = ALIASES / "lmdeploy"
 
 
 def test_documented_imports_have_the_objects_of_the_modules() -> None:
@@ -107,29 +95,8 @@ def test_every_listed_name_exists_and_has_a_docstring() -> None:
 
 def test_every_public_method_has_a_docstring() -> None:
     assert lmdeploy.__file__ is not None
-    for source in Path(lmdeploy.__file__).parent.rglob("*.py"):
-        for item in ast.walk(ast.parse(source.read_text())):
-            if not isinstance(item, ast.ClassDef) or item.name.startswith("_"):
-                continue
-            methods = [
-                part for part in item.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))
-            ]
-            missing = [
-                method.name
-                for method in methods
-                if not method.name.startswith("_")
-                and not ast.get_docstring(method)
-                and "overload" not in map(ast.unparse, method.decorator_list)
-            ]
-            assert missing == [], f"{source.name}: {item.name}"
+    assert_methods_have_docstrings(Path(lmdeploy.__file__).parent)
 
 
 def test_distribution_is_built_and_installed(tmp_path: Path) -> None:
-    project = tomllib.loads((ALIAS / "pyproject.toml").read_text())["project"]
-    assert (project["name"], project["dependencies"]) == ("penstock-lmdeploy", ["penstock"])
-    pytest.importorskip("setuptools", "70.1")
-    source = tmp_path / "source"
-    subprocess.run(["cp", "-r", ALIAS, source], check=True)  # noqa: S607 - the build writes beside the source
-    command = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target"]
-    subprocess.run([sys.executable, *command, tmp_path / "site", source], check=True, timeout=100)
-    assert run("import lmdeploy; print(lmdeploy.__file__)", tmp_path / "site").startswith(str(tmp_path))
+    assert_is_installed("lmdeploy", tmp_path)

@@ -89,7 +89,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any] | None]] = {
     "dllm_denoising_steps": (4, {}),
     "dllm_confidence_threshold": (0.5, {}),
 }
-#: Fields whose effect other tests show.
+#: Fields with an effect that other tests show.
 ELSEWHERE = {"enable_prefix_caching", "model_name", "download_dir", "revision", "group_size", "kv_bits"}
 
 

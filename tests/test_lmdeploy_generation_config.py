@@ -188,7 +188,7 @@ def test_sampling_applies_if_the_parameters_allow_it(
 
 
 def test_no_parameter_is_left_to_the_files_of_the_model(model: Model) -> None:
-    """The fields whose default is "the model's", except for the end tokens."""
+    """The fields with the default "the model's", except for the end tokens."""
     params = penstock.SamplingParams(**model.options(GenerationConfig()))
     defaults = penstock.SamplingParams()
     fields = [name for name in penstock.SamplingOptions.__annotations__ if hasattr(params, name)]

@@ -53,7 +53,7 @@ def joined(parts: list[Response]) -> tuple[str, list[int]]:
 
 
 def regex(text: str, max_new_tokens: int = 200, **fields: Any) -> GenerationConfig:
-    """Parameters whose output is this text, by its bytes."""
+    """Parameters that give this text, by its bytes."""
     schema = {"type": "regex_schema", "regex_schema": text}
     return GenerationConfig(max_new_tokens=max_new_tokens, response_format=schema, **fields)
 

@@ -101,7 +101,7 @@ def client(server: Served) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture(scope="module")
 def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose model answers `thinks` with `PIECES`."""
+    """A server with a model that answers `thinks` with `PIECES`."""
     folder = tmp_path_factory.mktemp("thinking")
     model = scripted.showing_tools(tiny_model, folder / "model")
     script = scripted.find_script(model, folder / "tokenizer.json")
@@ -139,7 +139,7 @@ def calling(engine: penstock.Engine) -> dict[str, Any]:
 
 
 def events_of(server: Served, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream, whose names are checked."""
+    """The events of a stream; checks their names."""
     status, text, headers = server.ask(PATH, {**body, "stream": True})
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     found = []
@@ -151,7 +151,7 @@ def events_of(server: Served, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def error_of(answer: dict[str, Any]) -> tuple[str, str]:
-    """The type and the message of an error, whose form is checked."""
+    """The type and the message of an error; checks its form."""
     assert answer.keys() == {"type", "error"}
     assert answer["type"] == "error"
     assert answer["error"].keys() == {"type", "message"}

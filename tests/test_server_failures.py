@@ -33,7 +33,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 @pytest.fixture
 def server(tiny_model: Path) -> Iterator[Served]:
-    """A server whose steps fail if they compute `FAILING_TOKEN`."""
+    """A server with steps that fail if they compute `FAILING_TOKEN`."""
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine)) as server:
         engine._session.adopt(hooks.failing_engine(tiny_model, engine.config, FAILING_TOKEN))
         yield server

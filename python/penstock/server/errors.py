@@ -34,7 +34,7 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-#: Statuses of requests whose body was perhaps not read to its end.
+#: Statuses of requests that were perhaps not read to the end of their body.
 _UNREAD = frozenset({401, 403, 408, 413, 415, 431})
 
 

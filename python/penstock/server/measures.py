@@ -28,7 +28,7 @@ _HTTP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 #: Routes of probes and scrapes, which are not counted.
 _UNCOUNTED = frozenset({"/health", "/metrics", "/ping", "/version"})
-#: The status of a request whose client has closed the connection before the response.
+#: The status of a request if the client closed the connection before the response.
 _DISCONNECTED = 499
 
 

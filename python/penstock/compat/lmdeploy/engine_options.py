@@ -200,7 +200,7 @@ def resolve(
 
 
 def open_engine(model: str, options: EngineOptions) -> penstock.Engine:
-    """An engine whose blocking calls can be used.
+    """An engine that is open for blocking calls.
 
     Raises `ArgumentError` for options that the model does not allow, with LMDeploy's names of the fields.
     """

@@ -41,7 +41,6 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNSUPPORTED_FEATURE = "unsupported_feature"
     PREPROCESS_FAILED = "preprocess_failed"
-    OUT_OF_MEMORY = "out_of_memory"
     ENGINE_UNAVAILABLE = "engine_unavailable"
     INTERNAL_ERROR = "internal_error"
 

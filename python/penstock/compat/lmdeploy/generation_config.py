@@ -120,7 +120,7 @@ class GenerationConfig:
 
 @dataclasses.dataclass
 class EngineGenerationConfig(GenerationConfig):
-    """A `GenerationConfig` whose stop words and bad words are token ids."""
+    """A `GenerationConfig` with token ids as stop words and bad words."""
 
     stop_words: list[int] | None = None  # type: ignore[assignment]
     bad_words: list[int] | None = None  # type: ignore[assignment]

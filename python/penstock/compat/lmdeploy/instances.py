@@ -45,7 +45,6 @@ _ERRORS: dict[str | None, ResponseType] = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: ResponseType.INPUT_LENGTH_ERROR,
     ErrorCode.ENGINE_UNAVAILABLE: ResponseType.ENGINE_STOP_ERROR,
     ErrorCode.UNSUPPORTED_FEATURE: ResponseType.NOT_SUPPORTED,
-    ErrorCode.OUT_OF_MEMORY: ResponseType.OUT_OF_MEMORY,
 }
 
 

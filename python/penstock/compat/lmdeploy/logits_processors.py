@@ -36,7 +36,7 @@ def with_tensors(processor: Callable[[Any, Any], Any]) -> penstock.LogitsProcess
 
 @dataclasses.dataclass
 class NgramStop:
-    """Ends an output whose last `size` tokens occur `threshold` times in it, by the token `end`.
+    """Ends an output by the token `end`, once its last `size` tokens occur `threshold` times in it.
 
     `forbids_end` masks `end` in other places. The processor has the state of one output.
     """

@@ -215,7 +215,7 @@ _TURN: list[Mapping[str, Any]] = [
 
 
 class _WithoutSequenceStart:
-    """A registered template whose methods have no `sequence_start`."""
+    """A registered template without `sequence_start` in its methods."""
 
     def __init__(self, template: Any) -> None:
         self._template = template

@@ -109,7 +109,7 @@ class Reader:
         return Part(text, ids, logprobs, logits, states)
 
     def _num_within(self) -> int:
-        """The number of ids whose text lies within the text that has arrived."""
+        """The number of ids that decode to a part of the text that has arrived."""
         num_chars = self._num_chars - self._num_chars_before
         end = _num_within(self._decode, self.ids, self._first, num_chars, self.num_returned)
         if end >= self._next_first + _WINDOW:
@@ -153,7 +153,7 @@ class Reader:
 def _num_within(
     decode: Callable[[Sequence[int]], str], ids: list[int], first: int, num_chars: int, low: int
 ) -> int:
-    """The number of ids whose text from `first` on lies within so many characters; at least `low`."""
+    """The number of ids, at least `low`, that decode to `num_chars` characters or fewer from `first` on."""
     text = decode(ids[first:])
     wanted, end = text[:num_chars], len(ids)
     while end > low:

@@ -16,7 +16,7 @@ __all__ = ["Pipeline"]
 
 
 class Pipeline(AsyncEngine):
-    """The engine that `pipeline` returns: an `AsyncEngine` whose calls return `Response` objects.
+    """The engine that `pipeline` returns: an `AsyncEngine` with calls that return `Response` objects.
 
     They return text if it has arguments of LMDeploy's first pipeline, such as `backend`; docs/lmdeploy.md
     lists them.

@@ -236,7 +236,6 @@ class Session:
         self.history: list[tuple[Any, str]] = []
         self.gen_config: GenerationConfig | None = None
         self.step = 0
-        self.epoch: int | None = None
         self._computed: list[tuple[Any, str]] = []  # the turns that the first `step` tokens are
         self.update(**values)
 
@@ -282,7 +281,7 @@ class Session:
 
     def reset(self) -> None:
         """Return to the state of a new session; the id remains."""
-        self.prompt = self.response = self.gen_config = self.epoch = None
+        self.prompt = self.response = self.gen_config = None
         self.history, self._computed = [], []
         self.step = 0
 

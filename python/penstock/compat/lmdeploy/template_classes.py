@@ -151,7 +151,7 @@ class BaseChatTemplate:
 
 
 class BaseModel(BaseChatTemplate):
-    """A chat template whose class has a method `decorate_prompt(prompt, sequence_start)`."""
+    """A chat template of a class with a method `decorate_prompt(prompt, sequence_start)`."""
 
     def decorate_prompt(self, prompt: str, sequence_start: bool = True) -> str:
         """The text of a prompt for one message of the user."""
@@ -165,7 +165,7 @@ class BaseModel(BaseChatTemplate):
 
 
 class _Trimmed(BaseChatTemplate):
-    """A template whose prompts end without the space that precedes an answer."""
+    """A template of prompts that end without the space before an answer."""
 
     def _generation_prompt(self) -> str:
         return self.assistant.removesuffix(" ")
@@ -255,7 +255,7 @@ for _name, _fields in TEMPLATES.items():
 
 
 def text_of(content: object) -> str:
-    """The text of a message: a string, or the first part of a list, whose parts must be texts."""
+    """The text of a message: a string, or the first part of a list of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or not content:

@@ -116,7 +116,7 @@ class Tokenizer:
         """The text of the ids after those of the last call, and the state for the next call.
 
         `all_input_ids` are the ids of the last call and the new ones; in the first call, the first
-        `state.ids_offset` ids are a prompt, whose text is not returned. A part of a character at the end is
+        `state.ids_offset` ids are a prompt; its text is not returned. A part of a character at the end is
         withheld until the character is complete. Special tokens are not separated by spaces.
         """
         ids = _integers(all_input_ids)
@@ -136,9 +136,9 @@ class Tokenizer:
         return Encoding(input_ids=[self.model.encode(text, add_special_tokens=False) for text in s])
 
     def indexes_containing_token(self, token: str) -> list[int]:
-        """The ids of the tokens whose text contains `token`.
+        """The ids of the tokens with `token` in their text.
 
-        If there are more than 5, those whose text is `token`, at most 5. Empty for a text of several tokens.
+        If there are more than 5, those with exactly this text, at most 5. Empty for a text of several tokens.
         """
         if len(self.encode(token, add_bos=False)) > 1:
             logger.warning("the text %r has several tokens; no token contains it", token)

@@ -1,4 +1,4 @@
-"""`lmdeploy.version`: the version of LMDeploy whose API this is; Penstock's own is `penstock.__version__`."""
+"""`lmdeploy.version`: the version of the emulated API; Penstock's own is `penstock.__version__`."""
 
 __all__ = ["__version__", "version_info"]
 

@@ -251,10 +251,10 @@ class AsyncEngine(EngineBase):
     ) -> Any:
         """Add a turn to a session, by default a new one.
 
-        Returns the session, whose `response` is the answer; with `stream_response` an iterator of the parts
-        of the answer. A turn that fails or is cancelled, also by leaving the loop, changes neither `history`
-        nor `step`; a turn of a session whose turn runs changes nothing and is logged. Only the new messages
-        are computed. Raises as `infer` does.
+        Returns the session; its `response` is the answer. With `stream_response` returns an iterator of the
+        parts of the answer. A turn that fails or is cancelled, also by leaving the loop, changes neither
+        `history` nor `step`; a second turn while one runs changes nothing and is logged. Only the new
+        messages are computed. Raises as `infer` does.
         """
         given = forms.early_of("chat", early)
         self.check_open()
