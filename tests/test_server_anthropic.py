@@ -262,12 +262,12 @@ def test_blocks_become_messages_of_the_chat_template(engine: penstock.Engine, sy
     ],
 )
 def test_thinking_and_effort_are_template_variables(fields: dict[str, Any], options: dict[str, Any]) -> None:
-    from penstock.server.anthropic.conversion import chat_options
+    from penstock.server.anthropic.conversion import template_variables
     from penstock.server.http import converted
     from penstock.server.protocol.anthropic import CountRequest
 
     request = converted({"messages": [USER], **fields}, CountRequest)
-    assert chat_options(request) == {"chat_template_kwargs": options}
+    assert template_variables(request) == options
 
 
 # ---- the official client

@@ -85,14 +85,26 @@ def test_abort_ends_a_stream_with_its_output(server: Served, engine: penstock.En
     wait_until(lambda: at_rest(engine))
 
 
-def test_abort_ends_a_batch_with_an_error(server: Served, engine: penstock.Engine) -> None:
+@pytest.mark.parametrize(
+    ("fields", "status", "text"),
+    [
+        ({"prompt": [[1], [2]]}, b" 200 ", b'"finish_reason":"abort"'),
+        ({"prompt": [1], "best_of": 2}, b" 503 ", b'"code":"aborted"'),
+    ],
+    ids=["batch", "selection"],
+)
+def test_abort_ends_a_request_that_is_not_streamed(
+    server: Served, engine: penstock.Engine, fields: dict[str, Any], status: bytes, text: bytes
+) -> None:
     with held(engine):
-        connection = server.send(post("/v1/completions", {**LONG, "prompt": [[1], [2]], "stream": False}))
+        connection = server.send(post("/v1/completions", {**LONG, "stream": False, **fields}))
         wait_until(lambda: engine.stats().running == 3)
         [name] = server.application.state.generations
         assert server.ask("/abort", {"request_id": name})[1] == {"aborted": 1}
-    assert b" 503 " in connection.recv(1000)
+    received = connection.recv(1 << 16)
     connection.close()
+    assert status in received.partition(b"\r\n")[0]
+    assert text in received
     wait_until(lambda: at_rest(engine))
 
 

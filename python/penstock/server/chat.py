@@ -5,80 +5,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.server.errors import ApiError, invalid
+from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
-from penstock.server.generation import generate, stream
-from penstock.server.http import converted
+from penstock.server.generation import begin, generate, stream
 from penstock.server.logprobs import Tokens, chat_logprobs, prompt_logprobs
+from penstock.server.prompts import template_options
 from penstock.server.protocol.openai_chat import ChatRequest
-from penstock.server.sampling import fields_named, sampling_options, warn_unknown
-from penstock.server.state import Generation
+from penstock.server.sampling import fields_named, read_request, sampling_options
+from penstock.server.state import Call
 from penstock.server.usage import finish_reason, usage_of
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
-    from penstock.server.settings import ServerSettings
-    from penstock.server.state import State
+    from penstock.server.state import Generation, State
 
 __all__ = ["chat_completions"]
 
 #: The sampling parameter that has another name in a request.
 _NAMES = {"max_tokens": "max_completion_tokens"}
-_FIELDS = frozenset(ChatRequest.__struct_fields__)
 
 
 async def chat_completions(state: State, exchange: Exchange) -> None:
     """Answer a chat."""
-    fields = await exchange.read_object()
-    warn_unknown(fields, _FIELDS)
-    request = converted(fields, ChatRequest)
-    model, name = state.model(request.model)
-    options = _chat_options(request, state.settings)
+    fields, request = await read_request(state, exchange, ChatRequest)
     with fields_named(_NAMES if request.max_completion_tokens is not None else {}):
-        await _answer(state, exchange, request, fields, options, Generation("chatcmpl", model, name))
-
-
-async def _answer(
-    state: State,
-    exchange: Exchange,
-    request: ChatRequest,
-    fields: dict[str, Any],
-    options: dict[str, Any],
-    generation: Generation,
-) -> None:
-    params = _params(request, fields)
-    if request.stream:
-        if params.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs", params.prompt_logprobs, "left out when stream is true")
-        events = _ChatEvents(generation, request)
-        await stream(state, generation, [request.messages], params, options, events, exchange)
-        return
-    results = await generate(state, generation, [request.messages], params, options, exchange)
+        generation = begin(state, "chatcmpl", request.model, _call(state, request, fields))
+        if request.stream:
+            await stream(state, generation, _ChatEvents(generation, request), exchange)
+            return
+        results = await generate(state, generation, exchange)
     if results is not None:
         await exchange.send_json(_completion(generation, request, results[0]))
 
 
-def _chat_options(request: ChatRequest, settings: ServerSettings) -> dict[str, Any]:
-    """The keywords of the request that concern the chat template."""
-    if request.chat_template is not None and not settings.request_templates:
-        raise ApiError(
-            400, "chat_template is not allowed: this server accepts none in requests", param="chat_template"
-        )
+def _call(state: State, request: ChatRequest, fields: dict[str, Any]) -> Call:
     if request.modalities not in (None, ["text"]):
         raise invalid("modalities", request.modalities, '["text"]')
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(request, name):
             raise invalid(name, getattr(request, name), "left out: it is for /v1/completions")
-    names = ("chat_template", "documents", "add_generation_prompt", "continue_final_message")
-    options = {name: getattr(request, name) for name in names if getattr(request, name) not in (None, False)}
-    if request.add_generation_prompt is False:
-        options["add_generation_prompt"] = False
-    variables = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", request.reasoning_effort)
-    if variables:
-        options["chat_template_kwargs"] = variables
-    return options
+    variables = {"reasoning_effort": request.reasoning_effort}
+    template = template_options(state.settings, request, variables)
+    return Call([request.messages], _params(request, fields), template)
 
 
 def _params(request: ChatRequest, fields: dict[str, Any]) -> penstock.SamplingParams:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from penstock.server.errors import ApiError, api_error
+from penstock.server.errors import ApiError, api_error, invalid
 from penstock.server.http import DisconnectedError, watch_connection
 from penstock.server.sse import KEEP_ALIVE
+from penstock.server.state import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from anyio import CancelScope
 
@@ -26,9 +27,22 @@ if TYPE_CHECKING:
     from penstock.server.events import Events
     from penstock.server.http import Exchange
     from penstock.server.settings import ServerSettings
-    from penstock.server.state import Generation, State
+    from penstock.server.state import Call, State
 
-__all__ = ["generate", "stream"]
+__all__ = ["begin", "generate", "stream"]
+
+Item = TypeVar("Item")
+
+
+def begin(state: State, prefix: str, model_name: str | None, call: Call) -> Generation:
+    """The generation of a call, with a new id that has this prefix. Checks the limits of the server."""
+    model, name = state.model(model_name)
+    params, limit = call.params, state.settings.max_outputs
+    if call.num_sequences > limit:
+        field = "best_of" if params.best_of else "num_beams" if params.num_beams > 1 else "n"
+        allowed = f"at most {limit} divided by the number of prompts, {len(call.prompts)}"
+        raise invalid(field, getattr(params, field), allowed)
+    return Generation(prefix, model, name, call)
 
 
 @contextmanager
@@ -59,58 +73,75 @@ async def _while_connected(
     return is_complete
 
 
-async def generate(
-    state: State,
-    generation: Generation,
-    prompts: Sequence[penstock.Prompt],
-    params: penstock.SamplingParams,
-    options: Mapping[str, Any],
-    exchange: Exchange,
-) -> list[penstock.Result] | None:
+async def _for_each(items: Sequence[Item], work: Callable[[int, Item], Awaitable[None]]) -> None:
+    """Run `work` for all items at the same time, with their indices. The first error ends it."""
+    if len(items) == 1:
+        await work(0, items[0])
+        return
+    errors: list[Exception] = []
+
+    async def run(index: int, item: Item) -> None:
+        try:
+            await work(index, item)
+        except Exception as error:  # noqa: BLE001 - raised below, outside the task group
+            errors.append(error)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for index, item in enumerate(items):
+            group.start_soon(run, index, item)
+    if errors:
+        raise errors[0]
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
+
+
+async def generate(state: State, generation: Generation, exchange: Exchange) -> list[penstock.Result] | None:
     """The results for all prompts, in order; `None` if the client has disconnected."""
     results: dict[int, penstock.Result] = {}
-    engine = generation.model.engine
+    engine, call = generation.model.engine, generation.call
+    # The engine has no request for each output of these, so there is no output so far.
+    is_selected = call.params.num_beams > 1 or call.params.best_of is not None
 
-    async def run() -> None:
-        if len(prompts) == 1 and params.num_beams == 1 and params.best_of is None:
-            async with engine.stream(prompts[0], params, **options) as request:
-                generation.add(request)
-                results[0] = await request.result()
+    async def run(index: int, prompt: penstock.Prompt) -> None:
+        if is_selected:
+            with anyio.CancelScope() as scope:
+                generation.add(scope)
+                results[index] = await engine.generate(prompt, call.params, **call.template)
+            if scope.cancelled_caught:
+                raise ApiError(503, "the request was aborted", code="aborted")
             return
-        with anyio.CancelScope() as scope:
-            generation.on_abort = scope.cancel
-            if len(prompts) == 1:
-                results[0] = await engine.generate(prompts[0], params, **options)
-            else:
-                async with engine.generate_many(prompts, params, ordered=False, **options) as items:
-                    async for item in items:
-                        if item.result is None:
-                            raise item.error or AssertionError
-                        results[item.index] = item.result
-        if scope.cancelled_caught:
-            raise ApiError(503, "the request was aborted", code="aborted")
+        async with engine.stream(prompt, call.params, **call.template) as request:
+            generation.add(request)
+            results[index] = await request.result()
 
     with _listed(state, generation):
-        is_complete = await _while_connected(run, partial(watch_connection, exchange.receive))
+        work = partial(_for_each, call.prompts, run)
+        is_complete = await _while_connected(work, partial(watch_connection, exchange.receive))
     if not is_complete:
         return None
+    if generation.is_aborted and state.is_draining:
+        raise _stopping()
     for result in results.values():
-        generation.model.measures.add(result, params)
-    return [results[index] for index in range(len(prompts))]
+        generation.model.measures.add(result, call.params)
+    return [results[index] for index in range(len(call.prompts))]
 
 
 class _Writer:
     """Writes a stream, and counts its events, so that the task that watches knows whether it is idle."""
 
-    def __init__(self, exchange: Exchange, settings: ServerSettings) -> None:
+    def __init__(self, exchange: Exchange, settings: ServerSettings, events: Events) -> None:
         self._exchange = exchange
         self._settings = settings
+        self._events = events
         self.is_started = False
         self._count = 0
 
-    async def write(self, request: penstock.Request, prompt: int, events: Events) -> None:
+    async def write(self, prompt: int, request: penstock.Request) -> None:
         """Write the output of one request. Runs once per token and stream: no layer, few calls."""
-        send, of = self._exchange.send, events.of
+        send, of = self._exchange.send, self._events.of
         async for chunk in request:
             body = of(chunk, prompt, request)
             await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -133,58 +164,34 @@ class _Writer:
             count = self._count
 
 
-async def stream(
-    state: State,
-    generation: Generation,
-    prompts: Sequence[penstock.Prompt],
-    params: penstock.SamplingParams,
-    options: Mapping[str, Any],
-    events: Events,
-    exchange: Exchange,
-) -> None:
+async def stream(state: State, generation: Generation, events: Events, exchange: Exchange) -> None:
     """Stream the output for all prompts. Raises errors before the first byte; a later one is an event."""
-    writer = _Writer(exchange, state.settings)
+    call = generation.call
+    if call.params.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", call.params.prompt_logprobs, "left out when stream is true")
+    writer = _Writer(exchange, state.settings, events)
+    requests: list[penstock.Request] = []
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            for prompt in prompts:
-                request = await stack.enter_async_context(
-                    generation.model.engine.stream(prompt, params, **options)
-                )
-                generation.add(request)
+            for prompt in call.prompts:
+                opening = generation.model.engine.stream(prompt, call.params, **call.template)
+                requests.append(await stack.enter_async_context(opening))
+                generation.add(requests[-1])
             await exchange.start_stream()
             writer.is_started = True
             try:
-                await write()
-                for request in generation.requests:
-                    generation.model.measures.add(request, params)
-                last = events.end(generation.requests)
+                await _for_each(requests, writer.write)
+                for request in requests:
+                    generation.model.measures.add(request, call.params)
+                last = events.end(requests)
                 if generation.is_aborted and state.is_draining:
-                    last = events.error(ApiError(503, "the server is stopping", code="unavailable"))
+                    last = events.error(_stopping())
             except OSError as error:  # some servers raise it after a disconnect
                 raise DisconnectedError from error
             except Exception as error:  # noqa: BLE001 - the status has been sent
                 last = events.error(api_error(error))
             await exchange.send({"type": "http.response.body", "body": last})
-
-    async def write() -> None:
-        if len(generation.requests) == 1:
-            await writer.write(generation.requests[0], 0, events)
-            return
-        errors: list[Exception] = []
-
-        async def write_one(request: penstock.Request, prompt: int) -> None:
-            try:
-                await writer.write(request, prompt, events)
-            except Exception as error:  # noqa: BLE001 - raised below, outside the task group
-                errors.append(error)
-                group.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as group:
-            for prompt, request in enumerate(generation.requests):
-                group.start_soon(write_one, request, prompt)
-        if errors:
-            raise errors[0]
 
     with _listed(state, generation):
         await _while_connected(run, writer.watch)

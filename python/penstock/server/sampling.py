@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 import penstock
 from penstock.server.errors import ApiError, invalid
+from penstock.server.http import converted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-__all__ = ["SAMPLING_FIELDS", "fields_named", "sampling_options", "warn_unknown"]
+    from penstock.server.http import Exchange
+    from penstock.server.state import State
+
+__all__ = ["SAMPLING_FIELDS", "fields_named", "read_request", "sampling_options"]
+
+Structure = TypeVar("Structure")
 
 logger = logging.getLogger("penstock.server")
 
@@ -54,7 +60,23 @@ _LABELS = frozenset(
     }
 )
 _MAX_WARNED = 256
-_warned: set[str] = set()
+
+
+async def read_request(
+    state: State, exchange: Exchange, structure: type[Structure], labels: Collection[str] = ()
+) -> tuple[dict[str, Any], Structure]:
+    """The fields of a generating request, without those that are null, and its structure.
+
+    The log names each unknown field once; `labels` are further fields that have no effect.
+    """
+    fields = await exchange.read_object()
+    known = {*structure.__struct_fields__, *labels}  # type: ignore[attr-defined]
+    for name in fields.keys() - known - SAMPLING_FIELDS - _LABELS - state.unknown_fields:
+        if len(state.unknown_fields) < _MAX_WARNED:
+            state.unknown_fields.add(name)
+            shown = name[:64].encode("unicode_escape").decode()
+            logger.warning("request field %r is unknown and ignored", shown)
+    return fields, converted(fields, structure)
 
 
 def sampling_options(fields: dict[str, Any]) -> dict[str, Any]:
@@ -119,12 +141,3 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
             raise
         message = str(error).replace(error.field or "", name, 1)
         raise ApiError(400, message, param=name) from error
-
-
-def warn_unknown(fields: dict[str, Any], known: frozenset[str]) -> None:
-    """Log each unknown field once, by name."""
-    for name in fields.keys() - known - SAMPLING_FIELDS - _LABELS - _warned:
-        if len(_warned) < _MAX_WARNED:
-            _warned.add(name)
-            shown = name[:64].encode("unicode_escape").decode()
-            logger.warning("request field %r is unknown and ignored", shown)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -15,12 +16,12 @@ from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     import penstock
     from penstock.server.settings import ServerSettings
 
-__all__ = ["Generation", "Model", "Progress", "State"]
+__all__ = ["Call", "Generation", "Model", "Progress", "State"]
 
 
 class Progress:
@@ -50,34 +51,54 @@ class Model:
         return RequestMeasures(self.engine.info.max_model_len)
 
 
+class Cancellable(Protocol):
+    """A request of the engine, or a scope around one."""
+
+    def cancel(self) -> object:
+        """End it now."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The computation of a generating HTTP request: the same for each of its prompts."""
+
+    prompts: Sequence[penstock.Prompt]
+    params: penstock.SamplingParams
+    #: The options of the chat template, if the prompt is a chat.
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of sequences that the engine computes, those that are not returned included."""
+        params = self.params
+        return len(self.prompts) * max(params.n, params.best_of or 1, params.num_beams)
+
+
 class Generation:
     """One generating HTTP request, which can have several requests of the engine."""
 
-    def __init__(self, prefix: str, model: Model, name: str) -> None:
+    def __init__(self, prefix: str, model: Model, name: str, call: Call) -> None:
         #: Unpredictable, because it allows to abort the request.
         self.id = f"{prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.model = model
         #: The name by which the client called the model.
         self.name = name
+        self.call = call
         self.is_aborted = False
-        #: Called by `abort`, if the requests of the engine are not listed.
-        self.on_abort: Callable[[], object] | None = None
-        self.requests: list[penstock.Request] = []
+        self._parts: list[Cancellable] = []
 
-    def add(self, request: penstock.Request) -> None:
-        """List a request of the engine."""
-        self.requests.append(request)
+    def add(self, part: Cancellable) -> None:
+        """Cancel this part of the work when the request is aborted."""
+        self._parts.append(part)
         if self.is_aborted:
-            request.cancel()
+            part.cancel()
 
     def abort(self) -> None:
-        """Cancel all requests; their output ends with the finish reason `abort`."""
+        """Cancel all parts; their output so far ends with the finish reason `abort`."""
         self.is_aborted = True
-        for request in self.requests:
-            request.cancel()
-        if self.on_abort is not None:
-            self.on_abort()
+        for part in self._parts:
+            part.cancel()
 
 
 class State:
@@ -98,6 +119,8 @@ class State:
         #: Threads that tokenise outside of the engine.
         self.tokenizer_threads = anyio.CapacityLimiter(2)
         self.generations: dict[str, Generation] = {}
+        #: Names of request fields that the log has as unknown.
+        self.unknown_fields: set[str] = set()
         self.http = HttpMeasures()
         #: Unfinished HTTP requests, without those that need no key.
         self.num_active = 0

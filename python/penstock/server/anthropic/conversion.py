@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from penstock.server.protocol.anthropic import Block, CountRequest, MessagesRequest, Tool, ToolChoice
 
-__all__ = ["chat_messages", "chat_options", "chat_tools", "sampling_fields"]
+__all__ = ["chat_messages", "chat_tools", "sampling_fields", "template_variables"]
 
 #: The block types of each role. Blocks of redacted thinking are accepted and have no effect.
 _TYPES = {
@@ -132,21 +132,16 @@ def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
     return found
 
 
-def chat_options(request: CountRequest) -> dict[str, Any]:
-    """The keywords of the request that concern the chat template. A last assistant message is continued."""
-    variables = dict(request.chat_template_kwargs or {})
+def template_variables(request: CountRequest) -> dict[str, Any]:
+    """The variables of the chat template that fields of the request set."""
+    variables: dict[str, Any] = {}
     if request.thinking is not None:
         if request.thinking.type not in _THINKING:
             raise invalid("thinking.type", request.thinking.type, f"one of {', '.join(_THINKING)}")
-        variables.setdefault("enable_thinking", request.thinking.type != "disabled")
+        variables["enable_thinking"] = request.thinking.type != "disabled"
     if request.output_config is not None and request.output_config.effort is not None:
-        variables.setdefault("reasoning_effort", request.output_config.effort)
-    options: dict[str, Any] = {}
-    if variables:
-        options["chat_template_kwargs"] = variables
-    if request.messages[-1].role == "assistant":
-        options["continue_final_message"] = True
-    return options
+        variables["reasoning_effort"] = request.output_config.effort
+    return variables
 
 
 def sampling_fields(request: MessagesRequest) -> dict[str, Any]:

@@ -5,22 +5,27 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio.to_thread
 import msgspec
 
 import penstock
-from penstock.server.anthropic.conversion import chat_messages, chat_options, chat_tools, sampling_fields
+from penstock.server.anthropic.conversion import (
+    chat_messages,
+    chat_tools,
+    sampling_fields,
+    template_variables,
+)
 from penstock.server.anthropic.events import MessageEvents, is_thinking_shown, stop_of, usage_of
 from penstock.server.errors import invalid
-from penstock.server.generation import generate, stream
-from penstock.server.http import converted
+from penstock.server.generation import begin, generate, stream
+from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
-from penstock.server.sampling import fields_named, sampling_options, warn_unknown
-from penstock.server.state import Generation
+from penstock.server.protocol.template import TemplateFields
+from penstock.server.sampling import fields_named, read_request, sampling_options
+from penstock.server.state import Call
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
-    from penstock.server.state import State
+    from penstock.server.state import Generation, State
 
 __all__ = ["count_tokens", "messages"]
 
@@ -32,51 +37,42 @@ _NAMES = {
 }
 _FIELDS = frozenset(MessagesRequest.__struct_fields__)
 #: Fields of Anthropic's service that are accepted and have no effect.
-_KNOWN = _FIELDS | {"cache_control", "inference_geo"}
+_LABELS = frozenset({"cache_control", "inference_geo"})
 #: Sampling parameters for outputs that a message does not have.
 _UNUSED = ("best_of", "n", "num_beams", "prompt_logprobs")
 
 
 async def messages(state: State, exchange: Exchange) -> None:
     """Answer with a message."""
-    fields = await exchange.read_object()
-    warn_unknown(fields, _KNOWN)
-    request = converted(fields, MessagesRequest)
-    model, name = state.model(request.model)
-    options = chat_options(request)
-    prompt = chat_messages(request)
+    fields, request = await read_request(state, exchange, MessagesRequest, _LABELS)
+    template, prompt = _template(state, request), chat_messages(request)
     with fields_named(_NAMES):
-        params = _params(request, fields)
-        generation = Generation("msg", model, name)
+        call = Call([prompt], _params(request, fields), template)
+        generation = begin(state, "msg", request.model, call)
         if request.stream:
-            events = MessageEvents(generation, request)
-            await stream(state, generation, [prompt], params, options, events, exchange)
+            await stream(state, generation, MessageEvents(generation, request), exchange)
             return
-        results = await generate(state, generation, [prompt], params, options, exchange)
+        results = await generate(state, generation, exchange)
     if results is not None:
         await exchange.send_json(_message(generation, request, results[0]))
 
 
 async def count_tokens(state: State, exchange: Exchange) -> None:
     """The number of tokens of a prompt."""
-    fields = await exchange.read_object()
-    warn_unknown(fields, _KNOWN)
-    request = converted(fields, CountRequest)
+    _, request = await read_request(state, exchange, CountRequest, _LABELS | _FIELDS)
     model, _ = state.model(request.model)
-    options = chat_options(request)
-    count = partial(_count, model.engine, chat_messages(request), chat_tools(request.tools), options)
-    tokens = await anyio.to_thread.run_sync(count, limiter=state.tokenizer_threads)
-    await exchange.send_json({"input_tokens": tokens})
+    tools, template = chat_tools(request.tools), _template(state, request)
+    count = partial(encode_chat, model.engine, chat_messages(request), tools, template)
+    token_ids = await in_tokenizer_thread(state, count)
+    await exchange.send_json({"input_tokens": len(token_ids)})
 
 
-def _count(
-    engine: penstock.Engine,
-    prompt: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
-    options: dict[str, Any],
-) -> int:
-    text = engine.apply_chat_template(prompt, tools=tools or None, **options)
-    return len(engine.encode(text, add_special_tokens=False))
+def _template(state: State, request: CountRequest) -> dict[str, Any]:
+    """The options of the chat template. A last message of the assistant is continued."""
+    is_continued = request.messages[-1].role == "assistant"
+    variables = request.chat_template_kwargs
+    fields = TemplateFields(chat_template_kwargs=variables, continue_final_message=is_continued)
+    return template_options(state.settings, fields, template_variables(request))
 
 
 def _params(request: MessagesRequest, fields: dict[str, Any]) -> penstock.SamplingParams:

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from penstock.server.protocol.template import TemplateFields
+
 __all__ = ["ChatRequest", "StreamOptions"]
 
 
@@ -16,7 +18,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class ChatRequest(msgspec.Struct):
+class ChatRequest(TemplateFields):
     """A chat request; `null` equals an omitted field."""
 
     messages: Annotated[list[Any], msgspec.Meta(min_length=1, max_length=65536)]
@@ -26,11 +28,6 @@ class ChatRequest(msgspec.Struct):
     max_completion_tokens: Any = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
     reasoning_effort: str | None = None
     include_reasoning: bool = True
     return_token_ids: bool = False

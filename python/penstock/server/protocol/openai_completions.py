@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from penstock.server.protocol.openai_chat import StreamOptions  # noqa: TC001 - read at run time
@@ -19,7 +21,13 @@ class CompletionRequest(msgspec.Struct):
     echo: bool = False
     logprobs: int | None = None
     suffix: str | None = None
+    max_tokens: Any = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether the response has the prompt and no output."""
+        return self.echo and not self.stream and type(self.max_tokens) is int and self.max_tokens == 0

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from penstock.server.protocol.template import TemplateFields
+
 __all__ = [
     "AbortRequest",
     "CacheRequest",
@@ -16,7 +18,7 @@ __all__ = [
 ]
 
 
-class TokenizeRequest(msgspec.Struct):
+class TokenizeRequest(TemplateFields):
     """A text, or messages for the chat template."""
 
     prompt: str | None = None
@@ -24,10 +26,6 @@ class TokenizeRequest(msgspec.Struct):
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Any] | None = None
 
 

@@ -1,0 +1,67 @@
+"""Chats as prompts: the options of their template, and their token ids."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import anyio.to_thread
+
+from penstock.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import penstock
+    from penstock.server.protocol.template import TemplateFields
+    from penstock.server.settings import ServerSettings
+    from penstock.server.state import State
+
+__all__ = ["encode_chat", "in_tokenizer_thread", "template_options"]
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+#: The fields that are an option of the template if they have another value than this.
+_DEFAULTS = {
+    "chat_template": None,
+    "documents": None,
+    "add_generation_prompt": None,
+    "continue_final_message": False,
+}
+
+
+def template_options(
+    settings: ServerSettings, fields: TemplateFields, variables: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The options of the chat template. `variables` are those of its variables that other fields set."""
+    if fields.chat_template is not None and not settings.request_templates:
+        message = "chat_template is not allowed: this server accepts none in requests"
+        raise ApiError(400, message, param="chat_template")
+    options = {
+        name: value for name, default in _DEFAULTS.items() if (value := getattr(fields, name)) != default
+    }
+    given = {name: value for name, value in (variables or {}).items() if value is not None}
+    if merged := given | (fields.chat_template_kwargs or {}):
+        options["chat_template_kwargs"] = merged
+    return options
+
+
+def encode_chat(
+    engine: penstock.Engine,
+    messages: Sequence[Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+    template: Mapping[str, Any],
+    *,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    """The token ids of a chat."""
+    text = engine.apply_chat_template(messages, tools=tools or None, **template)
+    return engine.encode(text, add_special_tokens=add_special_tokens)
+
+
+async def in_tokenizer_thread(
+    state: State, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
+) -> Returned:
+    """Run this in one of the threads that tokenise outside of the engine."""
+    return await anyio.to_thread.run_sync(partial(work, *args, **options), limiter=state.tokenizer_threads)
