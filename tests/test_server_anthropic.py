@@ -518,7 +518,7 @@ def test_middleware_errors_have_anthropics_form(engine: penstock.Engine, path: s
 
 
 def test_too_many_messages_are_a_rate_limit_error(tiny_model: Path) -> None:
-    settings = penstock.server.ServerSettings(max_requests_per_key=1)
+    settings = penstock.server.ServerSettings(max_outputs_per_key=1)
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine, settings)) as server:
         application = server.application
         with held(engine), server.send(post(PATH, MESSAGE)):

@@ -102,8 +102,8 @@ def test_key_that_no_request_can_have_is_refused(keys: object) -> None:
         assert "secret" not in str(caught.value)
 
 
-def test_key_has_a_bound_of_unfinished_requests(engine: penstock.Engine) -> None:
-    settings = penstock.server.ServerSettings(api_keys=("a", "b"), max_requests_per_key=1)
+def test_key_has_a_bound_of_unfinished_outputs(engine: penstock.Engine) -> None:
+    settings = penstock.server.ServerSettings(api_keys=("a", "b"), max_outputs_per_key=1)
     with serving(penstock.server.app(engine, settings)) as server:
         body = json.dumps(SHORT)
         head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nX-Api-Key: a\r\nContent-Type: application/json\r\n"
@@ -124,7 +124,7 @@ def test_key_has_a_bound_of_unfinished_requests(engine: penstock.Engine) -> None
 
 
 def test_requests_without_keys_share_one_bound(engine: penstock.Engine) -> None:
-    settings = penstock.server.ServerSettings(max_requests_per_key=1)
+    settings = penstock.server.ServerSettings(max_outputs_per_key=1)
     with serving(penstock.server.app(engine, settings)) as server, held(engine):
         with server.send(post(PATH, SHORT)):
             wait_until(lambda: server.application.state.num_active == 1)

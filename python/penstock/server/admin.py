@@ -110,7 +110,8 @@ async def reset_prefix_cache(state: State, exchange: Exchange) -> None:
     """Empty the prefix cache, or remove the entries of a salt."""
     request = converted(await exchange.read_options(), CacheRequest)
     for model in state.selected(request.model):
-        model.engine.reset_prefix_cache(cache_salt=request.cache_salt)
+        for salt in state.cache_salts(request.cache_salt):
+            model.engine.reset_prefix_cache(cache_salt=salt)
     await exchange.send_json({})
 
 

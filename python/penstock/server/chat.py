@@ -29,7 +29,7 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
     """Answer a chat."""
     fields, request = await read_request(state, exchange, ChatRequest)
     with fields_named(_NAMES if request.max_completion_tokens is not None else {}):
-        generation = begin(state, "chatcmpl", request.model, _call(state, request, fields))
+        generation = begin(state, exchange, "chatcmpl", request.model, _call(state, request, fields))
         if request.stream:
             await stream(state, generation, _ChatEvents(generation, request), exchange)
             return

@@ -38,7 +38,7 @@ async def completions(state: State, exchange: Exchange) -> None:
     with fields_named(_NAMES):
         params = _params(request, fields)
         call = Call(await _prepared(state, request), params)
-        generation = begin(state, "cmpl", request.model, call)
+        generation = begin(state, exchange, "cmpl", request.model, call)
         if request.stream:
             await stream(state, generation, _CompletionEvents(generation, request), exchange)
             return

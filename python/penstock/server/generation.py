@@ -7,7 +7,8 @@ so the request, and writes comments while the stream is idle.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,7 @@ from penstock.server.sse import KEEP_ALIVE
 from penstock.server.state import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from anyio import CancelScope
 
@@ -34,24 +35,21 @@ __all__ = ["begin", "generate", "stream"]
 Item = TypeVar("Item")
 
 
-def begin(state: State, prefix: str, model_name: str | None, call: Call) -> Generation:
+def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None, call: Call) -> Generation:
     """The generation of a call, with a new id that has this prefix. Checks the limits of the server."""
     model, name = state.model(model_name)
-    params, limit = call.params, state.settings.max_outputs
-    if call.num_sequences > limit:
-        field = "best_of" if params.best_of else "num_beams" if params.num_beams > 1 else "n"
+    params, settings = call.params, state.settings
+    limit = min(settings.max_outputs, settings.max_outputs_per_key or settings.max_outputs)
+    if call.num_outputs > limit:
+        field = max(("n", "best_of", "num_beams"), key=lambda name: getattr(params, name) or 1)
         allowed = f"at most {limit} divided by the number of prompts, {len(call.prompts)}"
         raise invalid(field, getattr(params, field), allowed)
-    return Generation(prefix, model, name, call)
-
-
-@contextmanager
-def _listed(state: State, generation: Generation) -> Iterator[None]:
-    state.generations[generation.id] = generation
-    try:
-        yield
-    finally:
-        del state.generations[generation.id]
+    if params.priority < 0 and not settings.trust_priority and exchange.key not in state.admin_keys:
+        raise invalid("priority", params.priority, "0 or more: only administrators can have less")
+    if params.use_prefix_cache:
+        params = params.replace(cache_salt=state.cache_salt(exchange.key, params.cache_salt))
+        call = replace(call, params=params)
+    return Generation(prefix, model, name, call, exchange.key)
 
 
 async def _while_connected(
@@ -117,7 +115,7 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
             generation.add(request)
             results[index] = await request.result()
 
-    with _listed(state, generation):
+    with state.running(generation):
         work = partial(_for_each, call.prompts, run)
         is_complete = await _while_connected(work, partial(watch_connection, exchange.receive))
     if not is_complete:
@@ -193,5 +191,5 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
                 last = events.error(api_error(error))
             await exchange.send({"type": "http.response.body", "body": last})
 
-    with _listed(state, generation):
+    with state.running(generation):
         await _while_connected(run, writer.watch)

@@ -47,6 +47,8 @@ class Exchange:
         self.send = send
         self._settings = settings
         self.request_headers = Headers(scope=scope)
+        #: The digest of the API key of the request, or nothing.
+        self.key = b""
         #: Headers of every response, such as the request id.
         self.headers: list[tuple[bytes, bytes]] = []
         #: The JSON object of an error, in the form of the route's API.

@@ -7,7 +7,7 @@ import hmac
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["Keys", "digest_of"]
 
@@ -20,6 +20,9 @@ class Keys:
 
     def __bool__(self) -> bool:
         return bool(self._digests)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._digests)
 
     def __contains__(self, digest: bytes) -> bool:
         found = False

@@ -74,13 +74,12 @@ class Endpoint:
         label = exchange.request_headers.get("x-request-id", "")
         label = label if _LABEL.fullmatch(label) else secrets.token_hex(16)
         exchange.headers.append((b"x-request-id", label.encode()))
-        key = None
         try:
-            key = self._check(exchange)
+            exchange.key = self._check(exchange)
             if self._access in ("open", "monitor"):
                 await self._handler(state, exchange)
                 return
-            state.enter(key)
+            state.enter()
         except Exception as error:  # noqa: BLE001 - the boundary of the request
             await exchange.send_error(api_error(error))
             return
@@ -91,7 +90,7 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - the boundary of the request
             await exchange.send_error(api_error(error))
         finally:
-            state.leave(key)
+            state.leave()
 
     def _check(self, exchange: Exchange) -> bytes:
         """Check what can be checked without the body; returns the digest of a known key."""

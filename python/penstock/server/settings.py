@@ -26,11 +26,16 @@ class ServerSettings:
         tuple[str, ...],
         "Key of the administrative routes, which are closed without one; repeat the option for several.",
     ] = field(default=(), repr=False)
-    max_requests_per_key: Annotated[
+    max_outputs_per_key: Annotated[
         int | None,
-        "Maximum number of unfinished requests with the same key, or of all if there are no keys. "
+        "Maximum number of unfinished outputs of requests with the same key, or of all if there are no keys. "
         "Default: no bound.",
     ] = None
+    share_prefix_cache: Annotated[bool, "Share cached prefixes between API keys."] = False
+    trust_priority: Annotated[
+        bool,
+        "Accept a priority below 0, which is served first, from all clients; else from administrators only.",
+    ] = False
     max_body_bytes: Annotated[int, "Maximum size of a request's body."] = 32 << 20
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
     max_connections: Annotated[int, "Maximum number of open connections, of `penstock serve`."] = 4096
@@ -39,7 +44,9 @@ class ServerSettings:
     keep_alive_interval: Annotated[float, "Interval of the comments that keep an idle stream open."] = 15.0
     stall_timeout: Annotated[float, "Age of a step after which the engine counts as stuck."] = 60.0
     max_prompts: Annotated[int, "Maximum number of prompts of a completion request."] = 1024
-    max_outputs: Annotated[int, "Maximum number of outputs of a request: prompts times n."] = 1024
+    max_outputs: Annotated[
+        int, "Maximum number of outputs of a request: prompts times n, best_of or beams."
+    ] = 1024
     request_templates: Annotated[bool, "Accept chat templates in requests."] = False
     legacy_metrics: Annotated[bool, "Add former names of vLLM's metrics to /metrics."] = False
 

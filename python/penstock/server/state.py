@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +18,7 @@ from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import penstock
     from penstock.server.settings import ServerSettings
@@ -68,16 +70,15 @@ class Call:
     template: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def num_sequences(self) -> int:
-        """The number of sequences that the engine computes, those that are not returned included."""
-        params = self.params
-        return len(self.prompts) * max(params.n, params.best_of or 1, params.num_beams)
+    def num_outputs(self) -> int:
+        """The number of outputs that the engine computes, those that are not returned included."""
+        return len(self.prompts) * max(self.params.n, self.params.best_of or 1, self.params.num_beams)
 
 
 class Generation:
     """One generating HTTP request, which can have several requests of the engine."""
 
-    def __init__(self, prefix: str, model: Model, name: str, call: Call) -> None:
+    def __init__(self, prefix: str, model: Model, name: str, call: Call, key: bytes) -> None:
         #: Unpredictable, because it allows to abort the request.
         self.id = f"{prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
@@ -85,6 +86,8 @@ class Generation:
         #: The name by which the client called the model.
         self.name = name
         self.call = call
+        #: The digest of the API key of the request.
+        self.key = key
         self.is_aborted = False
         self._parts: list[Cancellable] = []
 
@@ -111,7 +114,11 @@ class State:
         self.settings = settings
         self.keys = Keys(settings.api_keys)
         self.admin_keys = Keys(settings.admin_api_keys)
-        self._num_active_by_key: Counter[bytes] = Counter()
+        #: Whether the prefix cache is separated by key: not if all requests have the same one, or none.
+        is_shared = settings.share_prefix_cache or len({*self.keys, *self.admin_keys}) == 1
+        self._separates_keys = bool(self.keys) and not is_shared
+        self._secret = secrets.token_bytes(32)
+        self._num_outputs_by_key: Counter[bytes] = Counter()
         #: By name; several names can have one engine.
         self.models = {
             name: models.setdefault(id(engine), Model(name, engine)) for name, engine in engines.items()
@@ -127,23 +134,47 @@ class State:
         #: Whether new requests are refused, because the server ends.
         self.is_draining = False
 
-    def enter(self, key: bytes) -> None:
-        """Count a request of this key; raises if there are too many, or none is accepted any more."""
+    def enter(self) -> None:
+        """Count a request; raises if none is accepted any more."""
         if self.is_draining:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
-        limit = self.settings.max_requests_per_key
-        if limit is not None and self._num_active_by_key[key] >= limit:
-            message = f"this API key has {limit} unfinished requests, which is the limit"
-            raise ApiError(429, message, code="too_many_requests", retry_after=1)
         self.num_active += 1
-        self._num_active_by_key[key] += 1
 
-    def leave(self, key: bytes) -> None:
+    def leave(self) -> None:
         """The request has ended."""
         self.num_active -= 1
-        self._num_active_by_key[key] -= 1
-        if not self._num_active_by_key[key]:
-            del self._num_active_by_key[key]
+
+    @contextmanager
+    def running(self, generation: Generation) -> Iterator[None]:
+        """List the generation, and count its outputs for its key, which has a limit of them."""
+        key, count, limit = generation.key, generation.call.num_outputs, self.settings.max_outputs_per_key
+        if limit is not None and (found := self._num_outputs_by_key[key]) + count > limit:
+            message = f"this API key has {found} unfinished outputs; with {count} more, the limit is {limit}"
+            raise ApiError(429, message, code="too_many_requests", retry_after=1)
+        self._num_outputs_by_key[key] += count
+        self.generations[generation.id] = generation
+        try:
+            yield
+        finally:
+            del self.generations[generation.id]
+            self._num_outputs_by_key[key] -= count
+            if not self._num_outputs_by_key[key]:
+                del self._num_outputs_by_key[key]
+
+    def cache_salt(self, key: bytes, salt: str | None) -> str | None:
+        """The salt of the engine for the salt of a request: another one for each key.
+
+        So neither cached tokens nor the time to the first token tell a client about prompts of other keys.
+        """
+        if not self._separates_keys:
+            return salt
+        return hmac.new(self._secret, key + (salt or "").encode(errors="surrogatepass"), "sha256").hexdigest()
+
+    def cache_salts(self, salt: str | None) -> list[str | None]:
+        """The salts of the engine for the salt of the requests of any key."""
+        if salt is None or not self._separates_keys:
+            return [salt]
+        return [self.cache_salt(key, salt) for key in (*self.keys, *self.admin_keys)]
 
     def model(self, name: object) -> tuple[Model, str]:
         """The model that a request names, and that name."""

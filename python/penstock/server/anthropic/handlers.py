@@ -48,7 +48,7 @@ async def messages(state: State, exchange: Exchange) -> None:
     template, prompt = _template(state, request), chat_messages(request)
     with fields_named(_NAMES):
         call = Call([prompt], _params(request, fields), template)
-        generation = begin(state, "msg", request.model, call)
+        generation = begin(state, exchange, "msg", request.model, call)
         if request.stream:
             await stream(state, generation, MessageEvents(generation, request), exchange)
             return

@@ -51,7 +51,7 @@ class ModelRequest(msgspec.Struct):
 class CacheRequest(ModelRequest):
     """The entries of the prefix cache to remove: those of a salt, or all."""
 
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
 
 
 class SleepRequest(ModelRequest):
