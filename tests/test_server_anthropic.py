@@ -11,7 +11,7 @@ import pytest
 import penstock.server
 from api_support import make_engine, wait_until
 from support import scripted
-from support.serving import Served, at_rest, held, post, serving
+from support.serving import Served, at_rest, held, post, scripted_server, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,17 +102,8 @@ def client(server: Served) -> Iterator[anthropic.Anthropic]:
 @pytest.fixture(scope="module")
 def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with a model that answers `thinks` with `PIECES`."""
-    folder = tmp_path_factory.mktemp("thinking")
-    model = scripted.showing_tools(tiny_model, folder / "model")
-    script = scripted.find_script(model, folder / "tokenizer.json")
-    texts = dict(zip(script.token_ids, PIECES, strict=False))
-    tokenizer = scripted.write_tokenizer(folder / "tokenizer.json", 512, texts)
-    parsers = {"tool_parser": "hermes", "reasoning_parser": "think"}
-    with make_engine(model, tokenizer=tokenizer, **parsers) as engine:
-        application = penstock.server.app(engine)
-        application.script = script  # type: ignore[attr-defined]
-        with serving(application) as server:
-            yield server
+    with scripted_server(tiny_model, tmp_path_factory.mktemp("thinking"), PIECES) as server:
+        yield server
 
 
 @pytest.fixture

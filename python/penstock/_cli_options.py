@@ -172,7 +172,7 @@ def _server_option(field: Field[Any], hint: Any) -> Decorator:
     if default is not None:
         kind = kind | None
         value = f"{default >> 10}K" if field.name.endswith("_bytes") else f"{default:g}"
-        help_text += "" if default is False else f" Default: {value}."
+        help_text += "" if isinstance(default, bool) else f" Default: {value}."
     return _option(field.name, Annotated[kind, help_text], "Server")
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+import penstock
 import penstock.server
-from api_support import wait_until
+from api_support import make_engine, wait_until
+from support import scripted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import penstock
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
 
 class Served:
@@ -98,6 +99,24 @@ def serving(application: Any, **config: Any) -> Iterator[Served]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def scripted_server(model: Path, folder: Path, pieces: Sequence[str]) -> Iterator[Served]:
+    """A server with a model that answers `scripted.MESSAGES` with these texts, one a token.
+
+    The request needs the seed, the temperature 2 and `ignore_eos`. The format of calls is that of Hermes.
+    """
+    model = scripted.showing_tools(model, folder / "model")
+    script = scripted.find_script(model, folder / "tokenizer.json")
+    texts = dict(zip(script.token_ids, pieces, strict=False))
+    tokenizer = scripted.write_tokenizer(folder / "tokenizer.json", 512, texts)
+    parsers = {"tool_parser": "hermes", "reasoning_parser": "think"}
+    with make_engine(model, tokenizer=tokenizer, **parsers) as engine:
+        application: Any = penstock.server.app(engine)
+        application.script = script
+        with serving(application) as server:
+            yield server
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from penstock.server.completions import completions
 from penstock.server.errors import ApiError
 from penstock.server.limits import Access, Endpoint, Handler, not_found
 from penstock.server.metrics import metrics
+from penstock.server.responses.handlers import create_response
 from penstock.server.settings import ServerSettings
 from penstock.server.state import State
 from penstock.server.tokens import detokenize, tokenize
@@ -38,6 +39,7 @@ __all__ = ["Application", "app"]
 _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("POST", "/v1/chat/completions", chat_completions, "key"),
     ("POST", "/v1/completions", completions, "key"),
+    ("POST", "/v1/responses", create_response, "key"),
     ("POST", "/v1/messages", messages, "key"),
     ("POST", "/v1/messages/count_tokens", count_tokens, "key"),
     ("POST", "/tokenize", tokenize, "key"),

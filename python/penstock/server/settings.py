@@ -47,6 +47,11 @@ class ServerSettings:
     max_outputs: Annotated[
         int, "Maximum number of outputs of a request: prompts times n, best_of or beams."
     ] = 1024
+    store_responses: Annotated[bool, "Keep responses in memory, for previous_response_id. Default: on."] = (
+        True
+    )
+    max_stored_responses: Annotated[int, "Maximum number of stored responses of an API key."] = 1000
+    max_stored_bytes: Annotated[int, "Maximum size of the stored responses of an API key."] = 32 << 20
     request_templates: Annotated[bool, "Accept chat templates in requests."] = False
     legacy_metrics: Annotated[bool, "Add former names of vLLM's metrics to /metrics."] = False
 

@@ -16,6 +16,7 @@ import anyio
 from penstock.server.errors import ApiError
 from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
+from penstock.server.responses.store import ResponseStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -128,6 +129,7 @@ class State:
         self.generations: dict[str, Generation] = {}
         #: Names of request fields that the log has as unknown.
         self.unknown_fields: set[str] = set()
+        self.responses = ResponseStore(settings)
         self.http = HttpMeasures()
         #: Unfinished HTTP requests, without those that need no key.
         self.num_active = 0

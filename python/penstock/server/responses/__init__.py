@@ -1,0 +1,1 @@
+"""OpenAI's API of responses, over the code of chat completions."""

@@ -1,0 +1,189 @@
+"""The routes of responses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+import penstock
+from penstock.server.errors import ApiError, invalid
+from penstock.server.generation import begin, generate, stream
+from penstock.server.prompts import in_tokenizer_thread, template_options
+from penstock.server.protocol.openai_responses import Item, ResponsesRequest
+from penstock.server.responses.conversion import (
+    LABELS,
+    LOGPROBS,
+    chat_messages,
+    check_fields,
+    sampling_fields,
+    template_variables,
+)
+from penstock.server.responses.events import ResponseEvents
+from penstock.server.responses.output import Answer
+from penstock.server.responses.store import Stored
+from penstock.server.sampling import fields_named, read_request, sampling_options
+from penstock.server.sse import json_bytes
+from penstock.server.state import Call
+
+if TYPE_CHECKING:
+    from penstock.server.http import Exchange
+    from penstock.server.state import Generation, State
+
+__all__ = ["cancel_response", "create_response", "delete_response", "input_items", "read_response"]
+
+#: The sampling parameters that have another name in a request.
+_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
+_FIELDS = frozenset(ResponsesRequest.__struct_fields__)
+#: Sampling parameters for outputs that a response does not have.
+_UNUSED = ("best_of", "n", "num_beams", "prompt_logprobs")
+_MAX_LISTED = 100
+
+_decode_item = msgspec.json.Decoder(Item).decode
+
+
+class _Output(msgspec.Struct):
+    output: list[msgspec.Raw]
+
+
+_decode_output = msgspec.json.Decoder(_Output).decode
+
+
+async def create_response(state: State, exchange: Exchange) -> None:
+    """Answer with a response."""
+    fields, request = await read_request(state, exchange, ResponsesRequest, LABELS)
+    check_fields(request, fields)
+    context = _context(state, exchange, request)
+    given = request.input
+    items = [Item(role="user", content=given)] if isinstance(given, str) else given
+    prompt = chat_messages(request.instructions, [_decode_item(item) for item in context], items)
+    template = template_options(state.settings, request, template_variables(request))
+    with fields_named(_NAMES):
+        call = Call([prompt], _params(request, fields), template)
+        generation = begin(state, exchange, "resp", request.model, call)
+        is_stored = request.store and state.settings.store_responses
+        answer = Answer(generation, request, is_stored=is_stored)
+
+        def keep(response: dict[str, Any]) -> None:
+            if is_stored and response["status"] != "failed":
+                own = _input(response["id"], fields["input"])
+                stored = Stored(json_bytes(response), (*context, *own))
+                state.responses.add(exchange.key, response["id"], stored)
+
+        if request.stream:
+            events = ResponseEvents(answer, generation.model.engine, keep)
+            await stream(state, generation, events, exchange)
+            return
+        results = await generate(state, generation, exchange)
+    if results is not None:
+        response = await _response(state, generation, answer, results[0])
+        keep(response)
+        await exchange.send_json(response)
+
+
+def _context(state: State, exchange: Exchange, request: ResponsesRequest) -> tuple[bytes, ...]:
+    """The input and the output of the responses that the request continues."""
+    previous = request.previous_response_id
+    if previous is None:
+        return ()
+    stored = state.responses.get(exchange.key, previous)
+    if stored is None:
+        message = f"Previous response with id {previous[:64]!r} not found."
+        raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
+    return (*stored.items, *map(bytes, _decode_output(stored.body).output))
+
+
+def _params(request: ResponsesRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
+    others = {name: value for name, value in fields.items() if name not in _FIELDS}
+    options = sampling_options({**others, **sampling_fields(request)})
+    for name in _UNUSED:
+        if options.get(name) not in (None, 1):
+            raise invalid(name, options[name], "left out: a response is one output")
+    if request.top_logprobs or LOGPROBS in (request.include or ()):
+        options |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    return penstock.SamplingParams(**options)
+
+
+async def _response(
+    state: State, generation: Generation, answer: Answer, result: penstock.Result
+) -> dict[str, Any]:
+    num_reasoning_tokens = 0
+    if result.reasoning:
+        encode = generation.model.engine.encode
+        token_ids = await in_tokenizer_thread(state, encode, result.reasoning, add_special_tokens=False)
+        num_reasoning_tokens = len(token_ids)
+    return answer.of(result, num_reasoning_tokens)
+
+
+def _input(response_id: str, given: str | list[dict[str, Any]]) -> list[bytes]:
+    """The items of a request as OpenAI's API lists them: with an id, and messages with parts."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    label = response_id.rpartition("-")[2]
+    found = []
+    for index, fields in enumerate(items):
+        kind = fields.get("type") or "message"
+        item = {"id": f"in_{label}_{index}", "status": "completed"} | fields | {"type": kind}
+        if kind == "message" and isinstance(item.get("content"), str):
+            part = "output_text" if item.get("role") == "assistant" else "input_text"
+            item["content"] = [{"type": part, "text": item["content"]}]
+        found.append(json_bytes(item))
+    return found
+
+
+def _stored(state: State, exchange: Exchange) -> tuple[str, Stored]:
+    """The response that the path names, and its id."""
+    response_id: str = exchange.scope["path_params"]["response_id"]
+    stored = state.responses.get(exchange.key, response_id)
+    if stored is None:
+        raise ApiError(404, f"Response with id {response_id[:64]!r} not found.", param="response_id")
+    return response_id, stored
+
+
+async def read_response(state: State, exchange: Exchange) -> None:
+    """A stored response."""
+    _, stored = _stored(state, exchange)
+    await exchange.send_bytes(stored.body, "application/json")
+
+
+async def delete_response(state: State, exchange: Exchange) -> None:
+    """Remove a stored response."""
+    response_id, _ = _stored(state, exchange)
+    state.responses.remove(exchange.key, response_id)
+    await exchange.send_json({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(state: State, exchange: Exchange) -> None:
+    """Refuse: a stored response is complete."""
+    response_id, _ = _stored(state, exchange)
+    message = f"the response {response_id!r} cannot be cancelled: it does not run in the background"
+    raise ApiError(400, message, param="response_id")
+
+
+async def input_items(state: State, exchange: Exchange) -> None:
+    """The items of the input of a stored response, by default the last ones first."""
+    _, stored = _stored(state, exchange)
+    query = dict(parse_qsl(exchange.scope["query_string"].decode(errors="replace")))
+    limit, order = query.get("limit", "20"), query.get("order", "desc")
+    if not (limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_LISTED):
+        raise invalid("limit", limit, f"a number from 1 to {_MAX_LISTED}")
+    if order not in ("asc", "desc"):
+        raise invalid("order", order, "asc or desc")
+    items = stored.items if order == "asc" else stored.items[::-1]
+    ids = [_decode_item(item).id for item in items]
+    first = 0
+    if (after := query.get("after")) is not None:
+        if after not in ids:
+            raise invalid("after", after, "the id of an item of the response")
+        first = ids.index(after) + 1
+    end = first + int(limit)
+    listed = ids[first:end]
+    await exchange.send_json(
+        {
+            "object": "list",
+            "data": [msgspec.Raw(item) for item in items[first:end]],
+            "first_id": listed[0] if listed else None,
+            "last_id": listed[-1] if listed else None,
+            "has_more": end < len(ids),
+        }
+    )
