@@ -235,7 +235,7 @@ def test_last_assistant_message_is_continued(server: Served, engine: penstock.En
 @pytest.mark.parametrize("system", ["Be brief.", [{"type": "text", "text": t} for t in ("Be ", "brief.")]])
 def test_blocks_become_messages_of_the_chat_template(engine: penstock.Engine, system: object) -> None:
     from penstock.server.anthropic.conversion import chat_messages
-    from penstock.server.http import converted
+    from penstock.server.bodies import converted
     from penstock.server.protocol.anthropic import CountRequest
 
     request = converted({"messages": TURNS, "system": system}, CountRequest)
@@ -254,7 +254,7 @@ def test_blocks_become_messages_of_the_chat_template(engine: penstock.Engine, sy
 )
 def test_thinking_and_effort_are_template_variables(fields: dict[str, Any], options: dict[str, Any]) -> None:
     from penstock.server.anthropic.conversion import template_variables
-    from penstock.server.http import converted
+    from penstock.server.bodies import converted
     from penstock.server.protocol.anthropic import CountRequest
 
     request = converted({"messages": [USER], **fields}, CountRequest)
@@ -503,7 +503,7 @@ def test_middleware_errors_have_anthropics_form(engine: penstock.Engine, path: s
         for status, kind, (found, answer, _) in cases:
             assert (found, error_of(answer)[0]) == (status, kind)
         server.application.state.is_draining = True
-        found, answer, headers = server.ask(path, MESSAGE, headers=key)
+        found, answer, headers = server.ask(PATH, MESSAGE, headers=key)
         assert (found, error_of(answer)[0]) == (503, "overloaded_error")
         assert "retry-after" in headers
 

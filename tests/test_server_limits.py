@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import subprocess
@@ -106,7 +107,9 @@ def test_key_has_a_bound_of_unfinished_outputs(engine: penstock.Engine) -> None:
     settings = penstock.server.ServerSettings(api_keys=("a", "b"), max_outputs_per_key=1)
     with serving(penstock.server.app(engine, settings)) as server:
         body = json.dumps(SHORT)
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nX-Api-Key: a\r\nContent-Type: application/json\r\n"
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: a\r\nContent-Type: application/json\r\n"
+        )
         with held(engine):
             running = server.send(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             wait_until(lambda: server.application.state.num_active == 1)
@@ -130,6 +133,26 @@ def test_requests_without_keys_share_one_bound(engine: penstock.Engine) -> None:
             wait_until(lambda: server.application.state.num_active == 1)
             assert server.ask(PATH, SHORT, headers={"X-Api-Key": "other"})[0] == 429
         wait_until(lambda: server.application.state.num_active == 0)
+
+
+def test_only_generating_requests_count(engine: penstock.Engine) -> None:
+    settings = penstock.server.ServerSettings(max_outputs_per_key=1)
+    with serving(penstock.server.app(engine, settings)) as server, held(engine):
+        state = server.application.state
+        with server.send(post(PATH, SHORT)):
+            wait_until(lambda: len(state.generations) == 1)
+            for path in ("/v1/models", "/version", "/metrics"):
+                assert server.ask(path)[0] == 200
+            assert server.ask("/tokenize", {"prompt": "a"})[0] == 200
+            assert server.ask("/detokenize", {"tokens": [1]})[0] == 200
+            count = {"messages": [{"role": "user", "content": "a"}]}
+            assert server.ask("/v1/messages/count_tokens", count)[0] == 200
+            assert server.ask(PATH, SHORT)[0] == 429
+            assert server.ask("/abort", {"request_id": list(state.generations)})[1] == {"aborted": 1}
+            state.is_draining = True
+            assert server.ask("/v1/models")[0] == 200
+            assert server.ask(PATH, SHORT)[0] == 503
+        wait_until(lambda: state.num_active == 0)
 
 
 # ---- malformed requests
@@ -174,7 +197,7 @@ def test_schema_nested_deeply_is_status_400(open_server: Served) -> None:
 
 
 def test_body_beyond_the_limit_is_status_413(open_server: Served) -> None:
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     announced = open_server.send(f"{head}Content-Length: 1073741824\r\n\r\n".encode())
     assert b" 413 " in announced.recv(1000)
     announced.close()
@@ -204,9 +227,77 @@ def test_other_content_type_is_status_415(open_server: Served) -> None:
     assert status == 415
 
 
-def test_other_method_is_status_405(open_server: Served) -> None:
-    assert open_server.ask(PATH, method="GET")[0] == 405
-    assert open_server.ask("/v1/models", SHORT)[0] == 405
+@pytest.mark.parametrize(
+    ("path", "methods", "allowed"),
+    [
+        (PATH, ("GET", "PUT", "DELETE", "PATCH"), "OPTIONS, POST"),
+        ("/v1/models", ("POST", "PUT", "DELETE", "PATCH"), "GET, HEAD, OPTIONS"),
+        ("/health", ("POST", "DELETE"), "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_other_method_is_status_405_with_the_allowed_ones(
+    open_server: Served, path: str, methods: tuple[str, ...], allowed: str
+) -> None:
+    for method in methods:
+        status, _, headers = open_server.ask(path, method=method)
+        assert (status, headers["allow"]) == (405, allowed)
+    status, text, headers = open_server.ask(path, method="OPTIONS")
+    assert (status, text, headers["allow"]) == (204, b"", allowed)
+    assert "content-length" not in headers
+
+
+def test_head_is_the_head_of_get(open_server: Served) -> None:
+    for path in ("/v1/models", "/health", "/version"):
+        status, answer, found = open_server.ask(path)
+        connection = http.client.HTTPConnection("127.0.0.1", open_server.port)
+        connection.request("HEAD", path)
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (status, b"")
+        assert response.getheader("content-length") == found["content-length"]
+        connection.request("GET", path)  # on the same connection
+        assert json.loads(connection.getresponse().read()) == answer
+        connection.close()
+
+
+def test_other_method_without_key_is_status_401(server: Served) -> None:
+    for method in ("PUT", "OPTIONS", "DELETE"):
+        assert server.ask("/v1/models", method=method)[0] == 401
+    assert server.ask("/health", method="OPTIONS")[0] == 204
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/none", KEY, b"404"),
+        ("/v1/models", KEY, b"405"),
+        (PATH, {}, b"401"),
+        ("/sleep", KEY, b"401"),
+        (PATH, {**KEY, "Content-Type": "text/plain"}, b"415"),
+    ],
+)
+def test_error_with_an_unread_body_closes_the_connection(
+    server: Served, path: str, headers: dict[str, str], status: bytes
+) -> None:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", *(f"{name}: {headers[name]}" for name in headers)]
+    for length in ("Content-Length: 1000", "Transfer-Encoding: chunked"):
+        head = "\r\n".join((*lines, length, "", "")).encode()
+        with server.send(head) as connection:
+            received = b""
+            while data := connection.recv(1000):
+                received += data
+        assert received.split()[1] == status
+        assert b"connection: close" in received
+
+
+def test_error_with_a_read_body_keeps_the_connection(server: Served) -> None:
+    bad, good = post(PATH, {**SHORT, "model": "none"}), post(PATH, SHORT)
+    key = b"\r\nX-Api-Key: secret\r\nHost:"
+    with server.send(bad.replace(b"\r\nHost:", key)) as connection:
+        received = connection.recv(10_000)
+        assert b" 404 " in received
+        assert b"connection: close" not in received
+        connection.sendall(good.replace(b"\r\nHost:", key))
+        assert b" 200 " in connection.recv(1000)
 
 
 def test_connection_closed_without_a_request_leaves_nothing(open_server: Served) -> None:

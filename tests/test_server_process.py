@@ -82,6 +82,31 @@ def test_served_model_answers_under_its_names(tiny_model: Path) -> None:
         assert server.end() == 0
 
 
+def test_name_of_a_path_is_its_last_part(tiny_model: Path) -> None:
+    with started(f"{tiny_model}/.") as server:
+        rows = server.ask("/v1/models")[1]["data"]
+        assert [row["id"] for row in rows] == [tiny_model.name]
+        health = server.ask("/health")[1]
+        assert health["models"].keys() == {tiny_model.name}
+        for host, status in (("localhost", 200), ("evil.example", 403)):
+            assert server.ask("/health", headers={"Host": host})[0] == status
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model", "a=x", "--model", "a=y"],
+        ["x", "--model", "x=y"],
+        ["x", "--served-model-name", "a", "--model", "a=y"],
+        ["x", "--served-model-name", "b", "--served-model-name", "a", "--model", "a=y"],
+    ],
+)
+def test_name_of_two_models_is_invalid_usage(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert "name" in result.output
+
+
 def test_termination_lets_a_stream_finish(tiny_model: Path) -> None:
     with started(tiny_model, "--config-overrides", LONGER) as server:
         with server.send(post(PATH, LONG)) as connection:
@@ -204,7 +229,7 @@ def test_slow_head_closes_the_connection(limited: Served) -> None:
 
 
 def test_second_request_of_a_connection_has_the_same_limits(limited: Served) -> None:
-    ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+    ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with limited.send(ping + ping) as connection:
         received = b""
         while received.count(b"}") < 2:

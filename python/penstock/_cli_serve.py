@@ -29,7 +29,10 @@ _MAX_WAITING = 1024
     "--model", "named", multiple=True, metavar="NAME=MODEL", help="A model and its name; repeatable."
 )
 @click.option(
-    "--served-model-name", "names", multiple=True, help="Name of MODEL; repeatable. Default: MODEL."
+    "--served-model-name",
+    "names",
+    multiple=True,
+    help="Name of MODEL; repeatable. Default: MODEL, of a path its last part.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -58,15 +61,22 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
 
     Several models: --model NAME=MODEL, repeated. Engine options apply to each.
     """
-    paths = {}
+    paths: dict[str, str] = {}
     for item in named:
         name, equals, path = item.partition("=")
         if not (name and equals and path):
             raise click.UsageError(f"--model {item!r}: NAME=MODEL is expected.")
+        if name in paths:
+            raise click.UsageError(f"--model {item!r}: another model has this name.")
         paths[name] = path
     aliases = {}
     if model is not None:
-        first, *others = names or [model]
+        first, *others = names or [_name_of(model)]
+        for name in (first, *others):
+            if name in paths:
+                raise click.UsageError(
+                    f"{name!r} is the name of another model; --served-model-name sets one."
+                )
         paths[first] = model
         aliases = dict.fromkeys(others, first)
     if not paths or (model is None and names):
@@ -98,6 +108,12 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         settings,
         **{name: options[name] for name in ("host", "port", "drain_timeout")},
     )
+
+
+def _name_of(model: str) -> str:
+    """The name of a model without another one: responses have it, so it has no folders of this machine."""
+    path = Path(model)
+    return path.resolve().name if path.exists() else model
 
 
 def _lines(file: str | None) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.server.bodies import converted
 from penstock.server.errors import ApiError
-from penstock.server.http import converted
 from penstock.server.protocol.tokens import AbortRequest, CacheRequest, ModelRequest, SleepRequest
 
 if TYPE_CHECKING:
@@ -75,10 +75,6 @@ async def model(state: State, exchange: Exchange) -> None:
 
 
 def _row(name: str, model: Model) -> dict[str, Any]:
-    try:
-        max_model_len = model.engine.info.max_model_len
-    except penstock.EngineStoppedError:
-        max_model_len = None
     return {
         "id": name,
         "object": "model",
@@ -86,7 +82,7 @@ def _row(name: str, model: Model) -> dict[str, Any]:
         "owned_by": "penstock",
         "root": model.name,
         "parent": None,
-        "max_model_len": max_model_len,
+        "max_model_len": model.max_model_len,
         "permission": [],
     }
 

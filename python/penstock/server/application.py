@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
 from penstock.server.admin import (
@@ -22,7 +23,7 @@ from penstock.server.anthropic import count_tokens, messages
 from penstock.server.chat import chat_completions
 from penstock.server.completions import completions
 from penstock.server.errors import ApiError
-from penstock.server.limits import Access, Endpoint, Handler, not_found
+from penstock.server.limits import Access, Action, Endpoint, Handler
 from penstock.server.metrics import metrics
 from penstock.server.responses.handlers import create_response
 from penstock.server.settings import ServerSettings
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["Application", "app"]
 
 _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
-    ("POST", "/v1/chat/completions", chat_completions, "key"),
-    ("POST", "/v1/completions", completions, "key"),
-    ("POST", "/v1/responses", create_response, "key"),
-    ("POST", "/v1/messages", messages, "key"),
+    ("POST", "/v1/chat/completions", chat_completions, "generate"),
+    ("POST", "/v1/completions", completions, "generate"),
+    ("POST", "/v1/responses", create_response, "generate"),
+    ("POST", "/v1/messages", messages, "generate"),
     ("POST", "/v1/messages/count_tokens", count_tokens, "key"),
     ("POST", "/tokenize", tokenize, "key"),
     ("POST", "/detokenize", detokenize, "key"),
@@ -51,7 +52,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("GET", "/version", version, "key"),
     ("GET", "/v1/models", models, "key"),
     ("GET", "/v1/models/{name:path}", model, "key"),
-    ("GET", "/metrics", metrics, "monitor"),
+    ("GET", "/metrics", metrics, "key"),
     ("GET", "/health", health, "open"),
     ("GET", "/ping", ping, "open"),
 )
@@ -67,17 +68,25 @@ class Application:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        actions: dict[str, dict[str, Action]] = {}
+        for method, path, handler, access in _ROUTES:
+            actions.setdefault(path, {})[method] = Action(handler, access)
         routes = [
-            Route(path, Endpoint(state, path, method, handler, access, _error_body(path)))
-            for method, path, handler, access in _ROUTES
+            Route(path, Endpoint(state, path, found, _error_body(path))) for path, found in actions.items()
         ]
-        self._router: ASGIApp = Router(
-            routes, redirect_slashes=False, default=Endpoint(state, None, None, not_found)
-        )
+        self._application: ASGIApp = Router(routes, redirect_slashes=False, default=Endpoint(state, None, {}))
+        if origins := state.settings.cors_origins:
+            self._application = CORSMiddleware(
+                self._application,
+                allow_origins=origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=("X-Request-Id",),
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        await self._router(scope, receive, send)
+        await self._application(scope, receive, send)
 
 
 def app(

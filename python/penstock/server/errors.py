@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import reprlib
 from http import HTTPStatus
 from typing import Any
 
@@ -34,8 +35,12 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-#: Statuses of requests that were perhaps not read to the end of their body.
-_UNREAD = frozenset({401, 403, 408, 413, 415, 431})
+#: Parts of a value that a message shows.
+_shown = reprlib.Repr()
+_shown.maxlevel = 3
+_shown.maxstring = _shown.maxother = _shown.maxlong = 60
+#: Characters of a message, which can have names and values of the client.
+_MAX_MESSAGE = 2000
 
 
 class ApiError(Exception):
@@ -49,12 +54,15 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        #: The methods of the path, of an error 405.
+        self.allow = allow
 
     def body(self) -> dict[str, Any]:
         """The JSON object of the response in the form of OpenAI's API."""
@@ -69,25 +77,26 @@ class ApiError(Exception):
         return {"type": "error", "error": {"type": kind, "message": self._message()}}
 
     def _message(self) -> str:
-        return _PRIVATE.sub("...", str(self))
+        text = str(self)
+        if len(text) > _MAX_MESSAGE:
+            text = text[:_MAX_MESSAGE] + " ..."
+        return _PRIVATE.sub("...", text)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers that belong to the error."""
         found = [(b"content-type", b"application/json")]
         if self.retry_after is not None:
             found.append((b"retry-after", str(self.retry_after).encode()))
+        if self.allow is not None:
+            found.append((b"allow", self.allow.encode()))
         if self.status == HTTPStatus.UNAUTHORIZED:
             found.append((b"www-authenticate", b"Bearer"))
-        if self.status in _UNREAD:
-            found.append((b"connection", b"close"))
         return found
 
 
 def invalid(field: str, value: object, limit: str) -> ApiError:
     """The error of an invalid field."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 64 else shown[:60] + " ..."  # noqa: PLR2004
-    return ApiError(400, f"{field}={shown} is not allowed: it must be {limit}", param=field)
+    return ApiError(400, f"{field}={_shown.repr(value)} is not allowed: it must be {limit}", param=field)
 
 
 def api_error(error: BaseException) -> ApiError:

@@ -6,26 +6,34 @@ import logging
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import DisconnectedError, Exchange
 from penstock.server.keys import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.types import Receive, Scope, Send
 
     from penstock.server.state import State
 
-__all__ = ["Access", "Endpoint", "Handler", "not_found"]
+__all__ = ["Access", "Action", "Endpoint", "Handler"]
 
 #: Answers the requests of a route.
 Handler: TypeAlias = "Callable[[State, Exchange], Awaitable[None]]"
-#: The key that a route needs: none, any, or an administrator's. "monitor" needs any, and its requests are
-#: neither counted nor refused while the server drains.
-Access: TypeAlias = Literal["open", "monitor", "key", "admin"]
+#: The key that a route needs: none, any, or an administrator's. "generate" needs any; the server waits for
+#: its requests, and refuses them, when it drains.
+Access: TypeAlias = Literal["open", "key", "generate", "admin"]
+
+
+class Action(NamedTuple):
+    """The answer to one method of a path."""
+
+    handler: Handler
+    access: Access = "key"
+
 
 logger = logging.getLogger("penstock.server")
 
@@ -33,26 +41,28 @@ _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Endpoint:
-    """A route as an ASGI application.
+    """The methods of a path as an ASGI application.
 
     The access belongs to the route itself, so the path that is checked is the path that is routed. Paths
-    without a route need a key, too.
+    without a route need a key, too. `HEAD` is answered as `GET`.
     """
 
     def __init__(
         self,
         state: State,
         path: str | None,
-        method: str | None,
-        handler: Handler,
-        access: Access = "key",
+        actions: Mapping[str, Action],
         error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body,
     ) -> None:
         self._state = state
         self._path = path
-        self._method = method
-        self._handler = handler
-        self._access = access
+        self._actions = dict(actions)
+        if "GET" in self._actions:
+            self._actions.setdefault("HEAD", self._actions["GET"])
+        self._allow = ", ".join(sorted({*self._actions, "OPTIONS"}))
+        #: For methods that the path does not have.
+        access = next((action.access for action in actions.values()), None)
+        self._other = Action(self._answer_other, "open" if access == "open" else "key")
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +71,7 @@ class Endpoint:
             await send({"type": "websocket.close", "code": 1000})
             return
         begin = time.perf_counter()
-        exchange = Exchange(scope, receive, send, self._state.settings)
+        exchange = Exchange(scope, receive, send, self._state)
         exchange.error_body = self._error_body
         try:
             await self._answer(exchange)
@@ -71,44 +81,39 @@ class Endpoint:
 
     async def _answer(self, exchange: Exchange) -> None:
         state = self._state
+        action = self._actions.get(exchange.scope["method"], self._other)
         label = exchange.request_headers.get("x-request-id", "")
         label = label if _LABEL.fullmatch(label) else secrets.token_hex(16)
         exchange.headers.append((b"x-request-id", label.encode()))
+        is_counted = False
         try:
-            exchange.key = self._check(exchange)
-            if self._access in ("open", "monitor"):
-                await self._handler(state, exchange)
-                return
-            state.enter()
-        except Exception as error:  # noqa: BLE001 - the boundary of the request
-            await exchange.send_error(api_error(error))
-            return
-        try:
-            await self._handler(state, exchange)
+            exchange.key = self._check(exchange, action.access)
+            if action.access == "generate":
+                state.enter()
+                is_counted = True
+            await action.handler(state, exchange)
         except DisconnectedError:
             pass
         except Exception as error:  # noqa: BLE001 - the boundary of the request
             await exchange.send_error(api_error(error))
         finally:
-            state.leave()
+            if is_counted:
+                state.leave()
 
-    def _check(self, exchange: Exchange) -> bytes:
+    def _check(self, exchange: Exchange, access: Access) -> bytes:
         """Check what can be checked without the body; returns the digest of a known key."""
         size = sum(len(name) + len(value) for name, value in exchange.scope["headers"])
         size += len(exchange.scope.get("raw_path") or b"") + len(exchange.scope["query_string"])
         if size > (limit := self._state.settings.max_header_bytes):
             raise ApiError(431, f"the headers are too large: the limit is {limit} bytes")
-        digest = self._check_key(exchange)
-        method = exchange.scope["method"]
-        if self._method is not None and method != self._method and (method, self._method) != ("HEAD", "GET"):
-            raise ApiError(405, f"the method {method[:16]} is not allowed: it must be {self._method}")
-        return digest
+        self._state.hosts.check(exchange.request_headers)
+        return self._check_key(exchange, access)
 
-    def _check_key(self, exchange: Exchange) -> bytes:
+    def _check_key(self, exchange: Exchange, access: Access) -> bytes:
         scheme, _, key = exchange.request_headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = exchange.request_headers.get("x-api-key", "")
-        if self._access == "open":
+        if access == "open":
             return b""
         digest = digest_of(key.strip().encode())
         keys, admin_keys = self._state.keys, self._state.admin_keys
@@ -116,14 +121,19 @@ class Endpoint:
         is_known = digest in keys
         if keys and not (is_known or is_admin):
             raise ApiError(401, "a valid API key is required", code="invalid_api_key")
-        if self._access == "admin" and not is_admin:
+        if access == "admin" and not is_admin:
             if not admin_keys:
                 raise ApiError(403, "this route is closed: the server has no administrator's key")
             raise ApiError(401, "an administrator's API key is required", code="invalid_api_key")
         # Without keys, all requests count as those of one: a client could send any other key.
         return digest if is_known or is_admin else b""
 
-
-async def not_found(_state: State, exchange: Exchange) -> None:
-    """Answer a request for an unknown path."""
-    await exchange.send_error(ApiError(404, "there is no such path", code="not_found"))
+    async def _answer_other(self, _state: State, exchange: Exchange) -> None:
+        """Answer a request with another method, or for an unknown path."""
+        method = exchange.scope["method"]
+        if self._path is None:
+            raise ApiError(404, "there is no such path", code="not_found")
+        if method != "OPTIONS":
+            message = f"the method {method[:16]} is not allowed: it must be one of {self._allow}"
+            raise ApiError(405, message, allow=self._allow)
+        await exchange.send_empty([(b"allow", self._allow.encode())])

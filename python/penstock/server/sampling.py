@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 import penstock
+from penstock.server.bodies import converted
 from penstock.server.errors import ApiError, invalid
-from penstock.server.http import converted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

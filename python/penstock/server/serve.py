@@ -45,6 +45,7 @@ def serve(
     engines = {name: make(progress[name]) for name, make in models.items()}
     engines |= {alias: engines[name] for alias, name in aliases.items()}
     application = app(engines, settings)
+    application.state.hosts.add(host)
     for name, shown in progress.items():
         application.state.models[name].progress = shown
     config = uvicorn.Config(

@@ -36,7 +36,21 @@ class ServerSettings:
         bool,
         "Accept a priority below 0, which is served first, from all clients; else from administrators only.",
     ] = False
-    max_body_bytes: Annotated[int, "Maximum size of a request's body."] = 32 << 20
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        "Name in the header Host for which the server answers, beside localhost, addresses and --host; * for "
+        "all, which is the default with API keys; repeat the option for several.",
+    ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        "Origin of web pages that may use the server, such as https://example.com, or * for all; repeat the "
+        "option for several.",
+    ] = ()
+    max_body_bytes: Annotated[
+        int | None,
+        "Maximum size of a request's body. Default: 1K for each token of the longest sequence of a model, at "
+        "least 2M and at most 32M.",
+    ] = None
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
     max_connections: Annotated[int, "Maximum number of open connections, of `penstock serve`."] = 4096
     receive_timeout: Annotated[float, "Time within which a client must send a request."] = 30.0
@@ -62,6 +76,12 @@ class ServerSettings:
             if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
                 message = f"{name} is not allowed: it must be {limit}"
                 raise penstock.ConfigError(message, name, None, limit)
+        for name in ("allowed_hosts", "cors_origins"):
+            values = getattr(self, name)
+            limit = "a tuple of texts"
+            if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
+                message = f"{name}={values!r} is not allowed: it must be {limit}"
+                raise penstock.ConfigError(message, name, values, limit)
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < math.inf:
                 message = f"{name}={value!r} is not allowed: it must be a finite number above 0"

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
+import penstock
 from penstock.server.errors import ApiError
+from penstock.server.hosts import Hosts
 from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
 from penstock.server.responses.store import ResponseStore
@@ -21,10 +23,14 @@ from penstock.server.responses.store import ResponseStore
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import penstock
     from penstock.server.settings import ServerSettings
 
 __all__ = ["Call", "Generation", "Model", "Progress", "State"]
+
+#: The largest body by default: for each token of the longest sequence, with a lower and an upper bound.
+_BODY_BYTES_PER_TOKEN = 1 << 10
+_MIN_BODY_BYTES = 2 << 20
+_MAX_BODY_BYTES = 32 << 20
 
 
 class Progress:
@@ -47,6 +53,14 @@ class Model:
         self.created = int(time.time())
         #: While the server loads the model.
         self.progress: Progress | None = None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The length of the longest sequence, unless the engine was never open."""
+        try:
+            return self.engine.info.max_model_len
+        except penstock.EngineStoppedError:
+            return None
 
     @cached_property
     def measures(self) -> RequestMeasures:
@@ -124,6 +138,9 @@ class State:
         self.models = {
             name: models.setdefault(id(engine), Model(name, engine)) for name, engine in engines.items()
         }
+        self.hosts = Hosts(settings)
+        #: Threads that decode large bodies; they need the interpreter.
+        self.body_threads = anyio.CapacityLimiter(1)
         #: Threads that tokenise outside of the engine.
         self.tokenizer_threads = anyio.CapacityLimiter(2)
         self.generations: dict[str, Generation] = {}
@@ -131,13 +148,23 @@ class State:
         self.unknown_fields: set[str] = set()
         self.responses = ResponseStore(settings)
         self.http = HttpMeasures()
-        #: Unfinished HTTP requests, without those that need no key.
+        #: Unfinished generating HTTP requests.
         self.num_active = 0
         #: Whether new requests are refused, because the server ends.
         self.is_draining = False
 
+    def max_body_bytes(self) -> int:
+        """The setting, or a bound for the largest of the models that are open."""
+        if self.settings.max_body_bytes is not None:
+            return self.settings.max_body_bytes
+        lengths = [model.max_model_len for model in self.models.values()]
+        longest = max((length for length in lengths if length is not None), default=None)
+        if longest is None:  # all requests get status 503
+            return _MAX_BODY_BYTES
+        return min(max(longest * _BODY_BYTES_PER_TOKEN, _MIN_BODY_BYTES), _MAX_BODY_BYTES)
+
     def enter(self) -> None:
-        """Count a request; raises if none is accepted any more."""
+        """Count a generating request; raises if none is accepted any more."""
         if self.is_draining:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
         self.num_active += 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.server.bodies import converted
 from penstock.server.errors import ApiError, invalid
-from penstock.server.http import converted
 from penstock.server.logprobs import Tokens
 from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
 from penstock.server.protocol.tokens import DetokenizeRequest, TokenizeRequest

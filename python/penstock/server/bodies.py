@@ -1,0 +1,118 @@
+"""The JSON objects of requests: decoding with bounds, errors with the name of the field."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.server.errors import ApiError
+
+__all__ = ["LARGE", "converted", "decoded"]
+
+Structure = TypeVar("Structure")
+
+#: A larger body is decoded in a thread. One of this size takes at most 4 ms.
+LARGE = 32 << 10
+#: Bounds of a body, which bound the memory and the time for its decoding: the decoder holds the interpreter.
+_MAX_VALUES = 1 << 20
+_MAX_CONTAINERS = 1 << 18
+_MAX_NESTING = 64
+#: The interpreter is released after a part of this size.
+_PART = 1 << 18
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """The JSON object of a text, without the fields that are null."""
+    if len(body) > LARGE:
+        _check_number_of_values(body)
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError:
+        raise _nested_too_deeply() from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        name = _not_finite(body)
+        if name is not None:
+            raise ApiError(400, f"{name} is not a finite number, as JSON requires", param=name) from None
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    if body.count(b"[") + body.count(b"{") > _MAX_NESTING:
+        _check_nesting(value)
+    return {name: field for name, field in value.items() if field is not None}
+
+
+def _check_number_of_values(body: bytes) -> None:
+    """Count commas and opening brackets outside of strings."""
+    values = containers = begin = 0
+    is_in_string = False
+    while begin < len(body):
+        end = begin + _PART
+        part = body[begin:end]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the last character escapes the next one
+            end += 1
+            part = body[begin:end]
+        pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(pieces[is_in_string::2])
+        is_in_string ^= len(pieces) % 2 == 0
+        containers += outside.count(b"[") + outside.count(b"{")
+        values += outside.count(b",")
+        if containers > _MAX_CONTAINERS:
+            raise ApiError(400, f"the body has too many lists and objects: the limit is {_MAX_CONTAINERS}")
+        if values + containers > _MAX_VALUES:
+            raise ApiError(400, f"the body has too many values: the limit is {_MAX_VALUES}")
+        begin = end
+
+
+def _check_nesting(value: dict[str, Any]) -> None:
+    level: list[Any] = [value]
+    for _ in range(_MAX_NESTING):
+        level = [
+            item
+            for container in level
+            for item in (container.values() if type(container) is dict else container)
+            if type(item) is list or type(item) is dict
+        ]
+        if not level:
+            return
+    raise _nested_too_deeply()
+
+
+def _nested_too_deeply() -> ApiError:
+    return ApiError(400, f"the body is nested too deeply: the limit is {_MAX_NESTING} levels")
+
+
+def _not_finite(body: bytes) -> str | None:
+    """The name of the first field that is NaN or infinite, in a text that is JSON otherwise."""
+    if len(body) > LARGE:
+        return None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    return next((name for name, field in value.items() if _has_infinity(field)), None)
+
+
+def _has_infinity(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_infinity, value.values()))
+    return isinstance(value, list) and any(map(_has_infinity, value))
+
+
+def converted(fields: dict[str, Any], structure: type[Structure]) -> Structure:
+    """The fields of a request as a structure; unknown ones are omitted."""
+    try:
+        return msgspec.convert(fields, structure)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `")
+        name = path.rstrip("`").removeprefix("$").lstrip(".")
+        if missing := re.search("missing required field `(.*)`", message):
+            name = f"{name}.{missing[1]}".lstrip(".")
+        raise ApiError(400, f"{name or 'the body'}: {message}", param=name or None) from None
