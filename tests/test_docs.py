@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/guide.md", "docs/dashinfer.md", "docs/lmdeploy.md", "docs/server.md")
-OTHER_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")
+OTHER_PAGES = ("docs/benchmarking.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")
 SNIPPET = re.compile(
     r"(?P<mark><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )

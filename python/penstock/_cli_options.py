@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from fractions import Fraction
 from itertools import chain
@@ -27,6 +27,7 @@ __all__ = [
     "json_option",
     "sampling_options",
     "server_options",
+    "settings_options",
 ]
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -55,6 +56,18 @@ class Integers(click.ParamType):  # type: ignore[type-arg] # not generic in olde
     ) -> tuple[int, ...]:
         """The integers."""
         return tuple(click.INT(item, param, ctx) for item in str(value).split(","))
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg] # not generic in older versions
+    """Numbers with commas between them; `inf` is one."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """The numbers."""
+        return tuple(click.FLOAT(item, param, ctx) for item in str(value).split(","))
 
 
 class JsonObject(click.ParamType):  # type: ignore[type-arg] # not generic in older versions
@@ -113,7 +126,10 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
-def _joined(_ctx: click.Context, _param: click.Parameter, given: Any) -> tuple[int, ...]:
+_LISTS: dict[Any, click.ParamType] = {Sequence[int]: Integers(), Sequence[float]: Numbers()}  # type: ignore[type-arg]
+
+
+def _joined(_ctx: click.Context, _param: click.Parameter, given: Any) -> tuple[float, ...]:
     return tuple(chain.from_iterable(given))
 
 
@@ -125,9 +141,9 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
     keywords: dict[str, Any] = {"cls": Option, "group": group, "help": help_text}
     if bool in kinds:
         return click.option(f"--{flag}/--no-{flag}", name, default=None, **keywords)
-    if Sequence[int] in kinds:
+    if (numbers := next((_LISTS[kind] for kind in kinds if kind in _LISTS), None)) is not None:
         keywords["help"] += " Repeat the option or separate values with commas."
-        return click.option(f"--{flag}", name, type=Integers(), multiple=True, callback=_joined, **keywords)
+        return click.option(f"--{flag}", name, type=numbers, multiple=True, callback=_joined, **keywords)
     if Sequence[str] in kinds:
         keywords["help"] += " Can be given several times."
         return click.option(f"--{flag}", name, type=str, multiple=True, **keywords)
@@ -146,10 +162,15 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
 
 def _options_of(fields: type, groups: Mapping[str, Sequence[str]]) -> Decorator:
     hints = get_type_hints(fields, include_extras=True)
-    options = [_option(name, hints[name], title) for title, names in groups.items() for name in names]
+    return _all(_option(name, hints[name], title) for title, names in groups.items() for name in names)
+
+
+def _all(options: Iterable[Decorator]) -> Decorator:
+    """A decorator that adds the options in their order."""
+    in_reverse = list(options)[::-1]
 
     def decorate(function: Function) -> Function:
-        for option in reversed(options):
+        for option in in_reverse:
             function = option(function)
         return function
 
@@ -161,29 +182,40 @@ convert_options = _options_of(EngineOptions, {"Options": ("quantization", "dtype
 sampling_options = _options_of(SamplingOptions, SAMPLING_GROUPS)
 
 
-def _server_option(field: Field[Any], hint: Any) -> Decorator:
+def _settings_option(field: Field[Any], hint: Any, group: str) -> Decorator:
+    """The option of a field of a dataclass, with the default in its help text."""
     kind, help_text = get_args(hint)
     if get_origin(kind) is tuple:
         flag = field.name.removesuffix("s").replace("_", "-")
-        return click.option(
-            f"--{flag}", field.name, multiple=True, cls=Option, group="Server", help=help_text
-        )
+        return click.option(f"--{flag}", field.name, multiple=True, cls=Option, group=group, help=help_text)
     default: Any = field.default
     if default is not None:
         kind = kind | None
-        value = f"{default >> 10}K" if field.name.endswith("_bytes") else f"{default:g}"
-        help_text += "" if isinstance(default, bool) else f" Default: {value}."
-    return _option(field.name, Annotated[kind, help_text], "Server")
+        if not isinstance(default, bool) and default != ():
+            help_text += f" Default: {_shown(field.name, default)}."
+    return _option(field.name, Annotated[kind, help_text], group)
 
 
-def _server_options(function: Function) -> Function:
-    hints = get_type_hints(ServerSettings, include_extras=True)
-    for field in reversed(fields(ServerSettings)):
-        function = _server_option(field, hints[field.name])(function)
-    return function
+def _shown(name: str, default: Any) -> str:
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    if isinstance(default, str):
+        return default
+    return f"{default >> 10}K" if name.endswith("_bytes") else f"{default:g}"
 
 
-server_options: Decorator = _server_options
+def settings_options(settings: type, groups: Mapping[str, Sequence[str]]) -> Decorator:
+    """The options of the fields of a dataclass that have a help text, in groups."""
+    hints = get_type_hints(settings, include_extras=True)
+    named = {field.name: field for field in fields(settings)}
+    return _all(
+        _settings_option(named[name], hints[name], title) for title, names in groups.items() for name in names
+    )
+
+
+server_options = settings_options(
+    ServerSettings, {"Server": [field.name for field in fields(ServerSettings)]}
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 
 

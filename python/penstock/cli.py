@@ -19,6 +19,7 @@ import click
 
 import penstock
 from penstock import demo
+from penstock._cli_bench import bench
 from penstock._cli_chat import chat, one_line
 from penstock._cli_options import (
     Command,
@@ -305,13 +306,14 @@ def _info(model: str, *, as_json: bool) -> None:
 
 
 main.add_command(serve)
+main.add_command(bench)
 
 
-@main.command("bench")
+@bench.command("engine")
 @click.argument("model")
 @json_option
 @engine_options
-def _bench(model: str, *, as_json: bool, **options: Any) -> None:
+def _bench_engine(model: str, *, as_json: bool, **options: Any) -> None:
     """Benchmark MODEL. Prints tokens per second of a 512-token prefill, and of decode batches 1, 8 and 32."""
     with _open(model, options) as engine:
         info = engine.info

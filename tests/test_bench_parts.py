@@ -1,0 +1,414 @@
+"""The load generator's parts: schedules, percentiles, goals, events, datasets, with an injected clock."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import random
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.bench.client import Record
+from penstock.bench.plot import terminal_plot
+from penstock.bench.prompts import Body, bodies
+from penstock.bench.run import Clock, Measurement, arrivals, measure
+from penstock.bench.settings import BenchSettings, Load
+from penstock.bench.sse import EventReader, StreamError
+from penstock.bench.summary import summarize
+from penstock.bench.watch import watching
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+URL = "http://127.0.0.1:1"
+
+
+class FakeClock(Clock):
+    """A time that passes only in `sleep_until`, which is late by `late` seconds."""
+
+    def __init__(self, late: float = 0.0) -> None:
+        self.time = 100.0
+        self.late = late
+
+    def now(self) -> float:
+        """The current time."""
+        return self.time
+
+    async def sleep_until(self, moment: float) -> None:
+        """Set the time, after other tasks have run."""
+        await asyncio.sleep(0)
+        self.time = max(self.time, moment + self.late)
+
+
+def settings_of(**fields: Any) -> BenchSettings:
+    return BenchSettings(url=URL, **fields)
+
+
+def record(
+    times: Sequence[float], *, tokens: int | None = None, end: float | None = None, sent: float = 0.0
+) -> Record:
+    """A request that was scheduled at 0, with output at these times."""
+    last = times[-1] if times else sent
+    made = Record(0.0, sent, tokens or 1, end=last if end is None else end, times=array("d", times))
+    made.input_tokens, made.output_tokens = 10, tokens
+    return made
+
+
+def measured(records: list[Record], load: Load | None = None) -> Measurement:
+    return Measurement(load or Load(1), start=0.0, records=records)
+
+
+def first(times: Any, count: int) -> list[float]:
+    return list(itertools.islice(times, count))
+
+
+# ---- loads
+
+
+@pytest.mark.parametrize(("burstiness", "variation"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5), (math.inf, 0.0)])
+def test_intervals_have_the_rate_and_the_burstiness(burstiness: float, variation: float) -> None:
+    times = first(arrivals(Load(request_rate=8.0), burstiness, 1), 20_000)
+    intervals = np.diff(times)
+    assert times[0] == 0.0
+    assert intervals.mean() == pytest.approx(1 / 8, rel=0.05)
+    assert intervals.std() / intervals.mean() == pytest.approx(variation, abs=0.06)
+
+
+def test_schedule_follows_the_seed() -> None:
+    load = Load(request_rate=8.0)
+    assert first(arrivals(load, 1.0, 1), 50) == first(arrivals(load, 1.0, 1), 50)
+    assert first(arrivals(load, 1.0, 1), 50) != first(arrivals(load, 1.0, 2), 50)
+    assert first(arrivals(Load(), 1.0, 1), 3) == [0.0, 0.0, 0.0]
+
+
+def test_open_loop_starts_requests_while_others_run() -> None:
+    settings = settings_of(request_rate=[4.0], num_prompts=20, seed=7)
+    clock, starts, all_started = FakeClock(), [], asyncio.Event()
+
+    async def send(_body: Body, scheduled: float) -> Record:
+        starts.append((scheduled, clock.now()))
+        if len(starts) == 20:
+            all_started.set()
+        await all_started.wait()  # no request ends before the last has started
+        return Record(scheduled, clock.now(), 1, end=clock.now())
+
+    measurement = Measurement(settings.loads[0])
+    source = itertools.repeat(Body(b"", 1))
+    asyncio.run(measure(measurement, settings, source, send, clock))
+    expected = [100.0 + offset for offset in first(arrivals(Load(request_rate=4.0), 1.0, 7), 20)]
+    assert starts == [(moment, moment) for moment in expected]
+    assert (measurement.peak_in_flight, measurement.in_flight, len(measurement.records)) == (20, 0, 20)
+
+
+def test_latency_counts_from_the_scheduled_time() -> None:
+    settings = settings_of(request_rate=[1.0], burstiness=math.inf, num_prompts=5)
+    clock = FakeClock(late=3.0)
+
+    async def send(_body: Body, scheduled: float) -> Record:
+        now = clock.now()
+        return Record(scheduled, now, 1, end=now + 0.5, times=array("d", [now + 0.25]))
+
+    measurement = Measurement(settings.loads[0])
+    asyncio.run(measure(measurement, settings, itertools.repeat(Body(b"", 1)), send, clock))
+    found = summarize(measurement, settings)
+    assert [made.scheduled for made in measurement.records] == [100.0, 101.0, 102.0, 103.0, 104.0]
+    assert found["p50_ttft_ms"] == pytest.approx(3250)
+    assert found["p50_e2el_ms"] == pytest.approx(3500)
+    assert found["client"]["p99_late_start_ms"] == pytest.approx(3000)
+
+
+@pytest.mark.parametrize("load", [{"concurrency": [3]}, {"request_rate": [2.0], "burstiness": math.inf}])
+def test_no_request_starts_after_the_duration(load: dict[str, Any]) -> None:
+    settings = settings_of(**load, duration=5.0)
+    clock = FakeClock()
+
+    async def send(_body: Body, scheduled: float) -> Record:
+        await clock.sleep_until(clock.now() + 0.4)
+        return Record(scheduled, scheduled, 1, end=clock.now())
+
+    measurement = Measurement(settings.loads[0])
+    asyncio.run(measure(measurement, settings, itertools.repeat(Body(b"", 1)), send, clock))
+    starts = [made.scheduled - 100.0 for made in measurement.records]
+    assert max(starts) < 5.0
+    assert max(starts) >= 4.0
+
+
+def test_lag_of_a_blocked_event_loop_is_measured() -> None:
+    async def block() -> float:
+        async with watching() as watch:
+            await asyncio.sleep(0)  # the ticks begin
+            time.sleep(0.2)  # noqa: ASYNC251 - blocks the event loop
+            await asyncio.sleep(0.02)
+        return max(watch.lags)
+
+    assert asyncio.run(block()) > 0.15
+
+
+# ---- numbers
+
+
+def test_latencies_equal_those_of_numpy() -> None:
+    chance = random.Random(3)
+    percents = (0, 1, 37.5, 50, 90, 99, 99.9, 100)
+    records = []
+    for _ in range(101):
+        times = list(itertools.accumulate(chance.expovariate(20) for _ in range(chance.randint(1, 40))))
+        records.append(record(times, tokens=len(times), end=times[-1] + 0.01))
+    found = summarize(measured(records), settings_of(metric_percentiles=percents))
+    tpot = [
+        (made.times[-1] - made.times[0]) / (len(made.times) - 1) for made in records if len(made.times) > 1
+    ]
+    expected = {
+        "ttft": [made.times[0] for made in records],
+        "tpot": tpot,
+        "itl": np.concatenate([np.diff(made.times) for made in records]),
+        "e2el": [made.end for made in records],
+    }
+    for name, seconds in expected.items():
+        values = np.asarray(seconds) * 1e3
+        assert found[f"mean_{name}_ms"] == pytest.approx(values.mean())
+        assert found[f"std_{name}_ms"] == pytest.approx(values.std())
+        assert found[f"median_{name}_ms"] == pytest.approx(np.median(values))
+        for percent in percents:
+            assert found[f"p{percent:g}_{name}_ms"] == pytest.approx(np.percentile(values, percent)), name
+
+
+def test_rates_and_goodput_of_four_requests() -> None:
+    """By hand: 4 seconds; goals of 200 ms, 50 ms and 1500 ms."""
+    records = [
+        record([0.1, 0.2, 0.3], tokens=3, end=1.5),  # TTFT 100, TPOT 100: too slow
+        record([0.2, 0.25, 0.3], tokens=3, end=1.5),  # TTFT 200, TPOT 50, E2EL 1500: just good
+        record([0.1], tokens=1, end=4.0),  # E2EL 4000: too slow
+        record([0.1], tokens=1, end=0.5),  # one token has no TPOT: good
+    ]
+    failed = record([], end=0.1)
+    failed.error, failed.message = "HTTP 429", "slow\n down"
+    settings = settings_of(goodput={"ttft": 200, "tpot": 50.0001, "e2el": 1500})
+    found = summarize(measured([*records, failed]), settings)
+    assert (found["completed"], found["failed"], found["errors"]) == (4, 1, {"HTTP 429": 1})
+    assert found["request_throughput"] == 4 / 4.0
+    assert found["request_goodput"] == 2 / 4.0
+    assert found["output_throughput"] == 8 / 4.0
+    assert found["total_token_throughput"] == (8 + 40) / 4.0
+    assert found["warnings"] == ["1 x HTTP 429: slow down"]
+
+
+def test_usage_counts_and_differences_are_warnings() -> None:
+    records = [record([0.1, 0.2], tokens=9), record([0.1, 0.2])]
+    for made in records:
+        made.max_tokens = 9
+    found = summarize(measured(records), settings_of(ignore_eos=True))
+    assert (found["total_output_tokens"], found["output_events"]) == (11, 4)
+    missing, short, events = found["warnings"]
+    assert missing.startswith("1 responses have no usage")
+    assert short.startswith("1 responses do not have max_tokens")
+    assert events.startswith("11 tokens came in 4 events")
+
+
+def test_empty_load_point_has_numbers() -> None:
+    found = summarize(measured([]), settings_of(goodput={"ttft": 1.0}))
+    assert (found["request_goodput"], found["mean_ttft_ms"], found["duration"]) == (0.0, None, 0.0)
+    json.dumps(found, allow_nan=False)
+
+
+def test_busy_load_generator_is_a_warning() -> None:
+    settings = settings_of()
+    measurement = measured([record([0.1], tokens=1)])
+    measurement.watch.cpu = 0.9
+    assert "is the bottleneck" in summarize(measurement, settings)["warnings"][0]
+    measurement.watch.cpu = 0.1
+    measurement.watch.lags.extend([0.0] * 10 + [0.5])
+    assert "waits for the CPU" in summarize(measurement, settings)["warnings"][0]
+
+
+def test_terminal_plot_has_bars_in_proportion() -> None:
+    rows = [(10.0, 20.0, 40.0), (5.0, 5.0, 5.0)]
+    points = [
+        {"max_concurrency": count, "request_rate": None}
+        | {f"{name}_{metric}_ms": value for metric in ("ttft", "itl", "e2el") for name, value in named}
+        for count, row in zip((1, 64), rows, strict=True)
+        for named in [list(zip(("p50", "p90", "p99"), row, strict=True))]
+    ]
+    lines = terminal_plot(points, settings_of()).splitlines()
+    assert lines[1] == f" 1 |{'█' * 12}{'▓' * 12}{'▒' * 24}  10.0  20.0  40.0"
+    assert lines[2] == f"64 |{'█' * 6}{' ' * 42}  5.0  5.0  5.0"
+
+
+# ---- events
+
+
+def stream_of(events: list[Any], newline: str = "\n") -> bytes:
+    parts = [event if isinstance(event, str) else json.dumps(event, ensure_ascii=False) for event in events]
+    lines = [part if part.startswith(":") else f"data: {part}" for part in parts]
+    return "".join(line + newline * 2 for line in lines).encode()
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 4}
+EVENTS: list[Any] = [
+    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None},
+    {"choices": [{"index": 0, "delta": {"content": "a"}}], "usage": None},
+    ": keep-alive",
+    {"choices": [{"index": 0, "delta": {"content": '\n"text": "x" \\'}}], "usage": None},
+    {"choices": [{"index": 0, "delta": {"reasoning_content": "ü"}}], "usage": None},
+    {"choices": [{"index": 0, "text": '"'}], "usage": None},
+    {"choices": [{"index": 0, "delta": {"content": ""}, "note": 'a "content": "b"'}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "usage": None},
+    {"choices": [], "usage": USAGE},
+    "[DONE]",
+]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 10_000])
+def test_events_with_text_are_counted_however_they_are_cut(size: int, newline: str) -> None:
+    data = stream_of(EVENTS, newline)
+    reader = EventReader()
+    for start in range(0, len(data), size):
+        reader.feed(data[start : start + size], float(start))
+    assert reader.usage() == USAGE
+    assert len(reader.times) == 4
+    assert list(reader.times) == sorted(reader.times)
+
+
+@pytest.mark.parametrize(
+    ("events", "kind", "message"),
+    [
+        ([EVENTS[1], {"error": {"message": "broken"}}], "error event", "broken"),
+        ([EVENTS[1], {"error": "broken"}, "[DONE]"], "error event", "broken"),
+        ([EVENTS[1]], "incomplete stream", r"without \[DONE\]"),
+        ([EVENTS[1], "{", "[DONE]"], "invalid event", "data: {"),
+        ([], "incomplete stream", r"without \[DONE\]"),
+    ],
+)
+def test_stream_that_fails_has_a_kind(events: list[Any], kind: str, message: str) -> None:
+    reader = EventReader()
+    reader.feed(stream_of(events), 0.0)
+    with pytest.raises(StreamError, match=message) as error:
+        reader.usage()
+    assert error.value.kind == kind
+
+
+def test_event_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.bench.sse._MAX_EVENT_BYTES", 100)
+    reader = EventReader()
+    with pytest.raises(StreamError, match="more than 100 bytes"):
+        reader.feed(b"data: " + b"x" * 100, 0.0)
+
+
+# ---- requests
+
+
+def fields_of(count: int, **fields: Any) -> list[dict[str, Any]]:
+    return [json.loads(body.content) for body in itertools.islice(bodies(settings_of(**fields), "m"), count)]
+
+
+def test_random_prompts_have_the_lengths_and_share_the_prefix() -> None:
+    options: dict[str, Any] = {
+        "input_len": 20,
+        "output_len": 10,
+        "random_range_ratio": 0.5,
+        "random_prefix_len": 7,
+        "random_vocab_size": 50,
+    }
+    rows = fields_of(400, **options)
+    prompts = [row["prompt"] for row in rows]
+    assert {len(prompt) - 7 for prompt in prompts} == set(range(10, 31))
+    assert {row["max_tokens"] for row in rows} == set(range(5, 16))
+    assert len({tuple(prompt[:7]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[7:12]) for prompt in prompts}) > 390
+    assert {token for prompt in prompts for token in prompt} == set(range(50))
+    assert fields_of(400, **options) == rows
+    assert fields_of(400, **options, seed=1) != rows
+
+
+def test_chats_and_texts_have_random_words() -> None:
+    [chat] = fields_of(1, endpoint="chat", input_len=12)
+    [text] = fields_of(1, random_text=True, input_len=12)
+    assert [message["role"] for message in chat["messages"]] == ["user"]
+    assert len(chat["messages"][0]["content"].split()) == 12
+    assert len(text["prompt"].split()) == 12
+
+
+def test_request_asks_for_usage_and_takes_more_fields() -> None:
+    [fields] = fields_of(1, prompt="Hi", ignore_eos=True, extra_body={"temperature": 0.5, "top_k": 3})
+    assert fields == {
+        "model": "m",
+        "prompt": "Hi",
+        "max_tokens": 128,
+        "temperature": 0.5,
+        "top_k": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+
+
+ROWS = [{"prompt": "Hi", "output_tokens": 3}, {"conversations": [{"from": "human", "value": "Ho"}]}]
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_dataset_has_vllms_and_sharegpts_fields(tmp_path: Path, *, is_array: bool) -> None:
+    file = tmp_path / "data"
+    file.write_text(json.dumps(ROWS) if is_array else "\n".join(map(json.dumps, ROWS)))
+    rows = fields_of(3, dataset_path=str(file), output_len=5)
+    assert [(row["prompt"], row["max_tokens"]) for row in rows] == [("Hi", 3), ("Ho", 5), ("Hi", 3)]
+
+
+def test_dataset_of_messages_is_for_chats(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    messages = [{"role": "user", "content": "Hi"}]
+    file.write_text(json.dumps({"messages": messages}))
+    assert fields_of(1, dataset_path=str(file), endpoint="chat")[0]["messages"] == messages
+    with pytest.raises(penstock.ConfigError, match="does not fit the endpoint completions"):
+        fields_of(1, dataset_path=str(file))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no entries"),
+        ("[]", "no entries"),
+        ("{", "not JSON"),
+        ("3", "entry 1: not an object"),
+        ('{"prompt": "a"}\n{}', "entry 2: no prompt, messages or conversations"),
+        ('{"prompt": 3}', "entry 1: the prompt is neither"),
+        ('{"prompt": "a", "output_tokens": 0}', "entry 1: output_tokens is 0"),
+    ],
+)
+def test_dataset_that_cannot_be_used_is_an_error(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "data"
+    file.write_text(content)
+    with pytest.raises(penstock.ConfigError, match=message):
+        fields_of(1, dataset_path=str(file))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"url": "127.0.0.1"}, "url"),
+        ({"endpoint": "embeddings"}, "endpoint"),
+        ({"concurrency": [0]}, "concurrency"),
+        ({"request_rate": [1.0, -1.0]}, "request_rate"),
+        ({"concurrency": [1], "request_rate": [1.0]}, "request_rate"),
+        ({"request_rate": [math.inf], "duration": 1.0}, "num_prompts"),
+        ({"duration": 1.0}, "num_prompts"),
+        ({"random_range_ratio": 1.0}, "random_range_ratio"),
+        ({"metric_percentiles": [101]}, "metric_percentiles"),
+        ({"goodput": {"itl": 5}}, "goodput"),
+        ({"goodput": {"ttft": math.nan}}, "goodput"),
+        ({"timeout": math.nan}, "timeout"),
+        ({"prompt": "a", "dataset_path": "b"}, "prompt"),
+    ],
+)
+def test_setting_out_of_range_is_an_error(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(penstock.ConfigError) as error:
+        BenchSettings(**{"url": URL, **fields})
+    assert error.value.field == name
