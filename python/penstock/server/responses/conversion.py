@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     from penstock.server.protocol.openai_responses import Item, Part, ResponsesRequest, TextFormat, Tool
 
-__all__ = ["LABELS", "LOGPROBS", "chat_messages", "check_fields", "sampling_fields", "template_variables"]
+__all__ = [
+    "LABELS",
+    "LOGPROBS",
+    "UNSUPPORTED",
+    "chat_messages",
+    "check_fields",
+    "sampling_fields",
+    "template_variables",
+]
 
 #: The roles of messages, and those of the chat template.
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -21,7 +29,7 @@ _PARTS = ("input_text", "output_text", "text", "refusal")
 _REASONING_PARTS = ("reasoning_text", "text")
 _ITEMS = "message, reasoning, function_call or function_call_output"
 #: Fields of OpenAI's service that the server cannot honour, and the only values that they may have.
-_UNSUPPORTED: Mapping[str, tuple[tuple[object, ...], str]] = {
+UNSUPPORTED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "access_programs": ((), "left out: the server has none"),
     "background": ((False,), "false: a response is computed while the client is connected"),
     "background_options": ((), "left out: a response is computed while the client is connected"),
@@ -33,7 +41,7 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "truncation": (("disabled",), '"disabled": the server drops no items'),
 }
 #: Fields of OpenAI's service that are accepted and have no effect, besides those of all routes.
-LABELS = frozenset({"prompt_cache_options", *_UNSUPPORTED})
+LABELS = frozenset({"prompt_cache_options", *UNSUPPORTED})
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (
     "code_interpreter_call.outputs",
@@ -49,7 +57,7 @@ _INCLUDABLE = (
 
 def check_fields(request: ResponsesRequest, fields: Mapping[str, Any]) -> None:
     """Refuse fields that the server cannot honour."""
-    for name, (allowed, limit) in _UNSUPPORTED.items():
+    for name, (allowed, limit) in UNSUPPORTED.items():
         if name in fields and fields[name] not in allowed:
             raise invalid(name, fields[name], limit)
     for name in request.include or ():
@@ -177,7 +185,10 @@ def _reasoning(item: Item, field: str) -> str:
 
 def template_variables(request: ResponsesRequest) -> dict[str, Any]:
     """The variables of the chat template that other fields set."""
-    return {"reasoning_effort": request.reasoning.effort if request.reasoning is not None else None}
+    return {
+        "reasoning_effort": request.reasoning.effort if request.reasoning is not None else None,
+        "verbosity": request.text.verbosity if request.text is not None else None,
+    }
 
 
 def sampling_fields(request: ResponsesRequest) -> dict[str, Any]:
@@ -242,6 +253,8 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
         return {"type": "json_object"}
     if form.type != "json_schema":
         raise invalid("text.format.type", form.type, "text, json_object or json_schema")
+    if form.schema is None:
+        raise ApiError(400, "text.format.schema is missing", param="text.format.schema")
     schema = {"name": form.name, "schema": form.schema, "strict": form.strict}
     return {
         "type": "json_schema",
