@@ -10,7 +10,7 @@ from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
 from penstock.server.logprobs import Tokens, completion_logprobs, prompt_logprobs
-from penstock.server.prompts import in_tokenizer_thread
+from penstock.server.prompts import in_tokenizer_thread, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
 from penstock.server.sampling import fields_named, read_request, sampling_options
 from penstock.server.state import Call
@@ -18,9 +18,8 @@ from penstock.server.usage import finish_reason, usage_of
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
+    from penstock.server.prompts import Prompts
     from penstock.server.state import Generation, State
-
-    Prompts = list[str | list[int]]
 
 __all__ = ["completions"]
 
@@ -47,25 +46,10 @@ async def completions(state: State, exchange: Exchange) -> None:
         await exchange.send_json(_completion(generation, request, results))
 
 
-def _prompts(request: CompletionRequest, limit: int) -> Prompts:
-    """The prompts of a request, each a text or token ids."""
-    given = request.prompt
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise invalid("prompt", given, "a text, token ids, or a list of them that is not empty")
-    if all(isinstance(item, int) for item in given):
-        return [given]  # type: ignore[list-item] # as just checked
-    if any(isinstance(item, int) for item in given):
-        raise invalid("prompt", given, "a text, token ids, or a list of texts or of lists of token ids")
-    if len(given) > limit:
-        raise invalid("prompt", f"a list of {len(given)}", f"a list of at most {limit} prompts")
-    return given  # type: ignore[return-value] # as just checked
-
-
 async def _prepared(state: State, request: CompletionRequest) -> Prompts:
     """The prompts, tokenised here if the engine's own way is not the one that is asked for."""
-    prompts, limit = _prompts(request, state.settings.max_prompts), request.truncate_prompt_tokens
+    prompts = text_prompts("prompt", request.prompt, state.settings.max_prompts)
+    limit = request.truncate_prompt_tokens
     model, _ = state.model(request.model)
     if limit is None and request.add_special_tokens:
         return prompts

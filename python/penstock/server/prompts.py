@@ -1,4 +1,4 @@
-"""Chats as prompts: the options of their template, and their token ids."""
+"""Texts and chats as prompts: the options of chat templates, and token ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio.to_thread
 
-from penstock.server.errors import ApiError
+from penstock.server.errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from penstock.server.settings import ServerSettings
     from penstock.server.state import State
 
-__all__ = ["encode_chat", "in_tokenizer_thread", "template_options"]
+    Prompts = list[str | list[int]]
+
+__all__ = ["encode_chat", "in_tokenizer_thread", "template_options", "text_prompts"]
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -29,6 +31,21 @@ _DEFAULTS = {
     "add_generation_prompt": None,
     "continue_final_message": False,
 }
+
+
+def text_prompts(field: str, given: str | list[str | int | list[int]], limit: int) -> Prompts:
+    """The prompts of a field that is one or several of them, each a text or token ids."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise invalid(field, given, "a text, token ids, or a list of them that is not empty")
+    if all(isinstance(item, int) for item in given):
+        return [given]  # type: ignore[list-item] # as just checked
+    if any(isinstance(item, int) for item in given):
+        raise invalid(field, given, "a text, token ids, or a list of texts or of lists of token ids")
+    if len(given) > limit:
+        raise invalid(field, f"a list of {len(given)}", f"a list of at most {limit} prompts")
+    return given  # type: ignore[return-value] # as just checked
 
 
 def template_options(
