@@ -166,7 +166,7 @@ def test_each_field_of_openai_has_a_meaning_or_an_error(
     server: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A field without a meaning would be an unknown one, with a warning."""
-    names = get_type_hints(response_create_params.ResponseCreateParamsNonStreaming).keys()
+    names = set(get_type_hints(response_create_params.ResponseCreateParamsNonStreaming))
     names |= get_type_hints(response_create_params.ResponseCreateParamsStreaming).keys()
     assert {"input", "tools", "stream", "background"} <= names
     for name in sorted(names - BODY.keys()):
