@@ -11,7 +11,7 @@ from openai.types.responses import response_create_params
 
 import penstock.server
 from api_support import make_engine
-from penstock.server.http import converted
+from penstock.server.bodies import converted
 from penstock.server.protocol.openai_responses import ResponsesRequest
 from penstock.server.responses.conversion import (
     UNSUPPORTED,

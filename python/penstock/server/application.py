@@ -25,7 +25,13 @@ from penstock.server.completions import completions
 from penstock.server.errors import ApiError
 from penstock.server.limits import Access, Action, Endpoint, Handler
 from penstock.server.metrics import metrics
-from penstock.server.responses.handlers import create_response
+from penstock.server.responses.handlers import (
+    cancel_response,
+    create_response,
+    delete_response,
+    input_items,
+    read_response,
+)
 from penstock.server.settings import ServerSettings
 from penstock.server.state import State
 from penstock.server.tokens import detokenize, tokenize
@@ -41,6 +47,10 @@ _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("POST", "/v1/chat/completions", chat_completions, "generate"),
     ("POST", "/v1/completions", completions, "generate"),
     ("POST", "/v1/responses", create_response, "generate"),
+    ("GET", "/v1/responses/{response_id}", read_response, "key"),
+    ("DELETE", "/v1/responses/{response_id}", delete_response, "key"),
+    ("POST", "/v1/responses/{response_id}/cancel", cancel_response, "key"),
+    ("GET", "/v1/responses/{response_id}/input_items", input_items, "key"),
     ("POST", "/v1/messages", messages, "generate"),
     ("POST", "/v1/messages/count_tokens", count_tokens, "key"),
     ("POST", "/tokenize", tokenize, "key"),
@@ -79,7 +89,7 @@ class Application:
             self._application = CORSMiddleware(
                 self._application,
                 allow_origins=origins,
-                allow_methods=("GET", "POST"),
+                allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",),
                 expose_headers=("X-Request-Id",),
             )
