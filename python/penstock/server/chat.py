@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.server.choices import answer_of, num_logprobs, send_choices
 from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
 from penstock.server.logprobs import Tokens, chat_logprobs, prompt_logprobs
-from penstock.server.prompts import template_options
+from penstock.server.prompts import in_tokenizer_thread, template_options
 from penstock.server.protocol.openai_chat import ChatRequest
 from penstock.server.sampling import fields_named, read_request, sampling_options
 from penstock.server.state import Call
-from penstock.server.usage import finish_reason, usage_of
+from penstock.server.usage import finish_reason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.server.http import Exchange
     from penstock.server.state import Generation, State
 
@@ -35,7 +39,7 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
             return
         results = await generate(state, generation, exchange)
     if results is not None:
-        await exchange.send_json(_completion(generation, request, results[0]))
+        await _send(state, exchange, generation, request, results[0])
 
 
 def _call(state: State, request: ChatRequest, fields: dict[str, Any]) -> Call:
@@ -59,10 +63,27 @@ def _params(request: ChatRequest, fields: dict[str, Any]) -> penstock.SamplingPa
     return penstock.SamplingParams(**options)
 
 
-def _completion(generation: Generation, request: ChatRequest, result: penstock.Result) -> dict[str, Any]:
-    """The response to a request that is not streamed."""
+async def _send(
+    state: State, exchange: Exchange, generation: Generation, request: ChatRequest, result: penstock.Result
+) -> None:
+    """Send a response that is not streamed."""
+    answer = answer_of(generation, "chat.completion", [result])
+    params = generation.call.params
+    if params.prompt_logprobs is not None:
+        tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
+        positions = partial(prompt_logprobs, tokens, result, params.prompt_logprobs)
+        answer["prompt_logprobs"] = await in_tokenizer_thread(state, positions)
+    if request.return_token_ids:
+        answer["prompt_token_ids"] = result.prompt_token_ids
+    size = num_logprobs(params, [result])
+    await send_choices(state, exchange, answer, _choices(generation, request, result), size)
+
+
+def _choices(
+    generation: Generation, request: ChatRequest, result: penstock.Result
+) -> Iterator[dict[str, Any]]:
+    """The choices of a response that is not streamed."""
     tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
-    choices = []
     for choice in result.choices:
         calls = [call.to_dict() for call in choice.tool_calls]
         message: dict[str, Any] = {
@@ -74,33 +95,23 @@ def _completion(generation: Generation, request: ChatRequest, result: penstock.R
             message |= _reasoning(choice.reasoning)
         if calls:
             message["tool_calls"] = calls
-        logprobs = choice.logprobs
-        found: dict[str, Any] = {
+        found = {
             "index": choice.index,
             "message": message,
-            "logprobs": None
-            if logprobs is None
-            else chat_logprobs(tokens, choice.token_ids, logprobs, choice.top_logprobs),
+            "logprobs": _logprobs(tokens, choice),
             "finish_reason": finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
         }
         if request.return_token_ids:
             found["token_ids"] = choice.token_ids
-        choices.append(found)
-    answer: dict[str, Any] = {
-        "id": generation.id,
-        "object": "chat.completion",
-        "created": generation.created,
-        "model": generation.name,
-        "choices": choices,
-        "usage": usage_of(result.usage),
-        "system_fingerprint": None,
-    }
-    if (positions := prompt_logprobs(tokens, result)) is not None:
-        answer["prompt_logprobs"] = positions
-    if request.return_token_ids:
-        answer["prompt_token_ids"] = result.prompt_token_ids
-    return answer
+        yield found
+
+
+def _logprobs(tokens: Tokens, part: penstock.Choice | penstock.Chunk) -> dict[str, Any] | None:
+    logprobs = part.logprobs
+    if logprobs is None:
+        return None
+    return chat_logprobs(tokens, part.token_ids, logprobs, part.top_logprobs)
 
 
 def _reasoning(text: str) -> dict[str, str]:
@@ -152,13 +163,10 @@ class _ChatEvents(OpenAIEvents):
             delta["tool_calls"] = [call.to_dict() for call in chunk.tool_calls]
         if chunk.content or not delta:
             delta["content"] = chunk.content
-        logprobs = chunk.logprobs
         choice: dict[str, Any] = {
             "index": chunk.index,
             "delta": delta,
-            "logprobs": None
-            if logprobs is None
-            else chat_logprobs(self._tokens, chunk.token_ids, logprobs, chunk.top_logprobs),
+            "logprobs": _logprobs(self._tokens, chunk),
             "finish_reason": finish_reason(chunk.finish_reason),
         }
         if chunk.finish_reason is not None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.server.choices import answer_of, num_logprobs, send_choices
 from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
-from penstock.server.logprobs import Tokens, completion_logprobs, prompt_logprobs
+from penstock.server.logprobs import TextOffsets, Tokens, completion_logprobs, prompt_logprobs
 from penstock.server.prompts import in_tokenizer_thread, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
 from penstock.server.sampling import fields_named, read_request, sampling_options
 from penstock.server.state import Call
-from penstock.server.usage import finish_reason, usage_of
+from penstock.server.usage import finish_reason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from penstock.server.http import Exchange
     from penstock.server.prompts import Prompts
     from penstock.server.state import Generation, State
@@ -43,7 +47,12 @@ async def completions(state: State, exchange: Exchange) -> None:
             return
         results = await generate(state, generation, exchange)
     if results is not None:
-        await exchange.send_json(_completion(generation, request, results))
+        answer = answer_of(generation, "text_completion", results)
+        if request.only_scores:
+            usage = answer["usage"]
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        size = num_logprobs(params, results)
+        await send_choices(state, exchange, answer, _choices(generation, request, results), size)
 
 
 async def _prepared(state: State, request: CompletionRequest) -> Prompts:
@@ -81,63 +90,78 @@ def _params(request: CompletionRequest, fields: dict[str, Any]) -> penstock.Samp
                 raise invalid(
                     "echo", request.echo, "left out when stream is true and log probabilities are returned"
                 )
-            options.setdefault("prompt_logprobs", request.logprobs)
+            options["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     return penstock.SamplingParams(**options)
 
 
-def _completion(
-    generation: Generation, request: CompletionRequest, results: list[penstock.Result]
-) -> dict[str, Any]:
-    """The response to a request that is not streamed; one that only scores has no generated tokens."""
-    engine = generation.model.engine
-    tokens = Tokens(engine, as_ids=request.return_tokens_as_token_ids)
-    choices: list[dict[str, Any]] = []
-    for prompt, result in zip(generation.call.prompts, results, strict=True):
+def _choices(
+    generation: Generation, request: CompletionRequest, results: Sequence[penstock.Result]
+) -> Iterator[dict[str, Any]]:
+    """The choices of a response that is not streamed; one that only scores has no generated tokens."""
+    engine, call = generation.model.engine, generation.call
+    tokens = Tokens(engine, prefix="bytes:", as_ids=request.return_tokens_as_token_ids)
+    indices = count()
+    for prompt, result in zip(call.prompts, results, strict=True):
+        shared: dict[str, Any] = {}
+        if request.prompt_logprobs is not None:
+            shared["prompt_logprobs"] = prompt_logprobs(tokens, result, request.prompt_logprobs)
+        if request.return_token_ids:
+            shared["prompt_token_ids"] = result.prompt_token_ids
+        text = prompt if isinstance(prompt, str) else ""
+        if request.echo and not isinstance(prompt, str):
+            skips = call.params.skip_special_tokens
+            text = engine.decode(result.prompt_token_ids, skip_special_tokens=skips)
+        echoed = _echoed_logprobs(tokens, request, call.params, result, text)
         for choice in result.choices:
-            text = choice.text
-            if request.only_scores:
-                text = prompt if isinstance(prompt, str) else engine.decode(prompt)  # type: ignore[arg-type] # token ids
-            found: dict[str, Any] = {
-                "index": len(choices),
-                "text": text,
-                "logprobs": _logprobs(tokens, request, result, choice),
+            logprobs = echoed
+            if not request.only_scores:
+                offsets = TextOffsets(tokens, call.params, len(text) if request.echo else 0)
+                logprobs = _joined(echoed, _choice_logprobs(tokens, offsets, choice))
+            found = {
+                "index": next(indices),
+                "text": text if request.only_scores else choice.text,
+                "logprobs": logprobs,
                 "finish_reason": finish_reason(choice.finish_reason),
                 "stop_reason": choice.stop_reason,
+                **shared,
             }
-            if (positions := prompt_logprobs(tokens, result)) is not None:
-                found["prompt_logprobs"] = positions
             if request.return_token_ids:
                 found["token_ids"] = () if request.only_scores else choice.token_ids
-                found["prompt_token_ids"] = result.prompt_token_ids
-            choices.append(found)
-    usage = usage_of(*(result.usage for result in results))
-    if request.only_scores:
-        usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-    return {
-        "id": generation.id,
-        "object": "text_completion",
-        "created": generation.created,
-        "model": generation.name,
-        "choices": choices,
-        "usage": usage,
-        "system_fingerprint": None,
-    }
+            yield found
 
 
-def _logprobs(
-    tokens: Tokens, request: CompletionRequest, result: penstock.Result, choice: penstock.Choice
-) -> dict[str, Any] | None:
-    """The log probabilities of the generated tokens, with `echo` after those of the prompt."""
-    if request.logprobs is None or choice.logprobs is None:
+def _echoed_logprobs(
+    tokens: Tokens,
+    request: CompletionRequest,
+    params: penstock.SamplingParams,
+    result: penstock.Result,
+    text: str,
+) -> dict[str, list[Any]] | None:
+    """The log probabilities of a prompt with this text, if a response has them."""
+    logprobs = result.prompt_logprobs
+    if not request.echo or request.logprobs is None or logprobs is None:
         return None
-    token_ids: list[int] = [] if request.only_scores else list(choice.token_ids)
-    logprobs: list[float | None] = [] if request.only_scores else list(choice.logprobs)
-    tops: list[Any] = [] if request.only_scores else list(choice.top_logprobs or ())
-    if request.echo and result.prompt_logprobs is not None:
-        token_ids = [*result.prompt_token_ids[: len(result.prompt_logprobs)], *token_ids]
-        logprobs = [*result.prompt_logprobs, *logprobs]
-        tops = [*(result.prompt_top_logprobs or ()), *tops]
-    return completion_logprobs(tokens, token_ids, logprobs, tops)
+    token_ids = result.prompt_token_ids[: len(logprobs)]
+    offsets = TextOffsets(tokens, params, prompt=text)
+    tops = [top and top[: request.logprobs] for top in result.prompt_top_logprobs or ()]
+    return completion_logprobs(tokens, offsets, token_ids, logprobs, tops)
+
+
+def _choice_logprobs(
+    tokens: Tokens, offsets: TextOffsets, part: penstock.Choice | penstock.Chunk
+) -> dict[str, list[Any]] | None:
+    logprobs = part.logprobs
+    if logprobs is None:
+        return None
+    return completion_logprobs(tokens, offsets, part.token_ids, logprobs, part.top_logprobs)
+
+
+def _joined(
+    first: dict[str, list[Any]] | None, second: dict[str, list[Any]] | None
+) -> dict[str, list[Any]] | None:
+    if first is None or second is None:
+        return first or second
+    return {name: first[name] + values for name, values in second.items()}
 
 
 class _CompletionEvents(OpenAIEvents):
@@ -153,9 +177,11 @@ class _CompletionEvents(OpenAIEvents):
         )
         self._request = request
         self._n = generation.call.params.n
-        self._tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
-        #: The length of the tokens' texts so far, by index.
-        self._offsets: dict[int, int] = {}
+        self._tokens = Tokens(
+            generation.model.engine, prefix="bytes:", as_ids=request.return_tokens_as_token_ids
+        )
+        self._params = generation.call.params
+        self._offsets: dict[int, TextOffsets] = {}
         self._is_plain = not (
             self.has_continuous_usage or request.return_token_ids or request.logprobs is not None
         )
@@ -181,9 +207,9 @@ class _CompletionEvents(OpenAIEvents):
         return self.chunk(choice, request)
 
     def _logprobs(self, index: int, chunk: penstock.Chunk) -> dict[str, Any] | None:
-        if self._request.logprobs is None or chunk.logprobs is None:
+        if self._request.logprobs is None:
             return None
-        offset = self._offsets.get(index, 0)
-        found = completion_logprobs(self._tokens, chunk.token_ids, chunk.logprobs, chunk.top_logprobs, offset)
-        self._offsets[index] = offset + sum(map(len, found["tokens"]))
-        return found
+        offsets = self._offsets.get(index)
+        if offsets is None:
+            offsets = self._offsets[index] = TextOffsets(self._tokens, self._params)
+        return _choice_logprobs(self._tokens, offsets, chunk)

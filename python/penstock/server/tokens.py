@@ -12,6 +12,7 @@ from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_o
 from penstock.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
+    import penstock
     from penstock.server.http import Exchange
     from penstock.server.state import State
 
@@ -48,11 +49,14 @@ async def tokenize(state: State, exchange: Exchange) -> None:
         "token_strs": None,
     }
     if request.return_token_strs:
-        tokens = Tokens(engine)
-        answer["token_strs"] = [
-            tokens.text(token_id, raw) for token_id, raw in zip(ids, tokens.bytes_of(ids), strict=True)
-        ]
+        answer["token_strs"] = await in_tokenizer_thread(state, _texts, engine, ids)
     await exchange.send_json(answer)
+
+
+def _texts(engine: penstock.Engine, token_ids: list[int]) -> list[str]:
+    tokens = Tokens(engine, prefix="bytes:")
+    tokens.load(token_ids)
+    return [tokens[token_id][0] for token_id in token_ids]
 
 
 async def detokenize(state: State, exchange: Exchange) -> None:

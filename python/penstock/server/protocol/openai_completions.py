@@ -20,6 +20,7 @@ class CompletionRequest(msgspec.Struct):
     stream_options: StreamOptions | None = None
     echo: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     suffix: str | None = None
     max_tokens: Any = None
     add_special_tokens: bool = True
