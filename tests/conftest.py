@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import penstock
 from penstock.demo import model_path
 from penstock.errors import ModelLoadError
 from support.checkpoints import make_config, write_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+    from support.serving import Served
 
 
 @pytest.fixture(
@@ -40,6 +46,32 @@ def demo_model() -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama checkpoint of a few hundred kilobytes: 512 tokens, 512 positions, a byte tokenizer."""
     return write_checkpoint(tmp_path_factory.mktemp("tiny-llama"), make_config("llama"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium. No event loop can run in the main thread meanwhile, so it ends with the module."""
+    from support.browser import running_browser
+
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def chat_engine(demo_model: Path) -> Iterator[penstock.Engine]:
+    """The demo model, for the chat page."""
+    with penstock.Engine(demo_model, threads=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def chat_server(chat_engine: penstock.Engine) -> Iterator[Served]:
+    """A server of the demo model, for the chat page."""
+    import penstock.server
+    from support.serving import serving
+
+    with serving(penstock.server.app({"demo": chat_engine})) as server:
+        yield server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,6 +25,7 @@ from penstock.server.completions import completions
 from penstock.server.errors import ApiError
 from penstock.server.limits import Access, Action, Endpoint, Handler
 from penstock.server.metrics import metrics
+from penstock.server.page import page, page_file
 from penstock.server.responses.handlers import (
     cancel_response,
     create_response,
@@ -66,6 +67,10 @@ _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("GET", "/health", health, "open"),
     ("GET", "/ping", ping, "open"),
 )
+_PAGE_ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
+    ("GET", "/", page, "open"),
+    ("GET", "/page/{name}", page_file, "open"),
+)
 
 
 def _error_body(path: str) -> Callable[[ApiError], dict[str, Any]]:
@@ -79,7 +84,7 @@ class Application:
     def __init__(self, state: State) -> None:
         self.state = state
         actions: dict[str, dict[str, Action]] = {}
-        for method, path, handler, access in _ROUTES:
+        for method, path, handler, access in _ROUTES + _PAGE_ROUTES * state.settings.chat_page:
             actions.setdefault(path, {})[method] = Action(handler, access)
         routes = [
             Route(path, Endpoint(state, path, found, _error_body(path))) for path, found in actions.items()

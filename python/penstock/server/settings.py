@@ -67,6 +67,9 @@ class ServerSettings:
     max_stored_responses: Annotated[int, "Maximum number of stored responses of an API key."] = 1000
     max_stored_bytes: Annotated[int, "Maximum size of the stored responses of an API key."] = 32 << 20
     request_templates: Annotated[bool, "Accept chat templates in requests."] = False
+    chat_page: Annotated[
+        bool, "Serve a chat page at / (default). The page needs no key, its requests do."
+    ] = True
     legacy_metrics: Annotated[bool, "Add former names of vLLM's metrics to /metrics."] = False
 
     def __post_init__(self) -> None:

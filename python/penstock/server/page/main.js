@@ -1,0 +1,337 @@
+// The chat page: one chat is open, at most one answer is generated.
+
+import { answer, health, models, untilReady } from "./api.js";
+import { announce, byId, iconButton, make, textButton } from "./dom.js";
+import { Answer, Question, enableCopying } from "./messages.js";
+import { enableTheme, onSettings, openSettings, parameters } from "./settings.js";
+import { chats, newChat, onChange, removeAllChats, removeChat, saveChat, setting } from "./storage.js";
+
+/** The distance from the end, in pixels, within which the page follows an answer. */
+const NEAR_END = 60;
+/** The length of an answer that is read out. */
+const MAX_ANNOUNCED = 2000;
+const MAX_TITLE = 60;
+
+const scroller = byId("scroller");
+const list = byId("messages");
+const question = byId("question");
+const select = byId("model");
+
+let chat = newChat();
+/** The request for the answer that is being generated: its controller, its message, its end. */
+let running = null;
+let isFollowing = true;
+
+// ---- the open chat
+
+function openChat(next) {
+  stop();
+  chat = next;
+  document.title = chat.title ? `${chat.title} \u2013 Penstock` : "Penstock";
+  list.replaceChildren(...chat.messages.map((message, index) => viewOf(message, index).node));
+  showState();
+  showChats();
+  closeSidebar();
+  isFollowing = true;
+  follow();
+}
+
+function viewOf(message, index) {
+  const on = {
+    edit: (text) => edit(index, text),
+    remove: () => removeExchange(index),
+    regenerate: () => regenerate(index),
+  };
+  if (message.role === "user") return new Question(message, on);
+  const view = new Answer(message, on);
+  view.end();
+  return view;
+}
+
+function showState() {
+  byId("welcome").hidden = chat.messages.length > 0;
+  byId("send").hidden = running !== null;
+  byId("stop").hidden = running === null;
+}
+
+function save() {
+  if (!chat.messages.length) removeChat(chat);
+  else {
+    chat.time = Date.now();
+    chat.title ||= chat.messages[0].content.trim().replace(/\s+/g, " ").slice(0, MAX_TITLE);
+    if (!saveChat(chat)) announce("This chat is too long to be stored in the browser.");
+  }
+  showChats();
+}
+
+function showChats() {
+  const rows = chats().map((item) => {
+    const open = textButton(item.title, "chat", () => openChat(item));
+    if (item.id === chat.id) open.ariaCurrent = "true";
+    const remove = iconButton("bin", `Delete the chat \u201c${item.title}\u201d`, () => {
+      removeChat(item);
+      if (item.id === chat.id) openChat(newChat(chat.system));
+      else showChats();
+    });
+    return make("li", {}, open, remove);
+  });
+  byId("chats").replaceChildren(...rows);
+  byId("remove-all").hidden = rows.length === 0;
+}
+
+// ---- questions and answers
+
+async function ask(text) {
+  stop();
+  chat.messages.push({ role: "user", content: text });
+  list.append(viewOf(chat.messages.at(-1), chat.messages.length - 1).node);
+  await generate();
+}
+
+async function edit(index, text) {
+  truncate(index);
+  await ask(text);
+}
+
+async function regenerate(index) {
+  truncate(index);
+  await generate();
+}
+
+function removeExchange(index) {
+  stop();
+  const first = chat.messages[index].role === "user" ? index : index - 1;
+  const last = chat.messages[first + 1]?.role === "assistant" ? first + 2 : first + 1;
+  chat.messages.splice(first, last - first);
+  save();
+  openChat(chat);
+  question.focus();
+}
+
+/** Remove the messages from this one on. */
+function truncate(index) {
+  stop();
+  chat.messages.length = index;
+  while (list.children.length > index) list.lastChild.remove();
+}
+
+function stop() {
+  running?.controller.abort();
+  running?.finish({ ending: "stopped" });
+}
+
+async function generate() {
+  const message = { role: "assistant", content: "" };
+  const request = requestOf(chat);
+  const index = chat.messages.push(message) - 1;
+  const on = { remove: () => removeExchange(index), regenerate: () => regenerate(index) };
+  const view = new Answer(message, on);
+  const controller = new AbortController();
+  const own = { controller, finish };
+  running = own;
+  list.append(view.node);
+  view.start();
+  view.onFrame = follow;
+  isFollowing = true;
+  save();
+  showState();
+  follow();
+  question.focus();
+  announce("Answering.");
+  const begin = performance.now();
+  try {
+    for await (const event of answer(request, controller.signal)) {
+      if (running !== own) return;
+      const choice = event.choices[0];
+      const { content, reasoning, reasoning_content: thoughts } = choice?.delta ?? {};
+      if (content || reasoning || thoughts) message.firstToken ??= performance.now() - begin;
+      if (event.usage) message.usage = event.usage;
+      message.total = performance.now() - begin;
+      if (choice?.finish_reason) message.ending = choice.finish_reason;
+      view.add(content, reasoning ?? thoughts);
+    }
+    finish({});
+  } catch (error) {
+    if (error.name !== "AbortError") fail(error);
+  }
+
+  /** Show the end of the answer, once. */
+  function finish(ending) {
+    if (running !== own) return;
+    running = null;
+    Object.assign(message, ending);
+    view.end();
+    save();
+    showState();
+    follow();
+    const text = message.content.slice(0, MAX_ANNOUNCED);
+    announce(message.error ?? `${message.ending === "stopped" ? "Stopped" : "Answer"}: ${text}`);
+  }
+
+  function fail(error) {
+    finish({ error: error.message });
+    if (error.status === 401) openSettings(chat, error.message);
+    if (error.status === 503 || error.status === 0) showHealth();
+  }
+}
+
+function requestOf({ system, messages }) {
+  const texts = system.trim() ? [{ role: "system", content: system }] : [];
+  for (const { role, content } of messages) {
+    if (role === "user" || content) texts.push({ role, content });
+    else texts.pop(); // a question without an answer
+  }
+  const options = { include_usage: true, continuous_usage_stats: true };
+  return { ...parameters(), model: select.value, messages: texts, stream: true, stream_options: options };
+}
+
+// ---- the server
+
+async function showModels() {
+  try {
+    const found = await models();
+    const chosen = select.disabled ? setting.get("model") : select.value;
+    select.replaceChildren(...found.map(({ id }) => make("option", {}, id)));
+    if (found.some(({ id }) => id === chosen)) select.value = chosen;
+    select.disabled = found.length === 0;
+  } catch (error) {
+    if (error.status === 401) openSettings(chat, error.message);
+    else showBanner({ status: "unreachable" });
+  }
+}
+
+const STATES = {
+  loading: "The server loads the model.",
+  unavailable: "The model is not available now.",
+  unreachable: "The server cannot be reached.",
+};
+
+function showBanner({ status, loaded }) {
+  byId("banner").hidden = status === "ok";
+  byId("banner-text").textContent = STATES[status] ?? "";
+  byId("banner-progress").hidden = status !== "loading";
+  if (loaded !== undefined) byId("banner-progress").value = loaded;
+}
+
+let isWaiting = false;
+
+/** Show the state of the server until it is ready. */
+async function showHealth() {
+  if (isWaiting) return;
+  isWaiting = true;
+  await untilReady(showBanner);
+  isWaiting = false;
+  await showModels();
+}
+
+// ---- scrolling
+
+function follow() {
+  if (isFollowing) scroller.scrollTop = scroller.scrollHeight;
+  showToEnd();
+}
+
+function showToEnd() {
+  byId("to-end").hidden = isFollowing || scroller.scrollHeight <= scroller.clientHeight;
+}
+
+function distanceFromEnd() {
+  return scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
+}
+
+// ---- the sidebar of narrow windows
+
+function closeSidebar() {
+  document.body.classList.remove("with-sidebar");
+  byId("toggle-sidebar").ariaExpanded = "false";
+}
+
+function toggleSidebar() {
+  const isOpen = document.body.classList.toggle("with-sidebar");
+  byId("toggle-sidebar").ariaExpanded = String(isOpen);
+  if (isOpen) byId("new-chat").focus();
+}
+
+// ---- events
+
+function fitQuestion() {
+  question.style.height = "auto";
+  question.style.height = `${question.scrollHeight}px`;
+}
+
+function submit() {
+  const text = question.value.trim();
+  if (!text || running) return;
+  question.value = "";
+  fitQuestion();
+  ask(text);
+}
+
+function listen() {
+  byId("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    submit();
+  });
+  question.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    submit();
+  });
+  question.addEventListener("input", fitQuestion);
+  byId("stop").addEventListener("click", () => {
+    stop();
+    question.focus();
+  });
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || byId("settings").open) return;
+    if (running) stop();
+    else if (document.body.classList.contains("with-sidebar")) {
+      closeSidebar();
+      byId("toggle-sidebar").focus();
+    }
+  });
+  byId("new-chat").addEventListener("click", () => {
+    openChat(newChat(chat.system));
+    question.focus();
+  });
+  byId("remove-all").addEventListener("click", () => {
+    if (!confirm("Remove all chats from this browser?")) return;
+    stop();
+    removeAllChats();
+    openChat(newChat());
+  });
+  byId("toggle-sidebar").addEventListener("click", toggleSidebar);
+  scroller.addEventListener("click", closeSidebar);
+  byId("open-settings").addEventListener("click", () => openSettings(chat));
+  onSettings((system) => {
+    chat.system = system;
+    if (chat.messages.length) save();
+    if (select.disabled) showModels();
+  });
+  select.addEventListener("change", () => setting.set("model", select.value));
+  scroller.addEventListener("scroll", () => {
+    isFollowing = distanceFromEnd() < NEAR_END;
+    showToEnd();
+  });
+  byId("to-end").addEventListener("click", () => {
+    isFollowing = true;
+    follow();
+  });
+  addEventListener("pagehide", () => {
+    if (running) save();
+  });
+  onChange(showChats);
+  enableCopying(list);
+}
+
+async function start() {
+  enableTheme();
+  listen();
+  openChat(chats()[0] ?? chat);
+  question.focus();
+  const state = await health();
+  if (state.status === "ok") await showModels();
+  else await showHealth();
+}
+
+start();
