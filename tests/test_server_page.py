@@ -265,10 +265,10 @@ def test_number_and_size_of_stored_chats_are_bounded(page: Page) -> None:
             const messages = [{ role: "user", content: "x".repeat(length) }];
             return storage.saveChat({ ...storage.newChat(), time, title, messages });
         };
-        return [long("long", 1_500_000, 200), long("longer", 1_500_000, 201), long("longest", 2_000_001, 202)];
+        return [long("one", 1_500_000, 200), long("two", 1_500_000, 201), long("three", 2_000_001, 202)];
     }""")
     assert kept == [True, True, False]
-    assert [chat["title"] for chat in stored(page)] == ["longer"]
+    assert [chat["title"] for chat in stored(page)] == ["two"]
 
 
 def test_page_works_without_storage(

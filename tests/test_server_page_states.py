@@ -25,7 +25,7 @@ from support.chat_page import (
     stored,
     wait_for_end,
 )
-from support.serving import Served, at_rest, serving
+from support.serving import Served, at_rest, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,13 +67,15 @@ def test_key_is_asked_for_and_kept_in_the_tab_only(browser: Browser, chat_engine
 
 
 def test_busy_server_says_when_to_try_again(browser: Browser, chat_engine: penstock.Engine) -> None:
-    settings = penstock.server.ServerSettings(max_requests_per_key=1)
+    settings = penstock.server.ServerSettings(max_outputs_per_key=1)
     application = penstock.server.app({"demo": chat_engine}, settings)
+    other = {"prompt": [1, 2], "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with serving(application) as server, opened(browser, server, may_fail=True) as page:
-        application.state.enter(b"")
-        ask(page)
-        expect(answers(page)).to_contain_text("The server has too many requests now. Try again in 1 s.")
-        application.state.leave(b"")
+        with server.send(post("/v1/completions", other)):
+            wait_until(lambda: bool(application.state.generations))
+            ask(page)
+            expect(answers(page)).to_contain_text("The server has too many requests now. Try again in 1 s.")
+        wait_until(lambda: at_rest(chat_engine))
         page.get_by_role("button", name="Try again").click()
         wait_for_end(page)
         expect(body(page)).to_have_text(generated(chat_engine, QUESTION))
