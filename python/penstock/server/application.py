@@ -22,6 +22,7 @@ from penstock.server.admin import (
 from penstock.server.anthropic import count_tokens, messages
 from penstock.server.chat import chat_completions
 from penstock.server.completions import completions
+from penstock.server.embeddings import embeddings
 from penstock.server.errors import ApiError
 from penstock.server.limits import Access, Action, Endpoint, Handler
 from penstock.server.metrics import metrics
@@ -47,6 +48,7 @@ __all__ = ["Application", "app"]
 _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("POST", "/v1/chat/completions", chat_completions, "generate"),
     ("POST", "/v1/completions", completions, "generate"),
+    ("POST", "/v1/embeddings", embeddings, "generate"),
     ("POST", "/v1/responses", create_response, "generate"),
     ("GET", "/v1/responses/{response_id}", read_response, "key"),
     ("DELETE", "/v1/responses/{response_id}", delete_response, "key"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.server.settings import ServerSettings
     from penstock.server.state import Call, State
 
-__all__ = ["begin", "generate", "stream"]
+__all__ = ["begin", "generate", "stream", "while_connected"]
 
 Item = TypeVar("Item")
 
@@ -52,7 +52,7 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
     return Generation(prefix, model, name, call, exchange.key)
 
 
-async def _while_connected(
+async def while_connected(
     work: Callable[[], Awaitable[None]], watch: Callable[[CancelScope], Coroutine[Any, Any, None]]
 ) -> bool:
     """Run `work` unless `watch` cancels it; returns whether it was run to its end."""
@@ -117,7 +117,7 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
 
     with state.running(generation):
         work = partial(_for_each, call.prompts, run)
-        is_complete = await _while_connected(work, partial(watch_connection, exchange.receive))
+        is_complete = await while_connected(work, partial(watch_connection, exchange.receive))
     if not is_complete:
         return None
     if generation.is_aborted and state.is_draining:
@@ -192,4 +192,4 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
             await exchange.send({"type": "http.response.body", "body": last})
 
     with state.running(generation):
-        await _while_connected(run, writer.watch)
+        await while_connected(run, writer.watch)

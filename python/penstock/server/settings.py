@@ -57,10 +57,11 @@ class ServerSettings:
     send_timeout: Annotated[float, "Time for which a client may leave a stream unread before it ends."] = 60.0
     keep_alive_interval: Annotated[float, "Interval of the comments that keep an idle stream open."] = 15.0
     stall_timeout: Annotated[float, "Age of a step after which the engine counts as stuck."] = 60.0
-    max_prompts: Annotated[int, "Maximum number of prompts of a completion request."] = 1024
+    max_prompts: Annotated[int, "Maximum number of prompts of a completions or embeddings request."] = 1024
     max_outputs: Annotated[
         int, "Maximum number of outputs of a request: prompts times n, best_of or beams."
     ] = 1024
+    max_embedding_tokens: Annotated[int, "Maximum number of tokens of an embeddings request."] = 300_000
     store_responses: Annotated[bool, "Keep responses in memory, for previous_response_id. Default: on."] = (
         True
     )

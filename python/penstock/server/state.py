@@ -51,6 +51,8 @@ class Model:
         self.name = name
         self.engine = engine
         self.created = int(time.time())
+        #: The size of its embeddings, once one was computed.
+        self.hidden_size: int | None = None
         #: While the server loads the model.
         self.progress: Progress | None = None
 
