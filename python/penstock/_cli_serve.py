@@ -51,6 +51,26 @@ _MAX_WAITING = 1024
 @click.option(
     "--admin-api-key-file", type=click.Path(exists=True, dir_okay=False), help="File of administrators' keys."
 )
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Least level of log records.",
+)
+@click.option(
+    "--log-format",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "json"]),
+    help="Form of log records.",
+)
+@click.option(
+    "--access-log/--no-access-log",
+    default=True,
+    show_default=True,
+    help="Log each HTTP request when it ends.",
+)
 @server_options
 @engine_options
 def serve(model: str | None, named: Sequence[str], names: Sequence[str], **options: Any) -> None:
@@ -97,11 +117,13 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         return lambda progress: penstock.Engine(path, progress=progress, **engine_settings)
 
     try:
+        from penstock.server.logs import configure_logging
         from penstock.server.serve import serve as run
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"the server needs {error.name}: pip install 'penstock[server]'"
         ) from error
+    configure_logging(options["log_level"], options["log_format"], has_access=options["access_log"])
     run(
         {name: maker(path) for name, path in paths.items()},
         aliases,

@@ -49,7 +49,8 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
     if params.use_prefix_cache:
         params = params.replace(cache_salt=state.cache_salt(exchange.key, params.cache_salt))
         call = replace(call, params=params)
-    return Generation(prefix, model, name, call, exchange.key)
+    exchange.generation = Generation(prefix, model, name, call, exchange.key)
+    return exchange.generation
 
 
 async def while_connected(
@@ -123,19 +124,18 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
     if generation.is_aborted and state.is_draining:
         raise _stopping()
     for result in results.values():
-        generation.model.measures.add(result, call.params)
+        generation.end(result)
     return [results[index] for index in range(len(call.prompts))]
 
 
 class _Writer:
-    """Writes a stream, and counts its events, so that the task that watches knows whether it is idle."""
+    """Writes a stream, and counts its bytes, so that the task that watches knows whether it is idle."""
 
     def __init__(self, exchange: Exchange, settings: ServerSettings, events: Events) -> None:
         self._exchange = exchange
         self._settings = settings
         self._events = events
         self.is_started = False
-        self._count = 0
 
     async def write(self, prompt: int, request: penstock.Request) -> None:
         """Write the output of one request. Runs once per token and stream: no layer, few calls."""
@@ -143,23 +143,24 @@ class _Writer:
         async for chunk in request:
             body = of(chunk, prompt, request)
             await send({"type": "http.response.body", "body": body, "more_body": True})
-            self._count += 1
+            self._exchange.num_bytes += len(body)
 
     async def watch(self, scope: CancelScope) -> None:
         """Cancel the scope when the client disconnects or does not read; write comments while it is idle."""
         count = 0
+        exchange = self._exchange
         while True:
             with anyio.move_on_after(self._settings.keep_alive_interval):
-                await watch_connection(self._exchange.receive, scope)
+                await watch_connection(exchange.receive, scope)
                 return
-            if self.is_started and self._count == count:
+            if self.is_started and exchange.num_bytes == count:
                 with anyio.move_on_after(self._settings.send_timeout) as wait:
                     comment = {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
-                    await self._exchange.send(comment)
+                    await exchange.send(comment)
                 if wait.cancelled_caught:
                     scope.cancel()
                     return
-            count = self._count
+            count = exchange.num_bytes
 
 
 async def stream(state: State, generation: Generation, events: Events, exchange: Exchange) -> None:
@@ -181,7 +182,7 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
             try:
                 await _for_each(requests, writer.write)
                 for request in requests:
-                    generation.model.measures.add(request, call.params)
+                    generation.end(request)
                 last = events.end(requests)
                 if generation.is_aborted and state.is_draining:
                     last = events.error(_stopping())
@@ -190,6 +191,7 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
             except Exception as error:  # noqa: BLE001 - the status has been sent
                 last = events.error(api_error(error))
             await exchange.send({"type": "http.response.body", "body": last})
+            exchange.num_bytes += len(last)
 
     with state.running(generation):
         await while_connected(run, writer.watch)

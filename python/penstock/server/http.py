@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from penstock.server.state import State
+    from penstock.server.state import Generation, State
 
 __all__ = ["DisconnectedError", "Exchange", "watch_connection"]
 
@@ -51,6 +51,10 @@ class Exchange:
         self.error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
         #: The status of the response, once it has begun.
         self.status: int | None = None
+        #: Bytes of the body of the response that were sent.
+        self.num_bytes = 0
+        #: The request of a generating route, once it is valid.
+        self.generation: Generation | None = None
         self._is_read = False
 
     async def read_object(self) -> dict[str, Any]:
@@ -126,6 +130,7 @@ class Exchange:
             headers.append((b"content-length", str(len(body)).encode()))
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
+        self.num_bytes += len(body)
 
 
 def _too_large(limit: int) -> ApiError:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import DisconnectedError, Exchange
 from penstock.server.keys import digest_of
+from penstock.server.logs import AccessRecord, access_logger, request_id
+from penstock.server.measures import DISCONNECTED, PROBES
+from penstock.server.usage import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -35,8 +38,8 @@ class Action(NamedTuple):
     access: Access = "key"
 
 
-logger = logging.getLogger("penstock.server")
-
+#: Characters of an unknown path in the log.
+_MAX_PATH = 128
 _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -73,18 +76,41 @@ class Endpoint:
         begin = time.perf_counter()
         exchange = Exchange(scope, receive, send, self._state)
         exchange.error_body = self._error_body
+        label = exchange.request_headers.get("x-request-id", "")
+        label = label if _LABEL.fullmatch(label) else secrets.token_hex(16)
+        exchange.headers.append((b"x-request-id", label.encode()))
+        token = request_id.set(label)
         try:
             await self._answer(exchange)
         finally:
             seconds = time.perf_counter() - begin
             self._state.http.add(self._path, scope["method"], exchange.status, seconds)
+            level = logging.DEBUG if self._path in PROBES else logging.INFO
+            if access_logger.isEnabledFor(level):
+                access_logger.log(level, self._access(exchange, seconds))
+            request_id.reset(token)
+
+    def _access(self, exchange: Exchange, seconds: float) -> AccessRecord:
+        scope, generation = exchange.scope, exchange.generation
+        client = scope.get("client")
+        path = self._path or (scope.get("raw_path") or b"").decode("latin-1")[:_MAX_PATH]
+        usage = None if generation is None else usage_of(*generation.usages())
+        return AccessRecord(
+            method=scope["method"][:16],
+            path=path,
+            status=exchange.status or DISCONNECTED,
+            milliseconds=round(1000 * seconds, 1),
+            bytes=exchange.num_bytes,
+            client="" if client is None else f"{client[0]}:{client[1]}",
+            key=exchange.key.hex()[:8] or None,
+            model=None if generation is None else generation.name,
+            prompt_tokens=None if usage is None else usage["prompt_tokens"],
+            completion_tokens=None if usage is None else usage["completion_tokens"],
+        )
 
     async def _answer(self, exchange: Exchange) -> None:
         state = self._state
         action = self._actions.get(exchange.scope["method"], self._other)
-        label = exchange.request_headers.get("x-request-id", "")
-        label = label if _LABEL.fullmatch(label) else secrets.token_hex(16)
-        exchange.headers.append((b"x-request-id", label.encode()))
         is_counted = False
         try:
             exchange.key = self._check(exchange, action.access)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import penstock
 
-__all__ = ["Distribution", "HttpMeasures", "RequestMeasures"]
+__all__ = ["DISCONNECTED", "PROBES", "Distribution", "HttpMeasures", "RequestMeasures"]
 
 #: vLLM's, with finer ones for small models.
 _SECONDS = (
@@ -26,10 +26,10 @@ _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _HTTP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
-#: Routes of probes and scrapes, which are not counted.
-_UNCOUNTED = frozenset({"/health", "/metrics", "/ping", "/version"})
+#: Routes of probes and scrapes, which are not counted and logged only for debugging.
+PROBES = frozenset({"/health", "/metrics", "/ping", "/version"})
 #: The status of a request if the client closed the connection before the response.
-_DISCONNECTED = 499
+DISCONNECTED = 499
 
 
 class Distribution:
@@ -98,11 +98,11 @@ class HttpMeasures:
 
     def add(self, path: str | None, method: str, status: int | None, seconds: float) -> None:
         """Count a request that has ended; `path` is that of its route, if there is one."""
-        if path in _UNCOUNTED:
+        if path in PROBES:
             return
         handler = path or "none"
         method = method if method in _METHODS else "other"
-        self.requests[handler, method, f"{(status or _DISCONNECTED) // 100}xx"] += 1
+        self.requests[handler, method, f"{(status or DISCONNECTED) // 100}xx"] += 1
         duration = self.durations.get((handler, method))
         if duration is None:
             duration = self.durations[handler, method] = Distribution(_HTTP_SECONDS)

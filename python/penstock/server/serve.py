@@ -40,7 +40,6 @@ def serve(
 
     `models` has a function for each name that makes its engine; `aliases` are further names of these.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     progress = {name: Progress() for name in models}
     engines = {name: make(progress[name]) for name, make in models.items()}
     engines |= {alias: engines[name] for alias, name in aliases.items()}

@@ -107,12 +107,24 @@ class Generation:
         self.key = key
         self.is_aborted = False
         self._parts: list[Cancellable] = []
+        #: Requests of the engine that have ended with a result.
+        self.ended: list[penstock.Result | penstock.Request] = []
 
     def add(self, part: Cancellable) -> None:
         """Cancel this part of the work when the request is aborted."""
         self._parts.append(part)
         if self.is_aborted:
             part.cancel()
+
+    def end(self, ended: penstock.Result | penstock.Request) -> None:
+        """Count a request of the engine that has ended with a result."""
+        self.model.measures.add(ended, self.call.params)
+        self.ended.append(ended)
+
+    def usages(self) -> list[penstock.Usage]:
+        """The token counts so far, of each request of the engine."""
+        requests = [part for part in self._parts if isinstance(part, penstock.Request)]
+        return [request.usage for request in (requests or self.ended)]
 
     def abort(self) -> None:
         """Cancel all parts; their output so far ends with the finish reason `abort`."""
