@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 PATH = "/v1/completions"
 SHORT: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1}
 LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 8000, "ignore_eos": True}
-PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
-HEAD = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 SETTINGS = penstock.server.ServerSettings(max_header_bytes=32 << 10, max_body_bytes=1 << 20)
 PARSERS = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
