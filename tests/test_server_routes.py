@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,6 +65,51 @@ def test_chat_is_tokenized_as_a_request_does(server: Served, engine: penstock.En
 def test_invalid_field_is_status_400(server: Served, path: str, fields: dict[str, Any], param: str) -> None:
     status, answer, _ = server.ask(path, fields)
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {"prompt": "a" * 300_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 300_000}]}, "prompt"),
+        ("/detokenize", {"tokens": [1] * ((1 << 19) + 1)}, "tokens"),
+        ("/v1/completions", {"prompt": "a" * 300_000, "truncate_prompt_tokens": 1}, "prompt"),
+    ],
+)
+def test_input_of_tokenizers_has_a_bound(
+    tiny_model: Path, path: str, fields: dict[str, Any], param: str
+) -> None:
+    settings = penstock.server.ServerSettings(max_body_bytes=8 << 20)
+    with make_engine(tiny_model) as engine, serving(penstock.server.app(engine, settings)) as server:
+        status, answer, _ = server.ask(path, fields)
+        assert (status, answer["error"]["param"]) == (400, param)
+        if path == "/tokenize":
+            assert server.ask(path, {"prompt": "a" * 200_000})[1]["count"] == 200_000
+
+
+def test_disconnect_ends_the_wait_for_a_tokenizer_thread(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_continue = threading.Event()
+
+    def wait(*_arguments: object) -> bytes:
+        may_continue.wait(60)
+        return b"{}"
+
+    monkeypatch.setattr("penstock.server.tokens._detokenized", wait)
+    state = server.application.state
+    key = ("/detokenize", "POST", "4xx")
+    before = state.http.requests[key]
+    running = [server.send(post("/detokenize", {"tokens": [1]})) for _ in range(2)]
+    wait_until(lambda: state.tokenizer_threads.borrowed_tokens == 2)
+    waiting = server.send(post("/detokenize", {"tokens": [1]}))
+    wait_until(lambda: state.tokenizer_threads.statistics().tasks_waiting == 1)
+    waiting.close()
+    wait_until(lambda: state.http.requests[key] == before + 1)
+    may_continue.set()
+    for connection in running:
+        assert b" 200 " in connection.recv(1000)
+        connection.close()
 
 
 def test_version_is_that_of_the_package(server: Served) -> None:

@@ -38,8 +38,7 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
             await stream(state, generation, _ChatEvents(generation, request), exchange)
             return
         results = await generate(state, generation, exchange)
-    if results is not None:
-        await _send(state, exchange, generation, request, results[0])
+    await _send(state, exchange, generation, request, results[0])
 
 
 def _call(state: State, request: ChatRequest, fields: dict[str, Any]) -> Call:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,9 @@ from penstock.server.choices import answer_of, num_logprobs, send_choices
 from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
+from penstock.server.http import while_connected
 from penstock.server.logprobs import TextOffsets, Tokens, completion_logprobs, prompt_logprobs
-from penstock.server.prompts import in_tokenizer_thread, text_prompts
+from penstock.server.prompts import encode_text, in_tokenizer_thread, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
 from penstock.server.sampling import fields_named, read_request, sampling_options
 from penstock.server.state import Call
@@ -40,22 +40,21 @@ async def completions(state: State, exchange: Exchange) -> None:
         raise invalid("suffix", request.suffix, "left out: the model cannot insert text")
     with fields_named(_NAMES):
         params = _params(request, fields)
-        call = Call(await _prepared(state, request), params)
+        call = Call(await _prepared(state, exchange, request), params)
         generation = begin(state, exchange, "cmpl", request.model, call)
         if request.stream:
             await stream(state, generation, _CompletionEvents(generation, request), exchange)
             return
         results = await generate(state, generation, exchange)
-    if results is not None:
-        answer = answer_of(generation, "text_completion", results)
-        if request.only_scores:
-            usage = answer["usage"]
-            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        size = num_logprobs(params, results)
-        await send_choices(state, exchange, answer, _choices(generation, request, results), size)
+    answer = answer_of(generation, "text_completion", results)
+    if request.only_scores:
+        usage = answer["usage"]
+        usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+    size = num_logprobs(params, results)
+    await send_choices(state, exchange, answer, _choices(generation, request, results), size)
 
 
-async def _prepared(state: State, request: CompletionRequest) -> Prompts:
+async def _prepared(state: State, exchange: Exchange, request: CompletionRequest) -> Prompts:
     """The prompts, tokenised here if the engine's own way is not the one that is asked for."""
     prompts = text_prompts("prompt", request.prompt, state.settings.max_prompts)
     limit = request.truncate_prompt_tokens
@@ -66,13 +65,21 @@ async def _prepared(state: State, request: CompletionRequest) -> Prompts:
         limit = model.engine.info.max_model_len - 1
     elif limit is not None and limit < 1:
         raise invalid("truncate_prompt_tokens", limit, "-1, or 1 or more")
-    encode = partial(model.engine.encode, add_special_tokens=request.add_special_tokens)
 
-    def tokenise() -> Prompts:
-        found = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        return [token_ids if limit is None else token_ids[-limit:] for token_ids in found]
+    async def tokenise() -> Prompts:
+        found: Prompts = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                adds = request.add_special_tokens
+                token_ids = await in_tokenizer_thread(
+                    state, encode_text, model.engine, prompt, add_special_tokens=adds
+                )
+            else:
+                token_ids = prompt
+            found.append(token_ids if limit is None else token_ids[-limit:])
+        return found
 
-    return await in_tokenizer_thread(state, tokenise)
+    return await while_connected(exchange, tokenise)
 
 
 def _params(request: CompletionRequest, fields: dict[str, Any]) -> penstock.SamplingParams:

@@ -11,8 +11,8 @@ import msgspec
 
 import penstock
 from penstock.server.errors import ApiError, invalid
-from penstock.server.generation import begin, while_connected
-from penstock.server.http import watch_connection
+from penstock.server.generation import begin
+from penstock.server.http import while_connected
 from penstock.server.prompts import in_tokenizer_thread, text_prompts
 from penstock.server.protocol.openai_embeddings import EmbeddingsRequest
 from penstock.server.sampling import fields_named, read_request
@@ -41,9 +41,8 @@ async def embeddings(state: State, exchange: Exchange) -> None:
     generation = begin(state, exchange, "embd", request.model, call)
     batch = _EmbeddingBatch(state, generation, request)
     with state.running(generation):
-        is_complete = await while_connected(batch.run, partial(watch_connection, exchange.receive))
-    if is_complete:
-        await exchange.send_json(batch.response())
+        await while_connected(exchange, batch.run)
+    await exchange.send_json(batch.response())
 
 
 class _EmbeddingBatch:

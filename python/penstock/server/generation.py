@@ -10,17 +10,17 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
 from penstock.server.errors import ApiError, api_error, invalid
-from penstock.server.http import DisconnectedError, watch_connection
+from penstock.server.http import DisconnectedError, watch_connection, while_connected, while_watched
 from penstock.server.sse import KEEP_ALIVE
 from penstock.server.state import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from anyio import CancelScope
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.server.settings import ServerSettings
     from penstock.server.state import Call, State
 
-__all__ = ["begin", "generate", "stream", "while_connected"]
+__all__ = ["begin", "generate", "stream"]
 
 Item = TypeVar("Item")
 
@@ -51,25 +51,6 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
         call = replace(call, params=params)
     exchange.generation = Generation(prefix, model, name, call, exchange.key)
     return exchange.generation
-
-
-async def while_connected(
-    work: Callable[[], Awaitable[None]], watch: Callable[[CancelScope], Coroutine[Any, Any, None]]
-) -> bool:
-    """Run `work` unless `watch` cancels it; returns whether it was run to its end."""
-    errors: list[Exception] = []
-    is_complete = False
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
-        try:
-            await work()
-        except Exception as error:  # noqa: BLE001 - raised below, outside the task group
-            errors.append(error)
-        is_complete = True
-        group.cancel_scope.cancel()
-    if errors:
-        raise errors[0]
-    return is_complete
 
 
 async def _for_each(items: Sequence[Item], work: Callable[[int, Item], Awaitable[None]]) -> None:
@@ -97,8 +78,8 @@ def _stopping() -> ApiError:
     return ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
 
 
-async def generate(state: State, generation: Generation, exchange: Exchange) -> list[penstock.Result] | None:
-    """The results for all prompts, in order; `None` if the client has disconnected."""
+async def generate(state: State, generation: Generation, exchange: Exchange) -> list[penstock.Result]:
+    """The results for all prompts, in order."""
     results: dict[int, penstock.Result] = {}
     engine, call = generation.model.engine, generation.call
     # The engine has no request for each output of these, so there is no output so far.
@@ -117,10 +98,7 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
             results[index] = await request.result()
 
     with state.running(generation):
-        work = partial(_for_each, call.prompts, run)
-        is_complete = await while_connected(work, partial(watch_connection, exchange.receive))
-    if not is_complete:
-        return None
+        await while_connected(exchange, partial(_for_each, call.prompts, run))
     if generation.is_aborted and state.is_draining:
         raise _stopping()
     for result in results.values():
@@ -194,4 +172,4 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
             exchange.num_bytes += len(last)
 
     with state.running(generation):
-        await while_connected(run, writer.watch)
+        await while_watched(writer.watch, run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -15,13 +15,15 @@ from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from starlette.types import Receive, Scope, Send
 
     from penstock.server.state import Generation, State
 
-__all__ = ["DisconnectedError", "Exchange", "watch_connection"]
+__all__ = ["DisconnectedError", "Exchange", "watch_connection", "while_connected", "while_watched"]
+
+Returned = TypeVar("Returned")
 
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -142,3 +144,27 @@ async def watch_connection(receive: Receive, scope: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
+
+
+async def while_watched(
+    watch: Callable[[anyio.CancelScope], Coroutine[Any, Any, None]], work: Callable[[], Awaitable[Returned]]
+) -> Returned:
+    """Run `work` unless `watch` cancels it, because the client has disconnected."""
+    outcome: list[Returned | Exception] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, group.cancel_scope)
+        try:
+            outcome.append(await work())
+        except Exception as error:  # noqa: BLE001 - raised below, outside the task group
+            outcome.append(error)
+        group.cancel_scope.cancel()
+    if not outcome:
+        raise DisconnectedError
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+async def while_connected(exchange: Exchange, work: Callable[[], Awaitable[Returned]]) -> Returned:
+    """Run `work` unless the client disconnects."""
+    return await while_watched(partial(watch_connection, exchange.receive), work)

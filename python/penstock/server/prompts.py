@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
     Prompts = list[str | list[int]]
 
-__all__ = ["encode_chat", "in_tokenizer_thread", "template_options", "text_prompts"]
+__all__ = ["encode_chat", "encode_text", "in_tokenizer_thread", "template_options", "text_prompts"]
+
+#: The longest text that is tokenised outside of a request: characters for each token of the longest sequence.
+_CHARACTERS = 8
+_MIN_TEXT = 1 << 18
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -74,6 +78,14 @@ def encode_chat(
 ) -> list[int]:
     """The token ids of a chat."""
     text = engine.apply_chat_template(messages, tools=tools or None, **template)
+    return encode_text(engine, text, add_special_tokens=add_special_tokens)
+
+
+def encode_text(engine: penstock.Engine, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The token ids of a text; a million characters take about a second, which nothing interrupts."""
+    limit = max(_MIN_TEXT, _CHARACTERS * engine.info.max_model_len)
+    if len(text) > limit:
+        raise invalid("prompt", f"a text of {len(text)} characters", f"at most {limit} characters")
     return engine.encode(text, add_special_tokens=add_special_tokens)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.bodies import converted
 from penstock.server.errors import ApiError, invalid
+from penstock.server.http import while_connected
 from penstock.server.logprobs import Tokens
-from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
+from penstock.server.prompts import encode_chat, encode_text, in_tokenizer_thread, template_options
 from penstock.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
     import penstock
@@ -25,47 +27,42 @@ async def tokenize(state: State, exchange: Exchange) -> None:
     model, _ = state.model(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "either prompt or messages must be given", param="prompt")
-    engine = model.engine
+    template = template_options(state.settings, request)
+    work = partial(in_tokenizer_thread, state, _tokenized, model.engine, request, template)
+    await exchange.send_bytes(await while_connected(exchange, work), "application/json")
+
+
+def _tokenized(engine: penstock.Engine, request: TokenizeRequest, template: dict[str, Any]) -> bytes:
+    """The response; runs in a thread."""
     adds_special_tokens = request.add_special_tokens
     if request.messages is None:
-        encode = partial(
-            engine.encode, request.prompt or "", add_special_tokens=adds_special_tokens is not False
-        )
+        adds_special_tokens = adds_special_tokens is not False
+        ids = encode_text(engine, request.prompt or "", add_special_tokens=adds_special_tokens)
     else:
-        template = template_options(state.settings, request)
-        encode = partial(
-            encode_chat,
-            engine,
-            request.messages,
-            request.tools,
-            template,
-            add_special_tokens=adds_special_tokens is True,
-        )
-    ids = await in_tokenizer_thread(state, encode)
-    answer = {
-        "count": len(ids),
-        "max_model_len": engine.info.max_model_len,
-        "tokens": ids,
-        "token_strs": None,
-    }
+        tools = request.tools
+        adds_special_tokens = adds_special_tokens is True
+        ids = encode_chat(engine, request.messages, tools, template, add_special_tokens=adds_special_tokens)
+    texts = None
     if request.return_token_strs:
-        answer["token_strs"] = await in_tokenizer_thread(state, _texts, engine, ids)
-    await exchange.send_json(answer)
-
-
-def _texts(engine: penstock.Engine, token_ids: list[int]) -> list[str]:
-    tokens = Tokens(engine, prefix="bytes:")
-    tokens.load(token_ids)
-    return [tokens[token_id][0] for token_id in token_ids]
+        tokens = Tokens(engine, prefix="bytes:")
+        tokens.load(ids)
+        texts = [tokens[token_id][0] for token_id in ids]
+    max_model_len = engine.info.max_model_len
+    answer = {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts}
+    return json_bytes(answer)
 
 
 async def detokenize(state: State, exchange: Exchange) -> None:
     """The text of token ids."""
     request = converted(await exchange.read_object(), DetokenizeRequest)
     model, _ = state.model(request.model)
-    size = model.engine.info.vocabulary_size
-    if request.tokens and (largest := max(request.tokens)) >= size:
+    work = partial(in_tokenizer_thread, state, _detokenized, model.engine, request.tokens)
+    await exchange.send_bytes(await while_connected(exchange, work), "application/json")
+
+
+def _detokenized(engine: penstock.Engine, token_ids: list[int]) -> bytes:
+    """The response; runs in a thread."""
+    size = engine.info.vocabulary_size
+    if token_ids and (largest := max(token_ids)) >= size:
         raise invalid("tokens", largest, f"ids from 0 to {size - 1}")
-    decode = partial(model.engine.decode, request.tokens, skip_special_tokens=False)
-    text = await in_tokenizer_thread(state, decode)
-    await exchange.send_json({"prompt": text})
+    return json_bytes({"prompt": engine.decode(token_ids, skip_special_tokens=False)})

@@ -17,6 +17,7 @@ from penstock.server.anthropic.conversion import (
 from penstock.server.anthropic.events import MessageEvents, is_thinking_shown, stop_of, usage_of
 from penstock.server.errors import invalid
 from penstock.server.generation import begin, generate, stream
+from penstock.server.http import while_connected
 from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
 from penstock.server.protocol.template import TemplateFields
@@ -53,8 +54,7 @@ async def messages(state: State, exchange: Exchange) -> None:
             await stream(state, generation, MessageEvents(generation, request), exchange)
             return
         results = await generate(state, generation, exchange)
-    if results is not None:
-        await exchange.send_json(_message(generation, request, results[0]))
+    await exchange.send_json(_message(generation, request, results[0]))
 
 
 async def count_tokens(state: State, exchange: Exchange) -> None:
@@ -62,8 +62,9 @@ async def count_tokens(state: State, exchange: Exchange) -> None:
     _, request = await read_request(state, exchange, CountRequest, _LABELS | _FIELDS)
     model, _ = state.model(request.model)
     tools, template = chat_tools(request.tools), _template(state, request)
-    count = partial(encode_chat, model.engine, chat_messages(request), tools, template)
-    token_ids = await in_tokenizer_thread(state, count)
+    messages = chat_messages(request)
+    count = partial(in_tokenizer_thread, state, encode_chat, model.engine, messages, tools, template)
+    token_ids = await while_connected(exchange, count)
     await exchange.send_json({"input_tokens": len(token_ids)})
 
 

@@ -22,24 +22,24 @@ class TokenizeRequest(TemplateFields):
     """A text, or messages for the chat template."""
 
     prompt: str | None = None
-    messages: list[Any] | None = None
+    messages: Annotated[list[Any], msgspec.Meta(max_length=65536)] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    tools: list[Any] | None = None
+    tools: Annotated[list[Any], msgspec.Meta(max_length=128)] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct):
     """Token ids."""
 
-    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+    tokens: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]], msgspec.Meta(max_length=1 << 19)]
     model: str | None = None
 
 
 class AbortRequest(msgspec.Struct):
     """The `id` of a response, or several."""
 
-    request_id: str | list[str]
+    request_id: str | Annotated[list[str], msgspec.Meta(max_length=65536)]
 
 
 class ModelRequest(msgspec.Struct):

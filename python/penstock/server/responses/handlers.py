@@ -76,10 +76,9 @@ async def create_response(state: State, exchange: Exchange) -> None:
             await stream(state, generation, events, exchange)
             return
         results = await generate(state, generation, exchange)
-    if results is not None:
-        response = await _response(state, generation, answer, results[0])
-        keep(response)
-        await exchange.send_json(response)
+    response = await _response(state, generation, answer, results[0])
+    keep(response)
+    await exchange.send_json(response)
 
 
 def _context(state: State, exchange: Exchange, request: ResponsesRequest) -> tuple[bytes, ...]:
