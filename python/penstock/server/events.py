@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from penstock.server.protocol.openai_chat import StreamOptions
     from penstock.server.state import Generation
 
-__all__ = ["Events", "OpenAIEvents"]
+__all__ = ["Events", "OpenAIEvents", "split_calls"]
+
+
+def split_calls(
+    chunk: penstock.Chunk,
+) -> tuple[Sequence[penstock.ToolCallDelta], Sequence[penstock.ToolCallDelta]]:
+    """The deltas that continue a call of an earlier chunk, and the others.
+
+    For APIs whose parts have an order: the content of a chunk with several tokens follows the first ones.
+    """
+    calls = chunk.tool_calls
+    begin = next((index for index, call in enumerate(calls) if call.id is not None), len(calls))
+    return calls[:begin], calls[begin:]
 
 
 class Events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.events import Events
+from penstock.server.events import Events, split_calls
 from penstock.server.sse import json_bytes, named_event
 
 if TYPE_CHECKING:
@@ -60,11 +60,13 @@ class MessageEvents(Events):
             if self._open != "thinking":
                 parts.append(self._begin({"type": "thinking", "thinking": "", "signature": ""}))
             parts.append(self._delta(chunk.reasoning))
+        continued, begun = split_calls(chunk)
+        parts += [self._delta(call.arguments) for call in continued]
         if content:
             if self._open != "text":
                 parts.append(self._begin({"type": "text", "text": ""}))
             parts.append(self._delta(content))
-        for call in chunk.tool_calls:
+        for call in begun:
             if call.id is not None:
                 block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
                 parts.append(self._begin(block))

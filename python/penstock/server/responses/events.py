@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.events import Events
+from penstock.server.events import Events, split_calls
 from penstock.server.logprobs import Tokens
 from penstock.server.responses.output import OutputItem, is_complete, text_logprobs, usage_of
 from penstock.server.sse import json_bytes, named_event
@@ -59,9 +59,11 @@ class ResponseEvents(Events):
         if chunk.reasoning:
             self._num_reasoning_tokens += len(chunk.token_ids)
             parts += [self._opened("reasoning"), self._delta(chunk.reasoning)]
+        continued, begun = split_calls(chunk)
+        parts += [self._delta(call.arguments) for call in continued]
         if chunk.content:
             parts += [self._opened("message"), self._delta(chunk.content)]
-        for call in chunk.tool_calls:
+        for call in begun:
             if call.id is not None:
                 parts.append(self._begin("function_call", call.id, call.name or ""))
             if call.arguments:
