@@ -12,7 +12,7 @@ const MAX_NESTING = 10;
 /** A longer beginning of a line that is undecided is text. */
 const MAX_UNDECIDED = 200;
 /** The length of text after which a part of a paragraph is finished. */
-const MAX_OPEN = 2000;
+const MAX_OPEN = 1000;
 /** The number of lines, and of characters, after which a part of a code block is finished. */
 const MAX_CODE_LINES = 100;
 const MAX_CODE = 20000;
