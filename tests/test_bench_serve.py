@@ -61,7 +61,7 @@ class Stub:
         self.status = status
         self.in_flight = 0
         self.peak = 0
-        self.headers: list[dict[bytes, bytes]] = []
+        self.clients: list[tuple[str, int]] = []
 
     async def wait(self) -> None:
         """Wait before the first part."""
@@ -70,7 +70,7 @@ class Stub:
         """Answer a request."""
         while (await receive()).get("more_body"):
             pass
-        self.headers.append(dict(scope["headers"]))
+        self.clients.append(scope["client"])
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         await self.wait()
@@ -137,6 +137,15 @@ def test_rate_inf_starts_all_requests_at_once() -> None:
         options = ("--model", "m", "--num-warmups", 0, "--timeout", 20)
         [point] = numbers(server.url, "--request-rate", "inf", "--num-prompts", 30, *options)
     assert (stub.peak, point["completed"]) == (30, 30)
+
+
+@pytest.mark.parametrize(("options", "connections"), [((), 8), (("--keep-alive",), 2)])
+def test_connections_are_used_again_with_keep_alive(options: tuple[str, ...], connections: int) -> None:
+    stub = Stub(EVENT, END)
+    with serving(stub) as server:
+        load = ("--model", "m", "--num-warmups", 0, "--concurrency", 2, "--num-prompts", 8)
+        numbers(server.url, *load, *options)
+    assert (len(stub.clients), len(set(stub.clients))) == (8, connections)
 
 
 def test_several_loads_make_a_curve(server: Served, tmp_path: Path) -> None:
@@ -220,7 +229,7 @@ class SilentStub(Stub):
 
     async def wait(self) -> None:
         """Wait for ever, if it is the turn."""
-        if len(self.headers) % 2 == 0:
+        if len(self.clients) % 2 == 0:
             await asyncio.Event().wait()
 
 

@@ -80,7 +80,7 @@ class Client:
             headers["Authorization"] = f"Bearer {settings.api_key}"
         self._timeout = settings.timeout
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
+            connector=_connector(keep_alive=settings.keep_alive),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None),
         )
@@ -141,6 +141,12 @@ class Client:
             async for data in response.content.iter_any():
                 reader.feed(data, time.perf_counter())
         return reader.usage()
+
+
+def _connector(*, keep_alive: bool) -> aiohttp.TCPConnector:
+    if keep_alive:
+        return aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
+    return aiohttp.TCPConnector(limit=0, force_close=True)
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> StreamError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import resource
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,9 @@ class Benchmark:
 
         Raises `PenstockError` if the server does not answer the warm-up.
         """
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:  # one descriptor for each connection
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self._run(on_point, on_request))
 

@@ -16,7 +16,7 @@ Endpoint = Literal["completions", "chat"]
 GOALS = ("ttft", "tpot", "e2el")
 
 BENCH_GROUPS = {
-    "Server": ("model", "endpoint", "timeout"),
+    "Server": ("model", "endpoint", "timeout", "keep_alive"),
     "Load": ("concurrency", "request_rate", "burstiness", "num_prompts", "duration", "num_warmups"),
     "Requests": (
         "dataset_path",
@@ -61,6 +61,7 @@ class BenchSettings:
     model: Annotated[str | None, "Name of the model. Default: the first of /v1/models."] = None
     endpoint: Annotated[Endpoint, "Route of the requests."] = "completions"
     timeout: Annotated[float, "Time after which a request counts as failed."] = 600.0
+    keep_alive: Annotated[bool, "Use a connection for several requests; each has its own without it."] = False
 
     concurrency: Annotated[
         Sequence[int], "Closed loop: number of requests in flight. Several numbers make a curve."
