@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
+import threading
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 import penstock.server
 from api_support import make_engine, wait_until
-from penstock.server.metrics import _GAUGES
+from penstock.server.metrics import _GAUGES, _Collector
 from penstock.server.state import Progress
 from support import hooks
 from support.serving import Served, at_rest, held, post, serving
@@ -39,8 +41,8 @@ MODEL = {"engine": "0", "model_name": "tiny"}
 
 #: Gauges, counters and histograms of vLLM that a scrape has.
 VLLM = {
-    "gauge": """cache_config_info engine_sleep_state kv_cache_usage_perc num_requests_running
-        num_requests_waiting num_requests_waiting_by_reason""",
+    "gauge": """cache_config_info engine_sleep_state kv_cache_usage_perc lora_requests_info
+        num_requests_running num_requests_waiting num_requests_waiting_by_reason""",
     "counter": """admission_rejections generation_tokens num_preemptions prefix_cache_hits
         prefix_cache_queries prompt_tokens prompt_tokens_by_source prompt_tokens_cached request_success
         spec_decode_num_accepted_tokens spec_decode_num_draft_tokens""",
@@ -81,6 +83,13 @@ def families_of(server: Served, **headers: str) -> dict[str, Metric]:
     samples = [(s.name, *sorted(s.labels.items())) for family in families for s in family.samples]
     assert len(set(samples)) == len(samples)
     return names
+
+
+def openmetrics_of(server: Served) -> list[Metric]:
+    """The metric families of a scrape in the format OpenMetrics."""
+    status, text, headers = server.ask("/metrics", headers={"Accept": OPENMETRICS})
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "application/openmetrics-text")
+    return list(parse_openmetrics(text.decode()))  # type: ignore[no-untyped-call]
 
 
 class Scrape:
@@ -125,9 +134,7 @@ def test_scrape_has_all_stats_with_their_kinds(server: Served) -> None:
 
 
 def test_openmetrics_scrape_has_the_same_samples(server: Served) -> None:
-    status, text, headers = server.ask("/metrics", headers={"Accept": OPENMETRICS})
-    assert (status, headers["content-type"].partition(";")[0]) == (200, "application/openmetrics-text")
-    families: list[Metric] = list(parse_openmetrics(text.decode()))  # type: ignore[no-untyped-call]
+    families = openmetrics_of(server)
     names = {sample.name for family in families for sample in family.samples}
     assert names == {sample.name for family in families_of(server).values() for sample in family.samples}
 
@@ -255,10 +262,87 @@ def test_models_have_their_own_labels(engine: penstock.Engine, tiny_model: Path)
         with serving(penstock.server.app(engines)) as server:
             server.ask(PATH, {"model": 'o"ther\n', "prompt": [1, 2, 3], "max_tokens": 1})
             families = families_of(server)
-    tokens = {s.labels["model_name"]: s.value for s in families["vllm:prompt_tokens"].samples}
-    assert tokens == {"tiny": 0, 'o"ther\n': 3}
+            strict = {family.name: family for family in openmetrics_of(server)}
+    for found in (families, strict):
+        tokens = {s.labels["model_name"]: s.value for s in found["vllm:prompt_tokens"].samples}
+        assert tokens == {"tiny": 0, 'o"ther\n': 3}
     states = {s.labels["model_name"] for s in families["penstock:engine_state"].samples}
     assert states == {"tiny", 'o"ther\n', "closed"}
+
+
+def test_histograms_are_complete_in_both_formats(server: Served) -> None:
+    server.ask(PATH, {"prompt": list(range(100)), "max_tokens": 5, "ignore_eos": True})
+    wait_until(lambda: Scrape(server).http(PATH, "POST", "2xx") == 1)
+    for families in (list(families_of(server).values()), openmetrics_of(server)):
+        histograms = [family for family in families if family.type == "histogram"]
+        assert len(histograms) >= 18
+        for family in histograms:
+            counts: dict[frozenset[tuple[str, str]], list[float]] = {}
+            totals = {}
+            for sample in family.samples:
+                assert math.isfinite(sample.value)
+                labels = frozenset(item for item in sample.labels.items() if item[0] != "le")
+                if sample.name.endswith("_bucket"):
+                    counts.setdefault(labels, []).append(sample.value)
+                elif sample.name.endswith("_count"):
+                    totals[labels] = sample.value
+            assert counts
+            assert all(found == sorted(found) for found in counts.values()), family.name
+            assert totals == {labels: found[-1] for labels, found in counts.items()}, family.name
+
+
+def test_load_is_a_header_on_demand(server: Served, engine: penstock.Engine) -> None:
+    body = {"prompt": [1], "max_tokens": 1}
+
+    def load(kind: str, *, streams: bool = False) -> str:
+        headers = {"Endpoint-Load-Metrics-Format": kind}
+        return server.ask(PATH, {**body, "stream": streams}, headers=headers)[2]["endpoint-load-metrics"]
+
+    with held(engine):
+        long = {"prompt": [1, 2], "max_tokens": 1}
+        connections = [server.send(post(PATH, long)) for _ in range(2)]
+        wait_until(lambda: engine.stats().waiting == 1)
+        usage = engine.stats().blocks_used / engine.stats().blocks_total
+        status, _, headers = server.ask(PATH, body, headers={"Endpoint-Load-Metrics-Format": "JSON"})
+        for connection in connections:
+            connection.close()
+    assert status == 429
+    name, _, report = headers["endpoint-load-metrics"].partition(" ")
+    found = {"named_metrics": {"kv_cache_usage_perc": usage, "num_requests_waiting": 1}}
+    assert (name, json.loads(report)) == ("JSON", found)
+    wait_until(lambda: at_rest(engine))
+    for streams in (False, True):
+        text = load("text", streams=streams)
+        assert re.fullmatch(
+            r"TEXT named_metrics\.kv_cache_usage_perc=0\.\d+, named_metrics\.num_requests_waiting=0", text
+        )
+    for others in ({}, {"Endpoint-Load-Metrics-Format": "XML"}):
+        assert "endpoint-load-metrics" not in server.ask(PATH, body, headers=others)[2]
+
+
+def test_load_of_a_closed_model_is_no_header(tiny_model: Path) -> None:
+    with serving(penstock.server.app(make_engine(tiny_model))) as server:
+        headers = {"Endpoint-Load-Metrics-Format": "JSON"}
+        status, _, found = server.ask(PATH, {"prompt": [1]}, headers=headers)
+    assert (status, "endpoint-load-metrics" in found) == (503, False)
+
+
+def test_scrape_is_formatted_beside_the_event_loop(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server answers while the thread that formats is held, and counts what it answers."""
+    is_begun, may_continue = threading.Event(), threading.Event()
+    original = _Collector._add_http
+
+    def add(collector: _Collector, families: Any) -> None:
+        is_begun.set()
+        assert may_continue.wait(60)
+        original(collector, families)
+
+    monkeypatch.setattr(_Collector, "_add_http", add)
+    with server.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        assert is_begun.wait(60)
+        assert server.ask(PATH, {"prompt": [1], "max_tokens": 1})[0] == 200
+        may_continue.set()
+        assert b" 200 " in connection.recv(1000)
 
 
 def test_random_paths_and_methods_add_no_labels(engine: penstock.Engine) -> None:
@@ -291,7 +375,7 @@ def test_random_paths_and_methods_add_no_labels(engine: penstock.Engine) -> None
     samples = [s for s in families["http_requests"].samples if s.name == "http_requests_total"]
     assert sum(sample.value for sample in samples) == 10_000
     values = {name: {sample.labels[name] for sample in samples} for name in samples[0].labels}
-    assert values["handler"] == {"none", "/tokenize", "/v1/models/{name:path}"}
+    assert values["handler"] == {"none", "/", "/tokenize", "/v1/models/{name:path}"}
     assert values["method"] == {"GET", "POST", "PUT", "HEAD", "other"}
     assert values["status"] <= {"2xx", "4xx"}
 

@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 from starlette.datastructures import Headers
 
+from penstock.server import orca
 from penstock.server.bodies import LARGE, decoded
 from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
@@ -117,22 +118,26 @@ class Exchange:
 
     async def start_stream(self) -> None:
         """Send the status and the headers of a stream of events."""
-        headers = [*self.headers, *_STREAM_HEADERS]
-        self.status = 200
-        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._start(200, list(_STREAM_HEADERS))
 
     async def send_empty(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Send a response without a body."""
         await self._send(204, headers, b"")
 
     async def _send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        self.status = status
-        headers = [*self.headers, *headers]
         if status != HTTPStatus.NO_CONTENT:
-            headers.append((b"content-length", str(len(body)).encode()))
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            headers = [*headers, (b"content-length", str(len(body)).encode())]
+        await self._start(status, headers)
         await self.send({"type": "http.response.body", "body": body})
         self.num_bytes += len(body)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        load: list[tuple[bytes, bytes]] = []
+        if self.generation is not None and (kind := self.request_headers.get(orca.FORMAT)) is not None:
+            load = orca.load_header(kind, self.generation.model.engine)
+        headers = [*self.headers, *load, *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 def _too_large(limit: int) -> ApiError:

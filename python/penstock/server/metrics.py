@@ -1,9 +1,15 @@
-"""`/metrics`: the numbers of the engines and of the server for Prometheus, made when they are scraped."""
+"""`/metrics`: the numbers of the engines and of the server for Prometheus, made when they are scraped.
+
+A thread reads and formats them, one scrape at a time: the time for it grows with the models and routes.
+"""
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio.to_thread
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -46,14 +52,18 @@ _process = ProcessCollector(registry=None)
 async def metrics(state: State, exchange: Exchange) -> None:
     """The metrics, in the format that the client accepts."""
     accepted = exchange.request_headers.get("accept", "")
-    collector = _Collector(state)
-    if any(kind.partition(";")[0].strip() == _OPENMETRICS for kind in accepted.split(",")):
-        # Otherwise the colons in the names of samples become underscores.
-        text = openmetrics.generate_latest(collector, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
-        kind = openmetrics.CONTENT_TYPE_LATEST
-    else:
-        text, kind = generate_latest(collector), CONTENT_TYPE_PLAIN_0_0_4
+    is_openmetrics = any(kind.partition(";")[0].strip() == _OPENMETRICS for kind in accepted.split(","))
+    write = partial(_text, _Collector(state), is_openmetrics=is_openmetrics)
+    text = await anyio.to_thread.run_sync(write, limiter=state.metrics_threads)
+    kind = openmetrics.CONTENT_TYPE_LATEST if is_openmetrics else CONTENT_TYPE_PLAIN_0_0_4
     await exchange.send_bytes(text, kind)
+
+
+def _text(collector: _Collector, *, is_openmetrics: bool) -> bytes:
+    if not is_openmetrics:
+        return generate_latest(collector)
+    # Otherwise the colons in the names of samples become underscores.
+    return openmetrics.generate_latest(collector, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Families:
@@ -95,10 +105,13 @@ class _Families:
 
 
 class _Collector(Collector):
-    """Reads all numbers of a server once."""
+    """Reads all numbers of a server once; made on the event loop, used in a thread."""
 
     def __init__(self, state: State) -> None:
         self._state = state
+        models = state.selected(None)
+        #: Of the models that were open once.
+        self._measures = {model: model.measures for model in models if model.max_model_len is not None}
 
     def collect(self) -> Iterable[Metric]:
         """The metric families."""
@@ -111,12 +124,14 @@ class _Collector(Collector):
                 families.gauge(
                     "penstock:engine_state", text, {**labels, "state": name}, float(name == status)
                 )
-            try:
-                stats = model.engine.stats()
-            except penstock.EngineStoppedError:
-                continue  # it was never open
+            measures = self._measures.get(model)
+            if measures is None:
+                continue
+            stats = model.engine.stats()
             _add_own(families, labels, stats)
             _add_vllm(families, labels, stats, model, is_asleep=status == "asleep")
+            for name, measure in vars(measures).items():
+                families.histogram(f"vllm:{name}", _TEXTS[name], labels, measure)
             if self._state.settings.legacy_metrics:
                 _add_legacy(families, labels, stats)
         self._add_http(families)
@@ -125,10 +140,11 @@ class _Collector(Collector):
 
     def _add_http(self, families: _Families) -> None:
         http = self._state.http
-        for (handler, method, status), count in http.requests.items():
+        # The event loop adds items meanwhile.
+        for (handler, method, status), count in list(http.requests.items()):
             labels = {"handler": handler, "method": method, "status": status}
             families.counter("http_requests", "HTTP requests that have ended.", labels, count)
-        for (handler, method), duration in http.durations.items():
+        for (handler, method), duration in list(http.durations.items()):
             labels = {"handler": handler, "method": method}
             text = "Seconds from the headers of an HTTP request to the end of its response."
             families.histogram("http_request_duration_seconds", text, labels, duration)
@@ -168,6 +184,8 @@ def _add_vllm(
     ):
         found = {**labels, "sleep_state": name}
         families.gauge("vllm:engine_sleep_state", _TEXTS["engine_sleep_state"], found, float(is_current))
+    found = {**labels, "max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    families.gauge("vllm:lora_requests_info", _TEXTS["lora_requests_info"], found, time.time())
     families.gauge(
         "vllm:cache_config_info", _TEXTS["cache_config_info"], {**labels, **_cache_config(stats, model)}, 1
     )
@@ -197,15 +215,14 @@ def _add_vllm(
     for name, more, value in counters:
         families.counter(f"vllm:{name}", _TEXTS[name], {**labels, **more}, value)
 
-    histograms: dict[str, penstock.Histogram | Distribution] = {
+    histograms = {
         "time_to_first_token_seconds": stats.time_to_first_token,
         "inter_token_latency_seconds": stats.inter_token_latency,
         "request_queue_time_seconds": stats.queue_time,
         "iteration_tokens_total": stats.tokens_per_step,
-        **vars(model.measures),
     }
-    for name, found_values in histograms.items():
-        families.histogram(f"vllm:{name}", _TEXTS[name], labels, found_values)
+    for name, histogram in histograms.items():
+        families.histogram(f"vllm:{name}", _TEXTS[name], labels, histogram)
 
 
 def _cache_config(stats: penstock.Stats, model: Model) -> dict[str, str]:
@@ -238,6 +255,7 @@ _TEXTS: dict[str, str] = {
     "num_requests_waiting_by_reason": "Waiting sequences by the reason for which they wait.",
     "kv_cache_usage_perc": "Part of the KV cache that running sequences use; 1 is all of it.",
     "engine_sleep_state": "1 for the state of sleep; discard_all: the model's memory is freed.",
+    "lora_requests_info": "The time; the labels say that there are no adapters.",
     "cache_config_info": "Configuration of the KV cache; its blocks are counted as those of a GPU.",
     "prompt_tokens": "Prompt tokens computed or taken from the prefix cache.",
     "prompt_tokens_by_source": "Prompt tokens by their source.",

@@ -153,8 +153,9 @@ class State:
             name: models.setdefault(id(engine), Model(name, engine)) for name, engine in engines.items()
         }
         self.hosts = Hosts(settings)
-        #: Threads that decode large bodies; they need the interpreter.
+        #: Threads that decode large bodies and that format metrics; they need the interpreter.
         self.body_threads = anyio.CapacityLimiter(1)
+        self.metrics_threads = anyio.CapacityLimiter(1)
         #: Threads that tokenise outside of the engine.
         self.tokenizer_threads = anyio.CapacityLimiter(2)
         self.generations: dict[str, Generation] = {}
