@@ -448,6 +448,35 @@ def test_error_in_a_stream_is_an_error_event(engine: penstock.Engine) -> None:
     assert b"message_stop" not in data
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_aborted_message_is_an_overloaded_error(
+    server: Served, engine: penstock.Engine, *, stream: bool
+) -> None:
+    body = {**MESSAGE, "max_tokens": 5000, "stream": stream}
+    with held(engine):
+        connection = server.send(post(PATH, body))
+        wait_until(lambda: engine.stats().running == 2)
+        [name] = server.application.state.generations
+        assert server.ask("/abort", {"request_id": name})[1] == {"aborted": 1}
+    data = b""
+    while b"overloaded_error" not in data:
+        part = connection.recv(65536)
+        assert part
+        data += part
+    connection.close()
+    assert (b" 200 " if stream else b" 503 ") in data.partition(b"\r\n")[0]
+    assert b"message_stop" not in data
+    assert (b"event: error\n" in data) is stream
+
+
+def test_response_has_the_request_id_of_the_api(client: anthropic.Anthropic, server: Served) -> None:
+    message = client.messages.create(model="tiny", max_tokens=1, messages=[{"role": "user", "content": "a"}])
+    assert message._request_id
+    headers = {"X-Request-Id": "label-1", "anthropic-version": "2099-01-01"}
+    for body in (MESSAGE, {}):
+        assert server.ask(PATH, body, headers=headers)[2]["request-id"] == "label-1"
+
+
 def test_disconnect_cancels_a_streamed_message(server: Served, engine: penstock.Engine) -> None:
     body = {**MESSAGE, "max_tokens": 5000, "stream": True}
     with server.send(post(PATH, body)) as connection:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.server.choices import answer_of, num_logprobs, send_choices
-from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
 from penstock.server.logprobs import Tokens, chat_logprobs, prompt_logprobs
+from penstock.server.messages import apply_allowed_tools, chat_messages
 from penstock.server.prompts import in_tokenizer_thread, template_options
 from penstock.server.protocol.openai_chat import ChatRequest
-from penstock.server.sampling import fields_named, read_request, sampling_options
+from penstock.server.sampling import Unsupported, fields_named, read_request, sampling_options
 from penstock.server.state import Call
 from penstock.server.usage import finish_reason
 
@@ -27,11 +27,22 @@ __all__ = ["chat_completions"]
 
 #: The sampling parameter that has another name in a request.
 _NAMES = {"max_tokens": "max_completion_tokens"}
+_FOR_COMPLETIONS = "left out: it is for /v1/completions"
+UNSUPPORTED: Unsupported = {
+    "audio": ((), "left out: the model writes text only"),
+    "echo": ((False,), _FOR_COMPLETIONS),
+    "function_call": (("auto", "none"), "left out: use tool_choice"),
+    "functions": (([],), "left out: use tools"),
+    "modalities": ((["text"],), '["text"]'),
+    "moderation": ((), "left out: the server does not moderate"),
+    "truncate_prompt_tokens": ((), _FOR_COMPLETIONS),
+    "web_search_options": ((), "left out: the server does not search"),
+}
 
 
 async def chat_completions(state: State, exchange: Exchange) -> None:
     """Answer a chat."""
-    fields, request = await read_request(state, exchange, ChatRequest)
+    fields, request = await read_request(state, exchange, ChatRequest, (), UNSUPPORTED)
     with fields_named(_NAMES if request.max_completion_tokens is not None else {}):
         generation = begin(state, exchange, "chatcmpl", request.model, _call(state, request, fields))
         if request.stream:
@@ -42,18 +53,14 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
 
 
 def _call(state: State, request: ChatRequest, fields: dict[str, Any]) -> Call:
-    if request.modalities not in (None, ["text"]):
-        raise invalid("modalities", request.modalities, '["text"]')
-    for name in ("echo", "truncate_prompt_tokens"):
-        if getattr(request, name):
-            raise invalid(name, getattr(request, name), "left out: it is for /v1/completions")
-    variables = {"reasoning_effort": request.reasoning_effort}
+    variables = {"reasoning_effort": request.reasoning_effort, "verbosity": request.verbosity}
     template = template_options(state.settings, request, variables)
-    return Call([request.messages], _params(request, fields), template)
+    return Call([chat_messages(request.messages)], _params(request, fields), template)
 
 
 def _params(request: ChatRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
     options = sampling_options(fields)
+    apply_allowed_tools(options)
     if request.max_completion_tokens is not None:
         options["max_tokens"] = request.max_completion_tokens
     if request.logprobs or request.top_logprobs:

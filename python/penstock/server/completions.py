@@ -14,7 +14,7 @@ from penstock.server.http import while_connected
 from penstock.server.logprobs import TextOffsets, Tokens, completion_logprobs, prompt_logprobs
 from penstock.server.prompts import encode_text, in_tokenizer_thread, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
-from penstock.server.sampling import fields_named, read_request, sampling_options
+from penstock.server.sampling import Unsupported, fields_named, read_request, sampling_options
 from penstock.server.state import Call
 from penstock.server.usage import finish_reason
 
@@ -29,15 +29,14 @@ __all__ = ["completions"]
 
 #: The sampling parameter that has another name in a request.
 _NAMES = {"top_logprobs": "logprobs"}
+UNSUPPORTED: Unsupported = {"suffix": (("",), "left out: the model cannot insert text")}
 #: OpenAI's default of `max_tokens`.
 _MAX_TOKENS = 16
 
 
 async def completions(state: State, exchange: Exchange) -> None:
     """Continue one or more texts."""
-    fields, request = await read_request(state, exchange, CompletionRequest)
-    if request.suffix:
-        raise invalid("suffix", request.suffix, "left out: the model cannot insert text")
+    fields, request = await read_request(state, exchange, CompletionRequest, (), UNSUPPORTED)
     with fields_named(_NAMES):
         params = _params(request, fields)
         call = Call(await _prepared(state, exchange, request), params)

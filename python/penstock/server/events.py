@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.errors import invalid
 from penstock.server.sse import DONE, event, json_bytes
 from penstock.server.usage import usage_of
 
@@ -56,6 +57,9 @@ class OpenAIEvents(Events):
     def __init__(
         self, generation: Generation, kind: str, options: StreamOptions | None, *, before: bytes, after: bytes
     ) -> None:
+        if options is not None and options.include_obfuscation:
+            limit = "false: the server adds no random characters"
+            raise invalid("stream_options.include_obfuscation", options.include_obfuscation, limit)
         self._common = {
             "id": generation.id,
             "object": kind,

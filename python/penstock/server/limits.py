@@ -79,6 +79,8 @@ class Endpoint:
         label = exchange.request_headers.get("x-request-id", "")
         label = label if _LABEL.fullmatch(label) else secrets.token_hex(16)
         exchange.headers.append((b"x-request-id", label.encode()))
+        if self._error_body is ApiError.anthropic_body:
+            exchange.headers.append((b"request-id", label.encode()))
         token = request_id.set(label)
         try:
             await self._answer(exchange)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from penstock.server.http import Exchange
     from penstock.server.state import State
 
-__all__ = ["SAMPLING_FIELDS", "fields_named", "read_request", "sampling_options"]
+__all__ = [
+    "LABELS",
+    "SAMPLING_FIELDS",
+    "Unsupported",
+    "fields_named",
+    "read_request",
+    "sampling_options",
+]
 
 Structure = TypeVar("Structure")
 
@@ -46,11 +54,15 @@ _GUIDED = {f"guided_{name}": name for name in _CONSTRAINTS}
 
 SAMPLING_FIELDS = frozenset(_PLAIN | _GUIDED.keys() | {"structured_outputs", "use_beam_search"})
 
-#: Fields that are accepted and have no effect, because they only describe the request.
-_LABELS = frozenset(
+#: For each field that the server cannot honour, the values that it may have, and that limit in words.
+Unsupported: TypeAlias = "Mapping[str, tuple[tuple[object, ...], str]]"
+#: Fields that are accepted and have no effect: they describe the request, or hint at how to compute it.
+LABELS = frozenset(
     {
         "metadata",
+        "prediction",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",
@@ -63,15 +75,22 @@ _MAX_WARNED = 256
 
 
 async def read_request(
-    state: State, exchange: Exchange, structure: type[Structure], labels: Collection[str] = ()
+    state: State,
+    exchange: Exchange,
+    structure: type[Structure],
+    labels: Collection[str] = (),
+    unsupported: Unsupported = MappingProxyType({}),
 ) -> tuple[dict[str, Any], Structure]:
     """The fields of a generating request, without those that are null, and its structure.
 
     The log names each unknown field once; `labels` are further fields that have no effect.
     """
     fields = await exchange.read_object()
-    known = {*structure.__struct_fields__, *labels}  # type: ignore[attr-defined]
-    for name in fields.keys() - known - SAMPLING_FIELDS - _LABELS - state.unknown_fields:
+    for name, (allowed, limit) in unsupported.items():
+        if name in fields and fields[name] not in allowed:
+            raise invalid(name, fields[name], limit)
+    known = {*structure.__struct_fields__, *labels, *unsupported}  # type: ignore[attr-defined]
+    for name in fields.keys() - known - SAMPLING_FIELDS - LABELS - state.unknown_fields:
         if len(state.unknown_fields) < _MAX_WARNED:
             state.unknown_fields.add(name)
             shown = name[:64].encode("unicode_escape").decode()

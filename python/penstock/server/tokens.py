@@ -9,6 +9,7 @@ from penstock.server.bodies import converted
 from penstock.server.errors import ApiError, invalid
 from penstock.server.http import while_connected
 from penstock.server.logprobs import Tokens
+from penstock.server.messages import chat_messages
 from penstock.server.prompts import encode_chat, encode_text, in_tokenizer_thread, template_options
 from penstock.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from penstock.server.sse import json_bytes
@@ -39,9 +40,9 @@ def _tokenized(engine: penstock.Engine, request: TokenizeRequest, template: dict
         adds_special_tokens = adds_special_tokens is not False
         ids = encode_text(engine, request.prompt or "", add_special_tokens=adds_special_tokens)
     else:
-        tools = request.tools
+        messages = chat_messages(request.messages)
         adds_special_tokens = adds_special_tokens is True
-        ids = encode_chat(engine, request.messages, tools, template, add_special_tokens=adds_special_tokens)
+        ids = encode_chat(engine, messages, request.tools, template, add_special_tokens=adds_special_tokens)
     texts = None
     if request.return_token_strs:
         tokens = Tokens(engine, prefix="bytes:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.errors import ApiError
 from penstock.server.events import Events, split_calls
 from penstock.server.sse import json_bytes, named_event
 
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import penstock
-    from penstock.server.errors import ApiError
     from penstock.server.protocol.anthropic import MessagesRequest
     from penstock.server.state import Generation
 
@@ -44,7 +44,8 @@ class MessageEvents(Events):
         self._num_blocks = 0
         #: The part of a delta of the open block before its text.
         self._head = b""
-        self._stop: dict[str, str | None] = {}
+        #: The last chunk.
+        self._ended: penstock.Chunk | None = None
 
     def of(self, chunk: penstock.Chunk, prompt: int, request: penstock.Request) -> bytes:  # noqa: ARG002
         """The events of a chunk; the first ones begin the message."""
@@ -74,13 +75,17 @@ class MessageEvents(Events):
                 parts.append(self._delta(call.arguments))
         if chunk.finish_reason is not None:
             parts.append(self._close())
-            self._stop = stop_of(chunk.finish_reason, chunk.stop_reason)
+            self._ended = chunk
         return b"".join(parts) or _PING
 
     def end(self, requests: Sequence[penstock.Request]) -> bytes:
-        """The events after the last chunk: the reason for the end, and the usage."""
+        """The events after the last chunk: the reason for the end, and the usage. An abort is an error."""
+        try:
+            stop = stop_of(self._ended)
+        except ApiError as error:
+            return self.error(error)
         usage = usage_of(requests[0].usage)
-        return named_event({"type": "message_delta", "delta": self._stop, "usage": usage}) + _STOP
+        return named_event({"type": "message_delta", "delta": stop, "usage": usage}) + _STOP
 
     def error(self, error: ApiError) -> bytes:
         """The event of an error, which ends the stream."""
@@ -132,14 +137,21 @@ def is_thinking_shown(request: MessagesRequest) -> bool:
     return thinking is None or (thinking.type != "disabled" and thinking.display != "omitted")
 
 
-def stop_of(finish_reason: str | None, stop_reason: object) -> dict[str, str | None]:
-    """The reason for the end of a message, and the stop sequence if it is one."""
-    if finish_reason == "stop":
-        if isinstance(stop_reason, str):
-            return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+def stop_of(ended: penstock.Chunk | penstock.Result | None) -> dict[str, str | None]:
+    """The reason for the end of a message, and the stop sequence if it is one.
+
+    Anthropic's API has no reason for a message that was aborted or interrupted: it is an error, which clients
+    repeat.
+    """
+    reason = None if ended is None else ended.finish_reason
+    if ended is not None and reason == "stop":
+        if isinstance(ended.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": ended.stop_reason}
         return {"stop_reason": "end_turn", "stop_sequence": None}
     reasons = {"tool_calls": "tool_use", "length": "max_tokens"}
-    return {"stop_reason": reasons.get(finish_reason or "", "pause_turn"), "stop_sequence": None}
+    if reason not in reasons:
+        raise ApiError(503, "the request was aborted", code="aborted")
+    return {"stop_reason": reasons[reason], "stop_sequence": None}
 
 
 def usage_of(usage: penstock.Usage) -> dict[str, int]:

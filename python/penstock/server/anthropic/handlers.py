@@ -21,7 +21,7 @@ from penstock.server.http import while_connected
 from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
 from penstock.server.protocol.template import TemplateFields
-from penstock.server.sampling import fields_named, read_request, sampling_options
+from penstock.server.sampling import Unsupported, fields_named, read_request, sampling_options
 from penstock.server.state import Call
 
 if TYPE_CHECKING:
@@ -38,14 +38,21 @@ _NAMES = {
 }
 _FIELDS = frozenset(MessagesRequest.__struct_fields__)
 #: Fields of Anthropic's service that are accepted and have no effect.
-_LABELS = frozenset({"cache_control", "inference_geo"})
+LABELS = frozenset(
+    {"cache_control", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
+)
+UNSUPPORTED: Unsupported = {
+    "container": ((), "left out: the server runs no code"),
+    "context_management": ((), "left out: the server does not edit the context"),
+    "mcp_servers": (([],), "left out: the server runs no tools itself"),
+}
 #: Sampling parameters for outputs that a message does not have.
 _UNUSED = ("best_of", "n", "num_beams", "prompt_logprobs")
 
 
 async def messages(state: State, exchange: Exchange) -> None:
     """Answer with a message."""
-    fields, request = await read_request(state, exchange, MessagesRequest, _LABELS)
+    fields, request = await read_request(state, exchange, MessagesRequest, LABELS, UNSUPPORTED)
     template, prompt = _template(state, request), chat_messages(request)
     with fields_named(_NAMES):
         call = Call([prompt], _params(request, fields), template)
@@ -59,7 +66,7 @@ async def messages(state: State, exchange: Exchange) -> None:
 
 async def count_tokens(state: State, exchange: Exchange) -> None:
     """The number of tokens of a prompt."""
-    _, request = await read_request(state, exchange, CountRequest, _LABELS | _FIELDS)
+    _, request = await read_request(state, exchange, CountRequest, LABELS | _FIELDS, UNSUPPORTED)
     model, _ = state.model(request.model)
     tools, template = chat_tools(request.tools), _template(state, request)
     messages = chat_messages(request)
@@ -100,7 +107,7 @@ def _message(generation: Generation, request: MessagesRequest, result: penstock.
         "role": "assistant",
         "model": generation.name,
         "content": content,
-        **stop_of(result.finish_reason, result.stop_reason),
+        **stop_of(result),
         "usage": usage_of(result.usage),
     }
 

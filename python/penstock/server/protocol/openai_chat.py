@@ -16,12 +16,13 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = False
 
 
 class ChatRequest(TemplateFields):
     """A chat request; `null` equals an omitted field."""
 
-    messages: Annotated[list[Any], msgspec.Meta(min_length=1, max_length=65536)]
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=65536)]
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -29,9 +30,7 @@ class ChatRequest(TemplateFields):
     logprobs: bool = False
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     include_reasoning: bool = True
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    modalities: list[str] | None = None
-    echo: bool = False
-    truncate_prompt_tokens: Any = None

@@ -21,7 +21,6 @@ class CompletionRequest(msgspec.Struct):
     echo: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    suffix: str | None = None
     max_tokens: Any = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None

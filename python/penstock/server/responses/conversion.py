@@ -9,12 +9,12 @@ import msgspec
 from penstock.server.errors import ApiError, invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.server.protocol.openai_responses import Item, Part, ResponsesRequest, TextFormat, Tool
+    from penstock.server.sampling import Unsupported
 
 __all__ = [
-    "LABELS",
     "LOGPROBS",
     "UNSUPPORTED",
     "chat_messages",
@@ -29,7 +29,7 @@ _PARTS = ("input_text", "output_text", "text", "refusal")
 _REASONING_PARTS = ("reasoning_text", "text")
 _ITEMS = "message, reasoning, function_call or function_call_output"
 #: Fields of OpenAI's service that the server cannot honour, and the only values that they may have.
-UNSUPPORTED: Mapping[str, tuple[tuple[object, ...], str]] = {
+UNSUPPORTED: Unsupported = {
     "access_programs": ((), "left out: the server has none"),
     "background": ((False,), "false: a response is computed while the client is connected"),
     "background_options": ((), "left out: a response is computed while the client is connected"),
@@ -40,8 +40,6 @@ UNSUPPORTED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "prompt": ((), "left out: the server stores no prompts"),
     "truncation": (("disabled",), '"disabled": the server drops no items'),
 }
-#: Fields of OpenAI's service that are accepted and have no effect, besides those of all routes.
-LABELS = frozenset({"prompt_cache_options", *UNSUPPORTED})
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (
     "code_interpreter_call.outputs",
@@ -55,11 +53,8 @@ _INCLUDABLE = (
 )
 
 
-def check_fields(request: ResponsesRequest, fields: Mapping[str, Any]) -> None:
-    """Refuse fields that the server cannot honour."""
-    for name, (allowed, limit) in UNSUPPORTED.items():
-        if name in fields and fields[name] not in allowed:
-            raise invalid(name, fields[name], limit)
+def check_fields(request: ResponsesRequest) -> None:
+    """Refuse values that the server cannot honour."""
     for name in request.include or ():
         if name not in _INCLUDABLE:
             raise invalid("include", name, f"one of {', '.join(_INCLUDABLE)}")

@@ -13,8 +13,8 @@ from penstock.server.generation import begin, generate, stream
 from penstock.server.prompts import in_tokenizer_thread, template_options
 from penstock.server.protocol.openai_responses import Item, ResponsesRequest
 from penstock.server.responses.conversion import (
-    LABELS,
     LOGPROBS,
+    UNSUPPORTED,
     chat_messages,
     check_fields,
     sampling_fields,
@@ -52,8 +52,8 @@ _decode_output = msgspec.json.Decoder(_Output).decode
 
 async def create_response(state: State, exchange: Exchange) -> None:
     """Answer with a response."""
-    fields, request = await read_request(state, exchange, ResponsesRequest, LABELS)
-    check_fields(request, fields)
+    fields, request = await read_request(state, exchange, ResponsesRequest, (), UNSUPPORTED)
+    check_fields(request)
     context = _context(state, exchange, request)
     given = request.input
     items = [Item(role="user", content=given)] if isinstance(given, str) else given
