@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 import penstock
 from api_support import start_python
-from penstock._cli_chat import chat
+from penstock._cli_chat import Reply, chat
 from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
 from penstock.cli import main
 from support.terminal import CTRL_C, CTRL_D, Terminal
@@ -259,7 +259,7 @@ def test_ctrl_c_before_the_first_chunk_drops_the_message(monkeypatch: pytest.Mon
     lines = iter(["One", "/bye"])
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
 
-    def answer(_: object) -> penstock.Result:
+    def answer(_: object) -> Reply:
         raise KeyboardInterrupt
 
     messages = [{"role": "system", "content": "Be brief."}]

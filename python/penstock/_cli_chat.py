@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -12,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Messages = list[dict[str, Any]]
-    Answer = Callable[[Messages], penstock.Result]
+    Answer = Callable[[Messages], "Reply"]
 
-__all__ = ["chat"]
+__all__ = ["Reply", "chat", "one_line"]
 
 HELP = """\
 /help   show this list
@@ -25,10 +26,51 @@ Ctrl-D  leave"""
 INTERRUPTED = "(Ctrl-C again, Ctrl-D or /bye to leave)"
 
 
+@dataclass
+class Reply:
+    """An answer and its numbers. `content` has no reasoning and no tool calls; times are in seconds."""
+
+    content: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    first_token: float | None = None
+    total: float = 0.0
+
+    @classmethod
+    def of(cls, result: penstock.Result) -> Self:
+        """The reply of an engine."""
+        return cls(
+            result.content,
+            result.finish_reason,
+            result.usage.prompt_tokens,
+            result.usage.completion_tokens,
+            result.timings.first_token,
+            result.timings.total,
+        )
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether Ctrl-C stopped the answer."""
+        return self.finish_reason == "cancelled"
+
+    def statistics(self) -> str:
+        """The line below the answer."""
+        parts = []
+        if self.output_tokens is not None:
+            parts += [f"{self.prompt_tokens} prompt tokens", f"{self.output_tokens} output tokens"]
+        if self.first_token is not None:
+            parts.append(f"time to first token {self.first_token:.2f} s")
+            if (self.output_tokens or 0) > 1 and self.total > self.first_token:
+                rate = ((self.output_tokens or 0) - 1) / (self.total - self.first_token)
+                parts.append(f"{rate:.1f} tokens/s")
+        return ", ".join(parts)
+
+
 def chat(messages: Messages, answer: Answer) -> None:
     """Asks for lines and answers each, until the user leaves. `messages` is the conversation so far.
 
-    `answer` prints the answer to a conversation and returns its result, also if Ctrl-C stopped it.
+    `answer` prints the answer to a conversation and returns it, also if Ctrl-C stopped it.
     """
     start = len(messages)
     was_interrupted = False
@@ -62,8 +104,8 @@ def chat(messages: Messages, answer: Answer) -> None:
 def _take_turn(messages: Messages, answer: Answer) -> bool:
     """Answers the last message; returns whether Ctrl-C stopped the answer."""
     try:
-        result = answer(messages)
-    except penstock.RequestError as error:
+        reply = answer(messages)
+    except (penstock.RequestError, click.ClickException) as error:
         click.echo(f"Error: {one_line(error)}", err=True)
         messages.pop()
         return False
@@ -71,12 +113,11 @@ def _take_turn(messages: Messages, answer: Answer) -> bool:
         click.echo()
         messages.pop()
         return True
-    was_interrupted = result.finish_reason == "cancelled"
-    if result.text:
-        messages.append({"role": "assistant", "content": result.content})
+    if reply.content:
+        messages.append({"role": "assistant", "content": reply.content})
     else:
         messages.pop()
-    return was_interrupted
+    return reply.is_cancelled
 
 
 def one_line(error: BaseException) -> str:

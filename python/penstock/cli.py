@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -20,7 +21,7 @@ import click
 import penstock
 from penstock import demo
 from penstock._cli_bench import bench
-from penstock._cli_chat import chat, one_line
+from penstock._cli_chat import Reply, chat, one_line
 from penstock._cli_options import (
     Command,
     convert_options,
@@ -29,11 +30,14 @@ from penstock._cli_options import (
     json_option,
     sampling_options,
 )
+from penstock._cli_remote import RemoteModel, check_source
 from penstock._cli_serve import serve
 from penstock._options import FILTERS, EngineOptions, Prompt, SamplingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from penstock._cli_chat import Answer
 
 __all__ = ["main"]
 
@@ -146,27 +150,21 @@ def _answer(
         except KeyboardInterrupt:
             request.cancel()
         result = request.result()
-    if as_json:
-        _print_json(result.to_dict())
+    _print_end(Reply.of(result), result.to_dict() if as_json else None)
+    return result
+
+
+def _print_end(reply: Reply, fields: Mapping[str, Any] | None) -> None:
+    """Print these fields as JSON, or the end of an answer that has been printed."""
+    if fields is not None:
+        _print_json(fields)
     else:
         click.echo()
-        click.echo(_statistics(result), err=True)
-    return result
+        click.echo(reply.statistics(), err=True)
 
 
 def _print_json(value: object) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
-
-
-def _statistics(result: penstock.Result) -> str:
-    usage, timings = result.usage, result.timings
-    line = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} output tokens"
-    if timings.first_token is not None:
-        line += f", time to first token {timings.first_token:.2f} s"
-        if usage.completion_tokens > 1 and timings.total > timings.first_token:
-            rate = (usage.completion_tokens - 1) / (timings.total - timings.first_token)
-            line += f", {rate:.1f} tokens/s"
-    return line
 
 
 def _params(options: Mapping[str, Any]) -> penstock.SamplingParams:
@@ -224,31 +222,61 @@ def _generate(model: str, prompt: str | None, *, as_json: bool, **options: Any) 
     _answer_once(model, _text_of(prompt), options, as_json=as_json)
 
 
+@contextmanager
+def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) -> Iterator[Answer]:
+    """The source of a chat's answers: an engine, or a server."""
+    url, key = options["url"], options["api_key"] or os.environ.get("PENSTOCK_API_KEY")
+    if url is None and model is not None:
+        params = _params(options)
+        with _open(model, options) as engine:
+            yield lambda messages: Reply.of(_answer(engine, messages, params, as_json=as_json))
+        return
+    remote = RemoteModel(url, options["served_name"], key, given(SamplingOptions, options))
+
+    def answer(messages: list[dict[str, Any]]) -> Reply:
+        reply = remote.answer(messages, is_silent=as_json)
+        _print_end(reply, asdict(reply) if as_json else None)
+        return reply
+
+    yield answer
+
+
 @main.command("chat")
-@click.argument("model")
+@click.argument("model", required=False)
 @click.argument("prompt", required=False)
+@click.option("-q", "--question", help="Text to answer; the same as PROMPT.")
 @click.option("--system", help="System prompt.")
+@click.option("--url", help="Address of a server with OpenAI's API, which answers in place of MODEL.")
+@click.option("--model", "served_name", help="Name of the server's model. Default: its first one.")
+@click.option("--api-key", help="API key of the server. Default: the variable PENSTOCK_API_KEY.")
 @json_option
 @sampling_options
 @engine_options
-def _chat(model: str, prompt: str | None, system: str | None, *, as_json: bool, **options: Any) -> None:
-    """Chat with MODEL, or answer one PROMPT.
+def _chat(
+    model: str | None, prompt: str | None, system: str | None, *, as_json: bool, **options: Any
+) -> None:
+    """Chat with MODEL, or with a model of a server, or answer one PROMPT.
 
     With a PROMPT, or text from a pipe, the model answers once. `-` as PROMPT reads standard input. Otherwise
     the chat is interactive: /help lists its commands, Ctrl-C stops an answer, Ctrl-D leaves.
     """
+    check_source(model, options)
+    if prompt is not None and options["question"] is not None:
+        raise click.UsageError("--question excludes PROMPT.")
+    prompt = options["question"] if prompt is None else prompt
     messages = [{"role": "system", "content": system}] if system else []
-    if prompt is not None or not sys.stdin.isatty():
+    is_interactive = prompt is None and sys.stdin.isatty()
+    if is_interactive:
+        if as_json:
+            raise click.UsageError("--json requires a PROMPT.")
+        import readline  # noqa: F401 - line editing for `input`
+    else:
         messages.append({"role": "user", "content": _text_of(prompt)})
-        _answer_once(model, messages, options, as_json=as_json)
-        return
-    if as_json:
-        raise click.UsageError("--json requires a PROMPT.")
-    import readline  # noqa: F401 - line editing for `input`
-
-    params = _params(options)
-    with _open(model, options) as engine:
-        chat(messages, lambda conversation: _answer(engine, conversation, params))
+    with _answers(model, options, as_json=as_json) as answer:
+        if is_interactive:
+            chat(messages, answer)
+        elif answer(messages).is_cancelled:
+            sys.exit(INTERRUPTED)
 
 
 @main.command("convert")
