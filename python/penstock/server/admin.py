@@ -1,4 +1,4 @@
-"""The routes about the server, its models and its requests, which generate nothing."""
+"""The routes about the models, the version and the requests of the server, which generate nothing."""
 
 from __future__ import annotations
 
@@ -15,48 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abort",
-    "health",
     "model",
     "models",
-    "ping",
     "reset_prefix_cache",
     "sleep",
-    "state_of",
     "version",
     "wake_up",
 ]
-
-
-def state_of(model: Model, state: State) -> dict[str, Any]:
-    """The state of a model, as `/health` and `/metrics` show it."""
-    try:
-        found = model.engine.health()
-    except penstock.EngineStoppedError:
-        if model.progress is not None:
-            return {
-                "status": "loading",
-                "bytes_loaded": model.progress.done,
-                "bytes": model.progress.total,
-            }
-        return {"status": "stopped"}
-    if found.step_age is not None and found.step_age > state.settings.stall_timeout:
-        return {"status": "stuck"}
-    return {"status": "ok" if found.state == "open" else found.state}
-
-
-async def health(state: State, exchange: Exchange) -> None:
-    """Whether requests can be answered: 200 if all models are open and compute."""
-    states = {name: state_of(model, state) for name, model in state.models.items()}
-    is_ready = not state.is_draining and all(found["status"] == "ok" for found in states.values())
-    status = "draining" if state.is_draining else "ok" if is_ready else "unavailable"
-    await exchange.send_json({"status": status, "models": states}, 200 if is_ready else 503)
-
-
-async def ping(state: State, exchange: Exchange) -> None:
-    """Whether the process works: 200 unless a model has crashed or is stuck."""
-    broken = [found for model in state.models.values() for found in [state_of(model, state)["status"]]]
-    is_alive = not {"stopped", "stuck"} & set(broken)
-    await exchange.send_json({"status": "ok" if is_alive else "broken"}, 200 if is_alive else 503)
 
 
 async def models(state: State, exchange: Exchange) -> None:

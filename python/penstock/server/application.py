@@ -10,10 +10,8 @@ from starlette.routing import Route, Router
 
 from penstock.server.admin import (
     abort,
-    health,
     model,
     models,
-    ping,
     reset_prefix_cache,
     sleep,
     version,
@@ -27,6 +25,7 @@ from penstock.server.errors import ApiError
 from penstock.server.limits import Access, Action, Endpoint, Handler
 from penstock.server.metrics import metrics
 from penstock.server.page import page, page_file
+from penstock.server.probes import health, ping
 from penstock.server.responses.handlers import (
     cancel_response,
     create_response,

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 import penstock
-from penstock.server.admin import state_of
+from penstock.server.probes import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,6 +18,7 @@ from penstock.server.errors import ApiError
 from penstock.server.hosts import Hosts
 from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
+from penstock.server.probes import Probe
 from penstock.server.responses.store import ResponseStore
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Model:
         self.hidden_size: int | None = None
         #: While the server loads the model.
         self.progress: Progress | None = None
+        self.probe = Probe()
 
     @property
     def max_model_len(self) -> int | None:

@@ -1,0 +1,114 @@
+"""The routes for probes: `/health`, which can generate a token, and `/ping`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import anyio
+
+import penstock
+from penstock.server.errors import invalid
+
+if TYPE_CHECKING:
+    from penstock.server.http import Exchange
+    from penstock.server.state import Model, State
+
+__all__ = ["Probe", "health", "ping", "state_of"]
+
+logger = logging.getLogger("penstock.server")
+
+#: Before all other requests; it leaves no entry in the prefix cache.
+_PARAMS = penstock.SamplingParams(max_tokens=1, temperature=0.0, priority=-(2**31), use_prefix_cache=False)
+#: Seconds for which the result of a probe holds, so that probes of many clients cost little.
+_MAX_AGE = 1.0
+
+
+class Probe:
+    """Generates a token to see whether a model works. Probes at the same time share one request."""
+
+    def __init__(self) -> None:
+        self._running: anyio.Event | None = None
+        self._end = -math.inf
+        self._result: dict[str, Any] = {}
+
+    async def run(self, engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - anyio's scope
+        """The state of the model, with the time for the token."""
+        if self._running is not None:
+            await self._running.wait()
+        elif anyio.current_time() - self._end >= _MAX_AGE:
+            self._running = anyio.Event()
+            try:
+                self._result = await _generate(engine, timeout)
+            finally:
+                self._running.set()
+                self._running = None
+                self._end = anyio.current_time()
+        return self._result
+
+
+async def _generate(engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - anyio's scope
+    begin = anyio.current_time()
+    try:
+        with anyio.move_on_after(timeout):
+            await engine.generate([0], _PARAMS)
+            return {"status": "ok", "probe_seconds": round(anyio.current_time() - begin, 4)}
+    except penstock.OverloadedError:
+        return {"status": "ok"}  # its steps end, as `state_of` has seen
+    except penstock.PenstockError as error:
+        logger.warning("the probe failed: %s", error)
+        return {"status": "failed"}
+    return {"status": "stuck"}
+
+
+def state_of(model: Model, state: State) -> dict[str, Any]:
+    """The state of a model, as `/health` and `/metrics` show it."""
+    try:
+        found = model.engine.health()
+    except penstock.EngineStoppedError:
+        if model.progress is not None:
+            return {
+                "status": "loading",
+                "bytes_loaded": model.progress.done,
+                "bytes": model.progress.total,
+            }
+        return {"status": "stopped"}
+    if found.step_age is not None and found.step_age > state.settings.stall_timeout:
+        return {"status": "stuck"}
+    return {"status": "ok" if found.state == "open" else found.state}
+
+
+async def health(state: State, exchange: Exchange) -> None:
+    """Whether requests can be answered: 200 if all models are open and compute."""
+    states = {name: state_of(model, state) for name, model in state.models.items()}
+    if _is_deep(exchange):
+        async with anyio.create_task_group() as group:
+            for name, model in state.models.items():
+                if states[name]["status"] == "ok":
+                    group.start_soon(_probe, states, name, model, state.settings.probe_timeout)
+    is_ready = not state.is_draining and all(found["status"] == "ok" for found in states.values())
+    status = "draining" if state.is_draining else "ok" if is_ready else "unavailable"
+    await exchange.send_json({"status": status, "models": states}, 200 if is_ready else 503)
+
+
+def _is_deep(exchange: Exchange) -> bool:
+    query: dict[str, str] = dict(
+        parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    )
+    value = query.get("deep", "0")
+    if value not in ("0", "1"):
+        raise invalid("deep", value, "0 or 1")
+    return value == "1"
+
+
+async def _probe(states: dict[str, Any], name: str, model: Model, timeout: float) -> None:  # noqa: ASYNC109
+    states[name] = await model.probe.run(model.engine, timeout)
+
+
+async def ping(state: State, exchange: Exchange) -> None:
+    """Whether the process works: 200 unless a model has crashed or is stuck."""
+    broken = [found for model in state.models.values() for found in [state_of(model, state)["status"]]]
+    is_alive = not {"stopped", "stuck"} & set(broken)
+    await exchange.send_json({"status": "ok" if is_alive else "broken"}, 200 if is_alive else 503)
