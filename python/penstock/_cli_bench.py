@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -51,6 +52,23 @@ def _goals(given: Sequence[str]) -> dict[str, float]:
     return goals
 
 
+class _NewFile(click.Path):
+    """The path of a file that will be written, which is checked before the benchmark runs."""
+
+    def __init__(self, *suffixes: str) -> None:
+        super().__init__(dir_okay=False, writable=True)
+        self.suffixes = suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        path = Path(value)
+        if not path.parent.is_dir():
+            self.fail(f"{path.parent} is not a directory", param, ctx)
+        if self.suffixes and path.suffix not in self.suffixes:
+            self.fail(f"{value!r}: one of {', '.join(self.suffixes)} is expected", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @bench.command("serve")
 @click.option(
     "--url", required=True, cls=Option, group="Server", help="Address, such as http://127.0.0.1:8000."
@@ -71,7 +89,7 @@ def _goals(given: Sequence[str]) -> dict[str, float]:
     help="Goals in milliseconds, such as ttft:200 tpot:50 e2el:5000; the requests that meet all are counted.",
 )
 @click.argument("more_goals", nargs=-1, metavar="")
-@click.option("--output", cls=Option, group="Report", help="JSON file of the numbers.")
+@click.option("--output", type=_NewFile(), cls=Option, group="Report", help="JSON file of the numbers.")
 @click.option(
     "--detailed",
     is_flag=True,
@@ -80,7 +98,11 @@ def _goals(given: Sequence[str]) -> dict[str, float]:
     help="Add the numbers of each request to the JSON.",
 )
 @click.option(
-    "--plot", cls=Option, group="Report", help="PNG, SVG or PDF file of the latencies over the load."
+    "--plot",
+    type=_NewFile(".pdf", ".png", ".svg"),
+    cls=Option,
+    group="Report",
+    help="PDF, PNG or SVG file of the latencies over the load.",
 )
 @click.option(
     "--chart/--no-chart",
@@ -115,6 +137,9 @@ def _bench_serve(
     )
     try:
         from penstock.bench.serve import Benchmark
+
+        if report["plot"]:
+            importlib.import_module("matplotlib")  # before the load, not after it
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"bench serve needs {error.name}: pip install 'penstock[bench]'"
