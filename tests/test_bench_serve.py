@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SMALL = ("--input-len", 12, "--output-len", 6, "--random-vocab-size", 250, "--ignore-eos")
 EVENT = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
+#: The location is that of a redirection.
+HEADERS = [(b"content-type", b"text/event-stream"), (b"location", b"/elsewhere")]
 END = b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\ndata: [DONE]\n\n'
 
 
@@ -75,7 +77,7 @@ class Stub:
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         await self.wait()
-        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.start", "status": self.status, "headers": HEADERS})
         for part in self.parts:
             if part is None:
                 raise ConnectionError

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["terminal_plot", "write_plot"]
 
 _PLOTTED = {"ttft": "time to first token", "itl": "inter-token latency", "e2el": "end-to-end latency"}
+#: A logarithmic axis has no 0, the gap of events that came together.
+_LEAST = 0.1
 _SHADES = "█▓▒░"
 _BAR_WIDTH = 48
 
@@ -54,14 +56,17 @@ def write_plot(
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.tick_params(axis="x", labelrotation=45)
         ax.grid(alpha=0.3)
-        ax.legend(title="load")
-    figure.savefig(file, dpi=120)
+    handles, labels = axes[-1][-1].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, title=_load_label(points), loc="outside lower center", ncols=max(len(labels), 1)
+    )
+    figure.savefig(file, dpi=100)
 
 
 def _plot_throughput(ax: Axes, points: Points) -> None:
     labels = [load_name(point) for point in points]
     ax.plot(labels, [point["output_throughput"] for point in points], marker="o")
-    ax.set(xlabel="load", ylabel="output tokens per second", ylim=(0, None))
+    ax.set(xlabel=_load_label(points), ylabel="output tokens per second", ylim=(0, None))
     ax.grid(alpha=0.3)
 
 
@@ -71,15 +76,19 @@ def _plot_percentiles(ax: Axes, name: str, points: Points, settings: BenchSettin
         ax.plot(
             labels, [point[f"p{percent:g}_{name}_ms"] for point in points], marker="o", label=f"p{percent:g}"
         )
-    ax.set(xlabel="load", ylabel=f"{_PLOTTED[name]}, ms", ylim=(0, None))
+    ax.set(xlabel=_load_label(points), ylabel=f"{_PLOTTED[name]}, ms", ylim=(0, None))
     ax.grid(alpha=0.3)
     ax.legend()
 
 
+def _load_label(points: Points) -> str:
+    return "requests per second" if points[0]["max_concurrency"] is None else "requests in flight"
+
+
 def _plot_distribution(ax: Axes, values: Sequence[float], label: str) -> None:
-    """The share of values up to each value. A logarithmic axis has no 0: events that came together."""
+    """The share of values up to each value."""
     if values:
-        ax.ecdf([max(value, 1e-2) for value in values], label=label)
+        ax.ecdf([max(value, _LEAST) for value in values], label=label)
 
 
 def terminal_plot(points: Points, settings: BenchSettings) -> str:

@@ -74,7 +74,7 @@ def load_name(point: dict[str, Any]) -> str:
     """The load of a point, short."""
     if point["max_concurrency"] is not None:
         return str(point["max_concurrency"])
-    return "inf" if point["request_rate"] is None else f"{point['request_rate']:g}/s"
+    return "inf" if point["request_rate"] is None else f"{point['request_rate']:g}"
 
 
 def curve(points: Sequence[dict[str, Any]], settings: BenchSettings) -> str:
