@@ -13,6 +13,7 @@ import penstock
 from penstock._cli_options import Command, engine_options, given, server_options
 from penstock._options import EngineOptions
 from penstock.server.settings import ServerSettings
+from penstock.server.tracing import endpoint_of_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,6 +107,7 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         keys.append(os.environ["PENSTOCK_API_KEY"])
     admin_keys = [*options.pop("admin_api_keys"), *_lines(options["admin_api_key_file"])]
     chosen = {field.name: options[field.name] for field in fields(ServerSettings) if field.name in options}
+    chosen["otlp_traces_endpoint"] = options["otlp_traces_endpoint"] or endpoint_of_environment()
     settings = ServerSettings(
         api_keys=tuple(keys),
         admin_api_keys=tuple(admin_keys),

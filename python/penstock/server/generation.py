@@ -157,17 +157,20 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
                 generation.add(requests[-1])
             await exchange.start_stream()
             writer.is_started = True
+            last = b""
             try:
                 await _for_each(requests, writer.write)
                 for request in requests:
                     generation.end(request)
                 last = events.end(requests)
                 if generation.is_aborted and state.is_draining:
-                    last = events.error(_stopping())
+                    exchange.error = _stopping()
             except OSError as error:  # some servers raise it after a disconnect
                 raise DisconnectedError from error
             except Exception as error:  # noqa: BLE001 - the status has been sent
-                last = events.error(api_error(error))
+                exchange.error = api_error(error)
+            if exchange.error is not None:
+                last = events.error(exchange.error)
             await exchange.send({"type": "http.response.body", "body": last})
             exchange.num_bytes += len(last)
 

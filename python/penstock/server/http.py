@@ -54,6 +54,8 @@ class Exchange:
         self.error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
         #: The status of the response, once it has begun.
         self.status: int | None = None
+        #: The error that was sent as a response, or as the last event of a stream.
+        self.error: ApiError | None = None
         #: Bytes of the body of the response that were sent.
         self.num_bytes = 0
         #: The request of a generating route, once it is valid.
@@ -111,6 +113,7 @@ class Exchange:
 
     async def send_error(self, error: ApiError) -> None:
         """Send an error response, which ends the connection if the body is unread."""
+        self.error = error
         headers = error.headers()
         if self._has_body() and not self._is_read:
             headers.append((b"connection", b"close"))

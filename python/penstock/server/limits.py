@@ -90,13 +90,16 @@ class Endpoint:
             level = logging.DEBUG if self._path in PROBES else logging.INFO
             if access_logger.isEnabledFor(level):
                 access_logger.log(level, self._access(exchange, seconds))
+            if self._state.tracer is not None and exchange.generation is not None:
+                self._state.tracer.add(exchange, exchange.generation, seconds)
             request_id.reset(token)
 
     def _access(self, exchange: Exchange, seconds: float) -> AccessRecord:
         scope, generation = exchange.scope, exchange.generation
+        requests = () if generation is None else generation.requests()
         client = scope.get("client")
         path = self._path or (scope.get("raw_path") or b"").decode("latin-1")[:_MAX_PATH]
-        usage = None if generation is None else usage_of(*generation.usages())
+        usage = usage_of(*(request.usage for request in requests))
         return AccessRecord(
             method=scope["method"][:16],
             path=path,
@@ -106,8 +109,8 @@ class Endpoint:
             client="" if client is None else f"{client[0]}:{client[1]}",
             key=exchange.key.hex()[:8] or None,
             model=None if generation is None else generation.name,
-            prompt_tokens=None if usage is None else usage["prompt_tokens"],
-            completion_tokens=None if usage is None else usage["completion_tokens"],
+            prompt_tokens=None if generation is None else usage["prompt_tokens"],
+            completion_tokens=None if generation is None else usage["completion_tokens"],
         )
 
     async def _answer(self, exchange: Exchange) -> None:

@@ -72,6 +72,11 @@ class ServerSettings:
     chat_page: Annotated[
         bool, "Serve a chat page at / (default). The page needs no key, its requests do."
     ] = True
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        "URL of an OpenTelemetry collector, such as http://localhost:4318/v1/traces. Default: that of the "
+        "OTEL_EXPORTER_OTLP variables, for `penstock serve`.",
+    ] = None
     legacy_metrics: Annotated[bool, "Add former names of vLLM's metrics to /metrics."] = False
 
     def __post_init__(self) -> None:

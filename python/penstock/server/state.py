@@ -20,6 +20,7 @@ from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
 from penstock.server.probes import Probe
 from penstock.server.responses.store import ResponseStore
+from penstock.server.tracing import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -123,10 +124,9 @@ class Generation:
         self.model.measures.add(ended, self.call.params)
         self.ended.append(ended)
 
-    def usages(self) -> list[penstock.Usage]:
-        """The token counts so far, of each request of the engine."""
-        requests = [part for part in self._parts if isinstance(part, penstock.Request)]
-        return [request.usage for request in (requests or self.ended)]
+    def requests(self) -> list[penstock.Result | penstock.Request]:
+        """The requests of the engine, for their numbers so far."""
+        return [part for part in self._parts if isinstance(part, penstock.Request)] or self.ended
 
     def abort(self) -> None:
         """Cancel all parts; their output so far ends with the finish reason `abort`."""
@@ -165,6 +165,8 @@ class State:
         self.unknown_fields: set[str] = set()
         self.responses = ResponseStore(settings)
         self.http = HttpMeasures()
+        endpoint = settings.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint)
         #: Unfinished generating HTTP requests.
         self.num_active = 0
         #: Whether new requests are refused, because the server ends.

@@ -1,0 +1,124 @@
+"""OpenTelemetry traces: a span for each generating request, made when it ends. Needs the extra `tracing`.
+
+The names are those of vLLM. No span has a prompt or an output.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import penstock
+from penstock.server.usage import finish_reason, usage_of
+
+if TYPE_CHECKING:
+    from penstock.server.http import Exchange
+    from penstock.server.state import Generation
+
+__all__ = ["Tracer", "endpoint_of_environment"]
+
+_PROTOCOL = "http/protobuf"
+_PATH = "/v1/traces"
+_PARAMS = ("max_tokens", "temperature", "top_p", "n")
+
+
+def endpoint_of_environment() -> str | None:
+    """The endpoint that OpenTelemetry's environment variables name, if they do not turn traces off."""
+    value = os.environ.get
+    if value("OTEL_SDK_DISABLED", "").lower() == "true" or value("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    if endpoint := value("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        return endpoint
+    base = value("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return base and base.rstrip("/") + _PATH
+
+
+class Tracer:
+    """Sends spans to a collector, in a thread of OpenTelemetry's SDK, which the process's end flushes.
+
+    The other options are the environment variables of the SDK and of its exporter.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ModuleNotFoundError as error:
+            limit = f"left out without {error.name}: install penstock[tracing]"
+            raise _invalid(endpoint, limit) from error
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise _invalid(endpoint, "a URL such as http://localhost:4318/v1/traces")
+        for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+            if (protocol := os.environ.get(name, _PROTOCOL)) != _PROTOCOL:
+                raise _invalid(endpoint, f"one for {_PROTOCOL}; {name} is {protocol!r}")
+        if parts.path in ("", "/"):
+            endpoint = parts._replace(path=_PATH).geturl()
+        resource = Resource.create()
+        if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+            resource = resource.merge(Resource({SERVICE_NAME: "penstock"}))
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        self._tracer = self._provider.get_tracer("penstock.server", penstock.__version__)
+
+    def add(self, exchange: Exchange, generation: Generation, seconds: float) -> None:
+        """Add the span of a request that has ended after this time; a trace of the client is continued."""
+        from opentelemetry import propagate
+        from opentelemetry.trace import SpanKind, StatusCode
+
+        end = time.time_ns()
+        span = self._tracer.start_span(
+            "llm_request",
+            context=propagate.extract(exchange.request_headers),
+            kind=SpanKind.SERVER,
+            attributes=_attributes(exchange, generation),
+            start_time=end - int(seconds * 1e9),
+        )
+        if exchange.error is not None:
+            span.set_attribute("error.type", exchange.error.code or str(exchange.error.status))
+            span.set_status(StatusCode.ERROR)
+        span.end(end)
+
+    def flush(self) -> bool:
+        """Send the spans so far; returns whether the collector has them."""
+        return self._provider.force_flush()
+
+
+def _invalid(endpoint: str, limit: str) -> penstock.ConfigError:
+    message = f"otlp_traces_endpoint={endpoint!r} is not allowed: it must be {limit}"
+    return penstock.ConfigError(message, "otlp_traces_endpoint", endpoint, limit)
+
+
+def _attributes(exchange: Exchange, generation: Generation) -> dict[str, Any]:
+    requests = generation.requests()
+    usage = usage_of(*(request.usage for request in requests))
+    found: dict[str, Any] = {
+        "gen_ai.request.id": generation.id,
+        "gen_ai.response.model": generation.name,
+        "gen_ai.usage.prompt_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.completion_tokens": usage["completion_tokens"],
+        "http.response.status_code": exchange.status,
+    }
+    for name in _PARAMS:
+        found[f"gen_ai.request.{name}"] = getattr(generation.call.params, name)
+    if requests:
+        longest = max(requests, key=lambda request: request.timings.total)
+        reason = finish_reason(longest.finish_reason)
+        found["gen_ai.response.finish_reasons"] = None if reason is None else (reason,)
+        found |= _latencies(longest.timings)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _latencies(timings: penstock.Timings) -> dict[str, float | None]:
+    """The times of a request of the engine, in seconds."""
+    found: dict[str, float | None] = {"e2e": timings.total, "time_in_queue": timings.queued}
+    if timings.first_token is not None:
+        found["time_to_first_token"] = timings.first_token
+        found["time_in_model_prefill"] = timings.first_token - timings.queued
+        found["time_in_model_decode"] = timings.total - timings.first_token
+        found["time_in_model_inference"] = timings.total - timings.queued
+    return {f"gen_ai.latency.{name}": value for name, value in found.items()}
