@@ -1,4 +1,4 @@
-"""The benchmark suite: its report, and a turn of Penstock on a small model."""
+"""The benchmark suite: its report, and a turn of Penstock on a small model; the measured load generator."""
 
 from __future__ import annotations
 
@@ -77,3 +77,12 @@ def test_turn_measures_every_row_of_a_small_model(tmp_path: Path) -> None:
     assert [line["row"] for line in lines if "row" in line] == rows
     assert all(line["value"] > 0 for line in lines if "row" in line)
     assert lines[-1]["about"]["weight_bytes"] > 0
+
+
+def test_load_generator_counts_all_events_of_the_stub() -> None:
+    script = str(SUITE.parent / "load_generator.py")
+    command = [sys.executable, script, "--streams", "3", "--tokens", "7", "--rounds", "1"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    titles = [line.partition(":")[0] for line in result.stdout.splitlines()]
+    kinds = [(how, pause) for how in ("scan", "decode") for pause in ("steps", "no pause")]
+    assert titles == [f"{how}, {pause}, 3 streams" for how, pause in kinds]

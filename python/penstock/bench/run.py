@@ -35,10 +35,8 @@ class Clock:
         return time.perf_counter()
 
     async def sleep_until(self, moment: float) -> None:
-        """Wait for a time; returns at once if it has passed."""
-        delay = moment - self.now()
-        if delay > 0:
-            await asyncio.sleep(delay)
+        """Wait for a time; lets other tasks run if it has passed."""
+        await asyncio.sleep(max(moment - self.now(), 0))
 
 
 @dataclass
