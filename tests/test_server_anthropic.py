@@ -10,6 +10,9 @@ import pytest
 
 import penstock.server
 from api_support import make_engine, wait_until
+from penstock.server.anthropic.handlers import LABELS, UNSUPPORTED
+from penstock.server.protocol.anthropic import MessagesRequest
+from penstock.server.sampling import SAMPLING_FIELDS
 from support import scripted
 from support.serving import Served, at_rest, held, post, scripted_server, serving
 
@@ -230,6 +233,13 @@ def test_last_assistant_message_is_continued(server: Served, engine: penstock.En
     )
     _, answer, _ = server.ask(PATH, {**MESSAGE, "messages": messages})
     assert answer["content"][0]["text"] == expected.content
+
+
+def test_null_for_every_optional_field_equals_an_omitted_one(server: Served) -> None:
+    names = {*SAMPLING_FIELDS, *LABELS, *UNSUPPORTED, *MessagesRequest.__struct_fields__}
+    _, plain, _ = server.ask(PATH, MESSAGE)
+    status, answer, _ = server.ask(PATH, {**dict.fromkeys(names), **MESSAGE})
+    assert (status, answer["content"]) == (200, plain["content"])
 
 
 @pytest.mark.parametrize("system", ["Be brief.", [{"type": "text", "text": t} for t in ("Be ", "brief.")]])

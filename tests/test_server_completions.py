@@ -9,6 +9,9 @@ import pytest
 
 import penstock.server
 from api_support import make_engine, wait_until
+from penstock.server.completions import UNSUPPORTED
+from penstock.server.protocol.openai_completions import CompletionRequest
+from penstock.server.sampling import LABELS, SAMPLING_FIELDS
 from support.serving import Served, at_rest, held, post, serving
 
 if TYPE_CHECKING:
@@ -55,6 +58,14 @@ def test_completion_of_token_ids_equals_the_engine(server: Served, engine: penst
         _, answer, _ = server.ask(PATH, {"prompt": prompt, **FIELDS, "return_token_ids": True})
         assert tuple(answer["choices"][0]["token_ids"]) == expected.token_ids
         assert answer["choices"][0]["text"] == expected.text
+
+
+def test_null_for_every_optional_field_equals_an_omitted_one(server: Served) -> None:
+    names = {*SAMPLING_FIELDS, *LABELS, *UNSUPPORTED, *CompletionRequest.__struct_fields__}
+    body = {"prompt": "ABC", **FIELDS}
+    _, plain, _ = server.ask(PATH, body)
+    status, answer, _ = server.ask(PATH, {**dict.fromkeys(names), **body})
+    assert (status, answer["choices"]) == (200, plain["choices"])
 
 
 def test_batch_with_n_groups_the_choices_by_prompt(server: Served) -> None:
@@ -138,17 +149,21 @@ def test_beam_search_and_best_of_return_n_choices(server: Served, engine: pensto
     expected = engine.blocking.generate("ABC", max_tokens=4, num_beams=2, n=2)
     assert [choice["text"] for choice in answer["choices"]] == [choice.text for choice in expected.choices]
     _, answer, _ = server.ask(PATH, {"prompt": "ABC", **FIELDS, "best_of": 3})
-    assert len(answer["choices"]) == 1
+    best = engine.blocking.generate("ABC", max_tokens=5, seed=1, ignore_eos=True, best_of=3)
+    first = engine.blocking.generate("ABC", max_tokens=5, seed=1, ignore_eos=True)
+    assert [choice["text"] for choice in answer["choices"]] == [best.text] != [first.text]
 
 
 def test_official_client_completes_and_streams(server: Served) -> None:
-    keywords: Any = {"model": "default", "prompt": "ABC", "max_tokens": 5, "seed": 1}
+    body = {"ignore_eos": True}
+    keywords: Any = {"model": "default", "prompt": "ABC", "max_tokens": 5, "seed": 1, "extra_body": body}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         answer = client.completions.create(**keywords)
         chunks = client.completions.create(**keywords, stream=True, stream_options={"include_usage": True})
         *parts, last = list(chunks)
     assert "".join(part.choices[0].text for part in parts) == answer.choices[0].text
-    assert last.usage == answer.usage or last.usage.prompt_tokens == answer.usage.prompt_tokens
+    assert last.usage.prompt_tokens == answer.usage.prompt_tokens == 3
+    assert last.usage.completion_tokens == answer.usage.completion_tokens == 5
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 import penstock.server
 from api_support import make_engine, wait_until
-from support import hooks
-from support.serving import Served, held, post, serving
+from support import hooks, scripted
+from support.serving import Served, held, post, scripted_server, serving
 
 if TYPE_CHECKING:
     import socket
@@ -84,3 +84,83 @@ def is_stuck(server: Served) -> bool:
     """Whether health says that a step does not end."""
     status, answer, _ = server.ask("/health")
     return (status, answer["models"]["default"]["status"]) == (503, "stuck")
+
+
+# ---- ends from outside
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": [[1], [2]]}, {"best_of": 2}], ids=["one", "batch", "best"])
+def test_end_of_a_drain_is_status_503(tiny_model: Path, fields: dict[str, Any]) -> None:
+    with make_engine(tiny_model) as engine, serving(penstock.server.app(engine)) as server:
+        state = server.application.state
+        with held(engine):
+            body = {"prompt": [1], "max_tokens": 400, "ignore_eos": True, **fields}
+            connection = server.send(post(PATH, body))
+            wait_until(lambda: engine.stats().running > 1)
+            state.is_draining = True
+            assert server.ask("/abort", {"request_id": list(state.generations)})[1] == {"aborted": 1}
+        received = connection.recv(1 << 16)
+        connection.close()
+    assert b" 503 " in received.partition(b"\r\n")[0]
+    assert b"finish_reason" not in received
+
+
+# ---- requests that do not disturb others
+
+
+def test_parameters_of_a_request_leave_its_slot(tiny_model: Path) -> None:
+    plain: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with make_engine(tiny_model, max_num_seqs=1) as engine, serving(penstock.server.app(engine)) as server:
+        _, answer, _ = server.ask(PATH, {**plain, "return_token_ids": True})
+        token_ids = answer["choices"][0]["token_ids"]
+        masks: tuple[dict[str, Any], ...] = (
+            {"allowed_token_ids": [7]},
+            {"bad_token_ids": token_ids},
+            {"logit_bias": {"7": 100}},
+            {"structured_outputs": {"choice": ["yes"]}, "ignore_eos": False},
+        )
+        for mask in masks:
+            status, masked, _ = server.ask(PATH, {**plain, **mask})
+            assert status == 200
+            assert masked["choices"][0]["text"] != answer["choices"][0]["text"]
+            assert server.ask(PATH, plain)[1]["choices"][0]["text"] == answer["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("regex", "status"),
+    [
+        ("(a{1000}){1000}", 400),
+        ("(" * 300 + "a" + ")" * 300, 400),
+        ("a{99999999}", 400),
+        ("(x+x+)+y" * 2000, 200),
+    ],
+)
+def test_costly_regex_does_not_stop_a_stream(tiny_model: Path, regex: str, status: int) -> None:
+    long = {"prompt": [1, 2], "max_tokens": 200, "seed": 1, "ignore_eos": True, "stream": True}
+    with make_engine(tiny_model) as engine, serving(penstock.server.app(engine)) as server:
+        with server.send(post(PATH, long)) as connection:
+            fields = {**SHORT, "structured_outputs": {"regex": regex}}
+            assert server.ask(PATH, fields)[0] == status
+            received = read_all(connection)
+        assert b'"finish_reason":"length"' in received
+        assert b"[DONE]" in received
+
+
+def test_text_of_a_malformed_call_is_content(tiny_model: Path, tmp_path: Path) -> None:
+    pieces = ["<tool_call>", '{"name": ', "weather", "</tool_call>", "So."]
+    with scripted_server(tiny_model, tmp_path, pieces) as server:
+        body = {
+            "messages": scripted.MESSAGES,
+            "tools": scripted.TOOLS,
+            "max_tokens": len(pieces),
+            "temperature": 2.0,
+            "ignore_eos": True,
+            "seed": server.application.script.seed,
+        }
+        status, answer, _ = server.ask("/v1/chat/completions", body)
+        events = server.events("/v1/chat/completions", body)
+    message = answer["choices"][0]["message"]
+    assert (status, message["content"]) == (200, "".join(pieces))
+    assert "tool_calls" not in message
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "".join(pieces)

@@ -254,6 +254,9 @@ def test_verbosity_and_effort_are_variables_of_the_template(engine: penstock.Eng
         ({"allowed_token_ids": [512]}, "allowed_token_ids"),
         ({"stop_token_ids": [512]}, "stop_token_ids"),
         ({"bad_token_ids": [512]}, "bad_token_ids"),
+        ({"eos_token_ids": [512], "ignore_eos": False}, "eos_token_ids"),
+        ({"stop_token_sequences": [[1, 512]]}, "stop_token_sequences"),
+        ({"bad_token_sequences": [[512, 1]]}, "bad_token_sequences"),
     ],
 )
 def test_invalid_value_is_named(server: Served, fields: dict[str, Any], param: str) -> None:
@@ -271,13 +274,3 @@ def test_number_that_is_not_finite_is_named(server: Served, value: str) -> None:
 def test_max_completion_tokens_precedes_max_tokens(server: Served) -> None:
     _, answer, _ = server.ask(CHAT, {**BODY, "max_tokens": 4, "max_completion_tokens": 2})
     assert answer["usage"]["completion_tokens"] == 2
-
-
-def test_stream_has_n_choices_that_join_to_those_of_the_response(server: Served) -> None:
-    body = {**BODY, "n": 3}
-    texts = [choice["message"]["content"] for choice in server.ask(CHAT, body)[1]["choices"]]
-    streamed = ["", "", ""]
-    for event in server.events(CHAT, body)[:-1]:
-        for choice in event["choices"]:
-            streamed[choice["index"]] += choice["delta"].get("content") or ""
-    assert streamed == texts

@@ -165,11 +165,15 @@ def test_prefix_cache_is_emptied(server: Served) -> None:
 
 
 def test_cache_salt_separates_the_prefixes(server: Served) -> None:
-    prompt = {"prompt": list(range(200, 300)), "max_tokens": 1, "cache_salt": "a"}
-    server.ask("/v1/completions", prompt)
-    usage = server.ask("/v1/completions", {**prompt, "cache_salt": "b"})[1]["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    def cached(salt: str) -> int:
+        fields = {"prompt": list(range(200, 300)), "max_tokens": 1, "cache_salt": salt}
+        usage = server.ask("/v1/completions", fields)[1]["usage"]
+        found: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    assert [cached(salt) for salt in "abab"] == [0, 0, 96, 96]
     assert server.ask("/reset_prefix_cache", {"cache_salt": "a"}, headers=ADMIN)[0] == 200
+    assert [cached(salt) for salt in "ab"] == [0, 96]
 
 
 def test_model_sleeps_and_wakes(tiny_model: Path) -> None:
