@@ -4,7 +4,7 @@ import { answer, health, models, untilReady } from "./api.js";
 import { announce, byId, iconButton, make, textButton } from "./dom.js";
 import { Answer, Question, enableCopying } from "./messages.js";
 import { enableTheme, onSettings, openSettings, parameters } from "./settings.js";
-import { chats, newChat, onChange, removeAllChats, removeChat, saveChat, setting } from "./storage.js";
+import { chats, newChat, removeAllChats, removeChat, saveChat, setting } from "./storage.js";
 
 /** The distance from the end, in pixels, within which the page follows an answer. */
 const NEAR_END = 60;
@@ -320,7 +320,6 @@ function listen() {
   addEventListener("pagehide", () => {
     if (running) save();
   });
-  onChange(showChats);
   enableCopying(list);
 }
 

@@ -73,6 +73,5 @@ export function enableTheme() {
     showTheme();
   });
   systemTheme.addEventListener("change", showTheme);
-  addEventListener("storage", showTheme);
   showTheme();
 }

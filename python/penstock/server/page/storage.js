@@ -92,13 +92,6 @@ export function removeAllChats() {
   for (const chat of chats()) removeChat(chat);
 }
 
-/** Call a function when another tab changes a chat. */
-export function onChange(listener) {
-  addEventListener("storage", (event) => {
-    if (event.key === null || event.key.startsWith(CHAT)) listener();
-  });
-}
-
 export const apiKey = {
   get: () => read("sessionStorage", KEY) ?? "",
   set: (key) => write("sessionStorage", KEY, key),
