@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "python" / "penstock"
 
 pytestmark = [pytest.mark.wheel, pytest.mark.timeout(1200)]
 
@@ -50,6 +51,9 @@ def test_wheel_is_abi3_and_holds_the_expected_files(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"penstock/__init__.py", "penstock/_core.pyi", "penstock/py.typed"} <= names
     assert "penstock/compat/dashinfer/allspark/__init__.py" in names
+    page = {f"penstock/server/page/{file.name}" for file in (PACKAGE / "server" / "page").iterdir()}
+    assert "penstock/server/page/index.html" in page
+    assert page <= names
     assert not any("aliases" in name for name in names)
     assert any(name.startswith("penstock/_core") and name.endswith(".so") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -69,3 +73,5 @@ def test_wheel_streams_in_an_empty_environment(wheel: Path, demo_model: Path, tm
     assert "Engine" in names
     assert not [name for name in names if "testing" in name], "the hooks of the tests"
     assert "penstock" in output_of(python.with_name("penstock"), "--help")
+    files = output_of(python, "-c", "from penstock.server import page; print(*page.read_files())").split()
+    assert {"index.html", "main.js", "style.css"} <= set(files), "the chat page"
