@@ -190,7 +190,7 @@ def test_rates_and_goodput_of_four_requests() -> None:
         record([0.1], tokens=1, end=0.5),  # one token has no TPOT: good
     ]
     failed = record([], end=0.1)
-    failed.error, failed.message = "HTTP 429", "slow\n down"
+    failed.error, failed.message = "HTTP 429", "slow down"
     settings = settings_of(goodput={"ttft": 200, "tpot": 50.0001, "e2el": 1500})
     found = summarize(measured([*records, failed]), settings)
     assert (found["completed"], found["failed"], found["errors"]) == (4, 1, {"HTTP 429": 1})
@@ -294,6 +294,12 @@ def test_stream_that_fails_has_a_kind(events: list[Any], kind: str, message: str
     with pytest.raises(StreamError, match=message) as error:
         reader.usage()
     assert error.value.kind == kind
+
+
+def test_message_of_a_server_is_one_printable_line() -> None:
+    error = StreamError("HTTP 500", "\x1b[2J a\n\tb\x00" + "x" * 1000)
+    assert str(error).startswith("[2J a b x")
+    assert len(str(error)) == 200
 
 
 def test_event_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,25 @@ def test_rate_inf_starts_all_requests_at_once() -> None:
     assert (stub.peak, point["completed"]) == (30, 30)
 
 
+def test_open_loop_does_not_wait_for_responses() -> None:
+    stub = GroupStub(20)
+    with serving(stub) as server:
+        load = ("--request-rate", 2000, "--burstiness", "inf", "--num-prompts", 20)
+        [point] = numbers(server.url, *load, "--model", "m", "--num-warmups", 0, "--timeout", 20)
+    assert (stub.peak, point["completed"]) == (20, 20)
+
+
+def test_limit_of_descriptors_is_raised() -> None:
+    code = "import resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+    code += "resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard))\nfrom penstock.cli import main; main()"
+    with serving(GroupStub(100)) as server:
+        load = ("--request-rate", "inf", "--num-prompts", 100, "--model", "m", "--num-warmups", 0)
+        process = start_python(code, "bench", "serve", "--url", server.url, *load, "--json", "--timeout", 20)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["points"][0]["completed"] == 100
+
+
 @pytest.mark.parametrize(("options", "connections"), [((), 8), (("--keep-alive",), 2)])
 def test_connections_are_used_again_with_keep_alive(options: tuple[str, ...], connections: int) -> None:
     stub = Stub(EVENT, END)

@@ -16,13 +16,18 @@ _has_output = re.compile(
 ).search
 
 _MAX_EVENT_BYTES = 16 << 20
+_MAX_MESSAGE = 200
 
 
 class StreamError(Exception):
-    """A stream that reports an error, or that is not one of OpenAI's API; `kind` is short and constant."""
+    """A stream that reports an error, or that is not one of OpenAI's API; `kind` is short and constant.
+
+    The message is one line of printable characters: a server must not control the terminal.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
+        printable = "".join(letter if letter.isprintable() else " " for letter in message)
+        super().__init__(" ".join(printable.split())[:_MAX_MESSAGE])
         self.kind = kind
 
 

@@ -134,7 +134,7 @@ def _warnings(
         )
     for kind in dict.fromkeys(record.error for record in failed):
         message = next(record.message for record in failed if record.error == kind)
-        warnings.append(f"{found['errors'][kind]} x {kind}: {' '.join(message.split())[:200]}")
+        warnings.append(f"{found['errors'][kind]} x {kind}: {message}")
     without = sum(record.output_tokens is None for record in done)
     if without:
         warnings.append(f"{without} responses have no usage: their events count as tokens")
