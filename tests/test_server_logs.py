@@ -17,8 +17,8 @@ from api_support import make_engine, wait_until
 from penstock.server.keys import digest_of
 from penstock.server.logs import AccessRecord, configure_logging, request_id
 from support import hooks
+from support.process import started
 from support.serving import Served, held, post, serving
-from test_server_process import started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import signal
-from contextlib import contextmanager, suppress
+import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,52 +14,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import penstock.server
-from api_support import make_engine, start_python, wait_until
+from api_support import make_engine, wait_until
 from penstock.cli import main
 from penstock.server.connection import limited_protocol
 from penstock.server.state import Progress
+from support.process import Process, started
 from support.serving import Served, at_rest, post, serving
 
 if TYPE_CHECKING:
     import socket
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
 PATH = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 4000, "ignore_eos": True, "stream": True}
 LONGER = '{"max_position_embeddings": 8192}'
-
-
-class Process(Served):
-    """A server in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        super().__init__(None, port)
-        self.process = process
-
-    def end(self) -> int:
-        """Wait for the end of the process; returns its exit status."""
-        _, log = self.process.communicate()
-        assert b"Traceback" not in log, log
-        return self.process.returncode
-
-
-@contextmanager
-def started(*arguments: object) -> Iterator[Process]:
-    """`penstock serve` with a model that is loaded."""
-    code = "from penstock.cli import main; main()"
-    process = start_python(code, "serve", *arguments, "--port", 0, "--threads", 1)
-    try:
-        assert process.stderr is not None
-        lines = iter(process.stderr.readline, b"")
-        port = next(int(found[1]) for line in lines if (found := re.search(rb"http://.*:(\d+)", line)))
-        server = Process(process, port)
-        wait_until(lambda: server.ask("/health")[0] == 200)
-        yield server
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -205,6 +174,28 @@ def test_loading_is_status_503_with_progress(tiny_model: Path) -> None:
 
 
 # ---- connections
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "plain"])
+def test_heads_have_the_same_bound_with_each_parser(tiny_model: Path, *, is_fast: bool) -> None:
+    with started(tiny_model, "--max-header-bytes", "64K", is_fast=is_fast) as server:
+        assert server.ask("/ping", headers={"X-Long": "a" * 60_000})[0] == 200
+        assert server.ask("/ping", headers={"X-Long": "a" * 70_000})[0] == 431
+
+
+def test_idle_connection_is_closed_after_its_time(tiny_model: Path) -> None:
+    settings = penstock.server.ServerSettings(keep_alive_timeout=0.2)
+    application = penstock.server.app(make_engine(tiny_model), settings)
+    with (
+        serving(application, http=limited_protocol(settings)) as server,
+        server.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n") as connection,
+    ):
+        begin = time.monotonic()
+        received = b""
+        while data := connection.recv(1000):
+            received += data
+        assert received.startswith(b"HTTP/1.1 503")
+        assert 0.15 < time.monotonic() - begin < 5  # uvicorn's own time
 
 
 @pytest.fixture(params=[H11Protocol, HttpToolsProtocol], ids=["h11", "httptools"])

@@ -20,8 +20,26 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+_File = click.Path(exists=True, dir_okay=False)
+
 #: The engine's default is no bound.
 _MAX_WAITING = 1024
+
+
+def tls_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of TLS, which are the fields of `Tls`."""
+    options = {
+        "certfile": "Certificate, as PEM: serve HTTPS.",
+        "keyfile": "Its private key. Default: in the file of the certificate.",
+        "keyfile-password-file": "File with the password of the private key.",
+        "ca-certs": "Certificates that sign those of clients.",
+    }
+    choices = click.Choice(["none", "optional", "required"])
+    text = "Whether clients need a certificate."
+    function = click.option("--tls-client-certs", default="none", type=choices, help=text)(function)
+    for name, text in reversed(options.items()):
+        function = click.option(f"--tls-{name}", type=_File, help=text)(function)
+    return function
 
 
 @click.command("serve", cls=Command)
@@ -39,6 +57,8 @@ _MAX_WAITING = 1024
 @click.option(
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on."
 )
+@click.option("--uds", type=click.Path(), help="Unix socket to listen on, in place of an address.")
+@tls_options
 @click.option(
     "--drain-timeout",
     default=30.0,
@@ -46,12 +66,8 @@ _MAX_WAITING = 1024
     type=click.FloatRange(0, 86400),
     help="Seconds for unfinished requests after SIGTERM.",
 )
-@click.option(
-    "--api-key-file", type=click.Path(exists=True, dir_okay=False), help="File of keys, one per line."
-)
-@click.option(
-    "--admin-api-key-file", type=click.Path(exists=True, dir_okay=False), help="File of administrators' keys."
-)
+@click.option("--api-key-file", type=_File, help="File of keys, one per line.")
+@click.option("--admin-api-key-file", type=_File, help="File of administrators' keys.")
 @click.option(
     "--log-level",
     default="info",
@@ -119,18 +135,24 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         return lambda progress: penstock.Engine(path, progress=progress, **engine_settings)
 
     try:
+        from penstock.server.listener import Address, Tls
         from penstock.server.logs import configure_logging
         from penstock.server.serve import serve as run
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"the server needs {error.name}: pip install 'penstock[server]'"
         ) from error
+    tls = {field.name: options.pop(f"tls_{field.name}") for field in fields(Tls)}
+    if tls["certfile"] is None and any(value not in (None, "none") for value in tls.values()):
+        raise click.UsageError("TLS needs --tls-certfile.")
     configure_logging(options["log_level"], options["log_format"], has_access=options["access_log"])
     run(
         {name: maker(path) for name, path in paths.items()},
         aliases,
         settings,
-        **{name: options[name] for name in ("host", "port", "drain_timeout")},
+        Address(options["host"], options["port"], options["uds"]),
+        tls=None if tls["certfile"] is None else Tls(**tls),
+        drain_timeout=options["drain_timeout"],
     )
 
 

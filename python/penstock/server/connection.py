@@ -57,6 +57,7 @@ class _Limits(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.timeout_keep_alive = self.settings.keep_alive_timeout
         #: Unanswered requests; the first one is being answered.
         self._requests: deque[Any] = deque()
         #: Bytes after a request that is complete but not answered.
@@ -210,6 +211,19 @@ class _Limits(asyncio.Protocol):
         self.flow.resume_reading()
         self._stop_timer()
         self._receive_timer = self.loop.call_later(_LINGER, self.transport.abort)
+
+    # ---- the end of the server
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection is open and had a request, and has none now."""
+        is_open = self.cycle is not None and not (self._is_lingering or self.transport.is_closing())
+        return is_open and not (self._requests or self._num_overhead)
+
+    def fileno(self) -> int:
+        """The descriptor of the connection."""
+        number: int = self.transport.get_extra_info("socket").fileno()
+        return number
 
     # ---- times
 

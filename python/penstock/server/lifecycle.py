@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
-from typing import TYPE_CHECKING
+import select
+import socket
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import uvicorn
 
 if TYPE_CHECKING:
-    import socket
+    import ssl
     from collections.abc import Sequence
     from types import FrameType
+
+    from anyio.abc import TaskGroup
 
     from penstock.server.application import Application
     from penstock.server.state import Model
@@ -24,6 +31,11 @@ logger = logging.getLogger("penstock.server")
 
 #: Time for the last events of aborted requests, in seconds.
 _LAST_EVENTS = 5
+#: Time for the request of a connection that had none, when the server stops listening.
+_FIRST_REQUEST = 1
+_SO_ATTACH_FILTER = 26
+#: A packet filter that takes nothing: the classic BPF instruction "return 0".
+_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 #: The number of signals that end the process at once.
 _FORCE = 2
 
@@ -32,15 +44,42 @@ class Server(uvicorn.Server):
     """A server that drains on the first SIGTERM or SIGINT and exits on the second.
 
     While it drains, it listens: new requests and `/health` get status 503, unfinished ones continue until the
-    deadline.
+    deadline. Then it stops listening, and answers the requests of all connections that the system has
+    accepted.
     """
 
-    def __init__(self, config: uvicorn.Config, application: Application, drain_timeout: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        application: Application,
+        context: ssl.SSLContext | None,
+        drain_timeout: float,
+    ) -> None:
         super().__init__(config)
         self._state = application.state
         self._drain_timeout = drain_timeout
+        self._tls: dict[str, Any] = {"ssl": context}
+        if context is not None:
+            self._tls["ssl_handshake_timeout"] = application.state.settings.receive_timeout
         self._num_signals = 0
         self._deadline = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. The base class has no limit of the time for a TLS handshake."""
+        assert sockets is not None  # noqa: S101 - for the type
+        listener = sockets[0]
+        loop = asyncio.get_running_loop()
+        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+        options: dict[str, Any] = {"backlog": self.config.backlog, **self._tls}
+        self._listener = listener.dup()
+        self._listener.settimeout(0)
+        self.servers = [await create(self._protocol, sock=listener, **options)]
+        self.started = True
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(self.config, self.server_state, self.lifespan.state)
+        return protocol
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
         """Called by a signal."""
@@ -66,15 +105,54 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close all connections, with some time for the last events of aborted requests."""
+        """Stop listening and close all connections, with some time for requests and events under way."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._abort_late_connections)
+            self._stop_listening(group)
+            await self._close_idle_connections()
             await super().shutdown(sockets)
             group.cancel_scope.cancel()
 
+    def _stop_listening(self, group: TaskGroup) -> None:
+        """Close the listener. Connections that the system has accepted become those of the server.
+
+        The system would reset them. First a filter makes it accept no more.
+        """
+        for server in self.servers:
+            server.close()
+        program = ctypes.create_string_buffer(_NOTHING)
+        option = struct.pack("HL", 1, ctypes.addressof(program))
+        with self._listener:
+            with suppress(OSError):  # a sandbox can forbid it
+                self._listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+            with suppress(OSError):  # there is no further connection
+                while True:
+                    group.start_soon(self._adopt, self._listener.accept()[0])
+                group.start_soon(self._adopt, self._listener.accept()[0])
+
+    async def _adopt(self, connection: socket.socket) -> None:
+        connection.settimeout(0)
+        with suppress(OSError):  # it was lost meanwhile
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection, **self._tls)
+
+    async def _close_idle_connections(self) -> None:
+        """Close each connection when it has no request, and no unread bytes of a request."""
+        connections: Any = self.server_state.connections
+        deadline = anyio.current_time() + _FIRST_REQUEST
+        while connections and anyio.current_time() < deadline:
+            by_descriptor = {found.fileno(): found for found in connections if found.is_idle}
+            poll = select.poll()
+            for descriptor in by_descriptor:
+                poll.register(descriptor, select.POLLIN)
+            for descriptor, _ in poll.poll(0):
+                del by_descriptor[descriptor]
+            for connection in by_descriptor.values():
+                connection.shutdown()
+            await anyio.sleep(0.02)
+
     async def _abort_late_connections(self) -> None:
         """Close the connections of clients that do not read."""
-        deadline = anyio.current_time() + _LAST_EVENTS
+        deadline = max(self._deadline, anyio.current_time()) + _LAST_EVENTS
         while self._num_signals < _FORCE and anyio.current_time() < deadline:  # noqa: ASYNC110 - a signal counts
             await anyio.sleep(0.1)
         for connection in list(self.server_state.connections):
@@ -100,22 +178,27 @@ async def _load(models: Sequence[Model], server: Server, errors: list[Exception]
 async def _serve(application: Application, server: Server, listener: socket.socket) -> None:
     models = application.state.selected(None)
     errors: list[Exception] = []
-    async with anyio.create_task_group() as group:
-        group.start_soon(_load, models, server, errors)
-        try:
-            await server.serve([listener])
-        finally:
-            group.cancel_scope.cancel()
-    for model in models:
-        await model.engine.aclose()
+    with server.capture_signals():  # also while the engines close
+        async with anyio.create_task_group() as group:
+            group.start_soon(_load, models, server, errors)
+            try:
+                await server.serve([listener])
+            finally:
+                group.cancel_scope.cancel()
+        for model in models:
+            await model.engine.aclose()
     if errors:
         raise errors[0]
 
 
 def run(
-    application: Application, config: uvicorn.Config, listener: socket.socket, drain_timeout: float
+    application: Application,
+    config: uvicorn.Config,
+    listener: socket.socket,
+    context: ssl.SSLContext | None,
+    drain_timeout: float,
 ) -> None:
     """Load the models and serve them until a signal; raises what made the loading fail."""
-    server = Server(config, application, drain_timeout)
+    server = Server(config, application, context, drain_timeout)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(application, server, listener))

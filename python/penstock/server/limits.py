@@ -116,6 +116,8 @@ class Endpoint:
     async def _answer(self, exchange: Exchange) -> None:
         state = self._state
         action = self._actions.get(exchange.scope["method"], self._other)
+        if state.is_draining:
+            exchange.headers.append((b"connection", b"close"))
         is_counted = False
         try:
             exchange.key = self._check(exchange, action.access)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import resource
-import socket
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -12,6 +11,7 @@ import uvicorn
 from penstock.server.application import app
 from penstock.server.connection import limited_protocol
 from penstock.server.lifecycle import run
+from penstock.server.listener import Address, Tls, listening, tls_context
 from penstock.server.state import Progress
 
 if TYPE_CHECKING:
@@ -24,27 +24,26 @@ __all__ = ["serve"]
 
 logger = logging.getLogger("penstock.server")
 
-_BACKLOG = 2048
-
 
 def serve(
     models: Mapping[str, Callable[[Progress], penstock.Engine]],
     aliases: Mapping[str, str],
     settings: ServerSettings,
+    address: Address,
     *,
-    host: str,
-    port: int,
+    tls: Tls | None,
     drain_timeout: float,
 ) -> None:
     """Load models and serve them until a signal.
 
     `models` has a function for each name that makes its engine; `aliases` are further names of these.
     """
+    context = None if tls is None else tls_context(tls)
     progress = {name: Progress() for name in models}
     engines = {name: make(progress[name]) for name, make in models.items()}
     engines |= {alias: engines[name] for alias, name in aliases.items()}
     application = app(engines, settings)
-    application.state.hosts.add(host)
+    application.state.hosts.add(address.host)
     for name, shown in progress.items():
         application.state.models[name].progress = shown
     config = uvicorn.Config(
@@ -55,14 +54,19 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        # `connection.py` has the bound of a head; that of the parser must not be smaller.
+        h11_max_incomplete_event_size=2 * settings.max_header_bytes,
     )
     config.load()
     _raise_descriptor_limit()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
-        shown_host = f"[{host}]" if ":" in host else host
-        logger.info("listening on http://%s:%d", shown_host, listener.getsockname()[1])
-        run(application, config, listener, drain_timeout)
+    with listening(address) as listener:
+        if address.uds is not None:
+            url = f"unix:{address.uds}"
+        else:
+            host = f"[{address.host}]" if ":" in address.host else address.host
+            url = f"{'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}"
+        logger.info("listening on %s", url)
+        run(application, config, listener, context, drain_timeout)
 
 
 def _raise_descriptor_limit() -> None:

@@ -53,6 +53,9 @@ class ServerSettings:
     ] = None
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
     max_connections: Annotated[int, "Maximum number of open connections, of `penstock serve`."] = 4096
+    keep_alive_timeout: Annotated[
+        float, "Time for which `penstock serve` keeps a connection open between two requests."
+    ] = 75.0
     receive_timeout: Annotated[float, "Time within which a client must send a request."] = 30.0
     send_timeout: Annotated[float, "Time for which a client may leave a stream unread before it ends."] = 60.0
     keep_alive_interval: Annotated[float, "Interval of the comments that keep an idle stream open."] = 15.0
