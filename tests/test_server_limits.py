@@ -359,6 +359,32 @@ def test_full_engine_is_status_429(open_server: Served, engine: penstock.Engine)
     assert open_server.ask(PATH, SHORT)[0] == 200
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"best_of": 2}])
+def test_batch_can_be_larger_than_the_queue(open_server: Served, fields: dict[str, Any]) -> None:
+    body = {"max_tokens": 2, "seed": 1, **fields}
+    prompts = [[number] for number in range(30)]
+    status, answer, _ = open_server.ask(PATH, {**body, "prompt": prompts})
+    assert status == 200
+    texts = [choice["text"] for choice in answer["choices"]]
+    width = len(texts) // len(prompts)
+    for number in (0, 17, 29):
+        _, single, _ = open_server.ask(PATH, {**body, "prompt": prompts[number]})
+        expected = [choice["text"] for choice in single["choices"]]
+        assert texts[number * width : (number + 1) * width] == expected
+
+
+def test_batch_for_a_full_engine_is_status_429(open_server: Served, engine: penstock.Engine) -> None:
+    with held(engine):
+        running = open_server.send(post(PATH, LONG))
+        wait_until(lambda: engine.stats().running == 2)
+        waiting = open_server.send(post(PATH, LONG))
+        wait_until(lambda: engine.stats().waiting == 1)
+        assert open_server.ask(PATH, {**SHORT, "prompt": [[1], [2], [3]]})[0] == 429
+        running.close()
+        waiting.close()
+    wait_until(lambda: at_rest(engine))
+
+
 def test_engine_that_is_not_open_is_status_503(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     with serving(penstock.server.app({"tiny": engine})) as server:

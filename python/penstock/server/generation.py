@@ -7,6 +7,7 @@ so the request, and writes comments while the stream is idle.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
+import penstock
 from penstock.server.errors import ApiError, api_error, invalid
 from penstock.server.http import DisconnectedError, watch_connection, while_connected, while_watched
 from penstock.server.sse import KEEP_ALIVE
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from anyio import CancelScope
 
-    import penstock
     from penstock.server.events import Events
     from penstock.server.http import Exchange
     from penstock.server.settings import ServerSettings
@@ -53,25 +54,52 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
     return exchange.generation
 
 
-async def _for_each(items: Sequence[Item], work: Callable[[int, Item], Awaitable[None]]) -> None:
-    """Run `work` for all items at the same time, with their indices. The first error ends it."""
+async def _for_each(
+    items: Sequence[Item], work: Callable[[int, Item], Awaitable[None]], concurrency: int
+) -> None:
+    """Run `work` for all items, with their indices, this many at the same time. The first error ends it.
+
+    An item that the engine has no room for is run after another one, unless there is none.
+    """
     if len(items) == 1:
         await work(0, items[0])
         return
+    waiting = deque(enumerate(items))
+    num_workers = min(concurrency, len(items))
     errors: list[Exception] = []
 
-    async def run(index: int, item: Item) -> None:
-        try:
-            await work(index, item)
-        except Exception as error:  # noqa: BLE001 - raised below, outside the task group
-            errors.append(error)
-            group.cancel_scope.cancel()
+    async def run() -> None:
+        nonlocal num_workers
+        while waiting:
+            index, item = waiting.popleft()
+            try:
+                await work(index, item)
+            except penstock.OverloadedError as error:
+                if num_workers == 1:
+                    errors.append(error)
+                waiting.appendleft((index, item))
+                break
+            except Exception as error:  # noqa: BLE001 - raised below, outside the task group
+                errors.append(error)
+                group.cancel_scope.cancel()
+        num_workers -= 1
 
     async with anyio.create_task_group() as group:
-        for index, item in enumerate(items):
-            group.start_soon(run, index, item)
+        for _ in range(num_workers):
+            group.start_soon(run)
     if errors:
         raise errors[0]
+
+
+def _concurrency(info: penstock.ModelInfo, call: Call) -> int:
+    """The number of prompts that are computed at the same time.
+
+    Slightly more than the engine computes together, so the prompts of a batch do not fill the waiting queue.
+    """
+    limit = info.max_num_seqs * 5 // 4
+    if info.max_waiting is not None:
+        limit = min(limit, info.max_num_seqs + info.max_waiting)
+    return max(limit * len(call.prompts) // call.num_outputs, 1)
 
 
 def _stopping() -> ApiError:
@@ -98,7 +126,8 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
             results[index] = await request.result()
 
     with state.running(generation):
-        await while_connected(exchange, partial(_for_each, call.prompts, run))
+        concurrency = 1 if len(call.prompts) == 1 else _concurrency(engine.info, call)
+        await while_connected(exchange, partial(_for_each, call.prompts, run, concurrency))
     if generation.is_aborted and state.is_draining:
         raise _stopping()
     for result in results.values():
@@ -159,7 +188,7 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
             writer.is_started = True
             last = b""
             try:
-                await _for_each(requests, writer.write)
+                await _for_each(requests, writer.write, len(requests))
                 for request in requests:
                     generation.end(request)
                 last = events.end(requests)
