@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LABELS",
+    "ONE_OUTPUT",
     "SAMPLING_FIELDS",
     "Unsupported",
     "fields_named",
@@ -56,6 +57,13 @@ SAMPLING_FIELDS = frozenset(_PLAIN | _GUIDED.keys() | {"structured_outputs", "us
 
 #: For each field that the server cannot honour, the values that it may have, and that limit in words.
 Unsupported: TypeAlias = "Mapping[str, tuple[tuple[object, ...], str]]"
+#: Parameters for more outputs than the one that a message or a response is.
+ONE_OUTPUT: Unsupported = {
+    "best_of": ((1,), "left out: the answer is one output"),
+    "n": ((1,), "left out: the answer is one output"),
+    "num_beams": ((1,), "left out: the answer is one output"),
+    "prompt_logprobs": ((), "left out: the answer has no place for them"),
+}
 #: Fields that are accepted and have no effect: they describe the request, or hint at how to compute it.
 LABELS = frozenset(
     {

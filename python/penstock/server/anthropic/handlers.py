@@ -15,13 +15,12 @@ from penstock.server.anthropic.conversion import (
     template_variables,
 )
 from penstock.server.anthropic.events import MessageEvents, is_thinking_shown, stop_of, usage_of
-from penstock.server.errors import invalid
 from penstock.server.generation import begin, generate, stream
 from penstock.server.http import while_connected
 from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
 from penstock.server.protocol.template import TemplateFields
-from penstock.server.sampling import Unsupported, fields_named, read_request, sampling_options
+from penstock.server.sampling import ONE_OUTPUT, Unsupported, fields_named, read_request, sampling_options
 from penstock.server.state import Call
 
 if TYPE_CHECKING:
@@ -42,12 +41,11 @@ LABELS = frozenset(
     {"cache_control", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
 )
 UNSUPPORTED: Unsupported = {
+    **ONE_OUTPUT,
     "container": ((), "left out: the server runs no code"),
     "context_management": ((), "left out: the server does not edit the context"),
     "mcp_servers": (([],), "left out: the server runs no tools itself"),
 }
-#: Sampling parameters for outputs that a message does not have.
-_UNUSED = ("best_of", "n", "num_beams", "prompt_logprobs")
 
 
 async def messages(state: State, exchange: Exchange) -> None:
@@ -86,9 +84,6 @@ def _template(state: State, request: CountRequest) -> dict[str, Any]:
 def _params(request: MessagesRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
     others = {name: value for name, value in fields.items() if name not in _FIELDS}
     options = sampling_options({**others, "max_tokens": request.max_tokens, **sampling_fields(request)})
-    for name in _UNUSED:
-        if options.get(name) not in (None, 1):
-            raise invalid(name, options[name], "left out: a message is one output")
     return penstock.SamplingParams(**options)
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.server.errors import ApiError, invalid
+from penstock.server.sampling import ONE_OUTPUT, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.server.protocol.openai_responses import Item, Part, ResponsesRequest, TextFormat, Tool
-    from penstock.server.sampling import Unsupported
 
 __all__ = [
     "LOGPROBS",
@@ -30,6 +30,7 @@ _REASONING_PARTS = ("reasoning_text", "text")
 _ITEMS = "message, reasoning, function_call or function_call_output"
 #: Fields of OpenAI's service that the server cannot honour, and the only values that they may have.
 UNSUPPORTED: Unsupported = {
+    **ONE_OUTPUT,
     "access_programs": ((), "left out: the server has none"),
     "background": ((False,), "false: a response is computed while the client is connected"),
     "background_options": ((), "left out: a response is computed while the client is connected"),

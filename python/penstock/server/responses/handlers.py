@@ -36,8 +36,6 @@ __all__ = ["cancel_response", "create_response", "delete_response", "input_items
 #: The sampling parameters that have another name in a request.
 _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
 _FIELDS = frozenset(ResponsesRequest.__struct_fields__)
-#: Sampling parameters for outputs that a response does not have.
-_UNUSED = ("best_of", "n", "num_beams", "prompt_logprobs")
 _MAX_LISTED = 100
 
 _decode_item = msgspec.json.Decoder(Item).decode
@@ -96,9 +94,6 @@ def _context(state: State, exchange: Exchange, request: ResponsesRequest) -> tup
 def _params(request: ResponsesRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
     others = {name: value for name, value in fields.items() if name not in _FIELDS}
     options = sampling_options({**others, **sampling_fields(request)})
-    for name in _UNUSED:
-        if options.get(name) not in (None, 1):
-            raise invalid(name, options[name], "left out: a response is one output")
     if request.top_logprobs or LOGPROBS in (request.include or ()):
         options |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     return penstock.SamplingParams(**options)
