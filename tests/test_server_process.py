@@ -188,7 +188,7 @@ def test_idle_connection_is_closed_after_its_time(tiny_model: Path) -> None:
     application = penstock.server.app(make_engine(tiny_model), settings)
     with (
         serving(application, http=limited_protocol(settings)) as server,
-        server.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n") as connection,
+        server.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection,
     ):
         begin = time.monotonic()
         received = b""
