@@ -96,7 +96,7 @@ def test_https_serves_requests_and_streams(tiny_model: Path, files: Files) -> No
         status, text = ask(server, files.client(), {**body, "stream": True})
         assert (status, text.endswith(b"data: [DONE]\n\n")) == (200, True)
         assert not answers(server, ssl.create_default_context())
-        with server.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n") as plain:
+        with server.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n") as plain:
             assert b"200" not in plain.recv(1000)
         old = files.client()
         old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
