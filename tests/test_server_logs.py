@@ -188,7 +188,7 @@ def test_process_logs_json_lines(tiny_model: Path) -> None:
         assert server.ask(PATH, {"prompt": "Hidden", "max_tokens": 1}, headers=KEY)[0] == 200
         assert server.ask("/none", headers={**KEY, "X-Request-Id": "mine"})[0] == 404
         server.process.send_signal(signal.SIGTERM)
-        _, log = server.process.communicate()
+        log = server.log()
     records: list[dict[str, Any]] = [json.loads(line) for line in log.splitlines()]
     assert {record["level"] for record in records} == {"INFO"}
     assert "uvicorn.error" in {record["logger"] for record in records}
@@ -202,6 +202,6 @@ def test_process_logs_no_requests_on_demand(tiny_model: Path) -> None:
     with started(tiny_model, "--no-access-log") as server:
         assert server.ask("/v1/models")[0] == 200
         server.process.send_signal(signal.SIGTERM)
-        _, log = server.process.communicate()
+        log = server.log()
     assert b"draining" in log
     assert b"/v1/models" not in log

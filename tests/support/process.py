@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,30 @@ if TYPE_CHECKING:
 
 
 class Process(Served):
-    """A server in a process of its own."""
+    """A server in a process of its own. A thread reads its log: a full pipe would block it."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         super().__init__(None, port)
         self.process = process
+        self._log: list[bytes] = []
+        self._reader = threading.Thread(target=lambda: self._log.extend(process.stderr or ()))
+        self._reader.start()
 
     def end(self) -> int:
         """Wait for the end of the process; returns its exit status."""
-        _, log = self.process.communicate()
-        assert b"Traceback" not in log, log
-        return self.process.returncode
+        assert b"Traceback" not in self.log(), self.log()
+        return self.process.wait()
+
+    def log(self) -> bytes:
+        """Wait for the end of the process; returns its log since it listens."""
+        self._reader.join()
+        return b"".join(self._log)
+
+    def close(self) -> None:
+        """Kill the process."""
+        self.process.kill()
+        self._reader.join()
+        self.process.communicate()
 
 
 def is_healthy(server: Process) -> bool:
@@ -45,9 +59,13 @@ def started(
         assert process.stderr is not None
         lines = iter(process.stderr.readline, b"")
         address = next(found for line in lines if (found := re.search(rb"listening on .*:(\d*)", line)))
-        server = Process(process, int(address[1] or 0))
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    server = Process(process, int(address[1] or 0))
+    try:
         wait_until(lambda: is_ready(server))
         yield server
     finally:
-        process.kill()
-        process.communicate()
+        server.close()

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from anyio.abc import TaskGroup
-
     from penstock.server.application import Application
     from penstock.server.state import Model
 
@@ -32,8 +30,9 @@ logger = logging.getLogger("penstock.server")
 #: Time for the last events of aborted requests, in seconds.
 _LAST_EVENTS = 5
 #: Time for the request of a connection that had none, when the server stops listening.
-_FIRST_REQUEST = 1
+_FIRST_REQUEST = 2
 _SO_ATTACH_FILTER = 26
+_SO_DETACH_FILTER = 27
 #: A packet filter that takes nothing: the classic BPF instruction "return 0".
 _NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 #: The number of signals that end the process at once.
@@ -108,12 +107,12 @@ class Server(uvicorn.Server):
         """Stop listening and close all connections, with some time for requests and events under way."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._abort_late_connections)
-            self._stop_listening(group)
+            await self._stop_listening()
             await self._close_idle_connections()
             await super().shutdown(sockets)
             group.cancel_scope.cancel()
 
-    def _stop_listening(self, group: TaskGroup) -> None:
+    async def _stop_listening(self) -> None:
         """Close the listener. Connections that the system has accepted become those of the server.
 
         The system would reset them. First a filter makes it accept no more.
@@ -122,17 +121,23 @@ class Server(uvicorn.Server):
             server.close()
         program = ctypes.create_string_buffer(_NOTHING)
         option = struct.pack("HL", 1, ctypes.addressof(program))
+        accepted = []
         with self._listener:
             with suppress(OSError):  # a sandbox can forbid it
                 self._listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
             with suppress(OSError):  # there is no further connection
                 while True:
-                    group.start_soon(self._adopt, self._listener.accept()[0])
-                group.start_soon(self._adopt, self._listener.accept()[0])
+                    accepted.append(self._listener.accept()[0])
+        with anyio.move_on_after(_FIRST_REQUEST):
+            async with anyio.create_task_group() as group:
+                for connection in accepted:
+                    group.start_soon(self._adopt, connection)
 
     async def _adopt(self, connection: socket.socket) -> None:
         connection.settimeout(0)
-        with suppress(OSError):  # it was lost meanwhile
+        with suppress(OSError):  # it has no filter, unless the system accepted it meanwhile
+            connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        with suppress(OSError):  # it is lost
             await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection, **self._tls)
 
     async def _close_idle_connections(self) -> None:
