@@ -19,8 +19,8 @@ from api_support import make_engine, wait_until
 from penstock.cli import main
 from penstock.server.tracing import endpoint_of_environment
 from support import hooks
+from support.process import started
 from support.serving import Served, held, post, serving
-from test_server_process import started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
