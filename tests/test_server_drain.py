@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from api_support import wait_until
+from support.edge import read
 from support.process import Process, started
 from support.serving import post
 
@@ -85,10 +86,9 @@ def test_deadline_is_status_503_for_requests_without_a_stream(tiny_model: Path) 
         with server.send(post(PATH, body)) as connection:
             wait_until(partial(is_running, server))
             server.process.send_signal(signal.SIGTERM)
-            received = connection.recv(1 << 16)
-            assert received.startswith(b"HTTP/1.1 503 ")
-            assert b"the server is stopping" in received
-            assert connection.recv(1 << 16) == b""
+            received = read(connection)
+        assert received.startswith(b"HTTP/1.1 503 ")
+        assert b"the server is stopping" in received
         assert server.end() == 0
 
 
