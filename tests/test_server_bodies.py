@@ -48,12 +48,22 @@ def answer_to(server: Served, body: bytes) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"prompt":[' + b"[]," * (1 << 18) + b"0]}", "too many lists and objects: the limit is 262144"),
-        (b'{"prompt":[' + b"{}," * (1 << 18) + b"0]}", "too many lists and objects: the limit is 262144"),
-        (b'{"prompt":[' + b"1," * (1 << 20) + b"0]}", "too many values: the limit is 1048576"),
+        (
+            b'{"prompt":[' + b"[]," * (1 << 17) + b"0]}",
+            "too many lists, objects and fields: the limit is 131072",
+        ),
+        (
+            b'{"prompt":[' + b"{}," * (1 << 17) + b"0]}",
+            "too many lists, objects and fields: the limit is 131072",
+        ),
+        (
+            b'{"x":{' + b'"":0,' * (1 << 17) + b'"":0}}',
+            "too many lists, objects and fields: the limit is 131072",
+        ),
+        (b'{"prompt":[' + b"1," * (1 << 19) + b"0]}", "too many values: the limit is 524288"),
         (b'{"prompt":' + b"[" * 40_000 + b"]" * 40_000 + b"}", "nested too deeply: the limit is 64 levels"),
     ],
-    ids=["lists", "objects", "numbers", "nested"],
+    ids=["lists", "objects", "fields", "numbers", "nested"],
 )
 def test_body_of_too_many_values_is_status_400(server: Served, body: bytes, message: str) -> None:
     status, found = answer_to(server, body)
@@ -115,21 +125,22 @@ def test_values_are_counted_outside_of_strings(monkeypatch: pytest.MonkeyPatch) 
         return items if kind == 2 else {f"{text()}{index}": item for index, item in enumerate(items)}
 
     def count(value: Any) -> tuple[int, int]:
-        """The number of values in containers but the first ones and of containers, and that of containers."""
+        """The number of values in lists and objects; that of lists, objects and fields."""
         if not isinstance(value, (list, dict)):
             return 0, 0
         items = list(value.values() if isinstance(value, dict) else value)
         found = [count(item) for item in items]
-        return len(items) - 1 + 1 + sum(values for values, _ in found), 1 + sum(lists for _, lists in found)
+        fields = len(items) if isinstance(value, dict) else 0
+        return len(items) + sum(values for values, _ in found), 1 + fields + sum(parts for _, parts in found)
 
     monkeypatch.setattr(bodies, "_PART", 7)
     for _ in range(200):
         found = {"a": value(4), "b": value(4)}
         body = json.dumps(found, ensure_ascii=generator.random() < 0.5).encode()
-        values, containers = count(found)
+        values, structure = count(found)
         for limit, name, number in (
             ("_MAX_VALUES", "values", values),
-            ("_MAX_CONTAINERS", "lists", containers),
+            ("_MAX_STRUCTURE", "lists", structure),
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(bodies, limit, number)

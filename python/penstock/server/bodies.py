@@ -18,8 +18,9 @@ Structure = TypeVar("Structure")
 #: A larger body is decoded in a thread. One of this size takes at most 4 ms.
 LARGE = 32 << 10
 #: Bounds of a body, which bound the memory and the time for its decoding: the decoder holds the interpreter.
-_MAX_VALUES = 1 << 20
-_MAX_CONTAINERS = 1 << 18
+_MAX_VALUES = 1 << 19
+#: Lists, objects and fields of objects, which take more time than other values.
+_MAX_STRUCTURE = 1 << 17
 _MAX_NESTING = 64
 #: The interpreter is released after a part of this size.
 _PART = 1 << 18
@@ -46,8 +47,8 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def _check_number_of_values(body: bytes) -> None:
-    """Count commas and opening brackets outside of strings."""
-    values = containers = begin = 0
+    """Count commas, opening brackets and colons outside of strings."""
+    values = structure = begin = 0
     is_in_string = False
     while begin < len(body):
         end = begin + _PART
@@ -58,11 +59,13 @@ def _check_number_of_values(body: bytes) -> None:
         pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(pieces[is_in_string::2])
         is_in_string ^= len(pieces) % 2 == 0
-        containers += outside.count(b"[") + outside.count(b"{")
-        values += outside.count(b",")
-        if containers > _MAX_CONTAINERS:
-            raise ApiError(400, f"the body has too many lists and objects: the limit is {_MAX_CONTAINERS}")
-        if values + containers > _MAX_VALUES:
+        opened = outside.count(b"[") + outside.count(b"{")
+        structure += opened + outside.count(b":")
+        values += opened + outside.count(b",")
+        if structure > _MAX_STRUCTURE:
+            message = f"the body has too many lists, objects and fields: the limit is {_MAX_STRUCTURE}"
+            raise ApiError(400, message)
+        if values > _MAX_VALUES:
             raise ApiError(400, f"the body has too many values: the limit is {_MAX_VALUES}")
         begin = end
 
