@@ -146,7 +146,7 @@ def test_no_module_imports_a_heavy_library_at_import_time() -> None:
             assert not HEAVY & {name.partition(".")[0] for name in names}, f"{source}:{node.lineno}"
 
 
-@pytest.mark.parametrize("folder", ["compat", "server"])
+@pytest.mark.parametrize("folder", ["bench", "compat", "server"])
 def test_compatibility_modules_use_only_public_names(folder: str) -> None:
     for source in (PACKAGE / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(source.read_text())):
