@@ -123,6 +123,7 @@ def test_latency_counts_from_the_scheduled_time() -> None:
     assert found["p50_ttft_ms"] == pytest.approx(3250)
     assert found["p50_e2el_ms"] == pytest.approx(3500)
     assert found["client"]["p99_late_start_ms"] == pytest.approx(3000)
+    assert "cannot start requests at this rate: they are late by up to 3000 ms" in found["warnings"][0]
 
 
 @pytest.mark.parametrize("load", [{"concurrency": [3]}, {"request_rate": [2.0], "burstiness": math.inf}])

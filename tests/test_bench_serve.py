@@ -186,6 +186,7 @@ def test_several_loads_make_a_curve(server: Served, tmp_path: Path) -> None:
     done = run(server.url, "--concurrency", "1,3", "--num-prompts", 6, *SMALL, *options)
     assert done.exit_code == 0, done.output
     assert done.stdout.count(" Serving Benchmark Result ") == 2
+    assert done.stdout.count("\nRequest goodput (req/s): ") == 2
     [header] = [line for line in done.stdout.splitlines() if line.lstrip().startswith("load ")]
     assert header.split()[:4] == ["load", "req/s", "tok/s", "good/s"]
     assert len(re.findall(r"^ *[13] \|", done.stdout, flags=re.MULTILINE)) == 6

@@ -126,6 +126,11 @@ def _warnings(
     """Facts that make the numbers doubtful."""
     warnings = []
     client = found["client"]
+    if found["request_rate"] is not None and client["p99_late_start_ms"] > _MAX_LAG_MS:
+        warnings.append(
+            "the load generator cannot start requests at this rate: "
+            f"they are late by up to {client['p99_late_start_ms']:.0f} ms"
+        )
     if client["cpu"] > _MAX_CPU:
         warnings.append(f"the load generator is the bottleneck: it used {client['cpu']:.0%} of a core")
     elif client["p99_lag_ms"] > _MAX_LAG_MS:
