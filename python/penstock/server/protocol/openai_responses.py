@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.server.protocol.template import TemplateFields
 
-__all__ = ["Item", "Part", "Reasoning", "ResponsesRequest", "Text", "TextFormat", "Tool"]
+__all__ = ["FunctionTool", "Item", "Part", "Reasoning", "ResponsesRequest", "Text", "TextFormat"]
 
 _MAX_ITEMS = msgspec.Meta(max_length=65536)
 _Label = Annotated[str, msgspec.Meta(max_length=64)]
@@ -37,7 +37,7 @@ class Item(msgspec.Struct):
     output: str | Annotated[list[Part], _MAX_ITEMS] | None = None
 
 
-class Tool(msgspec.Struct):
+class FunctionTool(msgspec.Struct):
     """A tool that the client runs."""
 
     type: str
@@ -92,7 +92,7 @@ class ResponsesRequest(TemplateFields, kw_only=True):
     reasoning: Reasoning | None = None
     text: Text | None = None
     tool_choice: str | dict[str, Any] | None = None
-    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
+    tools: Annotated[list[FunctionTool], msgspec.Meta(max_length=128)] | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     truncation: str = "disabled"
     user: str | None = None

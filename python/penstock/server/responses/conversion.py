@@ -12,7 +12,13 @@ from penstock.server.sampling import ONE_OUTPUT, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.server.protocol.openai_responses import Item, Part, ResponsesRequest, TextFormat, Tool
+    from penstock.server.protocol.openai_responses import (
+        FunctionTool,
+        Item,
+        Part,
+        ResponsesRequest,
+        TextFormat,
+    )
 
 __all__ = [
     "LOGPROBS",
@@ -204,7 +210,7 @@ def sampling_fields(request: ResponsesRequest) -> dict[str, Any]:
     return found
 
 
-def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def _tools(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:
     """The tools in the form of chat completions."""
     found = []
     for index, tool in enumerate(tools):

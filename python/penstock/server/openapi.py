@@ -1,0 +1,191 @@
+"""`/openapi.json`: the OpenAPI document of the routes, the structures of requests and sampling parameters."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+
+import msgspec
+
+import penstock
+from penstock.server.prompts import in_tokenizer_thread
+from penstock.server.protocol import objects
+from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
+from penstock.server.protocol.openai_chat import ChatRequest
+from penstock.server.protocol.openai_completions import CompletionRequest
+from penstock.server.protocol.openai_embeddings import EmbeddingsRequest
+from penstock.server.protocol.openai_responses import ResponsesRequest
+from penstock.server.protocol.tokens import (
+    AbortRequest,
+    CacheRequest,
+    DetokenizeRequest,
+    ModelRequest,
+    SleepRequest,
+    TokenizeRequest,
+)
+from penstock.server.sampling import SAMPLING_FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.server.http import Exchange
+    from penstock.server.limits import Access, Handler
+    from penstock.server.state import State
+
+    RouteRow = tuple[str, str, Handler, Access]
+
+__all__ = ["document", "openapi_handler"]
+
+_REFERENCE = "#/components/schemas/{name}"
+_SAMPLING = "SamplingParameters"
+
+
+class Operation(NamedTuple):
+    """The bodies of a route."""
+
+    request: type | None = None
+    #: The structure of the response, an empty object without one, or the type of another content.
+    response: type | str | None = None
+    #: Whether sampling parameters can be given beside the fields of the request.
+    samples: bool = False
+    streams: bool = False
+    #: Whether a request can have no body.
+    is_optional: bool = False
+    #: The parameters of the query, with the schema of each.
+    query: Mapping[str, dict[str, Any]] = {}
+    error: type = objects.Error
+
+
+_PAGES: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "order": {"enum": ["asc", "desc"]},
+    "after": {"type": "string"},
+}
+_OPERATIONS = {
+    "POST /v1/chat/completions": Operation(ChatRequest, objects.ChatCompletion, samples=True, streams=True),
+    "POST /v1/completions": Operation(CompletionRequest, objects.Completion, samples=True, streams=True),
+    "POST /v1/responses": Operation(ResponsesRequest, objects.Response, samples=True, streams=True),
+    "GET /v1/responses/{response_id}": Operation(None, objects.Response),
+    "DELETE /v1/responses/{response_id}": Operation(None, objects.DeletedResponse),
+    "POST /v1/responses/{response_id}/cancel": Operation(None, objects.Response),
+    "GET /v1/responses/{response_id}/input_items": Operation(None, objects.InputItems, query=_PAGES),
+    "POST /v1/messages": Operation(MessagesRequest, objects.AnthropicMessage, samples=True, streams=True),
+    "POST /v1/messages/count_tokens": Operation(CountRequest, objects.InputTokens),
+    "POST /v1/embeddings": Operation(EmbeddingsRequest, objects.Embeddings),
+    "POST /tokenize": Operation(TokenizeRequest, objects.Tokenized),
+    "POST /detokenize": Operation(DetokenizeRequest, objects.Detokenized),
+    "POST /abort": Operation(AbortRequest, objects.Aborted),
+    "POST /reset_prefix_cache": Operation(CacheRequest, is_optional=True),
+    "POST /sleep": Operation(SleepRequest, is_optional=True),
+    "POST /wake_up": Operation(ModelRequest, is_optional=True),
+    "GET /version": Operation(None, objects.Version),
+    "GET /v1/models": Operation(None, objects.ModelList),
+    "GET /v1/models/{name}": Operation(None, objects.ModelRow),
+    "GET /metrics": Operation(None, "text/plain"),
+    "GET /health": Operation(
+        None, objects.Health, query={"deep": {"enum": ["0", "1"]}}, error=objects.Health
+    ),
+    "GET /ping": Operation(None, objects.Ping, error=objects.Ping),
+}
+_DESCRIPTION = """The OpenAI-compatible server of Penstock.
+
+A field that is `null` is omitted; unknown fields are ignored. Sampling parameters have the names of vLLM."""
+
+
+def document(routes: Sequence[RouteRow], *, needs_key: bool) -> dict[str, Any]:
+    """The OpenAPI document of these routes, without the path under which they are mounted."""
+    used = [kind for item in _OPERATIONS.values() for kind in (item.request, item.response, item.error)]
+    structures = list(dict.fromkeys(kind for kind in used if isinstance(kind, type)))
+    found, schemas = msgspec.json.schema_components(structures, ref_template=_REFERENCE)
+    references = dict(zip(structures, found, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, handler, access in routes:
+        plain = path.replace(":path}", "}")
+        described = _described(plain, handler, _OPERATIONS[f"{method} {plain}"], references)
+        if access == "admin" or (needs_key and access != "open"):
+            described["security"] = [{"bearer": []}, {"apiKey": []}]
+        paths.setdefault(plain, {})[method.lower()] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": penstock.__version__, "description": _DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, _SAMPLING: _sampling_schema()},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _described(
+    path: str, handler: Handler, operation: Operation, references: Mapping[type, dict[str, Any]]
+) -> dict[str, Any]:
+    """The operation of a route. The summary is the docstring of its handler."""
+    error, failure = _json(references[objects.Error]), _json(references[operation.error])
+    if isinstance(operation.response, str):
+        answer = {operation.response: {"schema": {"type": "string"}}}
+    else:
+        answer = _json({"type": "object"} if operation.response is None else references[operation.response])
+    if operation.streams:
+        answer["text/event-stream"] = {}
+    described: dict[str, Any] = {
+        "operationId": handler.__name__,
+        "summary": (handler.__doc__ or "").partition("\n")[0],
+        "responses": {
+            "200": {"description": "The answer", "content": answer},
+            "4XX": {"description": "An error of the client", "content": error},
+            "5XX": {"description": "An error of the server", "content": failure},
+        },
+    }
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall("{([a-z_]+)}", path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
+    ]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.request is not None:
+        schema = references[operation.request]
+        if operation.samples:
+            schema = {"allOf": [schema, {"$ref": _REFERENCE.format(name=_SAMPLING)}]}
+        described["requestBody"] = {"required": not operation.is_optional, "content": _json(schema)}
+    return described
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _sampling_schema() -> dict[str, Any]:
+    """The fields that are sampling parameters. Their descriptions are those of `SamplingParams`."""
+    hints = get_type_hints(penstock.SamplingOptions)
+    properties: dict[str, dict[str, Any]] = {}
+    for name in sorted(SAMPLING_FIELDS):
+        schema: dict[str, Any] = {}
+        if name in hints:
+            try:
+                schema = msgspec.json.schema(hints[name])
+            except TypeError:  # a union of mappings
+                schema = {"type": ["object", "null"]}
+            schema["description"] = getattr(penstock.SamplingParams, name).__doc__
+        properties[name] = schema
+    return {"type": "object", "description": "Sampling parameters.", "properties": properties}
+
+
+def openapi_handler(routes: Sequence[RouteRow]) -> Handler:
+    """The handler of `/openapi.json` for these routes."""
+    made: dict[bool, dict[str, Any]] = {}
+
+    async def openapi(state: State, exchange: Exchange) -> None:
+        """Describe the routes."""
+        needs_key = bool(state.keys)
+        if needs_key not in made:  # takes 0.1 s
+            made[needs_key] = await in_tokenizer_thread(state, document, routes, needs_key=needs_key)
+        servers = [{"url": exchange.scope.get("root_path") or "/"}]
+        await exchange.send_json({**made[needs_key], "servers": servers})
+
+    return openapi
