@@ -15,7 +15,7 @@ from starlette.routing import Mount
 
 import penstock.server
 from api_support import make_engine, wait_until
-from penstock.server.sampling import SAMPLING_FIELDS
+from penstock.server.sampling import LABELS, SAMPLING_FIELDS
 from support.serving import Served, at_rest, serving
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_document_has_all_routes_and_their_access(document: dict[str, Any]) -> N
 def test_sampling_parameters_have_types_and_descriptions(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     properties = schemas["SamplingParameters"]["properties"]
-    assert properties.keys() == SAMPLING_FIELDS
+    assert properties.keys() == SAMPLING_FIELDS | LABELS
     assert properties["top_p"]["anyOf"] == [{"type": "number"}, {"type": "null"}]
     assert properties["top_p"]["description"] == penstock.SamplingParams.top_p.__doc__
     chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]

@@ -23,7 +23,7 @@ from penstock.server.protocol.tokens import (
     SleepRequest,
     TokenizeRequest,
 )
-from penstock.server.sampling import SAMPLING_FIELDS
+from penstock.server.sampling import LABELS, SAMPLING_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,7 +163,8 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 def _sampling_schema() -> dict[str, Any]:
     """The fields that are sampling parameters. Their descriptions are those of `SamplingParams`."""
     hints = get_type_hints(penstock.SamplingOptions)
-    properties: dict[str, dict[str, Any]] = {}
+    label = {"description": "Accepted; does not change the output."}
+    properties: dict[str, dict[str, Any]] = dict.fromkeys(sorted(LABELS), label)
     for name in sorted(SAMPLING_FIELDS):
         schema: dict[str, Any] = {}
         if name in hints:
@@ -173,7 +174,8 @@ def _sampling_schema() -> dict[str, Any]:
                 schema = {"type": ["object", "null"]}
             schema["description"] = getattr(penstock.SamplingParams, name).__doc__
         properties[name] = schema
-    return {"type": "object", "description": "Sampling parameters.", "properties": properties}
+    description = "Sampling parameters, and fields of OpenAI's service."
+    return {"type": "object", "description": description, "properties": properties}
 
 
 def openapi_handler(routes: Sequence[RouteRow]) -> Handler:
