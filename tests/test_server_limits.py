@@ -373,6 +373,21 @@ def test_batch_can_be_larger_than_the_queue(open_server: Served, fields: dict[st
         assert texts[number * width : (number + 1) * width] == expected
 
 
+def test_refused_prompt_of_a_batch_is_computed_later(open_server: Served, engine: penstock.Engine) -> None:
+    with held(engine):
+        running = open_server.send(post(PATH, LONG))
+        wait_until(lambda: engine.stats().running == 2)
+        num_rejected = engine.stats().requests_rejected
+        batch = open_server.send(post(PATH, {**SHORT, "prompt": [[1], [2], [3]]}))
+        wait_until(lambda: engine.stats().requests_rejected > num_rejected)
+    received = batch.recv(1 << 16)
+    assert b" 200 " in received.partition(b"\r\n")[0]
+    assert received.count(b'"finish_reason":"length"') == 3
+    batch.close()
+    running.close()
+    wait_until(lambda: at_rest(engine))
+
+
 def test_batch_for_a_full_engine_is_status_429(open_server: Served, engine: penstock.Engine) -> None:
     with held(engine):
         running = open_server.send(post(PATH, LONG))

@@ -176,6 +176,17 @@ def test_invalid_message_is_named(server: Served, message: Any, param: str) -> N
         assert (status, answer["error"]["param"]) == (400, param), answer
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [[USER] * 16385, [{"role": "user", "content": [{"type": "text", "text": "a"}] * 16385}]],
+    ids=["messages", "parts"],
+)
+def test_messages_and_their_parts_have_a_bound(server: Served, messages: list[dict[str, Any]]) -> None:
+    for path in (CHAT, "/tokenize"):
+        status, answer, _ = server.ask(path, {"messages": messages})
+        assert (status, answer["error"]["param"]) == (400, "messages")
+
+
 # ---- tools and other values
 
 

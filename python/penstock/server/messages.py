@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["apply_allowed_tools", "chat_messages"]
 
+#: The engine copies this many parts in about 60 ms, on the event loop.
+_MAX_PARTS = 1 << 14
 #: Keys of messages that the server cannot honour, and the reason.
 _UNSUPPORTED = {"audio": "the model reads text only", "function_call": "use tool_calls"}
 
@@ -21,6 +23,10 @@ def chat_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     A developer is the system for templates, and a refusal is text. Parts must be text: a template could write
     the place of an image, which the model would not see.
     """
+    contents = [message.get("content") for message in messages]
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if num_parts > _MAX_PARTS:
+        raise invalid("messages", f"messages with {num_parts} parts", f"messages with at most {_MAX_PARTS}")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 

@@ -22,7 +22,7 @@ class StreamOptions(msgspec.Struct):
 class ChatRequest(TemplateFields):
     """A chat request; `null` equals an omitted field."""
 
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=65536)]
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=1 << 14)]
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None

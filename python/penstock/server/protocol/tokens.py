@@ -22,7 +22,7 @@ class TokenizeRequest(TemplateFields):
     """A text, or messages for the chat template."""
 
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=65536)] | None = None
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=1 << 14)] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
