@@ -72,7 +72,7 @@ def test_invalid_field_is_status_400(server: Served, path: str, fields: dict[str
     [
         ("/tokenize", {"prompt": "a" * 300_000}, "prompt"),
         ("/tokenize", {"messages": [{"role": "user", "content": "a" * 300_000}]}, "prompt"),
-        ("/detokenize", {"tokens": [1] * ((1 << 19) + 1)}, "tokens"),
+        ("/detokenize", {"tokens": [1] * ((1 << 18) + 1)}, "tokens"),
         ("/v1/completions", {"prompt": "a" * 300_000, "truncate_prompt_tokens": 1}, "prompt"),
     ],
 )

@@ -32,7 +32,7 @@ class TokenizeRequest(TemplateFields):
 class DetokenizeRequest(msgspec.Struct):
     """Token ids."""
 
-    tokens: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]], msgspec.Meta(max_length=1 << 19)]
+    tokens: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]], msgspec.Meta(max_length=1 << 18)]
     model: str | None = None
 
 
