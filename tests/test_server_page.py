@@ -249,6 +249,18 @@ def test_chats_survive_a_reload_until_they_are_removed(page: Page) -> None:
     expect(page.get_by_text("What would you like to know?")).to_be_visible()
 
 
+def test_deleted_chat_ends_its_answer_and_stays_away(
+    browser: Browser, chat_server: Served, chat_engine: penstock.Engine
+) -> None:
+    with opened(browser, chat_server, ENDLESS) as page:
+        send(page)
+        expect(body(page)).not_to_be_empty()
+        page.get_by_role("button", name=f"Delete the chat “{QUESTION}”").click()
+        wait_until(lambda: at_rest(chat_engine))
+        expect(answers(page)).to_have_count(0)
+        assert stored(page) == []
+
+
 def test_number_and_size_of_stored_chats_are_bounded(page: Page) -> None:
     page.evaluate("""async () => {
         const storage = await import("/page/storage.js");

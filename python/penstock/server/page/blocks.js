@@ -298,7 +298,7 @@ export class Markdown {
   }
 
   #startsBlock(text) {
-    return text.startsWith(">") || ITEM.test(text) || FENCE.test(text) || HEADING.test(text) || RULE.test(text);
+    return text.startsWith(">") || [ITEM, FENCE, HEADING, RULE].some((pattern) => pattern.test(text));
   }
 
   /** Open the quotes and list items that begin in a line; returns the text after their markers. */

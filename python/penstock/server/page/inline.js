@@ -7,10 +7,12 @@ const TEXT = "(?<text>(?:[^\\[\\]\\\\]|\\\\.|\\[[^\\[\\]]*\\])*)";
 const TARGET = "<?(?<target>[^\\s<>()]*(?:\\([^\\s<>()]*\\)[^\\s<>()]*)*)>?(?:\\s+\"[^\"]*\")?\\s*";
 /** An image is a link to it: the page makes no request to another server. */
 const LINK = `!?\\[${TEXT}\\]\\(\\s*${TARGET}\\)`;
-const BARE_URL = "(?<![\\p{L}\\p{N}])(?<url>https?://[^\\s<>\"`[\\]{}|\\\\^]*[^\\s<>\"`[\\]{}|\\\\^.,:;!?'*_~)])";
+const OUTSIDE_URL = "\\s<>\"`[\\]{}|\\\\^";
+const BARE_URL = `(?<![\\p{L}\\p{N}])(?<url>https?://[^${OUTSIDE_URL}]*[^${OUTSIDE_URL}.,:;!?'*_~)])`;
 /** The texts that pass here are bounded, so searches to their end are, too. */
 const TOKEN = new RegExp(
-  `\\\\(?<escaped>[!-/:-@[-\`{-~])|${CODE}|(?<break> *\\\\?\\n|<br ?/?>)|${LINK}|${BARE_URL}|(?<run>\\*+|_+|~~)`,
+  `\\\\(?<escaped>[!-/:-@[-\`{-~])|${CODE}|(?<break> *\\\\?\\n|<br ?/?>)|` +
+    `${LINK}|${BARE_URL}|(?<run>\\*+|_+|~~)`,
   "gsu",
 );
 const SPACE = /\s/;

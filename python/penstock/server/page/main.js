@@ -69,9 +69,9 @@ function showChats() {
     const open = textButton(item.title, "chat", () => openChat(item));
     if (item.id === chat.id) open.ariaCurrent = "true";
     const remove = iconButton("bin", `Delete the chat \u201c${item.title}\u201d`, () => {
-      removeChat(item);
       if (item.id === chat.id) openChat(newChat(chat.system));
-      else showChats();
+      removeChat(item);
+      showChats();
     });
     return make("li", {}, open, remove);
   });
@@ -182,7 +182,8 @@ function requestOf({ system, messages }) {
     else texts.pop(); // a question without an answer
   }
   const options = { include_usage: true, continuous_usage_stats: true };
-  return { ...parameters(), model: select.value, messages: texts, stream: true, stream_options: options };
+  const model = select.disabled ? undefined : select.value;
+  return { ...parameters(), model, messages: texts, stream: true, stream_options: options };
 }
 
 // ---- the server
