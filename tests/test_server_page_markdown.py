@@ -242,7 +242,7 @@ def test_work_per_character_does_not_grow(page: Page, unit: str) -> None:
         count: int = page.evaluate(script, [text[start : start + 4] for start in range(0, len(text), 4)])
         return count
 
-    short, long = made(4_000), made(16_000)
+    short, long = made(2_000), made(8_000)
     assert long <= 5 * short + 100
 
 

@@ -22,6 +22,7 @@ from support.chat_page import (
     generated,
     opened,
     send,
+    sent_texts,
     stored,
     wait_for_end,
 )
@@ -82,10 +83,15 @@ def test_busy_server_says_when_to_try_again(browser: Browser, chat_engine: penst
         assert [message["role"] for message in stored(page)[0]["messages"]] == ["user", "assistant"]
 
 
-def test_refused_field_is_named(browser: Browser, chat_server: Served) -> None:
+def test_refused_field_is_named_and_the_question_not_sent_again(
+    browser: Browser, chat_server: Served
+) -> None:
     with opened(browser, chat_server, {"top_p": 7}, may_fail=True) as page:
-        ask(page)
+        ask(page, "First")
         expect(answers(page)).to_contain_text("The server refused the request (400): top_p=7")
+        with page.expect_request(COMPLETIONS) as sent:
+            ask(page, "Second")
+        assert sent_texts(sent.value) == ["Second"]
 
 
 def test_loading_is_shown_with_its_progress(browser: Browser, demo_model: Path) -> None:
