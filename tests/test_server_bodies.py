@@ -107,7 +107,7 @@ def test_error_shows_a_large_value_in_part(value: object) -> None:
 
 
 def test_message_has_a_bound() -> None:
-    assert len(ApiError(400, "/a" * 10**6).body()["error"]["message"]) < 2100
+    assert len(ApiError(400, "a" * 10**6).body()["error"]["message"]) < 2100
 
 
 def test_values_are_counted_outside_of_strings(monkeypatch: pytest.MonkeyPatch) -> None:
