@@ -43,8 +43,8 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
     limit = min(settings.max_outputs, settings.max_outputs_per_key or settings.max_outputs)
     if call.num_outputs > limit:
         field = max(("n", "best_of", "num_beams"), key=lambda name: getattr(params, name) or 1)
-        allowed = f"at most {limit} divided by the number of prompts, {len(call.prompts)}"
-        raise invalid(field, getattr(params, field), allowed)
+        message = f"{field}: the request has {call.num_outputs} outputs; the limit is {limit}"
+        raise ApiError(400, message, param=field)
     if params.priority < 0 and not settings.trust_priority and exchange.key not in state.admin_keys:
         raise invalid("priority", params.priority, "0 or more: only administrators can have less")
     if params.use_prefix_cache:
