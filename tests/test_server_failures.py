@@ -9,7 +9,7 @@ import pytest
 import penstock.server
 from api_support import make_engine, wait_until
 from support import hooks, scripted
-from support.serving import Served, held, post, scripted_server, serving
+from support.serving import Served, at_rest, held, post, scripted_server, serving
 
 if TYPE_CHECKING:
     import socket
@@ -69,6 +69,23 @@ def test_lost_device_is_an_error_event_and_shown_by_health(tiny_model: Path) -> 
         assert server.ask("/health")[0] == 503
         assert server.ask("/ping")[0] == 503
         assert server.ask(PATH, SHORT)[0] == 503
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 2}, {"n": 2, "best_of": 3}, {"prompt": [[1], [2]]}])
+def test_request_that_takes_too_long_is_status_504(tiny_model: Path, body: dict[str, Any]) -> None:
+    settings = penstock.server.ServerSettings(request_timeout=0.05)
+    with make_engine(tiny_model, max_num_seqs=2) as engine:
+        with serving(penstock.server.app(engine, settings)) as server, held(engine):
+            request = {"prompt": [1], "max_tokens": 400, **body}
+            status, answer, _ = server.ask(PATH, request)
+            assert (status, answer["error"]["code"]) == (504, "request_timeout")
+            if "best_of" not in body:
+                event = server.events(PATH, request)[-1]
+                assert event["error"]["code"] == "request_timeout"
+            chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 400}
+            status, answer, _ = server.ask("/v1/messages", {**chat, "model": "default"})
+            assert (status, answer["error"]["type"]) == (504, "timeout_error")
+        wait_until(lambda: at_rest(engine))
 
 
 def test_stuck_step_is_shown_by_health(tiny_model: Path) -> None:

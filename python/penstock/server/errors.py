@@ -34,6 +34,7 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 #: Parts of a value that a message shows.
 _shown = reprlib.Repr()

@@ -7,8 +7,9 @@ so the request, and writes comments while the stream is idle.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +23,7 @@ from penstock.server.sse import KEEP_ALIVE
 from penstock.server.state import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from anyio import CancelScope
 
@@ -102,6 +103,20 @@ def _concurrency(info: penstock.ModelInfo, call: Call) -> int:
     return max(limit * len(call.prompts) // call.num_outputs, 1)
 
 
+@contextmanager
+def _until(deadline: float, settings: ServerSettings) -> Iterator[None]:
+    """Cancel the block at the deadline, and raise the error."""
+    with anyio.CancelScope(deadline=deadline) as scope:
+        yield
+    if scope.cancelled_caught:
+        message = f"the request took more than {settings.request_timeout:g} seconds"
+        raise ApiError(504, message, code="request_timeout")
+
+
+def _deadline(settings: ServerSettings) -> float:
+    return anyio.current_time() + (settings.request_timeout or math.inf)
+
+
 def _stopping() -> ApiError:
     return ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
 
@@ -127,7 +142,8 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
 
     with state.running(generation):
         concurrency = 1 if len(call.prompts) == 1 else _concurrency(engine.info, call)
-        await while_connected(exchange, partial(_for_each, call.prompts, run, concurrency))
+        with _until(_deadline(state.settings), state.settings):
+            await while_connected(exchange, partial(_for_each, call.prompts, run, concurrency))
     if generation.is_aborted and state.is_draining:
         raise _stopping()
     for result in results.values():
@@ -178,17 +194,21 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
     writer = _Writer(exchange, state.settings, events)
     requests: list[penstock.Request] = []
 
+    deadline = _deadline(state.settings)
+
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            for prompt in call.prompts:
-                opening = generation.model.engine.stream(prompt, call.params, **call.template)
-                requests.append(await stack.enter_async_context(opening))
-                generation.add(requests[-1])
+            with _until(deadline, state.settings):
+                for prompt in call.prompts:
+                    opening = generation.model.engine.stream(prompt, call.params, **call.template)
+                    requests.append(await stack.enter_async_context(opening))
+                    generation.add(requests[-1])
             await exchange.start_stream()
             writer.is_started = True
             last = b""
             try:
-                await _for_each(requests, writer.write, len(requests))
+                with _until(deadline, state.settings):
+                    await _for_each(requests, writer.write, len(requests))
                 for request in requests:
                     generation.end(request)
                 last = events.end(requests)

@@ -61,6 +61,13 @@ class Exchange:
         #: The request of a generating route, once it is valid.
         self.generation: Generation | None = None
         self._is_read = False
+        #: Bytes of the body that count towards the limit of all bodies.
+        self._num_body_bytes = 0
+
+    def close(self) -> None:
+        """The response has been sent, or cannot be."""
+        self._state.num_body_bytes -= self._num_body_bytes
+        self._num_body_bytes = 0
 
     async def read_object(self) -> dict[str, Any]:
         """The JSON object of the body, without the fields that are null."""
@@ -97,6 +104,8 @@ class Exchange:
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
+                self._state.take_body_bytes(len(part))
+                self._num_body_bytes += len(part)
                 parts.append(part)
                 if not message.get("more_body", False):
                     self._is_read = True

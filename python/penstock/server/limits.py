@@ -85,6 +85,7 @@ class Endpoint:
         try:
             await self._answer(exchange)
         finally:
+            exchange.close()
             seconds = time.perf_counter() - begin
             self._state.http.add(self._path, scope["method"], exchange.status, seconds)
             level = logging.DEBUG if self._path in PROBES else logging.INFO

@@ -51,12 +51,16 @@ class ServerSettings:
         "Maximum size of a request's body. Default: 1K for each token of the longest sequence of a model, at "
         "least 2M and at most 32M.",
     ] = None
+    max_total_body_bytes: Annotated[int, "Maximum size of the bodies of all unfinished requests."] = 256 << 20
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
     max_connections: Annotated[int, "Maximum number of open connections, of `penstock serve`."] = 4096
     keep_alive_timeout: Annotated[
         float, "Time for which `penstock serve` keeps a connection open between two requests."
     ] = 75.0
     receive_timeout: Annotated[float, "Time within which a client must send a request."] = 30.0
+    request_timeout: Annotated[
+        float | None, "Time within which a request must be computed. Default: no bound."
+    ] = None
     send_timeout: Annotated[float, "Time for which a client may leave a stream unread before it ends."] = 60.0
     keep_alive_interval: Annotated[float, "Interval of the comments that keep an idle stream open."] = 15.0
     stall_timeout: Annotated[float, "Age of a step after which the engine counts as stuck."] = 60.0

@@ -169,6 +169,8 @@ class State:
         self.tracer = None if endpoint is None else Tracer(endpoint)
         #: Unfinished generating HTTP requests.
         self.num_active = 0
+        #: Bytes of the bodies of unfinished requests, and bodies rejected because of their limit.
+        self.num_body_bytes = self.num_rejected_bodies = 0
         #: Whether new requests are refused, because the server ends.
         self.is_draining = False
 
@@ -187,6 +189,14 @@ class State:
         if self.is_draining:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
         self.num_active += 1
+
+    def take_body_bytes(self, size: int) -> None:
+        """Count bytes of a body; raises if those of all unfinished requests are too many."""
+        if self.num_body_bytes + size > (limit := self.settings.max_total_body_bytes):
+            self.num_rejected_bodies += 1
+            message = f"the bodies of all unfinished requests are too large: the limit is {limit} bytes"
+            raise ApiError(503, message, code="overloaded", retry_after=1)
+        self.num_body_bytes += size
 
     def leave(self) -> None:
         """The request has ended."""
