@@ -86,3 +86,10 @@ def test_load_generator_counts_all_events_of_the_stub() -> None:
     titles = [line.partition(":")[0] for line in result.stdout.splitlines()]
     kinds = [(how, pause) for how in ("scan", "decode") for pause in ("steps", "no pause")]
     assert titles == [f"{how}, {pause}, 3 streams" for how, pause in kinds]
+
+
+def test_soak_of_the_server_passes(tiny_model: Path) -> None:
+    options = ("--minutes", "0.03", "--interval", "0.5", "--clients", "8", "--slack", "500")
+    command = [sys.executable, str(SUITE.parent / "server_soak.py"), *options, str(tiny_model)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["passed"]), result

@@ -122,8 +122,8 @@ def test_bodies_of_all_requests_have_a_limit(engine: penstock.Engine) -> None:
             wait_until(lambda: state.num_body_bytes == 0)
             assert server.ask(PATH, body)[0] == 200
         metrics = server.ask("/metrics")[1]
-    assert b"penstock:http_bodies_rejected_total 2.0\n" in metrics
-    assert b"penstock:http_body_bytes 0.0\n" in metrics
+    assert b"http_bodies_rejected_total 2.0\n" in metrics
+    assert b"http_body_bytes 0.0\n" in metrics
     assert state.num_body_bytes == 0
 
 

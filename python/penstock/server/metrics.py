@@ -141,9 +141,9 @@ class _Collector(Collector):
     def _add_http(self, families: _Families) -> None:
         http = self._state.http
         text = "Bytes of the bodies of unfinished HTTP requests."
-        families.gauge("penstock:http_body_bytes", text, {}, self._state.num_body_bytes)
+        families.gauge("http_body_bytes", text, {}, self._state.num_body_bytes)
         text = "HTTP requests rejected because the bodies of all requests were too large."
-        families.counter("penstock:http_bodies_rejected", text, {}, self._state.num_rejected_bodies)
+        families.counter("http_bodies_rejected", text, {}, self._state.num_rejected_bodies)
         # The event loop adds items meanwhile.
         for (handler, method, status), count in list(http.requests.items()):
             labels = {"handler": handler, "method": method, "status": status}
