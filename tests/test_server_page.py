@@ -261,6 +261,15 @@ def test_deleted_chat_ends_its_answer_and_stays_away(
         assert stored(page) == []
 
 
+def test_chats_that_cannot_be_read_are_removed(page: Page) -> None:
+    ask(page)
+    for number, text in enumerate(("{", "1", "{}", '{"id": "a", "time": 1, "messages": [null]}')):
+        page.evaluate("([key, text]) => (localStorage[key] = text)", [f"penstock:/:chat:{number}", text])
+    page.reload()
+    expect(questions(page)).to_have_text([QUESTION])
+    assert [chat["title"] for chat in stored(page)] == [QUESTION]
+
+
 def test_number_and_size_of_stored_chats_are_bounded(page: Page) -> None:
     page.evaluate("""async () => {
         const storage = await import("/page/storage.js");

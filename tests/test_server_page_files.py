@@ -56,6 +56,16 @@ def test_content_types_are_those_of_the_files(server: Served) -> None:
     assert {kinds[path] for path in PATHS if path.endswith(".js")} == {"text/javascript; charset=utf-8"}
 
 
+def test_head_has_the_headers_of_the_page(server: Served) -> None:
+    status, body, headers = server.ask("/", method="HEAD")
+    assert (status, body) == (200, b"")
+    expected = server.ask("/")[2]
+    assert {name: headers[name] for name in ("etag", "content-length")} == {
+        name: expected[name] for name in ("etag", "content-length")
+    }
+    assert server.ask("/", {})[0] == 405
+
+
 def test_unchanged_file_is_status_304(server: Served) -> None:
     _, body, headers = server.ask("/page/main.js")
     tag = headers["etag"]
@@ -82,7 +92,7 @@ def test_page_has_no_route_if_the_setting_is_off(tiny_model: Path) -> None:
 
 def test_files_are_small_and_name_no_other_server() -> None:
     texts = {name: files("penstock.server").joinpath("page", name).read_text() for name in NAMES}
-    assert sum(len(text.encode()) for text in texts.values()) < 60 << 10
+    assert sum(len(text.encode()) for text in texts.values()) < 60_000
     for name, text in texts.items():
         addresses = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # the namespace of SVG
         assert not addresses, name

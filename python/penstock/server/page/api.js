@@ -2,15 +2,14 @@
 
 import { apiKey } from "./storage.js";
 
-/** The interval of the questions for the state of a server that loads a model, in milliseconds. */
+/** The time between two questions for the state of the server, in milliseconds. */
 const HEALTH_INTERVAL = 500;
 
-/** A response with an error, or none, in plain words. `retryAfter` is in seconds. */
+/** A request that failed, in plain words. */
 export class RequestError extends Error {
-  constructor(message, { status = 0, retryAfter = 0 } = {}) {
+  constructor(message, status = 0) {
     super(message);
     this.status = status;
-    this.retryAfter = retryAfter;
   }
 }
 
@@ -30,7 +29,7 @@ async function errorOf(response) {
   const { status } = response;
   const text = await response.text().catch(() => "");
   const retryAfter = Number(response.headers.get("Retry-After")) || 0;
-  return new RequestError(explained(status, messageIn(text), retryAfter), { status, retryAfter });
+  return new RequestError(explained(status, messageIn(text), retryAfter), status);
 }
 
 function messageIn(text) {
@@ -95,9 +94,7 @@ function eventOf(data) {
   return event;
 }
 
-/**
- * The state of the server: "ok", "loading" with the loaded part of all bytes, or "unavailable".
- */
+/** The state of the server: "loading" with the loaded part of all bytes, or another one. */
 export async function health() {
   let found;
   try {

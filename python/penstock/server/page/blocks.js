@@ -13,7 +13,7 @@ const MAX_NESTING = 10;
 const MAX_UNDECIDED = 200;
 /** The length of text after which a part of a paragraph is finished. */
 const MAX_OPEN = 1000;
-/** The number of lines, and of characters, after which a part of a code block is finished. */
+/** The lines and characters of a part of a code block. */
 const MAX_CODE_LINES = 100;
 const MAX_CODE = 20000;
 const MAX_COLUMNS = 64;
@@ -33,7 +33,7 @@ function add(parent, tag, properties = {}, ...children) {
   return node;
 }
 
-/** A block that can be wider than the page, so that it scrolls by itself, also with the keyboard. */
+/** A block that scrolls by itself if it is wide, also with the keyboard. */
 function addWide(parent, tag, label, className = "") {
   return add(parent, tag, { className, tabIndex: 0, role: "region", ariaLabel: label });
 }
@@ -92,7 +92,6 @@ class Inline {
 class Code {
   constructor(parent, language, fence) {
     this.fence = fence;
-    this.numLines = 0;
     const figure = add(parent, "figure", { className: "code" });
     const name = language ? `${language} code` : "code";
     const button = textButton("Copy", "copy-code");
@@ -109,13 +108,11 @@ class Code {
     this.numInPart = 0;
   }
 
-  /** Begin a line. */
   addLine() {
     if (this.numInPart >= MAX_CODE_LINES || this.pending.length + this.text.length > MAX_CODE) {
       this.flush();
       this.#addPart();
-    } else if (this.numLines) this.pending += "\n";
-    this.numLines += 1;
+    } else if (this.numInPart) this.pending += "\n";
     this.numInPart += 1;
   }
 
@@ -129,7 +126,7 @@ class Code {
   }
 }
 
-/** The text of a code block, for the clipboard. */
+/** The text of a code block. */
 export function codeText(figure) {
   return [...figure.querySelectorAll("pre > code")].map((part) => part.textContent).join("\n");
 }
@@ -180,7 +177,7 @@ function cells(line) {
   return trimmed;
 }
 
-/** The classes of the columns if a line separates the head of a table from its body, else null. */
+/** The classes of the columns if a line ends the head of a table, else null. */
 function alignmentsOf(line) {
   if (line.length > MAX_OPEN || !/[-:]/.test(line) || /[^-:| ]/.test(line)) return null;
   const found = cells(line);
@@ -203,7 +200,6 @@ export class Markdown {
     this.#containers = [{ node: root, list: null }];
   }
 
-  /** Add text. */
   feed(added) {
     const text = added.replaceAll("\r", "");
     let start = 0;
@@ -216,7 +212,6 @@ export class Markdown {
     if (!this.#isStarted && this.#isDecided()) this.#startLine();
   }
 
-  /** Show all text that can be shown. */
   flush() {
     this.#leaf?.flush();
   }
@@ -277,7 +272,7 @@ export class Markdown {
     else this.#addBlock(this.#openContainers(rest));
   }
 
-  /** The line without the markers of the open lists and quotes that it continues, and the number of these. */
+  /** The line without the markers of the open lists and quotes, and the number of these. */
   #continued(line) {
     let rest = line;
     let depth = 1;
@@ -359,7 +354,7 @@ export class Markdown {
     else if (!this.#openTable(text)) this.#addToParagraph(text);
   }
 
-  /** Make a table of a paragraph of one line if this line separates it from the table's body. */
+  /** Make a table of a paragraph of one line if this line ends its head. */
   #openTable(text) {
     const paragraph = this.#leaf;
     const isLine = paragraph?.isParagraph && paragraph.numLines === 1 && paragraph.isWhole;

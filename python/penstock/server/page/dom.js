@@ -12,7 +12,7 @@ export function make(tag, properties = {}, ...children) {
   return node;
 }
 
-/** A button with one of the page's icons; the label is for screen readers and the tooltip. */
+/** A button with one of the page's icons and a label. */
 export function iconButton(name, label, onclick) {
   const icon = byId("icon").content.firstChild.cloneNode(true);
   icon.firstChild.setAttribute("href", `#${name}`);

@@ -9,7 +9,7 @@ const TARGET = "<?(?<target>[^\\s<>()]*(?:\\([^\\s<>()]*\\)[^\\s<>()]*)*)>?(?:\\
 const LINK = `!?\\[${TEXT}\\]\\(\\s*${TARGET}\\)`;
 const OUTSIDE_URL = "\\s<>\"`[\\]{}|\\\\^";
 const BARE_URL = `(?<![\\p{L}\\p{N}])(?<url>https?://[^${OUTSIDE_URL}]*[^${OUTSIDE_URL}.,:;!?'*_~)])`;
-/** The texts that pass here are bounded, so searches to their end are, too. */
+/** The texts are bounded, so searches to their end are, too. */
 const TOKEN = new RegExp(
   `\\\\(?<escaped>[!-/:-@[-\`{-~])|${CODE}|(?<break> *\\\\?\\n|<br ?/?>)|` +
     `${LINK}|${BARE_URL}|(?<run>\\*+|_+|~~)`,
@@ -35,8 +35,8 @@ export function inline(text, isLink = false) {
 
 /** The address if it is one of HTTP, else null. */
 function safeUrl(text) {
-  const url = URL.parse ? URL.parse(text) : URL.canParse(text) && new URL(text);
-  return url && /^https?:$/.test(url.protocol) ? url.href : null;
+  const url = URL.canParse(text) ? new URL(text) : null;
+  return /^https?:$/.test(url?.protocol) ? url.href : null;
 }
 
 function itemOf({ groups, index, 0: whole }, text, isLink) {

@@ -18,7 +18,7 @@ const question = byId("question");
 const select = byId("model");
 
 let chat = newChat();
-/** The request for the answer that is being generated: its controller, its message, its end. */
+/** The request for the growing answer: its controller, and the function that ends it. */
 let running = null;
 let isFollowing = true;
 

@@ -3,21 +3,21 @@
 import { Markdown, codeText } from "./blocks.js";
 import { copyWith, iconButton, make, textButton } from "./dom.js";
 
-/** Texts of the reasons for which an answer ended, other than the end that the model chose. */
+/** Ends of answers that the model did not choose. */
 const ENDINGS = {
   length: "The answer reached the maximum number of tokens.",
   abort: "The server ended the answer.",
   stopped: "Stopped.",
 };
 
-/** Let the buttons of code blocks below a node copy. */
+/** Let the buttons of code blocks copy. */
 export function enableCopying(root) {
   root.addEventListener("click", ({ target }) => {
     if (target.matches(".copy-code")) copyWith(target, codeText(target.closest("figure")));
   });
 }
 
-/** A question. `on.edit(text)` and `on.remove()` are called by its buttons. */
+/** A question; `on` has `edit` and `remove`. */
 export class Question {
   #text;
   #on;
@@ -62,7 +62,7 @@ export class Question {
   }
 }
 
-/** An answer. `message` is the stored one; `on.regenerate()` and `on.remove()` are called by its buttons. */
+/** An answer; `message` is the stored one, `on` has `regenerate` and `remove`. */
 export class Answer {
   #on;
   #body = make("div", { className: "body" });

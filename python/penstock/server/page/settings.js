@@ -28,7 +28,7 @@ export function parameters() {
   return Object.fromEntries(names.map((name) => [name, values[name]]));
 }
 
-/** Open the dialog, with an error if there is one: then the key is asked for. */
+/** Open the dialog; after an error, the key is asked for. */
 export function openSettings(chat, error = "") {
   byId("api-key").value = apiKey.get();
   byId("system").value = chat.system;
@@ -40,7 +40,7 @@ export function openSettings(chat, error = "") {
   if (error) byId("api-key").focus();
 }
 
-/** Call a function with the system prompt when the dialog is closed; what was entered is stored then. */
+/** Call a function with the system prompt when the dialog is closed; the rest is stored. */
 export function onSettings(listener) {
   dialog.addEventListener("close", () => {
     apiKey.set(byId("api-key").value.trim());
@@ -65,7 +65,7 @@ function showTheme() {
   byId("theme").setAttribute("aria-pressed", String(isDark()));
 }
 
-/** Let the button switch the theme; the system's is followed unless the other one is chosen. */
+/** Let the button switch between the system's theme and the other one. */
 export function enableTheme() {
   byId("theme").addEventListener("click", () => {
     const wanted = isDark() ? "light" : "dark";

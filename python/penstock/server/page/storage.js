@@ -5,7 +5,7 @@ const PREFIX = `penstock:${location.pathname}:`;
 const CHAT = `${PREFIX}chat:`;
 const KEY = `${PREFIX}key`;
 export const MAX_CHATS = 100;
-/** Together; browsers allow about five million. */
+/** Of all chats; browsers allow about five million. */
 export const MAX_CHARACTERS = 2_000_000;
 
 function read(storage, key) {
@@ -36,7 +36,8 @@ function parse(text) {
 }
 
 function isChat(chat) {
-  return typeof chat?.id === "string" && Array.isArray(chat.messages) && Number.isFinite(chat.time);
+  const isText = (message) => typeof message?.content === "string";
+  return typeof chat?.id === "string" && Number.isFinite(chat.time) && [chat.messages].flat().every(isText);
 }
 
 /** The stored chats, the newest first, each with the size of its text. */
@@ -97,7 +98,7 @@ export const apiKey = {
   set: (key) => write("sessionStorage", KEY, key),
 };
 
-/** The names of settings are `model`, `parameters` and `theme`. */
+/** The settings are `model` and `parameters`. */
 export const setting = {
   get: (name) => parse(read("localStorage", PREFIX + name)),
   set: (name, value) => write("localStorage", PREFIX + name, JSON.stringify(value)),

@@ -3,5 +3,5 @@ try {
   const theme = localStorage.getItem("penstock:theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // The browser stores nothing for this page.
+  // There is no storage.
 }
