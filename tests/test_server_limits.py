@@ -343,6 +343,8 @@ def test_request_id_is_returned_if_it_is_a_label(open_server: Served) -> None:
 def test_error_has_no_path_and_no_address() -> None:
     body = ApiError(500, "cannot read /home/me/model.bin at 0x7fe9395b4490").body()
     assert body["error"]["message"] == "cannot read ... at ..."
+    route = "left out: it is for /v1/completions"
+    assert ApiError(400, route).body()["error"]["message"] == route
 
 
 def test_full_engine_is_status_429(open_server: Served, engine: penstock.Engine) -> None:

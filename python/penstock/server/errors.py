@@ -17,7 +17,8 @@ __all__ = ["ApiError", "api_error", "invalid"]
 
 logger = logging.getLogger("penstock.server")
 
-_PRIVATE = re.compile(r"(?<![\w.])(?:/[\w.+@~-]+){2,}/?|\b0x[0-9a-fA-F]{4,}\b")
+#: Paths, but those of the server's routes, and addresses.
+_PRIVATE = re.compile(r"(?<![\w.])(?!/v1/)(?:/[\w.+@~-]+){2,}/?|\b0x[0-9a-fA-F]{4,}\b")
 
 _TYPES = {
     400: "invalid_request_error",
