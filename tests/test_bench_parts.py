@@ -61,7 +61,7 @@ def record(
 
 
 def measured(records: list[Record], load: Load | None = None) -> Measurement:
-    return Measurement(load or Load(1), start=0.0, records=records)
+    return Measurement(load or Load(1), start=0.0, records=records, peak_in_flight=len(records))
 
 
 def first(times: Any, count: int) -> list[float]:
@@ -121,7 +121,7 @@ def test_latency_counts_from_the_scheduled_time() -> None:
     assert found["p50_ttft_ms"] == pytest.approx(3250)
     assert found["p50_e2el_ms"] == pytest.approx(3500)
     assert found["client"]["p99_late_start_ms"] == pytest.approx(3000)
-    assert "cannot start requests at this rate: they are late by up to 3000 ms" in found["warnings"][0]
+    assert "cannot start requests at this rate: they are late by 3000 ms (p99)" in found["warnings"][0]
 
 
 @pytest.mark.parametrize("load", [{"concurrency": [3]}, {"request_rate": [2.0], "burstiness": math.inf}])
@@ -180,23 +180,24 @@ def test_latencies_equal_those_of_numpy() -> None:
             assert found[f"p{percent:g}_{name}_ms"] == pytest.approx(np.percentile(values, percent)), name
 
 
-def test_rates_and_goodput_of_four_requests() -> None:
-    """By hand: 4 seconds; goals of 200 ms, 50 ms and 1500 ms."""
+def test_rates_and_goodput_by_hand() -> None:
+    """4 seconds; goals of 200 ms, 50 ms and 1500 ms."""
     records = [
         record([0.1, 0.2, 0.3], tokens=3, end=1.5),  # TTFT 100, TPOT 100: too slow
         record([0.2, 0.25, 0.3], tokens=3, end=1.5),  # TTFT 200, TPOT 50, E2EL 1500: just good
         record([0.1], tokens=1, end=4.0),  # E2EL 4000: too slow
         record([0.1], tokens=1, end=0.5),  # one token has no TPOT: good
+        record([], tokens=0, end=0.5),  # no text: not good
     ]
     failed = record([], end=0.1)
     failed.error, failed.message = "HTTP 429", "slow down"
     settings = settings_of(goodput={"ttft": 200, "tpot": 50.0001, "e2el": 1500})
     found = summarize(measured([*records, failed]), settings)
-    assert (found["completed"], found["failed"], found["errors"]) == (4, 1, {"HTTP 429": 1})
-    assert found["request_throughput"] == 4 / 4.0
+    assert (found["completed"], found["failed"], found["errors"]) == (5, 1, {"HTTP 429": 1})
+    assert found["request_throughput"] == 5 / 4.0
     assert found["request_goodput"] == 2 / 4.0
     assert found["output_throughput"] == 8 / 4.0
-    assert found["total_token_throughput"] == (8 + 40) / 4.0
+    assert found["total_token_throughput"] == (8 + 50) / 4.0
     assert found["warnings"] == ["1 x HTTP 429: slow down"]
 
 
@@ -220,12 +221,46 @@ def test_empty_load_point_has_numbers() -> None:
 
 def test_busy_load_generator_is_a_warning() -> None:
     settings = settings_of()
-    measurement = measured([record([0.1], tokens=1)])
+    measurement = measured([record([1.0], tokens=1)])
     measurement.watch.cpu = 0.9
     assert "is the bottleneck" in summarize(measurement, settings)["warnings"][0]
     measurement.watch.cpu = 0.1
-    measurement.watch.lags.extend([0.0] * 10 + [0.5])
-    assert "waits for the CPU" in summarize(measurement, settings)["warnings"][0]
+    measurement.watch.lags.extend([0.025] * 10)
+    assert summarize(measurement, settings)["warnings"] == [
+        "the load generator waits for the CPU: its times are late by 25 ms (p99)"
+    ]
+    measurement.watch.lags[:] = array("d", [0.015] * 10)
+    assert summarize(measurement, settings)["warnings"] == []
+
+
+@pytest.mark.parametrize(("seconds", "error"), [(0.5, None), (1.5, "OSError")])
+def test_cpu_use_of_the_start_is_no_warning(seconds: float, error: str | None) -> None:
+    measurement = measured([record([seconds], tokens=1)])
+    measurement.records[0].error = error
+    measurement.watch.cpu = 1.04
+    assert not any("bottleneck" in warning for warning in summarize(measurement, settings_of())["warnings"])
+
+
+def test_fewer_requests_in_flight_than_asked_is_a_warning() -> None:
+    settings = settings_of(concurrency=[64, 3], num_prompts=3)
+    measurements = [Measurement(load, peak_in_flight=3) for load in settings.loads]
+    warnings = [summarize(measurement, settings)["warnings"] for measurement in measurements]
+    assert warnings == [["at most 3 requests were in flight: a higher number of prompts is necessary"], []]
+
+
+def test_repeated_prompts_are_a_warning() -> None:
+    records = [record([0.1], tokens=1) for _ in range(5)]
+    for made in records[2:]:
+        made.is_repeated = True
+    [warning] = summarize(measured(records), settings_of())["warnings"]
+    assert warning.startswith("3 of 5 requests have the prompt of an earlier one")
+
+
+def test_several_choices_are_a_warning() -> None:
+    records = [record([0.1], tokens=1)]
+    [warning] = summarize(measured(records), settings_of(extra_body={"n": 4}))["warnings"]
+    assert warning.startswith("n is not 1")
+    assert summarize(measured(records), settings_of(extra_body={"n": 1}))["warnings"] == []
 
 
 def test_terminal_plot_has_bars_in_proportion() -> None:
@@ -272,9 +307,58 @@ def test_events_with_text_are_counted_however_they_are_cut(size: int, newline: s
     reader = EventReader()
     for start in range(0, len(data), size):
         reader.feed(data[start : start + size], float(start))
-    assert reader.usage() == USAGE
+    assert reader.end(0.0) == USAGE
     assert len(reader.times) == 4
     assert list(reader.times) == sorted(reader.times)
+
+
+TEXT = b'data: {"choices": [{"text": "a"}]}\n\n'
+STOP = b'data: {"choices": [{"text": "", "finish_reason": "stop"}]}\n\n'
+COUNTS = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n\n'
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        COUNTS + b"data:[DONE]\n\n",
+        COUNTS + b"data: [DONE]\n",
+        COUNTS + b"data: [DONE]",
+        COUNTS + b"event: done\nid: 7\ndata: [DONE]\n\n",
+        COUNTS + b"id: 7\n: comment\n\ndata: [DONE]\n\n",
+        STOP + COUNTS,
+        COUNTS + STOP,
+        COUNTS,
+        COUNTS.rstrip(),
+    ],
+)
+def test_stream_can_end_in_each_way_of_the_format(end: bytes) -> None:
+    reader = EventReader()
+    reader.feed(TEXT + end, 1.0)
+    assert reader.end(2.0) == USAGE
+    assert list(reader.times) == [1.0]
+
+
+@pytest.mark.parametrize("key", ["text", "content", "reasoning", "reasoning_content", "arguments", "name"])
+def test_text_of_each_key_is_output(key: str) -> None:
+    reader = EventReader()
+    reader.feed(stream_of([{"choices": [{"delta": {key: "a"}}]}, {"choices": [{"delta": {key: ""}}]}]), 1.0)
+    assert list(reader.times) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ("x", {}),
+        ([1], {}),
+        ({"prompt_tokens": "5", "completion_tokens": 4}, {"completion_tokens": 4}),
+        ({"prompt_tokens": None, "completion_tokens": -1, "details": {}}, {}),
+        ({"prompt_tokens": 10**400, "completion_tokens": 1.5}, {}),
+    ],
+)
+def test_usage_that_is_no_count_is_left_out(usage: object, counts: dict[str, int]) -> None:
+    reader = EventReader()
+    reader.feed(stream_of([EVENTS[1], {"choices": [], "usage": usage}, "[DONE]"]), 0.0)
+    assert reader.end(0.0) == counts
 
 
 @pytest.mark.parametrize(
@@ -284,6 +368,8 @@ def test_events_with_text_are_counted_however_they_are_cut(size: int, newline: s
         ([EVENTS[1], {"error": "broken"}, "[DONE]"], "error event", "broken"),
         ([EVENTS[1]], "incomplete stream", r"without \[DONE\]"),
         ([EVENTS[1], "{", "[DONE]"], "invalid event", "data: {"),
+        ([EVENTS[1], "[" * 100_000, "[DONE]"], "invalid event", r"data: \[\["),
+        ([EVENTS[1], {"choices": [3, {}], "usage": USAGE}], "incomplete stream", "without a finish reason"),
         ([], "incomplete stream", r"without \[DONE\]"),
     ],
 )
@@ -291,7 +377,7 @@ def test_stream_that_fails_has_a_kind(events: list[Any], kind: str, message: str
     reader = EventReader()
     reader.feed(stream_of(events), 0.0)
     with pytest.raises(StreamError, match=message) as error:
-        reader.usage()
+        reader.end(0.0)
     assert error.value.kind == kind
 
 

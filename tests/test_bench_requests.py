@@ -54,6 +54,8 @@ def test_chats_and_texts_have_random_words() -> None:
 
 
 def test_request_asks_for_usage_and_takes_more_fields() -> None:
+    [default] = fields_of(1, prompt="Hi")
+    assert default["temperature"] == 0.0
     [fields] = fields_of(1, prompt="Hi", ignore_eos=True, extra_body={"temperature": 0.5, "top_k": 3})
     assert fields == {
         "model": "m",
@@ -76,6 +78,26 @@ def test_dataset_has_vllms_and_sharegpts_fields(tmp_path: Path, *, is_array: boo
     file.write_text(json.dumps(ROWS) if is_array else "\n".join(map(json.dumps, ROWS)))
     rows = fields_of(3, dataset_path=str(file), output_len=5)
     assert [(row["prompt"], row["max_tokens"]) for row in rows] == [("Hi", 3), ("Ho", 5), ("Hi", 3)]
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_repeated_prompts_are_known(tmp_path: Path, size: int | None) -> None:
+    file = tmp_path / "data"
+    file.write_text(json.dumps(ROWS))
+    sources: dict[int | None, dict[str, Any]] = {
+        None: {},
+        1: {"prompt": "Hi"},
+        2: {"dataset_path": str(file)},
+    }
+    made = itertools.islice(bodies(BenchSettings(url=URL, **sources[size]), "m"), 4)
+    assert [body.is_repeated for body in made] == [size is not None and index >= size for index in range(4)]
+
+
+def test_dataset_that_is_no_text_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(b"\x93NUMPY\xff\x00")
+    with pytest.raises(penstock.ConfigError, match="not JSON: 'utf-8' codec"):
+        fields_of(1, dataset_path=str(file))
 
 
 def test_dataset_of_messages_is_for_chats(tmp_path: Path) -> None:
@@ -112,6 +134,7 @@ def test_dataset_that_cannot_be_used_is_an_error(tmp_path: Path, content: str, m
         ({"url": "127.0.0.1"}, "url"),
         ({"endpoint": "embeddings"}, "endpoint"),
         ({"concurrency": [0]}, "concurrency"),
+        ({"num_prompts": 0}, "num_prompts"),
         ({"request_rate": [1.0, -1.0]}, "request_rate"),
         ({"concurrency": [1], "request_rate": [1.0]}, "request_rate"),
         ({"request_rate": [math.inf], "duration": 1.0}, "num_prompts"),

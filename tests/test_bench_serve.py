@@ -28,6 +28,7 @@ SMALL = ("--input-len", 12, "--output-len", 6, "--random-vocab-size", 250, "--ig
 EVENT = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
 #: The location is that of a redirection.
 HEADERS = [(b"content-type", b"text/event-stream"), (b"location", b"/elsewhere")]
+STOP = b'data: {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}\n\n'
 END = b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\ndata: [DONE]\n\n'
 
 
@@ -119,10 +120,26 @@ def test_counts_equal_those_of_the_engine(server: Served, engine: penstock.Engin
     assert point["failed"] == 0
 
 
-def test_output_without_text_is_counted_by_the_usage(server: Served) -> None:
-    """Tokens that are parts of characters have no text of their own."""
+def test_tokens_of_all_choices_are_counted_by_the_usage(server: Served) -> None:
     [point] = numbers(server.url, "--num-prompts", 4, "--concurrency", 1, *SMALL, "--extra-body", '{"n": 3}')
     assert point["total_output_tokens"] == 4 * 6 * 3
+
+
+def test_output_without_text_is_counted_by_the_usage() -> None:
+    """Tokens that are parts of characters have no text of their own."""
+    with serving(Stub(STOP, END)) as server:
+        options = ("--model", "m", "--num-warmups", 0, "--num-prompts", 3, "--goodput", "ttft:9000")
+        [point] = numbers(server.url, *options)
+    assert (point["completed"], point["total_output_tokens"], point["request_goodput"]) == (3, 3, 0.0)
+
+
+def test_prompts_of_a_small_dataset_repeat_with_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_text('{"prompt": "Hi"}\n{"prompt": "Ho"}')
+    with serving(Stub(EVENT, END)) as server:
+        options = ("--model", "m", "--concurrency", 1, "--num-prompts", 3, "--dataset-path", file)
+        [point] = numbers(server.url, *options)
+    assert point["warnings"][0].startswith("2 of 3 requests have the prompt of an earlier one")
 
 
 def test_closed_loop_has_exactly_n_requests_in_flight() -> None:
@@ -236,6 +253,8 @@ def test_table_has_the_rows_of_vllm_bench_serve(server: Served) -> None:
         (Stub(EVENT), "incomplete stream", "without [DONE]"),
         (Stub(b'{"choices": []}'), "incomplete stream", "without [DONE]"),
         (Stub(EVENT, None), "ClientPayloadError", ""),
+        (Stub(END.replace(b'"completion_tokens": 1', b'"completion_tokens": 0')), "no output", "no tokens"),
+        (Stub(STOP), "no output", "no text"),
     ],
 )
 def test_failure_has_a_kind(stub: Stub, kind: str, message: str) -> None:
@@ -246,6 +265,28 @@ def test_failure_has_a_kind(stub: Stub, kind: str, message: str) -> None:
     assert f"Failed requests:{'':25}3" in done.stdout
     assert f"Warning: 3 x {kind}: " in done.stdout
     assert message in done.stdout
+
+
+def test_one_odd_response_does_not_lose_the_others() -> None:
+    odd = END.replace(b'"prompt_tokens": 1', b'"prompt_tokens": "1"')
+    with serving(TurnsStub([(EVENT, END), (EVENT, odd), (EVENT, b'data: {"usage": "x"}\n\n')])) as server:
+        options = ("--model", "m", "--num-warmups", 0, "--concurrency", 1, "--num-prompts", 3)
+        [point] = numbers(server.url, *options)
+    assert (point["completed"], point["failed"]) == (3, 0)
+    assert (point["total_input_tokens"], point["total_output_tokens"]) == (1, 3)
+    assert point["warnings"] == ["1 responses have no usage: their events count as tokens"]
+
+
+class TurnsStub(Stub):
+    """Answers each request with the next parts."""
+
+    def __init__(self, turns: list[tuple[bytes, ...]]) -> None:
+        super().__init__()
+        self.turns = iter(turns)
+
+    async def wait(self) -> None:
+        """Take the next parts."""
+        self.parts = next(self.turns)
 
 
 class SilentStub(Stub):
@@ -260,7 +301,9 @@ class SilentStub(Stub):
 def test_timeout_is_a_failure_of_one_request() -> None:
     with serving(SilentStub(EVENT, END), timeout_graceful_shutdown=1) as server:
         options = ("--model", "m", "--num-warmups", 0, "--concurrency", 1, "--num-prompts", 4)
-        [point] = numbers(server.url, *options, "--timeout", 0.2)
+        done = run(server.url, "--json", *options, "--timeout", 0.2)
+    assert done.exit_code == 1
+    [point] = json.loads(done.stdout)["points"]
     assert (point["completed"], point["failed"], point["errors"]) == (2, 2, {"timeout": 2})
 
 

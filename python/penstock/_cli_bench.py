@@ -157,7 +157,7 @@ def _bench_serve(
         _report(benchmark, **report)
     if is_interrupted:
         raise KeyboardInterrupt
-    if any(point["completed"] == 0 for point in benchmark.points):
+    if any(point["failed"] or not point["completed"] for point in benchmark.points):
         sys.exit(1)
 
 

@@ -8,7 +8,7 @@ import time
 from array import array
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
@@ -35,6 +35,8 @@ class Record:
     scheduled: float
     sent: float
     max_tokens: int
+    #: Whether an earlier request had the same prompt.
+    is_repeated: bool = False
     end: float = math.nan
     #: The time of each event with output.
     times: array[float] = field(default_factory=lambda: array("d"))
@@ -101,12 +103,12 @@ class Client:
             try:
                 fields = await response.json(content_type=None)
                 return str(fields["data"][0]["id"])
-            except (LookupError, TypeError, ValueError):
+            except (LookupError, TypeError, ValueError, RecursionError):
                 raise StreamError("no model", "the response lists no model") from None
 
     async def send(self, body: Body, scheduled: float) -> Record:
         """Send a request and read its stream to the end."""
-        record = Record(scheduled, time.perf_counter(), body.max_tokens)
+        record = Record(scheduled, time.perf_counter(), body.max_tokens, body.is_repeated)
         reader = EventReader()
         record.times = reader.times
         try:
@@ -127,10 +129,10 @@ class Client:
                 yield
         except TimeoutError:
             raise StreamError("timeout", f"no end within {self._timeout:g} seconds") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise StreamError(type(error).__name__, str(error)) from error
 
-    async def _read(self, body: Body, reader: EventReader) -> dict[str, Any]:
+    async def _read(self, body: Body, reader: EventReader) -> dict[str, int]:
         """Send a request and read its stream; returns the usage."""
         headers = {"Content-Type": "application/json"}
         async with self._session.post(
@@ -140,7 +142,10 @@ class Client:
                 raise await _refusal(response)
             async for data in response.content.iter_any():
                 reader.feed(data, time.perf_counter())
-        return reader.usage()
+        usage = reader.end(time.perf_counter())
+        if not reader.times and not usage.get("completion_tokens"):
+            raise StreamError("no output", "the response has no text and no tokens")
+        return usage
 
 
 def _connector(*, keep_alive: bool) -> aiohttp.TCPConnector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,8 @@ class Body(NamedTuple):
 
     content: bytes
     max_tokens: int
+    #: Whether an earlier request had the same prompt, because there are fewer prompts than requests.
+    is_repeated: bool = False
 
 
 def bodies(settings: BenchSettings, model: str) -> Iterator[Body]:
@@ -49,25 +52,27 @@ def bodies(settings: BenchSettings, model: str) -> Iterator[Body]:
         "stream_options": {"include_usage": True},
         **({"ignore_eos": True} if settings.ignore_eos else {}),
     }
-    prompts = _prompts(settings)
+    prompts, size = _prompts(settings)
 
-    def make(prompt: Prompt, max_tokens: int) -> Body:
+    def make(index: int, row: tuple[Prompt, int]) -> Body:
+        prompt, max_tokens = row
         if is_chat and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         fields = {**common, ("messages" if is_chat else "prompt"): prompt, "max_tokens": max_tokens}
         fields |= settings.extra_body or {}
-        return Body(json.dumps(fields).encode(), max_tokens)
+        return Body(json.dumps(fields).encode(), max_tokens, is_repeated=index >= size)
 
-    return itertools.starmap(make, prompts)
+    return itertools.starmap(make, enumerate(prompts))
 
 
-def _prompts(settings: BenchSettings) -> Iterator[tuple[Prompt, int]]:
-    """Prompts, each with the number of tokens to generate."""
+def _prompts(settings: BenchSettings) -> tuple[Iterator[tuple[Prompt, int]], float]:
+    """Prompts without end, each with the number of tokens to generate; and the number of different ones."""
     if settings.prompt is not None:
-        return itertools.repeat((settings.prompt, settings.output_len))
+        return itertools.repeat((settings.prompt, settings.output_len)), 1
     if settings.dataset_path is not None:
-        return itertools.cycle(_rows(Path(settings.dataset_path), settings))
-    return _random(settings)
+        rows = _rows(Path(settings.dataset_path), settings)
+        return itertools.cycle(rows), len(rows)
+    return _random(settings), math.inf
 
 
 def _random(settings: BenchSettings) -> Iterator[tuple[Prompt, int]]:
@@ -87,8 +92,8 @@ def _random(settings: BenchSettings) -> Iterator[tuple[Prompt, int]]:
 
 def _rows(file: Path, settings: BenchSettings) -> list[tuple[Prompt, int]]:
     """The prompts of a file: a JSON array, or an object per line."""
-    text = file.read_text(encoding="utf-8")
     try:
+        text = file.read_text(encoding="utf-8")
         rows = (
             json.loads(text)
             if text.lstrip().startswith("[")

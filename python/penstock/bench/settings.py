@@ -116,13 +116,10 @@ class BenchSettings:
             raise _invalid("url", self.url, "an http or https URL")
         if self.endpoint not in get_args(Endpoint):
             raise _invalid("endpoint", self.endpoint, " or ".join(get_args(Endpoint)))
-        _check(self, ("timeout", "burstiness", "duration"), lambda value: value > 0, "above 0")
-        _check(
-            self,
-            ("concurrency", "request_rate", "num_prompts", "output_len", "random_vocab_size"),
-            lambda value: value > 0,
-            "1 or more, or a rate above 0",
-        )
+        rates = ("timeout", "burstiness", "duration", "request_rate")
+        _check(self, rates, lambda value: value > 0, "above 0")
+        counts = ("concurrency", "num_prompts", "output_len", "random_vocab_size")
+        _check(self, counts, lambda value: value > 0, "1 or more")
         _check(self, ("num_warmups", "input_len", "random_prefix_len"), lambda value: value >= 0, "0 or more")
         _check(self, ("random_range_ratio",), lambda value: 0 <= value < 1, "in 0 to below 1")
         _check(self, ("metric_percentiles",), lambda value: 0 <= value <= 100, "in 0 to 100")  # noqa: PLR2004

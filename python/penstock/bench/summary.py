@@ -28,6 +28,8 @@ LATENCIES = {
 #: With more, the numbers are those of the load generator.
 _MAX_CPU = 0.85
 _MAX_LAG_MS = 20
+#: The use of the CPU in a shorter time is that of the start.
+_MIN_SECONDS = 1.0
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -104,9 +106,9 @@ def _finite(value: float) -> float | None:
 
 
 def _is_good(record: Record, goals: Mapping[str, float]) -> bool:
-    """Whether a request meets all goals. A request of one token has no time per output token."""
+    """Whether a request has text and meets all goals. One of one token has no time per output token."""
     values = {name: getattr(record, name) * 1e3 for name in GOALS if name in goals}
-    return not any(values[name] > limit for name, limit in goals.items())
+    return bool(record.times) and not any(values[name] > limit for name, limit in goals.items())
 
 
 def _client(measurement: Measurement) -> dict[str, float]:
@@ -124,22 +126,18 @@ def _warnings(
     found: dict[str, Any], done: list[Record], failed: list[Record], settings: BenchSettings
 ) -> list[str]:
     """Facts that make the numbers doubtful."""
-    warnings = []
-    client = found["client"]
-    if found["request_rate"] is not None and client["p99_late_start_ms"] > _MAX_LAG_MS:
-        warnings.append(
-            "the load generator cannot start requests at this rate: "
-            f"they are late by up to {client['p99_late_start_ms']:.0f} ms"
-        )
-    if client["cpu"] > _MAX_CPU:
-        warnings.append(f"the load generator is the bottleneck: it used {client['cpu']:.0%} of a core")
-    elif client["p99_lag_ms"] > _MAX_LAG_MS:
-        warnings.append(
-            f"the load generator waits for the CPU: its times are late by up to {client['p99_lag_ms']:.0f} ms"
-        )
+    warnings = _load_warnings(found, done)
     for kind in dict.fromkeys(record.error for record in failed):
         message = next(record.message for record in failed if record.error == kind)
         warnings.append(f"{found['errors'][kind]} x {kind}: {message}")
+    repeated = sum(record.is_repeated for record in done)
+    if repeated:
+        warnings.append(
+            f"{repeated} of {len(done)} requests have the prompt of an earlier one: "
+            "the server's prefix cache may answer them"
+        )
+    if (settings.extra_body or {}).get("n", 1) != 1:
+        warnings.append("n is not 1: the inter-token latency and the time per output token mix the choices")
     without = sum(record.output_tokens is None for record in done)
     if without:
         warnings.append(f"{without} responses have no usage: their events count as tokens")
@@ -151,5 +149,25 @@ def _warnings(
         warnings.append(
             f"{tokens} tokens came in {events} events with text; the inter-token latency "
             "is the time between events"
+        )
+    return warnings
+
+
+def _load_warnings(found: dict[str, Any], done: list[Record]) -> list[str]:
+    """Facts that make the load another one than the settings say."""
+    warnings = []
+    client, peak = found["client"], found["max_concurrent_requests"]
+    if peak < (found["max_concurrency"] or 0):
+        warnings.append(f"at most {peak} requests were in flight: a higher number of prompts is necessary")
+    if found["request_rate"] is not None and client["p99_late_start_ms"] > _MAX_LAG_MS:
+        warnings.append(
+            "the load generator cannot start requests at this rate: "
+            f"they are late by {client['p99_late_start_ms']:.0f} ms (p99)"
+        )
+    if client["cpu"] > _MAX_CPU and done and found["duration"] >= _MIN_SECONDS:
+        warnings.append(f"the load generator is the bottleneck: it used {client['cpu']:.0%} of a core")
+    elif client["p99_lag_ms"] > _MAX_LAG_MS:
+        warnings.append(
+            f"the load generator waits for the CPU: its times are late by {client['p99_lag_ms']:.0f} ms (p99)"
         )
     return warnings
