@@ -60,7 +60,7 @@ def answer_to(server: Served, body: bytes) -> tuple[int, str]:
             b'{"x":{' + b'"":0,' * (1 << 17) + b'"":0}}',
             "too many lists, objects and fields: the limit is 131072",
         ),
-        (b'{"prompt":[' + b"1," * (1 << 19) + b"0]}", "too many values: the limit is 524288"),
+        (b'{"prompt":[' + b"1," * (1 << 20) + b"0]}", "too many values: the limit is 1048576"),
         (b'{"prompt":' + b"[" * 40_000 + b"]" * 40_000 + b"}", "nested too deeply: the limit is 64 levels"),
     ],
     ids=["lists", "objects", "fields", "numbers", "nested"],

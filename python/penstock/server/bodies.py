@@ -18,7 +18,7 @@ Structure = TypeVar("Structure")
 #: A larger body is decoded in a thread. One of this size takes at most 4 ms.
 LARGE = 32 << 10
 #: Bounds of a body, which bound the memory and the time for its decoding: the decoder holds the interpreter.
-_MAX_VALUES = 1 << 19
+_MAX_VALUES = 1 << 20
 #: Lists, objects and fields of objects, which take more time than other values.
 _MAX_STRUCTURE = 1 << 17
 _MAX_NESTING = 64
