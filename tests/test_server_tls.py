@@ -198,6 +198,32 @@ def test_unix_socket_is_private_and_removed_at_the_end(tiny_model: Path, tmp_pat
     assert not Path(path).exists()
 
 
+def metric(path: str, name: str) -> float:
+    """A metric of the engine."""
+    connection = Connection(path)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+def test_stream_that_is_not_read_from_a_unix_socket_ends(tiny_model: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "server")
+    options = ("--send-timeout", 0.5, "--config-overrides", '{"max_position_embeddings": 8192}')
+    body = {"prompt": [1, 2], "max_tokens": 8000, "ignore_eos": True, "n": 32, "stream": True}
+    with (
+        started(tiny_model, "--uds", path, *options, is_ready=lambda _: ping(path) == 200) as server,
+        socket.socket(socket.AF_UNIX) as connection,
+    ):
+        connection.connect(path)
+        connection.sendall(post(PATH, body))
+        wait_until(lambda: metric(path, "penstock:running") == 32)
+        wait_until(lambda: metric(path, "penstock:running") == 0)
+        assert metric(path, "penstock:generation_tokens_total") < 32 * 8000
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
 def test_file_in_place_of_a_unix_socket_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
