@@ -7,7 +7,6 @@ connection is always read: bytes ahead of the response are held up to a bound.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections import deque
 from functools import partial
@@ -26,7 +25,6 @@ _EMPTY = b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request" + _EMPTY
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large" + _EMPTY
 _WRONG_VERSION = b"HTTP/1.1 505 HTTP Version Not Supported" + _EMPTY
-_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 #: Bytes that are parsed at once; a parser can hold requests of one piece.
 _PIECE = 16 << 10
 #: The number of unanswered requests of a connection; httptools parses all of a piece.
@@ -58,6 +56,10 @@ class _Limits(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.timeout_keep_alive = self.settings.keep_alive_timeout
+        if hasattr(self, "parser"):  # httptools, which is optional
+            from penstock.server.parser import Parser
+
+            self.parser = Parser(self)
         #: Unanswered requests; the first one is being answered.
         self._requests: deque[Any] = deque()
         #: Bytes after a request that is complete but not answered.
@@ -112,8 +114,6 @@ class _Limits(asyncio.Protocol):
     def _parse_piece(self, piece: bytes) -> None:
         newest = self.cycle
         size = 0 if newest is None else len(newest.body)
-        if not self._requests:
-            piece = _without_upgrade(piece)
         super().data_received(piece)
         self._add_request()
         limit = self.settings.max_header_bytes
@@ -149,6 +149,8 @@ class _Limits(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Called by httptools."""
+        if self.parser.should_upgrade():
+            return  # the parser begins this request again
         if len(self._requests) == _MAX_PIPELINED:
             self.transport.abort()
             return
@@ -156,6 +158,14 @@ class _Limits(asyncio.Protocol):
         self._add_request()
         # httptools adds trailers to the list, which is that of the request.
         self.headers: list[tuple[bytes, bytes]] = []
+
+    def on_message_complete(self) -> None:
+        """Called by httptools."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()  # type: ignore[misc] # of the base class
+
+    def _get_upgrade(self) -> None:
+        """No upgrade is made, nor logged by uvicorn."""
 
     def _add_request(self) -> None:
         """List the newest request, if it is not."""
@@ -258,14 +268,6 @@ class _Limits(asyncio.Protocol):
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
-
-
-def _without_upgrade(piece: bytes) -> bytes:
-    """The beginning of a request without an upgrade, which is never made: httptools would skip the body."""
-    if b"pgrade" not in piece:
-        return piece
-    head, blank, rest = piece.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"", head) + blank + rest
 
 
 def _send_without_chunks(request: Any, message: Any) -> Coroutine[Any, Any, None]:
