@@ -8,11 +8,9 @@ so the request, and writes comments while the stream is idle.
 from __future__ import annotations
 
 import math
-from collections import deque
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -23,7 +21,7 @@ from penstock.server.sse import KEEP_ALIVE
 from penstock.server.state import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator
 
     from anyio import CancelScope
 
@@ -34,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "generate", "stream"]
 
-Item = TypeVar("Item")
+#: Time between two attempts to start a request that the engine has no room for, in seconds.
+_RETRY_INTERVAL = 0.02
 
 
 def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None, call: Call) -> Generation:
@@ -55,41 +54,75 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
     return exchange.generation
 
 
-async def _for_each(
-    items: Sequence[Item], work: Callable[[int, Item], Awaitable[None]], concurrency: int
-) -> None:
-    """Run `work` for all items, with their indices, this many at the same time. The first error ends it.
+class _Batch:
+    """The requests of a generation: one for each prompt, a bounded number of them at the same time.
 
-    An item that the engine has no room for is run after another one, unless there is none.
+    They are started one after another: if the engine has no room, a batch tries again with one of them.
     """
-    if len(items) == 1:
-        await work(0, items[0])
-        return
-    waiting = deque(enumerate(items))
-    num_workers = min(concurrency, len(items))
-    errors: list[Exception] = []
 
-    async def run() -> None:
-        nonlocal num_workers
-        while waiting:
-            index, item = waiting.popleft()
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        engine, call = generation.model.engine, generation.call
+        self.concurrency = 1 if len(call.prompts) == 1 else _concurrency(engine.info, call)
+        #: By the index of the prompt.
+        self.requests: dict[int, penstock.Request] = {}
+        self._opening = anyio.Lock()
+
+    async def open(self, index: int, stack: AsyncExitStack) -> None:
+        """Start the request of a prompt. Raises `OverloadedError` if the engine has no room."""
+        call = self.generation.call
+        opening = self.generation.model.engine.stream(call.prompts[index], call.params, **call.template)
+        self.requests[index] = request = await stack.enter_async_context(opening)
+        self.generation.add(request)
+
+    async def open_first(self, stack: AsyncExitStack) -> None:
+        """Start as many requests as run at the same time, or as the engine has room for: at least one."""
+        for index in range(min(self.concurrency, len(self.generation.call.prompts))):
             try:
-                await work(index, item)
-            except penstock.OverloadedError as error:
-                if num_workers == 1:
-                    errors.append(error)
-                waiting.appendleft((index, item))
-                break
+                await self.open(index, stack)
+            except penstock.OverloadedError:
+                if index == 0:
+                    raise
+                return
+
+    async def _open_when_possible(self, index: int, stack: AsyncExitStack) -> None:
+        """Start a request as soon as the engine has room, but fail if it has none for the first one."""
+        async with self._opening:
+            while index not in self.requests:
+                try:
+                    await self.open(index, stack)
+                except penstock.OverloadedError:
+                    if not self.requests:
+                        raise
+                    await anyio.sleep(_RETRY_INTERVAL)
+
+    async def for_each(self, work: Callable[[int, penstock.Request], Awaitable[None]]) -> None:
+        """Run `work` for each request; the first error ends it."""
+        indices = iter(range(len(self.generation.call.prompts)))
+
+        async def run() -> None:
+            for index in indices:
+                async with AsyncExitStack() as stack:
+                    await self._open_when_possible(index, stack)
+                    await work(index, self.requests[index])
+
+        if self.concurrency == 1:
+            await run()
+            return
+        errors: list[Exception] = []
+
+        async def run_in_group() -> None:
+            try:
+                await run()
             except Exception as error:  # noqa: BLE001 - raised below, outside the task group
                 errors.append(error)
                 group.cancel_scope.cancel()
-        num_workers -= 1
 
-    async with anyio.create_task_group() as group:
-        for _ in range(num_workers):
-            group.start_soon(run)
-    if errors:
-        raise errors[0]
+        async with anyio.create_task_group() as group:
+            for _ in range(min(self.concurrency, len(self.generation.call.prompts))):
+                group.start_soon(run_in_group)
+        if errors:
+            raise errors[0]
 
 
 def _concurrency(info: penstock.ModelInfo, call: Call) -> int:
@@ -123,32 +156,43 @@ def _stopping() -> ApiError:
 
 async def generate(state: State, generation: Generation, exchange: Exchange) -> list[penstock.Result]:
     """The results for all prompts, in order."""
-    results: dict[int, penstock.Result] = {}
-    engine, call = generation.model.engine, generation.call
-    # The engine has no request for each output of these, so there is no output so far.
-    is_selected = call.params.num_beams > 1 or call.params.best_of is not None
+    params, results = generation.call.params, dict[int, penstock.Result]()
 
-    async def run(index: int, prompt: penstock.Prompt) -> None:
-        if is_selected:
-            with anyio.CancelScope() as scope:
-                generation.add(scope)
-                results[index] = await engine.generate(prompt, call.params, **call.template)
-            if scope.cancelled_caught:
-                raise ApiError(503, "the request was aborted", code="aborted")
+    async def run() -> None:
+        # The engine has no request for each output of these, so there is no output so far.
+        if params.num_beams > 1 or params.best_of is not None:
+            await _select(generation, results)
             return
-        async with engine.stream(prompt, call.params, **call.template) as request:
-            generation.add(request)
+
+        async def wait(index: int, request: penstock.Request) -> None:
             results[index] = await request.result()
 
-    with state.running(generation):
-        concurrency = 1 if len(call.prompts) == 1 else _concurrency(engine.info, call)
-        with _until(_deadline(state.settings), state.settings):
-            await while_connected(exchange, partial(_for_each, call.prompts, run, concurrency))
+        await _Batch(generation).for_each(wait)
+
+    with state.running(generation), _until(_deadline(state.settings), state.settings):
+        await while_connected(exchange, run)
     if generation.is_aborted and state.is_draining:
         raise _stopping()
     for result in results.values():
         generation.end(result)
-    return [results[index] for index in range(len(call.prompts))]
+    return [results[index] for index in range(len(generation.call.prompts))]
+
+
+async def _select(generation: Generation, results: dict[int, penstock.Result]) -> None:
+    """Compute the results of which the engine selects the outputs."""
+    call, engine = generation.call, generation.model.engine
+    with anyio.CancelScope() as scope:
+        generation.add(scope)
+        if len(call.prompts) == 1:
+            results[0] = await engine.generate(call.prompts[0], call.params, **call.template)
+            return
+        async with engine.generate_many(call.prompts, call.params, ordered=False) as items:
+            async for item in items:
+                if item.result is None:
+                    raise item.error or AssertionError
+                results[item.index] = item.result
+    if scope.cancelled_caught:
+        raise ApiError(503, "the request was aborted", code="aborted")
 
 
 class _Writer:
@@ -187,28 +231,28 @@ class _Writer:
 
 
 async def stream(state: State, generation: Generation, events: Events, exchange: Exchange) -> None:
-    """Stream the output for all prompts. Raises errors before the first byte; a later one is an event."""
+    """Stream the output for all prompts. Raises errors before the first byte; a later one is an event.
+
+    Before the first byte, as many requests are started as run at the same time.
+    """
     call = generation.call
     if call.params.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", call.params.prompt_logprobs, "left out when stream is true")
     writer = _Writer(exchange, state.settings, events)
-    requests: list[penstock.Request] = []
-
+    batch = _Batch(generation)
     deadline = _deadline(state.settings)
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
             with _until(deadline, state.settings):
-                for prompt in call.prompts:
-                    opening = generation.model.engine.stream(prompt, call.params, **call.template)
-                    requests.append(await stack.enter_async_context(opening))
-                    generation.add(requests[-1])
+                await batch.open_first(stack)
             await exchange.start_stream()
             writer.is_started = True
             last = b""
             try:
                 with _until(deadline, state.settings):
-                    await _for_each(requests, writer.write, len(requests))
+                    await batch.for_each(writer.write)
+                requests = [batch.requests[index] for index in range(len(call.prompts))]
                 for request in requests:
                     generation.end(request)
                 last = events.end(requests)
