@@ -333,6 +333,8 @@ def test_api_key_is_sent_and_not_reported(
         assert "secret" not in done.output
         monkeypatch.setenv("PENSTOCK_API_KEY", "secret")
         assert run(server.url, *SMALL, "--num-prompts", 1).exit_code == 0
+        monkeypatch.setenv("PENSTOCK_API_KEY", "wrong")
+        assert run(server.url, *SMALL, "--num-prompts", 1, "--api-key", "secret").exit_code == 0
 
 
 def test_ctrl_c_prints_the_numbers_so_far(server: Served, engine: penstock.Engine) -> None:
@@ -375,6 +377,7 @@ def test_help_lists_the_options_of_each_group() -> None:
         (("--concurrency", "x"), "'x' is not a valid integer"),
         (("--output", "/nowhere/result.json"), "Invalid value for '--output'"),
         (("--plot", "/nowhere/plot.png"), "Invalid value for '--plot'"),
+        (("--api-key", "a\nb"), "other characters than printable ASCII"),
         (("--plot", "plot.txt"), "one of .pdf, .png, .svg is expected"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import threading
+import unicodedata
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def content(engine: penstock.Engine, *texts: str) -> str:
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_question_is_answered_with_statistics(server: Served, engine: penstock.Engine, suffix: str) -> None:
-    done = chat("--url", server.url + suffix, "-q", "Hi", *OPTIONS)
+    done = chat("--url", server.url + suffix, "Hi", *OPTIONS)
     assert (done.exit_code, done.stdout) == (0, content(engine, "Hi") + "\n")
     assert "8 output tokens, time to first token" in done.stderr
     assert done.stderr.rstrip().endswith("tokens/s")
@@ -81,11 +82,18 @@ def test_question_is_the_same_as_a_prompt_or_a_pipe(
 def test_json_has_the_answer_and_its_counts(server: Served, engine: penstock.Engine) -> None:
     done = chat("--url", server.url, "-q", "Hi", "--json", *OPTIONS)
     answer = json.loads(done.stdout)
-    assert answer["content"] == content(engine, "Hi")
-    assert (answer["finish_reason"], answer["output_tokens"]) == ("length", 8)
-    assert answer["prompt_tokens"] > 0
-    assert 0 < answer["first_token"] < answer["total"]
+    [choice] = answer["choices"]
+    expected = {"index": 0, "content": content(engine, "Hi"), "reasoning": "", "finish_reason": "length"}
+    assert choice == expected
+    assert answer["usage"]["completion_tokens"] == 8
+    assert answer["usage"]["prompt_tokens"] > 0
+    assert 0 < answer["timings"]["first_token"] < answer["timings"]["total"]
     assert done.stderr == ""
+    local = engine.blocking.generate([{"role": "user", "content": "Hi"}], **FIELDS).to_dict()
+    for fields, others in ((answer, local), (choice, local["choices"][0])):
+        assert fields.keys() <= others.keys()
+    for name in ("usage", "timings"):
+        assert answer[name].keys() <= local[name].keys()
 
 
 def test_request_has_the_model_and_the_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +125,36 @@ def test_reasoning_goes_to_standard_error() -> None:
         done = chat("--url", url, "--model", "m", "-q", "Hi")
     assert done.stdout == "Yes\n"
     assert done.stderr.startswith("I think so.")
+    with scripted(ok(stream)) as (url, _):
+        done = chat("--url", url, "--model", "m", "-q", "Hi", "--json")
+    assert json.loads(done.stdout)["choices"][0]["reasoning"] == "I think so."
+
+
+@pytest.mark.parametrize("end", ["data: [DONE]", "data:[DONE]\n", "event: done\ndata: [DONE]\n\n", "", "\n"])
+def test_answer_with_a_finish_reason_is_complete(end: str) -> None:
+    event = {"choices": [{"delta": {"content": "Yes"}, "finish_reason": "stop"}]}
+    with scripted(ok(f"data: {json.dumps(event)}\n\n{end}")) as (url, _):
+        done = chat("--url", url, "--model", "m", "Hi")
+    assert (done.exit_code, done.stdout) == (0, "Yes\n")
+
+
+def test_terminal_gets_no_control_characters_of_a_server() -> None:
+    text = "\x1b]0;title\x07A\x1b[2J\x9bB\tC\nD\x7f"
+    event = {"choices": [{"delta": {"reasoning": "\x1b[8m?", "content": text}, "finish_reason": "stop"}]}
+    stream = ok(f"data: {json.dumps(event)}\n\n")
+    with scripted(stream) as (url, _), Terminal(MAIN, "chat", "--url", url, "--model", "m", "Hi") as terminal:
+        terminal.wait_for("time to first token")
+        assert terminal.wait() == 0
+        assert "\x1b]" not in terminal.screen
+        assert "\x1b[2J" not in terminal.screen
+        assert "\x1b[8m" not in terminal.screen
+        assert "[8m?" in terminal.screen
+        assert "]0;titleA[2JB\tC\r\nD" in terminal.screen
+    with scripted(stream) as (url, _):
+        assert chat("--url", url, "--model", "m", "Hi").stdout == text + "\n"
+    refusal = b"HTTP/1.1 400 No\r\n\r\n" + json.dumps({"error": {"message": text}}).encode()
+    with scripted(refusal) as (url, _):
+        assert "]0;titleA[2JB" in chat("--url", url, "--model", "m", "Hi").stderr
 
 
 # ---- the interactive chat
@@ -133,7 +171,8 @@ def test_conversation_continues_until_it_is_cleared(server: Served, engine: pens
             terminal.wait_for(f"{line}\r\n")
             if answer is not None:
                 shown = terminal.wait_for("output tokens").rpartition("\r\n")[0]
-                assert shown == answer.replace("\n", "\r\n")
+                printed = (c for c in answer if c in "\n\t" or unicodedata.category(c) != "Cc")
+                assert shown == "".join(printed).replace("\n", "\r\n")
         terminal.type(CTRL_D)
         assert terminal.wait() == 0
 
@@ -194,6 +233,16 @@ def test_refusal_is_one_line_and_status_1(server: Served, monkeypatch: pytest.Mo
     assert "(401): a valid API key is required" in done.stderr
 
 
+def test_key_of_a_file_is_sent(
+    server: Served, engine: penstock.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("secret\n")
+    monkeypatch.setenv("PENSTOCK_API_KEY", "wrong")
+    done = chat("--url", server.url, "Hi", "--api-key-file", file, *OPTIONS)
+    assert (done.exit_code, done.stdout) == (0, content(engine, "Hi") + "\n")
+
+
 def test_server_that_is_absent_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -207,7 +256,15 @@ def test_server_that_is_absent_is_an_error() -> None:
     [
         ("file:///etc/passwd", ["-q", "Hi"], "an address such as"),
         ("127.0.0.1:8000", ["-q", "Hi"], "an address such as"),
-        ("http://x", ["model", "-q", "Hi"], "--url excludes MODEL"),
+        ("http://[::1", ["Hi"], "an address such as"),
+        ("http://x:99999", ["Hi"], "an address such as"),
+        ("http://x/ü", ["Hi"], "an address such as"),
+        ("http://x", ["model", "Hi"], "--url excludes MODEL"),
+        ("http://x", ["model", "-q", "Hi"], "--question excludes PROMPT"),
+        ("http://x", ["Hi", "--api-key", "a\nb"], "other characters than printable ASCII"),
+        ("http://x", ["Hi", "--api-key", "€"], "other characters than printable ASCII"),
+        ("http://x", ["Hi", "--api-key", "k", "--api-key-file", __file__], "excludes --api-key-file"),
+        (None, ["model", "Hi", "--api-key-file", __file__], "--api-key-file has no effect without --url"),
         ("http://x", ["-q", "Hi", "--threads", "1"], "--threads has no effect with --url"),
         (None, ["model", "-q", "Hi", "--api-key", "k"], "--api-key has no effect without --url"),
         (None, ["model", "-q", "Hi", "--model", "m"], "--model has no effect without --url"),

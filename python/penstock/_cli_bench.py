@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock._cli_options import Command, Option, settings_options
+from penstock._cli_options import Command, Option, api_key, key_options, settings_options
 from penstock.bench.settings import BENCH_GROUPS, BenchSettings
 
 if TYPE_CHECKING:
@@ -73,13 +72,7 @@ class _NewFile(click.Path):
 @click.option(
     "--url", required=True, cls=Option, group="Server", help="Address, such as http://127.0.0.1:8000."
 )
-@click.option(
-    "--api-key-file",
-    type=click.Path(exists=True, dir_okay=False),
-    cls=Option,
-    group="Server",
-    help="File of the API key. Default: the environment variable PENSTOCK_API_KEY.",
-)
+@key_options("Server")
 @settings_options(BenchSettings, BENCH_GROUPS)
 @click.option(
     "--goodput",
@@ -119,9 +112,7 @@ class _NewFile(click.Path):
     group="Report",
     help="Print one JSON object, and no tables.",
 )
-def _bench_serve(
-    goodput: Sequence[str], more_goals: Sequence[str], api_key_file: str | None, **options: Any
-) -> None:
+def _bench_serve(goodput: Sequence[str], more_goals: Sequence[str], **options: Any) -> None:
     """Measure a server with OpenAI's API under load.
 
     A closed loop keeps a number of requests in flight (--concurrency), an open loop starts them by a schedule
@@ -131,7 +122,7 @@ def _bench_serve(
         raise click.UsageError(f"Got unexpected extra argument ({more_goals[0]})")
     report = {name: options.pop(name) for name in ("output", "detailed", "plot", "chart", "as_json")}
     settings = BenchSettings(
-        api_key=_api_key(api_key_file),
+        api_key=api_key(options.pop("api_key"), options.pop("api_key_file")),
         goodput=_goals([*goodput, *more_goals]),
         **{name: value for name, value in options.items() if value not in (None, ())},
     )
@@ -159,15 +150,6 @@ def _bench_serve(
         raise KeyboardInterrupt
     if any(point["failed"] or not point["completed"] for point in benchmark.points):
         sys.exit(1)
-
-
-def _api_key(file: str | None) -> str | None:
-    if file is None:
-        return os.environ.get("PENSTOCK_API_KEY")
-    key = Path(file).read_text(encoding="utf-8").strip()
-    if not key:
-        raise click.UsageError(f"{file} has no key.")
-    return key
 
 
 def _run(benchmark: Benchmark, *, is_silent: bool) -> None:

@@ -31,6 +31,7 @@ class Reply:
     """An answer and its numbers. `content` has no reasoning and no tool calls; times are in seconds."""
 
     content: str = ""
+    reasoning: str = ""
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -42,12 +43,22 @@ class Reply:
         """The reply of an engine."""
         return cls(
             result.content,
+            result.reasoning,
             result.finish_reason,
             result.usage.prompt_tokens,
             result.usage.completion_tokens,
             result.timings.first_token,
             result.timings.total,
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of `Result.to_dict` that an answer of a server has."""
+        choice = {"content": self.content, "reasoning": self.reasoning, "finish_reason": self.finish_reason}
+        return {
+            "choices": [{"index": 0, **choice}],
+            "usage": {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.output_tokens},
+            "timings": {"first_token": self.first_token, "total": self.total},
+        }
 
     @property
     def is_cancelled(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from fractions import Fraction
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Command",
+    "api_key",
     "convert_options",
     "engine_options",
     "given",
     "json_option",
+    "key_options",
     "sampling_options",
     "server_options",
     "settings_options",
@@ -216,6 +220,36 @@ def settings_options(settings: type, groups: Mapping[str, Sequence[str]]) -> Dec
 server_options = settings_options(
     ServerSettings, {"Server": [field.name for field in fields(ServerSettings)]}
 )
+
+
+def key_options(group: str) -> Decorator:
+    """The options of `api_key`, for commands that are clients of a server."""
+    named: dict[str, Any] = {"cls": Option, "group": group}
+    about = "API key of the server, which other users of the machine can see."
+    about_file = "File of the API key. Default: the environment variable PENSTOCK_API_KEY."
+    path = click.Path(exists=True, dir_okay=False)
+    return _all(
+        [
+            click.option("--api-key", help=about, **named),
+            click.option("--api-key-file", type=path, help=about_file, **named),
+        ]
+    )
+
+
+def api_key(key: str | None, file: str | None) -> str | None:
+    """The API key of these options, or of the environment."""
+    if key and file is not None:
+        raise click.UsageError("--api-key excludes --api-key-file.")
+    if file is not None:
+        key = Path(file).read_text(encoding="utf-8", errors="replace").strip()
+        if not key:
+            raise click.UsageError(f"{file} has no key.")
+    key = key or os.environ.get("PENSTOCK_API_KEY") or None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise click.UsageError("The API key has other characters than printable ASCII ones.")
+    return key
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,7 +20,7 @@ from penstock._options import EngineOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import closing
-    from typing import IO
+    from typing import IO, TextIO
 
     from penstock._cli_chat import Messages
 
@@ -34,8 +35,15 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CONSTRAINTS = ("regex", "choice", "grammar")
 
 
+#: Control characters but tab and line feed: a server must not control the terminal.
+_CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})
+
+
 class RemoteError(click.ClickException):
     """The server cannot be reached, or does not answer as OpenAI's API does."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.translate(_CONTROLS))
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
@@ -49,8 +57,13 @@ class RemoteModel:
     """A model of a server. `fields` are the sampling parameters of its requests."""
 
     def __init__(self, url: str, name: str | None, api_key: str | None, fields: Mapping[str, Any]) -> None:
-        host = urlsplit(url).hostname
-        if urlsplit(url).scheme not in ("http", "https") or not host:
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+            is_valid = url.isascii() and parts.scheme in ("http", "https") and host
+        except ValueError:
+            is_valid = False
+        if not is_valid:
             raise click.UsageError(f"--url {url!r}: an address such as http://127.0.0.1:8000 is expected.")
         self._root = url.rstrip("/").removesuffix("/v1") + "/v1/"
         proxies = [urllib.request.ProxyHandler({})] if host in _LOOPBACK else []
@@ -78,15 +91,16 @@ class RemoteModel:
         begin = time.perf_counter()
         with self._open("chat/completions", body) as response:
             try:
-                for event in _events(response):
+                for event in _events(response, reply):
                     text, reasoning = _read(event, reply)
                     if (text or reasoning) and reply.first_token is None:
                         reply.first_token = time.perf_counter() - begin
                     reply.content += text
+                    reply.reasoning += reasoning
                     if reasoning and not is_silent:
-                        click.echo(click.style(reasoning, dim=True), nl=False, err=True)
+                        click.echo(click.style(_shown(reasoning, sys.stderr), dim=True), nl=False, err=True)
                     if text and not is_silent:
-                        click.echo(text, nl=False)
+                        click.echo(_shown(text, sys.stdout), nl=False)
             except KeyboardInterrupt:
                 if not reply.content:
                     raise
@@ -126,7 +140,7 @@ def check_source(model: str | None, options: Mapping[str, Any]) -> None:
         raise click.UsageError(
             "Missing argument 'MODEL', or --url." if model is None else "--url excludes MODEL."
         )
-    names = {"served_name": "--model", "api_key": "--api-key"}
+    names = {"served_name": "--model", "api_key": "--api-key", "api_key_file": "--api-key-file"}
     if model is None:
         names = {name: f"--{name.replace('_', '-')}" for name in given(EngineOptions, options)}
     for name, flag in names.items():
@@ -150,23 +164,28 @@ def _lost(error: Exception) -> RemoteError:
     return RemoteError(f"the server cannot be reached: {reason or type(error).__name__}")
 
 
-def _events(response: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """The events of a stream up to its last one."""
+def _shown(text: str, stream: TextIO) -> str:
+    """The text as it goes to a stream: a terminal gets no control characters."""
+    return text.translate(_CONTROLS) if stream.isatty() else text
+
+
+def _events(response: IO[bytes], reply: Reply) -> Iterator[dict[str, Any]]:
+    """The events of a stream up to its last one. Servers may leave out `[DONE]` after a finish reason."""
     while True:
         try:
             line = response.readline(_MAX_LINE)
         except (OSError, http.client.HTTPException) as error:
             raise RemoteError(f"the connection was lost: {error or type(error).__name__}") from error
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]" or (not line and reply.finish_reason is not None):
+            return
         if not line.endswith(b"\n"):
             raise RemoteError("the answer ended early" if len(line) < _MAX_LINE else "an event is too long")
-        data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            return
         if not line.startswith(b"data:"):
             continue
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict):
             raise RemoteError(f"the server sent an event that is not a JSON object: {data[:80]!r}")

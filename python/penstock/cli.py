@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -24,10 +23,12 @@ from penstock._cli_bench import bench
 from penstock._cli_chat import Reply, chat, one_line
 from penstock._cli_options import (
     Command,
+    api_key,
     convert_options,
     engine_options,
     given,
     json_option,
+    key_options,
     sampling_options,
 )
 from penstock._cli_remote import RemoteModel, check_source
@@ -225,17 +226,17 @@ def _generate(model: str, prompt: str | None, *, as_json: bool, **options: Any) 
 @contextmanager
 def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) -> Iterator[Answer]:
     """The source of a chat's answers: an engine, or a server."""
-    url, key = options["url"], options["api_key"] or os.environ.get("PENSTOCK_API_KEY")
-    if url is None and model is not None:
+    if model is not None:
         params = _params(options)
         with _open(model, options) as engine:
             yield lambda messages: Reply.of(_answer(engine, messages, params, as_json=as_json))
         return
-    remote = RemoteModel(url, options["served_name"], key, given(SamplingOptions, options))
+    key = api_key(options["api_key"], options["api_key_file"])
+    remote = RemoteModel(options["url"], options["served_name"], key, given(SamplingOptions, options))
 
     def answer(messages: list[dict[str, Any]]) -> Reply:
         reply = remote.answer(messages, is_silent=as_json)
-        _print_end(reply, asdict(reply) if as_json else None)
+        _print_end(reply, reply.to_dict() if as_json else None)
         return reply
 
     yield answer
@@ -248,7 +249,7 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
 @click.option("--system", help="System prompt.")
 @click.option("--url", help="Address of a server with OpenAI's API, which answers in place of MODEL.")
 @click.option("--model", "served_name", help="Name of the server's model. Default: its first one.")
-@click.option("--api-key", help="API key of the server. Default: the variable PENSTOCK_API_KEY.")
+@key_options("Options")
 @json_option
 @sampling_options
 @engine_options
@@ -260,6 +261,8 @@ def _chat(
     With a PROMPT, or text from a pipe, the model answers once. `-` as PROMPT reads standard input. Otherwise
     the chat is interactive: /help lists its commands, Ctrl-C stops an answer, Ctrl-D leaves.
     """
+    if options["url"] is not None and prompt is None:
+        model, prompt = None, model
     check_source(model, options)
     if prompt is not None and options["question"] is not None:
         raise click.UsageError("--question excludes PROMPT.")
