@@ -139,7 +139,7 @@ def test_prompts_of_a_small_dataset_repeat_with_a_warning(tmp_path: Path) -> Non
     with serving(Stub(EVENT, END)) as server:
         options = ("--model", "m", "--concurrency", 1, "--num-prompts", 3, "--dataset-path", file)
         [point] = numbers(server.url, *options)
-    assert point["warnings"][0].startswith("2 of 3 requests have the prompt of an earlier one")
+    assert any(text.startswith("2 of 3 requests have the prompt") for text in point["warnings"])
 
 
 def test_closed_loop_has_exactly_n_requests_in_flight() -> None:
@@ -274,7 +274,7 @@ def test_one_odd_response_does_not_lose_the_others() -> None:
         [point] = numbers(server.url, *options)
     assert (point["completed"], point["failed"]) == (3, 0)
     assert (point["total_input_tokens"], point["total_output_tokens"]) == (1, 3)
-    assert point["warnings"] == ["1 responses have no usage: their events count as tokens"]
+    assert "1 responses have no usage: their events count as tokens" in point["warnings"]
 
 
 class TurnsStub(Stub):
