@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.bench.prompts import bodies
+from penstock.bench.serve import Benchmark
 from penstock.bench.settings import BenchSettings
 
 if TYPE_CHECKING:
@@ -126,6 +127,13 @@ def test_dataset_that_cannot_be_used_is_an_error(tmp_path: Path, content: str, m
     file.write_text(content)
     with pytest.raises(penstock.ConfigError, match=message):
         fields_of(1, dataset_path=str(file))
+
+
+@pytest.mark.parametrize("path", ["", "/", "/a@b/v1"])
+def test_shown_address_has_no_password(path: str) -> None:
+    settings = BenchSettings(url=f"http://me:pass@word@host:80{path}")
+    assert settings.shown_url == f"http://host:80{path}"
+    assert Benchmark(settings).result()["settings"]["url"] == f"http://host:80{path}"
 
 
 @pytest.mark.parametrize(

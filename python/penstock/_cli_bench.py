@@ -197,6 +197,6 @@ def _report(
     if chart or (chart is None and sys.stdout.isatty() and not as_json):
         click.echo(terminal_plot(benchmark.points, benchmark.settings))
     if plot is not None:
-        title = f"{benchmark.model} at {benchmark.settings.url}"
+        title = f"{benchmark.model} at {benchmark.settings.shown_url}"
         distributions = list(benchmark.distributions())
         write_plot(plot, title, benchmark.points, distributions, benchmark.settings)

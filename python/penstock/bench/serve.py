@@ -85,6 +85,7 @@ class Benchmark:
         """All numbers, for JSON; with `detailed`, also those of each request."""
         settings = asdict(self.settings)
         del settings["api_key"]
+        settings["url"] = self.settings.shown_url
         settings["request_rate"] = [_json_number(rate) for rate in self.settings.request_rate]
         settings["burstiness"] = _json_number(self.settings.burstiness)
         points = self.points

@@ -139,6 +139,13 @@ class BenchSettings:
                 )
 
     @property
+    def shown_url(self) -> str:
+        """The URL without user and password."""
+        scheme, _, rest = self.url.partition("://")
+        host, slash, path = rest.partition("/")
+        return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+    @property
     def loads(self) -> list[Load]:
         """The load points, in order."""
         if self.concurrency:
